@@ -24,16 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
-
-# The attention of `sdpa`, but for dropout on CPUs.
-ATTENTION = "hf_tlm_sdpa"
-# Rows of up to so many tokens are attended to by plain products in training: on one core a step of ModernBERT 3 x 128 in
-# bf16 with 32 texts of 128 tokens took 160 ms so and 240 with torch's kernel, whose backward pass is slow, of 512 tokens 955
-# and 1,082. Longer rows would take memory by the square.
-LONGEST_PLAIN = 1024
+from transformers import PreTrainedConfig
 
 
 class OneDnnLinear(TorchFunctionMode):
@@ -139,7 +130,8 @@ def dropout_noise(like: torch.Tensor, p: float) -> torch.Tensor:
     return kept.view(like.shape).to(like.dtype).mul_(2**16 / count)
 
 
-def _drawn_here(tensor: torch.Tensor, p: float) -> bool:
+def is_drawn_here(tensor: torch.Tensor, p: float) -> bool:
+    """Whether dropout of probability p on a tensor takes `dropout_noise`."""
     return 0.0 < p < 1.0 and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -147,69 +139,9 @@ class Dropout(nn.Dropout):
     """`nn.Dropout` with `dropout_noise`."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self.training and _drawn_here(hidden, self.p):
+        if self.training and is_drawn_here(hidden, self.p):
             return hidden * dropout_noise(hidden, self.p)
         return super().forward(hidden)
-
-
-def _plain(module: nn.Module, query: torch.Tensor) -> bool:
-    return (
-        module.training
-        and query.requires_grad
-        and query.device.type == "cpu"
-        and query.shape[-2] <= LONGEST_PLAIN
-        and not torch.compiler.is_compiling()
-    )
-
-
-def attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs,
-) -> tuple[torch.Tensor, None]:
-    """Compute attention as transformers' `sdpa` does, but in training on a CPU by plain products.
-
-    They come with dropout (for which torch has no kernel there) or not.
-
-    Args:
-        query, key, value: float [R, heads, S, D].
-        attention_mask: [R, 1, S, S]: bool, True where a token sees another, or numbers to add.
-
-    Returns:
-        (float [R, S, heads, D], None)
-    """
-    if module.is_causal or not (_drawn_here(query, dropout) or _plain(module, query)):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-    scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-1, -2)
-    if attention_mask is not None:
-        if attention_mask.dtype == torch.bool:
-            # Not -inf: padding may see nothing, and would turn everything into NaN.
-            scores = scores.masked_fill_(~attention_mask, torch.finfo(scores.dtype).min)
-        else:
-            scores = scores + attention_mask
-    weights = torch.softmax(scores, dim=-1)
-    if dropout:
-        weights = weights * dropout_noise(weights, dropout)
-    return (weights @ value).transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(ATTENTION, attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-
-
-def use_fast_dropout(model: PreTrainedModel) -> None:
-    """Give a model this dropout, in its modules and, where it attends by `sdpa`, in its attention."""
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if type(child) is nn.Dropout:
-                setattr(parent, name, Dropout(child.p))
-    if model.config._attn_implementation == "sdpa":
-        model.config._attn_implementation = ATTENTION
 
 
 def set_dropout(model: nn.Module, p: float) -> None:

@@ -20,7 +20,7 @@ from hf_tlm.errors import ModelError
 from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models.base import TrainedModel, body_of, embedding_weight, encode, layer_classes, refusals_of
 from hf_tlm.models.composite_files import clm_heads_state, load_auxiliary, rtd_head_state
-from hf_tlm.models.cpu_kernels import use_fast_dropout
+from hf_tlm.models.cpu_attention import use_cpu_kernels
 from hf_tlm.models.encoded_texts import EncodedTexts
 from hf_tlm.models.families import family_of
 from hf_tlm.models.generator import Generator, sample_tokens, shared_parameters
@@ -145,7 +145,7 @@ class GeneratorDiscriminator(TrainedModel):
         if frozen:
             self.auxiliary.requires_grad_(False).eval()
         for stock in (main, auxiliary):
-            use_fast_dropout(stock)
+            use_cpu_kernels(stock)
 
     @classmethod
     def from_config(

@@ -25,7 +25,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME, ModelOutput
 from hf_tlm.errors import ModelError
 from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models.base import TrainedModel, body_of, encode, layer_classes, refusals_of
-from hf_tlm.models.cpu_kernels import use_fast_dropout
+from hf_tlm.models.cpu_attention import use_cpu_kernels
 from hf_tlm.models.encoded_texts import EncodedTexts
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
@@ -113,7 +113,7 @@ class TlmModel(TrainedModel):
                 for target, source in ties.items()
             }
         )
-        use_fast_dropout(self)
+        use_cpu_kernels(self)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any = None, *model_args: Any, **kwargs: Any) -> NoReturn:

@@ -6,14 +6,11 @@ import pytest
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hf_tlm.models import TlmModel
-from hf_tlm.models.cpu_kernels import ATTENTION, Dropout, attention, dropout_noise
+from hf_tlm.models.cpu_attention import ATTENTION
+from hf_tlm.models.cpu_kernels import Dropout, dropout_noise
 from support.toys import TINY_CONFIGS
-
-SELF = nn.Module()  # A self-attention, as far as its function looks at it.
-SELF.is_causal = False
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.997])
@@ -53,38 +50,6 @@ def test_module():
     assert torch.equal(dropped, hidden * noise) and noise.unique().equal(torch.tensor([0.0, 1 / 0.75]))
     assert module.eval()(hidden) is hidden
     assert not Dropout(1.0)(hidden).any() and Dropout(0.0)(hidden).equal(hidden)
-
-
-@pytest.mark.parametrize("dropout", [0.1, 0.0])
-@pytest.mark.parametrize("kind", ["bool", "added", "none"])
-def test_attention_has_the_gradients_of_torchs(kind, dropout, monkeypatch):
-    """With noise that drops nothing, as torch's own noise cannot be had."""
-    monkeypatch.setattr("hf_tlm.models.cpu_kernels.dropout_noise", lambda like, p: torch.ones_like(like))
-    torch.manual_seed(0)
-    inputs = [torch.randn(3, 2, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    mask = {"bool": torch.rand(3, 1, 6, 6) > 0.4, "added": torch.randn(3, 1, 6, 6, dtype=torch.float64), "none": None}[kind]
-    if kind == "bool":
-        mask |= torch.eye(6, dtype=torch.bool)
-    weight = torch.randn(3, 6, 2, 4, dtype=torch.float64)
-    results = []
-    for function, p in ((attention, dropout), (sdpa_attention_forward, 0.0)):
-        output, _ = function(SELF, *inputs, mask, dropout=p, scaling=0.7)
-        results.append([output, *torch.autograd.grad((output * weight).sum(), inputs)])
-    for ours, torchs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
-
-
-def test_attention_drops_weights_and_padding_that_sees_nothing_is_finite():
-    torch.manual_seed(0)
-    query, key = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8)
-    value = torch.eye(4).reshape(1, 1, 4, 4)
-    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
-    mask[..., 3, :] = False
-    means = sum(attention(SELF, query, key, value, mask, dropout=0.5)[0] for _ in range(2000)) / 2000
-    # Every weight is a quarter, and each is dropped half of the time: 0 or a half.
-    one = attention(SELF, query, key, value, mask, dropout=0.5)[0]
-    assert set(one.unique().tolist()) == {0.0, 0.5}
-    torch.testing.assert_close(means, torch.full((1, 4, 1, 4), 0.25), rtol=0, atol=0.04)
 
 
 @pytest.mark.parametrize("model_type", list(TINY_CONFIGS))

@@ -15,7 +15,7 @@ from hf_tlm.data.text_checks import check_known, spread_texts
 from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models import FAMILIES, ModelError, add_lora
 from hf_tlm.models.adapters import ADAPTER_FILE, check_targets, load_merged
-from hf_tlm.models.cpu_kernels import use_fast_dropout
+from hf_tlm.models.cpu_attention import use_cpu_kernels
 from hf_tlm.models.loading import check_fit, hub_options, load_stock, new_weights, reading
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
@@ -75,7 +75,7 @@ def load_model(
     new = new_weights(model, info, name)
     logger.info("%s: these weights begin at random: %s.", name, ", ".join(sorted(new)) or "none")
     if config.model_type in FAMILIES:
-        use_fast_dropout(model)
+        use_cpu_kernels(model)
     wrap = getattr(kind, "wrap", None)
     if wrap is not None:
         model = wrap(model, args)

@@ -1,0 +1,185 @@
+"""Attention in training on CPUs: the outputs and gradients of transformers', by blocks or not, with dropout and without."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, ModernBertConfig
+
+from hf_tlm.models import TlmModel
+from hf_tlm.models import cpu_attention as module
+from hf_tlm.models.cpu_attention import ATTENTION, RotaryAttention, attention
+from hf_tlm.models.encoded_texts import packed_attention_mask
+from support.toys import TINY_CONFIGS
+
+SELF = nn.Module()  # A self-attention, as far as its function looks at it.
+SELF.is_causal = False
+SELF.config = ModernBertConfig(local_attention=4)
+WINDOW = 2
+
+
+def mask_of(kind: str, texts: int, heads: int, length: int) -> torch.Tensor | None:
+    if kind == "none":
+        return None
+    if kind == "added":
+        return torch.randn(texts, 1, length, length, dtype=torch.float64)
+    if kind == "bias":
+        return torch.randn(1, heads, length, length, dtype=torch.float64, requires_grad=True)
+    return (torch.rand(texts, 1, length, length) > 0.4) | torch.eye(length, dtype=torch.bool)
+
+
+def noise_like(like: torch.Tensor, p: float) -> torch.Tensor:
+    """What can be had twice: known numbers in place of random ones."""
+    return (torch.arange(like.numel(), dtype=like.dtype).view(like.shape) % 3) / 2 + p
+
+
+def transcription(query, key, value, mask, noise, scaling):
+    """softmax(scaling x Q K^T + mask) * noise V, one after the other; float [R, S, heads, D]."""
+    scores = torch.einsum("rhid,rhjd->rhij", query, key) * scaling
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = torch.exp(scores - scores.max(-1, keepdim=True).values)
+    weights = weights / weights.sum(-1, keepdim=True)
+    return torch.einsum("rhij,rhjd->rihd", weights if noise is None else weights * noise, value)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
+@pytest.mark.parametrize("kind", ["bool", "added", "bias", "none"])
+def test_against_a_transcription(kind, dropout, monkeypatch):
+    """The output and every gradient, a mask's own too, which COCO-LM's relative positions are."""
+    monkeypatch.setattr(module, "dropout_noise", noise_like)
+    torch.manual_seed(0)
+    inputs = [torch.randn(3, 2, 6, size, dtype=torch.float64, requires_grad=True) for size in (4, 4, 5)]
+    mask = mask_of(kind, 3, 2, 6)
+    noise = noise_like(torch.empty(6, 6, 6, dtype=torch.float64), dropout).view(3, 2, 6, 6) if dropout else None
+    differentiated = [*inputs, mask] if kind == "bias" else inputs
+    weight = torch.randn(3, 6, 2, 5, dtype=torch.float64)
+    output, _ = attention(SELF, *inputs, mask, dropout=dropout, scaling=0.7)
+    expected = transcription(*inputs, mask, noise, 0.7)
+    for ours, theirs in zip(
+        [output, *torch.autograd.grad((output * weight).sum(), differentiated)],
+        [expected, *torch.autograd.grad((expected * weight).sum(), differentiated)],
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def banded(texts: int, length: int) -> torch.Tensor:
+    """As `sdpa_mask` makes it of a sliding window: near tokens, no padding (the second text's last, most of the third)."""
+    place = torch.arange(length)
+    near = (place[:, None] - place).abs() <= WINDOW
+    real = torch.ones(texts, 1, 1, length, dtype=torch.bool)
+    real[1, ..., -3:] = False
+    real[2, ..., 4:] = False
+    return near & real
+
+
+@pytest.mark.parametrize("length", [23, 24, 25, 28, 31])
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
+def test_by_blocks_where_no_others_are_seen(length, dropout, monkeypatch):
+    """Lengths below and above the one from which it pays, and with a last block of any size."""
+    monkeypatch.setattr(module, "dropout_noise", lambda like, p: torch.full_like(like, 1.25))
+    products = []
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: products.append((a.shape, b.shape)) or bmm(a, b))
+    torch.manual_seed(length)
+    inputs = [torch.randn(3, 2, length, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    mask = banded(3, length)
+    # Rows of padding see nothing; what they are is no one's.
+    weight = torch.randn(3, length, 2, 4, dtype=torch.float64) * mask.any(-1).transpose(1, 2)[..., None]
+    output, _ = attention(SELF, *inputs, mask, dropout=dropout, scaling=0.7, sliding_window=WINDOW + 1)
+    gradients = torch.autograd.grad((output * weight).sum(), inputs)
+    seen = mask | ~mask.any(-1, keepdim=True)
+    expected = transcription(*inputs, seen, 1.25 if dropout else None, 0.7)
+    wanted = torch.autograd.grad((expected * weight).sum(), inputs)
+    torch.testing.assert_close(output * weight, expected * weight, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    by_blocks = max(shape[-1] for pair in products for shape in pair) < length
+    assert by_blocks == (length >= module.BLOCKS_PAY * 4 * WINDOW)
+
+
+@pytest.mark.parametrize("mask", ["none", "added"])
+def test_not_by_blocks_without_a_mask_that_says_what_is_seen(mask):
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 1, 40, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    given = mask_of(mask, 1, 1, 40)
+    output, _ = attention(SELF, *inputs, given, scaling=1.0, sliding_window=WINDOW + 1)
+    torch.testing.assert_close(output, transcription(*inputs, given, None, 1.0), rtol=1e-12, atol=1e-12)
+
+
+def test_weights_are_dropped_and_padding_that_sees_nothing_is_finite():
+    torch.manual_seed(0)
+    query, key = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8)
+    value = torch.eye(4).reshape(1, 1, 4, 4)
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    mask[..., 3, :] = False
+    means = sum(attention(SELF, query, key, value, mask, dropout=0.5)[0] for _ in range(2000)) / 2000
+    # Every weight is a quarter, and each is dropped half of the time: 0 or a half.
+    one = attention(SELF, query, key, value, mask, dropout=0.5)[0]
+    assert set(one.unique().tolist()) == {0.0, 0.5}
+    torch.testing.assert_close(means, torch.full((1, 4, 1, 4), 0.25), rtol=0, atol=0.04)
+
+
+def modernbert(length: int) -> ModernBertConfig:
+    return AutoConfig.for_model("modernbert", **{**TINY_CONFIGS["modernbert"], "max_position_embeddings": length})
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("length", [20, 60])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_modernbert_has_the_gradients_of_the_stock_class(dtype, length, layout, modernbert_in_float64):
+    """In padded rows, and packed ones, whose positions begin again; float64 to rounding, bf16 as autocast has it."""
+    torch.manual_seed(0)
+    config = modernbert(length)
+    model = TlmModel.from_config(copy.deepcopy(config))
+    stock = AutoModelForSequenceClassification.from_config(config)
+    stock.load_state_dict({name: value for name, value in model.state_dict().items() if "mlm_head" not in name})
+    rotated = {type(each).__name__ for each in model.modules() if isinstance(each, RotaryAttention)}
+    assert rotated == {"RotaryAttention"} and stock.config._attn_implementation == "sdpa"
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    ids = torch.randint(5, 90, (4, length))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if layout == "padded":
+        inputs["attention_mask"][1, length // 2 :] = 0
+    else:
+        texts = (torch.arange(length) >= length // 3).long().expand_as(ids) + 1
+        inputs["position_ids"] = torch.where(texts == 1, torch.arange(length), torch.arange(length) - length // 3)
+        inputs["attention_mask"] = packed_attention_mask(texts, config, wide)
+    found = []
+    for each in (model, stock):
+        each.to(wide).train()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            hidden = each.model(**inputs).last_hidden_state
+        real = inputs["attention_mask"][..., None] if layout == "padded" else 1
+        loss = (hidden * real * torch.linspace(-1, 1, hidden.shape[-1])).square().sum()
+        loss.backward()
+        found.append({"loss": loss} | {name: p.grad for name, p in each.named_parameters() if p.grad is not None})
+    ours, theirs = found
+    assert set(ours) == set(theirs) and len(ours) > 10
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.05}[dtype]
+    for name, expected in theirs.items():
+        difference = (ours[name].double() - expected.double()).norm() / expected.double().norm()
+        assert difference < tolerance, (name, difference)
+
+
+def test_each_model_of_one_config_has_it():
+    """The first one's attention is written to the config that they share."""
+    config = modernbert(40)
+    for _ in range(2):
+        model = TlmModel.from_config(config)
+        assert sum(isinstance(each, RotaryAttention) for each in model.modules()) == config.num_hidden_layers
+        assert model.config._attn_implementation == ATTENTION
+
+
+def test_scored_as_the_stock_class_scores(monkeypatch):
+    """Without gradients neither the positions nor the attention are ours: logits are those of an export, to the last bit."""
+    config = modernbert(60)
+    model = TlmModel.from_config(copy.deepcopy(config)).eval()
+    stock = AutoModelForSequenceClassification.from_config(config).eval()
+    stock.load_state_dict({name: value for name, value in model.state_dict().items() if "mlm_head" not in name})
+    monkeypatch.setattr(module._Rotate, "apply", lambda *given: pytest.fail("rotated by ours"))
+    ids = torch.randint(5, 90, (3, 60))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    assert torch.equal(model(**inputs).logits, stock(**inputs).logits)
