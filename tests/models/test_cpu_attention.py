@@ -173,13 +173,24 @@ def test_each_model_of_one_config_has_it():
         assert model.config._attn_implementation == ATTENTION
 
 
-def test_scored_as_the_stock_class_scores(monkeypatch):
-    """Without gradients neither the positions nor the attention are ours: logits are those of an export, to the last bit."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [40, 60])
+def test_scored_as_the_stock_class_scores(length, dtype, monkeypatch):
+    """Rows that are not worth blocks to the last bit, so that logits are those of an export; longer ones to rounding."""
     config = modernbert(60)
     model = TlmModel.from_config(copy.deepcopy(config)).eval()
     stock = AutoModelForSequenceClassification.from_config(config).eval()
     stock.load_state_dict({name: value for name, value in model.state_dict().items() if "mlm_head" not in name})
-    monkeypatch.setattr(module._Rotate, "apply", lambda *given: pytest.fail("rotated by ours"))
-    ids = torch.randint(5, 90, (3, 60))
+    rotate, rotated = module._Rotate.apply, []
+    monkeypatch.setattr(module._Rotate, "apply", lambda *given: rotated.append(1) or rotate(*given))
+    ids = torch.randint(5, 90, (3, length))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    assert torch.equal(model(**inputs).logits, stock(**inputs).logits)
+    inputs["attention_mask"][1, 9:] = 0
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        ours, theirs = model(**inputs).logits, stock(**inputs).logits
+    assert len(rotated) == config.num_hidden_layers
+    assert (
+        torch.equal(ours, theirs)
+        if length == 40
+        else torch.allclose(ours, theirs, atol=1e-6 if dtype == torch.float32 else 1e-2)
+    )
