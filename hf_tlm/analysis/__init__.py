@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
-    from hf_tlm.analysis.analyze import ARGUMENTS, analyze
-    from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+    from hf_tlm.analysis.arguments import ARGUMENTS, AnalyzeArguments, AnalyzedTask, Findings, analyze
     from hf_tlm.analysis.attention import (
         AttentionHead,
         LayerShares,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     )
     from hf_tlm.analysis.encoders import load_encoder
     from hf_tlm.analysis.figures import new_figure, save_figure, series_style, style
-    from hf_tlm.analysis.findings import Findings
     from hf_tlm.analysis.heads import draw_attention_maps, draw_head_shares
     from hf_tlm.analysis.report.arguments import ReportArguments
     from hf_tlm.analysis.report.page import report_page, write_report

@@ -1,13 +1,14 @@
-"""What analyses take: all of them runs, models, subsets, a task, texts; each what is its own."""
+"""What analyses take, all of them together and each of its own, how one is run, and what it comes to."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks.arguments import TaskArguments
@@ -220,6 +221,42 @@ class ReportPageArguments(_CheckedArguments):
     report_rows: int = option(300, "Rows of a table of texts, at most.")
     report_characters: int = option(500, "Characters after which the page cuts a text.")
     rare_below: int = option(5, "Fewer training texts than these have a rare word: errors are told apart by them.")
+
+
+# Of each analysis, what is its own.
+ARGUMENTS = {
+    "heads": HeadsArguments,
+    "words": WordsArguments,
+    "embeddings": EmbeddingsArguments,
+    "curves": CurvesArguments,
+    "cost": CostArguments,
+    "subsets": SubsetsArguments,
+    "tables": TablesArguments,
+    "report": ReportPageArguments,
+}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """A few sentences or tables in markdown, and the files that were written."""
+
+    title: str
+    text: str
+    files: Sequence[Path] = ()
+
+    def to_text(self) -> str:
+        listed = "\n".join(f"  {path}" for path in self.files)
+        return f"## {self.title}\n\n{self.text.strip()}\n" + (f"\nSaved:\n{listed}\n" if listed else "")
+
+
+def analyze(what: str, args: AnalyzeArguments, task: AnalyzedTask, options: Any) -> Findings:
+    """Run one analysis: `analyze` of the module of its name.
+
+    Args:
+        options: an instance of its class in `ARGUMENTS`.
+    """
+    module = "report.page" if what == "report" else what
+    return importlib.import_module(f"hf_tlm.analysis.{module}").analyze(args, task, options)
 
 
 def named(values: Sequence[str] | None, option: str) -> dict[str, str]:

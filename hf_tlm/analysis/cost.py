@@ -18,9 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, CostArguments, named
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, CostArguments, Findings, named
 from hf_tlm.analysis.figures import MARKERS, PALETTE, WIDTH, add_legend, label_decades, new_figure, save_figure, style
-from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.runs import Result, find_results, read_json
 from hf_tlm.errors import AnalysisError
 from hf_tlm.experiments.published import PUBLISHED

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_tlm.analysis.arguments import AXES, AnalyzeArguments, AnalyzedTask, CurvesArguments
+from hf_tlm.analysis.arguments import AXES, AnalyzeArguments, AnalyzedTask, CurvesArguments, Findings
 from hf_tlm.analysis.figures import (
     PALETTE,
     STYLE,
@@ -23,7 +23,6 @@ from hf_tlm.analysis.figures import (
     series_style,
     style,
 )
-from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.trainer_logs import RunLog, read_runs
 from hf_tlm.errors import AnalysisError
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, EmbeddingsArguments
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, EmbeddingsArguments, Findings
 from hf_tlm.analysis.embedding_measures import (
     LEAST_TEXTS,
     alignment,
@@ -47,7 +47,6 @@ from hf_tlm.analysis.figures import (
     style,
     to_csv,
 )
-from hf_tlm.analysis.findings import Findings
 from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task

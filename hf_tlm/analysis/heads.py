@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, HeadsArguments
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, HeadsArguments
 from hf_tlm.analysis.attention import (
     POSITIONAL,
     VERTICAL,
@@ -37,7 +37,6 @@ from hf_tlm.analysis.figures import (
     style,
     to_csv,
 )
-from hf_tlm.analysis.findings import Findings
 from hf_tlm.data import load_tokenizer
 from hf_tlm.errors import AnalysisError
 from hf_tlm.utils.files import atomic_write

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, SubsetsArguments
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, SubsetsArguments
 from hf_tlm.analysis.figures import PALETTE, WIDTH, add_legend, new_figure, save_figure, series_style, style, to_csv
-from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.subset_measures import (
     QUANTILES,
     Overlap,

@@ -18,9 +18,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, TablesArguments
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, TablesArguments
 from hf_tlm.analysis.figures import to_csv
-from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.runs import NOT_FINISHED, SPLITS, Result, find_results
 from hf_tlm.errors import AnalysisError
 from hf_tlm.runs.summary import aggregate, format_score

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, WordsArguments
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, WordsArguments
 from hf_tlm.analysis.figures import (
     WIDTH,
     add_legend,
@@ -34,7 +34,6 @@ from hf_tlm.analysis.figures import (
     style,
     to_csv,
 )
-from hf_tlm.analysis.findings import Findings
 from hf_tlm.errors import AnalysisError
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_words

@@ -11,8 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, ReportPageArguments
-from hf_tlm.analysis.findings import Findings
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, ReportPageArguments
 from hf_tlm.analysis.report import about, errors
 from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Row, Section, Text, make_table, printable, to_markdown
 from hf_tlm.analysis.report.charts import curves
