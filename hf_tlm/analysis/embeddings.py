@@ -43,14 +43,13 @@ from hf_tlm.analysis.figures import (
     check_installed,
     new_figure,
     save_figure,
+    save_files,
     shortened,
     style,
-    to_csv,
 )
 from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
-from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
 
 # The default of similar_from, as a share of the largest score there is.
@@ -368,9 +367,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: EmbeddingsArgum
         files = draw_pairs(projections, own, args.folder, seed=args.seed)
     files += draw_cosines(cosines, "[CLS]" if options.pooling == "cls" else "mean vectors", args.folder)
     text = f"{to_markdown(rows)}\n{_explained(drawn, options)}\n"
-    for name, content in (("embeddings.md", text), ("embeddings.csv", to_csv(rows))):
-        atomic_write(args.folder / name, content)
-        files.append(args.folder / name)
+    files += save_files(args.folder, {"embeddings.md": text, "embeddings.csv": rows})
     return Findings(f"Embeddings of {loaded.name}", text, files)
 
 

@@ -145,16 +145,17 @@ def save_figure(figure: Figure, directory: str | os.PathLike, name: str, numbers
     Args:
         numbers: rows with the same keys.
     """
-    folder = Path(directory)
-    files: dict[Path, str | bytes] = {folder / f"{name}.png": to_png(figure), folder / f"{name}.svg": to_svg(figure)}
-    files[folder / f"{name}.csv"] = to_csv(numbers)
-    for path, content in files.items():
-        atomic_write(path, content)
-    return list(files)
+    png, svg = _render(figure, "png", dpi=DPI), to_svg(figure)
+    return save_files(directory, {f"{name}.png": png, f"{name}.svg": svg, f"{name}.csv": numbers})
 
 
-def to_png(figure: Figure) -> bytes:
-    return _render(figure, "png", dpi=DPI)
+def save_files(
+    directory: str | os.PathLike, contents: Mapping[str, str | bytes | Sequence[Mapping[str, Any]]]
+) -> list[Path]:
+    """Write files by their names, rows as csv, and return their paths."""
+    for name, content in contents.items():
+        atomic_write(Path(directory) / name, content if isinstance(content, (str, bytes)) else to_csv(content))
+    return [Path(directory) / name for name in contents]
 
 
 def to_svg(figure: Figure) -> bytes:

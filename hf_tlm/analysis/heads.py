@@ -6,7 +6,6 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +32,12 @@ from hf_tlm.analysis.figures import (
     check_installed,
     new_figure,
     save_figure,
+    save_files,
     series_style,
     style,
-    to_csv,
 )
 from hf_tlm.data import load_tokenizer
 from hf_tlm.errors import AnalysisError
-from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
 
 if TYPE_CHECKING:
@@ -249,14 +247,13 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments)
         found[name] = (heads, text_maps(model, tokenizer, drawn, options.heads_tokens))
     shares = {name: layer_shares(heads) for name, (heads, _) in found.items()}
     table = shares_table(shares)
-    atomic_write(args.folder / "heads.md", table)
-    atomic_write(args.folder / "heads_counts.csv", to_csv(_count_rows({name: heads for name, (heads, _) in found.items()})))
-    saved = [args.folder / "heads.md", args.folder / "heads_counts.csv"]
-    saved += save_figure(draw_head_shares(shares), args.folder, "heads", _share_rows(shares))
-    for name, own in found.items():
-        saved += save_maps({name: own}, caption, args.folder, files[name])
-    if len(found) > 1:
-        saved += save_maps(found, caption, args.folder, "heads_maps")
+    counts = [{"model": name, "kind": one.kind} | asdict(one) for name, (heads, _) in found.items() for one in heads]
+    saved = save_files(args.folder, {"heads.md": table, "heads_counts.csv": counts})
+    by_layer = [{"model": name} | asdict(own) for name, layers in shares.items() for own in layers if own.layer is not None]
+    saved += save_figure(draw_head_shares(shares), args.folder, "heads", by_layer)
+    drawings = {files[name]: {name: own} for name, own in found.items()} | ({"heads_maps": found} if len(found) > 1 else {})
+    for file, models in drawings.items():
+        saved += save_figure(draw_attention_maps(models, caption), args.folder, file, map_rows(models))
     words = (
         f"{len(texts):,} texts ({source}). A head is positional if at least 90% of its rows have their largest weight on "
         "the previous or next token, vertical if at least 90% have it on [CLS], [SEP] or a full stop."
@@ -289,11 +286,6 @@ def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, Sequenc
     return source, columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-def save_maps(found: Mapping[str, Drawn], caption: str, folder: Path, name: str) -> list[Path]:
-    """The figure of `draw_attention_maps` and its numbers."""
-    return save_figure(draw_attention_maps(found, caption), folder, name, map_rows(found))
-
-
 def shares_table(shares: Mapping[str, Sequence[LayerShares]]) -> str:
     """Markdown: of each model's layers, and of the whole model, the percent of heads of each kind."""
     rows = []
@@ -302,14 +294,6 @@ def shares_table(shares: Mapping[str, Sequence[LayerShares]]) -> str:
             values = [f"{value:.1f}" for value in (own.positional, own.vertical, own.other)]
             rows.append([name, "all" if own.layer is None else str(own.layer), str(own.heads), *values])
     return markdown_table(["model", "layer", "heads", "positional /%", "vertical /%", "other /%"], rows)
-
-
-def _share_rows(shares: Mapping[str, Sequence[LayerShares]]) -> list[dict[str, Any]]:
-    return [{"model": name} | asdict(own) for name, layers in shares.items() for own in layers if own.layer is not None]
-
-
-def _count_rows(found: Mapping[str, Sequence[AttentionHead]]) -> list[dict[str, Any]]:
-    return [{"model": name, "kind": head.kind} | asdict(head) for name, heads in found.items() for head in heads]
 
 
 def _file_names(names: Iterable[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, SubsetsArguments
-from hf_tlm.analysis.figures import PALETTE, WIDTH, add_legend, new_figure, save_figure, series_style, style, to_csv
+from hf_tlm.analysis.figures import PALETTE, WIDTH, add_legend, new_figure, save_figure, save_files, series_style, style
 from hf_tlm.analysis.subset_measures import (
     QUANTILES,
     Overlap,
@@ -30,7 +30,6 @@ from hf_tlm.analysis.subset_measures import (
     subset_overlap,
 )
 from hf_tlm.errors import AnalysisError, HfTlmError
-from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.shown import for_markdown
 
@@ -279,8 +278,7 @@ def overlaps(subsets: Subsets, folder: Path) -> Findings | None:
         if len(names) > 2:
             files += save_figure(draw_overlap(found), folder, path, rows)
         else:
-            atomic_write(folder / f"{path}.csv", to_csv(rows))
-            files.append(folder / f"{path}.csv")
+            files += save_files(folder, {f"{path}.csv": rows})
         table = [
             [row["first"], row["second"], f"{row['in_both']:,}"]
             + ["" if value is None else f"{value:.3f}" for value in list(row.values())[5:]]
@@ -299,10 +297,9 @@ def case_study(subsets: Subsets, folder: Path, task: Task | None, number: int, p
     found, reasons = _of_each(subsets, lambda subset: case_studies(subset, task, number, passages=passages, seed=seed))
     files, lines = [], []
     for (name, studies), path in zip(found.items(), _file_names(found), strict=True):
-        files.append(folder / f"subsets_case_study_{path}.md")
         intro = "Words that a task text and its passage both have are bold, stop words aside."
         text = f"# {for_markdown(name)}: task texts and what was retrieved for them\n\n{intro}\n\n"
-        atomic_write(files[-1], text + case_studies_to_markdown(studies))
+        files += save_files(folder, {f"subsets_case_study_{path}.md": text + case_studies_to_markdown(studies)})
         lines.append(f"{for_markdown(name)}: {len(studies):,} task texts with their passages in `{files[-1].name}`.")
     return Findings(title, "\n".join(["\n\n".join(lines), *reasons]).strip(), files)
 
@@ -376,5 +373,5 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: SubsetsArgument
         number, passages, seed = options.case_studies, options.case_passages, args.seed
         made.append(case_study(subsets, args.folder, labelled, number, passages, seed))
     text = "\n\n".join(f"### {view.title}\n\n{view.text}" for view in made if view is not None) + "\n"
-    atomic_write(args.folder / "subsets.md", f"# Subsets\n\n{text}")
-    return Findings("Subsets", text, [args.folder / "subsets.md", *(path for view in made if view for path in view.files)])
+    files = save_files(args.folder, {"subsets.md": f"# Subsets\n\n{text}"})
+    return Findings("Subsets", text, files + [path for view in made if view for path in view.files])

@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, TablesArguments
-from hf_tlm.analysis.figures import to_csv
+from hf_tlm.analysis.figures import save_files
 from hf_tlm.analysis.runs import NOT_FINISHED, SPLITS, Result, find_results
 from hf_tlm.errors import AnalysisError
 from hf_tlm.runs.summary import aggregate, format_score
-from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.seed_figures import seed_figure
 from hf_tlm.utils.shown import Markdown, for_markdown
@@ -374,14 +373,9 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: TablesArguments
         raise AnalysisError("--what tables needs --run: runs, or a folder of runs.")
     results = find_results(args.runs)
     table = sensitivity_table(results, options.table_rows, options.table_columns, split=options.table_split)
-    contents = {
-        "table.md": table_to_markdown(table),
-        "table.tex": table_to_latex(table),
-        "table.csv": to_csv(table_to_rows(table)),
-    }
-    files = []
-    for name, content in contents.items():
-        files.append(args.folder / name)
-        atomic_write(files[-1], content)
+    text = table_to_markdown(table)
     title = "Scores by " + ", ".join((*table.rows, *table.columns))
-    return Findings(title, contents["table.md"], files)
+    files = save_files(
+        args.folder, {"table.md": text, "table.tex": table_to_latex(table), "table.csv": table_to_rows(table)}
+    )
+    return Findings(title, text, files)

@@ -29,17 +29,16 @@ from hf_tlm.analysis.figures import (
     label_decades,
     new_figure,
     save_figure,
+    save_files,
     series_style,
     shortened,
     style,
-    to_csv,
 )
 from hf_tlm.errors import AnalysisError
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_words
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 from hf_tlm.tasks.spec import check_task
-from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
 
 if TYPE_CHECKING:
@@ -231,13 +230,11 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: WordsArguments)
     found = label_pmi(loaded, options.top_words, min_count=options.min_count)
     frequencies = word_frequencies([word.word for word in found], args.opened_subsets)
     table = to_markdown(found, frequencies) + _together(found, frequencies)
-    files = [args.folder / "words.md"]
-    atomic_write(files[0], table)
+    files = save_files(args.folder, {"words.md": table})
     if frequencies:
         files += draw_frequencies(found, frequencies, args.folder)
     else:
-        files.append(args.folder / "words.csv")
-        atomic_write(files[-1], to_csv(to_rows(found, frequencies)))
+        files += save_files(args.folder, {"words.csv": to_rows(found, frequencies)})
     return Findings(f"Task-influential words of {loaded.name}", table, files)
 
 
