@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Folded, Section, Table, Text, make_table
 from hf_tlm.analysis.report.rows import Rows
 from hf_tlm.analysis.report.run_folder import BASELINE, TITLES, RunFolder, settings_of
-from hf_tlm.analysis.runs import is_number
+from hf_tlm.analysis.runs import SPLITS, is_number
 from hf_tlm.hub.cards import METRIC_NAMES
 from hf_tlm.runs.price import price_line
 from hf_tlm.runs.summary import aggregate, format_score
@@ -19,7 +19,6 @@ from hf_tlm.training.run_folder import PRICE
 from hf_tlm.utils.json_files import Unfit
 from hf_tlm.utils.seed_figures import seed_figure
 
-SPLITS = ("validation", "test")
 COST = {
     "steps": Column("steps", "number"),
     "tokens": Column("tokens", "number"),
@@ -142,41 +141,37 @@ def _lead_tables(run: RunFolder) -> list[Table]:
 
 def _lead(run: RunFolder, split: str) -> tuple[float, float, float] | None:
     """The run's lead over the linear model on a split, as its record has it: difference, low and high."""
-    found = run.record.get("baselines")
-    for one in found if isinstance(found, list) else []:
-        leads = one.get("lead") if isinstance(one, Mapping) else None
-        lead = leads.get(split) if isinstance(leads, Mapping) else None
-        if isinstance(lead, Mapping):
-            difference, low, high = (lead.get(name) for name in ("difference", "low", "high"))
-            if _is_score(difference) and _is_score(low) and _is_score(high):
-                return difference, low, high
+    for one in _baselines(run):
+        difference, low, high = (_entry(one, "lead", split, name) for name in ("difference", "low", "high"))
+        if _is_score(difference) and _is_score(low) and _is_score(high):
+            return difference, low, high
     return None
 
 
 def _averaged(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
     """What the average of the seeds' models scores, and each averaged with the linear model, where the record has it."""
-    if _is_score(score := _entry(run, "averaged", split, metric)):
+    if _is_score(score := _entry(run.record, "averaged", split, metric)):
         yield "all seeds averaged", score
-    if _is_score(score := _entry(run, "with_linear", split, metric, "mean")):
+    if _is_score(score := _entry(run.record, "with_linear", split, metric, "mean")):
         yield "averaged with the linear model", score
 
 
-def _entry(run: RunFolder, *names: str) -> Any:
-    """An entry of a run's record by the names on the way to it; None where it is not."""
-    value: Any = run.record
+def _entry(record: Any, *names: str) -> Any:
+    """An entry of a record by the names on the way to it; None where it is not."""
     for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
+        record = record.get(name) if isinstance(record, Mapping) else None
+    return record
+
+
+def _baselines(run: RunFolder) -> list[Any]:
+    found = run.record.get("baselines")
+    return found if isinstance(found, list) else []
 
 
 def _to_beat(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
     """The baselines that the run's record has a score of: its name, and the score."""
-    found = run.record.get("baselines")
-    for one in found if isinstance(found, list) else []:
-        scores = one.get("scores") if isinstance(one, Mapping) else None
-        of_split = scores.get(split) if isinstance(scores, Mapping) else None
-        score = of_split.get(metric) if isinstance(of_split, Mapping) else None
-        if isinstance(one, Mapping) and _is_score(score):
+    for one in _baselines(run):
+        if _is_score(score := _entry(one, "scores", split, metric)):
             yield str(one.get("name")), score
 
 
@@ -223,7 +218,7 @@ def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
     if run.kind == "subset":
         counts = run.record.get("counts") or {}
         size = (run.record.get("selection") or {}).get("size", counts.get("union"))
-        found += [(name, f"{n:,}", of) for name, n, of in (("passages", size, f"of {counts.get('passages', 0):,}"),) if n]
+        found += [("passages", f"{size:,}", f"of {counts.get('passages', 0):,}")] if size else []
     return found
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from markupsafe import escape
 
@@ -28,11 +28,12 @@ def printable(text: str, longest: int = LONGEST) -> str:
     return _BLANKS.sub(" ", text.encode("utf-8", "replace").decode("utf-8"))
 
 
-class Block(Protocol):
+class Block:
     """What sections hold; the template draws each as its `block` says."""
 
     @property
-    def block(self) -> str: ...
+    def block(self) -> str:
+        return type(self).__name__.lower()
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Block):
     """left_out: how many rows there were beside these."""
 
     caption: str
@@ -74,53 +75,46 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     left_out: int = 0
     searchable: bool = False
-    block: str = "table"
 
 
 @dataclass(frozen=True)
-class Matrix:
+class Matrix(Block):
     """counts: of each true class (row) by predicted class (column). shares: of the row's sum, 0 for an empty row."""
 
     caption: str
     names: Sequence[str]
     counts: Sequence[Sequence[str]]
     shares: Sequence[Sequence[float]]
-    block: str = "matrix"
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Block):
     text: str
-    block: str = "text"
 
 
 @dataclass(frozen=True)
-class Code:
+class Code(Block):
     text: str
-    block: str = "code"
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(Block):
     """Names and what they are."""
 
     facts: Sequence[tuple[str, str]]
-    block: str = "facts"
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Block):
     """Blocks beside each other where there is room."""
 
     blocks: Sequence[Block]
-    block: str = "row"
 
 
 @dataclass(frozen=True)
-class Folded:
+class Folded(Block):
     title: str
     blocks: Sequence[Block]
-    block: str = "folded"
 
 
 @dataclass(frozen=True)

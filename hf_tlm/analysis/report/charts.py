@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_tlm.analysis.report.about import metric_name
-from hf_tlm.analysis.report.blocks import Column, Table, make_table
+from hf_tlm.analysis.report.blocks import Block, Column, Table, make_table
 from hf_tlm.analysis.report.run_folder import RunFolder
 from hf_tlm.analysis.runs import is_number
 from hf_tlm.analysis.trainer_logs import checked_grid, checkpoint_points, read_log
@@ -33,7 +33,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Chart:
+class Chart(Block):
     """Places are in a box of WIDTH x HEIGHT, its origin above and left.
 
     ticks: (place, label). lines: (name, "x,y x,y ..."). dots: (x, y), of a scatter plot. diagonal: "x,y x,y" of y = x.
@@ -50,7 +50,6 @@ class Chart:
     diagonal: str | None = None
     note: str = ""
     box: tuple[int, ...] = (WIDTH, HEIGHT, LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM)
-    block: str = "chart"
 
 
 def line_chart(title: str, x_label: str, y_label: str, series: Mapping[str, Points]) -> Chart | None:
@@ -197,26 +196,17 @@ def _losses(title: str, log: Sequence[Mapping[str, Any]]) -> Chart | None:
 def _shares(log: Sequence[Mapping[str, Any]]) -> list[Chart | None]:
     """What objectives log beside their losses: accuracies and the like, and cosines (COCO-LM, Figures 7 and 8)."""
     names = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.startswith("corpus/")))
-    shares = [name for name in names if "accuracy" in name or name.endswith("fraction")]
-    cosines = [name for name in names if "cosine" in name]
-
-    def series(chosen: Sequence[str], times: float) -> dict[str, list[tuple[float, float]]]:
-        return {
-            name.removeprefix("corpus/").replace("_", " "): [(step, times * value) for step, value in _points(log, name)]
-            for name in chosen
-        }
-
-    return [
-        _curve("Accuracies and shares", "%", series(shares, 100)),
-        _curve("Cosines of pairs: of one text (positive), of two texts (negative)", "cosine", series(cosines, 1)),
-    ]
+    shown = {name: name.removeprefix("corpus/").replace("_", " ") for name in names}
+    shares = {shown[name]: _points(log, name, 100) for name in names if "accuracy" in name or name.endswith("fraction")}
+    cosines = {shown[name]: _points(log, name) for name in names if "cosine" in name}
+    title = "Cosines of pairs: of one text (positive), of two texts (negative)"
+    return [_curve("Accuracies and shares", "%", shares), _curve(title, "cosine", cosines)]
 
 
 def _validation(
     title: str, label: str, logs: Mapping[str, Sequence[Mapping[str, Any]]], name: str, times: float = 1
 ) -> Chart | None:
-    series = {of: [(step, times * value) for step, value in _points(log, name)] for of, log in logs.items()}
-    return _curve(title, label, series)
+    return _curve(title, label, {of: _points(log, name, times) for of, log in logs.items()})
 
 
 def _curve(title: str, label: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Chart | None:
@@ -224,5 +214,6 @@ def _curve(title: str, label: str, series: Mapping[str, Sequence[tuple[float, fl
     return line_chart(title, "step", label, series) if any(len(points) > 2 for points in series.values()) else None
 
 
-def _points(log: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    return [(entry["step"], entry[name]) for entry in log if is_number(entry.get("step")) and is_number(entry.get(name))]
+def _points(log: Sequence[Mapping[str, Any]], name: str, times: float = 1) -> list[tuple[float, float]]:
+    known = (entry for entry in log if is_number(entry.get("step")) and is_number(entry.get(name)))
+    return [(entry["step"], times * entry[name]) for entry in known]

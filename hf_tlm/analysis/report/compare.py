@@ -339,7 +339,7 @@ def _examples(
         for at in chosen:
             a, b = found.seeds[seeds[at]]
             one = ours[a][at]
-            shown = (one.id, *([rows.at(at)] if rows else []), *([found.names[seeds[at]]] if several else []))
+            shown = (one.id, *([rows.texts[at]] if rows else []), *([found.names[seeds[at]]] if several else []))
             predicted = (one.gold, one.predicted, theirs[b][one.id].predicted)
             yield (*shown, *predicted, float(found.first[:, at].mean()), float(found.second[:, at].mean()))
 

@@ -114,11 +114,13 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
     wrong.sort(key=lambda at: -(judged[at].score if regression else judged[at].probability or 0.0))
     several = len(found.seeds) > 1 and not regression
     columns = [Column("id"), *([Column("text", wide=True)] if rows else []), Column("gold"), Column("predicted")]
-    columns += {
-        "regression": [Column("absolute error", "number", "{:.3f}")],
-        "question_answering": [Column("probability", "number", "{:.3f}"), Column("F1", "number", "{:.2f}")],
-        "tagging": [Column("probability", "number", "{:.3f}"), Column("share of tags right", "number", "{:.2f}")],
-    }.get(found.kind, [Column("probability", "number", "{:.3f}"), Column("of gold", "number", "{:.3f}")])
+    probability = {"probability": Column("probability", "number", "{:.3f}")}
+    numbers = {
+        "regression": {"score": Column("absolute error", "number", "{:.3f}")},
+        "question_answering": probability | {"score": Column("F1", "number", "{:.2f}")},
+        "tagging": probability | {"score": Column("share of tags right", "number", "{:.2f}")},
+    }.get(found.kind, probability | {"of_gold": Column("of gold", "number", "{:.3f}")})
+    columns += numbers.values()
     columns += [Column(f"wrong in seeds (of {len(found.seeds)})", "number")] if several else []
 
     def values(at: int) -> list[Any]:
@@ -127,14 +129,9 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
         if row.wrong and rows:
             words = rows.columns["tokens"][at]
             gold, predicted = tags_of(row.wrong, 1, words), tags_of(row.wrong, 2, words)
-        known: dict[str, list[float | None]] = {
-            "regression": [row.score],
-            "question_answering": [row.probability, row.score],
-            "tagging": [row.probability, row.score],
-        }
-        numbers = known.get(found.kind, [row.probability, row.of_gold])
+        shown = (getattr(row, name) for name in numbers)
         misses = [int((~found.right[:, at]).sum())] if several else []
-        return [row.id, *([rows.at(at)] if rows else []), gold, predicted, *numbers, *misses]
+        return [row.id, *([rows.texts[at]] if rows else []), gold, predicted, *shown, *misses]
 
     of = "Rows, the farthest off first" if regression else "Errors, the surest first"
     return make_table(
@@ -167,14 +164,12 @@ def group_tables(found: Predictions, groups: dict[str, list[Group]]) -> list[Tab
     tables = []
     for by, members in groups.items():
         columns = [Column(heading(by)), Column("rows", "number"), Column(what, "share" if as_share else "number", "{:.3f}")]
-        several, times = len(found.seeds) > 1, 100 if as_share else 1
-        columns += (
-            [Column("±\u00a0/%" if as_share else "±", "number", "{:.1f}" if as_share else "{:.3f}")] if several else []
-        )
+        deviation = Column("±\u00a0/%", "number", "{:.1f}") if as_share else Column("±", "number", "{:.3f}")
+        columns += [deviation] if len(found.seeds) > 1 else []
         values: list[list[Any]] = []
         for group in members:
             mean, std = mean_and_std(found.scores[:, group.rows])
-            values.append([group.name, len(group.rows), mean, *([] if std is None else [times * std])])
+            values.append([group.name, len(group.rows), mean, *([] if std is None else [100 * std if as_share else std])])
         if by == "Class":
             columns += [Column("precision", "share"), Column("F1", "share")]
             for row, more in zip(values, _precision_and_f1(found, [group.name for group in members]), strict=True):

@@ -21,6 +21,7 @@ from hf_tlm.analysis.report.recorded import recorded_subset, recorded_task
 from hf_tlm.analysis.report.retrieved import MOST_BYTES, made_for, retrieved_table, size_chart, source_table, subset_command
 from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, read_run
+from hf_tlm.analysis.runs import SPLITS
 from hf_tlm.errors import AnalysisError
 from hf_tlm.hub.repo import is_foreign
 from hf_tlm.metrics import Lead
@@ -50,7 +51,6 @@ _REPORT = {
     "earlier": listed(record({"model": words(10_000)}), 1000),
 }
 FILE = "report.html"
-SPLITS = ("validation", "test")
 NARROW_MATRIX = 4  # classes of which two matrices stand beside each other
 
 

@@ -73,9 +73,6 @@ class Rows:
             found["Question word"] = by_value([question_word(question) for question in self.columns["question"]])
         return found
 
-    def at(self, row: int) -> str:
-        return self.texts[row]
-
 
 def rows_of(training: TrainingWords, split: str, ids: Sequence[str], rare_below: int) -> Rows:
     """The rows with these ids.
