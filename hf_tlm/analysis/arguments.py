@@ -259,6 +259,17 @@ def analyze(what: str, args: AnalyzeArguments, task: AnalyzedTask, options: Any)
     return importlib.import_module(f"hf_tlm.analysis.{module}").analyze(args, task, options)
 
 
+def check_positive(**values: int) -> None:
+    """Check that values are positive.
+
+    Raises:
+        AnalysisError: a value is below 1.
+    """
+    for name, value in values.items():
+        if value < 1:
+            raise AnalysisError(f"{name} must be at least 1; received {value}.")
+
+
 def named(values: Sequence[str] | None, option: str) -> dict[str, str]:
     """`name=place` pairs, or places whose last part is their name.
 

@@ -11,15 +11,14 @@ trained further.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, CostArguments, Findings, named
-from hf_tlm.analysis.figures import MARKERS, PALETTE, WIDTH, add_legend, label_decades, new_figure, save_figure, style
+from hf_tlm.analysis.figures import MARKERS, PALETTE, WIDE, WIDTH, add_legend, label_decades, new_figure, save_figure, style
 from hf_tlm.analysis.runs import Result, find_results, read_json
 from hf_tlm.errors import AnalysisError
 from hf_tlm.experiments.published import PUBLISHED
@@ -61,7 +60,6 @@ ALE_METRICS = {"cola": "matthews", "stsb": "pearson"}  # All others are accuraci
 # arm -> task -> [(result, FLOPs of its checkpoint)]
 _Arms = dict[str, dict[str, list[tuple[Result, float]]]]
 GREY = "#606060"
-WIDE = 6.8  # inches: the width of a page
 
 
 @dataclass(frozen=True)
@@ -280,14 +278,14 @@ def _scored(name: str, of_tasks: Mapping[str, Sequence[tuple[Result, float]]], s
         task: {r.seed: 100 * score for r, _ in of if (score := r.score(split)) is not None} for task, of in of_tasks.items()
     }
     shared = set.intersection(*(set(of_seeds) for of_seeds in scores.values()))
-    averages = [statistics.fmean(of_seeds[seed] for of_seeds in scores.values()) for seed in shared]
-    before = statistics.fmean(statistics.fmean(flops for _, flops in of) for of in of_tasks.values())
-    own = statistics.fmean(statistics.fmean(result.cost["flops"] for result, _ in of) for of in of_tasks.values())
+    averages = [fmean(of_seeds[seed] for of_seeds in scores.values()) for seed in shared]
+    before = fmean(fmean(flops for _, flops in of) for of in of_tasks.values())
+    own = fmean(fmean(result.cost["flops"] for result, _ in of) for of in of_tasks.values())
     return Scored(
         name,
         flops=before + own,
-        score=statistics.fmean(statistics.fmean(of_seeds.values()) for of_seeds in scores.values()),
-        deviation=statistics.stdev(averages) if len(averages) > 1 else None,
+        score=fmean(fmean(of_seeds.values()) for of_seeds in scores.values()),
+        deviation=stdev(averages) if len(averages) > 1 else None,
         seeds=len(shared),
         pretraining=before,
     )

@@ -15,6 +15,7 @@ from hf_tlm.analysis.arguments import AXES, AnalyzeArguments, AnalyzedTask, Curv
 from hf_tlm.analysis.figures import (
     PALETTE,
     STYLE,
+    WIDE,
     WIDTH,
     add_legend,
     new_figure,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 MOST_PANELS = 12
 _LEAST_WANTED = ("learning_rate", "grad_norm", "mfu", "eval_loss")
-WIDE = 6.8  # inches: the width of a page
 _MARKS = 8  # on a line
 
 

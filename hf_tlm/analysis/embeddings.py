@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ from hf_tlm.analysis.figures import (
     HEIGHT,
     MARKERS,
     PALETTE,
+    WIDE,
     WIDTH,
     add_legend,
     check_installed,
@@ -193,9 +194,9 @@ def draw_classes(
     counts = np.bincount(labels, minlength=len(names))
     present = [label for label in np.argsort(-counts, kind="stable") if counts[label]]
     shown = present if len(present) <= len(PALETTE) else present[: len(PALETTE) - 1]
-    figure, panels = _panels(len(projections), legend_rows=math.ceil((len(shown) + 1) / _legend_columns(projections)))
-    for axes, (name, points) in zip(panels, projections.items(), strict=True):
-        _title(axes, name)
+    columns = 3 if len(projections) == 1 else 5
+    figure, panels = _panels(projections, legend_rows=math.ceil((len(shown) + 1) / columns))
+    for axes, points in zip(panels, projections.values(), strict=True):
         rest = ~np.isin(labels, shown)
         if rest.any():
             axes.scatter(*points[rest].T, s=5, c=GREY, marker=".", linewidths=0, label=f"{len(present) - len(shown)} others")
@@ -203,7 +204,7 @@ def draw_classes(
         for at, label in enumerate(shown):
             look = {"s": _size(len(labels)), "c": PALETTE[at], "marker": MARKERS[at], "linewidths": 0, "alpha": 0.8}
             axes.scatter(*points[labels == label].T, label=shortened(names[label], NAME_WIDTH), **look)
-    _legend(figure, panels[0], _legend_columns(projections))
+    _legend(figure, panels[0], columns)
     rows = [
         {"model": name, "text": row, "class": names[label], "x": float(x), "y": float(y)}
         for name, points in projections.items()
@@ -225,25 +226,17 @@ def draw_pairs(
         pairs: int64 [P, 2], rows of the projections.
     """
     drawn = np.random.default_rng(seed).permutation(np.flatnonzero(pairs[:, 0] != pairs[:, 1]))[:MARKED]
-    figure, panels = _panels(len(projections), legend_rows=0)
-    for axes, (name, points) in zip(panels, projections.items(), strict=True):
-        _title(axes, name)
+    figure, panels = _panels(projections, legend_rows=0)
+    for axes, points in zip(panels, projections.values(), strict=True):
         axes.scatter(*points.T, s=_size(len(points)), c=GREY, marker="o", linewidths=0)
         for at, pair in enumerate(drawn):
             look = {"color": PALETTE[at], "marker": MARKERS[at], "markeredgecolor": EDGE, "markeredgewidth": 0.4}
             axes.plot(*points[pairs[pair]].T, linewidth=0.8, markersize=5, **look)
+    corners = ("first_x", "first_y", "second_x", "second_y")
     rows = [
-        {
-            "model": name,
-            "pair": at,
-            "marked": at in drawn,
-            "first_x": x[0],
-            "first_y": x[1],
-            "second_x": y[0],
-            "second_y": y[1],
-        }
+        {"model": name, "pair": at, "marked": at in drawn} | dict(zip(corners, place, strict=True))
         for name, points in projections.items()
-        for at, (x, y) in enumerate(points[pairs].astype(float).tolist())
+        for at, place in enumerate(points[pairs].astype(float).reshape(-1, 4).tolist())
     ]
     return save_figure(figure, directory, "embeddings_tsne", rows)
 
@@ -260,11 +253,11 @@ def draw_cosines(cosines: Mapping[str, Mapping[str, np.ndarray]], vector: str, d
     """
     least = min(found.min() for kinds in cosines.values() for found in kinds.values())
     edges = np.linspace(min(math.floor(least * 10) / 10, 0.9), 1, BINS + 1)
-    figure, panels = _panels(len(cosines), legend_rows=1, labels=(f"cosine similarity of {vector}", "share of pairs (%)"))
+    figure, panels = _panels(cosines, legend_rows=1, labels=(f"cosine similarity of {vector}", "share of pairs (%)"))
     rows: list[dict[str, Any]] = []
     for axes, (name, kinds) in zip(panels, cosines.items(), strict=True):
         means = ", ".join(f"{kind} {found.mean():.2f}" for kind, found in kinds.items())
-        _title(axes, f"{shortened(name, NAME_WIDTH)}\nmean: {means}")
+        axes.set_title(f"{shortened(name, NAME_WIDTH)}\nmean: {means}")
         # A bin beyond 1, where squeezed spaces have all of their pairs at the very edge.
         axes.set_xlim(edges[0], 2 - edges[-2])
         for at, (kind, found) in enumerate(kinds.items()):
@@ -295,22 +288,26 @@ def _density(cosines: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.nda
     return at, 100 * width * sum(estimate(x) for x in (at, 2 - at, -2 - at))
 
 
-def _panels(count: int, legend_rows: int, labels: tuple[str, str] = ("t-SNE 1", "t-SNE 2")) -> tuple[Any, list[Any]]:
-    """A figure with room for a legend below, and as many axes; those of t-SNE have no ticks, as they have no unit."""
+def _panels(
+    names: Collection[str], legend_rows: int, labels: tuple[str, str] = ("t-SNE 1", "t-SNE 2")
+) -> tuple[Any, list[Any]]:
+    """A figure with room for a legend below, and titled axes; those of t-SNE have no ticks, as they have no unit."""
+    count = len(names)
     columns = COLUMNS.get(count, min(count, 3))
     rows = math.ceil(count / columns)
-    width = WIDTH if count == 1 else 2 * WIDTH + 0.2
+    width = WIDTH if count == 1 else WIDE
     height = rows * (HEIGHT if columns < 3 else 2.1) + 0.17 * legend_rows
     figure, grid = new_figure(rows, columns, width=width, height=height, squeeze=False)
-    panels = list(grid.flat)
-    for unused in panels[count:]:
+    panels = list(grid.flat)[:count]
+    for unused in grid.flat[count:]:
         unused.remove()
-    for at, axes in enumerate(panels[:count]):
+    for at, (axes, name) in enumerate(zip(panels, names, strict=True)):
+        axes.set_title(shortened(name, NAME_WIDTH))
         axes.set_xlabel(labels[0])
         axes.set_ylabel(labels[1] if at % columns == 0 else "")
         if labels[0].startswith("t-SNE"):
             axes.set(xticks=[], yticks=[])
-    return figure, panels[:count]
+    return figure, panels
 
 
 def _legend(figure: Any, axes: Any, columns: int) -> None:
@@ -326,14 +323,6 @@ def _legend(figure: Any, axes: Any, columns: int) -> None:
         handletextpad=0.4,
         columnspacing=1.2,
     )
-
-
-def _legend_columns(projections: Mapping[str, Any]) -> int:
-    return 3 if len(projections) == 1 else 5
-
-
-def _title(axes: Any, text: str) -> None:
-    axes.set_title(text if "\n" in text else shortened(text, NAME_WIDTH))
 
 
 def _size(count: int) -> float:

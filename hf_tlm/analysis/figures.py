@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
 WIDTH, HEIGHT = 3.3, 2.4  # inches
+WIDE = 6.8  # inches: the width of a page
 DPI = 300
 # Okabe and Ito (2008): told apart with every kind of colour vision. Their yellow is too pale for lines on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

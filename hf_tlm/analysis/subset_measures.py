@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hf_tlm.analysis.arguments import check_positive
 from hf_tlm.errors import AnalysisError
 from hf_tlm.retrieval.highlight import Spans, mark_shared, marked_terms, spans_to_markdown, stemmer_of
 from hf_tlm.retrieval.subset import check_subset
@@ -50,17 +51,6 @@ def ranks(subset: Subset) -> np.ndarray:
     if subset.manifest.get("rank_column") is False:
         raise AnalysisError("The released file has no ranks: the passages are numbered in its order.")
     return numbers(subset, "rank").astype(np.int64)
-
-
-def check_positive(**values: int) -> None:
-    """Check that values are positive.
-
-    Raises:
-        AnalysisError: a value is below 1.
-    """
-    for name, value in values.items():
-        if value < 1:
-            raise AnalysisError(f"{name} must be at least 1; received {value}.")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, WordsArguments
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, WordsArguments, check_positive
 from hf_tlm.analysis.figures import (
     WIDTH,
     add_legend,
@@ -77,9 +77,7 @@ def label_pmi(task: Task, top: int = 10, *, min_count: int = 10) -> list[Influen
         TaskError: the task is of another kind than classification.
     """
     check_task(task, "label_pmi", "classification")
-    for name, value in (("top", top), ("min_count", min_count)):
-        if value < 1:
-            raise AnalysisError(f"{name} must be at least 1; received {value}.")
+    check_positive(top=top, min_count=min_count)
     counts, words = _count_words(task.train, classes=task.num_labels)
     of_word, of_label = counts.sum(axis=1), counts.sum(axis=0)
     kept = np.flatnonzero(of_word >= min_count)

@@ -136,7 +136,14 @@ def report_page(
     Raises:
         AnalysisError: the task is not that of the run, the two runs are of other rows, or a file is damaged.
     """
-    options, missing = options or ReportPageArguments(), list(run.missing)
+    return _page(run, second, task, subsets or {}, options or ReportPageArguments())[0]
+
+
+def _page(
+    run: RunFolder, second: RunFolder | None, task: Task | None, subsets: Mapping[str, Subset], options: ReportPageArguments
+) -> tuple[str, Section | None]:
+    """The page, and the section of it in which two runs are compared; None where no split of both has predictions."""
+    missing = list(run.missing)
     if is_foreign(run.path):
         missing.append(
             "The run came from the Hub, so nothing that it names was loaded: all of this is in its own files, or was given."
@@ -145,16 +152,14 @@ def report_page(
     judged, rows = _predictions(run, task, options, missing)
     sections = [about.what_was_run(run, rows), about.on_what(run), about.cost(run), about.scores(run)]
     sections += _error_sections(run, judged, rows, options)
-    lead = None
-    if second is not None:
-        compared, lead = _against(run, second, judged, rows, options, missing)
-        sections.append(compared)
+    compared, lead = (None, None) if second is None else _against(run, second, judged, rows, options, missing)
+    sections.append(compared)
     if charts := curves(run):
         sections.append(Section("Curves", "curves", [Row(charts)]))
     sections.append(teacher(run))
     sections.append(_retrieved(run, task, subsets, options, missing))
     template = _environment().get_template("page.html.jinja")
-    return template.render(
+    page = template.render(
         title=f"{run.record['task'] if isinstance(run.record.get('task'), str) else run.name}: {TITLES[run.kind]}",
         subtitle=run.name if second is None else f"{run.name} against {second.name}",
         verdict=None if second is None else verdict((run, second), lead),
@@ -163,6 +168,7 @@ def report_page(
         sections=[section for section in sections if section is not None],
         version=__version__,
     )
+    return page, compared
 
 
 def _of_both(runs: tuple[RunFolder, RunFolder]) -> list[tuple[str, str, str]]:
@@ -176,19 +182,6 @@ def _of_both(runs: tuple[RunFolder, RunFolder]) -> list[tuple[str, str, str]]:
     kinds = list(dict.fromkeys(kind for _, kind, _ in found))
     tiles = [tile for _, _, tile in sorted(found, key=lambda one: kinds.index(one[1]))]
     return [("to beat", *tile[1:]) if tile[0].startswith("to beat") else tile for tile in tiles]
-
-
-def compare_runs(
-    run: RunFolder, second: RunFolder, *, task: Task | None = None, options: ReportPageArguments | None = None
-) -> Section | None:
-    """The section of `report_page` with two runs in which they are compared; None where no split of both has predictions.
-
-    Raises:
-        AnalysisError: see `report_page`.
-    """
-    options = options or ReportPageArguments()
-    judged, rows = _predictions(run, _task_of(run, task), options, [])
-    return _against(run, second, judged, rows, options, [])[0]
 
 
 def _task_of(run: RunFolder, task: Task | None) -> Task | None:
@@ -278,7 +271,7 @@ def _against(
 
 
 def _retrieved(
-    run: RunFolder, task: Task | None, subsets: Mapping[str, Subset] | None, options: ReportPageArguments, missing: list[str]
+    run: RunFolder, task: Task | None, subsets: Mapping[str, Subset], options: ReportPageArguments, missing: list[str]
 ) -> Section | None:
     if not subsets and run.kind == "subset":
         from hf_tlm.retrieval import Subset
@@ -353,13 +346,13 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArgum
         raise AnalysisError(f"--what report takes one --run, or two to compare; received {len(runs)}.")
     second = runs[1] if len(runs) == 2 else None
     loaded = task.load() if task.task is not None else None
-    subsets = args.opened_subsets or None
-    path = write_report(runs[0], args.folder / FILE, second=second, task=loaded, subsets=subsets, options=options)
+    page, compared = _page(runs[0], second, loaded, args.opened_subsets, options)
+    path = args.folder / FILE
+    atomic_write(path, page)
     names = " against ".join(run.name for run in runs)
     title, text = f"Report of {names}", f"One page for any browser, {path.stat().st_size / 1e6:.2f} MB."
-    section = None if second is None else compare_runs(runs[0], second, task=loaded, options=options)
-    if section is None:
+    if compared is None:
         return Findings(title, text, [path])
-    tables = to_markdown(section.blocks)
+    tables = to_markdown(compared.blocks)
     atomic_write(path.with_suffix(".md"), f"# {names}\n\n{tables}")
     return Findings(title, f"{text}\n\n{tables}", [path, path.with_suffix(".md")])

@@ -141,7 +141,8 @@ def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, li
             missing.append(f"The {split} predictions of seed {seed} are of other rows than those before: left out.")
             continue
         found[seed] = rows
-        names = names or tuple(_class_names(lines[0]))
+        probabilities = lines[0].get("probabilities")
+        names = names or tuple(probabilities if isinstance(probabilities, Mapping) else ())
     return (Predictions(run.task_kind, split, found, names, run.kind == BASELINE) if found else None), missing
 
 
@@ -166,11 +167,6 @@ def _judged(judge: Callable[[Mapping[str, Any]], Judged], line: Mapping[str, Any
             f"{path}, line {at}, is not a prediction that hf_tlm wrote ({type(error).__name__}: {error}): expected `id`, "
             "`label` and `prediction`."
         ) from error
-
-
-def _class_names(line: Mapping[str, Any]) -> list[str]:
-    probabilities = line.get("probabilities")
-    return list(probabilities) if isinstance(probabilities, Mapping) else []
 
 
 def _classified(line: Mapping[str, Any]) -> Judged:
