@@ -1,14 +1,14 @@
 """Attention on CPUs: by plain products in training, and of near tokens alone where no others are seen.
 
-torch's own kernel has no dropout there, and a slow backward pass. On one core a step of ModernBERT 3 x 128 in bf16 with 32
-texts of 128 tokens took 160 ms by plain products and 240 with it, with 512 tokens 955 and 1,082.
+torch's own kernel has no dropout there, and a slow backward pass (benchmarks/results/modernbert.md).
 
 Such steps are memory's work more than the processor's, so what is done here is to go over it less often. Where a layer of
 ModernBERT sees so many tokens to either side and no more, rows are attended to in blocks, of which each has the keys near
 it. And its rotary positions are added in one pass, which leaves queries, keys and values as the products need them.
 
-Elsewhere (GPUs, compiled code, layers that see everything when a text is scored) transformers' own attention is computed.
-Rotated numbers are transformers' to the last bit, attention's outputs differ by rounding.
+Elsewhere (GPUs, compiled code, layers that see everything when a text is scored or is long and has no dropout) transformers'
+own attention is computed. Rotated numbers are transformers' to the last bit up to float32, attention's outputs differ by
+rounding; where a row sees nothing, as padding far from its text, they are 0 as in torch's kernel, and have no gradient.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROTATED = 1 << 18
 def _blocks(length: int, window: int | None) -> Iterator[tuple[slice, slice]]:
     """Which rows are attended to together, and the keys that they may see: all at once, or by blocks of 2 x `window`."""
     if window is None:
-        yield slice(0, length), slice(0, length)
+        yield slice(None), slice(None)
         return
     for start in range(0, length, 2 * window):
         stop = min(length, start + 2 * window)
@@ -46,7 +46,7 @@ def _blocks(length: int, window: int | None) -> Iterator[tuple[slice, slice]]:
 
 
 class _Attend(torch.autograd.Function):
-    """softmax(scaling x query @ key^T + mask) @ value, with dropout of the weights, which are kept for the backward pass."""
+    """softmax(scaling x query @ key^T + mask) @ value, with dropout of the weights, which are kept with its noise."""
 
     @staticmethod
     def forward(ctx, query, key, value, mask, scaling, dropout, window):
@@ -54,15 +54,21 @@ class _Attend(torch.autograd.Function):
         query, key, value = (each.flatten(0, 1) for each in (query * scaling, key, value))
         output = query.new_empty(texts, length, heads, value.shape[-1])
         kept: list[torch.Tensor] = []
+        says_what_is_seen = mask is not None and mask.dtype == torch.bool
         for rows, near in _blocks(length, window):
             weights = torch.bmm(query[:, rows], key[:, near].transpose(1, 2))
             scores = weights.view(texts, heads, *weights.shape[1:])
-            if mask is not None and mask.dtype == torch.bool:
-                # Not -inf: padding may see nothing, and would turn everything into NaN.
-                scores.masked_fill_(~mask[:, :, rows, near], torch.finfo(scores.dtype).min)
+            if says_what_is_seen:
+                hidden = ~mask[..., rows, near]
+                # Not -inf: a row that sees nothing would be NaN.
+                scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
             elif mask is not None:
-                scores.add_(mask[:, :, rows, near])
+                scores.add_(mask[..., rows, near])
             torch.ops.aten._softmax.out(weights, -1, False, out=weights)
+            if says_what_is_seen:
+                blind = hidden.view(torch.uint8).amin(-1, keepdim=True) == 1  # `all` takes several times as long.
+                if blind.any():
+                    scores.masked_fill_(blind, 0)
             kept.append(weights)
             if dropout:
                 kept.append(dropout_noise(weights, dropout))
@@ -82,9 +88,8 @@ class _Attend(torch.autograd.Function):
         gradient = gradient.transpose(1, 2).flatten(0, 1)
         blocks = list(_blocks(length, ctx.window))
         of_query, of_mask = torch.empty_like(query), None
-        if len(blocks) > 1:  # A key is near rows of several blocks, whose gradients are added up in float32.
-            wide = torch.promote_types(query.dtype, torch.float32)
-            of_key, of_value = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
+        if len(blocks) > 1:  # A key is near rows of two blocks: their sum is rounded once.
+            of_key, of_value = torch.zeros_like(key), torch.zeros_like(value)
         remaining = iter(kept)
         for rows, near in blocks:
             weights = next(remaining)
@@ -105,7 +110,7 @@ class _Attend(torch.autograd.Function):
             else:
                 of_key[:, near] += of_key_here
                 of_value[:, near] += of_value_here
-        found = (of_query.mul_(ctx.scaling), of_key.to(key.dtype), of_value.to(value.dtype))
+        found = (of_query.mul_(ctx.scaling), of_key, of_value)
         return *(each.unflatten(0, (-1, ctx.heads)) for each in found), of_mask, None, None, None
 
 
@@ -114,8 +119,9 @@ def _window(module: nn.Module, mask: torch.Tensor | None, length: int, sliding_w
     if sliding_window is None or mask is None or mask.dtype != torch.bool:
         return None
     # What masks are made of, transformers' and ours; what attention is handed is larger by one.
-    window = module.config.sliding_window
-    return window if length >= BLOCKS_PAY * 4 * window else None
+    config: Any = module.config
+    window = config.sliding_window
+    return window if 0 < BLOCKS_PAY * 4 * window <= length else None
 
 
 def _here(tensor: torch.Tensor) -> bool:
@@ -144,10 +150,10 @@ def attention(
     """Compute attention as transformers' `sdpa` does, on CPUs by plain products where these are faster.
 
     Args:
-        query, key, value: float [R, heads, S, D].
-        attention_mask: [R, 1, S, S] or of any shape that spreads to the scores': bool, True where a token sees another, or
+        query: float [R, heads, S, D]; key, value: float [R, heads, K, D], K = S in a text's attention to itself.
+        attention_mask: [R, 1, S, K] or of any shape that spreads to the scores': bool, True where a token sees another, or
             numbers to add.
-        sliding_window: of a layer that sees no further, else None. The mask says so too.
+        sliding_window: of a layer that sees no further, else None. Its mask is [R, 1, S, S] and says so too.
 
     Returns:
         (float [R, S, heads, D], None)
@@ -158,8 +164,7 @@ def attention(
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value))
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    with torch.autocast("cpu", enabled=False):
-        return _Attend.apply(query, key, value, attention_mask, scaling, dropout, window), None
+    return _Attend.apply(query, key, value, attention_mask, scaling, dropout, window), None
 
 
 AttentionInterface.register(ATTENTION, attention)
