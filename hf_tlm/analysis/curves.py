@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -114,7 +115,7 @@ def average(run: RunLog, quantity: str) -> Average | None:
     stages: dict[int, str] = {}
     for row, curve in enumerate(curves):
         places = np.searchsorted(steps, curve.x["steps"])
-        values[row, places] = np.where(np.isfinite(curve.values), curve.values, np.nan)
+        values[row, places] = curve.values
         for axis, along in curve.x.items():
             x[axis][row, places] = along
         stages.update(zip(places.tolist(), curve.stages, strict=True))
@@ -125,12 +126,10 @@ def average(run: RunLog, quantity: str) -> Average | None:
 
 
 def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, sample deviation and number of what is not NaN, over the rows."""
-    counts = np.isfinite(values).sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.nansum(values, axis=0) / counts
-        squares = np.nansum((values - mean) ** 2, axis=0)
-        return np.where(counts > 0, mean, np.nan), np.sqrt(np.where(counts > 1, squares / (counts - 1), np.nan)), counts
+    """Mean, sample deviation and number of what is finite, over the rows."""
+    values = np.where(np.isfinite(values), values, np.nan)
+    with warnings.catch_warnings(action="ignore"):  # Of columns with one value, or none: theirs are NaN.
+        return np.nanmean(values, axis=0), np.nanstd(values, axis=0, ddof=1), np.isfinite(values).sum(axis=0)
 
 
 def smooth(values: np.ndarray, stages: Sequence[str], window: int) -> np.ndarray:
@@ -240,7 +239,9 @@ def curves_figure(
         if word == "%" and top > 100:
             panel.set_ylim(bottom, 100 + 0.03 * (100 - bottom))
         panel.tick_params(labelbottom=at + columns >= len(quantities))
-    figure.supxlabel(_x_label(x, exponent, smoothing), fontsize=STYLE["axes.labelsize"])
+    label = AXES[x] + (f" ({power_of_ten(exponent)})" if exponent else "")
+    label += f", running means of {smoothing} points" if smoothing > 1 else ""
+    figure.supxlabel(label, fontsize=STYLE["axes.labelsize"])
     looks = [{**series_style(number), "markersize": 3} for number in range(len(runs))]
     handles = [figure.axes[0].plot([], [], label=name, **look)[0] for name, look in zip(runs, looks, strict=True)]
     add_legend(figure, handles=handles, loc="outside upper center", ncols=min(len(runs), 2 if columns == 1 else 4))
@@ -289,11 +290,6 @@ def _exponent(runs: Mapping[str, RunLog], quantities: Sequence[str], x: str) -> 
     )
     largest = max((position.get(x, 0.0) for _, position, _ in points), default=0.0)
     return 3 * int(math.log10(largest) // 3) if largest >= 10_000 else 0
-
-
-def _x_label(x: str, exponent: int, smoothing: int) -> str:
-    label = AXES[x] + (f" ({power_of_ten(exponent)})" if exponent else "")
-    return label + (f", running means of {smoothing} points" if smoothing > 1 else "")
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: CurvesArguments) -> Findings:

@@ -11,24 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hf_tlm.analysis import subset_measures as measures
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, SubsetsArguments
 from hf_tlm.analysis.figures import PALETTE, WIDTH, add_legend, new_figure, save_figure, save_files, series_style, style
-from hf_tlm.analysis.subset_measures import (
-    QUANTILES,
-    Overlap,
-    RankInfluence,
-    SizeAgainstK,
-    SourceShare,
-    by_corpus,
-    case_studies,
-    case_studies_to_markdown,
-    describe_corpora,
-    rank_against_influence,
-    size_against_k,
-    source_shares,
-    steps,
-    subset_overlap,
-)
 from hf_tlm.errors import AnalysisError, HfTlmError
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.shown import for_markdown
@@ -51,12 +36,12 @@ Subsets = Mapping[str, "Subset"]
 
 
 @style()
-def draw_size(curves: Mapping[str, SizeAgainstK]) -> Figure:
+def draw_size(curves: Mapping[str, measures.SizeAgainstK]) -> Figure:
     """Above, the size of the union against K; below, the score at each rank with its standard deviation."""
     figure, (above, below) = new_figure(2, 1, height=3.6, sharex=True)
     for index, (name, curve) in enumerate(curves.items()):
         look, known = series_style(index), ~np.isnan(curve.score)
-        at = np.array(steps(len(curve.k)))
+        at = np.array(measures.steps(len(curve.k)))
         above.plot(curve.k, curve.passages, label=label(name), markevery=at - 1, **look)
         if known.any():
             k, score, deviation = (values[known] for values in (curve.k, curve.score, curve.deviation))
@@ -64,7 +49,7 @@ def draw_size(curves: Mapping[str, SizeAgainstK]) -> Figure:
             below.fill_between(k, score - deviation, score + deviation, color=look["color"], alpha=0.15, linewidth=0)
     above.set(xscale="log", ylabel="passages in the union", ylim=(0, None))
     below.set(xscale="log", xlabel="K, or rank k (log scale)", ylabel="BM25 score at rank k", ylim=(0, None))
-    ticks = steps(max(len(curve.k) for curve in curves.values()))
+    ticks = measures.steps(max(len(curve.k) for curve in curves.values()))
     below.set_xticks(ticks if len(ticks) < 8 else [tick for tick in ticks if str(tick).strip("0") == "1"], minor=False)
     below.set_xticks([], minor=True)
     for axes in (above, below):
@@ -75,7 +60,7 @@ def draw_size(curves: Mapping[str, SizeAgainstK]) -> Figure:
 
 
 @style()
-def draw_sources(shares: Sequence[SourceShare], corpora: Mapping[str, Sequence[str]]) -> Figure:
+def draw_sources(shares: Sequence[measures.SourceShare], corpora: Mapping[str, Sequence[str]]) -> Figure:
     """Bars of the sources' shares, the corpora's first.
 
     Args:
@@ -106,7 +91,7 @@ def draw_sources(shares: Sequence[SourceShare], corpora: Mapping[str, Sequence[s
 
 
 @style()
-def draw_influence(found: RankInfluence) -> Figure:
+def draw_influence(found: measures.RankInfluence) -> Figure:
     """By group of ranks, where the middle half and nine tenths of influence are, and its mean with standard deviation."""
     figure, axes = new_figure()
     at = np.arange(len(found.bins))
@@ -128,14 +113,14 @@ def draw_influence(found: RankInfluence) -> Figure:
 
 
 @style()
-def draw_overlap(found: Overlap) -> Figure:
+def draw_overlap(found: measures.Overlap) -> Figure:
     """Annotated matrices of the measures that apply."""
-    measures = {"Jaccard index": found.jaccard, "share of the row in the column": found.containment}
+    matrices = {"Jaccard index": found.jaccard, "share of the row in the column": found.containment}
     apart = found.per_query[~np.eye(len(found.names), dtype=bool)]
     if not np.isnan(apart).all():
-        measures["Jaccard index per query"] = found.per_query
-    across = len(measures) if len(found.names) <= SIDE_BY_SIDE else 1
-    down = len(measures) // across
+        matrices["Jaccard index per query"] = found.per_query
+    across = len(matrices) if len(found.names) <= SIDE_BY_SIDE else 1
+    down = len(matrices) // across
     names = [label(name, 18) for name in found.names]
     width = 2 * WIDTH + 0.2 if across > 1 else WIDTH
     beside = 0.2 + LETTER * max(map(len, names))  # inches that names take
@@ -143,7 +128,7 @@ def draw_overlap(found: Overlap) -> Figure:
     height = down * (0.3 + cell * len(names)) + beside
     figure, grid = new_figure(down, across, width=width, height=height, sharex=True, sharey=True, squeeze=False)
     size = min(7, 26 * cell)
-    for axes, (title, values) in zip(grid.flat, measures.items(), strict=True):
+    for axes, (title, values) in zip(grid.flat, matrices.items(), strict=True):
         axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         for (row, column), value in np.ndenumerate(values):
             written = "–" if np.isnan(value) else f"{value:.2f}"
@@ -168,7 +153,7 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
     return f"{text[: longest - tail - 1]}…{text[-tail:]}"
 
 
-def _of(shares: Sequence[SourceShare], subset: str) -> Any:
+def _of(shares: Sequence[measures.SourceShare], subset: str) -> Any:
     return next(share for share in shares if share.subset == subset)
 
 
@@ -179,7 +164,7 @@ def _legend(figure: Figure, axes: Axes, entries: int) -> None:
 
 def sizes(subsets: Subsets, folder: Path) -> Findings:
     """subsets_size: size of the union and score against K."""
-    curves, reasons = _of_each(subsets, size_against_k)
+    curves, reasons = _of_each(subsets, measures.size_against_k)
     files, lines = [], []
     for names, suffix in _pages(curves):
         rows = [
@@ -197,7 +182,7 @@ def sizes(subsets: Subsets, folder: Path) -> Findings:
         files += save_figure(figure, folder, f"subsets_size{suffix}", rows)
     if curves:
         table = []
-        for k in steps(max(len(curve.k) for curve in curves.values())):
+        for k in measures.steps(max(len(curve.k) for curve in curves.values())):
             row = [f"{k:,}"]
             for curve in curves.values():
                 there = k <= len(curve.k)
@@ -212,8 +197,8 @@ def sizes(subsets: Subsets, folder: Path) -> Findings:
 
 def sources(subsets: Subsets, folder: Path, top: int) -> Findings:
     """subsets_sources: shares of the sources with the most passages."""
-    shares = source_shares(subsets, top)
-    groups = by_corpus(subsets)
+    shares = measures.source_shares(subsets, top)
+    groups = measures.by_corpus(subsets)
     known = [[name for name in names if subsets[name].manifest["counts"].get("sources")] for names in groups]
     corpora = {"corpus" if len(groups) == 1 else f"corpus of {', '.join(names)}": names for names in known if names}
     files = []
@@ -240,10 +225,10 @@ def influence(subsets: Subsets, folder: Path, bins: int) -> Findings | None:
     scored = {name: subset for name, subset in subsets.items() if "influence" in subset.dataset.column_names}
     if not scored:
         return None
-    found, reasons = _of_each(scored, lambda subset: rank_against_influence(subset, bins))
+    found, reasons = _of_each(scored, lambda subset: measures.rank_against_influence(subset, bins))
     files, blocks = [], []
     for (name, own), path in zip(found.items(), _file_names(found), strict=True):
-        quantiles = [f"quantile_{quantile:g}" for quantile in QUANTILES]
+        quantiles = [f"quantile_{quantile:g}" for quantile in measures.QUANTILES]
         rows = []
         for group in own.bins:
             row = {"first_rank": group.first, "last_rank": group.last, "passages": group.passages, "mean": group.mean}
@@ -267,13 +252,13 @@ def overlaps(subsets: Subsets, folder: Path) -> Findings | None:
     """subsets_overlap: a table of each two subsets of a corpus and, of more than two, a picture; None for one subset."""
     if len(subsets) < 2:
         return None
-    groups = by_corpus(subsets)
+    groups = measures.by_corpus(subsets)
     blocks, files = [], []
     if len(groups) > 1:
-        corpora = for_markdown(describe_corpora(groups, subsets), 1000)
+        corpora = for_markdown(measures.describe_corpora(groups, subsets), 1000)
         blocks.append(f"Compared within a corpus only, as an id is another passage in each: {corpora}.")
     for number, names in enumerate((names for names in groups if len(names) > 1), 1):
-        found = subset_overlap({name: subsets[name] for name in names})
+        found = measures.subset_overlap({name: subsets[name] for name in names})
         rows, path = _overlap_rows(found), "subsets_overlap" + (f"_{number}" if number > 1 else "")
         if len(names) > 2:
             files += save_figure(draw_overlap(found), folder, path, rows)
@@ -294,12 +279,14 @@ def case_study(subsets: Subsets, folder: Path, task: Task | None, number: int, p
     title = "Case study"
     if task is None:
         return Findings(title, "Not shown: it needs the task's texts, --task.")
-    found, reasons = _of_each(subsets, lambda subset: case_studies(subset, task, number, passages=passages, seed=seed))
+    found, reasons = _of_each(
+        subsets, lambda subset: measures.case_studies(subset, task, number, passages=passages, seed=seed)
+    )
     files, lines = [], []
     for (name, studies), path in zip(found.items(), _file_names(found), strict=True):
         intro = "Words that a task text and its passage both have are bold, stop words aside."
         text = f"# {for_markdown(name)}: task texts and what was retrieved for them\n\n{intro}\n\n"
-        files += save_files(folder, {f"subsets_case_study_{path}.md": text + case_studies_to_markdown(studies)})
+        files += save_files(folder, {f"subsets_case_study_{path}.md": text + measures.case_studies_to_markdown(studies)})
         lines.append(f"{for_markdown(name)}: {len(studies):,} task texts with their passages in `{files[-1].name}`.")
     return Findings(title, "\n".join(["\n\n".join(lines), *reasons]).strip(), files)
 
@@ -328,7 +315,7 @@ def _file_names(subsets: Mapping[str, Any]) -> list[str]:
     return [name if name not in names[:at] else f"{name}-{at + 1}" for at, name in enumerate(names)]
 
 
-def _overlap_rows(found: Overlap) -> list[dict[str, Any]]:
+def _overlap_rows(found: measures.Overlap) -> list[dict[str, Any]]:
     """A row for each two subsets."""
     sizes = found.passages.diagonal()
     return [

@@ -160,7 +160,7 @@ def by_value(values: Sequence[str], order: Sequence[str] = ()) -> list[Group]:
     return [Group(name, np.flatnonzero(array == name)) for name in names]
 
 
-def by_quantile(values: np.ndarray, format: str = "{:,.0f}", parts: int = 4) -> list[Group]:
+def by_quantile(values: np.ndarray, format: str = "{:,.0f}") -> list[Group]:
     """Groups of about equal size, by growing value: quarters. Equal values share a group, so there may be fewer.
 
     Args:
@@ -169,7 +169,7 @@ def by_quantile(values: np.ndarray, format: str = "{:,.0f}", parts: int = 4) -> 
     """
     if not len(values):
         return []
-    edges = np.unique(np.quantile(values, np.arange(1, parts) / parts, method="inverted_cdf"))
+    edges = np.unique(np.quantile(values, (0.25, 0.5, 0.75), method="inverted_cdf"))
     place = np.searchsorted(edges, values, side="left")
     groups = []
     for part in np.unique(place):
