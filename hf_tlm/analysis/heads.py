@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from hf_tlm.analysis import attention
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, HeadsArguments
-from hf_tlm.analysis.attention import (
-    POSITIONAL,
-    VERTICAL,
-    AttentionHead,
-    LayerShares,
-    Text,
-    TextMaps,
-    layer_shares,
-    measure_heads,
-    most_tokens,
-    text_maps,
-)
 from hf_tlm.analysis.encoders import load_encoder, sample_corpus
 from hf_tlm.analysis.figures import (
     PALETTE,
@@ -43,7 +32,7 @@ from hf_tlm.utils.markdown import markdown_table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Drawn = tuple[Sequence[AttentionHead], TextMaps]  # All heads of a model, and its maps of one text.
+Drawn = tuple[Sequence[attention.AttentionHead], attention.TextMaps]  # All heads of a model, and its maps of one text.
 FRAME, GREY = PALETTE[1], "#b8b8b8"
 MARGIN = 0.08  # Of a map's side, where frames are.
 ACROSS = 34  # Heads side by side, of one model or several.
@@ -55,13 +44,13 @@ COLUMNS = ("text", "text_pair", "question", "context")
 
 
 @style()
-def draw_head_shares(by_model: Mapping[str, Sequence[LayerShares]]) -> Figure:
+def draw_head_shares(by_model: Mapping[str, Sequence[attention.LayerShares]]) -> Figure:
     """Percent of positional and of vertical heads by layer, a line for each model."""
     columns = 2 if max(map(len, by_model)) <= 20 else 1
     figure, axes = new_figure(2, 1, height=3.2 + 0.13 * -(-len(by_model) // columns), sharex=True)
     values = [value for shares in by_model.values() for own in shares for value in (own.positional, own.vertical)]
     top = next(end for end in (10, 25, 50, 100) if max(values) <= end)
-    for panel, kind in zip(axes, (POSITIONAL, VERTICAL), strict=True):
+    for panel, kind in zip(axes, (attention.POSITIONAL, attention.VERTICAL), strict=True):
         for index, (name, shares) in enumerate(by_model.items()):
             layers = [own for own in shares if own.layer is not None]
             look = series_style(index) | {"markerfacecolor": "none", "clip_on": False, "label": _title(name)}
@@ -126,7 +115,7 @@ def _title(name: str) -> str:
     return name if len(name) <= 31 else f"{name[:14]}...{name[-14:]}"
 
 
-def _most(maps: TextMaps) -> int:
+def _most(maps: attention.TextMaps) -> int:
     """Heads of the layer that has most."""
     return max(len(layer) for layer in maps.maps)
 
@@ -174,7 +163,9 @@ def _side(row: Sequence[str], heads: Mapping[str, int], titles: Mapping[str, flo
     return min(titles[name] / heads[name] for name in row)
 
 
-def _draw_panel(canvas, name: str, heads: Sequence[AttentionHead], maps: TextMaps, x: float, y: float, side: float) -> None:
+def _draw_panel(
+    canvas, name: str, heads: Sequence[attention.AttentionHead], maps: attention.TextMaps, x: float, y: float, side: float
+) -> None:
     """The maps of a model, from (x, y) on."""
     from matplotlib.patches import Rectangle
 
@@ -184,7 +175,7 @@ def _draw_panel(canvas, name: str, heads: Sequence[AttentionHead], maps: TextMap
     canvas.imshow(_mosaic(heads, maps), extent=extent, interpolation="none", aspect="equal", clip_on=False)
     edge = 0.5 * MARGIN * side
     for own in heads:
-        if own.kind == POSITIONAL:
+        if own.kind == attention.POSITIONAL:
             corner = (x + (own.head - 1) * side + edge, y + (own.layer - 1) * side + edge)
             square = (side - 2 * edge, side - 2 * edge)
             canvas.add_patch(Rectangle(corner, *square, fill=False, edgecolor=FRAME, linewidth=min(1.6, 5 * side)))
@@ -198,7 +189,7 @@ def _draw_panel(canvas, name: str, heads: Sequence[AttentionHead], maps: TextMap
     canvas.text(x + most * side / 2, y + layers * side + 0.13, "head", fontsize=7, ha="center", va="top")
 
 
-def _mosaic(heads: Sequence[AttentionHead], maps: TextMaps) -> np.ndarray:
+def _mosaic(heads: Sequence[attention.AttentionHead], maps: attention.TextMaps) -> np.ndarray:
     """Return the maps as an image, float [layers x cell, heads x cell, 3]: a pixel for each weight.
 
     Vertical heads are on grey.
@@ -214,7 +205,7 @@ def _mosaic(heads: Sequence[AttentionHead], maps: TextMaps) -> np.ndarray:
         weights = _norm()(maps.maps[own.layer - 1][own.head - 1]).data
         square = image[(own.layer - 1) * cell : own.layer * cell, (own.head - 1) * cell : own.head * cell]
         inner = square[edge:-edge, edge:-edge]
-        if own.kind == VERTICAL:
+        if own.kind == attention.VERTICAL:
             square[edge // 2 : cell - edge // 2, edge // 2 : cell - edge // 2] = grey
             inner[:] = 0.5 * colormaps["Greys"](weights)[..., :3] + 0.5 * grey
         else:
@@ -243,9 +234,9 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments)
         model, tokenizer = load_encoder(
             place, max_length=args.max_length, trust_remote_code=trust, attn_implementation="eager"
         )
-        heads = measure_heads(model, tokenizer, texts, name=name, **limits)
-        found[name] = (heads, text_maps(model, tokenizer, drawn, options.heads_tokens))
-    shares = {name: layer_shares(heads) for name, (heads, _) in found.items()}
+        heads = attention.measure_heads(model, tokenizer, texts, name=name, **limits)
+        found[name] = (heads, attention.text_maps(model, tokenizer, drawn, options.heads_tokens))
+    shares = {name: attention.layer_shares(heads) for name, (heads, _) in found.items()}
     table = shares_table(shares)
     counts = [{"model": name, "kind": one.kind} | asdict(one) for name, (heads, _) in found.items() for one in heads]
     saved = save_files(args.folder, {"heads.md": table, "heads_counts.csv": counts})
@@ -261,7 +252,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments)
     return Findings("Attention heads", f"{words}\n\n{table}", saved)
 
 
-def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, Sequence[Text]]:
+def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, Sequence[attention.Text]]:
     """Read texts: those of `--texts`, else of the task's test, validation or training split.
 
     Returns (what they are, the texts); no more than `max_texts`, drawn with the seed and in their order.
@@ -286,7 +277,7 @@ def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, Sequenc
     return source, columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-def shares_table(shares: Mapping[str, Sequence[LayerShares]]) -> str:
+def shares_table(shares: Mapping[str, Sequence[attention.LayerShares]]) -> str:
     """Markdown: of each model's layers, and of the whole model, the percent of heads of each kind."""
     rows = []
     for name, layers in shares.items():
@@ -313,14 +304,14 @@ def _file_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _drawn(
-    texts: Sequence[Text], tokenizers: Sequence[PreTrainedTokenizerBase], options: HeadsArguments
-) -> tuple[Text, str]:
+    texts: Sequence[attention.Text], tokenizers: Sequence[PreTrainedTokenizerBase], options: HeadsArguments
+) -> tuple[attention.Text, str]:
     """Return the text whose maps are drawn, and how it is shown.
 
     It is the one that was given, or the first that no tokenizer truncates, or the first.
     """
     candidates = [options.heads_text] if options.heads_text is not None else texts
-    lengths = most_tokens(candidates, tokenizers, options.heads_tokens + 1)  # One more tells which are longer.
+    lengths = attention.most_tokens(candidates, tokenizers, options.heads_tokens + 1)  # One more tells which are longer.
     text = candidates[int(np.argmax(lengths <= options.heads_tokens))]
     words = " / ".join(text) if isinstance(text, tuple) else text
     return text, words if lengths.min() <= options.heads_tokens else f"First {options.heads_tokens} tokens of: {words}"

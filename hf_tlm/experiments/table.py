@@ -16,6 +16,7 @@ from hf_tlm.metrics import Lead, paired_bootstrap, scorer
 from hf_tlm.runs.baseline_arguments import LINEAR
 from hf_tlm.runs.summary import aggregate, format_table
 from hf_tlm.training.teacher import teacher_cost
+from hf_tlm.utils.json_files import entry
 
 SCORES = ("validation", "test")
 MEASURES = (*SCORES, "subset hours")  # of published figures
@@ -58,7 +59,7 @@ class Row:
     @property
     def with_linear(self) -> dict[str, Any] | None:
         """What each model scores on the last split, averaged with the linear one: mean, deviation, n and values."""
-        scores = [{"score": _entry(run, ("with_linear", _last_split(run), run["metric"]))} for run in self.runs]
+        scores = [{"score": entry(run, "with_linear", _last_split(run), run["metric"])} for run in self.runs]
         known = scores and all(isinstance(one["score"], float) for one in scores)
         return aggregate(scores)["score"] if known else None
 
@@ -131,7 +132,7 @@ class Table:
         return any("teacher" in run for row in self.rows for run in row.runs)
 
     def _priced(self, *names: str) -> bool:
-        return any(_entry(run, names) for row in self.rows for run in row.runs)
+        return any(entry(run, *names) for row in self.rows for run in row.runs)
 
     @property
     def failures(self) -> list[str]:
@@ -392,16 +393,8 @@ def _hours(seconds: float | None) -> str:
 
 def _mean(row: Row, *names: str) -> str:
     """Mean over seeds of an entry that the records of all of them have, by the names on the way to it."""
-    found = [value for run in row.runs if (value := _entry(run, names)) is not None]
+    found = [value for run in row.runs if (value := entry(run, *names)) is not None]
     return f"{fmean(found):.3g}" if found and len(found) == len(row.runs) else ""
-
-
-def _entry(run: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """An entry of a record by the names on the way to it; None where it is not."""
-    value: Any = run
-    for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
 
 
 def _range(values: Sequence[float]) -> str:

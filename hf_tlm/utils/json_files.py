@@ -51,6 +51,13 @@ def find_object(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def entry(content: Any, *names: str) -> Any:
+    """What an object has by the names on the way to it; None where it is not."""
+    for name in names:
+        content = content.get(name) if isinstance(content, Mapping) else None
+    return content
+
+
 class Unfit(Exception):
     """What a value had to be; `place` are the names on the way to it within the object."""
 

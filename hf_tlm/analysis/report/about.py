@@ -16,7 +16,7 @@ from hf_tlm.hub.cards import METRIC_NAMES
 from hf_tlm.runs.price import price_line
 from hf_tlm.runs.summary import aggregate, format_score
 from hf_tlm.training.run_folder import PRICE
-from hf_tlm.utils.json_files import Unfit
+from hf_tlm.utils.json_files import Unfit, entry
 from hf_tlm.utils.seed_figures import seed_figure
 
 COST = {
@@ -142,7 +142,7 @@ def _lead_tables(run: RunFolder) -> list[Table]:
 def _lead(run: RunFolder, split: str) -> tuple[float, float, float] | None:
     """The run's lead over the linear model on a split, as its record has it: difference, low and high."""
     for one in _baselines(run):
-        difference, low, high = (_entry(one, "lead", split, name) for name in ("difference", "low", "high"))
+        difference, low, high = (entry(one, "lead", split, name) for name in ("difference", "low", "high"))
         if _is_score(difference) and _is_score(low) and _is_score(high):
             return difference, low, high
     return None
@@ -150,17 +150,10 @@ def _lead(run: RunFolder, split: str) -> tuple[float, float, float] | None:
 
 def _averaged(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
     """What the average of the seeds' models scores, and each averaged with the linear model, where the record has it."""
-    if _is_score(score := _entry(run.record, "averaged", split, metric)):
+    if _is_score(score := entry(run.record, "averaged", split, metric)):
         yield "all seeds averaged", score
-    if _is_score(score := _entry(run.record, "with_linear", split, metric, "mean")):
+    if _is_score(score := entry(run.record, "with_linear", split, metric, "mean")):
         yield "averaged with the linear model", score
-
-
-def _entry(record: Any, *names: str) -> Any:
-    """An entry of a record by the names on the way to it; None where it is not."""
-    for name in names:
-        record = record.get(name) if isinstance(record, Mapping) else None
-    return record
 
 
 def _baselines(run: RunFolder) -> list[Any]:
@@ -171,7 +164,7 @@ def _baselines(run: RunFolder) -> list[Any]:
 def _to_beat(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
     """The baselines that the run's record has a score of: its name, and the score."""
     for one in _baselines(run):
-        if _is_score(score := _entry(one, "scores", split, metric)):
+        if _is_score(score := entry(one, "scores", split, metric)):
             yield str(one.get("name")), score
 
 
