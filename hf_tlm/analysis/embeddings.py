@@ -52,14 +52,7 @@ GREY, EDGE = "#b0b0b0", "#404040"
 # Similar pairs that are marked; the colours and markers there are.
 MARKED = 6
 NAME_WIDTH = 26
-HEADINGS = {
-    "model": "model",
-    "mean_cosine_random": "mean cosine, random",
-    "mean_cosine_similar": "mean cosine, similar",
-    "alignment": "alignment",
-    "uniformity": "uniformity",
-    "silhouette": "silhouette",
-}
+HEADINGS = {"mean_cosine_random": "mean cosine, random", "mean_cosine_similar": "mean cosine, similar"}
 
 
 @dataclass(frozen=True)
@@ -301,18 +294,9 @@ def _panels(
 
 
 def _legend(figure: Any, axes: Any, columns: int) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    last = [at for at, name in enumerate(names) if name.endswith(" others")]
-    order = [at for at in range(len(names)) if at not in last] + last
-    add_legend(
-        figure,
-        [handles[at] for at in order],
-        [names[at] for at in order],
-        ncols=min(columns, len(names)),
-        markerscale=1.8,
-        handletextpad=0.4,
-        columnspacing=1.2,
-    )
+    entries = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda entry: entry[1].endswith(" others"))
+    look = {"markerscale": 1.8, "handletextpad": 0.4, "columnspacing": 1.2}
+    add_legend(figure, *zip(*entries, strict=True), ncols=min(columns, len(entries)), **look)
 
 
 def _size(count: int) -> float:
@@ -354,7 +338,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: EmbeddingsArgum
 def measure(
     random: np.ndarray, similar: np.ndarray, vectors: np.ndarray, labels: np.ndarray | None = None, seed: int = 0
 ) -> dict[str, float]:
-    """The numbers of one model, by the names of `HEADINGS`; a silhouette where texts have classes.
+    """The numbers of one model by their names; a silhouette where texts have classes.
 
     Args:
         random, similar: cosines of random and of similar pairs, [P].
@@ -373,7 +357,7 @@ def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """A row for each model."""
     keys = list(rows[0])
     cells = [[row["model"], *(f"{row[key]:.3f}" for key in keys[1:])] for row in rows]
-    return markdown_table([HEADINGS[key] for key in keys], cells)
+    return markdown_table([HEADINGS.get(key, key) for key in keys], cells)
 
 
 def _embed(

@@ -213,9 +213,9 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
         return
     check_record(content, folder / RESULTS_FILE)
     arm, metric = _without_task(name, task), content.get("metric")
-    of_run = partial(Result, run=name, folder=folder, task=task, arm=arm, metric=metric)
     seeds = content.get("seeds") or content.get("splits") or ([baseline_seed(content)] if is_baseline(content) else None)
-    of_run = partial(of_run, seed_figure=None if seeds is None else _figure(content))
+    figure = None if seeds is None else _figure(content)
+    of_run = partial(Result, run=name, folder=folder, task=task, arm=arm, metric=metric, seed_figure=figure)
     seed_of = partial(of_run, settings=_flat(content), teacher=content.get("teacher") or {})
     if seeds is None:  # Interrupted: what is finished is in the folders of the seeds.
         seeds = [read_json(path) for path in sorted(folder.glob("s[ep]*-*/results.json"))]

@@ -66,10 +66,9 @@ def draw_sources(shares: Sequence[measures.SourceShare], corpora: Mapping[str, S
     Args:
         corpora: by its name, the subsets of each corpus that have its sources.
     """
-    groups = [list(own) for _, own in groupby(shares, key=lambda share: share.source)]
-    subsets = [share.subset for share in groups[0]]
-    bars = [(name, [_of(own, names[0]).corpus_share for own in groups]) for name, names in corpora.items()]
-    bars += [(name, [_of(own, name).share for own in groups]) for name in subsets]
+    groups = [{share.subset: share for share in own} for _, own in groupby(shares, key=lambda share: share.source)]
+    bars: list[Any] = [(name, [own[names[0]].corpus_share for own in groups]) for name, names in corpora.items()]
+    bars += [(name, [own[name].share for own in groups]) for name in groups[0]]
     height = 0.9 + len(groups) * (len(bars) + 1) * BAR + 0.12 * len(bars)
     figure, axes = new_figure(height=height)
     places = np.arange(len(groups)) * (len(bars) + 1.0)
@@ -81,7 +80,8 @@ def draw_sources(shares: Sequence[measures.SourceShare], corpora: Mapping[str, S
             else {"facecolor": PALETTE[own % len(PALETTE)], "hatch": HATCHES[own % len(HATCHES)], "edgecolor": "white"}
         )
         axes.barh(places + index, 100 * np.array(values), height=1, linewidth=0.3, label=label(name), **look)
-    names = [f"{own[0].others:,} others" if own[0].source is None else label(own[0].source or "(none)") for own in groups]
+    firsts = [next(iter(own.values())) for own in groups]
+    names = [f"{one.others:,} others" if one.source is None else label(one.source or "(none)") for one in firsts]
     axes.set_yticks(places + (len(bars) - 1) / 2, names)
     axes.set(xlabel="share of passages (%)", ylim=(places[-1] + len(bars), -1))
     axes.tick_params(axis="y", length=0)
@@ -151,10 +151,6 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
         return text
     tail = longest // 3
     return f"{text[: longest - tail - 1]}…{text[-tail:]}"
-
-
-def _of(shares: Sequence[measures.SourceShare], subset: str) -> Any:
-    return next(share for share in shares if share.subset == subset)
 
 
 def _legend(figure: Figure, axes: Axes, entries: int) -> None:

@@ -57,7 +57,6 @@ class Pairing:
     names: of these pairs.
     """
 
-    ids: Sequence[str]
     first: np.ndarray
     second: np.ndarray
     first_right: np.ndarray
@@ -97,8 +96,7 @@ def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | 
             f"({len(first.ids):,} and {len(second.ids):,}). Give two runs on one task."
         )
     order = np.array([place[identifier] for identifier in first.ids])
-    common = [seed for seed in first.seeds if seed in second.seeds]
-    pairs = [(seed, seed) for seed in common]
+    pairs = [(seed, seed) for seed in first.seeds if seed in second.seeds]
     if either := first.seedless or second.seedless:
         pairs = [(a, b) for a in first.seeds for b in second.seeds]
     elif not pairs:
@@ -106,7 +104,6 @@ def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | 
         # One seed of each of the two.
         pairs = [tuple(seed if seed in seeds else seeds[0] for seed, seeds in chosen)]  # type: ignore[list-item]
     return Pairing(
-        first.ids,
         first.scores,
         second.scores[:, order],
         first.right,
@@ -148,7 +145,7 @@ def against(
     """
     first, second = predictions
     found, names = pair(first, second, (runs[0].best_seed, runs[1].best_seed)), labels(runs)
-    about = f"Both on the {len(found.ids):,} rows of {first.split}; differences are {names[1]} minus {names[0]}."
+    about = f"Both on the {len(found.order):,} rows of {first.split}; differences are {names[1]} minus {names[0]}."
     blocks: list[Block] = [Text(about), _differing(runs), _score_table(runs, first.split)]
     lead = lead_of(first, second, runs[0].metric or "", found.order)
     if lead is not None:
@@ -168,7 +165,7 @@ def against(
                 "split is if both are equally good. It is of one pair of models, and does not know how much seeds differ."
             )
         )
-    whole = {"All rows": [Group("all", np.arange(len(found.ids)))]}
+    whole = {"All rows": [Group("all", np.arange(len(found.order)))]}
     tables = [_group_table(found, names, first.kind, by, members) for by, members in (whole | groups).items()]
     blocks.append(Row(tables))
     for better in (True, False):
@@ -302,8 +299,8 @@ def _group_table(found: Pairing, names: tuple[str, str], kind: str, by: str, gro
     columns += [Column("difference", "number", "{:+.2f}"), *([Column("±", "number", "{:.2f}")] if several else [])]
     rows = []
     for group in groups:
-        apart = difference(found.first[:, group.rows], found.second[:, group.rows], found.seeds)
-        figures = [apart.first, apart.second, apart.difference, *([apart.std] if several else [])]
+        apart = dataclasses.astuple(difference(found.first[:, group.rows], found.second[:, group.rows], found.seeds))
+        figures = apart[: 4 if several else 3]
         rows.append((group.name, len(group.rows), *(None if value is None else times * value for value in figures)))
     about = f"{SCORES[kind]} of both" + (f" by {by[0].lower()}{by[1:]}" if by != "All rows" else "")
     about += ", in percent" if times == 100 else ""

@@ -233,11 +233,10 @@ def _error_sections(
     parts: dict[str, list[Any]] = {"confusion": [], "errors": [], "analysis": []}
     for split, found in judged.items():
         parts["confusion"] += [*errors.confusions(found), *errors.tag_tables(found, run.seeds)]
+        parts["errors"] += [] if parts["errors"] else errors.about_errors(found)
         parts["errors"].append(errors.error_table(found, rows[split], run.best_seed, options))
         parts["analysis"] += errors.group_tables(found, errors.groups_of(found, rows[split]))
     titles = {"confusion": "Confusions", "errors": "Errors", "analysis": "Error analysis"}
-    about_errors = [text for found in list(judged.values())[:1] for text in errors.about_errors(found)]
-    parts["errors"] = [*about_errors, *parts["errors"]] if parts["errors"] else []
     if parts["confusion"] and not any(len(getattr(block, "names", ())) > NARROW_MATRIX for block in parts["confusion"]):
         parts["confusion"] = [Row(parts["confusion"])]
     if parts["analysis"]:

@@ -62,7 +62,7 @@ def _recorded_task(run: RunFolder) -> tuple[Task, str]:
     named = str(values.get("task") or "")
     if not named:
         raise AnalysisError(f"The command that {run.name} recorded names no task.")
-    places = [named] if named in TASKS else [place for place in _places(run, named) if _is_here(place)]
+    places = [named] if named in TASKS else _places(run, named)
     known = {name: values[name] for name in AnalyzedTask.__dataclass_fields__ if name in values}
     problem = f"{named}, the task of {run.name}, is no file or folder here."
     for place in places:
@@ -78,8 +78,9 @@ def _recorded_task(run: RunFolder) -> tuple[Task, str]:
 
 
 def _places(run: RunFolder, named: str) -> list[str]:
-    """Where it may be: as it was called where the run was started, which may be a folder above the run's."""
-    return [os.path.join(base, named) for base in ("", *map(str, run.path.resolve().parents))]
+    """Where it is on this machine: as it was called where the run was started, which may be a folder above the run's."""
+    places = [os.path.join(base, named) for base in ("", *map(str, run.path.resolve().parents))]
+    return [place for place in places if not place.startswith(("//", "\\\\")) and os.path.exists(place)]
 
 
 def recorded_subset(run: RunFolder) -> Subset | None:
@@ -90,8 +91,6 @@ def recorded_subset(run: RunFolder) -> Subset | None:
     if not place or not manifest:
         return None
     for folder in _places(run, str(place)):
-        if not _is_here(folder):
-            continue
         try:
             subset = Subset.load(folder)
         except (ValueError, OSError):
@@ -99,11 +98,6 @@ def recorded_subset(run: RunFolder) -> Subset | None:
         if subset.manifest == manifest:
             return subset
     return None
-
-
-def _is_here(place: str) -> bool:
-    """Whether it is a folder or a file, and of no other machine."""
-    return not place.startswith(("//", "\\\\")) and os.path.exists(place)
 
 
 def _options(run: RunFolder) -> dict[str, Any]:

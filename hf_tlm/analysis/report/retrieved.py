@@ -92,7 +92,7 @@ def source_table(subset: Subset) -> Table:
         (name or "(none)", count, 100 * count / len(subset), *([100 * corpus.get(name, 0) / of_corpus] if corpus else []))
         for name, count in found.most_common()
     ]
-    return make_table("Sources", columns, rows, total=len(rows), most=SOURCES)
+    return make_table("Sources", columns, rows, most=SOURCES)
 
 
 def subset_command(manifest: Mapping[str, Any]) -> str | None:
