@@ -120,9 +120,9 @@ class PublishArguments:
         given = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(given) != 1:
             raise HubError(f"Give one of {', '.join(f'--{kind}' for kind in kinds)}; received {', '.join(given) or 'none'}.")
-        needed = ["output_dir" if given[0] == "legacy_checkpoint" else "repo_id"]
-        if missing := [name for name in needed if getattr(self, name) is None]:
-            raise HubError(f"--{given[0]} needs --{missing[0]}: see --help.")
+        needed = "output_dir" if given[0] == "legacy_checkpoint" else "repo_id"
+        if getattr(self, needed) is None:
+            raise HubError(f"--{given[0]} needs --{needed}: see --help.")
         check_effects(self, HubError, prefix="--")
         for name in ("dataset", "widget_texts"):
             if self.subset is not None and getattr(self, name) is not None:

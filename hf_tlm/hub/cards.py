@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_dataset, hub_name, license_sentence, render
+from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_dataset, hub_name, render
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.utils.seed_figures import seed_figure
 from hf_tlm.version import __version__
@@ -88,7 +88,7 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
         run: `results.json` of `hf_tlm.runs.finetune`.
         seed: which of its seeds the folder's weights are.
     """
-    from huggingface_hub import EvalResult, ModelCardData
+    from huggingface_hub import ModelCardData
 
     record = next(record for record in run["seeds"] if record["seed"] == seed)
     base, metric = run["model"]["model_name_or_path"], run["metric"]
@@ -98,15 +98,7 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
     splits = [split for split in ("validation", "test") if split in record]
     shown = [metric, *(name for name in record[splits[0]] if name != metric and name in METRIC_NAMES)]
     results = [
-        EvalResult(
-            task_type=pipeline,
-            dataset_type=run["task"],
-            dataset_name=run["task"],
-            dataset_split=split,
-            metric_type=METRIC_TYPES.get(name, "f1"),
-            metric_name=METRIC_NAMES[name],
-            metric_value=round(record[split][name], 6),
-        )
+        _result(pipeline, run["task"], split, METRIC_TYPES.get(name, "f1"), METRIC_NAMES[name], record[split][name])
         for split in splits
         for name in shown
     ]
@@ -140,7 +132,6 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
         word=word,
         figure=figure,
         base_name=displayed_name(base),
-        license_sentence=license_sentence(None),
     )
 
 
@@ -174,7 +165,6 @@ def onnx_card(record: Mapping[str, Any]) -> str:
         metric_name=_METRICS.get(metric, metric),
         timed=[*dict.fromkeys(length for file in files for length in file.get("milliseconds", {}))],
         memory=any("memory_megabytes" in file for file in files),
-        license_sentence=license_sentence(None),
     )
 
 
@@ -190,21 +180,13 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         run: `results.json` of `hf_tlm.runs.run_tlm`.
         seed: which of its seeds the folder's weights are.
     """
-    from huggingface_hub import EvalResult, ModelCardData
+    from huggingface_hub import ModelCardData
 
     record = next(record for record in run["seeds"] if record["seed"] == seed)
     metric, arguments, base = run["metric"], run["arguments"], run["model"]["model_name_or_path"]
+    task = "text-classification", run["task"]
     results = [
-        EvalResult(
-            task_type="text-classification",
-            task_name="Text classification",
-            dataset_type=run["task"],
-            dataset_name=run["task"],
-            dataset_split=split,
-            metric_type=METRIC_TYPES.get(name, "f1"),
-            metric_name=METRIC_NAMES[name],
-            metric_value=round(record[split][name], 6),
-        )
+        _result(*task, split, METRIC_TYPES.get(name, "f1"), METRIC_NAMES[name], record[split][name], "Text classification")
         for split in ("validation", "test")
         if split in record
         for name in dict.fromkeys((metric, "accuracy"))
@@ -239,7 +221,6 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         base_name=displayed_name(base),
         coco_lm_losses=_coco_lm_losses(arguments),
         dataset_sentence=dataset_sentence(dataset),
-        license_sentence=license_sentence(None),
         transformers=oldest_transformers(record.get("model_type")),
         citations=["tlm", *({method} & {"iss", "dsir"}), *OBJECTIVES[objective].citations],
     )
@@ -281,7 +262,6 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
         base_name=displayed_name(base),
         coco_lm_losses=_coco_lm_losses(arguments),
         dataset_sentence=dataset_sentence(dataset),
-        license_sentence=license_sentence(None),
         transformers=oldest_transformers(run.get("model_type")),
         citations=OBJECTIVES[objective].citations or ["bert"],
     )
@@ -318,7 +298,6 @@ def converted_card(
         classes=classes,
         version=__version__,
         transformers=oldest_transformers("cocolm" if classes is None else "electra"),
-        license_sentence=license_sentence(None),
         citations=[name],
     )
 
@@ -331,23 +310,22 @@ def _subset_on_the_hub(subset: Mapping[str, Any] | None) -> str | None:
     return "@".join(filter(None, (hub["repo_id"], hub.get("revision"))))
 
 
-def _held_out_results(run: Mapping[str, Any], task_type: str) -> list[EvalResult]:
-    """Perplexity of a masked LM; for the others the shares of tokens that were judged rightly."""
+def _result(
+    task_type: str, dataset: str, split: str, metric_type: str, metric: str, value: float, task: str | None = None
+) -> EvalResult:
+    """A score for a card's metadata."""
     from huggingface_hub import EvalResult
 
+    return EvalResult(task_type, dataset, dataset, metric_type, round(value, 6), task, None, split, metric_name=metric)
+
+
+def _held_out_results(run: Mapping[str, Any], task_type: str) -> list[EvalResult]:
+    """Perplexity of a masked LM; for the others the shares of tokens that were judged rightly."""
     found = {("accuracy", name.replace("_", " ")): value for name, value in run["validation"].items() if "accuracy" in name}
     if not OBJECTIVES[run["arguments"]["objective"]].corrupts and "mlm_loss" in run["validation"]:
         found["perplexity", "perplexity of masked tokens"] = math.exp(min(run["validation"]["mlm_loss"], 700.0))
     return [
-        EvalResult(
-            task_type=task_type,
-            dataset_type=run["corpus"]["name"],
-            dataset_name=run["corpus"]["name"],
-            dataset_split="held-out blocks",
-            metric_type=kind,
-            metric_name=name,
-            metric_value=round(value, 6),
-        )
+        _result(task_type, run["corpus"]["name"], "held-out blocks", kind, name, value)
         for (kind, name), value in found.items()
     ]
 

@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hf_tlm.errors import HubError
-from hf_tlm.hub.commit import Push
+from hf_tlm.hub.commit import CARD, Push
 from hf_tlm.hub.push import REPLACED, published, push, repo_to_push
 from hf_tlm.hub.rendering import hub_name, published_card
 from hf_tlm.hub.repo import CODE, NAMES, is_ours
-from hf_tlm.hub.subset_configs import check_alone, repo_files
+from hf_tlm.hub.subset_configs import MANIFEST, check_alone, repo_files
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.json_files import mapped, read_fields, read_object, words
 from hf_tlm.utils.run_names import RESULTS_FILE, SETTINGS_FILE
@@ -25,8 +25,6 @@ from hf_tlm.version import __version__
 
 logger = logging.getLogger(__name__)
 
-CARD = "README.md"
-MANIFEST = "manifest.json"
 CONFIG, ADAPTER_CONFIG, EXPORT = "config.json", "adapter_config.json", "export.json"
 
 

@@ -49,6 +49,7 @@ def _environment() -> jinja2.Environment:
         return value if isinstance(value, Markup) else Markup(escape(flat(str(value))))
 
     environment = jinja2.Environment(loader=jinja2.FunctionLoader(source), autoescape=True, finalize=shown)
+    environment.globals["license_sentence"] = license_sentence(None)  # until one is chosen
     environment.filters["code"] = lambda value: Markup(as_code(str(value)))
     environment.filters["literal"] = lambda value: Markup(as_literal(str(value)))
     return environment

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hf_tlm.errors import HubError
+from hf_tlm.hub.commit import CARD
 from hf_tlm.hub.errors import UnansweredError, with_retries
 from hf_tlm.hub.rendering import PLACEHOLDER, published_card, render
 from hf_tlm.hub.repo_id import Repo
 
 Result = TypeVar("Result")
-CARD, MANIFEST = "README.md", "manifest.json"
+MANIFEST = "manifest.json"
 _MANIFEST_OF = re.compile(rf"(\w[\w.-]*)/{re.escape(MANIFEST)}")
 # Metadata that the card of the whole has from those of the subsets, one after another without repetition.
 _MERGED = ("license", "language", "tags", "task_categories", "size_categories", "source_datasets")
