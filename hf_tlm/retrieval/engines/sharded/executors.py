@@ -32,7 +32,6 @@ from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.executor.ray import RayPipelineExecutor
 from datatrove.executor.slurm import SlurmPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
-from loguru import logger as datatrove_logger
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval.analyzer import RetrievalError
@@ -134,8 +133,17 @@ class LocalExecutor(_Quiet, LocalPipelineExecutor):
                 for sentinel in wait(list(running)):
                     rank, process = running.pop(sentinel)
                     process.join()
+                    if process.exitcode < 0:
+                        raise RetrievalError(
+                            f"The process of shard {rank} was killed by signal {-process.exitcode}; if that was for memory, "
+                            "use more shards or fewer workers. Start the same run again: it continues from here."
+                        )
+                    if process.exitcode and rank not in self.errors():
+                        raise RetrievalError(
+                            f"The process of shard {rank} ended with status {process.exitcode} before it began. A script "
+                            "that calls this on local processes needs `if __name__ == '__main__':` around what it does."
+                        )
                     if process.exitcode:
-                        _check_exit(rank, process.exitcode, rank in self.errors())
                         return
         finally:
             for _, process in running.values():
@@ -158,19 +166,6 @@ def _exit_with_parent() -> None:
     assert parent is not None  # only in the main process of a run
     parent.join()
     os._exit(1)
-
-
-def _check_exit(rank: int, code: int, told: bool) -> None:
-    if code < 0:
-        raise RetrievalError(
-            f"The process of shard {rank} was killed by signal {-code}; if that was for memory, use more shards or fewer "
-            "workers. Start the same run again: it continues from here."
-        )
-    if not told:
-        raise RetrievalError(
-            f"The process of shard {rank} ended with status {code} before it began. A script that calls this on local "
-            "processes needs `if __name__ == '__main__':` around what it does."
-        )
 
 
 class RayExecutor(_Quiet, RayPipelineExecutor):
@@ -205,21 +200,13 @@ class RayExecutor(_Quiet, RayPipelineExecutor):
                     running.append(task.remote(executor, ranks.pop(0)))
                 for done in ray.wait(running, num_returns=1)[0]:
                     running.remove(done)
-                    if not _finished(done):
+                    try:
+                        ray.get(done)
+                    except ray.exceptions.RayError:  # It is in `errors`, or the task was lost too often.
                         return
         finally:
             for waiting in running:
                 ray.cancel(waiting, force=True)
-
-
-def _finished(task) -> bool:
-    import ray
-
-    try:
-        ray.get(task)
-    except ray.exceptions.RayError:  # It is in `errors`, or the task was lost too often.
-        return False
-    return True
 
 
 class SlurmExecutor(_Quiet, SlurmPipelineExecutor):
@@ -253,25 +240,6 @@ EXECUTORS: dict[str, type[_Quiet]] = {
     "slurm": SlurmExecutor,
     "jobs": JobsExecutor,
 }
-
-
-def make_executor(
-    name: str, pipeline: list[PipelineStep], tasks: int, logging_dir: str, options: dict[str, Any] | None = None
-) -> _Quiet:
-    """An executor of datatrove for some tasks of a pipeline.
-
-    Args:
-        name: one of EXECUTORS.
-        logging_dir: where logs and completion markers go; every machine that runs a task must see it.
-        options: arguments of datatrove's class of that name, such as `workers`, `cpus_per_task`, `partition`.
-
-    Raises:
-        RetrievalError: see `check_executor`.
-    """
-    options = {key: value for key, value in (options or {}).items() if key != "address"}
-    check_executor(name, options)
-    datatrove_logger.remove()  # Its console; from here on there are only the tasks' logs.
-    return EXECUTORS[name](pipeline=pipeline, tasks=tasks, logging_dir=logging_dir, **options)
 
 
 def check_executor(name: str, options: dict[str, Any]) -> None:

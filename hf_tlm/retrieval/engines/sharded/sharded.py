@@ -100,7 +100,8 @@ def retrieve_sharded(
     settings, options = settings or Bm25Settings(), dict(executor_options or {})
     skip_bad_files = corpus.skip_bad_files if skip_bad_files is None else skip_bad_files
     workers = options.get("workers") if workers is None else workers
-    _check_arguments(top_k, num_shards, workers, max_query_terms, settings)
+    check_engine("bm25", settings)
+    check_numbers(RetrievalError, top_k=top_k, num_shards=num_shards, workers=workers, max_query_terms=max_query_terms)
     if importlib.util.find_spec("datatrove") is None:
         raise RetrievalError("Sharded retrieval needs datatrove: pip install 'hf-tlm[sharded]'.")
     from hf_tlm.retrieval.engines.sharded import steps
@@ -150,12 +151,6 @@ def retrieve_sharded(
         run_stage(steps.MergeHits(workspace, num_shards, top_k), 1, *here)
         run_stage(steps.GatherTexts(workspace), num_shards, *(here if workspace.local else away))
         return _result(workspace, num_shards)
-
-
-def _check_arguments(top_k: int, num_shards: int, workers: int | None, max_query_terms: int | None, settings) -> None:
-    check_engine("bm25", settings)
-    numbers = {"top_k": top_k, "num_shards": num_shards, "workers": workers, "max_query_terms": max_query_terms}
-    check_numbers(RetrievalError, **numbers)
 
 
 def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_query_terms, num_shards) -> dict[str, Any]:

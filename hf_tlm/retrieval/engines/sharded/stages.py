@@ -7,24 +7,18 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from loguru import logger as datatrove_logger
 
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.engines.sharded.executors import make_executor
+from hf_tlm.retrieval.engines.sharded.executors import EXECUTORS
+from hf_tlm.retrieval.engines.sharded.steps import Step
 from hf_tlm.retrieval.engines.sharded.workspace import Workspace
 from hf_tlm.utils.disk import told
 from hf_tlm.utils.locks import locked
 
 POLL = {True: 0.2, False: 15.0}  # seconds between looks at a local and a remote folder, for the progress bar
-
-
-class StageStep(Protocol):
-    """A datatrove step that works alone: `done(rank)` says whether its task's output is in the workspace."""
-
-    name: str
-    workspace: Workspace
-
-    def done(self, rank: int) -> bool: ...
 
 
 def open_workspace(work_dir: str | os.PathLike, executor: str) -> Workspace:
@@ -65,13 +59,19 @@ def lock(workspace: Workspace) -> Iterator[None]:
         yield
 
 
-def run_stage(step: StageStep, tasks: int, name: str, options: dict[str, Any], title: str | None = None) -> None:
+def run_stage(step: Step, tasks: int, name: str, options: dict[str, Any], title: str | None = None) -> None:
     """One stage: every task's output is there in the end.
+
+    Args:
+        name, options: what `check_executor` has looked at.
 
     Raises:
         RetrievalError: a task failed, with its message if it is one of ours, else with the place of its log.
     """
-    executor = make_executor(name, [step], tasks, step.workspace.path(f"logs/{step.name}"), options)
+    datatrove_logger.remove()  # Its console; from here on there are only the tasks' logs.
+    options = {key: value for key, value in options.items() if key != "address"}
+    logs = step.workspace.path(f"logs/{step.name}")
+    executor = EXECUTORS[name](pipeline=[step], tasks=tasks, logging_dir=logs, **options)
     for rank in set(range(tasks)).difference(executor.incomplete()):
         if not step.done(rank):
             executor.forget(rank)
