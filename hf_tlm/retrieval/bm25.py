@@ -88,6 +88,11 @@ def okapi_idf(frequencies: np.ndarray, num_passages: int) -> np.ndarray:
     return np.log(num_passages - frequencies + 0.5) - np.log(frequencies + 0.5)
 
 
+def average_idf(frequencies: np.ndarray, num_passages: int) -> float:
+    """Mean of `okapi_idf` over the terms of a corpus; sorted, it is that of any split of the corpus, to the last bit."""
+    return float(okapi_idf(np.sort(frequencies).astype(np.float64), num_passages).mean()) if len(frequencies) else 0.0
+
+
 def term_weights(settings: Bm25Settings, statistics: Statistics) -> tuple[np.ndarray, np.ndarray]:
     """(weights, constants), float64 [V]: every variant is the same saturation.
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,7 @@ from hf_tlm.retrieval.engines.bm25.files import (
     IDS_FILE,
     META_FILE,
     POSTINGS_FILE,
-    READ_BYTES,
+    Opened,
     check_replaceable,
     checksum,
     digest_of,
@@ -39,23 +40,6 @@ from hf_tlm.utils.options import check_numbers
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-
-class Extendable(Protocol):
-    """An opened `Index`, of which this reads what there is already."""
-
-    directory: Path
-    analyzer: Analyzer
-    table: np.ndarray
-    sampled: np.ndarray
-    lengths: np.ndarray
-    frequencies: np.ndarray
-    vocabulary: Vocabulary
-    ids: pa.Array
-
-    def __len__(self) -> int: ...
-
-    def tile(self, number: int) -> Tile: ...
 
 
 class _Words:
@@ -171,16 +155,12 @@ class Builder:
         }
 
     @classmethod
-    def of(cls, index: Extendable, folder: Path) -> Builder:
+    def of(cls, index: Opened, folder: Path) -> Builder:
         """A builder in another folder that has what an index has, to add more."""
         builder = cls(folder, index.analyzer)
         builder.table = index.table[:-1].tolist()
-        end = int(index.table[-1, 0])
-        with open(index.directory / POSTINGS_FILE, "rb") as source, open(folder / POSTINGS_FILE, "wb") as target:
-            while end > 0:
-                block = source.read(min(end, READ_BYTES))
-                target.write(block)
-                end -= len(block)
+        shutil.copyfile(index.directory / POSTINGS_FILE, folder / POSTINGS_FILE)
+        os.truncate(folder / POSTINGS_FILE, int(index.table[-1, 0]))  # Without the sample's tile.
         builder.num_passages, builder.lengths = len(index), [np.array(index.lengths)]
         builder.frequencies = np.array(index.frequencies)
         words = index.vocabulary
@@ -191,7 +171,7 @@ class Builder:
 
 def write_index(
     directory: Path,
-    old: Extendable | None,
+    old: Opened | None,
     dataset: Dataset,
     about: dict[str, Any],
     num_threads: int | None,

@@ -8,10 +8,10 @@ compared with how many there are, once, tile by tile, when the index is opened.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from numba import njit
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.engines.bm25.tiles import MANY, Tile
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
+from hf_tlm.utils import seals
 
 # dtype and number of dimensions
 _KINDS: dict[str, tuple[type[np.integer], int]] = {
@@ -45,9 +46,30 @@ _FIELDS: dict[tuple[str, ...], type | tuple[type, ...]] = {
 FORMAT = "hf_tlm.index"
 FORMAT_VERSION = 1
 META_FILE, POSTINGS_FILE, IDS_FILE = "index.json", "postings.bin", "ids.arrow"
-ARRAYS = ("table", "sampled", "lengths", "frequencies", "order", "by_place", "arena", "starts", "slots")
+ARRAYS = tuple(_KINDS)
 FILES = (POSTINGS_FILE, IDS_FILE, *(f"{name}.npy" for name in ARRAYS))
-READ_BYTES = 1 << 22
+
+
+class Opened(Protocol):
+    """An opened `Index`, for the modules that it is made of, which cannot import it."""
+
+    directory: Path
+    meta: dict[str, Any]
+    analyzer: Analyzer
+    table: np.ndarray
+    sampled: np.ndarray
+    lengths: np.ndarray
+    frequencies: np.ndarray
+    order: np.ndarray
+    by_place: np.ndarray
+    vocabulary: Vocabulary
+    ids: pa.ChunkedArray
+
+    def __len__(self) -> int: ...
+
+    def tile(self, number: int) -> Tile: ...
+
+    def forget(self, tile: int) -> None: ...
 
 
 class Unsound(Exception):
@@ -76,48 +98,36 @@ def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...])
         raise unsound(directory, "its description does not list its files")
 
 
-def check_contents(
-    directory: Path,
-    meta: Mapping[str, Any],
-    arrays: Mapping[str, np.ndarray],
-    words: Vocabulary,
-    ids: pa.ChunkedArray,
-    size: int,
-    tile: Callable[[int], Tile],
-    forget: Callable[[int], None],
-) -> None:
-    """Whether a search of these arrays stays within them, and counts what is there.
+def check_contents(index: Opened, size: int) -> None:
+    """Whether a search of an index stays within its arrays, and counts what is there.
 
     Args:
-        arrays: by name, of those that are no part of `words`.
         size: bytes of the postings.
-        tile: the tile of a row of the table. forget: give the memory of one back.
 
     Raises:
         RetrievalError: it does not.
     """
+    meta, words, sampled = index.meta, index.vocabulary, index.sampled
     try:
-        vocabulary = {name: getattr(words, name) for name in ("arena", "starts", "slots")}
-        _check_shapes(meta, {**arrays, **vocabulary}, ids)
-        _check_order(arrays["order"], arrays["by_place"])
-        _check_ids(ids, arrays["by_place"])
+        _check_shapes(meta, {name: getattr(index if hasattr(index, name) else words, name) for name in ARRAYS}, index.ids)
+        _check_order(index.order, index.by_place)
+        _check_ids(index.ids, index.by_place)
         _check_words(words)
-        _check_table(arrays["table"], meta, len(arrays["sampled"]), size)
-        sampled = arrays["sampled"]
+        _check_table(index.table, meta, len(sampled), size)
         _need(len(np.unique(sampled)) == len(sampled) > 0, "sampled", "distinct")
         _need(sampled.min() >= 0 and sampled.max() < meta["passages"], "sampled", "passages")
         found = np.zeros(meta["terms"], np.int64)
         first = 0
-        for number in range(len(arrays["table"]) - 1):
-            one = tile(number)
-            _check_tile(one, meta["terms"], arrays["lengths"][first : first + one.num_docs], number)
+        for number in range(len(index.table) - 1):
+            one = index.tile(number)
+            _check_tile(one, meta["terms"], index.lengths[first : first + one.num_docs], number)
             found[one.terms] += np.diff(one.starts)
             first += one.num_docs
-            forget(number)
-        _check_tile(tile(len(arrays["table"]) - 1), meta["terms"], arrays["lengths"][sampled], "of the sample")
-        _need(np.array_equal(found, arrays["frequencies"]), "frequencies", "the postings of each term")
+            index.forget(number)
+        _check_tile(index.tile(len(index.table) - 1), meta["terms"], index.lengths[sampled], "of the sample")
+        _need(np.array_equal(found, index.frequencies), "frequencies", "the postings of each term")
     except Unsound as problem:
-        raise unsound(directory, str(problem)) from None
+        raise unsound(index.directory, str(problem)) from None
 
 
 def _check_shapes(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], ids: pa.ChunkedArray) -> None:
@@ -324,11 +334,7 @@ def digest_of(meta: dict[str, Any]) -> str:
 
 
 def checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while block := file.read(READ_BYTES):
-            digest.update(block)
-    return f"{path.stat().st_size}-{digest.hexdigest()}"
+    return f"{path.stat().st_size}-{seals.checksum(path)}"
 
 
 def describe(analyzer: dict[str, Any]) -> str:

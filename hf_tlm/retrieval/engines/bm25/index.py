@@ -25,7 +25,7 @@ import pyarrow as pa
 from numpy.lib.format import open_memmap
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
-from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, Statistics, length_norms, okapi_idf
+from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, Statistics, average_idf, length_norms
 from hf_tlm.retrieval.engines.bm25.build import write_index
 from hf_tlm.retrieval.engines.bm25.files import (
     ARRAYS,
@@ -41,7 +41,7 @@ from hf_tlm.retrieval.engines.bm25.files import (
     unsound,
     written,
 )
-from hf_tlm.retrieval.engines.bm25.search import QueryTerms, query_terms, search_batch
+from hf_tlm.retrieval.engines.bm25.search import QueryTerms, TileArguments, query_terms, search_batch
 from hf_tlm.retrieval.engines.bm25.tiles import Tile
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
@@ -153,9 +153,7 @@ class Index:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise unsound(directory, f"its files cannot be read ({str(error)[:200]})") from error
-        arrays = {name: getattr(index, name) for name in ARRAYS if hasattr(index, name)}
-        size = len(index._postings)
-        check_contents(directory, meta, arrays, index.vocabulary, index.ids, size, index.tile, index._forget)
+        check_contents(index, len(index._postings))
         return index
 
     @classmethod
@@ -221,11 +219,7 @@ class Index:
 
     def statistics(self, terms: list[str], variant: str = "lucene") -> Statistics:
         """What scores of this index alone depend on; `terms`: the queries' vocabulary."""
-        average = None
-        if variant == "okapi":
-            # Sorted: then the mean is that of any split of the corpus, to the last bit.
-            frequencies = np.sort(np.array(self.frequencies, np.float64))
-            average = float(okapi_idf(frequencies, len(self)).mean()) if len(frequencies) else 0.0
+        average = average_idf(self.frequencies, len(self)) if variant == "okapi" else None
         return Statistics(len(self), self.num_tokens, self.document_frequencies(terms), average)
 
     def search(
@@ -281,21 +275,16 @@ class Index:
         rounds = -(-number // (size * threads))
         size = -(-number // (rounds * threads))  # Equal shares: no thread waits for another's larger batch.
 
-        def tile_of(tile: int):
-            if tile:
-                self._forget(tile - 1)
-            first = self._first[tile]
-            rows = slice(first, first + int(self.table[tile, 1]))
+        def arguments(tile: int, rows: slice | np.ndarray) -> TileArguments:
             return self.tile(tile), length_norms(settings, self.lengths[rows], statistics), self.order[rows]
 
-        sample = None
-        if len(self) >= 4 * len(self.sampled):
-            rows = self.sampled
-            sample = (
-                self.tile(len(self.table) - 1),
-                length_norms(settings, self.lengths[rows], statistics),
-                self.order[rows],
-            )
+        def tile_of(tile: int) -> TileArguments:
+            if tile:
+                self.forget(tile - 1)
+            first = self._first[tile]
+            return arguments(tile, slice(first, first + int(self.table[tile, 1])))
+
+        sample = arguments(len(self.table) - 1, self.sampled) if len(self) >= 4 * len(self.sampled) else None
 
         def run(first: int) -> list[Hits]:
             batch = terms.slice(first, min(first + size, number))
@@ -316,7 +305,7 @@ class Index:
         sizes = self.table[:-1, 1]
         return np.cumsum(sizes) - sizes
 
-    def _forget(self, tile: int) -> None:
+    def forget(self, tile: int) -> None:
         """Let the system take back the memory of a tile that was read: what is resident does not grow with the corpus."""
         if hasattr(mmap, "MADV_DONTNEED"):
             start = int(self.table[tile, 0]) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -26,7 +26,7 @@ from datatrove.pipeline.base import PipelineStep
 
 from hf_tlm.corpora.corpus import FEATURES
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
-from hf_tlm.retrieval.bm25 import Bm25Settings, okapi_idf
+from hf_tlm.retrieval.bm25 import Bm25Settings, average_idf
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.sharded.pieces import Piece, check_ids, hash_ids, merge_hits, write_shard
 from hf_tlm.retrieval.engines.sharded.workspace import (
@@ -146,20 +146,18 @@ class SumStatistics(Step):
         num_passages = sum(count["passages"] for count in counts)
         if num_passages == 0:
             raise RetrievalError("The corpus holds no passage: there is nothing to retrieve.")
-        average_idf = None
+        average = None
         if self.all_terms:
             terms = read_table(shards[0] / "terms.arrow")
             for shard in shards[1:]:
                 terms = pa.concat_tables([terms, read_table(shard / "terms.arrow")])
                 terms = terms.group_by("term").aggregate([("frequency", "sum")]).rename_columns(["term", "frequency"])
-            # Sorted, so that the rounding of the mean does not depend on the shards.
-            frequencies = np.sort(terms["frequency"].to_numpy()).astype(np.float64)
-            average_idf = float(okapi_idf(frequencies, num_passages).mean()) if len(frequencies) else 0.0
+            average = average_idf(terms["frequency"].to_numpy(), num_passages)
         np.save(folder / "frequencies.npy", sum(np.load(shard / "frequencies.npy") for shard in shards))
         values = {
             "num_passages": num_passages,
             "num_tokens": sum(count["tokens"] for count in counts),
-            "average_idf": average_idf,
+            "average_idf": average,
         }
         write_json(folder / "counts.json", values)
 
