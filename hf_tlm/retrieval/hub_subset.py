@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 RELEASED_FILE = "{}_external.csv"  # of a configuration: small, large.
 RETRIEVER = "released"
 LONGEST_FIELD = 1 << 30  # Python's csv module refuses fields of more than 128 KiB by default.
-_NAME = re.compile(r"(?P<id>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
+_NAME = re.compile(r"(?P<repo_id>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
 _CONFIG = re.compile(r"\w[\w.-]{0,95}")
 DATA_FOLDER = Path(DATA_FILE).parent.name
 ROUNDS = 20  # times that a card is brought up to date with what others push meanwhile
@@ -85,15 +85,11 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
         dataset = dataset.select(np.argsort(ranks, kind="stable"))
     task = registered_task(repo_id)
     name = task.name if task else repo_id.partition("/")[2].removesuffix("-tlm")
-    return dataset, _manifest(f"{repo_id}@{revision}, {path.name}", digest, name, scan, datasets_version)
-
-
-def _manifest(corpus: str, digest: str, task: str, scan: dict[str, Any], datasets_version: str) -> dict[str, Any]:
-    return {
+    return dataset, {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "corpus": {"name": corpus, "fingerprint": digest[:16], "size": scan["rows"]},
-        "task": {"name": task, "fingerprint": None, "split": "train"},
+        "corpus": {"name": f"{repo_id}@{revision}, {path.name}", "fingerprint": digest[:16], "size": scan["rows"]},
+        "task": {"name": name, "fingerprint": None, "split": "train"},
         "retriever": RETRIEVER,
         **dict.fromkeys(METHOD_FIELDS),
         "decontamination": None,
@@ -158,27 +154,19 @@ def _integer(value: str | None) -> int | None:
     return int(number) if number.is_integer() and 0 <= number < np.iinfo(np.int32).max else None
 
 
-class SubsetName(TypedDict):
-    """The arguments of `Subset.from_hub`."""
-
-    repo_id: str
-    revision: str | None
-    config: str | None
-
-
-def parse_name(name: str) -> SubsetName:
+def parse_name(name: str) -> dict[str, Any]:
     """The arguments of `Subset.from_hub` that `owner/name[:config][@revision]` stands for.
 
     Raises:
         RetrievalError: it cannot be a name.
     """
     parts = _NAME.fullmatch(name)
-    if parts is None or parse_repo(parts["id"], "dataset") is None:
+    if parts is None or parse_repo(parts["repo_id"], "dataset") is None:
         raise RetrievalError(
             f"Expected the folder of a subset, or a dataset of the Hub as owner/name, owner/name:config or "
             f"owner/name:config@revision; received {name!r}, which is neither."
         )
-    return {"repo_id": parts["id"], "revision": parts["revision"], "config": parts["config"]}
+    return parts.groupdict()
 
 
 def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Path | tuple[Dataset, dict[str, Any]], str]:

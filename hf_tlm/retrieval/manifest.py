@@ -125,17 +125,14 @@ _MORE: dict[str, Check] = {
     "hub": maybe(_of(repo_id=_NAME, revision=maybe(_NAME), config=maybe(_NAME))),
     "files": mapped(_NAME, 100),
 }
-_OF_FORMAT = ("format", "format_version")
 # Of queries, where there were some.
 _QUERIED: dict[str, Check] = {
-    **{
-        "query_mode": _choice(*QUERY_MODES),
-        "variant": _choice(*dict.fromkeys(chain(*VARIANTS.values()))),
-        "top_k": whole(1, 2**53),
-        "k1": _NUMBER,
-        "b": _NUMBER,
-    },
-    "counts": record({**_COUNTS}, optional=[name for name in _COUNTS if name not in ("passages", "union", "queries")]),
+    "query_mode": _choice(*QUERY_MODES),
+    "variant": _choice(*dict.fromkeys(chain(*VARIANTS.values()))),
+    "top_k": whole(1, 2**53),
+    "k1": _NUMBER,
+    "b": _NUMBER,
+    "counts": record(_COUNTS, optional=[name for name in _COUNTS if name not in ("passages", "union", "queries")]),
 }
 _BY_RETRIEVER: dict[str, dict[str, Check]] = {"random": {"seed": _COUNT}, "released": {}}
 
@@ -150,7 +147,7 @@ def check_manifest(path: Path) -> dict[str, Any]:
     of_it = _BY_RETRIEVER.get(retriever, _QUERIED)
     read_fields(path, {**_NEEDED, **_MORE, **of_it}, RetrievalError, optional=[name for name in _MORE if name not in of_it])
     manifest = json.loads(path.read_text(encoding="utf-8"))
-    known = [*_OF_FORMAT, *_NEEDED, *_MORE]
+    known = ["format", "format_version", *_NEEDED, *_MORE]
     for name in manifest:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)

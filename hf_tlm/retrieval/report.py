@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.highlight import (
-    mark_shared,
-    marked_spans,
-    marked_terms,
-    spans_to_markdown,
-    stemmer_of,
-)
+from hf_tlm.retrieval.highlight import mark_shared, marked_spans, marked_terms, spans_to_markdown, stemmer_of
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.shown import Markdown, for_markdown
@@ -159,15 +153,8 @@ def _union(subset: SubsetLike) -> str:
     steps = [step for power in range(10) for step in (10**power, 2 * 10**power, 5 * 10**power) if step < top_k] + [top_k]
     sizes = zip(steps, np.searchsorted(ranks, steps, side="right").tolist(), strict=True)
     rows = [(f"{k:,}", f"{size:,}", _percent(size, len(ranks)), _bar(size, len(ranks))) for k, size in sizes]
-    return "\n".join(
-        [
-            "## Size against K",
-            "",
-            "How many of these passages a smaller K gives.",
-            "",
-            markdown_table(("K", *BARS), rows, texts=[3]),
-        ]
-    )
+    table = markdown_table(("K", *BARS), rows, texts=[3])
+    return "\n\n".join(["## Size against K", "How many of these passages a smaller K gives.", table])
 
 
 def _hits(subset: SubsetLike) -> str:
@@ -179,7 +166,7 @@ def _hits(subset: SubsetLike) -> str:
         label = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         rows.append((label, f"{number:,}", _percent(number, len(hits)), _bar(number, max(numbers))))
     facts = f"Mean {hits.mean():,.1f}, median {np.median(hits):,.1f}, most {hits.max():,}; {hits.sum():,} hits in all."
-    return "\n".join(["## Queries that hit a passage", "", facts, "", markdown_table(("queries", *BARS), rows, texts=[3])])
+    return "\n\n".join(["## Queries that hit a passage", facts, markdown_table(("queries", *BARS), rows, texts=[3])])
 
 
 def _influence(subset: SubsetLike) -> str:
@@ -189,9 +176,7 @@ def _influence(subset: SubsetLike) -> str:
     head = ["lowest", "25%", "median", "75%", "highest", "mean"]
     split = (subset.manifest.get("selection") or {}).get("task_split", "validation")
     about = f"What a training step on the passage takes off the {split} loss, to first order, by the learning rate."
-    return "\n".join(
-        ["## Influence", "", about, "", markdown_table(head, [[f"{number:,.3g}" for number in numbers]], texts=0)]
-    )
+    return "\n\n".join(["## Influence", about, _numbers(head, numbers, ",.3g")])
 
 
 def _sources(subset: SubsetLike) -> str:
@@ -211,7 +196,7 @@ def _sources(subset: SubsetLike) -> str:
             row += [f"{there:,}", f"{share:.1%}", f"{here / len(subset) / share:,.2f}" if there else ""]
         rows.append(row)
     head = ["source", "passages", "share", *(["in the corpus", "share", "ratio of shares"] if corpus else [])]
-    return "\n".join(["## Sources", "", markdown_table(head, rows)])
+    return "\n\n".join(["## Sources", markdown_table(head, rows)])
 
 
 def _lengths(subset: SubsetLike) -> str:
@@ -219,14 +204,12 @@ def _lengths(subset: SubsetLike) -> str:
     words = np.array([len(text.split()) for text in texts])
     numbers = [*np.quantile(words, (0, 0.25, 0.5, 0.75, 1)), words.mean(), words.sum()]
     head = ["shortest", "25%", "median", "75%", "longest", "mean", "in all"]
-    return "\n".join(
-        ["## Words of a passage", "", markdown_table(head, [[f"{number:,.0f}" for number in numbers]], texts=0)]
-    )
+    return "\n\n".join(["## Words of a passage", _numbers(head, numbers, ",.0f")])
 
 
 def _passages(subset: SubsetLike, number: int) -> str:
     rows = subset.dataset.select(range(min(number, len(subset))))
-    shown = [f"> {spans_to_markdown(marked_spans(row['text'], set(), set))}\n>\n> {_origin(row)}" for row in rows]
+    shown = [f"> {_unmarked(row)}\n>\n> {_origin(row)}" for row in rows]
     return "\n\n".join(["## Examples", *_numbered(shown)])
 
 
@@ -234,11 +217,7 @@ def _examples(subset: SubsetLike, task: Task | None, number: int) -> str:
     """Query and passage with the words that both have in bold (TLM, Table 8); without a task the passage alone."""
     rows = subset.dataset.select(_spread(_column(subset, "rank"), subset.dataset["best_query"][:], number))
     if task is None:
-        passages = [spans_to_markdown(marked_spans(row["text"], set(), set)) for row in rows]
-        shown = [
-            f"> {_found(row, row['score'])}: {passage}\n>\n> {_origin(row)}"
-            for row, passage in zip(rows, passages, strict=True)
-        ]
+        shown = [f"> {_found(row, row['score'])}: {_unmarked(row)}\n>\n> {_origin(row)}" for row in rows]
         return "\n\n".join(["## Examples", "Spread over the ranks. The task's texts are not quoted.", *_numbered(shown)])
     terms_of = marked_terms(stemmer_of(subset.manifest))
     shown = []
@@ -276,6 +255,10 @@ def _spread(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> li
         chosen.append(next(itertools.chain(fresh, again)))
         seen.add(queries[order[chosen[-1]]])
     return [int(order[place]) for place in sorted(chosen)]
+
+
+def _unmarked(row: dict[str, Any]) -> str:
+    return spans_to_markdown(marked_spans(row["text"], set(), set))
 
 
 def _origin(row: dict[str, Any]) -> str:

@@ -129,7 +129,7 @@ class RetrievalResult:
 def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> RetrievalResult:
     """Our own index, or an engine of another package, over a corpus on this machine."""
     queries = search.tokenize()
-    passages, index = (_indexed if engine == "bm25" else _read)(search, corpus)
+    passages, index = _indexed(search, corpus) if engine == "bm25" else (corpus.to_dataset(str(search.folder)), None)
     if search.top_k > len(passages):
         logger.warning("top_k %d is larger than the corpus: K = %d, all of it.", search.top_k, len(passages))
     if index is not None:
@@ -250,10 +250,6 @@ def check_search(engine: str, settings: Bm25Settings, max_query_terms: int | Non
         check_settings(settings, max_query_terms)
     else:
         check_engine("bm25" if engine == "sharded" else engine, settings)
-
-
-def _read(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, None]:
-    return corpus.to_dataset(str(search.folder)), None
 
 
 def _indexed(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, Index]:

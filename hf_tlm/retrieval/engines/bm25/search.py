@@ -121,7 +121,7 @@ class Room:
 class Batch:
     """Some queries against any number of tiles; holds what grows with the batch and not with the corpus."""
 
-    def __init__(self, queries: QueryTerms, top_k: int, capacity: int):
+    def __init__(self, queries: QueryTerms, top_k: int):
         self.queries, self.top_k = queries, top_k
         known = queries.terms >= 0
         self.terms, slots = np.unique(queries.terms[known], return_inverse=True)
@@ -137,7 +137,7 @@ class Batch:
         self.scales = np.exp2(FIXED_BITS - np.ceil(np.log2(np.maximum(total, 1e-9))) - 1)
         self.positive = np.bincount(self.owner, queries.counts * np.maximum(queries.weights, 0), number)
         self.negative = np.bincount(self.owner, queries.counts * np.maximum(-queries.weights, 0), number)
-        self.keys = np.empty((number, capacity), np.int64)
+        self.keys = np.empty((number, 2 * top_k + BLOCK), np.int64)
         self.filled = np.zeros(number, np.int32)
         self.thresholds = np.full(number, NO_THRESHOLD)
         self._rows, self._bounds = Room(np.uint8, zeros=True), Room(np.uint16)
@@ -196,14 +196,14 @@ def search_batch(
 
     by_place: int32 [N], the passages sorted by id; sample: of all N, or None for thresholds that only rise.
     """
-    batch = Batch(queries, top_k, _capacity(top_k))
+    batch = Batch(queries, top_k)
     guessed = np.full(len(batch.thresholds), NO_THRESHOLD)
     if sample is not None:
         expected = top_k * sample[0].num_docs / len(by_place)
         # Three standard deviations: one guess in a thousand fails.
         enough = math.ceil(expected + 3 * math.sqrt(expected) + 2)
         if enough < sample[0].num_docs:
-            trial = Batch(queries, enough, _capacity(enough))
+            trial = Batch(queries, enough)
             trial.add(*sample)
             guessed = last_scores(trial.keys, trial.filled, enough)
     batch.thresholds[:] = guessed
@@ -216,7 +216,3 @@ def search_batch(
         again = dict(zip(failed.tolist(), results, strict=True))
     for query in range(len(batch.filled)):
         yield again.get(query) or batch.hits(query, by_place)
-
-
-def _capacity(top_k: int) -> int:
-    return 2 * top_k + BLOCK

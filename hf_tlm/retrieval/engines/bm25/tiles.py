@@ -12,7 +12,7 @@ a search beforehand which score the K-th best passage has, roughly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
@@ -34,14 +34,10 @@ class Tile:
     counts: np.ndarray
     many: np.ndarray
 
-    @property
-    def arrays(self) -> list[np.ndarray]:
-        return [getattr(self, field.name) for field in fields(self)[1:]]
-
     def to_bytes(self) -> tuple[list[int], bytes]:
         """(num_docs, T, P, M), which is what `from_buffer` needs, and the arrays one after the other, each aligned."""
         pieces = []
-        for array in self.arrays:
+        for array in (self.terms, self.starts, self.docs, self.counts, self.many):
             data = array.tobytes()
             pieces += [data, bytes(-len(data) % _ALIGN)]
         return [self.num_docs, len(self.terms), len(self.docs), len(self.many)], b"".join(pieces)
