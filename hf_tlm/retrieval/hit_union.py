@@ -52,6 +52,15 @@ class HitUnion:
         rows = np.flatnonzero(self.n_queries)
         return rows[np.lexsort((tie_key[rows], -self.best_score[rows], self.best_rank[rows]))]
 
+    def columns(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """A subset's, of some passages."""
+        return {
+            "rank": self.best_rank[rows],
+            "score": self.best_score[rows],
+            "n_queries": self.n_queries[rows],
+            "best_query": self.best_query[rows],
+        }
+
     def _grow(self, size: int) -> None:
         longer = HitUnion(size)
         for name, array in vars(self).items():

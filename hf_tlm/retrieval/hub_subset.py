@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RELEASED_FILE = "{}_external.csv"  # of a configuration: small, large.
-RETRIEVER = "released"
 LONGEST_FIELD = 1 << 30  # Python's csv module refuses fields of more than 128 KiB by default.
 _NAME = re.compile(r"(?P<repo_id>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
 _CONFIG = re.compile(r"\w[\w.-]{0,95}")
@@ -90,7 +89,7 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
         "format_version": FORMAT_VERSION,
         "corpus": {"name": f"{repo_id}@{revision}, {path.name}", "fingerprint": digest[:16], "size": scan["rows"]},
         "task": {"name": name, "fingerprint": None, "split": "train"},
-        "retriever": RETRIEVER,
+        "retriever": "released",
         **dict.fromkeys(METHOD_FIELDS),
         "decontamination": None,
         "deduplication": None,

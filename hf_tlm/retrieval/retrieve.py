@@ -15,14 +15,14 @@ from datasets import Dataset, Features, NamedSplit, Value, config
 from datasets.table import InMemoryTable
 
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.bm25 import Bm25Settings
+from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
 from hf_tlm.retrieval.engines.bm25.files import order_of_ids
+from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings, check_settings
 from hf_tlm.retrieval.engines.engine import (
     NAMED_EXAMPLES,
     RetrievalRequest,
     RetrievalResult,
     Sharding,
-    check_search,
     count_sources,
     search_corpus,
     search_elastic,
@@ -39,7 +39,6 @@ from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus
-    from hf_tlm.retrieval.engines.elasticsearch.search import ElasticSettings
     from hf_tlm.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -293,7 +292,10 @@ def _check_arguments(retriever, query_mode, settings, max_query_terms, num_passa
         raise RetrievalError(f"num_passages is for random retrieval; {retriever} takes top_k. Leave one out.")
     else:
         check_query_mode(query_mode)
-        check_search(retriever, settings, max_query_terms)
+        if retriever == "elasticsearch":
+            check_settings(settings, max_query_terms)
+        else:
+            check_engine("bm25" if retriever == "sharded" else retriever, settings)
     if corpus is None and retriever != "elasticsearch":
         raise RetrievalError(f"{retriever} retrieval needs a corpus; only elasticsearch does without.")
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, check_engine
+from hf_tlm.retrieval.bm25 import Bm25Settings, Hits
 from hf_tlm.retrieval.engines import packages as backends
 from hf_tlm.retrieval.engines.bm25.files import META_FILE, ChangedIndexError, order_of_ids
 from hf_tlm.retrieval.engines.bm25.index import Index
@@ -160,7 +160,7 @@ def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> Retr
         "queries_without_hits": len(without_hits),
         "first_queries_without_hits": search.named(without_hits),
     }
-    return RetrievalResult(passages.select(rows), _columns(union, rows), counts)
+    return RetrievalResult(passages.select(rows), union.columns(rows), counts)
 
 
 def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) -> RetrievalResult:
@@ -218,7 +218,7 @@ def search_elastic(search: RetrievalRequest, corpus: Corpus | None, elastic: Ela
         "queries_without_hits": len(without_hits),
         "first_queries_without_hits": search.named(without_hits),
     }
-    return RetrievalResult(passages, _columns(found.union, rows), counts)
+    return RetrievalResult(passages, found.union.columns(rows), counts)
 
 
 def rarest_terms(queries: TokenizedTexts, corpus: TokenizedTexts, max_query_terms: int) -> TokenizedTexts:
@@ -240,16 +240,6 @@ def count_sources(passages: Dataset) -> dict[str, int]:
     """Passages per source, most first."""
     counted = pc.value_counts(passages.with_format("arrow").data.column("source")).to_pylist()
     return {entry["values"]: entry["counts"] for entry in sorted(counted, key=lambda e: (-e["counts"], e["values"]))}
-
-
-def check_search(engine: str, settings: Bm25Settings, max_query_terms: int | None = None) -> None:
-    """Raise RetrievalError unless there is such an engine and it has the variant."""
-    if engine == "elasticsearch":
-        from hf_tlm.retrieval.engines.elasticsearch.client import check_settings
-
-        check_settings(settings, max_query_terms)
-    else:
-        check_engine("bm25" if engine == "sharded" else engine, settings)
 
 
 def _indexed(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, Index]:
@@ -309,12 +299,3 @@ def _join(search: RetrievalRequest, hits: Iterator[Hits], num_passages: int) -> 
         if len(documents) == 0:
             without_hits.append(query)
     return union, without_hits
-
-
-def _columns(union: HitUnion, rows: np.ndarray) -> dict[str, np.ndarray]:
-    return {
-        "rank": union.best_rank[rows],
-        "score": union.best_score[rows],
-        "n_queries": union.n_queries[rows],
-        "best_query": union.best_query[rows],
-    }

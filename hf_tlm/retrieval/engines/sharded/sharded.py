@@ -128,8 +128,9 @@ def retrieve_sharded(
 
     with lock(workspace), cluster(executor, options, PRELOAD):
         claimed = _claim(workspace, _identity(queries, corpus, top_k, settings, max_query_terms, num_shards))
-        if executor in ("local", "ray"):  # Whose tasks ended with the run that was killed.
-            _clear(workspace)
+        if executor in ("local", "ray"):  # Their tasks ended with a run that was killed; nothing reads what they left.
+            for path in Path(workspace.location).glob("*/.*"):
+                shutil.rmtree(path, ignore_errors=True)
         with claimed:
             if not workspace.has("queries"):
                 with workspace.writing("queries") as folder:
@@ -191,12 +192,6 @@ def _claim(workspace: Workspace, identity: dict[str, Any]) -> Claim:
             f"{workspace.location} belongs to another run: {was}. Use another work_dir, or delete this one."
         )
     return Claim(Path(workspace.location))
-
-
-def _clear(workspace: Workspace) -> None:
-    """Remove what tasks were writing when they were killed; nothing reads it."""
-    for path in Path(workspace.location).glob("*/.*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _counts(workspace: Workspace, num_shards: int) -> tuple[dict[str, Any], dict[str, str]]:

@@ -262,10 +262,7 @@ class MergeHits(Step):
         table = {
             "shard": np.repeat(np.arange(self.num_shards, dtype=np.int32), [len(r) for r in rows])[at],
             "row": np.concatenate(rows)[at],
-            "rank": union.best_rank[chosen],
-            "score": union.best_score[chosen],
-            "n_queries": union.n_queries[chosen],
-            "best_query": union.best_query[chosen],
+            **union.columns(chosen),
         }
         write_table(folder / "union.arrow", pa.table(table))
         write_json(folder / "counts.json", {"without_hits": without_hits})

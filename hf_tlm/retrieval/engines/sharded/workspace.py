@@ -1,4 +1,4 @@
-"""The folder in which the machines of a sharded retrieval meet; see `shards` for what is in it."""
+"""The folder in which the machines of a sharded retrieval meet; see `steps` for what is in it."""
 
 from __future__ import annotations
 
