@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -87,13 +87,11 @@ def source_shares(subsets: Mapping[str, Subset], top: int = 10) -> list[SourceSh
         raise AnalysisError(f"The subset {empty[0]!r} is empty: it has no sources.")
     found = {name: _count(subset) for name, subset in subsets.items()}
     corpora = {name: subset.manifest["counts"].get("sources") or {} for name, subset in subsets.items()}
-    weight: dict[str, float] = {}
+    weight: dict[str, float] = defaultdict(float)
     for name, counts in found.items():
         for source, count in counts.items():
-            weight[source] = weight.get(source, 0.0) + count / len(subsets[name])
-    order = sorted(
-        {*weight, *(source for counts in corpora.values() for source in counts)}, key=lambda s: (-weight.get(s, 0.0), s)
-    )
+            weight[source] += count / len(subsets[name])
+    order = sorted({*weight}.union(*corpora.values()), key=lambda source: (-weight[source], source))
     groups: list[tuple[str | None, list[str]]] = [(source, [source]) for source in order[:top]]
     if order[top:]:
         groups.append((None, order[top:]))

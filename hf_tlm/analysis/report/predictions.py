@@ -103,11 +103,8 @@ class Predictions:
         if self.kind == "regression":
             numbers = np.array([[of[row].numbers for row in rows] for of in self.by_seed.values()])  # [seeds, rows, 2]
             return [scorer(metric, *one.T) for one in numbers] if np.isfinite(numbers).all() else []
-        place: dict[str, int] = {name: at for at, name in enumerate(names)}
-        for of in self.by_seed.values():
-            for one in of:
-                place.setdefault(one.gold, len(place))
-                place.setdefault(one.predicted, len(place))
+        said = (name for of in self.by_seed.values() for one in of for name in (one.gold, one.predicted))
+        place = {name: at for at, name in enumerate(dict.fromkeys([*names, *said]))}
         if metric == "f1" and not len(names) == len(place) == 2:
             return []
         return [

@@ -237,6 +237,7 @@ def _defaults(run: RunFolder) -> dict[str, Any]:
     """Of the classes that the recipe of a kind of run takes, as JSON values; fields without a default are left out."""
     from hf_tlm.data import BlockArguments
     from hf_tlm.runs import CheckpointArguments, FewShotArguments, FinetuneArguments
+    from hf_tlm.runs.few_shot.arguments import defaults_of
     from hf_tlm.training import ModelArguments, PretrainArguments, TlmArguments
 
     classes = {
@@ -246,18 +247,12 @@ def _defaults(run: RunFolder) -> dict[str, Any]:
         "grid": (FinetuneArguments, CheckpointArguments),
         "few_shot": (FewShotArguments, CheckpointArguments),
     }.get(run.kind, ())
-    values = {}
-    for cls in classes:
-        for one in dataclasses.fields(cls):
-            if one.default_factory is not dataclasses.MISSING:
-                values[one.name] = one.default_factory()
-            elif one.default is not dataclasses.MISSING:
-                values[one.name] = one.default
+    known = (default for cls in classes for default in defaults_of(cls).items())
+    values = {name: value for name, value in known if value is not dataclasses.MISSING}
     if ModelArguments in classes:
         # Some are decided by the objective.
-        values |= (
-            ModelArguments().with_objective_defaults((run.record.get("arguments") or {}).get("objective", "mlm")).__dict__
-        )
+        objective = (run.record.get("arguments") or {}).get("objective", "mlm")
+        values |= vars(ModelArguments().with_objective_defaults(objective))
     # As the record holds them: an enumeration is its value.
     return json.loads(json.dumps(values, default=str))
 
