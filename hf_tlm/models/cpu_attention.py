@@ -57,7 +57,7 @@ class _Attend(torch.autograd.Function):
         says_what_is_seen = mask is not None and mask.dtype == torch.bool
         for rows, near in _blocks(length, window):
             weights = torch.bmm(query[:, rows], key[:, near].transpose(1, 2))
-            scores = weights.view(texts, heads, *weights.shape[1:])
+            scores = weights.unflatten(0, (texts, heads))
             if says_what_is_seen:
                 hidden = ~mask[..., rows, near]
                 # Not -inf: a row that sees nothing would be NaN.
@@ -65,18 +65,18 @@ class _Attend(torch.autograd.Function):
             elif mask is not None:
                 scores.add_(mask[..., rows, near])
             torch.ops.aten._softmax.out(weights, -1, False, out=weights)
-            if says_what_is_seen:
-                blind = hidden.view(torch.uint8).amin(-1, keepdim=True) == 1  # `all` takes several times as long.
-                if blind.any():
-                    scores.masked_fill_(blind, 0)
             kept.append(weights)
             if dropout:
                 kept.append(dropout_noise(weights, dropout))
                 weights = weights * kept[-1]
-            found = torch.bmm(weights, value[:, near])
-            output[:, rows] = found.view(texts, heads, *found.shape[1:]).transpose(1, 2)
+            found = torch.bmm(weights, value[:, near]).unflatten(0, (texts, heads))
+            if says_what_is_seen:
+                kept.append(hidden.view(torch.uint8).amin(-1, keepdim=True) == 1)  # `all` takes several times as long.
+                found.masked_fill_(kept[-1], 0)
+            output[:, rows] = found.transpose(1, 2)
         ctx.save_for_backward(query, key, value, *kept)
         ctx.heads, ctx.scaling, ctx.dropout, ctx.window = heads, scaling, dropout, window
+        ctx.says_what_is_seen = says_what_is_seen
         ctx.of_mask = mask.shape if mask is not None and ctx.needs_input_grad[3] else None
         return output
 
@@ -95,6 +95,8 @@ class _Attend(torch.autograd.Function):
             weights = next(remaining)
             noise = next(remaining) if ctx.dropout else None
             upper = gradient[:, rows]
+            if ctx.says_what_is_seen:
+                upper = upper.unflatten(0, (-1, ctx.heads)).masked_fill(next(remaining), 0).flatten(0, 1)
             used = weights if noise is None else weights * noise
             of_value_here = torch.bmm(used.transpose(1, 2), upper)
             slopes = torch.bmm(upper, value[:, near].transpose(1, 2))
