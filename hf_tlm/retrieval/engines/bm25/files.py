@@ -47,6 +47,7 @@ FORMAT = "hf_tlm.index"
 FORMAT_VERSION = 1
 META_FILE, POSTINGS_FILE, IDS_FILE = "index.json", "postings.bin", "ids.arrow"
 ARRAYS = tuple(_KINDS)
+_OF_VOCABULARY = ("arena", "starts", "slots")
 FILES = (POSTINGS_FILE, IDS_FILE, *(f"{name}.npy" for name in ARRAYS))
 
 
@@ -109,7 +110,8 @@ def check_contents(index: Opened, size: int) -> None:
     """
     meta, words, sampled = index.meta, index.vocabulary, index.sampled
     try:
-        _check_shapes(meta, {name: getattr(index if hasattr(index, name) else words, name) for name in ARRAYS}, index.ids)
+        arrays = {name: getattr(words if name in _OF_VOCABULARY else index, name) for name in ARRAYS}
+        _check_shapes(meta, arrays, index.ids)
         _check_order(index.order, index.by_place)
         _check_ids(index.ids, index.by_place)
         _check_words(words)
