@@ -27,7 +27,6 @@ from tqdm.auto import tqdm
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.analysis.arguments import POOLINGS
-from hf_tlm.analysis.figures import check_installed
 from hf_tlm.errors import AnalysisError
 
 # Pairs whose vectors are gathered together: 100 MB at H = 768.
@@ -110,7 +109,6 @@ def silhouette(vectors: np.ndarray, labels: np.ndarray, *, seed: int = 0) -> flo
     Args:
         vectors: [N, H]; labels: int64 [N], of two classes or more, and of fewer than N. Of many texts 5000 are drawn.
     """
-    check_installed("sklearn")
     from sklearn.metrics import silhouette_score
 
     drawn = np.random.default_rng(seed).permutation(len(labels))[:SILHOUETTE_TEXTS]
@@ -211,9 +209,8 @@ def project(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> 
         perplexity: about how many neighbours a text has. At most (N - 1) / 3: t-SNE looks at three times as many.
 
     Raises:
-        AnalysisError: fewer than three vectors, or all are the same; scikit-learn is not installed.
+        AnalysisError: fewer than three vectors, or all are the same.
     """
-    check_installed("sklearn")
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 

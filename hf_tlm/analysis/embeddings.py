@@ -312,7 +312,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: EmbeddingsArgum
     """
     if not args.encoders:
         raise AnalysisError("--what embeddings needs --models, or --run with trained models.")
-    check_installed("matplotlib", "sklearn")
+    check_installed()
     loaded = task.load("--what embeddings")
     drawn = draw_texts(loaded, options, max_texts=args.max_texts, random_from=args.texts, seed=args.seed)
     rows, projections, cosines = [], {}, {}

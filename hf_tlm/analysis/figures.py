@@ -57,17 +57,16 @@ STYLE: dict[RcKeyType, Any] = {
 }
 
 
-def check_installed(*modules: str) -> None:
-    """Check that packages which the analysis needs are installed.
+def check_installed() -> None:
+    """Check that there is what draws.
 
     Raises:
-        AnalysisError: a module of the extra `analysis` is not installed.
+        AnalysisError: matplotlib is not installed.
     """
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise AnalysisError(f"This needs {module}: pip install 'hf-tlm[analysis]'.") from error
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError as error:
+        raise AnalysisError("This needs matplotlib: pip install 'hf-tlm[analysis]'.") from error
 
 
 @contextmanager
@@ -78,7 +77,7 @@ def style() -> Iterator[None]:
         AnalysisError: matplotlib is not installed.
     """
     os.environ["MPLBACKEND"] = "agg"  # Whatever else it names: nothing is shown, and a name that is none ends the import.
-    check_installed("matplotlib")
+    check_installed()
     import matplotlib
 
     with matplotlib.rc_context(STYLE):

@@ -221,7 +221,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments)
     """
     if not args.encoders:
         raise AnalysisError("--what heads needs models: give --models, or --run.")
-    check_installed("matplotlib")  # Before the work of minutes.
+    check_installed()  # Before the work of minutes.
     trust = args.trust_remote_code
     files = _file_names(args.encoders)
     source, texts = read_texts(args, task)

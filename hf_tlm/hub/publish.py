@@ -19,7 +19,7 @@ from hf_tlm.hub.repo import CODE, NAMES, is_ours
 from hf_tlm.hub.subset_configs import MANIFEST, check_alone, repo_files
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.json_files import mapped, read_fields, read_object, words
-from hf_tlm.utils.run_names import RESULTS_FILE, SETTINGS_FILE
+from hf_tlm.utils.run_names import LINEAR_FILE, RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.seals import SEAL, seal_problem
 from hf_tlm.version import __version__
 
@@ -61,6 +61,11 @@ def publish_model(
     exported = EXPORT in names and any(folder.glob("onnx/*.onnx"))
     weights = exported or any(name.endswith(".safetensors") for name in names)
     if not ({CONFIG, ADAPTER_CONFIG}.intersection(names) and weights):
+        if any(os.path.isfile(folder / part / LINEAR_FILE) for part in ("", "linear")):
+            raise HubError(
+                f"{folder} holds a linear model, which `hf-tlm predict` answers with; what is published are networks, as "
+                "`hf-tlm train` and `hf-tlm pretrain` leave them. To share its files as they are: hf upload."
+            )
         raise HubError(
             f"{folder} holds no model: expected config.json (or adapter_config.json) and safetensors, as "
             "`hf-tlm train` and `hf-tlm pretrain` leave them, or an export of `hf-tlm export`."

@@ -24,13 +24,13 @@ from tqdm.auto import tqdm
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import Lead, load_metric
 from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
-from hf_tlm.runs.linear import COLUMNS, LINEAR_FILE, TOKENS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature
+from hf_tlm.runs.linear import COLUMNS, TOKENS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings, softmax
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object
-from hf_tlm.utils.run_names import RESULTS_FILE, predictions_file
+from hf_tlm.utils.run_names import LINEAR_FILE, RESULTS_FILE, predictions_file
 from hf_tlm.utils.seals import write_seal
 
 N_GRAMS = (1, 2, 3)

@@ -22,10 +22,11 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from hf_tlm.models import ModelError
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import listed, mapped, read_fields, real, whole, words
+from hf_tlm.utils.run_names import LINEAR_FILE
 
 # Words, and punctuation marks each by itself: entity marks such as [[ ]] say much on some tasks.
 TOKENS = r"(?u)\w+|[^\w\s]"
-LINEAR_FILE, WEIGHTS_FILE = "linear.json", "linear.safetensors"
+WEIGHTS_FILE = "linear.safetensors"
 COLUMNS = ("text", "text_pair")
 # Logit of a class that was not seen.
 UNSEEN = -1e4

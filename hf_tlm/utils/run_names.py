@@ -17,6 +17,8 @@ GRID_FILE, TABLE_FILE, PLACES_FILE = "grid.json", "results.md", ".places.json"
 TEACHER_FILE = "teacher.json"
 # Of a folder of ONNX graphs.
 EXPORT_FILE = "export.json"
+# Of a linear model on TF-IDF, what it is.
+LINEAR_FILE = "linear.json"
 SEED, SPLIT, STAGE, PREDICTIONS = "seed-", "split-", "stage", "predictions"
 
 

@@ -87,6 +87,11 @@ def test_what_cannot_be_published(hub, model, tmp_path):
     for publish, kind in ((publish_model, "model"), (publish_subset, "subset")):
         with pytest.raises(HubError, match=f"holds no {kind}"):
             publish("x" * 5000, "alice/toy")
+    (tmp_path / "baselines" / "linear").mkdir(parents=True)
+    (tmp_path / "baselines" / "linear" / "linear.json").touch()
+    for folder in ("baselines", "baselines/linear"):
+        with pytest.raises(HubError, match="holds a linear model"):
+            publish_model(tmp_path / folder, "alice/toy")
     (model / "results.json").unlink()
     with pytest.raises(HubError, match="a run that is not finished"):
         publish_model(model, "alice/toy")

@@ -18,13 +18,12 @@ from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import class_names, reading
 from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
-from hf_tlm.runs.linear import LINEAR_FILE
 from hf_tlm.runs.prediction.arguments import check_models
 from hf_tlm.runs.records import SAVED_FILE, read_saved
 from hf_tlm.tasks import TaskError, TaskSpec
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.json_files import find_object, read_object
-from hf_tlm.utils.run_names import split_folder
+from hf_tlm.utils.run_names import LINEAR_FILE, split_folder
 
 # What the name of a stock class ends with -> the kind of task.
 HEADS = {
