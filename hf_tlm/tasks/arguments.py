@@ -52,6 +52,11 @@ class TaskArguments:
         "(default for a table: 0.1).",
     )
     test_share: float | None = option(None, "The same for test (default for a table: 0.1; 0: there is none).")
+    max_train_samples: int | None = option(
+        None,
+        "Train on so many examples of the training split at most, of every class its share, the same in every run (default: "
+        "all). Those of a smaller number are among those of a larger one.",
+    )
     drop_bad_rows: bool = option(
         False, "Leave out rows with null or blank texts, unknown labels, misplaced answers or repeated ids."
     )
@@ -87,6 +92,7 @@ class TaskArguments:
             separator=self.separator,
             validation_share=self.validation_share,
             test_share=self.test_share,
+            max_train_samples=self.max_train_samples,
             drop_bad_rows=self.drop_bad_rows,
         )
 

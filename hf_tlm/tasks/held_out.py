@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
@@ -12,10 +11,10 @@ from datasets import Dataset
 
 from hf_tlm.tasks import texts
 from hf_tlm.tasks.rows import columns_of, missing
+from hf_tlm.tasks.sampling import content_place
 from hf_tlm.tasks.spec import TaskError, TaskSpec
 
 SHARE = 0.1
-_SCALE = 2.0**64
 # By kind, the column whose equal values have to be on one side: all questions to a context are.
 _CONTENT = {"question_answering": "context", "multiple_choice": "context", "tagging": "tokens"}
 
@@ -111,14 +110,8 @@ def _part(content: str, number: int, counts: Mapping[str, int], shares: Mapping[
         # Of ten texts there is one; later it may be one less than the share.
         if count < max(math.floor(due[part] + 1e-9) - 1, due[part] >= 1 - 1e-9):
             return part
-    place, end = _fraction(content), 0.0
+    place, end = content_place(content), 0.0
     for part, share in shares.items():
         if end <= place < (end := end + share) and counts[part] < max(math.ceil(due[part]) + (due[part] >= 1), 1):
             return part
     return "train"
-
-
-def _fraction(content: str) -> float:
-    """A number in [0, 1) by which equal texts are equal, and others evenly spread."""
-    digest = hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / _SCALE

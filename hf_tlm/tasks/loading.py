@@ -11,12 +11,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
 
 from hf_tlm.tasks.held_out import SHARE, hold_out
 from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
 from hf_tlm.tasks.registry import TASKS, registered_task
 from hf_tlm.tasks.rows import REPEATED, Canonical, canonical, ids_of, other_ids, stored
+from hf_tlm.tasks.sampling import sample, strata
 from hf_tlm.tasks.spec import ROLES, SPLITS, Task, TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -38,6 +40,7 @@ def load_task(
     separator: str | None = None,
     validation_share: float | None = None,
     test_share: float | None = None,
+    max_train_samples: int | None = None,
     drop_bad_rows: bool = False,
 ) -> Task:
     """A task with its data.
@@ -64,6 +67,8 @@ def load_task(
         separator: of the fields of csv and tsv files (default: what makes a table of the file).
         validation_share, test_share: of the texts of a table, or of a source's training split that has no such split, how
             many are held out for it (default for a table: 0.1; 0 for none); see `hf_tlm.tasks.held_out.hold_out`.
+        max_train_samples: keep so many examples of the training split at most, of every class its share; see
+            `hf_tlm.tasks.sampling.sample`. What is held out of a table is held out before.
         drop_bad_rows: leave out rows with null or blank text, without a label, an option, or an answer at its offset, of
             wrong lengths, with a repeated id, or (classification, outside train) with a label that train lacks, and count
             them in `Task.report`. By default they are an error.
@@ -109,7 +114,13 @@ def load_task(
         spec = dataclasses.replace(spec, text_columns=tuple(text_columns), other_text_columns=())
     spec = _replace(spec, label_column=label_column, columns=columns, id_column=id_column)
     splits, held_out, numbers = _with_shares(spec, splits, shares)
-    made = task_from_datasets(spec, splits, label_names=label_names, drop_bad_rows=drop_bad_rows, numbers=numbers)
+    made = task_from_datasets(
+        *(spec, splits),
+        label_names=label_names,
+        max_train_samples=max_train_samples,
+        drop_bad_rows=drop_bad_rows,
+        numbers=numbers,
+    )
     return dataclasses.replace(made, held_out=held_out)
 
 
@@ -207,6 +218,7 @@ def task_from_datasets(
     splits: Mapping[str, Dataset],
     *,
     label_names: Sequence[str] | None = None,
+    max_train_samples: int | None = None,
     drop_bad_rows: bool = False,
     numbers: Mapping[str, Sequence[int]] | None = None,
 ) -> Task:
@@ -254,7 +266,7 @@ def task_from_datasets(
                 raise TaskError(f"Task {spec.name}, {split}: every row is unusable ({', '.join(found.bad)}).")
             else:
                 checked[split] = found.rows
-                report[split] = {"examples": len(found.rows), "dropped": found.bad, **reader.report(spec, found.rows, names)}
+                report[split] = {"dropped": found.bad}
     advice = f" {other_ids(spec)}" if repeated else ""
     if problems:
         raise TaskError(
@@ -265,18 +277,42 @@ def task_from_datasets(
         if counts["dropped"]:
             more = advice if REPEATED in counts["dropped"] else ""
             logger.warning("Task %s, %s: left out %s.%s", spec.name, split, counts["dropped"], more)
+    sampled_of = None
+    if max_train_samples is not None and max_train_samples < len(checked["train"]):
+        sampled_of = len(checked["train"])
+        checked["train"] = _sampled(spec, checked["train"], max_train_samples)
+    for split, rows in checked.items():
+        report[split] = {"examples": len(rows), **report[split], **reader.report(spec, rows, names)}
     seen_in_training = set(reader.content(checked["train"]))
     for split in checked:
         contents = reader.content(checked[split])
         report[split]["repeated_texts"] = len(contents) - len(set(contents))
         if split != "train":
             report[split]["texts_also_in_train"] = sum(content in seen_in_training for content in contents)
-    task = Task(spec, {split: stored(rows) for split, rows in checked.items()}, names, report)
+    task = Task(spec, {split: stored(rows) for split, rows in checked.items()}, names, report, sampled_of=sampled_of)
     if label_names is not None:
         task.label_names = _renamed(spec, names, label_names)
     if spec.classes and len(spec.classes) != task.num_labels:
         logger.warning("Task %s has %d classes here; the papers report %d.", spec.name, task.num_labels, len(spec.classes))
     return task
+
+
+def _sampled(spec: TaskSpec, rows: Dataset, size: int) -> Dataset:
+    """Rows of the training split, `size` of them.
+
+    Raises:
+        TaskError: these are no number, or fewer than there are classes.
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise TaskError(f"max_train_samples is a whole number, 1 or more; received {size!r:.60}.")
+    groups = strata(rows, spec.kind)
+    if spec.kind == "classification" and size < (classes := len(np.unique(groups))):
+        raise TaskError(
+            f"Task {spec.name}: max_train_samples {size} is less than one example for each of {classes} classes. Give more; "
+            "for a few examples a class there is hf-tlm few-shot."
+        )
+    chosen = rows.select(sample(groups, kind_module(spec.kind).content(rows), size))
+    return Dataset.from_dict(chosen.to_dict(), features=rows.features)  # Rows of their own, which `stored` keeps.
 
 
 def _renamed(spec: TaskSpec, names: tuple[str, ...], given: Sequence[str]) -> tuple[str, ...]:

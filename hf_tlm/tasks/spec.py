@@ -33,7 +33,7 @@ ROLES: dict[str, dict[str, tuple[str, ...]]] = {
         "context": ("context",),
         "question": ("question",),
         "answers": ("answers", "answer_text"),
-        "starts": ("answer_start",),
+        "starts": ("answer_start", "starts"),
     },
     "multiple_choice": {
         "context": ("context", "article"),
@@ -128,6 +128,7 @@ class Task:
     label_names: names of classes, options or tags; a label is an index into them. Empty for the other kinds.
     report: per split, what was found in the data: examples, dropped rows by reason, repeated texts.
     held_out: split -> its share, of those that were taken from a table without splits.
+    sampled_of: of how many examples those of train are a sample; None where they are all.
     """
 
     spec: TaskSpec
@@ -135,6 +136,7 @@ class Task:
     label_names: tuple[str, ...]
     report: dict[str, dict[str, Any]] = field(default_factory=dict)
     held_out: dict[str, float] = field(default_factory=dict)
+    sampled_of: int | None = None
 
     @property
     def name(self) -> str:
@@ -181,10 +183,12 @@ class Task:
     def about_splits(self) -> dict[str, Any]:
         """What records, cards and reports say of the splits, as JSON values.
 
-        These are the shares that were held out, and by split the texts that train has too, those that are there before, and
-        the rows that were left out, by reason.
+        These are the shares that were held out, the examples that train is a sample of, and by split the texts that train
+        has too, those that are there before, and the rows that were left out, by reason.
         """
-        held_out = {"held_out": dict(self.held_out)} if self.held_out else {}
+        held_out: dict[str, Any] = {"held_out": dict(self.held_out)} if self.held_out else {}
+        if self.sampled_of is not None:
+            held_out["train_sampled"] = {"examples": len(self.train), "of": self.sampled_of}
         found = {"texts_also_in_train": self.texts_also_in_train}
         for key in ("repeated_texts", "dropped"):
             found[key] = {split: counts[key] for split, counts in self.report.items() if counts.get(key)}
@@ -192,7 +196,8 @@ class Task:
 
     def to_text(self) -> str:
         """One line on what is learned from: sizes, and what was left out, repeated, or is in training too."""
-        sizes = ", ".join(f"{split} {len(rows):,}" for split, rows in self.splits.items())
+        of = {} if self.sampled_of is None else {"train": f" of {self.sampled_of:,}"}
+        sizes = ", ".join(f"{split} {len(rows):,}{of.get(split, '')}" for split, rows in self.splits.items())
         classes = f", {self.num_labels} classes" if self.kind == "classification" else ""
         notes = []
         for split, counts in self.report.items():

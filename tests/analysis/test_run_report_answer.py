@@ -251,6 +251,13 @@ def test_texts_that_training_has_too_are_told(run, tmp_path):
     assert "Texts that training has too" in source and "test 1,234" in source and "validation 0" not in source
 
 
+def test_a_sample_of_the_training_split_is_told(run, tmp_path):
+    record = json.loads((run / "results.json").read_text())
+    for found, said in (({"examples": 1000, "of": 26006}, True), ({"examples": "<b>", "of": None}, False)):
+        (run / "results.json").write_text(json.dumps(record | {"train_sampled": found}))
+        assert ("1,000 of 26,006, of every class its share" in page(run, tmp_path)) is said
+
+
 def test_what_of_the_task_was_left_out_and_repeated_is_told(run, tmp_path):
     """As a run records it."""
     rows = {"text": ["gene", "gene", None, "cell"], "label": ["a", "a", "b", "b"]}

@@ -79,6 +79,11 @@ def test_held_out_texts_are_said():
     assert "The test split was held out" in tlm_card(RUN | {"held_out": {"test": 0.1}}, 1)
 
 
+def test_a_sample_of_the_training_split_is_said():
+    card = tlm_card(RUN | {"train_sampled": {"examples": 1000, "of": 26006}}, 1)
+    assert " It was trained on 1,000 of the 26,006 examples of the training split, of every class its share." in card
+
+
 @pytest.mark.parametrize(
     "change,present,absent",
     [

@@ -113,6 +113,7 @@ def test_a_table_of_ones_own_from_retrieval_to_predictions(work, tmp_path):
     lines = ["number;Body;queue", *(f"{i:04};{row['text']};{row['label']}" for i, row in enumerate(rows))]
     (tmp_path / "tickets.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     table = ["--task", tmp_path / "tickets.csv", "--text_column", "Body", "--label_column", "queue"]
+    table += ["--max_train_samples", 20]
     run_recipe(
         "recipes/retrieve.py",
         *table,
@@ -128,7 +129,9 @@ def test_a_table_of_ones_own_from_retrieval_to_predictions(work, tmp_path):
         "--output_dir", tmp_path / "run", "--predict", tmp_path / "tickets.csv",
     )  # fmt: skip
     assert f"predictions  {tmp_path / 'run/predictions/tickets.jsonl'}" in out
-    assert json.loads((tmp_path / "run/settings.json").read_text())["held_out"] == {"validation": 0.1, "test": 0.1}
+    settings = json.loads((tmp_path / "run/settings.json").read_text())
+    assert settings["held_out"] == {"validation": 0.1, "test": 0.1}
+    assert settings["train_sampled"]["examples"] == 20 < settings["train_sampled"]["of"]
     out = run_recipe(
         "recipes/predict.py", "--model_name_or_path", tmp_path / "run", "--data", tmp_path / "tickets.csv", "--output",
         tmp_path / "answered.csv", "--use_cpu", "true", processes=2,

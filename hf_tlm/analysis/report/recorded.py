@@ -131,13 +131,15 @@ def _options(run: RunFolder) -> dict[str, Any]:
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`columns` is a list also where it has one pair, shares are numbers, `drop_bad_rows` is true also as "true"."""
+    """`columns` is a list also where it has one pair, numbers are numbers, and `drop_bad_rows` is true also as "true"."""
     typed = dict(values)
     if isinstance(typed.get("columns"), str):
         typed["columns"] = [typed["columns"]]
     for name in ("validation_share", "test_share"):
         with contextlib.suppress(KeyError, ValueError, TypeError):  # A task refuses what is no number.
             typed[name] = float(typed[name])
+    with contextlib.suppress(KeyError, ValueError, TypeError):
+        typed["max_train_samples"] = int(typed["max_train_samples"])
     if "drop_bad_rows" in typed:
         typed["drop_bad_rows"] = str(typed["drop_bad_rows"]).lower() in ("true", "1", "yes")
     return typed

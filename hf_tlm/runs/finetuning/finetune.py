@@ -38,6 +38,7 @@ from hf_tlm.runs.records import SAVED_FILE, predictions_jsonl, read_saved, saved
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers import ask_teacher, check_passage_options, content_of, open_teacher
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.sampling import strata
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_trainer import trained_model
@@ -50,7 +51,6 @@ from hf_tlm.utils.locks import owns_output_dir
 from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder
 
 # Of a regression task's labels, whose examples are drawn from each in the same share.
-QUANTILES = 10
 
 
 def draw_fraction(train: Dataset, fraction: float, seed: int, kind: str) -> np.ndarray:
@@ -67,14 +67,7 @@ def draw_fraction(train: Dataset, fraction: float, seed: int, kind: str) -> np.n
     """
     if fraction == 1:
         return np.arange(len(train))
-    if kind == "classification":
-        groups = np.asarray(train["label"][:])
-    elif kind == "regression":
-        ranks = np.argsort(np.argsort(np.asarray(train["label"][:]), kind="stable"), kind="stable")
-        groups = ranks * min(QUANTILES, len(train)) // len(train)
-    else:
-        groups = np.zeros(len(train), dtype=np.int64)
-    drawn = []
+    groups, drawn = strata(train, kind), []
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
         order = np.random.default_rng([seed, int(group)]).permutation(members)

@@ -1,0 +1,127 @@
+"""A task with fewer labels: which examples stay, and what is said of it."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from hf_tlm.runs import linear_model
+from hf_tlm.tasks import TaskArguments, TaskError, load_task
+from hf_tlm.tasks.sampling import content_place, sample, strata
+from tests.support.kind_toys import rows_of
+
+COUNTS = {"common": 700, "some": 250, "rare": 47, "single": 3}
+
+
+def table(seed=0):
+    rows = [{"text": f"{name} text {i}", "label": name} for name, count in COUNTS.items() for i in range(count)]
+    return [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))]
+
+
+def splits(seed=0):
+    rows = table(seed)
+    return {"train": Dataset.from_list(rows), "validation": Dataset.from_list(rows[:100])}
+
+
+@pytest.mark.parametrize("size", [4, 5, 30, 100, 333, 999])
+def test_so_many_of_every_class_its_share(size):
+    task = load_task(splits(), max_train_samples=size)
+    assert len(task.train) == size == task.report["train"]["examples"] and task.sampled_of == 1000
+    found = Counter(task.label_names[label] for label in task.train["label"])
+    for name, count in COUNTS.items():
+        assert found[name] == max(found[name], 1) and abs(found[name] - size * count / 1000) <= (1 if size > 30 else 3), name
+    assert task.report["train"]["classes"] == dict(sorted(found.items()))
+    assert len(task.validation) == 100
+
+
+def test_smaller_samples_are_parts_of_larger_ones_and_their_order_is_the_data_s():
+    texts = [load_task(splits(), max_train_samples=size).train["text"][:] for size in (10, 50, 400, 1000)]
+    for smaller, larger in zip(texts, texts[1:], strict=False):
+        assert [text for text in larger if text in set(smaller)] == smaller
+    assert load_task(splits(seed=1), max_train_samples=50).train["text"][:] != texts[1]
+    assert set(load_task(splits(seed=1), max_train_samples=50).train["text"]) == set(texts[1]), "whatever order rows have"
+
+
+def test_which_texts_does_not_follow_their_names():
+    task = load_task(splits(), max_train_samples=200)
+    numbers = np.array([int(text.split()[-1]) for text in task.train["text"] if text.startswith("common")])
+    assert abs(numbers.mean() - 350) < 60
+
+
+def test_by_definition():
+    """Each takes its turn at (its rank within its class + 1/2) / the class's size; the first of a class comes first."""
+    groups, contents = np.array([0, 1, 0, 0, 1, 0]), list("abcdef")
+    turns = {}
+    for group in (0, 1):
+        members = sorted(np.flatnonzero(groups == group), key=lambda i: content_place(contents[i]))
+        turns |= {int(i): 0 if rank == 0 else (rank + 0.5) / len(members) for rank, i in enumerate(members)}
+    for size in range(2, 7):
+        expected = sorted(sorted(turns, key=lambda i: (turns[i], content_place(contents[i])))[:size])
+        assert sample(groups, contents, size).tolist() == expected
+
+
+def test_no_more_than_there_are():
+    for size in (1000, 5000):
+        task = load_task(splits(), max_train_samples=size)
+        assert (len(task.train), task.sampled_of) == (1000, None)
+        assert task.fingerprint == load_task(splits()).fingerprint
+        assert "train_sampled" not in task.about_splits()
+
+
+@pytest.mark.parametrize(("size", "said"), [(3, "one example for each of 4 classes"), (0, "whole number"), (True, "number")])
+def test_refused(size, said):
+    with pytest.raises(TaskError, match=said):
+        load_task(splits(), max_train_samples=size)
+
+
+def test_the_option_refuses_what_is_no_count():
+    with pytest.raises(TaskError, match="max_train_samples"):
+        TaskArguments("reviews.csv", max_train_samples=0)
+
+
+def test_what_is_held_out_of_a_table_stays(tmp_path):
+    whole = load_task(Dataset.from_list(table()))
+    task = load_task(Dataset.from_list(table()), max_train_samples=100)
+    assert len(task.train) == 100 and task.sampled_of == len(whole.train)
+    for split in ("validation", "test"):
+        assert task.splits[split]["text"][:] == whole.splits[split]["text"][:]
+    assert set(task.train["id"]) < set(whole.train["id"]), "ids are those of the table"
+
+
+def test_bad_rows_are_none_of_them():
+    rows = [{"text": None, "label": "a"}] * 30 + [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(30)]
+    data = {"train": Dataset.from_list(rows), "validation": Dataset.from_list(rows[-6:])}
+    with pytest.raises(TaskError, match="unusable rows"):
+        load_task(data, max_train_samples=10)
+    task = load_task(data, max_train_samples=10, drop_bad_rows=True)
+    assert len(task.train) == 10 and None not in task.train["text"][:] and task.sampled_of == 30
+    assert Counter(task.train["label"]) == {0: 5, 1: 5}
+
+
+def test_every_kind_of_task():
+    for kind in ("question_answering", "multiple_choice", "tagging"):
+        rows = Dataset.from_list(rows_of(kind, 40))
+        task = load_task({"train": rows, "validation": rows.select(range(10))}, kind=kind, max_train_samples=12)
+        assert (len(task.train), task.sampled_of) == (12, 40), kind
+
+
+def test_a_regression_s_labels_are_of_all_sizes():
+    rows = Dataset.from_list([{"text": f"text {i}", "label": float(i**2)} for i in range(100)])
+    drawn = sample(strata(rows, "regression"), rows["text"][:], 20)
+    assert Counter(drawn // 10) == dict.fromkeys(range(10), 2)
+
+
+def test_it_is_said_and_the_linear_model_has_the_same_texts():
+    task = load_task(splits(), max_train_samples=100)
+    assert "train 100 of 1,000, validation 100" in task.to_text()
+    assert task.about_splits()["train_sampled"] == {"examples": 100, "of": 1000}
+    features = [linear_model(one).settings["features"] for one in (task, load_task(splits()))]
+    assert features[0] < features[1]
+
+
+def test_what_a_task_hands_out_is_read_back():
+    """Its splits are data of the same task; offsets of answers have our name there."""
+    rows = Dataset.from_list(rows_of("question_answering", 20))
+    task = load_task({"train": rows, "validation": rows}, kind="question_answering")
+    assert load_task(task.splits).fingerprint == task.fingerprint
