@@ -43,6 +43,11 @@ class TeacherArguments:
         "Passages that the teacher answers for: those it is most certain of, in proportion to the task's "
         "classes. 0: the task's texts alone.",
     )
+    teacher_candidates: Annotated[int | None, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
+        None,
+        "Passages that the teacher is asked of, the best-ranked first (default: all of the subset). A large teacher may "
+        "take longer over them than training does.",
+    )
     teacher_trust: Annotated[str, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
         "confidence",
         "How certain the teacher is of a passage: by the probability of its class (confidence), or by how "
@@ -73,6 +78,11 @@ class TeacherArguments:
         if self.teacher_weight == 0:
             raise ArgumentsError("teacher_weight 0 leaves the teacher unheard. Give another one, or --teacher none.")
         super().__post_init__()
+        if self.teacher_candidates is not None and self.teacher_candidates < self.teacher_passages:
+            raise ArgumentsError(
+                f"teacher_candidates {self.teacher_candidates} are fewer than teacher_passages {self.teacher_passages}, "
+                "which are chosen of them. Ask of more, or choose fewer."
+            )
 
     @property
     def taught(self) -> bool:

@@ -125,6 +125,7 @@ RANGES: dict[str, Range] = {
     "max_logits": Range(1, 2**40, whole=True),
     **_each("mlm_probability teacher_share", Range(0, 1, above=True, below=True)),
     "teacher_passages": Range(0, COUNT, whole=True),
+    "teacher_candidates": _COUNT,
     "teacher_rounds": Range(1, 100, whole=True),
     "crop_fraction": _PART,
     "stage2_class_balance": _SHARE,

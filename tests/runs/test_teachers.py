@@ -108,6 +108,28 @@ def test_the_most_certain_passages_of_each_class():
     assert most_certain(probabilities[:3], shares, 1000).tolist() == [0, 1, 2]
 
 
+def test_only_the_first_passages_are_asked_of(task, runs, monkeypatch):
+    """What comes of them is as if there were no others, whoever teaches; the subset's other rows stay where they are."""
+    asked_of = []
+    before = models._asked
+
+    def counting(predictor, one, rows, *others):
+        asked_of.append(len(rows))
+        return before(predictor, one, rows, *others)
+
+    monkeypatch.setattr(models, "_asked", counting)
+    for teacher in ("linear", str(runs[0])):
+        made, alone = asked(task, PASSAGES, 8, teacher, teacher_candidates=15), asked(task, PASSAGES[:15], 8, teacher)
+        assert made.rows.max() < 15 and 0 < len(made.rows) < 12
+        np.testing.assert_array_equal(made.rows, alone.rows)
+        np.testing.assert_array_equal(made.passages, alone.passages)
+        assert made.report["passages_by_class"] == alone.report["passages_by_class"]
+        assert made.texts(Dataset.from_dict({"text": PASSAGES}))["text"][:] == [PASSAGES[row] for row in alone.rows]
+        assert asked(task, PASSAGES, 8, teacher).rows.max() >= 15
+        assert asked(task, PASSAGES[:10], 8, teacher, teacher_candidates=15).rows.max() < 10, "there are no more"
+    assert asked_of.count(15) == 1 and len(PASSAGES) in asked_of
+
+
 def test_texts_are_repeated_until_passages_are_few_enough():
     for texts, passages, share in ((300, 2909, 0.5), (20000, 4000, 0.5), (7, 3, 0.25), (10, 90, 0.9), (1, 1, 0.5)):
         times = repeats(texts, passages, share)
@@ -199,6 +221,10 @@ def test_pairs_and_too_few_texts_are_refused(task):
         ({"teacher": "linear", "teacher_passages": -1}, "teacher_passages"),
         ({"teacher": "linear", "stage2_rdrop": 1.0}, "stage2_rdrop 1.0 compares two passes"),
         ({"teacher": "linear", "teacher_temperature": 0.0}, "teacher_temperature"),
+        ({"teacher_candidates": 9}, "teacher_candidates 9 has no effect without a teacher"),
+        ({"teacher": "linear", "teacher_passages": 0, "teacher_candidates": 9}, "no effect with teacher_passages 0"),
+        ({"teacher": "linear", "teacher_candidates": 9}, "teacher_candidates 9 are fewer than teacher_passages 4000"),
+        ({"teacher": "linear", "teacher_candidates": 0}, "teacher_candidates"),
         ({"teacher_rounds": 2}, "teacher_rounds 2 has no effect without a teacher"),
         ({"stage2_teacher_passages": False}, "stage2_teacher_passages False has no effect without a teacher"),
         ({"teacher": ["linear", "runs/a"]}, "teacher linear stands alone"),

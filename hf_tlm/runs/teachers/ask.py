@@ -43,15 +43,15 @@ EXAMPLES, SHOWN = 3, 200
 _FORMAT = 5
 # Options of a teacher in training, which selections have no use for.
 _OF_TRAINING = (
-    *("teacher_weight", "teacher_temperature", "teacher_passages", "teacher_share", "teacher_rounds"),
-    "teacher_output",
+    *("teacher_weight", "teacher_temperature", "teacher_passages", "teacher_candidates", "teacher_share"),
+    *("teacher_rounds", "teacher_output"),
 )
 _ARRAYS = ("train", "passages", "disagreement")
 # Of a report what a subset's manifest tells, which has no times.
 _WHO, _COST = ("model", "teachers", "earlier", "file"), ("parameters", "tokens", "flops")
 PASSAGE_OPTIONS = (
-    *("teacher_passages", "teacher_trust", "teacher_passage_length", "teacher_share", "teacher_output"),
-    "stage2_teacher_passages",
+    *("teacher_passages", "teacher_candidates", "teacher_trust", "teacher_passage_length", "teacher_share"),
+    *("teacher_output", "stage2_teacher_passages"),
 )
 
 
@@ -136,12 +136,13 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
     """What the teacher of `args` says, kept in the cache of `datasets` for every run that asks it the same.
 
     On the task's texts, where it is mistaken the text's own label is the answer: mistakes would be learned too
-    (benchmarks/results/plateau.md has what that costs). Of the passages it answers for at most `teacher_passages`: of each
-    class those of which it is most certain, in proportion to the class's training texts. Of pairs of texts it answers for
-    the task's alone. All processes call this; the first one keeps the files.
+    (benchmarks/results/plateau.md has what that costs). Of the passages (of the first `teacher_candidates`) it answers for
+    at most `teacher_passages`: of each class those of which it is most certain, in proportion to the class's training
+    texts. Of pairs of texts it answers for the task's alone. All processes call this; the first one keeps the files.
 
     Args:
-        passages: columns `text`, and `id` where a file knows them by that; None where there are none.
+        passages: columns `text`, and `id` where a file knows them by that, in a subset's order, by rank; None where there
+            are none.
         args: with the fields of `TeacherArguments`, of a run.
 
     Raises:
@@ -153,6 +154,8 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
     rank, processes = place_in_job()
     if passages is not None and (not len(passages) or not args.teacher_passages or "text_pair" in task.train.column_names):
         passages = None
+    if passages is not None and args.teacher_candidates is not None:
+        passages = passages.select(range(min(args.teacher_candidates, len(passages))))
     ends = _ends(task, passages, args)
     answers = _answers(teacher, task, passages, ends, args)
     made = agree(answers and _made(task, passages, ends, args, answers, teacher.about), processes)
