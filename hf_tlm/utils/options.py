@@ -1,6 +1,7 @@
 """Fields of a class of options: their help, the range of numbers, and beside which values of others they change nothing.
 
-Ranges hold for the command line, YAML files and Python alike. What has no effect is said in the type of the field:
+Ranges and choices hold for the command line, YAML files and Python alike. What has no effect is said in the type of the
+field:
 
     crop_fraction: Annotated[float, NoEffect("scl", (False,), "with scl false. Leave it out.")] = 0.9
 
@@ -203,13 +204,17 @@ def check_numbers(error: type[HfTlmError], **values: Any) -> None:
 
 
 def check_ranges(arguments: Any, error: type[HfTlmError]) -> None:
-    """Check every field of a dataclass's instance that has a range.
+    """Check every field of a dataclass's instance that has a range or choices.
 
     Raises:
-        error: one is not in it.
+        error: one is not in it, or none of them.
     """
     for entry in fields(arguments):
         value = getattr(arguments, entry.name)
+        if (choices := entry.metadata.get("choices")) and value != entry.default:
+            for one in value if isinstance(value, list) else [value]:
+                if one not in choices:
+                    raise error(f"--{entry.name}: expected one of {', '.join(choices)}; received {one!r:.60}.")
         if entry.name not in RANGES or (value is None and entry.default is None):
             continue
         hint = get_type_hints(type(arguments))[entry.name] if value is None or isinstance(value, list) else None

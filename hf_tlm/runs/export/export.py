@@ -22,7 +22,7 @@ from hf_tlm.hub.cards import onnx_card
 from hf_tlm.hub.rendering import displayed_name, hub_name
 from hf_tlm.models import ModelError
 from hf_tlm.models.families import longest_input
-from hf_tlm.models.onnx_graph import OPSET, averaged, check_installed, check_size, half, quantized, save, to_onnx
+from hf_tlm.models.onnx_graph import OPSET, PARTS, averaged, check_installed, check_size, half, quantized, save, to_onnx
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
 from hf_tlm.runs.averaging import check_alike, model_names, shown_member
 from hf_tlm.runs.baselines import to_beat, to_beat_line
@@ -43,6 +43,7 @@ from hf_tlm.training.run_folder import run_of
 from hf_tlm.training.teacher import lineage
 from hf_tlm.utils.files import atomic_directory, sha256
 from hf_tlm.utils.json_files import read_object
+from hf_tlm.utils.options import check_numbers
 from hf_tlm.utils.run_names import EXPORT_FILE, SETTINGS_FILE
 from hf_tlm.utils.seals import write_seal
 from hf_tlm.version import __version__
@@ -134,14 +135,15 @@ def export_onnx(
         ModelError: the extra [onnx] is not installed; there is no model that can be exported, or it has fewer positions than
             `max_length`; an exported file computes something else, or loses more than `max_drop`; several models have no
             average, or no tokenizer in common.
-        ArgumentsError: options do not go together; something else than an export is in `output_dir`, or it is in the folder
-            of the model; see `check_page`, `read_runtime`.
+        ArgumentsError: a number is out of range; options do not go together; something else than an export is in
+            `output_dir`, or it is in the folder of the model; see `check_page`, `read_runtime`.
         TaskError: see `unlabelled_chunks`; the task is of another kind than the model, or of other classes.
     """
     if task is not None:
         check_task(task)
     check_installed()
     check_dtypes(dtypes)
+    check_numbers(ArgumentsError, opset=opset, max_drop=max_drop, max_length=max_length, batch_size=batch_size)
     reduced = [dtype for dtype in ONNX_FILES if dtype in dtypes and dtype != "fp32"]
     if task is not None and data is not None:
         raise ArgumentsError("Give a task, whose labels tell what int8 loses, or data without labels; received both.")
@@ -149,6 +151,8 @@ def export_onnx(
         raise without_texts(reduced)
     if "int8" not in dtypes and (keep_float or not per_channel):
         raise ArgumentsError("per_channel and keep_float are of int8, which is not among the dtypes. Leave them out.")
+    if others := [part for part in keep_float if part not in PARTS]:
+        raise ArgumentsError(f"keep_float: the parts are {' and '.join(PARTS)}; received {others[0]!r:.60}.")
     names = model_names(model_name_or_path)
     sources = [
         find_source(name, trust_remote_code=trust_remote_code, max_length=max_length, masked_lm=True) for name in names

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -209,8 +210,13 @@ def test_refused_before_any_work(run, tmp_path, tokenizer, monkeypatch):
     refused(ArgumentsError, "int8: checked on texts. Give --task")
     refused(ArgumentsError, "received both", task=make_task(), data="a.txt")
     refused(ArgumentsError, "keep_float are of int8", dtypes=["fp32"], keep_float=["head"])
+    refused(
+        ArgumentsError, "keep_float: the parts are embeddings and head; received 'body'", data="a.txt", keep_float=["body"]
+    )
     refused(ModelError, "The types are fp32, int8, fp16; received 'int4'", dtypes=["int4"])
     only = {"dtypes": ["fp32"]}
+    for name, value in (("opset", 17), ("opset", 99), ("max_drop", math.nan), ("max_length", 0), ("batch_size", 0)):
+        refused(ArgumentsError, f"--{name}: expected a .*number from .*; received {value}", **only, **{name: value})
     refused(ArgumentsError, "is in the folder of the model", output=run / "onnx", **only)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").touch()
