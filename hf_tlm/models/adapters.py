@@ -29,7 +29,7 @@ from hf_tlm.utils.json_files import Unfit, listed, maybe, one_of, read_fields, r
 
 logger = logging.getLogger(__name__)
 
-ADAPTER, ADAPTER_FILE = "default", "adapter_config.json"
+ADAPTER, ADAPTER_FILE, ADAPTER_WEIGHTS = "default", "adapter_config.json", "adapter_model.safetensors"
 # A stranger may have written the file, which can name modules to import and expressions that never end.
 _NAME = words(200)
 _NAMES = maybe(listed(_NAME, 1000))

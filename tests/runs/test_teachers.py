@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
@@ -225,6 +226,8 @@ def test_pairs_and_too_few_texts_are_refused(task):
         ({"teacher": "linear", "teacher_passages": 0, "teacher_candidates": 9}, "no effect with teacher_passages 0"),
         ({"teacher": "linear", "teacher_candidates": 9}, "teacher_candidates 9 are fewer than teacher_passages 4000"),
         ({"teacher": "linear", "teacher_candidates": 0}, "teacher_candidates"),
+        ({"teacher": "linear", "teacher_trust": "spread"}, "teacher_trust: expected one of confidence, entropy; received"),
+        ({"teacher": "linear", "teacher_passage_length": None}, "teacher_passage_length: expected one of whole, task;"),
         ({"teacher_rounds": 2}, "teacher_rounds 2 has no effect without a teacher"),
         ({"stage2_teacher_passages": False}, "stage2_teacher_passages False has no effect without a teacher"),
         ({"teacher": ["linear", "runs/a"]}, "teacher linear stands alone"),
@@ -551,6 +554,10 @@ def test_models_that_cannot_teach(task, runs, tmp_path):
     (pickled / "seal.json").unlink(missing_ok=True)
     with pytest.raises(ArgumentsError, match="no weights as safetensors"):
         asked(task, PASSAGES, 10, str(pickled))
+    for other in ("crf", "adapter_model"):  # Beside which the pickle would be read.
+        save_file({"other": torch.zeros(1)}, pickled / f"{other}.safetensors")
+        with pytest.raises(ArgumentsError, match="no weights as safetensors"):
+            asked(task, PASSAGES, 10, str(pickled))
     diverged = shutil.copytree(runs[0], tmp_path / "diverged")
     model = AutoModelForSequenceClassification.from_pretrained(runs[0])
     model.classifier.weight.data.fill_(float("nan"))

@@ -21,7 +21,8 @@ from hf_tlm.errors import ArgumentsError, HfTlmError
 from hf_tlm.hub.rendering import displayed_name
 from hf_tlm.hub.repo import FILES, check_named, checkpoint_folder, fetch, is_fetched
 from hf_tlm.hub.repo_id import find_repo
-from hf_tlm.models.adapters import ADAPTER_FILE, read_adapter
+from hf_tlm.models.adapters import ADAPTER_FILE, ADAPTER_WEIGHTS, read_adapter
+from hf_tlm.models.loading import SAFE_WEIGHTS
 from hf_tlm.runs.prediction.predict import Predictor, open_predictor
 from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, entropy, progress
@@ -35,6 +36,8 @@ from hf_tlm.utils.seals import checksum
 
 # Texts that are asked of together; an asking that was interrupted goes on after the last such part.
 CHUNK = 1000
+# What is read of a folder before its pickles, where it is there: of a model, and of an adapter.
+_SAFE_WEIGHTS = {False: (SAFE_WEIGHTS, f"{SAFE_WEIGHTS}.index.json"), True: (ADAPTER_WEIGHTS,)}
 _LICENSE = re.compile(r"^license:\s*([\w .+-]{1,60})\s*$", re.MULTILINE)
 
 
@@ -133,7 +136,7 @@ def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
         raise ArgumentsError(f"The teacher {shown} has learned {was}, and this task has {here}.")
     folders = [source.folder, *_base(source.folder)]
     for folder in folders:
-        if not any(folder.glob("*.safetensors")):
+        if not any((folder / weights).is_file() for weights in _SAFE_WEIGHTS[(folder / ADAPTER_FILE).is_file()]):
             whose = f"The teacher {shown}" if folder == source.folder else f"The base of the adapter {shown}"
             raise ArgumentsError(
                 f"{whose} has no weights as safetensors, which alone are read of a teacher. Save it again with "
