@@ -142,10 +142,8 @@ def _in_memory(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[st
             f"A task is a name, a path, a datasets.Dataset, or a mapping of splits to them; received {received}. Make one "
             f"of it with {'Dataset.from_pandas(frame)' if received == 'DataFrame' else 'Dataset.from_list(list(rows))'}."
         )
-    if isinstance(data, Dataset):
-        return dict(splits)
-    named = named_splits(spec, splits)
-    return named or dict(zip([TABLE], splits.values(), strict=True)) if len(splits) == 1 else named
+    splits = {name: rows.with_format(None) for name, rows in splits.items()}  # Two tensors of one class are not equal.
+    return splits if isinstance(data, Dataset) else named_splits(spec, splits)
 
 
 def _name_of(data: Any) -> str:
@@ -242,6 +240,7 @@ def task_from_datasets(
                 "TLM needs labelled training and validation examples; without a validation set, --validation_share 0.1 "
                 "holds out a tenth of the training texts."
             )
+    splits = {name: rows.with_format(None) for name, rows in splits.items()}
     reader = kind_module(spec.kind)
     if not ROLES[spec.kind]:
         spec = reader.with_columns_of(spec, splits["train"])

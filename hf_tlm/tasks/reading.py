@@ -62,9 +62,20 @@ def read_splits(
 
 
 def named_splits(spec: TaskSpec, found: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Data sets under our names for their splits."""
+    """Data sets under our names for their splits; a single one with another name is `TABLE`.
+
+    Raises:
+        TaskError: there are several, and none is called like a split.
+    """
     there = {split: [name for name in _names(spec, split) if name in found] for split in SPLITS}
-    return {split: found[names[0]] for split, names in there.items() if names}
+    named = {split: found[names[0]] for split, names in there.items() if names}
+    if named or len(found) == 1:
+        return named or {TABLE: next(iter(found.values()))}
+    raise TaskError(
+        f"Task {spec.name} has the splits {', '.join(map(str, found)) or '(none)'}: expected train, validation (valid, dev) "
+        "and test, or one alone, of which some texts are held out. Give them these names in Python: "
+        "load_task({'train': ..., 'validation': ...})."
+    )
 
 
 def _only_table(folder: Path) -> Path:
@@ -74,6 +85,11 @@ def _only_table(folder: Path) -> Path:
         TaskError: there is none, or there are several.
     """
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} <= set(names):
+        raise TaskError(
+            f"{folder} was written by save_to_disk of datasets, whose files are no table. Read it in Python, "
+            f"load_task(load_from_disk({str(folder)!r})), or write it as parquet (to_parquet)."
+        )
     tables = [folder / name for name in names if Path(name).suffix.lower() in BUILDERS and (folder / name).is_file()]
     if len(tables) == 1:
         return tables[0]

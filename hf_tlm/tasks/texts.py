@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from hf_tlm.tasks.spec import TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
 
+# What a list of names becomes in a csv.
+_LIST = re.compile(r"""\s*\[\s*(["']).*\1\s*\]\s*""", re.DOTALL)
 ADVICE = "Choose with --text_column, --label_column or --id_column."
 
 
@@ -43,6 +46,14 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
             "classes choose with --label_column."
         )
     values = set(found) - {None}
+    if lists := sorted(label for label in values if isinstance(label, str) and _LIST.fullmatch(label)):
+        logger.warning(
+            "Task %s: the labels in %r look like lists, such as %.60s. Several classes a text (multi-label) are not "
+            "supported: each list is learnt as a class of its own.",
+            spec.name,
+            spec.label_column,
+            lists[0],
+        )
     if numbers := [value for value in values if isinstance(value, float)]:
         raise TaskError(
             f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(numbers)}; TLM classifies. "
@@ -116,11 +127,13 @@ def _tell_of_rare(spec: TaskSpec, found: Sequence[Any]) -> None:
 def labels(spec: TaskSpec, rows: Dataset) -> list[Any]:
     """The class of every row by its name or number, which is whole where all of the column are.
 
-    None stands for a null, an empty name, and the -1 by which the Hub marks rows without a label.
+    None stands for a null, the NaN that is pandas' null, an empty name, and the -1 by which the Hub marks rows without a
+    label.
     """
     feature, values = rows.features[spec.label_column], rows[spec.label_column][:]
     if isinstance(feature, ClassLabel):
         return [None if value is None or value < 0 else feature.names[value] for value in values]
+    values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
     if all(value is None or isinstance(value, float) and value.is_integer() for value in values):
         # What pandas makes of integers where one is missing, in this split or when the file was written.
         values = [None if value is None else int(value) for value in values]

@@ -8,7 +8,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from hf_tlm.corpora import tables
-from hf_tlm.tasks import TaskArguments, TaskError, load_task
+from hf_tlm.tasks import TaskArguments, TaskError, load_task, reading
 
 WORDS = "Drucker Lüfter Netz Konto Rechnung Passwort Bildschirm Tür Schlüssel Straße".split()
 SHARES = {"label_column": "queue", "text_columns": "Body"}
@@ -154,6 +154,21 @@ def test_a_dict_of_datasets_has_its_splits():
     assert (task.name, list(task.splits), task.held_out) == ("mine", ["train", "validation"], {})
     one = load_task(DatasetDict(all=Dataset.from_list(tickets(60))), **SHARES)
     assert set(one.splits) == {"train", "validation", "test"}
+    parts = {"first": Dataset.from_list(tickets(30)), "second": Dataset.from_list(tickets(9))}
+    with pytest.raises(TaskError, match=r"has the splits first, second: expected train, validation \(valid, dev\) and test"):
+        load_task(DatasetDict(parts), **SHARES)
+
+
+def test_a_hub_data_set_of_one_split_is_a_table(monkeypatch):
+    monkeypatch.setattr(reading, "load_dataset", lambda *args, **options: DatasetDict(all=Dataset.from_list(tickets(60))))
+    assert load_task("me/tickets", **SHARES).held_out == {"validation": 0.1, "test": 0.1}
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "pandas"])
+def test_the_format_of_a_data_set_changes_nothing(kind):
+    rows = Dataset.from_list([{**row, "queue": row["nr"] % 3} for row in tickets(60)])
+    task = load_task(rows.with_format(kind), **SHARES)
+    assert task.label_names == ("0", "1", "2") and task.fingerprint == load_task(rows, **SHARES).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -203,6 +218,14 @@ def test_whole_floats_are_the_same_classes_in_every_split(tmp_path):
     assert [rows["label"][:] for rows in task.splits.values()] == [[0, 1, 2], [0, 1, 2], [2, 1]]
 
 
+def test_nan_is_no_label_as_null_is():
+    labels = [float(i % 3) for i in range(60)]
+    rows = Dataset.from_dict({"text": [f"text {i}" for i in range(60)], "label": [*labels[:-1], float("nan")]})
+    with pytest.raises(TaskError, match="1 of .* rows with no label"):
+        load_task(rows)
+    assert load_task(rows, drop_bad_rows=True).label_names == ("0", "1", "2")
+
+
 def test_numbers_are_named_in_their_order():
     rows = Dataset.from_list([{"text": f"text {i}", "label": float(i % 11 + 1)} for i in range(220)])
     assert load_task(rows).label_names == tuple(map(str, range(1, 12)))
@@ -231,6 +254,13 @@ def test_a_folder_without_a_table_says_what_it_holds(tmp_path):
         load_task(str(tmp_path / "none"))
 
 
+@pytest.mark.parametrize("made", [lambda rows: rows, lambda rows: DatasetDict(train=rows)])
+def test_what_datasets_saved_is_told_how_to_be_read(tmp_path, made):
+    made(Dataset.from_list(tickets(30))).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(TaskError, match=r"saved was written by save_to_disk.*load_task\(load_from_disk\('.*saved'"):
+        load_task(str(tmp_path / "saved"), **SHARES)
+
+
 def test_the_only_table_of_a_folder(tmp_path):
     write(tmp_path / "export.csv", tickets(60))
     (tmp_path / "README.md").write_text("Tickets.")
@@ -245,6 +275,15 @@ def test_several_classes_a_text_are_said_to_be_unsupported():
     features = Features({"text": Value("string"), "label": List(ClassLabel(names=["a", "b"]))})
     with pytest.raises(TaskError, match="multi-label.* not supported"):
         load_task(Dataset.from_dict({"text": ["x", "y"], "label": [[0], [1, 0]]}, features=features))
+
+
+def test_lists_that_a_csv_made_texts_of_are_told_of(tmp_path, caplog):
+    rows = [{**row, "queue": str(["billing", "network"][: 1 + row["nr"] % 2])} for row in tickets(60)]
+    assert load_task(write(tmp_path / "many.csv", rows), **SHARES).num_labels == 2
+    assert "look like lists, such as ['billing', 'network']. Several classes a text (multi-label)" in caplog.text
+    caplog.clear()
+    load_task(write(tmp_path / "one.csv", [{**row, "queue": f"[{row['queue']}]"} for row in tickets(60)]), **SHARES)
+    assert "look like lists" not in caplog.text
 
 
 def test_too_few_texts_for_a_part():
