@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
 from hf_tlm.data.streaming import StreamedBlocks
@@ -30,7 +30,14 @@ from hf_tlm.models import gather_fsdp
 from hf_tlm.models.cpu_kernels import faster_kernels
 from hf_tlm.models.loading import reading_pickles
 from hf_tlm.training.base_arguments import BaseArguments
-from hf_tlm.training.callbacks import NonFiniteLossCallback, ProgressLines, SigtermCallback, bar_name, track_by_training
+from hf_tlm.training.callbacks import (
+    NonFiniteLossCallback,
+    PrintedLines,
+    ProgressLines,
+    SigtermCallback,
+    bar_name,
+    track_by_training,
+)
 from hf_tlm.training.checkpoints import (
     CheckpointError,
     best_of,
@@ -91,8 +98,11 @@ class ResumableTrainer(Trainer):
         self.watch = NonFiniteLossCallback(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.interruption)
         self.add_callback(self.watch)
+        name = bar_name(self.args.output_dir)
         if self.pop_callback(ProgressCallback) is not None:
-            self.add_callback(ProgressLines(bar_name(self.args.output_dir)))
+            self.add_callback(ProgressLines(name))
+        if self.pop_callback(PrinterCallback) is not None:
+            self.add_callback(PrintedLines(name))
         track_by_training(self, self.args.run_group or None)
         self._failure: Exception | None = None
         self._resumed_from: str | None = None

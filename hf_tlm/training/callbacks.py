@@ -22,7 +22,7 @@ from safetensors.torch import save
 from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import has_length
 
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
@@ -37,6 +37,7 @@ _SILENT = re.compile(
     r"epoch|total_flos|tokens|real_tokens|(measured_)?flops|flops_ratio|seconds|.*_runtime|.*_(samples|steps)_per_second"
 )
 _STAGE = re.compile(r"seed-(\d+)(?:/stage(\d))?$")
+_POINT = re.compile(r"split-(\d+)/(lr[^/]+)/")
 # Clusters signal every process, and torch's launcher then passes its own on: two signals so close are one request.
 ECHO_SECONDS = 5.0
 
@@ -71,6 +72,25 @@ class ProgressLines(ProgressCallback):
             self.training_bar.write(f"step {state.global_step:,}  {line}")
 
 
+class PrintedLines(PrinterCallback):
+    """What the Trainer prints without bars (`disable_tqdm`); the only changes: what is trained, and logs as short lines.
+
+    Args:
+        name: of the training; see `bar_name`.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            print(f"{self.name}: {opening(kwargs.get('model'), args)}, {state.max_steps:,} steps")
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero and (line := log_line(logs or {})):
+            print(f"step {state.global_step:,}  {line}")
+
+
 def opening(model: Any, args: TrainingArguments) -> str:
     """What is trained, on what, in which precision."""
     config, count = getattr(model, "config", None), getattr(model, "num_parameters", None)
@@ -88,8 +108,11 @@ def log_line(logs: Mapping[str, Any]) -> str:
 
 
 def bar_name(output_dir: str | os.PathLike) -> str:
-    """What is trained in a folder: the seed and stage of a run that has them."""
-    found = _STAGE.search(os.fspath(output_dir).replace(os.sep, "/").rstrip("/"))
+    """What is trained in a folder: the seed and stage of a run that has them, the split and point of a few-shot run."""
+    folder = os.fspath(output_dir).replace(os.sep, "/").rstrip("/")
+    if point := _POINT.search(folder):
+        return f"Split {point[1]}, {point[2]}"
+    found = _STAGE.search(folder)
     if found is None:
         return "Training"
     return f"Seed {found[1]}" + (f", stage {found[2]}" if found[2] else "")

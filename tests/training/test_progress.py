@@ -18,6 +18,8 @@ from support.training_runs import trainer
         ("runs/a/seed-0", "Seed 0"),
         ("runs/a", "Training"),
         ("runs/seed-3/other", "Training"),
+        ("runs/a/split-13/lr1e-05-batch2/checkpoints", "Split 13, lr1e-05-batch2"),
+        ("runs/a/split-13/lr1e-05-batch2/model/seed-13", "Split 13, lr1e-05-batch2"),
     ],
 )
 def test_the_bars_name(folder, name):
@@ -45,6 +47,15 @@ def test_a_training_shows_them(tmp_path, data, tokenizer, capsys):
     assert len(lines) >= 4 and lines[0].startswith("step 1  loss ") and "learning_rate" in lines[0]
     assert "{" not in shown.out and "tokens" not in shown.out
     assert "Seed 7, stage 1: 100%" in shown.err and "Predicting: 100%" in shown.err
+
+
+def test_without_bars_the_same_lines_are_printed(tmp_path, data, tokenizer, capsys):
+    run = trainer(tmp_path / "seed-7/stage1", data, tokenizer, disable_tqdm=True, rho1=1)
+    run.train()
+    shown = capsys.readouterr().out
+    size = f"{run.model.num_parameters():,} parameters on cpu in float32"
+    assert f"Seed 7, stage 1: bert of {size}, {run.state.max_steps} steps" in shown.splitlines()
+    assert "step 1  loss " in shown and "{" not in shown and "tokens" not in shown
 
 
 def test_bars_have_their_names_when_they_are_first_drawn(capsys):
