@@ -41,12 +41,14 @@ def cut_at(asked: int | None, tokenizer: PreTrainedTokenizerBase, positions: int
 
 
 def read(rows: Dataset, needed: str) -> Dataset:
-    """The columns that are read, as Python values.
+    """The columns that are read, as Python values; `labels` is `label`, as the ecosystem has both names.
 
     Raises:
         InfluenceError: it is no Dataset, or `input_ids` or the column that is `needed` beside it is missing.
     """
     columns = rows.column_names if isinstance(rows, Dataset) else []
+    if needed == "label" and "label" not in columns and "labels" in columns:
+        return read(rows.rename_column("labels", "label"), needed)
     if not {"input_ids", needed} <= set(columns):
         found = f"a Dataset with {', '.join(columns)}" if isinstance(rows, Dataset) else type(rows).__name__
         raise InfluenceError(

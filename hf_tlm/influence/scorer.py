@@ -159,7 +159,7 @@ class InfluenceScorer:
         """Make the gradients of a task, its texts in batches of `task_batch_size` consecutive ones.
 
         Args:
-            rows: tokenised labelled texts: columns `input_ids`, optionally `token_type_ids`, and `label`.
+            rows: tokenised labelled texts: columns `input_ids`, optionally `token_type_ids`, and `label` or `labels`.
             folder: where the gradients are written, block by block, and where `load` finds them; blocks of these texts that
                 are there already are not made again, anything else there is removed. Default a temporary folder that is
                 removed with this object. They may be larger than memory.
@@ -175,7 +175,7 @@ class InfluenceScorer:
             raise InfluenceError("Influence on a task needs labelled texts, those of its validation split; received none.")
         classes = self._checkpoints[0].model.config.num_labels
         assert classes is not None
-        wrong = sorted(set(rows["label"]) - set(range(classes)))
+        wrong = sorted(set(rows["label"]) - set(range(classes)), key=str)
         if wrong:
             raise InfluenceError(f"The labels of a model with {classes} classes are 0 to {classes - 1}; found {wrong[0]}.")
         if folder is None:

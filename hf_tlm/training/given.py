@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
+from torch import nn
 from transformers import PreTrainedConfig
 
 from hf_tlm.data.collator import class_labels
@@ -40,10 +41,11 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
             "model: expected a model; received none. model_init is not called here: make the model, after set_seed, and "
             "pass it."
         )
-    if not any(isinstance(module, TrainedModel) for module in model.modules()):
+    if not (isinstance(model, nn.Module) and any(isinstance(module, TrainedModel) for module in model.modules())):
+        found = f"{model!r:.60}" if isinstance(model, str) else type(model).__name__
         raise ArgumentsError(
             "model: expected a TlmModel, GeneratorDiscriminator, or a TrainedModel of your own "
-            f"(examples/own_model_and_loss.py); received {type(model).__name__}. TlmModel.from_config(config) makes "
+            f"(examples/own_model_and_loss.py); received {found}. TlmModel.from_config(config) makes "
             "one from scratch, TlmModel.from_checkpoint(folder) of a stock checkpoint."
         )
     if tokenizer is None:
@@ -51,7 +53,7 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
             "processing_class: expected the tokenizer of the texts; received none. hf_tlm.data.load_tokenizer(folder) reads "
             "one."
         )
-    if "data_collator" in others:
+    if others.get("data_collator") is not None:
         raise ArgumentsError(
             "data_collator: TlmTrainer makes its own (TlmCollator), which masks by seed and visit. Leave it out, and give "
             "what it is to do in args (mlm_probability, packing, ...)."

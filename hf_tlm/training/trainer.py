@@ -94,6 +94,7 @@ class TlmTrainer(SampledTrainer):
     ):
         check_given(model, args, processing_class, {"train": train_dataset, "corpus": corpus_dataset}, kwargs)
         assert model is not None and args is not None and processing_class is not None  # `check_given` has told of it.
+        kwargs.pop("data_collator", None)  # None, as the Trainer's default is.
         weights = None
         label = label_column(train_dataset)
         if train_dataset is not None and label is not None and model.config.num_labels is not None:

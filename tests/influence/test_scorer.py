@@ -235,6 +235,14 @@ def test_task_batches_are_consecutive_texts(count, tokenizer):
     assert_close(scorer.score(passages()), expected, 1e-10)
 
 
+def test_labels_is_label(tokenizer):
+    named = scorer_of(tiny("bert"), tokenizer)
+    other = scorer_of(tiny("bert"), tokenizer, task_texts().rename_column("label", "labels"))
+    assert_close(other.score(passages()), named.score(passages()), 0)
+    with pytest.raises(InfluenceError, match="are 0 to 2; found 99"):
+        other.fit(Dataset.from_dict({"input_ids": [[2, 5, 3]] * 2, "labels": [None, 99]}), 1)
+
+
 def test_checkpoints_are_averaged(tokenizer):
     models = [tiny("bert", seed=seed) for seed in (0, 1)]
     single = [scorer_of(model, tokenizer, layer=0).score(passages()) for model in models]

@@ -40,6 +40,7 @@ def rows(length=3, **columns):
     [
         ({"args": "plain"}, r"args: expected a TlmArguments; received TrainingArguments. .*TlmArguments\(output_dir"),
         ({"model": "stock"}, r"received BertForSequenceClassification. TlmModel.from_config\(config\) makes one"),
+        ({"model": "bert-base"}, "model: expected a TlmModel.*received 'bert-base'. TlmModel.from_config"),
         ({"model": nn.Linear(2, 2)}, "model: expected a TlmModel.*received Linear"),
         ({"model_init": lambda: None}, "model_init is not called here"),
         ({"processing_class": None}, "processing_class: expected the tokenizer of the texts"),
@@ -120,4 +121,4 @@ def test_what_is_left_out_is_named(tmp_path, data, tokenizer):
 
 
 def test_what_is_right_is_taken(tmp_path, data, tokenizer):
-    assert made(tmp_path, data, tokenizer).train_dataset is data["train"]
+    assert made(tmp_path, data, tokenizer, data_collator=None).train_dataset is data["train"]
