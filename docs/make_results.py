@@ -228,22 +228,23 @@ def with_links(text: str, source: str) -> str:
     return LINK.sub(moved, text)
 
 
-def read_rows(scale: str) -> list[dict[str, Any]]:
-    """The rows of a scale's main table."""
-    return json.loads((RECORDS / scale / "main.json").read_text(encoding="utf-8"))["rows"]
+def read_rows(table: str) -> list[dict[str, Any]]:
+    """The rows of a table of `reproduce`, such as coffee/main."""
+    return json.loads((RECORDS / f"{table}.json").read_text(encoding="utf-8"))["rows"]
 
 
-def arms_table(columns: Mapping[str, tuple[str, str]], tasks: Sequence[str] | None = None) -> str:
+def arms_table(columns: Mapping[str, tuple[str, ...]]) -> str:
     """Test scores by task, with how many seeds there are where that is fewer than were planned.
 
-    columns: title -> (scale, arm); one without a score is left out.
+    columns: title -> (arm, tables, of which a later one's score stands for an earlier one's); one without a score is left
+        out.
     """
     from hf_tlm.runs.summary import format_score
 
     cells: dict[tuple[str, str], dict[str, str]] = {}
-    for title, (scale, arm) in columns.items():
-        for row in read_rows(scale):
-            if row["test"] is not None and row["arm"] == arm and (tasks is None or row["task"] in tasks):
+    for title, (arm, *tables) in columns.items():
+        for row in (row for table in tables for row in read_rows(table)):
+            if row["test"] is not None and row["arm"] == arm:
                 count = len(row["finished"])
                 left = "" if count == row["seeds"] else f" ({count} seed{'s' * (count > 1)})"
                 cells.setdefault((row["task"], row["metric"]), {})[title] = format_score(row["test"]) + left
@@ -338,7 +339,8 @@ def page_text(topic: Topic) -> str:
     """
     about = "Test scores, percent, mean ± standard deviation over seeds."
     tables = [
-        f"## {SCALES[scale]}\n\n{about}\n\n{arms_table({arm: (scale, arm) for arm in ARMS})}" for scale in topic.tables
+        f"## {SCALES[scale]}\n\n{about}\n\n{arms_table({arm: (arm, scale + '/main') for arm in ARMS})}"
+        for scale in topic.tables
     ]
     sources = [source_text(source) for source in topic.sources]
     said = note(topic)
@@ -391,10 +393,11 @@ README_TABLE = re.compile(r"(<!-- generated: results -->\n)(.*?)(<!-- end -->)",
 
 def readme_text() -> str:
     """README with its table of results made anew."""
-    tasks = ("chemprot", "scierc", "acl_arc", "hyperpartisan")
-    columns = {arm: ("coffee", arm) for arm in ("majority class", "linear", "task only", "random", "BM25")}
-    columns |= {"BM25, GPU minutes": ("gpu_minutes", "BM25"), "MiniLM fine-tuned": ("cpu", "pretrained")}
-    table = arms_table(columns, tasks)
+    tables = ("coffee/main", "coffee/large_tasks")
+    columns = {arm: (arm, *tables) for arm in ("majority class", "linear", "task only", "random", "BM25")}
+    columns["3 averaged"] = ("BM25, averaged", "additions/additions", "coffee/large_tasks")
+    columns |= {"GPU minutes": ("BM25", "gpu_minutes/main"), "MiniLM fine-tuned": ("pretrained", "cpu/main")}
+    table = arms_table(columns)
     return README_TABLE.sub(lambda match: f"{match[1]}\n{table}\n\n{match[3]}", README.read_text(encoding="utf-8"))
 
 

@@ -106,6 +106,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
     )
 
     def __post_init__(self):
+        self.stage = str(self.stage)  # 1 of Python and of YAML is "1".
         super().__post_init__()
         if math.isfinite(self.rho1) and self.rho1 != int(self.rho1):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")

@@ -279,3 +279,9 @@ def test_records_beside_a_model_are_no_files_of_it(tmp_path):
         (tmp_path / name).write_text("{}")
     ((file, _),) = local_files({"model_name_or_path": str(tmp_path)})["model_name_or_path"]
     assert file == "config.json"
+
+
+@pytest.mark.parametrize(("given", "stages"), [(1, (1,)), (2, (2,)), ("both", (1, 2))])
+def test_a_stage_may_be_a_number(given, stages):
+    args = TlmArguments(**BASE, stage=given)
+    assert args.stages == stages and args.stage == str(given)
