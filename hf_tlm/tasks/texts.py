@@ -46,13 +46,13 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
             "classes choose with --label_column."
         )
     values = set(found) - {None}
-    if lists := sorted(label for label in values if isinstance(label, str) and _LIST.fullmatch(label)):
+    if listed := sorted(label for label in values if isinstance(label, str) and _LIST.fullmatch(label)):
         logger.warning(
             "Task %s: the labels in %r look like lists, such as %.60s. Several classes a text (multi-label) are not "
             "supported: each list is learnt as a class of its own.",
             spec.name,
             spec.label_column,
-            lists[0],
+            listed[0],
         )
     if numbers := [value for value in values if isinstance(value, float)]:
         raise TaskError(

@@ -52,6 +52,7 @@ def test_a_table_has_what_the_records_say(monkeypatch):
     lines = arms_table(columns).splitlines()
     assert lines[0] == "| task | metric | linear | BM25 | large |"
     assert lines[2:] == ["| a | f1 | 50.00 | 25.00 (1 seed) | 75.00 ± 25.00 (2 seeds) |", "| b | f1 |  | 10.00 ± 1.00 |  |"]
+    assert len(arms_table(columns, tasks=["b"]).splitlines()) == 3
     both = arms_table({"BM25": ("BM25", "coffee", "large")}).splitlines()
     assert both[2:] == ["| a | f1 | 75.00 ± 25.00 (2 seeds) |", "| b | f1 | 10.00 ± 1.00 |"]
 
