@@ -18,8 +18,9 @@ from hf_tlm.tasks.held_out import SHARE, hold_out
 from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
 from hf_tlm.tasks.registry import TASKS, registered_task
 from hf_tlm.tasks.rows import REPEATED, Canonical, canonical, ids_of, other_ids, stored
-from hf_tlm.tasks.sampling import sample, strata
+from hf_tlm.tasks.sampling import content_place, sample, strata
 from hf_tlm.tasks.spec import ROLES, SPLITS, Task, TaskError, TaskSpec
+from hf_tlm.utils.options import check_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -233,6 +234,7 @@ def task_from_datasets(
     Raises:
         TaskError, HfTlmError: see `load_task`.
     """
+    check_numbers(TaskError, max_train_samples=max_train_samples)
     for name in ("train", "validation"):
         if name not in splits or len(splits[name]) == 0:
             raise TaskError(
@@ -300,17 +302,16 @@ def _sampled(spec: TaskSpec, rows: Dataset, size: int) -> Dataset:
     """Rows of the training split, `size` of them.
 
     Raises:
-        TaskError: these are no number, or fewer than there are classes.
+        TaskError: these are fewer than there are classes.
     """
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise TaskError(f"max_train_samples is a whole number, 1 or more; received {size!r:.60}.")
-    groups = strata(rows, spec.kind)
+    places = np.array([content_place(content) for content in kind_module(spec.kind).content(rows)])
+    groups = strata(rows, spec.kind, places)
     if spec.kind == "classification" and size < (classes := len(np.unique(groups))):
         raise TaskError(
             f"Task {spec.name}: max_train_samples {size} is less than one example for each of {classes} classes. Give more; "
             "for a few examples a class there is hf-tlm few-shot."
         )
-    chosen = rows.select(sample(groups, kind_module(spec.kind).content(rows), size))
+    chosen = rows.select(sample(groups, places, size))
     return Dataset.from_dict(chosen.to_dict(), features=rows.features)  # Rows of their own, which `stored` keeps.
 
 

@@ -58,7 +58,7 @@ def test_by_definition():
         turns |= {int(i): 0 if rank == 0 else (rank + 0.5) / len(members) for rank, i in enumerate(members)}
     for size in range(2, 7):
         expected = sorted(sorted(turns, key=lambda i: (turns[i], content_place(contents[i])))[:size])
-        assert sample(groups, contents, size).tolist() == expected
+        assert sample(groups, np.array([content_place(content) for content in contents]), size).tolist() == expected
 
 
 def test_no_more_than_there_are():
@@ -69,7 +69,10 @@ def test_no_more_than_there_are():
         assert "train_sampled" not in task.about_splits()
 
 
-@pytest.mark.parametrize(("size", "said"), [(3, "one example for each of 4 classes"), (0, "whole number"), (True, "number")])
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [(3, "one example for each of 4 classes"), *((size, "expected a whole number") for size in (0, True, "7", 7e9, 2.5))],
+)
 def test_refused(size, said):
     with pytest.raises(TaskError, match=said):
         load_task(splits(), max_train_samples=size)
@@ -108,8 +111,22 @@ def test_every_kind_of_task():
 
 def test_a_regression_s_labels_are_of_all_sizes():
     rows = Dataset.from_list([{"text": f"text {i}", "label": float(i**2)} for i in range(100)])
-    drawn = sample(strata(rows, "regression"), rows["text"][:], 20)
+    drawn = sample(strata(rows, "regression"), np.array([content_place(text) for text in rows["text"]]), 20)
     assert Counter(drawn // 10) == dict.fromkeys(range(10), 2)
+
+
+def test_a_regression_s_order_of_equal_labels_changes_nothing():
+    rows = [{"text": f"text {i}", "label": float(i % 3)} for i in range(60)]
+    data = [{"train": Dataset.from_list(order), "validation": Dataset.from_list(rows)} for order in (rows, rows[::-1])]
+    first, second = (load_task(one, kind="regression", max_train_samples=12).train["text"][:] for one in data)
+    assert first != second and set(first) == set(second)
+
+
+def test_equal_texts_of_two_classes_in_any_order():
+    groups, places = np.array([0, 1] * 6), np.repeat([0.5, 0.1, 0.9, 0.3, 0.7, 0.2], 2)
+    for size in range(2, 13):
+        other = 11 - sample(groups[::-1], places[::-1], size)
+        assert sample(groups, places, size).tolist() == sorted(other), size
 
 
 def test_it_is_said_and_the_linear_model_has_the_same_texts():

@@ -50,8 +50,6 @@ from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import owns_output_dir
 from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder
 
-# Of a regression task's labels, whose examples are drawn from each in the same share.
-
 
 def draw_fraction(train: Dataset, fraction: float, seed: int, kind: str) -> np.ndarray:
     """Indices, int64 and ascending, of round(fraction x n) of the n examples of every class, at least one of each.
