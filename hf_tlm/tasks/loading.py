@@ -143,6 +143,11 @@ def _in_memory(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[st
             f"A task is a name, a path, a datasets.Dataset, or a mapping of splits to them; received {received}. Make one "
             f"of it with {'Dataset.from_pandas(frame)' if received == 'DataFrame' else 'Dataset.from_list(list(rows))'}."
         )
+    if lazy := [name for name, rows in splits.items() if rows.format["type"] == "custom"]:
+        raise TaskError(
+            f"Task {spec.name}: {'the data' if lazy == [TABLE] else lazy[0]} has a transform (with_transform), which is not "
+            "read. Apply it with map."
+        )
     splits = {name: rows.with_format(None) for name, rows in splits.items()}  # Two tensors of one class are not equal.
     return splits if isinstance(data, Dataset) else named_splits(spec, splits)
 

@@ -171,6 +171,13 @@ def test_the_format_of_a_data_set_changes_nothing(kind):
     assert task.label_names == ("0", "1", "2") and task.fingerprint == load_task(rows, **SHARES).fingerprint
 
 
+def test_a_transform_is_not_left_out_silently():
+    rows = Dataset.from_list(tickets(60)).with_transform(lambda batch: batch)
+    for data, where in ((rows, "the data"), ({"train": rows, "validation": rows}, "train")):
+        with pytest.raises(TaskError, match=rf"{where} has a transform \(with_transform\), .* Apply it with map"):
+            load_task(data, **SHARES)
+
+
 @pytest.mark.parametrize(
     "data", [[{"text": "a", "label": 1}], {"train": [1]}, 3, Dataset.from_list(tickets(30)).to_iterable_dataset()]
 )
