@@ -217,8 +217,8 @@ def test_the_recorded_task_is_found_again(run, tmp_path, monkeypatch):
     assert analysis.task_of_run(run / "seed-3")[1] == "data"
     table = tmp_path / "data.csv"
     Dataset.from_list(sentences(24, 1)).to_csv(table)
-    of_table = AnalyzedTask(task=str(table), validation_share=0.25, test_share=0.5).load()
-    command = f"hf-tlm train --task {table} --validation-share 0.25 --test_share=0.5"
+    of_table = AnalyzedTask(task=str(table), validation_share=0.25, test_share=0.5, max_train_samples=5).load()
+    command = f"hf-tlm train --task {table} --validation-share 0.25 --test_share=0.5 --max_train_samples 5"
     write_json(run / "results.json", results | {"command": command, "task_fingerprint": of_table.fingerprint})
     assert analysis.task_of_run(run)[0].fingerprint == of_table.fingerprint
     # Other data than the run's have other texts, and a command can be anything.

@@ -256,6 +256,7 @@ def model_file(folder):
     "option",
     [
         {"teacher_passages": 7},
+        {"teacher_candidates": 5000},
         {"teacher_trust": "entropy"},
         {"teacher_output": "out"},
         {"stage2_teacher_passages": False},
@@ -600,7 +601,7 @@ def test_a_selection_by_confidence(task, corpus, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(linear.LinearTeacher, "__call__", lambda *_: pytest.fail("the answers are in the cache"))
     assert told.rows.tolist() == list(range(len(subset)))
     for trust in ("confidence", "entropy"):
-        idle = {"teacher_weight": 2.0, "teacher_output": "answers"}
+        idle = {"teacher_weight": 2.0, "teacher_candidates": 5000, "teacher_output": "answers"}
         scores = scored(task, subset, "confidence", "linear", teacher_trust=trust, **idle)
         of = {"confidence": lambda p: p.max(), "entropy": lambda p: (p * np.log(p)).sum()}[trust]
         expected = [of(row) for row in told.passages.astype(float)]
@@ -612,7 +613,8 @@ def test_a_selection_by_confidence(task, corpus, tmp_path, monkeypatch, caplog):
         assert [len(rows) for rows in each] == [3, 3, 3]
         balanced = select(task, subset, method="confidence", num_passages=9, balance="class", scores=scores)
         assert balanced.dataset["id"][:] == [subset.dataset["id"][row] for row in sorted(sum(each, []))]
-    assert "Of no effect with method confidence: teacher_weight 2.0, teacher_output answers." in caplog.text
+    idle = "teacher_weight 2.0, teacher_candidates 5000, teacher_output answers"
+    assert f"Of no effect with method confidence: {idle}." in caplog.text
     balanced.save(tmp_path / "saved")
     loaded = Subset.load(tmp_path / "saved")
     assert loaded.manifest["selection"] == {
