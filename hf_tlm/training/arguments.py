@@ -106,7 +106,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
     )
 
     def __post_init__(self):
-        self.stage = str(self.stage)  # 1 of Python and of YAML is "1".
+        self.stage = str(self.stage)  # 1 of Python is "1", as it is of YAML.
         super().__post_init__()
         if math.isfinite(self.rho1) and self.rho1 != int(self.rho1):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
