@@ -82,11 +82,18 @@ TOPICS = (
         [
             "teacher.md",
             "coffee/teacher.md",
+            "coffee/encoder_teacher.md",
             "coffee/linear_start.md",
             "additions/additions.md",
             "additions/large_teacher.md",
             "encoder_teacher/encoder_teacher.md",
         ],
+    ),
+    Topic(
+        "few_labels",
+        "A thousand labels",
+        "What are retrieved text, a teacher and a pretrained encoder worth where labels are few?",
+        ["thousand_labels/thousand_labels.md", "thousand_labels/more_teachers.md"],
     ),
     Topic(
         "plateau",
