@@ -115,10 +115,17 @@ def test_random_pairs_of_a_corpus(tmp_path):
         draw_texts(scored(), EmbeddingsArguments(), random_from=str(path))
 
 
+def without_test():
+    task = make_task()
+    del task.splits["test"]
+    return task
+
+
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (make_task, {"embedding_split": "dev"}, "no dev split with labels; choose from train, validation, test"),
+        (make_task, {"embedding_split": "dev"}, "embedding_split: expected one of train, validation, test; received 'dev'"),
+        (without_test, {"embedding_split": "test"}, "no test split with labels; choose from train, validation"),
         (make_task, {"similar_label": "up"}, "toy has one text a row"),
         (
             lambda: scored(labels=["a", "b"], kind="classification"),

@@ -90,10 +90,6 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
                 f"train_fraction {self.train_fraction:g} draws other texts for every seed, and a teacher is asked once, of "
                 "all. Leave one of them out."
             )
-        if self.select_by not in ("best", "last"):
-            raise ArgumentsError(f"select_by must be best or last; received {self.select_by!r}.")
-        if self.seed_figure not in SEED_FIGURES:
-            raise ArgumentsError(f"seed_figure must be mean, median or max; received {self.seed_figure!r}.")
         if self.select_by == "best" and self.eval_strategy == "no":
             raise ArgumentsError(
                 "select_by best needs validation scores during training, and eval_strategy is no. Give --eval_strategy "

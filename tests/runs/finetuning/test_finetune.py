@@ -282,7 +282,7 @@ def test_a_body_with_weights_missing_is_refused(base, tmp_path):
         ({"eval_strategy": "no"}, "select_by best needs validation scores"),
         ({"save_strategy": "steps", "save_steps": 7}, "select_by best saves a checkpoint whenever it evaluates"),
         ({"save_strategy": "no"}, "leave save_strategy no and save_steps 500 out; or give --select_by last"),
-        ({"select_by": "worst"}, "select_by must be best or last"),
+        ({"select_by": "worst"}, "select_by: expected one of best, last; received 'worst'"),
         ({"metric_for_best_model": "loss"}, "chosen by the task's metric"),
         ({"seeds": [1, 1]}, "holds a seed twice"),
         ({"total_batch_size": 0}, "total_batch_size: expected"),
