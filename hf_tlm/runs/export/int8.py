@@ -32,7 +32,7 @@ def int8_price(model: Path, task: Task, scratch: Path) -> dict[str, Any]:
     """
     shutil.rmtree(scratch, ignore_errors=True)  # Of a removal that was killed too, which `export_onnx` takes for no export.
     try:
-        record = export_onnx(model, scratch, task=task, max_drop=float("inf")).record
+        record = export_onnx(model, scratch, task=task, max_drop=100).record
         file = record["files"][ONNX_FILES["int8"]]
         measured = {name: file[name] for name in _MEASURED if name in file}
         size = round(megabytes(scratch) + file["bytes"] / 1e6, 3)
