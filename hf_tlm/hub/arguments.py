@@ -93,7 +93,8 @@ class PublishArguments:
     )
     evaluate_length: Annotated[int | None, _EVALUATED] = option(
         None,
-        "evaluate_on: tokens after which a text is cut. Default: as TLM's scripts cut the task's, 512 for IMDB, else 128.",
+        "evaluate_on: tokens after which a text is cut. Default: as TLM's scripts cut those of the checkpoint's task, or of "
+        "evaluate_on where that is not known: 512 for IMDB, else 128.",
     )
     repo_id: str | None = option(None, "Repository to publish to, owner/name.")
     config_name: Annotated[str | None, _SUBSET] = option(

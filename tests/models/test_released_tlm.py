@@ -273,6 +273,32 @@ def test_texts_are_cut_as_the_task_is(folder, tmp_path, monkeypatch, capsys, nam
     assert cut == [length, 20]
 
 
+@pytest.mark.parametrize(
+    "name,options,length",
+    [
+        ("tlm-imdb-large-scale", (), 512),
+        ("mine", ("--task", "imdb"), 512),
+        ("tlm-sciie-small-scale", (), 128),
+        ("tlm-imdb-large-scale", ("--evaluate_length", "20"), 20),
+    ],
+)
+def test_the_recipe_cuts_texts_as_those_of_the_checkpoint_were(folder, tmp_path, monkeypatch, name, options, length):
+    """Whatever the data to score on are called here."""
+    rows = [{"text": row["text"], "label": SCIERC[at % len(SCIERC)]} for at, row in enumerate(sentences(20))]
+    for split in ("train", "validation"):
+        atomic_write(tmp_path / "reviews" / f"{split}.jsonl", "\n".join(map(json.dumps, rows)))
+    cut = []
+    home = sys.modules[evaluate_checkpoint.__module__]
+    monkeypatch.setattr(
+        home, "tokenize", lambda rows, tokenizer, most, **how: cut.append(most) or tokenize(rows, tokenizer, most)
+    )
+    arguments = ["--legacy_checkpoint", folder(published(), name), "--output_dir", tmp_path / "out"]
+    arguments += ["--evaluate_on", tmp_path / "reviews", "--label_names", *SCIERC, *options]
+    monkeypatch.setattr(sys, "argv", ["publish.py", *map(str, arguments)])
+    runpy.run_path(str(RECIPE), run_name="__main__")
+    assert cut == [length]
+
+
 @pytest.mark.slow
 def test_the_recipe_writes_a_folder_that_loads_without_hf_tlm(folder, batch, tmp_path, monkeypatch, capsys, tokenizer):
     model, out = published(), tmp_path / "out"

@@ -15,7 +15,8 @@ from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM
 from hf_tlm.models.loading import SAFE_WEIGHTS, WEIGHTS
 from hf_tlm.models.released.coco_lm import CONFIG, Released, convert_released
 from hf_tlm.models.released.tlm import ReleasedTlm, convert_released_tlm
-from hf_tlm.tasks.registry import registered_task
+from hf_tlm.tasks.registry import registered_task, released_length
+from hf_tlm.tasks.spec import TaskSpec
 from hf_tlm.utils.files import atomic_write
 
 FILES = [*TOKENIZER_FILES, WEIGHTS, SAFE_WEIGHTS]
@@ -53,10 +54,15 @@ def convert_legacy(
                 "COCO-LM's, which has a tokenizer and no classes. Leave them out."
             )
         return _with_card(convert_released(folder, output_dir), checkpoint, output_dir, None)
+    spec = _task(checkpoint, task)
     if label_names is None:
-        label_names = _classes(checkpoint, task)
+        if task is not None and spec is None:
+            raise ModelError(f"No registered task {task!r}, whose classes the checkpoint could have. Give --label_names.")
+        label_names = spec.classes if spec else None
     released = convert_released_tlm(folder, output_dir, label_names=label_names, tokenizer_name=tokenizer_name)
     classes = released.model.config.id2label or {}
+    if spec is not None:
+        released = released._replace(max_length=released_length(spec.name))
     return _with_card(released, checkpoint, output_dir, list(classes.values()))
 
 
@@ -77,10 +83,8 @@ def _is_bert(folder: Path) -> bool:
         return False  # The reader of COCO-LM's says what is wrong with the file.
 
 
-def _classes(checkpoint: str, task: str | None) -> Sequence[str] | None:
-    if task is None:
-        named = RELEASED_NAME.fullmatch(Path(checkpoint.partition("@")[0]).name)
-        spec = named and registered_task(named[1])
-    elif (spec := registered_task(task)) is None:
-        raise ModelError(f"No registered task {task!r}, whose classes the checkpoint could have. Give --label_names.")
-    return spec.classes if spec else None
+def _task(checkpoint: str, task: str | None) -> TaskSpec | None:
+    if task is not None:
+        return registered_task(task)
+    named = RELEASED_NAME.fullmatch(Path(checkpoint.partition("@")[0]).name)
+    return registered_task(named[1]) if named else None

@@ -46,8 +46,13 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
     The context is truncated; where question and option alone are too long, whichever of the two is longer.
 
     Raises:
-        HfTlmError: `max_length` leaves no room for a token of either.
+        HfTlmError: `max_length` leaves no room for a token of either; or `option_apart`, and the tokenizer has no separator.
     """
+    if args.option_apart and tokenizer.sep_token is None:
+        raise HfTlmError(
+            "option_apart puts the tokenizer's sep_token between question and option; this one has none. Leave it out, or "
+            "give a --tokenizer_name that has one."
+        )
     special = tokenizer.num_special_tokens_to_add(pair=True)
     join = partial("{1} {0} {2}".format, tokenizer.sep_token) if args.option_apart else fill_in
     if args.max_length < special + 2:

@@ -74,6 +74,13 @@ def test_three_parts(tokenizers):
             assert types == [0] * (len(article) + 2) + [1] * (len(question) + len(choice) + 2)
 
 
+def test_three_parts_need_a_separator():
+    tokenizer = TOKENIZERS["bert"]()
+    tokenizer.sep_token = None
+    with pytest.raises(HfTlmError, match="option_apart puts the tokenizer's sep_token between .* this one has none"):
+        mc.encode(Dataset.from_list(ROWS), tokenizer, arguments(max_length=40, option_apart=True))
+
+
 def test_both_are_cut_where_the_option_alone_is_too_long(tokenizers):
     row = {"context": CONTEXT * 8, "question": "_", "options": ["cell " * 60, "acid"]}
     long, _ = mc.encode(Dataset.from_list([row]), tokenizers["bert"], arguments(max_length=43))[0]["token_type_ids"]
