@@ -173,6 +173,9 @@ def local_folder(name: str, type: str, **options) -> Path:
 def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pickle: bool = False) -> list[str]:
     """The pickles that safetensors beside them make superfluous.
 
+    Weights in folders that no run writes are read by nothing here, whatever they are: OpenVINO's and Core ML's files end
+    with .bin too, and sentence-transformers has parts of its own.
+
     Raises:
         HubError: there are Python files, or weights as pickles only, that are not asked for.
     """
@@ -185,9 +188,10 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
     safe = {PurePosixPath(file).parent for file in files if file.endswith(".safetensors")}
     weights = [file for file in files if _matches(file, PICKLES) and not _matches(file, _OF_TRAINING)]
     pickled = [file for file in weights if PurePosixPath(file).parent not in safe]
-    if pickled and not allow_pickle:
+    refused = [] if allow_pickle else [file for file in pickled if all(map(FOLDERS.fullmatch, file.split("/")[:-1]))]
+    if refused:
         raise HubError(
-            f"The weights of {repo} are pickles ({_some(pickled)}), which can run code when they are read; safetensors "
+            f"The weights of {repo} are pickles ({_some(refused)}), which can run code when they are read; safetensors "
             "cannot. Use a revision with safetensors (its page may offer one as a pull request: @refs/pr/N). If you trust "
             "this one, download it and give the folder; of TLM and COCO-LM, convert it: hf-tlm publish "
             "--legacy_checkpoint."

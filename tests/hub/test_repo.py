@@ -6,6 +6,7 @@ import pytest
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub import Repo, fetch, find_repo, local_folder
+from hf_tlm.hub.repo import FILES
 
 SAFE = {"config.json": "{}", "model.safetensors": "weights", "tokenizer.json": "{}"}
 
@@ -74,6 +75,20 @@ def test_pickles(hub):
         assert not any("/resolve/" in path for _, path in hub.log)
         assert names(fetch(Repo(name), allow_pickle=True)) == set(files)
     assert names(fetch(Repo("alice/mixed"), allow_patterns=list(SAFE))) >= set(SAFE)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "openvino/openvino_model.bin",
+        "coreml/fill-mask/float32_model.mlpackage/Data/com.apple.CoreML/weights/weight.bin",
+        "2_Dense/pytorch_model.bin",
+    ],
+)
+def test_weights_that_nothing_here_reads(hub, name):
+    """Beside those that are read, as in bert-base-uncased and all-MiniLM-L6-v2; they do not come."""
+    hub.put("alice/many", {**SAFE, "pytorch_model.bin": "p", name: "p"})
+    assert names(fetch(Repo("alice/many"), allow_patterns=FILES)) == set(SAFE)
 
 
 def test_custom_code(hub):
