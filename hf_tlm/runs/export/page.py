@@ -23,6 +23,9 @@ from hf_tlm.hub.cards import BODIES
 from hf_tlm.hub.repo_id import parse_repo
 from hf_tlm.models.onnx_session import ONNX_FILES
 from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.json_files import mapped, one_of, read_fields, record, truth, words
+from hf_tlm.utils.run_names import EXPORT_FILE
+from hf_tlm.utils.seals import check_seal
 
 PAGE_FILE = "page.json"
 TRANSFORMERS_JS = "@huggingface/transformers@4.3.1"
@@ -45,6 +48,11 @@ _IMPORTS = {
 _DTYPES = {"int8": "q8", "fp32": "fp32"}
 _HUB = "https://huggingface.co"
 _OWN = ("page.js", "model.js", "page.css")
+# What a page takes of an export's record.
+_RECORD = {
+    **{"kind": words(100), "model_type": words(100), "model": words(1000), "pairs": truth},
+    "files": mapped(record({"dtype": one_of(*ONNX_FILES)}), len(ONNX_FILES)),
+}
 
 
 def check_page(
@@ -118,13 +126,15 @@ def write_page(
             to: the page loads the model from there, and its policy lets it reach the Hub too. Default: from its own folder.
 
     Raises:
-        ArgumentsError: the folder holds no export; see `check_page`, `read_runtime`.
+        ArgumentsError: the folder holds no export, or one whose record is damaged; see `check_page`, `read_runtime`.
+        SealError: a file of the export has changed since it was written.
     """
     export = Path(export)
-    if not (export / "export.json").is_file():
-        raise ArgumentsError(f"{export} holds no export: expected export.json, as `hf-tlm export` leaves it.")
-    record: dict[str, Any] = json.loads((export / "export.json").read_text(encoding="utf-8"))
-    check_page(record, [file["dtype"] for file in record["files"].values()], page, texts, [export], model)
+    if not (export / EXPORT_FILE).is_file():
+        raise ArgumentsError(f"{export} holds no export: expected {EXPORT_FILE}, as `hf-tlm export` leaves it.")
+    check_seal(export)
+    about = read_fields(export / EXPORT_FILE, _RECORD, ArgumentsError)
+    check_page(about, [file["dtype"] for file in about["files"].values()], page, texts, [export], model)
     return fill_page(export, page, read_runtime(runtime), title=title, texts=texts, model=model)
 
 
@@ -142,7 +152,7 @@ def fill_page(
     Args:
         runtime: of `read_runtime`.
     """
-    record: dict[str, Any] = json.loads((export / "export.json").read_text(encoding="utf-8"))
+    record: dict[str, Any] = json.loads((export / EXPORT_FILE).read_text(encoding="utf-8"))
     dtypes = [file["dtype"] for file in record["files"].values()]
     dtype = next(name for name in _DTYPES if name in dtypes)
     with atomic_directory(page) as folder:
@@ -222,4 +232,5 @@ def _of_npm(package: str, names: Sequence[str]) -> dict[str, bytes]:
 
 
 def _how_to_install() -> str:
-    return f"Where there is a network run `npm install {TRANSFORMERS_JS}` in a folder, and give it with --page_runtime."
+    command = f"npm install --ignore-scripts {TRANSFORMERS_JS}"
+    return f"Where there is a network run `{command}` in a folder, and give it with --page_runtime."

@@ -24,6 +24,7 @@ from hf_tlm.models.onnx_session import OnnxModel
 from hf_tlm.runs import export_onnx, write_page
 from hf_tlm.runs.export import page as module
 from hf_tlm.training import ArgumentsError
+from hf_tlm.utils.seals import SealError
 from support import warm
 from support.kind_toys import byte_level, wordpiece
 from support.tiny_checkpoints import go, pretrained
@@ -413,3 +414,23 @@ def test_refused(exported, tmp_path, monkeypatch):
     with pytest.raises(ArgumentsError, match="--page_texts are single texts"):
         module.check_page(pairs, ["int8"], tmp_path / "page", ["a text"])
     module.check_page(pairs, ["int8"], tmp_path / "page")
+
+
+def test_a_damaged_export_makes_no_page(exported, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "read_runtime", lambda folder: {})
+    folder = shutil.copytree(exported.folder, tmp_path / "copy")
+    graph = folder / "onnx" / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:-1] + b"?")
+    with pytest.raises(SealError, match="model.onnx has changed since it was saved"):
+        write_page(folder, tmp_path / "page")
+    (folder / "seal.json").unlink()
+    files = {"onnx/model.onnx": {"dtype": "int4"}}
+    for content, match in (
+        ("{", "is not JSON"),
+        ("{}", "kind must be"),
+        ({**exported.record, "files": files}, "dtype must be"),
+    ):
+        (folder / "export.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        with pytest.raises(ArgumentsError, match=match):
+            write_page(folder, tmp_path / "page")
+    assert not (tmp_path / "page").exists()
