@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants
 
-from hf_tlm.utils.shown import as_code, as_literal, escape, flat, for_terminal
+from hf_tlm.utils.shown import as_code, as_literal, escape, figures, flat, for_terminal
 
 if TYPE_CHECKING:
     import jinja2
@@ -52,6 +52,7 @@ def _environment() -> jinja2.Environment:
     environment.globals["license_sentence"] = license_sentence(None)  # until one is chosen
     environment.filters["code"] = lambda value: Markup(as_code(str(value)))
     environment.filters["literal"] = lambda value: Markup(as_literal(str(value)))
+    environment.filters["figures"] = figures
     return environment
 
 

@@ -28,6 +28,7 @@ from hf_tlm.models.onnx_session import ONNX_FILES, TOKENS_A_CORE, OnnxModel
 from hf_tlm.runs import onnx_process
 from hf_tlm.runs.linear import LinearModel
 from hf_tlm.tasks import Task
+from hf_tlm.utils.shown import figures
 
 logger = logging.getLogger(__name__)
 
@@ -197,9 +198,9 @@ def _times(
 
 def price_line(found: Mapping[str, Any]) -> str:
     """What a prediction costs, in a line."""
-    line = f"{found['megabytes']:.3g} MB"
+    line = f"{figures(found['megabytes'], 3)} MB"
     if times := found.get("milliseconds"):
-        line += "; a text of " + ", of ".join(f"{length} tokens {value:.2g} ms" for length, value in times.items())
+        line += "; a text of " + ", of ".join(f"{length} tokens {figures(value)} ms" for length, value in times.items())
         line += " on one core (torch, float32)"
     return line
 

@@ -115,3 +115,9 @@ def shown_argument(argument: str) -> str:
 def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options with their paths as records have them."""
     return {name: shown_path(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def figures(value: float, digits: int = 2) -> str:
+    """A number in so many figures, those before the point whole and without an exponent: 0.34, 1.3, 25, 133, 1,861."""
+    text = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if "e+" in text else text

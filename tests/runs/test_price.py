@@ -69,6 +69,8 @@ def test_a_line():
         "6.12 MB; a text of 32 tokens 0.34 ms, of 128 tokens 1.3 ms on one core (torch, float32)"
     )
     assert price_line({"megabytes": 0.5}) == "0.5 MB"
+    large = price_line({"megabytes": 1421.3, "milliseconds": {"128": 250.4}})
+    assert large == "1,421 MB; a text of 128 tokens 250 ms on one core (torch, float32)"
 
 
 def test_what_cannot_be_run_so_costs_a_run_nothing(folder, monkeypatch):

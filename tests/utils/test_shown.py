@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hf_tlm.utils.shown import relative_name, shown_argument, shown_path
+from hf_tlm.utils.shown import figures, relative_name, shown_argument, shown_path
 
 
 @pytest.fixture
@@ -57,3 +57,11 @@ def test_the_root_is_no_working_folder(machine, monkeypatch):
 )
 def test_arguments(machine, argument, shown):
     assert shown_argument(argument.format(machine)) == shown.format(machine)
+
+
+@pytest.mark.parametrize(
+    "value,digits,shown",
+    [(0.344, 2, "0.34"), (1.26, 2, "1.3"), (99.6, 2, "100"), (132.975, 2, "133"), (1861.0, 3, "1,861"), (91.64, 3, "91.6")],
+)
+def test_figures(value, digits, shown):
+    assert figures(value, digits) == shown

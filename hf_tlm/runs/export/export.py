@@ -46,6 +46,7 @@ from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.options import check_numbers
 from hf_tlm.utils.run_names import EXPORT_FILE, SETTINGS_FILE
 from hf_tlm.utils.seals import write_seal
+from hf_tlm.utils.shown import figures
 from hf_tlm.version import __version__
 
 TOLERANCE = 1e-4  # Of logits in float32.
@@ -76,7 +77,7 @@ class Exported:
                 line += f"   {self.record['checked_on']['metric']} {100 * file['score']:.2f}"
             line += f" ({0 - file['drop']:+.2f})" if "drop" in file else ""
             if times := file.get("milliseconds"):
-                line += "   ms a text of " + ", of ".join(f"{length} tokens {ms:.2g}" for length, ms in times.items())
+                line += "   ms a text of " + ", of ".join(f"{length} tokens {figures(ms)}" for length, ms in times.items())
             line += f"   memory {file['memory_megabytes']:.0f} MB" if "memory_megabytes" in file else ""
             lines.append(line)
         if line := self.record["checked_on"].get("to_beat"):

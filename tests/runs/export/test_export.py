@@ -265,11 +265,11 @@ def test_card_of_several_models(exported):
     (one, *_) = exported.record["files"].values()
     plain = {name: value for name, value in one.items() if name not in ("milliseconds", "texts_per_second")}
     del plain["memory_megabytes"]
-    timed = plain | {"milliseconds": {"32": 4.5}, "texts_per_second": {"32": 678}, "memory_megabytes": 99.6}
+    timed = plain | {"milliseconds": {"32": 132.9}, "texts_per_second": {"32": 678}, "memory_megabytes": 99.6}
     record = exported.record | {"models": ["seed-0/model", "me/<b>"], "repo_id": None}
     for both in ({"a.onnx": timed, "b.onnx": plain}, {"b.onnx": plain, "a.onnx": timed}):
         card = onnx_card(record | {"files": both})
-        assert "| `a.onnx` | 4.5 | 678 | 100 | \n" in card and "| `b.onnx` |  |  |  | \n" in card
+        assert "| `a.onnx` | 133 | 678 | 100 | \n" in card and "| `b.onnx` |  |  |  | \n" in card
     assert "whose probabilities are averaged" in card and "The models are `seed-0/model`, `me/<b>`." in card
     card = onnx_card(record | {"kind": "regression"})
     assert "whose values are averaged" in card and "probabilities" not in card
