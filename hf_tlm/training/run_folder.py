@@ -81,12 +81,15 @@ def settings(args: BaseArguments) -> dict[str, Any]:
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         del values[name]
     if teacher := values.get("teacher"):
-        values["teacher"] = _named(teacher)
+        values["teacher"] = recorded_teacher(teacher)
     return json.loads(json.dumps(values, default=str))
 
 
-def _named(teacher: Sequence[str]) -> list[str | None] | str | None:
-    """Of folders the content counts, not where they are; one alone is as it was before there could be several."""
+def recorded_teacher(teacher: Sequence[str]) -> list[str | None] | str | None:
+    """What settings have of the option `teacher`: of folders the content counts, not where they are.
+
+    One alone is as it was before there could be several.
+    """
     names = [displayed_name(name) for name in teacher]
     return names if len(names) > 1 else names[0]
 

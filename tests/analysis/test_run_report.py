@@ -17,8 +17,11 @@ from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask, read_
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.about import highlights
 from hf_tlm.analysis.report.blocks import Column, make_table
+from hf_tlm.analysis.report.run_folder import settings_of
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets
+from hf_tlm.training import TlmArguments
+from hf_tlm.training.run_folder import settings
 from support.report_runs import EVIL, classified, kind_run, text_task, tlm_run, write_json, write_lines
 from support.toys import make_task, sentences
 
@@ -110,6 +113,15 @@ def test_a_finished_run(run, task, tmp_path):
     assert "corpus: masked LM" in page.sections["curves"] and "Stage 2: validation" in page.sections["curves"]
     settings = page.sections["run"]
     assert "Settings that differ from the defaults (2)" in settings and "learning_rate" in settings
+
+
+@pytest.mark.parametrize("teacher,differs", [("none", False), ("linear", True)])
+def test_a_teacher_that_was_not_asked_for_is_the_default(run, tmp_path, teacher, differs):
+    args = TlmArguments(output_dir=str(tmp_path), teacher=teacher, report_to="none")
+    record = json.loads((run / "results.json").read_text())
+    write_json(run / "results.json", record | {"arguments": settings(args)})
+    found = next(one for one in settings_of(read_run(run)) if one.name == "teacher")
+    assert (found.value, found.default, found.differs) == (teacher, "none", differs)
 
 
 def test_what_there_was_to_beat(run, task, tmp_path):

@@ -239,6 +239,7 @@ def _defaults(run: RunFolder) -> dict[str, Any]:
     from hf_tlm.runs import CheckpointArguments, FewShotArguments, FinetuneArguments
     from hf_tlm.runs.few_shot.arguments import defaults_of
     from hf_tlm.training import ModelArguments, PretrainArguments, TlmArguments
+    from hf_tlm.training.run_folder import recorded_teacher
 
     classes = {
         "tlm": (TlmArguments, ModelArguments),
@@ -253,6 +254,8 @@ def _defaults(run: RunFolder) -> dict[str, Any]:
         # Some are decided by the objective.
         objective = (run.record.get("arguments") or {}).get("objective", "mlm")
         values |= vars(ModelArguments().with_objective_defaults(objective))
+    if "teacher" in values:
+        values["teacher"] = recorded_teacher(values["teacher"])
     # As the record holds them: an enumeration is its value.
     return json.loads(json.dumps(values, default=str))
 
