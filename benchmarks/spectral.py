@@ -2,7 +2,7 @@
 
     python benchmarks/spectral.py --seeds 0 1 --output_dir runs/spectral
 
-On the quickstart's data (Reuters R8 with 40 examples a class, BM25 subset, BERT 2 x 128, vocabulary 4,000): embeddings at
+On Reuters R8 (40 examples a class, BM25 subset, BERT 2 x 128, vocabulary 4,000): embeddings at
 random and spectral ones of several norms, once with stage 1 (rho1 3) and once with stage 2 alone. Writes
 benchmarks/results/spectral.json and .md. Finished runs are not repeated.
 """
@@ -13,10 +13,10 @@ import argparse
 import json
 from pathlib import Path
 
-from hf_tlm.corpora.demo import demo_corpus
+from reuters import posts_and_summaries, reuters_task
+
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.runs import aggregate, format_table, run_tlm
-from hf_tlm.tasks.demo import demo_task
 from hf_tlm.training import ModelArguments, TlmArguments
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,9 +55,9 @@ def main() -> None:
     parser.add_argument("--output_dir", default="runs/spectral")
     options = parser.parse_args()
     output = Path(options.output_dir)
-    task = demo_task()
+    task = reuters_task()
     if not (output / "subset" / "manifest.json").is_file():
-        retrieve(task, demo_corpus(), top_k=100).save(output / "subset")
+        retrieve(task, posts_and_summaries(), top_k=100).save(output / "subset")
     subset = Subset.load(output / "subset")
 
     rows = []

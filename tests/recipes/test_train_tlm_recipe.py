@@ -177,6 +177,26 @@ def test_quickstart_on_own_data(work):
     assert "no-stage-1" in (work / "quick/report.html").read_text() and str(work / "quick/report.html") in out
 
 
+@pytest.mark.slow
+def test_quickstart_over_seeds(work, tmp_path):
+    """benchmarks/quickstart.py: scores of all seeds, and what is there is not made again."""
+    given = [
+        *("--seeds", "0", "1", "--metric", "accuracy"),
+        *("--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"),
+        *("--options", "--task", work / "task", "--corpus", work / "corpus.parquet", "--max_flops", "1e8"),
+        *("--stage2_max_steps", "2", "--top_k", "4"),
+    ]
+    run_recipe("benchmarks/quickstart.py", *given)
+    tables = [json.loads((tmp_path / f"out/seed-{seed}/table.json").read_text()) for seed in (0, 1)]
+    rows = json.loads((tmp_path / "results/quickstart.json").read_text())["quickstart"]["rows"]
+    assert len(rows) == len(tables[0]) == 7 and all(row["seeds"] == 2 for row in rows)
+    scores = [table[3]["test accuracy"]["mean"] for table in tables]
+    assert rows[3]["test accuracy"].startswith(f"{50 * sum(scores):.2f} ± ") and rows[3]["arm"] == "task only"
+    made = [(tmp_path / f"out/seed-{seed}/table.json").stat().st_mtime_ns for seed in (0, 1)]
+    run_recipe("benchmarks/quickstart.py", *given)
+    assert made == [(tmp_path / f"out/seed-{seed}/table.json").stat().st_mtime_ns for seed in (0, 1)]
+
+
 @pytest.mark.parametrize(
     "arguments,message",
     [
