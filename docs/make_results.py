@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -240,11 +240,12 @@ def read_rows(table: str) -> list[dict[str, Any]]:
     return json.loads((RECORDS / f"{table}.json").read_text(encoding="utf-8"))["rows"]
 
 
-def arms_table(columns: Mapping[str, tuple[str, ...]], tasks: Sequence[str] | None = None) -> str:
-    """Test scores by task, with how many seeds there are where that is fewer than were planned.
+def arm_cells(
+    columns: Mapping[str, tuple[str, ...]], tasks: Sequence[str] | None = None, called: str = "{}"
+) -> dict[tuple[str, str], dict[str, str]]:
+    """(Task, metric) -> title -> test score, with how many seeds there are where that is fewer than were planned.
 
-    columns: title -> (arm, tables, of which a later one's score stands for an earlier one's); one without a score is left
-        out.
+    columns: title -> (arm, tables, of which a later one's score stands for an earlier one's). called: how a task is.
     """
     from hf_tlm.runs.summary import format_score
 
@@ -254,8 +255,13 @@ def arms_table(columns: Mapping[str, tuple[str, ...]], tasks: Sequence[str] | No
             if row["test"] is not None and row["arm"] == arm and (tasks is None or row["task"] in tasks):
                 count = len(row["finished"])
                 left = "" if count == row["seeds"] else f" ({count} seed{'s' * (count > 1)})"
-                cells.setdefault((row["task"], row["metric"]), {})[title] = format_score(row["test"]) + left
-    shown = [title for title in columns if any(title in found for found in cells.values())]
+                cells.setdefault((called.format(row["task"]), row["metric"]), {})[title] = format_score(row["test"]) + left
+    return cells
+
+
+def arms_table(titles: Iterable[str], cells: Mapping[tuple[str, str], Mapping[str, str]]) -> str:
+    """Scores of `arm_cells` by task; a title without one is left out."""
+    shown = [title for title in titles if any(title in found for found in cells.values())]
     lines = [f"| task | metric | {' | '.join(shown)} |", "|---|---|" + "---:|" * len(shown)]
     for (task, metric), found in cells.items():
         lines.append(f"| {task} | {metric} | " + " | ".join(found.get(title, "") for title in shown) + " |")
@@ -345,10 +351,8 @@ def page_text(topic: Topic) -> str:
         ValueError: its note has figures that its tables do not.
     """
     about = "Test scores, percent, mean ± standard deviation over seeds."
-    tables = [
-        f"## {SCALES[scale]}\n\n{about}\n\n{arms_table({arm: (arm, scale + '/main') for arm in ARMS})}"
-        for scale in topic.tables
-    ]
+    scores = {scale: arm_cells({arm: (arm, f"{scale}/main") for arm in ARMS}) for scale in topic.tables}
+    tables = [f"## {SCALES[scale]}\n\n{about}\n\n{arms_table(ARMS, cells)}" for scale, cells in scores.items()]
     sources = [source_text(source) for source in topic.sources]
     said = note(topic)
     if missing := unfounded(said, "\n".join([*tables, *sources, *linked(topic)])):
@@ -400,11 +404,15 @@ README_TABLE = re.compile(r"(<!-- generated: results -->\n)(.*?)(<!-- end -->)",
 
 def readme_text() -> str:
     """README with its table of results made anew."""
-    tables = ("coffee/main", "coffee/large_tasks")
-    columns = {arm: (arm, *tables) for arm in ("majority class", "linear", "task only", "random", "BM25")}
-    columns["averaged"] = ("BM25, averaged", "additions/additions", "coffee/large_tasks")
+    few, arms = "thousand_labels/thousand_labels", ("majority class", "linear", "task only", "random", "BM25")
+    columns = {arm: (arm, "coffee/main") for arm in arms}
+    columns["averaged"] = ("BM25, averaged", "additions/additions")
     columns |= {"GPU minutes": ("BM25", "gpu_minutes/main"), "MiniLM fine-tuned": ("pretrained", "cpu/main")}
-    table = arms_table(columns, ("chemprot", "scierc", "acl_arc", "hyperpartisan", "agnews", "rct_ei"))
+    cells = arm_cells(columns, ("chemprot", "scierc", "acl_arc", "hyperpartisan"))
+    columns = {arm: (arm, few) for arm in arms} | {"averaged": ("BM25, averaged", few)}
+    columns["MiniLM fine-tuned"] = ("pretrained", few)
+    cells |= arm_cells(columns, ("agnews", "rct_ei"), "{}, 1,000 labels")
+    table = arms_table(dict.fromkeys(title for found in cells.values() for title in found), cells)
     return README_TABLE.sub(lambda match: f"{match[1]}\n{table}\n\n{match[3]}", README.read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""The whole of TLM in a few minutes on a laptop CPU, on demo data that pip fetches. No argument is needed.
+"""The whole of TLM in some ten minutes on a laptop CPU, on demo data that pip fetches. No argument is needed.
 
     hf-tlm quickstart
 

@@ -10,6 +10,7 @@ from make_results import (
     FINDINGS,
     README_TABLE,
     TOPICS,
+    arm_cells,
     arms_table,
     make_pages,
     outdated,
@@ -49,11 +50,12 @@ def test_a_table_has_what_the_records_say(monkeypatch):
     large = [{**rows[1], "finished": [0, 1], "test": {"mean": 0.75, "std": 0.25}}]
     monkeypatch.setattr(make_results, "read_rows", {"coffee": rows, "large": large}.__getitem__)
     columns = {arm: (arm, "coffee") for arm in ("linear", "random", "BM25")} | {"large": ("BM25", "large")}
-    lines = arms_table(columns).splitlines()
+    lines = arms_table(columns, arm_cells(columns)).splitlines()
     assert lines[0] == "| task | metric | linear | BM25 | large |"
     assert lines[2:] == ["| a | f1 | 50.00 | 25.00 (1 seed) | 75.00 ± 25.00 (2 seeds) |", "| b | f1 |  | 10.00 ± 1.00 |  |"]
-    assert len(arms_table(columns, tasks=["b"]).splitlines()) == 3
-    both = arms_table({"BM25": ("BM25", "coffee", "large")}).splitlines()
+    few = arm_cells(columns, tasks=["b"], called="{}, few labels")
+    assert arms_table(columns, few).splitlines()[2:] == ["| b, few labels | f1 | 10.00 ± 1.00 |"]
+    both = arms_table(["BM25"], arm_cells({"BM25": ("BM25", "coffee", "large")})).splitlines()
     assert both[2:] == ["| a | f1 | 75.00 ± 25.00 (2 seeds) |", "| b | f1 | 10.00 ± 1.00 |"]
 
 
