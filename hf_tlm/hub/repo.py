@@ -19,6 +19,7 @@ from hf_tlm.utils.seals import check_seal
 
 # Formats that `torch.load` and the like unpickle; what is pickled may run any code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_INDEX = "*.bin.index.json"  # Says which pickles a model's weights are in.
 # Pickles beside a model that are not its weights.
 _OF_TRAINING = ("training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*")
 # What tokenizers and configs are, and with weights, safe or not, a checkpoint; a repository may hold other formats too.
@@ -173,8 +174,8 @@ def local_folder(name: str, type: str, **options) -> Path:
 def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pickle: bool = False) -> list[str]:
     """The pickles that safetensors beside them make superfluous.
 
-    Weights in folders that no run writes are read by nothing here, whatever they are: OpenVINO's and Core ML's files end
-    with .bin too, and sentence-transformers has parts of its own.
+    Weights in folders that no run writes are read by nothing here, unless an index of pickles names them: OpenVINO's and
+    Core ML's files end with .bin too, and sentence-transformers has parts of its own.
 
     Raises:
         HubError: there are Python files, or weights as pickles only, that are not asked for.
@@ -188,8 +189,9 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
     safe = {PurePosixPath(file).parent for file in files if file.endswith(".safetensors")}
     weights = [file for file in files if _matches(file, PICKLES) and not _matches(file, _OF_TRAINING)]
     pickled = [file for file in weights if PurePosixPath(file).parent not in safe]
-    refused = [] if allow_pickle else [file for file in pickled if all(map(FOLDERS.fullmatch, file.split("/")[:-1]))]
-    if refused:
+    indices = [file for file in files if _matches(file, [_INDEX]) and PurePosixPath(file).parent not in safe]
+    refused = [file for file in (*pickled, *indices) if all(map(FOLDERS.fullmatch, file.split("/")[:-1]))]
+    if refused and not allow_pickle:
         raise HubError(
             f"The weights of {repo} are pickles ({_some(refused)}), which can run code when they are read; safetensors "
             "cannot. Use a revision with safetensors (its page may offer one as a pull request: @refs/pr/N). If you trust "

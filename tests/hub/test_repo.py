@@ -91,6 +91,17 @@ def test_weights_that_nothing_here_reads(hub, name):
     assert names(fetch(Repo("alice/many"), allow_patterns=FILES)) == set(SAFE)
 
 
+def test_an_index_of_pickles_in_another_folder(hub):
+    """They may be in the cache, where another program has put them."""
+    files = {"config.json": "{}", "pytorch_model.bin.index.json": "{}", "parts/pytorch_model-00001-of-00001.bin": "p"}
+    hub.put("alice/parts", files)
+    with pytest.raises(HubError, match=r"weights of alice/parts are pickles \(pytorch_model.bin.index.json\)"):
+        fetch(Repo("alice/parts"))
+    assert names(fetch(Repo("alice/parts"), allow_pickle=True)) == set(files)
+    hub.put("alice/both", {**SAFE, **files})
+    assert names(fetch(Repo("alice/both"))) == {*SAFE, "pytorch_model.bin.index.json"}
+
+
 def test_custom_code(hub):
     hub.put("alice/code", {**SAFE, "modeling_new.py": "import os"})
     hub.put("alice/rows", {"rows.py": "import os", "train.csv": "text\na\n", "vectors.bin": "data"}, type="dataset")
