@@ -121,4 +121,5 @@ def test_the_wheels_that_the_quickstart_fetches():
     sources = Counter(row["source"].split("/")[0] for row in passages)
     assert set(sources) == {"20newsgroups", "wikipedia"} and min(sources.values()) > 10_000, sources
     documents = {row["id"].partition("#")[0] for row in passages}
-    assert not documents & {*task.train["id"], *task.validation["id"], *task.test["id"]}
+    assert not documents & {*task.train["id"], *task.validation["id"]}
+    assert not {row["text"] for row in passages} & {*task.train["text"], *task.validation["text"], *task.test["text"]}
