@@ -2,7 +2,7 @@
 
     hf-tlm quickstart
 
-It retrieves from 47,000 passages for a task of 100 labelled texts (posts of four newsgroups, 25 of each), then trains five
+It retrieves from 48,000 passages for a task of 100 labelled texts (posts of four newsgroups, 25 of each), then trains five
 small models by the preset tlm/minute: stage 2 alone, and stage 1 on the task's own texts, with random passages, with those
 that BM25 retrieved, and with these while a linear model teaches. It prints their scores and costs beside those of the
 largest class and of a linear model, some retrieved passages, and leaves the best model for `pipeline`. `--task` and
