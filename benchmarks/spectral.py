@@ -2,9 +2,9 @@
 
     python benchmarks/spectral.py --seeds 0 1 --output_dir runs/spectral
 
-On Reuters R8 (40 examples a class, BM25 subset, BERT 2 x 128, vocabulary 4,000): embeddings at
-random and spectral ones of several norms, once with stage 1 (rho1 3) and once with stage 2 alone. Writes
-benchmarks/results/spectral.json and .md. Finished runs are not repeated.
+On Reuters R8 (40 examples a class, BM25 subset, BERT 2 x 128, vocabulary 4,000): embeddings at random and spectral ones of
+several norms, once with stage 1 (rho1 3) and once with stage 2 alone. Writes benchmarks/results/spectral.json and .md.
+Finished runs are not repeated.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ def main() -> None:
         if released.left_out:
             print(f"Left out, as this package's model has no place for them: {', '.join(released.left_out)}")
         if args.evaluate_on is not None:
+            # As those of the checkpoint's task were, whatever its data are called here.
+            length = args.evaluate_length or models.legacy_length(args.legacy_checkpoint, args.task)
             task = tasks.load_task(args.evaluate_on)
-            # That of the checkpoint's task, whatever its data are called here.
-            length = args.evaluate_length or getattr(released, "max_length", None)
             for split, scores in runs.evaluate_checkpoint(args.output_dir, task, max_length=length).items():
                 print(f"{split:<12}" + ", ".join(f"{name} {100 * score:.2f}" for name, score in scores.items()))
         if args.repo_id is None:

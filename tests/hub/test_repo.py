@@ -86,7 +86,7 @@ def test_pickles(hub):
     ],
 )
 def test_weights_that_nothing_here_reads(hub, name):
-    """Beside those that are read, as in bert-base-uncased and all-MiniLM-L6-v2; they do not come."""
+    """Beside those that are read; they do not come."""
     hub.put("alice/many", {**SAFE, "pytorch_model.bin": "p", name: "p"})
     assert names(fetch(Repo("alice/many"), allow_patterns=FILES)) == set(SAFE)
 

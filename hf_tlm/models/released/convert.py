@@ -61,9 +61,17 @@ def convert_legacy(
         label_names = spec.classes if spec else None
     released = convert_released_tlm(folder, output_dir, label_names=label_names, tokenizer_name=tokenizer_name)
     classes = released.model.config.id2label or {}
-    if spec is not None:
-        released = released._replace(max_length=released_length(spec.name))
     return _with_card(released, checkpoint, output_dir, list(classes.values()))
+
+
+def legacy_length(checkpoint: str, task: str | None = None) -> int | None:
+    """Tokens after which the texts of a TLM checkpoint's task were cut; None where its task is not known.
+
+    Args:
+        checkpoint, task: as of `convert_legacy`.
+    """
+    spec = _task(checkpoint, task)
+    return None if spec is None else released_length(spec.name)
 
 
 def _with_card(

@@ -58,13 +58,11 @@ class ReleasedTlm(NamedTuple):
 
     model: in float32 and evaluation mode, of type `electra`.
     left_out: names of weights that the model has no use for.
-    max_length: tokens after which its task's texts were cut; None where its task is not known.
     """
 
     model: TlmModel
     tokenizer: PreTrainedTokenizerBase
     left_out: list[str]
-    max_length: int | None = None
 
 
 def load_released_tlm(
