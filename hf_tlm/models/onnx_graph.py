@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
+from transformers.masking_utils import bidirectional_mask_function, eager_mask
 from transformers.models.modernbert import modeling_modernbert
 
 from hf_tlm.errors import ModelError
@@ -61,8 +61,45 @@ def _attention(
     return (scores.softmax(-1) @ value).transpose(1, 2), None
 
 
+def _mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    mask_function: Callable,
+    attention_mask: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    use_vmap: bool = False,
+    **others: Any,
+) -> torch.Tensor | None:
+    """What is added to scores: 0 for a token that is seen, else the least number, float [B, 1, 1 or S, S].
+
+    transformers' own looks every pair of places up in the padding: a fifth of the operators of a small graph, each with a
+    cost of its own for a single text.
+    """
+    if attention_mask is None or use_vmap:
+        return eager_mask(
+            batch_size,
+            q_length,
+            kv_length,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            dtype=dtype,
+            device=device,
+            use_vmap=use_vmap,
+            **others,
+        )
+    least = torch.finfo(dtype).min
+    padding = (1.0 - attention_mask[:, None, None, :].to(dtype)) * least
+    if mask_function is bidirectional_mask_function:
+        return padding
+    places = torch.arange(kv_length, device=device)
+    seen = mask_function(places, places, places[:, None], places[None, :])
+    return torch.minimum(padding, torch.where(seen, 0.0, least))
+
+
 AttentionInterface.register(_NAME, _attention)
-AttentionMaskInterface.register(_NAME, eager_mask)
+AttentionMaskInterface.register(_NAME, _mask)
 
 
 @contextlib.contextmanager
@@ -119,7 +156,7 @@ def _sorted_sets(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _rotary_operator() -> Iterator[None]:
-    """With ModernBERT's rotary positions as one operator, where stock code is seven of them for queries, and for keys."""
+    """With rotary positions of ModernBERT as one operator, where stock code is seven of them for queries, and for keys."""
 
     def angles(self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, float [1, S, D / 2]: stock code has them twice, side by side."""
@@ -127,16 +164,26 @@ def _rotary_operator() -> Iterator[None]:
         scaling = getattr(self, f"{layer_type}_attention_scaling")
         return found.cos() * scaling, found.sin() * scaling
 
-    def apply(
-        query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = (values.expand(query.shape[0], -1, -1) for values in (cos, sin))
-        turned = [torch.onnx.ops.rotary_embedding(states, cos, sin) for states in (query, key)]
-        return turned[0], turned[1]
+    def attend(
+        self: Any,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        **others: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Queries, keys and values are moved together, and queries and keys turned together; stock code does each alone."""
+        batch, length, _ = hidden_states.shape
+        heads = self.config.num_attention_heads
+        states = self.Wqkv(hidden_states).view(batch, length, 3 * heads, self.head_dim).transpose(1, 2)
+        turned, value = states.split([2 * heads, heads], dim=1)
+        cos, sin = (values.expand(batch, -1, -1) for values in position_embeddings)
+        query, key = torch.onnx.ops.rotary_embedding(turned, cos, sin).split(heads, dim=1)
+        found, _ = _attention(self, query, key, value, attention_mask, scaling=self.head_dim**-0.5)
+        return self.Wo(found.reshape(batch, length, -1)), None
 
     others = [
         (modeling_modernbert.ModernBertRotaryEmbedding, "forward", angles),
-        (modeling_modernbert, "apply_rotary_pos_emb", apply),
+        (modeling_modernbert.ModernBertAttention, "forward", attend),
     ]
     with _LOCK:
         stock = [(owner, name, getattr(owner, name)) for owner, name, _ in others]

@@ -30,7 +30,7 @@ def encoder(tokenizer_file: str) -> Callable[[list[str], int], tuple[list[list[i
     def encode(texts: list[str], length: int) -> tuple[list[list[int]], list[list[int]]]:
         tokenizer.enable_truncation(length)
         tokenizer.enable_padding(length=length)
-        found = tokenizer.encode_batch(texts)
+        found = tokenizer.encode_batch_fast(texts)
         return [one.ids for one in found], [one.attention_mask for one in found]
 
     return encode

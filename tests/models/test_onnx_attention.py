@@ -3,9 +3,14 @@
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    eager_mask,
+    sliding_window_bidirectional_mask_function,
+)
 from transformers.models.modernbert import modeling_modernbert
 
-from hf_tlm.models.onnx_graph import _attention, _sorted_sets, exportable_attention
+from hf_tlm.models.onnx_graph import _attention, _mask, _sorted_sets, exportable_attention
 from support.toys import TINY_CONFIGS
 
 
@@ -50,12 +55,29 @@ def test_heads_that_share_keys_are_left_to_their_own_class():
     assert torch.allclose(found, stock, atol=1e-6)
 
 
+def of_modernbert():
+    """What is changed while a ModernBERT is exported."""
+    return modeling_modernbert.ModernBertRotaryEmbedding.forward, modeling_modernbert.ModernBertAttention.forward
+
+
+@pytest.mark.parametrize("window", [None, 0, 3, 20])
+def test_the_mask_is_that_of_transformers(window):
+    """Of padding at either side, within windows and without."""
+    seen = torch.ones(3, 9, dtype=torch.bool)
+    seen[1, 4:], seen[2, :3] = False, False
+    function = bidirectional_mask_function if window is None else sliding_window_bidirectional_mask_function(window)
+    sizes = {"batch_size": 3, "q_length": 9, "kv_length": 9, "mask_function": function, "allow_is_causal_skip": False}
+    for mask in (seen, None):
+        found, stock = (make(**sizes, attention_mask=mask, dtype=torch.float32) for make in (_mask, eager_mask))
+        assert torch.equal(found.expand(3, 1, 9, 9), stock)
+
+
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "albert", "distilbert", "modernbert"])
 def test_bodies_give_their_logits_and_are_as_before_afterwards(family):
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(family, **TINY_CONFIGS[family])).eval()
     attention = model.config._attn_implementation
-    rotary = modeling_modernbert.ModernBertRotaryEmbedding.forward, modeling_modernbert.apply_rotary_pos_emb
+    stock_forwards = of_modernbert()
     inputs = {"input_ids": torch.randint(5, 30, (3, 12)), "attention_mask": torch.ones(3, 12, dtype=torch.int64)}
     inputs["attention_mask"][0, 4:] = 0
     with torch.no_grad():
@@ -66,7 +88,7 @@ def test_bodies_give_their_logits_and_are_as_before_afterwards(family):
                 assert torch.allclose(model(**inputs).logits, stock, atol=1e-6)
         assert torch.equal(model(**inputs).logits, stock)
     assert model.config._attn_implementation == attention
-    assert rotary == (modeling_modernbert.ModernBertRotaryEmbedding.forward, modeling_modernbert.apply_rotary_pos_emb)
+    assert of_modernbert() == stock_forwards
 
 
 def test_sets_are_sorted_for_as_long_as_asked():
