@@ -61,6 +61,9 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
     stage2_eval_steps: float = option(
         0.05, "Stage 2: evaluate and save every so many steps, or a share of all steps below 1."
     )
+    stage2_early_stopping_patience: int = option(
+        0, "Stage 2: stop after so many evaluations without a better validation score; 0: take all steps."
+    )
     stage2_reset_classifier: bool = option(
         False, "Start stage 2 from a fresh classification head, as the released scripts do."
     )
@@ -169,6 +172,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         if self.stage2_max_length is not None:
             args.max_length = self.stage2_max_length
         args.rdrop, args.ema_decay = self.stage2_rdrop, self.stage2_ema_decay
+        args.early_stopping_patience = self.stage2_early_stopping_patience
         if self.stage2_label_smoothing is not None:
             args.label_smoothing_factor = self.stage2_label_smoothing
         args.max_steps = self.stage2_max_steps

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
+import torch
 from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
@@ -41,6 +42,8 @@ class BaseArguments(TrainingArguments):
     fits_micro_batch: ClassVar[bool] = False
     # In a copy for a part of a run: the name of the whole, of which trackers keep a group (no annotation: it is no option).
     run_group = ""
+    # Evaluations without a better score, after which a training stops; 0: none (an option of those that have such scores).
+    early_stopping_patience = 0
 
     output_dir: str | None = option(None, "Folder of the run: its model and results. Default: trainer_output.")
     per_device_eval_batch_size: int = option(64, "Texts per device when evaluating.")
@@ -53,6 +56,10 @@ class BaseArguments(TrainingArguments):
         # A score model's default is "": its folder is chosen later.
         if self.output_dir not in (None, type(self).output_dir) and not str(self.output_dir).strip():
             raise ArgumentsError("output_dir is empty. Give a folder, or leave it out.")
+        # Processes on CPUs join only so; left alone, each would train the whole run, into one folder. It is no `use_cpu`:
+        # a run goes on with another number of processes.
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
+            os.environ["ACCELERATE_USE_CPU"] = "true"
         _check_deepspeed(self)
         _check_half_precision(self)
         optim = self.optim

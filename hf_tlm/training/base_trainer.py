@@ -31,6 +31,7 @@ from hf_tlm.models.cpu_kernels import faster_kernels
 from hf_tlm.models.loading import reading_pickles
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.callbacks import (
+    EarlyStopping,
     NonFiniteLossCallback,
     PrintedLines,
     ProgressLines,
@@ -106,6 +107,8 @@ class ResumableTrainer(Trainer):
             self.add_callback(ProgressLines(name))
         if self.pop_callback(PrinterCallback) is not None:
             self.add_callback(PrintedLines(name))
+        if patience := self.args.early_stopping_patience:
+            self.add_callback(EarlyStopping(patience, name))
         track_by_training(self, self.args.run_group or None)
         self._failure: Exception | None = None
         self._resumed_from: str | None = None

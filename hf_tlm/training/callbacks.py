@@ -20,7 +20,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import save
 from tqdm.auto import tqdm
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import has_length
@@ -89,6 +89,41 @@ class PrintedLines(PrinterCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and (line := log_line(logs or {})):
             print(f"step {state.global_step:,}  {line}")
+
+
+class EarlyStopping(TrainerCallback):
+    """The end of a training whose validation score has not become better in so many evaluations.
+
+    transformers' EarlyStoppingCallback keeps a count of its own, which a resumed run would begin anew. The log that it is
+    read from here is in every checkpoint.
+
+    Args:
+        patience: evaluations after the best one.
+        name: of the training; see `bar_name`.
+    """
+
+    def __init__(self, patience: int, name: str):
+        self.patience, self.name = patience, name
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self._is_over(args, state):  # A run that was killed after its last checkpoint.
+            control.should_training_stop = True
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        if self._is_over(args, state) and not control.should_training_stop:
+            control.should_training_stop = True
+            if state.is_world_process_zero and state.global_step < state.max_steps:
+                metric = args.metric_for_best_model.removeprefix("eval_")
+                tqdm.write(
+                    f"{self.name}: stopped at step {state.global_step:,} of {state.max_steps:,}; {metric} has not become "
+                    f"better in {self.patience} evaluations."
+                )
+
+    def _is_over(self, args: TrainingArguments, state: TrainerState) -> bool:
+        name = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
+        scores = [entry[name] for entry in state.log_history if name in entry]
+        best = max(range(len(scores)), key=scores.__getitem__, default=0)  # The first of them.
+        return len(scores) > best + self.patience
 
 
 def opening(model: Any, args: TrainingArguments) -> str:

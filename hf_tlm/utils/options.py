@@ -130,7 +130,7 @@ RANGES: dict[str, Range] = {
     "teacher_rounds": Range(1, 100, whole=True),
     "crop_fraction": _PART,
     "stage2_class_balance": _SHARE,
-    "stage2_min_steps": Range(0, COUNT, whole=True),
+    **_each("stage2_min_steps early_stopping_patience stage2_early_stopping_patience", Range(0, COUNT, whole=True)),
     # Of the Trainer alone.
     "save_total_limit": _COUNT,
     "dataloader_num_workers": Range(0, 256, whole=True),

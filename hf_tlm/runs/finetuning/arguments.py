@@ -34,6 +34,10 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
         choices=["best", "last"],
     )
 
+    early_stopping_patience: int = option(
+        0, "Stop after so many evaluations without a better validation score; 0: take all steps."
+    )
+
     seed_figure: str = option(
         "mean",
         "What is said of several seeds: the mean and its deviation, the median (COCO-LM), or the maximum (ALE), "
@@ -94,6 +98,11 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
             raise ArgumentsError(
                 "select_by best needs validation scores during training, and eval_strategy is no. Give --eval_strategy "
                 "epoch or steps, or --select_by last."
+            )
+        if self.early_stopping_patience and self.select_by == "last":
+            raise ArgumentsError(
+                f"early_stopping_patience {self.early_stopping_patience} ends a training some evaluations after its best "
+                "checkpoint, and select_by last keeps the last one. Leave one of them out."
             )
         own = type(self)
         saves = self.save_strategy in (own.save_strategy, self.eval_strategy)
