@@ -17,9 +17,13 @@ used.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from hf_tlm.utils.lazy import export_lazily
+
+# Before anything loads onnxruntime, whose wheels tell Microsoft what they run unless told not to.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus, load_corpus, split_passages

@@ -18,6 +18,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,9 @@ def _mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    mask_function: Callable,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = bidirectional_mask_function,
     attention_mask: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
@@ -77,11 +80,13 @@ def _mask(
     transformers' own looks every pair of places up in the padding: a fifth of the operators of a small graph, each with a
     cost of its own for a single text.
     """
-    if attention_mask is None or use_vmap:
+    if attention_mask is None or use_vmap or q_offset or kv_offset:
         return eager_mask(
             batch_size,
             q_length,
             kv_length,
+            q_offset,
+            kv_offset,
             mask_function=mask_function,
             attention_mask=attention_mask,
             dtype=dtype,
@@ -95,7 +100,7 @@ def _mask(
         return padding
     places = torch.arange(kv_length, device=device)
     seen = mask_function(places, places, places[:, None], places[None, :])
-    return torch.minimum(padding, torch.where(seen, 0.0, least))
+    return torch.minimum(padding, torch.where(seen, torch.zeros((), dtype=dtype, device=device), least))
 
 
 AttentionInterface.register(_NAME, _attention)
@@ -116,7 +121,7 @@ def exportable_attention(model: Any, opset: int) -> Iterator[None]:
     known = model._supports_attention_backend and model.config.model_type in FAMILIES
     model.set_attn_implementation(_NAME if known else "eager")
     try:
-        with _rotary_operator() if opset >= ROTARY_OPSET and _fixed_angles(model.config) else contextlib.nullcontext():
+        with _rotary_operator(model) if opset >= ROTARY_OPSET and _fixed_angles(model.config) else contextlib.nullcontext():
             yield
     finally:
         model.set_attn_implementation(before)
@@ -155,8 +160,11 @@ def _sorted_sets(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _rotary_operator() -> Iterator[None]:
-    """With rotary positions of ModernBERT as one operator, where stock code is seven of them for queries, and for keys."""
+def _rotary_operator(model: nn.Module) -> Iterator[None]:
+    """With rotary positions of ModernBERT as one operator, where stock code is seven of them for queries, and for keys.
+
+    Of the modules of `model` alone: another thread's model of the class computes what it did.
+    """
 
     def angles(self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, float [1, S, D / 2]: stock code has them twice, side by side."""
@@ -181,19 +189,15 @@ def _rotary_operator() -> Iterator[None]:
         found, _ = _attention(self, query, key, value, attention_mask, scaling=self.head_dim**-0.5)
         return self.Wo(found.reshape(batch, length, -1)), None
 
-    others = [
-        (modeling_modernbert.ModernBertRotaryEmbedding, "forward", angles),
-        (modeling_modernbert.ModernBertAttention, "forward", attend),
-    ]
-    with _LOCK:
-        stock = [(owner, name, getattr(owner, name)) for owner, name, _ in others]
-        try:
-            for owner, name, function in others:
-                setattr(owner, name, function)
-            yield
-        finally:
-            for owner, name, function in stock:
-                setattr(owner, name, function)
+    forwards = {modeling_modernbert.ModernBertRotaryEmbedding: angles, modeling_modernbert.ModernBertAttention: attend}
+    changed = [(module, of) for module in model.modules() for kind, of in forwards.items() if isinstance(module, kind)]
+    try:
+        for module, function in changed:
+            vars(module)["forward"] = MethodType(function, module)
+        yield
+    finally:
+        for module, _ in changed:
+            del vars(module)["forward"]
 
 
 def check_installed() -> None:

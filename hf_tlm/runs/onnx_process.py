@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # As in hf_tlm.
 
 
 def peak_megabytes() -> float:

@@ -80,6 +80,12 @@ def keep_freed_memory() -> None:
             libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def give_back_freed_memory() -> None:
+    """Give the system what `keep_freed_memory` has kept. glibc only; elsewhere, nothing."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class ResumableTrainer(Trainer):
     """`transformers.Trainer`; the only changes: when checkpoints count, how a run stops, what computes, what is shown.
 
@@ -322,6 +328,13 @@ class SampledTrainer(ResumableTrainer):
         if self.args.device.type == "cpu":
             keep_freed_memory()
         return super().train(*args, **kwargs)
+
+    def evaluate(self, *args, **kwargs):
+        found = super().evaluate(*args, **kwargs)
+        if self.args.device.type == "cpu":
+            # Holes that batches of other lengths have left: few steps later there is as much again as steps need.
+            give_back_freed_memory()
+        return found
 
     def get_optimizer_cls_and_kwargs(self, args, model=None):
         decaying, theirs = self.get_decay_parameter_names(model), super().get_optimizer_cls_and_kwargs

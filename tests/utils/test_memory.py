@@ -32,7 +32,7 @@ def test_freed_memory_is_kept():
 
 
 HOLES = """
-import sys
+import resource
 from hf_tlm.training.base_trainer import keep_freed_memory
 keep_freed_memory()
 kept = []
@@ -41,7 +41,7 @@ for size in range(130, 190, 4):
     kept.append(small)
     del block
 with open("/proc/self/statm") as file:
-    print(int(file.read().split()[1]) * 4096 >> 20)
+    print(int(file.read().split()[1]) * resource.getpagesize() >> 20)
 """
 
 
@@ -51,6 +51,33 @@ def test_large_blocks_of_many_sizes_leave_no_holes():
     megabytes = int(subprocess.run([sys.executable, "-c", HOLES], check=True, capture_output=True, text=True).stdout)
     empty = int(subprocess.run([sys.executable, "-c", HOLES.replace("190", "131")], check=True, capture_output=True).stdout)
     assert megabytes - empty < 100
+
+
+GIVEN_BACK = """
+import resource
+from hf_tlm.training.base_trainer import give_back_freed_memory, keep_freed_memory
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() >> 20
+keep_freed_memory()
+blocks, small = [], []
+for _ in range(10):
+    blocks.append(bytearray(64 << 20))
+    small.append(bytearray(1 << 20))
+whole = resident()
+blocks.clear()
+kept = resident()
+give_back_freed_memory()
+print(whole - kept, kept - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc is told anything")
+def test_what_was_kept_is_given_back_when_asked():
+    """Also from between blocks that are in use."""
+    done = subprocess.run([sys.executable, "-c", GIVEN_BACK], check=True, capture_output=True, text=True)
+    at_once, when_asked = map(int, done.stdout.split())
+    assert at_once < 70 and when_asked > 560
 
 
 @pytest.mark.parametrize(

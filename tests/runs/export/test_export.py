@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -117,6 +118,27 @@ def test_onnxruntime_and_tokenizers_alone(exported, run, texts, tmp_path):
     for one, other in zip(json.loads(alone), expected, strict=True):
         assert one == pytest.approx(other["probabilities"], abs=2e-6)
     assert sum(json.loads(pairs)[0].values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("how", ["hf_tlm", "a process without it", "the documentation's program"])
+def test_onnxruntime_tells_nobody_what_it_runs(exported, tmp_path, how):
+    """Its wheels queue what they will send in the cache of whoever runs them, from the first session on."""
+    graph, words = (str(exported.folder / name) for name in ("onnx/model.onnx", "tokenizer.json"))
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how_to/onnxruntime_without_torch.md").read_text(), re.S)
+    command = {
+        "hf_tlm": ["-c", f"import hf_tlm, onnxruntime; onnxruntime.InferenceSession({graph!r})"],
+        "a process without it": [str(ROOT / "hf_tlm/runs/onnx_process.py"), graph, words, "16"],
+        "the documentation's program": [
+            "-c",
+            program.replace('"exports/reviews"', f"{str(exported.folder)!r}, 'model.onnx'"),
+        ],
+    }[how]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
+    }
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, *command], env=environment, input='["a text"]', text=True, check=True)
+    assert not [*tmp_path.rglob("Microsoft")]
 
 
 def test_what_loses_too_much_is_refused(run, graph, tmp_path, monkeypatch):

@@ -8,7 +8,11 @@ env.useWasmCache = false;
 env.backends.onnx.wasm.numThreads = 1;
 env.backends.onnx.wasm.wasmPaths = { wasm: new URL("./vendor/ort-wasm-simd-threaded.wasm", import.meta.url).href };
 
-const json = async (name) => (await fetch(name)).json();
+async function json(name) {
+  const response = await fetch(name);
+  if (!response.ok) throw new Error(`${name} (${response.status})`);
+  return response.json();
+}
 
 // What tokenizers in Python keep of two texts that have `room` tokens together: the longer one is cut first.
 function shares(first, second, room) {

@@ -18,6 +18,7 @@ function bar(name, share) {
   const row = document.createElement("div");
   const [label, track, value] = ["span", "meter", "output"].map((tag) => row.appendChild(document.createElement(tag)));
   label.textContent = name;
+  track.ariaLabel = name;
   track.value = share;
   value.textContent = `${(100 * share).toFixed(1)}%`;
   return row;
@@ -37,7 +38,7 @@ async function start() {
     do {
       again = false;
       const text = at("text").value;
-      if (!text.trim()) {
+      if (!text.trim() || (page.pairs && !at("pair").value.trim())) {
         at("bars").replaceChildren();
         at("time").textContent = "";
         continue;
