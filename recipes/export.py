@@ -45,7 +45,8 @@ def main() -> None:
     check_models(args.model_name_or_path)
     given = [name for name, value in vars(task_args).items() if value != getattr(CheckArguments(), name)]
     if task_args.task is None and given:
-        raise HfTlmError(f"--{given[0]} has no effect without --task. Leave it out.")
+        columns = "" if args.data is None else "; columns of --data have the names that they had in training"
+        raise HfTlmError(f"--{given[0]} has no effect without --task. Leave it out{columns}.")
 
     # 2. The task: the one given, or that of the run.
     task = None if task_args.task is None else task_args.load()

@@ -73,8 +73,8 @@ def check_page(
 
     Raises:
         ArgumentsError: it is no classifier of a body that transformers.js knows, or has neither int8 nor float32; there are
-            examples of pairs; something else than a page is in the folder, or it is in one of the others, or they in it;
-            `model` is no repository.
+            examples of pairs, or blank ones; something else than a page is in the folder, or it is in one of the others, or
+            they in it; `model` is no repository.
     """
     kind, model_type = about["kind"], about["model_type"]
     if kind != "classification" or model_type not in BODIES:
@@ -91,6 +91,8 @@ def check_page(
         raise ArgumentsError("--page takes int8 or fp32, which is not among the dtypes. Add one.")
     if texts and about["pairs"]:
         raise ArgumentsError("--page_texts are single texts, and the model takes pairs. Leave them out.")
+    if any(not text.strip() for text in texts):
+        raise ArgumentsError("--page_texts: one of them is blank. Leave it out.")
     page = Path(page)
     place = page.resolve()
     for folder in map(Path, others):

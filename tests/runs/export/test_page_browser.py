@@ -413,6 +413,8 @@ def test_refused(exported, tmp_path, monkeypatch):
     pairs = {**exported.record, "pairs": True}
     with pytest.raises(ArgumentsError, match="--page_texts are single texts"):
         module.check_page(pairs, ["int8"], tmp_path / "page", ["a text"])
+    with pytest.raises(ArgumentsError, match="--page_texts: one of them is blank"):
+        module.check_page(exported.record, ["int8"], tmp_path / "page", ["a text", " "])
     module.check_page(pairs, ["int8"], tmp_path / "page")
 
 
