@@ -146,7 +146,8 @@ def onnx_card(record: Mapping[str, Any]) -> str:
     pipeline = "fill-mask" if record["kind"] == "fill_mask" else KINDS[record["kind"]][0]
     files = record["files"].values()
     dtypes = [file["dtype"] for file in files]
-    in_browser = record["kind"] in _PIPELINES and record["model_type"] in BODIES
+    # A pipeline takes each word's likeliest tag, and a CRF the likeliest tags together.
+    in_browser = record["kind"] in _PIPELINES and record["model_type"] in BODIES and not record.get("crf")
     data = ModelCardData(
         language="en",
         library_name="transformers.js" if in_browser else None,

@@ -413,6 +413,7 @@ def _record(
         **({"taught_by": taught_by} if taught_by else {}),
         "kind": model.kind_name,
         "pairs": _pairs(model, check.task),
+        **({"crf": True} if (model.source.folder / CRF_FILE).is_file() else {}),
         "max_length": model.args.max_length,
         "opset": opset,
         "inputs": model.inputs,

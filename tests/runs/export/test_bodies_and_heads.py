@@ -72,6 +72,8 @@ def test_heads(kind, family, tokenizer, tmp_path):
     task.validation.remove_columns(UNLABELLED.get(kind, ["label"])).to_json(tmp_path / "rows.jsonl")
     made = same_predictions(tmp_path / "run", task, tmp_path / "out", tmp_path / "rows.jsonl", tmp_path)
     assert made.record["kind"] == kind and (tmp_path / "out/crf.safetensors").exists() == crf
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    assert ("best path through a CRF" in card) == crf and not (crf and "transformers.js" in card)
     answers = kind == "question_answering"
     assert made.record["outputs"] == (["start_logits", "end_logits"] if answers else ["logits"])
 
