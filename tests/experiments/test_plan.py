@@ -318,6 +318,7 @@ def test_tables_of_the_papers():
         "additions": set(),
         "encoder_teacher": set(),
         "pupil": set(),
+        "small_body": set(),
         "thousand_labels": set(),
         "tuning": set(),
         "tuning_seeds": set(),
