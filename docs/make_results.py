@@ -54,7 +54,7 @@ TOPICS = (
         "real_tasks",
         "Real tasks, from scratch",
         "What do retrieval and selection buy on labelled tasks, beside a linear model and a pretrained encoder?",
-        ["findings.md"],
+        ["findings.md", "additions/long_texts.md"],
         tables=("coffee", "cpu"),
     ),
     Topic(
@@ -144,7 +144,7 @@ TOPICS = (
         "deploy",
         "The price of a prediction",
         "How large and how fast is a finished model beside MiniLM and TF-IDF, and what do 8 bits lose?",
-        ["deploy.md", "page.md"],
+        ["deploy.md", "additions/small_body.md", "page.md"],
         [("deploy.svg", "Score against megabytes, and against texts a second")],
     ),
     Topic(
