@@ -189,7 +189,10 @@ def _rotary_operator(model: nn.Module) -> Iterator[None]:
         found, _ = _attention(self, query, key, value, attention_mask, scaling=self.head_dim**-0.5)
         return self.Wo(found.reshape(batch, length, -1)), None
 
-    forwards = {modeling_modernbert.ModernBertRotaryEmbedding: angles, modeling_modernbert.ModernBertAttention: attend}
+    forwards: dict[type[nn.Module], Callable[..., Any]] = {
+        modeling_modernbert.ModernBertRotaryEmbedding: angles,
+        modeling_modernbert.ModernBertAttention: attend,
+    }
     changed = [(module, of) for module in model.modules() for kind, of in forwards.items() if isinstance(module, kind)]
     try:
         for module, function in changed:
