@@ -63,37 +63,22 @@ def _attention(
 
 
 def _mask(
-    batch_size: int,
-    q_length: int,
+    *,
     kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Callable = bidirectional_mask_function,
+    mask_function: Callable,
     attention_mask: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    use_vmap: bool = False,
     **others: Any,
 ) -> torch.Tensor | None:
     """What is added to scores: 0 for a token that is seen, else the least number, float [B, 1, 1 or S, S].
 
-    transformers' own looks every pair of places up in the padding: a fifth of the operators of a small graph, each with a
+    transformers' own looks every pair of places up in the padding: a tenth of the operators of a small graph, each with a
     cost of its own for a single text.
     """
-    if attention_mask is None or use_vmap or q_offset or kv_offset:
-        return eager_mask(
-            batch_size,
-            q_length,
-            kv_length,
-            q_offset,
-            kv_offset,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            dtype=dtype,
-            device=device,
-            use_vmap=use_vmap,
-            **others,
-        )
+    if attention_mask is None or any(others.get(name) for name in ("use_vmap", "q_offset", "kv_offset")):
+        others |= {"kv_length": kv_length, "mask_function": mask_function, "dtype": dtype, "device": device}
+        return eager_mask(attention_mask=attention_mask, **others)
     least = torch.finfo(dtype).min
     padding = (1.0 - attention_mask[:, None, None, :].to(dtype)) * least
     if mask_function is bidirectional_mask_function:

@@ -305,7 +305,7 @@ class SampledTrainer(ResumableTrainer):
 
     The only changes: training batches are those of `batch_sampler`, a pure function of seed and step, whatever the number
     of processes and interruptions; learning rates can fall from the model's top to its bottom; the clock runs on over
-    interruptions.
+    interruptions; on CPUs freed memory is kept from step to step, up to the next evaluation.
 
     Args:
         max_hours: after which training ends; None for no limit.

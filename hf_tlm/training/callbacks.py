@@ -110,17 +110,17 @@ class EarlyStopping(TrainerCallback):
             control.should_training_stop = True
 
     def on_evaluate(self, args, state, control, **kwargs):
-        if self._is_over(args, state) and not control.should_training_stop:
-            control.should_training_stop = True
-            if state.is_world_process_zero and state.global_step < state.max_steps:
-                metric = args.metric_for_best_model.removeprefix("eval_")
-                tqdm.write(
-                    f"{self.name}: stopped at step {state.global_step:,} of {state.max_steps:,}; {metric} has not become "
-                    f"better in {self.patience} evaluations."
-                )
+        if not self._is_over(args, state) or control.should_training_stop:
+            return
+        control.should_training_stop = True
+        if state.is_world_process_zero and state.global_step < state.max_steps:
+            tqdm.write(
+                f"{self.name}: stopped at step {state.global_step:,} of {state.max_steps:,}; {args.metric_for_best_model} "
+                f"has not become better in {self.patience} evaluations."
+            )
 
     def _is_over(self, args: TrainingArguments, state: TrainerState) -> bool:
-        name = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
+        name = f"eval_{args.metric_for_best_model}"
         scores = [entry[name] for entry in state.log_history if name in entry]
         best = max(range(len(scores)), key=scores.__getitem__, default=0)  # The first of them.
         return len(scores) > best + self.patience

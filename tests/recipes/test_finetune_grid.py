@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from hf_tlm import runs
+from hf_tlm.runs.grid.points import Range
 from support.launching import ROOT
 
 
@@ -33,6 +34,12 @@ def test_a_grid_on_the_command_line(recipe, capsys):
     args, grid, trials = recipe("--grid", "{learning_rate: [2e-5, 3e-5], crf: [true]}", "--max_length", "16")
     assert grid.values == {"learning_rate": [2e-5, 3e-5], "crf": [True]} and trials is None and args.max_length == 16
     assert "the table" in capsys.readouterr().out
+
+
+def test_a_range_on_the_command_line(recipe):
+    ranged = "{learning_rate: {min: 1e-5, max: 1e-4, log: true}, num_train_epochs: [3, 10]}"
+    _, grid, trials = recipe("--grid", ranged, "--optuna_trials", "2")
+    assert grid.values == {"learning_rate": Range(1e-5, 1e-4, log=True), "num_train_epochs": [3.0, 10.0]} and trials == 2
 
 
 def test_a_grid_in_a_config_beside_the_command_line(recipe):

@@ -4,13 +4,13 @@ import shutil
 
 import pytest
 import torch
-from transformers import TrainerCallback, set_seed
+from transformers import set_seed
 
 from hf_tlm.data import tokenize
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.training import ArgumentsError, TlmArguments, TlmTrainer
 from support.toys import make_task
-from support.training_runs import QUIET, network
+from support.training_runs import QUIET, At, network, weights
 
 # The best is the second: with a patience of 3 the fifth evaluation is the last.
 SCORES = [0.1, 0.5, 0.4, 0.5, 0.3, 0.9, 0.9, 0.9, 0.9, 0.9]
@@ -20,15 +20,8 @@ class Ended(Exception):
     pass
 
 
-class EndsAt(TrainerCallback):
-    """Ends the process's training, without a word, at the beginning of a step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            raise Ended
+def end(model):
+    raise Ended
 
 
 def stage_2(folder, tokenizer, scores, patience=3, callbacks=()):
@@ -48,11 +41,8 @@ def stage_2(folder, tokenizer, scores, patience=3, callbacks=()):
     )
 
 
-def weights(model):
-    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
-
-
 def same(one, other):
+    one, other = weights(one), weights(other)
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -64,7 +54,7 @@ def test_it_ends_after_the_patience_and_keeps_the_best(tmp_path, tokenizer, caps
     whole = stage_2(tmp_path / "whole", tokenizer, [*SCORES[:5], *[0.2] * 5], patience=0)
     whole.train()
     assert (whole.state.global_step, whole.state.best_global_step) == (20, 4)
-    assert same(weights(stopped.model), weights(whole.model))
+    assert same(stopped, whole)
 
 
 def test_scores_that_become_better_are_waited_for(tmp_path, tokenizer, capsys):
@@ -79,13 +69,13 @@ def test_an_interrupted_training_ends_where_it_would_have(tmp_path, tokenizer, k
     """What was scored before is counted, and the step of the last checkpoint is the last where it was over by then."""
     whole = stage_2(tmp_path / "whole", tokenizer, SCORES)
     whole.train()
-    broken = stage_2(tmp_path / "broken", tokenizer, SCORES, callbacks=[EndsAt(killed)])
+    broken = stage_2(tmp_path / "broken", tokenizer, SCORES, callbacks=[At(killed + 1, end)])
     with pytest.raises(Ended):
         broken.train()
     resumed = stage_2(tmp_path / "broken", tokenizer, SCORES[killed // 2 :])
     resumed.train(resume_from_checkpoint=True)
     assert (resumed.state.global_step, resumed.state.best_global_step) == (10, 4)
-    assert same(weights(resumed.model), weights(whole.model))
+    assert same(resumed, whole)
 
 
 def test_a_training_that_was_over_takes_no_step_more(tmp_path, tokenizer):
@@ -95,7 +85,7 @@ def test_a_training_that_was_over_takes_no_step_more(tmp_path, tokenizer):
     again = stage_2(tmp_path / "again", tokenizer, [])
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 10 and again.state.best_global_step == 4
-    assert same(weights(again.model), weights(first.model))
+    assert same(again, first)
 
 
 def test_options(tmp_path):
@@ -105,9 +95,5 @@ def test_options(tmp_path):
         FinetuneArguments(output_dir=str(tmp_path), early_stopping_patience=2, select_by="last")
     args = FinetuneArguments(output_dir=str(tmp_path), early_stopping_patience=2)
     assert args.for_seed(tmp_path, 0, "accuracy", ["labels"]).early_stopping_patience == 2
-    assert (
-        TlmArguments(output_dir=str(tmp_path), stage2_early_stopping_patience=2)
-        .for_stage(1, tmp_path, 0, "accuracy")
-        .early_stopping_patience
-        == 0
-    )
+    args = TlmArguments(output_dir=str(tmp_path), stage2_early_stopping_patience=2)
+    assert args.for_stage(1, tmp_path, 0, "accuracy").early_stopping_patience == 0

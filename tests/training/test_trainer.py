@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_tlm.data.interleave import CORPUS, TASK
-from hf_tlm.training import ArgumentsError, TlmArguments
+from hf_tlm.training import ArgumentsError, TlmArguments, base_trainer
 from support.toys import TINY_CONFIGS
 from support.training_runs import QUIET, Gradients, history, trainer, weights
 
@@ -77,6 +77,14 @@ def test_every_parameter_moves_and_loss_falls(tmp_path, data, tokenizer, model_t
     assert not stuck
     losses = [entry["corpus/mlm_loss"] for entry in run.state.log_history if "corpus/mlm_loss" in entry]
     assert losses[-1] < losses[0] - 0.3
+
+
+def test_memory_that_was_kept_is_given_back_when_a_split_was_scored(tmp_path, data, tokenizer, monkeypatch):
+    given_back = []
+    monkeypatch.setattr(base_trainer, "give_back_freed_memory", lambda: given_back.append(True))
+    run = trainer(tmp_path, data, tokenizer, max_steps=4, eval_strategy="steps", eval_steps=2, max_length=32)
+    run.train()
+    assert len(given_back) == 2
 
 
 def test_cost(tmp_path, data, tokenizer):

@@ -229,8 +229,7 @@ def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os
     # Before the work, not when it is to be written.
     there = next(place for place in (output, *output.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        what = "is a file" if there == output and output.is_file() else f"cannot be made: {there} is no folder to write in"
-        raise ArgumentsError(f"--output_dir {output} {what}. Give another.")
+        raise ArgumentsError(f"--output_dir {output}: {there} is no folder that can be written in. Give another.")
     if output.is_dir() and any(output.iterdir()) and not (output / EXPORT_FILE).is_file():
         raise ArgumentsError(f"--output_dir {output} is not empty and holds no export. Give another, or empty this one.")
     return output

@@ -85,7 +85,11 @@ class Grid:
             raise GridError(f"seeds of a grid must be a list of whole numbers; received {self.seeds!r:.80}.")
         if self.seeds is not None and len(set(self.seeds)) < len(self.seeds):
             raise GridError(f"seeds of a grid holds a seed twice: {self.seeds}. Each is one run.")
-        ranges = {name: Range.of(name, value) for name, value in self.values.items() if isinstance(value, Mapping)}
+        ranges = {
+            name: value if isinstance(value, Range) else Range.of(name, value)
+            for name, value in self.values.items()
+            if isinstance(value, (Mapping, Range))
+        }
         lists = {
             name: list(value) if isinstance(value, (list, tuple)) else [value]
             for name, value in self.values.items()

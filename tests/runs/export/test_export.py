@@ -243,8 +243,8 @@ def test_refused_before_any_work(run, tmp_path, tokenizer, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").touch()
     refused(ArgumentsError, "is not empty and holds no export", output=tmp_path / "mine", **only)
-    refused(ArgumentsError, "thesis.txt is a file. Give another", output=tmp_path / "mine/thesis.txt", **only)
-    refused(ArgumentsError, "thesis.txt is no folder to write in", output=tmp_path / "mine/thesis.txt/a/b", **only)
+    for output in (tmp_path / "mine/thesis.txt", tmp_path / "mine/thesis.txt/a/b"):
+        refused(ArgumentsError, "mine/thesis.txt is no folder that can be written in. Give another", output=output, **only)
     body = pretrained(tmp_path / "body", tokenizer, auto_class=AutoModel)
     refused(ModelError, "has no head of a task", model=body, **only)
     damaged = pretrained(tmp_path / "damaged", tokenizer, auto_class=AutoModelForSequenceClassification)

@@ -124,7 +124,7 @@ async function classify(text) {
   if (text === "long") throw new Error("out of memory");
   return [0.25, 0.75];
 }
-export const load = async () => ({ page: { title: "t", pairs: false, texts: [] }, names: ["a", "b"], classify });
+export const load = async () => ({ page: { title: "t", pairs: PAIRS, texts: [] }, names: ["a", "b"], classify });
 """
 STUB = """
 const elements = {};
@@ -337,16 +337,28 @@ def test_seconds_are_measured(page, tmp_path):
     assert at_once["MB"] < 5 and at_once["MB of runtime"] == pytest.approx(14.3, abs=0.1)
 
 
+def with_stubs(folder, *, pairs):
+    """What the page's own script shows of the texts of STUB, and what the model was asked."""
+    own = Path(module.__file__).parent / "templates/page.js"
+    shutil.copyfile(own, folder / "page.js")
+    (folder / "package.json").write_text('{"type": "module"}')
+    (folder / "model.js").write_text(BROKEN.replace("PAIRS", json.dumps(pairs)))
+    (folder / "main.js").write_text(STUB)
+    done = subprocess.run(["node", "main.js"], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return map(json.loads, done.stdout.splitlines())
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="page.js runs in node")
+def test_one_text_of_a_pair_has_no_answer(tmp_path):
+    """An empty one is a text to Python, and none to transformers.js."""
+    *shown, asked = with_stubs(tmp_path, pairs=True)
+    assert shown == [["", 0], ["", 0]] and asked == ["a"]
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="page.js runs in node")
 def test_an_error_does_not_stop_the_page(tmp_path):
-    own = Path(module.__file__).parent / "templates/page.js"
-    shutil.copyfile(own, tmp_path / "page.js")
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-    (tmp_path / "model.js").write_text(BROKEN)
-    (tmp_path / "main.js").write_text(STUB)
-    done = subprocess.run(["node", "main.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    failed, after, asked = map(json.loads, done.stdout.splitlines())
+    failed, after, asked = with_stubs(tmp_path, pairs=False)
     assert sorted(asked) == ["a", "long", "short"]  # One for the runtime to compile itself, before anyone types.
     assert failed == ["This text cannot be classified: out of memory", 0]
     assert re.fullmatch(r"\d+\.\d ms", after[0]) and after[1] == 2
