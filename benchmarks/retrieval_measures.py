@@ -270,8 +270,8 @@ def measure_whole(*, data, corpus, folder, stopwords, top_k, num_queries, shards
         passages.to_dataset()
         begin = time.perf_counter()
         hits = retrieve_sharded(texts, passages, top_k, settings, work_dir=folder, num_shards=shards, workers=shards)
-        result = {"seconds": time.perf_counter() - begin, "union": len(hits.rank)}
-        digest = (hits.passages["id"][:], hits.rank.tolist(), hits.score.tolist())
+        result = {"seconds": time.perf_counter() - begin, "union": len(hits.passages)}
+        digest = (hits.passages["id"][:], hits.columns["rank"].tolist(), hits.columns["score"].tolist())
     else:
         warm_up(folder)
         begin = time.perf_counter()

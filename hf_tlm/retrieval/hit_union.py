@@ -1,9 +1,16 @@
-"""The union of many queries' hits: what each passage got from all of them (TLM, section 3.2)."""
+"""The union of many queries' hits: what each passage got from all of them (TLM, section 3.2); what an engine found."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 from numba import njit
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 UNRANKED = np.iinfo(np.int32).max
 
@@ -66,3 +73,23 @@ class HitUnion:
         for name, array in vars(self).items():
             getattr(longer, name)[: len(array)] = array
         vars(self).update(vars(longer))
+
+
+@dataclass
+class RetrievalResult:
+    """Passages (id, text, source) in the order of a subset, the subset's other columns, and counts.
+
+    columns: rank, score, n_queries and best_query, the number of a query; counts: passages (of the corpus), sources
+    (passages of the corpus per source) and bad_files where the engine knows them; without_hits: numbers of the queries that
+    are not empty and hit nothing.
+    """
+
+    passages: Dataset
+    columns: dict[str, Any]
+    counts: dict[str, Any]
+    without_hits: Sequence[int] = ()
+
+    def select(self, rows: np.ndarray) -> RetrievalResult:
+        """Some of the passages."""
+        columns = {name: np.asarray(values)[rows] for name, values in self.columns.items()}
+        return replace(self, passages=self.passages.select(rows), columns=columns)

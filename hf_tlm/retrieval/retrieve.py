@@ -19,9 +19,7 @@ from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
 from hf_tlm.retrieval.engines.bm25.files import order_of_ids
 from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings, check_settings
 from hf_tlm.retrieval.engines.engine import (
-    NAMED_EXAMPLES,
     RetrievalRequest,
-    RetrievalResult,
     Sharding,
     count_sources,
     search_corpus,
@@ -29,6 +27,7 @@ from hf_tlm.retrieval.engines.engine import (
     search_shards,
 )
 from hf_tlm.retrieval.filters import Decontaminator, check_deduplication, held_out_texts, near_duplicates
+from hf_tlm.retrieval.hit_union import RetrievalResult
 from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS
 from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NAMED_EXAMPLES = 10
 READ_ROWS = 1000
 PACKAGES = ("numpy", "numba", "datasets", "bm25s", "rank_bm25")
 
@@ -148,6 +148,8 @@ def retrieve(
             "empty_queries": len(empty),
             "first_empty_queries": empty[:NAMED_EXAMPLES],
             **found.counts,
+            "queries_without_hits": len(found.without_hits),
+            "first_queries_without_hits": [query_ids[query] for query in found.without_hits[:NAMED_EXAMPLES]],
         }
         _warn_of_a_large_union(found, top_k, by_default)
         found, leaked = _clean(found, guard)

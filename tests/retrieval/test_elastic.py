@@ -17,7 +17,9 @@ pytest.importorskip("elasticsearch", reason="the extra [elastic] is not installe
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.bm25 import Bm25Settings, RetrievalError
 from hf_tlm.retrieval.engines.elasticsearch import client as elastic_client
-from hf_tlm.retrieval.engines.elasticsearch.search import ElasticSettings, fetch, index_corpus, retrieve_elastic, search
+from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
+from hf_tlm.retrieval.engines.elasticsearch.index import index_corpus
+from hf_tlm.retrieval.engines.elasticsearch.search import fetch, retrieve_elastic, search
 from support.elastic_server import ElasticServer, Failure
 
 BM25 = Bm25Settings()
@@ -406,16 +408,16 @@ def test_union(indexed, passages, queries):
     for query, (ids, scores) in enumerate(exhaustive(queries.values(), passages, 2)):
         for rank, (key, score) in enumerate(zip(ids, scores, strict=True), start=1):
             seen.setdefault(key, []).append((rank, -score, query))
-    assert found.ids == list(seen)
-    for place, key in enumerate(found.ids):
+    best = {key: (min(hits)[0], min(score for _, score, _ in hits), key) for key, hits in seen.items()}
+    assert found.passages["id"][:] == sorted(seen, key=best.__getitem__)
+    assert found.passages["text"][:] == [passages[key] for key in found.passages["id"][:]]
+    columns = (found.columns[name].tolist() for name in ("rank", "best_query", "n_queries", "score"))
+    for key, *got in zip(found.passages["id"][:], *columns, strict=True):
         rank, _, query = min(seen[key])
-        union = found.union
-        assert (union.best_rank[place], union.best_query[place], union.n_queries[place]) == (rank, query, len(seen[key]))
-        assert union.best_score[place] == max(-score for _, score, _ in seen[key])
-    assert found.counts == {"queries": 5, "passages": len(passages)} and len(found.without_hits) == 2
+        assert got == [rank, query, len(seen[key]), -best[key][1]]
+    assert found.counts == {"fingerprint": "f1", "passages": len(passages)} and len(found.without_hits) == 2
     nothing = [not hits[0] for hits in exhaustive(queries.values(), passages, 2)]
     assert found.without_hits == [number for number, none in enumerate(nothing) if none]
-    assert found.fingerprint == "f1"
 
 
 def test_no_hits_at_all(indexed):

@@ -62,6 +62,6 @@ def single(queries, corpus, top_k, bm25, folder, **options):
 def check_same(result, expected):
     ids, columns, texts = expected
     assert result.passages["id"][:] == ids
-    assert [c.tolist() for c in (result.rank, result.score, result.n_queries, result.best_query)] == columns
+    assert [result.columns[name].tolist() for name in ("rank", "score", "n_queries", "best_query")] == columns
     assert result.passages["text"][:] == [texts[identifier] for identifier in ids]
     assert result.passages.column_names == ["id", "text", "source"]

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +21,15 @@ from hf_tlm.retrieval.engines import packages as backends
 from hf_tlm.retrieval.engines.bm25.files import META_FILE, ChangedIndexError, order_of_ids
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
-from hf_tlm.retrieval.hit_union import HitUnion
+from hf_tlm.retrieval.hit_union import HitUnion, RetrievalResult
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from hf_tlm.corpora import Corpus, Part
-    from hf_tlm.retrieval.engines.elasticsearch.search import ElasticSettings
+    from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
 
 logger = logging.getLogger(__name__)
-
-NAMED_EXAMPLES = 10
 
 
 @dataclass(frozen=True)
@@ -102,29 +100,6 @@ class RetrievalRequest:
                 "passages. Check that task and corpus are in the same language and that the right columns are read."
             )
 
-    def named(self, without_hits: Sequence[int]) -> list[str]:
-        """Ids of the first of some queries."""
-        return [self.query_ids[number] for number in without_hits[:NAMED_EXAMPLES]]
-
-
-@dataclass
-class RetrievalResult:
-    """Passages (id, text, source) in the order of a subset, the subset's other columns, and counts.
-
-    columns: rank, score, n_queries and best_query, the number of a query.
-    counts: passages (of the corpus), sources (passages of the corpus per source), queries_without_hits and
-    first_queries_without_hits where the engine knows them.
-    """
-
-    passages: Dataset
-    columns: dict[str, Any]
-    counts: dict[str, Any]
-
-    def select(self, rows: np.ndarray) -> RetrievalResult:
-        """Some of the passages."""
-        columns = {name: np.asarray(values)[rows] for name, values in self.columns.items()}
-        return RetrievalResult(self.passages.select(rows), columns, self.counts)
-
 
 def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> RetrievalResult:
     """Our own index, or an engine of another package, over a corpus on this machine."""
@@ -157,10 +132,8 @@ def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> Retr
         "passages": len(passages),
         "sources": count_sources(passages),
         "bad_files": list(corpus.bad_files),
-        "queries_without_hits": len(without_hits),
-        "first_queries_without_hits": search.named(without_hits),
     }
-    return RetrievalResult(passages.select(rows), union.columns(rows), counts)
+    return RetrievalResult(passages.select(rows), union.columns(rows), counts, without_hits)
 
 
 def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) -> RetrievalResult:
@@ -182,23 +155,19 @@ def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) 
         cache_dir=str(search.folder),
     )
     search.check_found(len(found.passages), found.counts["passages"])
-    columns = {name: getattr(found, name) for name in ("rank", "score", "n_queries", "best_query")}
-    return RetrievalResult(
-        found.passages, columns, found.counts | {"first_queries_without_hits": search.named(found.without_hits)}
-    )
+    return found
 
 
 def search_elastic(search: RetrievalRequest, corpus: Corpus | None, elastic: ElasticSettings) -> RetrievalResult:
     """A cluster's index; made from the corpus if one is given and the index is not there."""
-    from datasets import Dataset
-
-    from hf_tlm.retrieval.engines.elasticsearch.search import fetch, index_corpus, retrieve_elastic
+    from hf_tlm.retrieval.engines.elasticsearch.index import index_corpus
+    from hf_tlm.retrieval.engines.elasticsearch.search import retrieve_elastic
 
     counts: dict[str, Any] = {}
     if corpus is not None:
         passages = corpus.to_dataset(str(search.folder))
         index_corpus(passages, elastic, search.settings, corpus_name=corpus.name, fingerprint=corpus.fingerprint)
-        counts |= {"sources": count_sources(passages), "bad_files": list(corpus.bad_files)}
+        counts = {"sources": count_sources(passages), "bad_files": list(corpus.bad_files)}
     found = retrieve_elastic(
         search.query_ids,
         search.queries,
@@ -207,18 +176,10 @@ def search_elastic(search: RetrievalRequest, corpus: Corpus | None, elastic: Ela
         search.settings,
         max_query_terms=search.max_query_terms,
     )
-    rows = found.union.order(order_of_ids(pa.array(found.ids)))
-    passages = Dataset.from_list(fetch([found.ids[row] for row in rows], elastic))
     # Those that are empty are counted as such by whoever asked.
-    analyzer = search.settings.analyzer if found.fingerprint else str.split
+    analyzer = search.settings.analyzer if found.counts["fingerprint"] else str.split
     without_hits = [number for number in found.without_hits if analyzer(search.queries[number])]
-    counts |= {
-        "fingerprint": found.fingerprint,
-        "passages": found.counts["passages"],
-        "queries_without_hits": len(without_hits),
-        "first_queries_without_hits": search.named(without_hits),
-    }
-    return RetrievalResult(passages, found.union.columns(rows), counts)
+    return replace(found, counts=counts | found.counts, without_hits=without_hits)
 
 
 def rarest_terms(queries: TokenizedTexts, corpus: TokenizedTexts, max_query_terms: int) -> TokenizedTexts:

@@ -11,13 +11,14 @@ client, and not against a real cluster.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
+from hf_tlm.retrieval.engines.bm25.files import order_of_ids
 from hf_tlm.retrieval.engines.elasticsearch.client import (
     RETRIED,
     STAMP,
@@ -30,13 +31,10 @@ from hf_tlm.retrieval.engines.elasticsearch.client import (
     reason_of,
     with_retries,
 )
-from hf_tlm.retrieval.engines.elasticsearch.index import index_corpus
-from hf_tlm.retrieval.hit_union import HitUnion
+from hf_tlm.retrieval.hit_union import HitUnion, RetrievalResult
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
-
-__all__ = ["ElasticHits", "ElasticSettings", "fetch", "index_corpus", "retrieve_elastic", "search"]
 
 FETCH_ROWS = 500
 # What is needed of an answer; an item without hits keeps its status, so items stay aligned with queries.
@@ -232,21 +230,6 @@ def _value(document: dict[str, Any], path: str) -> Any:
     return _value(inner, rest) if isinstance(inner, dict) else None
 
 
-@dataclass
-class ElasticHits:
-    """The union of all queries' hits. ids: passages in the order they were first seen, to which positions in `union` refer.
-
-    counts: queries, passages (in the index). without_hits: positions of the queries that found nothing. fingerprint: of the
-    corpus that `index_corpus` put there; None for an index of other making.
-    """
-
-    ids: list[str]
-    union: HitUnion
-    counts: dict[str, int]
-    without_hits: list[int]
-    fingerprint: str | None
-
-
 def retrieve_elastic(
     query_ids: Sequence[str],
     queries: Sequence[str],
@@ -255,16 +238,21 @@ def retrieve_elastic(
     bm25: Bm25Settings,
     *,
     max_query_terms: int | None = None,
-) -> ElasticHits:
-    """The top_k passages of every query, joined as `retrieve` joins them; texts come from `fetch`.
+) -> RetrievalResult:
+    """The top_k passages of every query, joined as `retrieve` joins them.
 
     Args:
         query_ids: name a query in errors.
         max_query_terms: refused, because analysis happens in the cluster.
 
+    Returns:
+        With all queries that found nothing; its counts have the `fingerprint` of the corpus that `index_corpus` put there,
+        None for an index of other making.
+
     Raises:
         RetrievalError: see `check_settings` and `search`; no passage at all was found.
     """
+    from datasets import Dataset
     from tqdm.auto import tqdm
 
     check_settings(bm25, max_query_terms)
@@ -284,5 +272,8 @@ def retrieve_elastic(
     with connect(settings) as client:
         stamp = read_layout(client, settings).stamp
         passages = with_retries(lambda: client.count(index=settings.index), settings)["count"]
-    counts = {"queries": len(queries), "passages": passages}
-    return ElasticHits(list(positions), union, counts, without_hits, stamp["fingerprint"] if stamp else None)
+    counts = {"fingerprint": stamp["fingerprint"] if stamp else None, "passages": passages}
+    ids = list(positions)
+    rows = union.order(order_of_ids(pa.array(ids)))
+    found = Dataset.from_list(fetch([ids[row] for row in rows], settings))
+    return RetrievalResult(found, union.columns(rows), counts, without_hits)

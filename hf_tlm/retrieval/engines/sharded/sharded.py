@@ -14,7 +14,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,11 @@ import numpy as np
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
+from hf_tlm.retrieval.hit_union import RetrievalResult
 from hf_tlm.utils.locks import Claim
 from hf_tlm.utils.options import check_numbers
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from hf_tlm.corpora import Corpus
     from hf_tlm.retrieval.engines.sharded.workspace import Workspace
 
@@ -40,24 +39,6 @@ RUN_FILE = "run.json"
 # Shards of one machine: more of them take longer to start than to do.
 MOST_LOCAL = 1024
 PRELOAD = ["hf_tlm.retrieval.engines.sharded.preload"]  # once for all local processes
-
-
-@dataclass
-class ShardedHits:
-    """The union of all queries' top K, ordered as a subset: by rank, score (highest first), id.
-
-    passages: columns id, text, source; rank, n_queries, best_query: int32, score: float32, as in `HitUnion`; without_hits:
-    the queries that are not empty and hit nothing; counts: "passages", "sources" (passages of the corpus per source),
-    "skipped" (documents without text), "bad_files" (names of those left out), "queries_without_hits".
-    """
-
-    passages: Dataset
-    rank: np.ndarray
-    score: np.ndarray
-    n_queries: np.ndarray
-    best_query: np.ndarray
-    without_hits: list[int]
-    counts: dict[str, Any]
 
 
 def retrieve_sharded(
@@ -75,7 +56,7 @@ def retrieve_sharded(
     skip_bad_files: bool | None = None,
     executor_options: dict[str, Any] | None = None,
     cache_dir: str | None = None,
-) -> ShardedHits:
+) -> RetrievalResult:
     """The union of the top K of every query, in a corpus cut into shards.
 
     Args:
@@ -222,7 +203,7 @@ def _check_bad_files(workspace: Workspace, num_shards: int, skip_bad_files: bool
         logger.warning("%s is left out of the corpus: %s", name, error)
 
 
-def _result(workspace: Workspace, num_shards: int) -> ShardedHits:
+def _result(workspace: Workspace, num_shards: int) -> RetrievalResult:
     from datasets import concatenate_datasets
 
     from hf_tlm.retrieval.engines.sharded.workspace import open_passages, read_json, read_table, shard_name
@@ -234,6 +215,6 @@ def _result(workspace: Workspace, num_shards: int) -> ShardedHits:
     rows[np.lexsort((union["row"].to_numpy(), union["shard"].to_numpy()))] = np.arange(union.num_rows)
     passages = concatenate_datasets([part for part in texts if len(part)] or texts[:1])
     without_hits = read_json(workspace.reading("union") / "counts.json")["without_hits"]
-    counts = {**_counts(workspace, num_shards)[0], "queries_without_hits": len(without_hits)}
     columns = {name: union[name].to_numpy() for name in ("rank", "score", "n_queries", "best_query")}
-    return ShardedHits(passages.select(rows, keep_in_memory=True), **columns, without_hits=without_hits, counts=counts)
+    counts, _ = _counts(workspace, num_shards)
+    return RetrievalResult(passages.select(rows, keep_in_memory=True), columns, counts, without_hits)
