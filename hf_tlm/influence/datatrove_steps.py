@@ -63,14 +63,14 @@ class Worker:
         return load_scorer(workspace.reading(SCORER_FOLDER), self.device or machine_device(rank))
 
 
+@dataclass(eq=False, repr=False)
 class FitTask(Step):
     """The task gradients, by one task for all."""
 
     name = "gradients"
 
-    def __init__(self, workspace: Workspace, worker: Worker, task_batch_size: int):
-        super().__init__(workspace)
-        self.worker, self.task_batch_size = worker, task_batch_size
+    worker: Worker
+    task_batch_size: int
 
     def output(self, rank: int) -> str:
         return GRADIENTS_FOLDER

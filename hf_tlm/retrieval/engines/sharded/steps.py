@@ -17,7 +17,9 @@ executors also leave the pickled pipeline that the tasks they submit will load: 
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -47,15 +49,17 @@ from hf_tlm.retrieval.hit_union import HitUnion
 COPY_ROWS = 1 << 22
 
 
+@dataclass(eq=False, repr=False)
 class Step(PipelineStep):
     """Writes the folder `output(rank)`, unless a killed run has left it whole."""
 
     type = "hf_tlm"
-    kind: str
+    kind: ClassVar[str]
 
-    def __init__(self, workspace: Workspace):
+    workspace: Workspace
+
+    def __post_init__(self):
         super().__init__()
-        self.workspace = workspace
 
     def output(self, rank: int) -> str:
         return shard_name(self.kind, rank)
@@ -74,6 +78,7 @@ class Step(PipelineStep):
         """Write the output's files into a folder."""
 
 
+@dataclass(eq=False, repr=False)
 class IndexShard(Step):
     """Shard r's passages, unless they are there, and their index.
 
@@ -82,18 +87,11 @@ class IndexShard(Step):
 
     name, kind = "index", "index"
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        pieces: list[list[Piece]] | None,
-        skip_bad_files: bool,
-        analyzer: Analyzer,
-        all_terms: bool,
-        num_threads: int | None,
-    ):
-        super().__init__(workspace)
-        self.pieces, self.skip_bad_files = pieces, skip_bad_files
-        self.analyzer, self.all_terms, self.num_threads = analyzer, all_terms, num_threads
+    pieces: list[list[Piece]] | None
+    skip_bad_files: bool
+    analyzer: Analyzer
+    all_terms: bool
+    num_threads: int | None
 
     def work(self, folder: Path, rank: int, world_size: int) -> None:
         own = shard_name("passages", rank)
@@ -127,14 +125,14 @@ class IndexShard(Step):
         write_json(folder / "counts.json", {"passages": len(passages), "tokens": tokens})
 
 
+@dataclass(eq=False, repr=False)
 class SumStatistics(Step):
     """The statistics of all shards together; ids that two shards share are an error."""
 
     name, kind = "statistics", "statistics"
 
-    def __init__(self, workspace: Workspace, num_shards: int, all_terms: bool):
-        super().__init__(workspace)
-        self.num_shards, self.all_terms = num_shards, all_terms
+    num_shards: int
+    all_terms: bool
 
     def output(self, rank: int) -> str:
         return self.kind
@@ -162,6 +160,7 @@ class SumStatistics(Step):
         write_json(folder / "counts.json", values)
 
 
+@dataclass(eq=False, repr=False)
 class SearchShard(Step):
     """Shard r's hits, as if it were all passages of the corpus but the other shards'.
 
@@ -171,18 +170,11 @@ class SearchShard(Step):
 
     name, kind = "search", "hits"
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        top_k: int,
-        settings: Bm25Settings,
-        max_query_terms: int | None,
-        num_threads: int | None,
-        query_batch_size: int | None,
-    ):
-        super().__init__(workspace)
-        self.top_k, self.settings, self.max_query_terms = top_k, settings, max_query_terms
-        self.num_threads, self.query_batch_size = num_threads, query_batch_size
+    top_k: int
+    settings: Bm25Settings
+    max_query_terms: int | None
+    num_threads: int | None
+    query_batch_size: int | None
 
     def work(self, folder: Path, rank: int, world_size: int) -> None:
         queries = read_queries(self.workspace)
@@ -220,14 +212,14 @@ class SearchShard(Step):
         write_table(folder / "ids.arrow", pa.table({"id": ids.take(pa.array(rows))}))
 
 
+@dataclass(eq=False, repr=False)
 class MergeHits(Step):
     """The K best of all shards for every query, and their union."""
 
     name, kind = "merge", "union"
 
-    def __init__(self, workspace: Workspace, num_shards: int, top_k: int):
-        super().__init__(workspace)
-        self.num_shards, self.top_k = num_shards, top_k
+    num_shards: int
+    top_k: int
 
     def output(self, rank: int) -> str:
         return self.kind
