@@ -20,8 +20,6 @@ from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.shown import for_markdown
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from hf_tlm.retrieval import Subset
     from hf_tlm.tasks import Task
 

@@ -6,7 +6,6 @@ import functools
 import os
 import re
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants
@@ -42,13 +41,10 @@ def _environment() -> jinja2.Environment:
     import jinja2
     from markupsafe import Markup
 
-    def source(name: str) -> str:
-        return files("hf_tlm.hub").joinpath("templates", name).read_text(encoding="utf-8")
-
     def shown(value: Any) -> Markup:
         return value if isinstance(value, Markup) else Markup(escape(flat(str(value))))
 
-    environment = jinja2.Environment(loader=jinja2.FunctionLoader(source), autoescape=True, finalize=shown)
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("hf_tlm.hub"), autoescape=True, finalize=shown)
     environment.globals["license_sentence"] = license_sentence(None)  # until one is chosen
     environment.filters["code"] = lambda value: Markup(as_code(str(value)))
     environment.filters["literal"] = lambda value: Markup(as_literal(str(value)))

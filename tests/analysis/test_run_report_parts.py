@@ -11,7 +11,7 @@ from hf_tlm.analysis.report import about
 from hf_tlm.analysis.report.blocks import Column, make_table, printable
 from hf_tlm.analysis.report.charts import MOST_DOTS, MOST_POINTS, line_chart, scatter
 from hf_tlm.analysis.report.compare import Agreement, agreement, pair
-from hf_tlm.analysis.report.errors import confusion, fewer_classes
+from hf_tlm.analysis.report.errors import _precision_and_f1, confusion, fewer_classes
 from hf_tlm.analysis.report.predictions import Judged, Predictions
 from hf_tlm.analysis.report.rows import (
     by_quantile,
@@ -26,12 +26,14 @@ from hf_tlm.analysis.report.run_folder import RunFolder
 
 
 def test_confusion_by_hand():
-    found = confusion([("a", "a"), ("a", "b"), ("b", "b"), ("b", "b"), ("c", "a")], ["b", "a", "never"])
+    pairs = [("a", "a"), ("a", "b"), ("b", "b"), ("b", "b"), ("c", "a")]
+    found = confusion(pairs, ["b", "a", "never"])
     assert list(found.names) == ["b", "a", "never", "c"]
     assert found.counts.tolist() == [[2, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0]]
-    assert found.recall.tolist() == [1, 0.5, 0, 0] and found.support.tolist() == [2, 2, 0, 1]
-    assert found.precision.tolist() == pytest.approx([2 / 3, 0.5, 0, 0])
-    assert found.f1.tolist() == pytest.approx([0.8, 0.5, 0, 0])
+    assert np.diagonal(found.shares).tolist() == [1, 0.5, 0, 0] and found.support.tolist() == [2, 2, 0, 1]
+    rows = [Judged(str(at), truth, said, 0.0, None) for at, (truth, said) in enumerate(pairs)]
+    by_class = _precision_and_f1(Predictions("classification", "test", {0: rows}), found.names)
+    assert np.array(by_class) == pytest.approx(np.array([[2 / 3, 0.8], [0.5, 0.5], [0, 0], [0, 0]]))
 
 
 def test_rare_classes_become_one():
@@ -65,9 +67,8 @@ def test_groups():
 def test_means_and_differences_over_seeds():
     first, second = np.array([[1, 0.0], [1, 1]]), np.array([[1, 1.0], [0, 1]])
     assert mean_and_std(first) == (0.75, pytest.approx(0.5**1.5)) and mean_and_std(first[:1]) == (0.5, None)
-    found = difference(first, second, [(0, 0), (1, 1)])
     # Seed 0 gains 0.5, seed 1 loses 0.5.
-    assert (found.first, found.second, found.difference) == (0.75, 0.75, 0) and found.std == pytest.approx(0.5**0.5)
+    assert difference(first, second, [(0, 0), (1, 1)]) == (0.75, 0.75, 0, pytest.approx(0.5**0.5))
 
 
 def test_mcnemars_exact_p():

@@ -299,7 +299,7 @@ def _group_table(found: Pairing, names: tuple[str, str], kind: str, by: str, gro
     columns += [Column("difference", "number", "{:+.2f}"), *([Column("±", "number", "{:.2f}")] if several else [])]
     rows = []
     for group in groups:
-        apart = dataclasses.astuple(difference(found.first[:, group.rows], found.second[:, group.rows], found.seeds))
+        apart = difference(found.first[:, group.rows], found.second[:, group.rows], found.seeds)
         figures = apart[: 4 if several else 3]
         rows.append((group.name, len(group.rows), *(None if value is None else times * value for value in figures)))
     about = f"{SCORES[kind]} of both" + (f" by {by[0].lower()}{by[1:]}" if by != "All rows" else "")

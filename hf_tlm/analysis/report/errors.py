@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.blocks import LARGE_TABLE, Column, Matrix, Table, Text, make_table, printable
@@ -37,21 +38,6 @@ class Confusion:
         """The predictions' shares of each true class, float [C, C]; 0 where a class has no rows."""
         return self.counts / np.maximum(1, self.support)[:, None]
 
-    @property
-    def recall(self) -> np.ndarray:
-        """The accuracy on each true class, float [C]."""
-        return np.diagonal(self.shares)
-
-    @property
-    def precision(self) -> np.ndarray:
-        """The precision of each class, float [C]; 0 for a class that was never predicted."""
-        return np.diagonal(self.counts) / np.maximum(1, self.counts.sum(axis=0))
-
-    @property
-    def f1(self) -> np.ndarray:
-        """The F1 of each class, float [C]; 0 for a class that is neither there nor predicted."""
-        return 2 * np.diagonal(self.counts) / np.maximum(1, self.counts.sum(axis=0) + self.support)
-
 
 def confusion(pairs: Iterable[tuple[str, str]], names: Sequence[str] = ()) -> Confusion:
     """Of (true class, predicted class) pairs.
@@ -59,18 +45,11 @@ def confusion(pairs: Iterable[tuple[str, str]], names: Sequence[str] = ()) -> Co
     Args:
         names: order of the classes; others follow by how frequent they are, then by name.
     """
-    counted = Counter(pairs)
-    frequency: Counter[str] = Counter()
-    for (truth, predicted), count in counted.items():
-        frequency[truth] += count
-        frequency[predicted] += 0
-    others = sorted(set(frequency) - set(names), key=lambda name: (-frequency[name], name))
+    truths, predicted = zip(*pairs, strict=True)
+    frequency = Counter(truths)
+    others = sorted({*truths, *predicted}.difference(names), key=lambda name: (-frequency[name], name))
     ordered = [*names, *others]
-    place = {name: at for at, name in enumerate(ordered)}
-    counts = np.zeros((len(ordered), len(ordered)), np.int64)
-    for (truth, predicted), count in counted.items():
-        counts[place[truth], place[predicted]] = count
-    return Confusion(ordered, counts)
+    return Confusion(ordered, confusion_matrix(truths, predicted, labels=ordered))
 
 
 def fewer_classes(found: Confusion, most: int = MOST_CLASSES) -> Confusion:
@@ -203,10 +182,10 @@ def about_errors(found: Predictions) -> list[Text]:
 
 
 def _precision_and_f1(found: Predictions, names: Sequence[str]) -> list[list[float]]:
-    """[classes, 2], means over the seeds."""
+    """[classes, 2], means over the seeds; 0 for a class that was never predicted."""
     each = []
     for rows in found.by_seed.values():
-        table = confusion([(row.gold, row.predicted) for row in rows], found.names)
-        place = {name: at for at, name in enumerate(table.names)}
-        each.append([[table.precision[place[name]], table.f1[place[name]]] for name in names])
-    return np.mean(each, axis=0).tolist()
+        golds, predicted = [row.gold for row in rows], [row.predicted for row in rows]
+        precision, _, f1, _ = precision_recall_fscore_support(golds, predicted, labels=names, zero_division=0.0)
+        each.append([precision, f1])
+    return np.mean(each, axis=0).T.tolist()

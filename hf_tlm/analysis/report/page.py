@@ -312,16 +312,11 @@ def _environment():
     import jinja2
     from markupsafe import Markup
 
-    folder = files("hf_tlm.analysis.report").joinpath("templates")
-
-    def source(name: str) -> str:
-        return folder.joinpath(name).read_text(encoding="utf-8")
-
     def finalize(value: Any) -> Any:
         return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(source),
+        loader=jinja2.PackageLoader("hf_tlm.analysis.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=finalize,
@@ -330,7 +325,8 @@ def _environment():
     )
     # The page's own style and script, which no data reach; a browser takes no others, by their hashes. Shares are classes,
     # as a style of an element's own would be another.
-    texts = {name: source(f"page.{name}") for name in ("css", "js")}
+    folder = files("hf_tlm.analysis.report").joinpath("templates")
+    texts = {name: folder.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     texts["css"] += "".join(f".s{share}{{--share:{share / 100:g}}}" for share in range(101)) + "\n"
     for name, text in texts.items():
         digest = b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

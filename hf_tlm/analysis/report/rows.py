@@ -108,20 +108,6 @@ class Group:
     rows: np.ndarray
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The difference of two runs on one group.
-
-    Both are means over their seeds, and the difference is second minus first; `std` is the sample standard deviation of that
-    difference over the seeds that both have (None for fewer than two).
-    """
-
-    first: float
-    second: float
-    difference: float
-    std: float | None
-
-
 def words_of(text: str) -> list[str]:
     """Lower-case words: runs of letters, digits and underscores."""
     return _WORD.findall(text.lower())
@@ -199,8 +185,12 @@ def mean_and_std(scores: np.ndarray) -> tuple[float, float | None]:
     return float(means.mean()), float(means.std(ddof=1)) if len(means) > 1 else None
 
 
-def difference(first: np.ndarray, second: np.ndarray, paired: Sequence[tuple[int, int]]) -> Difference:
-    """Two runs on the same rows.
+def difference(
+    first: np.ndarray, second: np.ndarray, paired: Sequence[tuple[int, int]]
+) -> tuple[float, float, float, float | None]:
+    """Two runs on the same rows: each one's mean over its seeds, second minus first, and how much that differs.
+
+    The last is the sample standard deviation over the seeds that both have, None for fewer than two.
 
     Args:
         first, second: float [seeds, n] each.
@@ -209,4 +199,4 @@ def difference(first: np.ndarray, second: np.ndarray, paired: Sequence[tuple[int
     means = first.mean(axis=1), second.mean(axis=1)
     apart = np.array([means[1][b] - means[0][a] for a, b in paired])
     a, b = float(means[0].mean()), float(means[1].mean())
-    return Difference(a, b, b - a, float(apart.std(ddof=1)) if len(apart) > 1 else None)
+    return a, b, b - a, float(apart.std(ddof=1)) if len(apart) > 1 else None
