@@ -19,8 +19,8 @@ from hf_tlm.utils.arrow_files import map_rows
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.seals import keep_sealed
 
-# What a folder with a tokenizer has some of.
-OF_TOKENIZERS = ("*token*", "vocab*", "*.model")
+# What a folder with a tokenizer has some of: what its words are in.
+OF_VOCABULARIES = ("*tokenizer.json", "vocab*", "*.model", "*.tiktoken")
 # What a trained one is saved in.
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -79,9 +79,12 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, **options)
     except Exception as error:  # The readers of damaged files raise many types, `tokenizers` plain Exceptions.
         place = Path(folder)
-        if place.is_dir() and not any(file for glob in OF_TOKENIZERS for file in place.glob(glob)):
+        if place.is_dir() and not any(file for glob in OF_VOCABULARIES for file in place.glob(glob)):
             # transformers would ask for sentencepiece.
-            raise TokenizerError(f"{name_or_path} holds neither a model nor a tokenizer. Give a folder with one.") from error
+            told = "holds neither a model nor a tokenizer. Give a folder with one."
+            if (place / "config.json").is_file():
+                told = "has no vocabulary: tokenizer.json is missing there. Copy the tokenizer's files beside config.json."
+            raise TokenizerError(f"{name_or_path} {told}") from error
         told = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
         raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {told}") from error
     if len(tokenizer) <= len(special := special_ids(tokenizer)):

@@ -104,7 +104,9 @@ class PublishArguments:
     revision: Annotated[str | None, _PUSHED] = option(None, "Branch to publish to; made if it is not there.")
     tag: Annotated[str | None, _PUSHED] = option(None, "Tag of what is published, for a release (v1).")
     license: Annotated[str | None, _PUSHED] = option(None, "Licence, for the card. Default: the card's, or none.")
-    language: Annotated[str | None, _PUSHED] = option(None, "Language, for the card. Default: the card's (en).")
+    language: Annotated[str | None, _PUSHED] = option(
+        None, "Language of the texts (en), for the card. Default: the card's, or none."
+    )
     dataset: Annotated[str | None, _PUSHED] = option(
         None, "model: repo id of the subset it was trained on, with @revision if known."
     )

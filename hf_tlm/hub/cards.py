@@ -105,7 +105,6 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
     peft = run["model"]["use_peft"]
     word, figure = seed_figure(run.get("seed_figure"))
     data = ModelCardData(
-        language="en",
         library_name="peft" if peft else "transformers",
         pipeline_tag=pipeline,
         tags=["hf_tlm", "finetuned"],
@@ -149,7 +148,6 @@ def onnx_card(record: Mapping[str, Any]) -> str:
     # A pipeline takes each word's likeliest tag, and a CRF the likeliest tags together.
     in_browser = record["kind"] in _PIPELINES and record["model_type"] in BODIES and not record.get("crf")
     data = ModelCardData(
-        language="en",
         library_name="transformers.js" if in_browser else None,
         pipeline_tag=pipeline,
         tags=["hf_tlm", "onnx"],
@@ -196,7 +194,6 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
     method = ((run["subset"] or {}).get("selection") or {}).get("method")
     dataset = _subset_on_the_hub(run["subset"])
     data = ModelCardData(
-        language="en",
         library_name="peft" if run["model"].get("use_peft") else "transformers",
         pipeline_tag="text-classification",
         tags=[
@@ -243,7 +240,6 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
     dataset = hub_dataset(corpus)
     results = _held_out_results(run, pipeline_tag)
     data = ModelCardData(
-        language="en",
         library_name="transformers",
         pipeline_tag=pipeline_tag,
         tags=["hf_tlm", objective, "pretraining", "trained-from-scratch" if base is None else "finetuned"],
@@ -283,7 +279,6 @@ def converted_card(
 
     method, name = ("COCO-LM", "coco_lm") if classes is None else ("TLM", "tlm")
     data = ModelCardData(
-        language="en",
         library_name="transformers",
         pipeline_tag="text-classification" if classes is not None else "fill-mask" if fills_masks else "feature-extraction",
         tags=["hf_tlm", name, "converted"],

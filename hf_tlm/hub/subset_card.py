@@ -22,7 +22,6 @@ def subset_card(
     config: str | None = None,
     data_files: str = "data/train-*.parquet",
     license: str | None = None,
-    language: str = "en",
 ) -> str:
     """The README.md of a subset.
 
@@ -45,7 +44,6 @@ def subset_card(
     data = DatasetCardData(
         pretty_name=title,
         license=license,
-        language=language,
         tags=["hf_tlm", "tlm", "retrieval", "random" if random else "bm25", *([method] if method else [])],
         task_categories=["fill-mask"],
         size_categories=[size_category(counts["union"])],

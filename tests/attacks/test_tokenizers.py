@@ -27,6 +27,13 @@ def empty(folder):
     folder.mkdir()
 
 
+def modernbert_alone(folder):
+    """Of this class transformers has no tokenizer of its own to fall back on."""
+    (folder / "tokenizer.json").unlink()
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "model_type": "modernbert"}))
+
+
 def changed(name, change):
     return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
@@ -118,6 +125,7 @@ FOLDERS = {
         changed("tokenizer_config.json", lambda data: b'{"tokenizer_class": "BertTokenizer", "pad_token": [1]}'),
         "Cannot load a tokenizer",
     ),
+    "a model of another class alone": (modernbert_alone, "tokenizer.json is missing"),
     "nothing": (empty, "holds neither a model nor a tokenizer"),
 }
 

@@ -299,7 +299,7 @@ def test_every_card_says_what_a_reader_asks_for(name):
     card = CARDS[name]()
     parsed = (DatasetCard if name.startswith("subset") else ModelCard)(card)
     data = parsed.data.to_dict()
-    assert data["language"] == "en" and "license" not in data and "hf_tlm" in data["tags"]
+    assert not {"language", "license"} & set(data) and "hf_tlm" in data["tags"]  # Nobody has said either.
     sections = [line.removeprefix("## ") for line in card.splitlines() if line.startswith("## ")]
     limits = "Training data, procedure and limits" if name.startswith("converted") else "Limits"
     assert {limits, "Licence", "Citation"} <= set(sections) and card.count("```") % 2 == 0
@@ -405,7 +405,7 @@ def test_published(name="tlm_mlm"):
     assert "`mit` for this repository" in chosen and "No licence was chosen" not in chosen
     assert "datasets/me/passages/tree/abc) at revision `abc`." in chosen and "not recorded" not in chosen
     before, after = (yaml.safe_load(text.split("---")[1]) for text in (card, chosen))
-    assert {name: after[name] for name in before} == {**before, "language": "de"}
+    assert {name: after[name] for name in before} == before and after["language"] == "de"
     assert published_card(chosen, "me/model", license="mit", language="de", dataset="me/passages@abc") == chosen
 
 

@@ -73,8 +73,8 @@ class TestAlone:
 
 class TestNamed:
     def test_round_trip(self, hub, subset, other):
-        subset.push_to_hub("alice/passages", config="small", license="mit")
-        pushed = other.push_to_hub("alice/passages", config="large", license="mit", tag="v1")
+        subset.push_to_hub("alice/passages", config="small", license="mit", language="en")
+        pushed = other.push_to_hub("alice/passages", config="large", license="mit", language="en", tag="v1")
         assert set(pushed.pushed) == {
             "README.md", "large/README.md", "large/manifest.json", "large/report.md", "large/train-00000-of-00001.parquet"
         }  # fmt: skip

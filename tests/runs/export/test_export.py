@@ -377,6 +377,16 @@ def test_nan_is_refused(run, graph, texts, tmp_path, monkeypatch):
         export_onnx(str(run), tmp_path / "out", data=texts)
 
 
+def test_values_of_a_regression_agree_as_far_as_float32_holds_them():
+    """Of a house's price the last digit of float32 is more than 1e-4 is."""
+    prices, rounded = (np.array([[250_000.0], [3.0]], dtype=np.float32) for _ in range(2))
+    rounded[0] = np.nextafter(rounded[0], np.inf)
+    assert module._agreeing(rounded, prices, "regression") == pytest.approx(1 / 64)
+    for kind, found in (("classification", rounded), ("regression", prices * 1.0001)):
+        with pytest.raises(ModelError, match="computes something else"):
+            module._agreeing(found, prices, kind)
+
+
 def test_texts_too_short_for_a_mask(tokenizer):
     assert masked_rows(["the gene binds it"], tokenizer, 32).num_rows == 1
     with pytest.raises(ArgumentsError, match="none has 4 tokens"):
