@@ -23,6 +23,7 @@ from hf_tlm.runs import ExportArguments
 from hf_tlm.runs.export.arguments import without_texts
 from hf_tlm.runs.prediction.arguments import check_models
 from hf_tlm.tasks import TaskArguments
+from hf_tlm.tasks.arguments import text_columns
 from hf_tlm.utils.options import option
 
 
@@ -43,10 +44,11 @@ def main() -> None:
     if int(os.environ.get("RANK", "0")) > 0:
         return  # One process has nothing to share with others that `accelerate launch` started.
     check_models(args.model_name_or_path)
+    columns = text_columns(task_args.text_column, task_args.text_pair_column) if args.data is not None else None
+    of_data = ("text_column", "text_pair_column") if args.data is not None else ()
     given = [name for name, value in vars(task_args).items() if value != getattr(CheckArguments(), name)]
-    if task_args.task is None and given:
-        columns = "" if args.data is None else "; columns of --data have the names that they had in training"
-        raise HfTlmError(f"--{given[0]} has no effect without --task. Leave it out{columns}.")
+    if task_args.task is None and (idle := [name for name in given if name not in of_data]):
+        raise HfTlmError(f"--{idle[0]} has no effect without --task. Leave it out.")
 
     # 2. The task: the one given, or that of the run.
     task = None if task_args.task is None else task_args.load()
@@ -63,7 +65,7 @@ def main() -> None:
         print(f"task        {place}, as the run was trained on it")
 
     # 3. Export, and check.
-    exported = runs.export_onnx(args.model_name_or_path, args.output_dir, task=task, **args.options())
+    exported = runs.export_onnx(args.model_name_or_path, args.output_dir, task=task, text_columns=columns, **args.options())
 
     # 4. What came of it.
     checked = exported.record["checked_on"]

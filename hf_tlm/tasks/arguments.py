@@ -9,6 +9,13 @@ from hf_tlm.tasks.spec import KINDS, METRICS, Task, TaskError
 from hf_tlm.utils.options import check_ranges, option
 
 
+def text_columns(text_column: str | None, text_pair_column: str | None) -> tuple[str, ...] | None:
+    """The columns of the texts as two options have them; None where neither is given."""
+    if text_column is text_pair_column is None:
+        return None
+    return tuple(column for column in (text_column or "text", text_pair_column) if column is not None)
+
+
 @dataclass
 class TaskArguments:
     """The labelled task."""
@@ -75,13 +82,10 @@ class TaskArguments:
         pairs = [pair.partition("=") for pair in self.columns or []]
         if wrong := ["".join(pair) for pair in pairs if not all(pair)]:
             raise TaskError(f"--columns takes role=column pairs, as in context=article; received {', '.join(wrong)}.")
-        texts = None
-        if self.text_column is not None or self.text_pair_column is not None:
-            texts = tuple(c for c in (self.text_column or "text", self.text_pair_column) if c is not None)
         return load_task(
             self.task,
             kind=self.task_kind,
-            text_columns=texts,
+            text_columns=text_columns(self.text_column, self.text_pair_column),
             label_column=self.label_column,
             label_names=self.label_names,
             columns={role: column for role, _, column in pairs} or None,

@@ -63,10 +63,7 @@ def test_export_and_predict(tmp_path, tokenizer):
     ("arguments", "words"),
     [
         (["export", *HERE, "--text_column", "body"], "--text_column has no effect without --task"),
-        (
-            ["export", *HERE, "--data", __file__, "--text_column", "body"],
-            "columns of --data have the names that they had in",
-        ),
+        (["export", *HERE, "--data", __file__, "--label_column", "body"], "--label_column has no effect without --task"),
         (["export", *HERE], "int8: checked on texts. . is no folder of a run, which would name its task. Give --task"),
         (["export"], "No model 'no/such/place': expected a folder of a finished run, or a name on the Hub"),
         (["export", "--opset", "9"], "expected a whole number from 18 to 23; received 9"),

@@ -49,8 +49,8 @@ class ExportArguments:
     )
     data: str | None = option(
         None,
-        "Instead of --task: file (or Hub dataset) of texts in the columns of the model's task, without labels. "
-        "How many predictions stay as they are is measured then, of the first 10,000 rows.",
+        "Instead of --task: file (or Hub dataset) of texts without labels, in the columns of the model's task or in "
+        "--text_column. How many predictions stay as they are is measured then, of the first 10,000 rows.",
     )
     max_drop: float = option(0.5, "Points of the task's metric that int8 and fp16 may lose; one that loses more is refused.")
     per_channel: bool = option(True, "int8: a scale for every output of a matrix; false: one for the whole matrix.")

@@ -33,7 +33,7 @@ from hf_tlm.runs.export.page import check_page, fill_page, read_runtime
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.finetuning.crf import CRF_FILE
 from hf_tlm.runs.finetuning.features import EvaluationSet, feature_lengths
-from hf_tlm.runs.prediction.source import Source, find_source
+from hf_tlm.runs.prediction.source import Source, find_source, with_text_columns
 from hf_tlm.runs.price import onnx_memory, onnx_price
 from hf_tlm.runs.records import SAVED_FILE
 from hf_tlm.tasks import Task, unlabelled_chunks
@@ -92,6 +92,7 @@ def export_onnx(
     *,
     task: Task | None = None,
     data: str | None = None,
+    text_columns: str | Sequence[str] | None = None,
     dtypes: Sequence[str] = ("fp32", "int8"),
     max_drop: float = 0.5,
     per_channel: bool = True,
@@ -125,6 +126,7 @@ def export_onnx(
             logits within 1e-4, and the metric of the others is measured. A masked LM predicts every seventh token instead.
         data: instead, texts without labels, see `unlabelled_chunks`: the share of predictions that stay the same is
             measured. Without either there is float32 alone, checked on random tokens.
+        text_columns: of `data`, where they are called otherwise than in training.
         dtypes: fp32, int8, fp16.
         max_drop: points, hundredths of the metric, that int8 and fp16 may lose.
         per_channel, keep_float: see `hf_tlm.models.onnx_graph.quantized`.
@@ -139,7 +141,8 @@ def export_onnx(
             average, or no tokenizer in common.
         ArgumentsError: a number is out of range; options do not go together; something else than an export is in
             `output_dir`, or it is in the folder of the model; see `check_page`, `read_runtime`.
-        TaskError: see `unlabelled_chunks`; the task is of another kind than the model, or of other classes.
+        TaskError: see `unlabelled_chunks` and `with_text_columns`; the task is of another kind than the model, or of other
+            classes.
     """
     if task is not None:
         check_task(task)
@@ -151,6 +154,8 @@ def export_onnx(
         raise ArgumentsError("Give a task, whose labels tell what int8 loses, or data without labels; received both.")
     if reduced and task is None and data is None:
         raise without_texts(reduced)
+    if text_columns is not None and data is None:
+        raise ArgumentsError("text_columns are of data, which was not given. Leave them out.")
     if "int8" not in dtypes and (keep_float or not per_channel):
         raise ArgumentsError("per_channel and keep_float are of int8, which is not among the dtypes. Leave them out.")
     if others := [part for part in keep_float if part not in PARTS]:
@@ -169,7 +174,7 @@ def export_onnx(
             apart: list[str | os.PathLike] = [*names, *(source.folder for source in sources), output]
             check_page(about, dtypes, page, page_texts, apart, page_model)
             runtime = read_runtime(page_runtime)
-        check = _check_of(model, task, data, batch_size)
+        check = _check_of(model, task, data, text_columns, batch_size)
         choices = model.source.spec.kind == "multiple_choice"
         check_size(model.members)
         graphs = [
@@ -325,7 +330,9 @@ class _TextCheck:
         return {"max_difference": apart, "score": score, "drop": drop, "changed": changed}
 
 
-def _check_of(model: Exportable, task: Task | None, data: str | None, batch_size: int) -> _RandomCheck | _TextCheck:
+def _check_of(
+    model: Exportable, task: Task | None, data: str | None, text_columns: str | Sequence[str] | None, batch_size: int
+) -> _RandomCheck | _TextCheck:
     spec = model.source.spec
     if task is None and data is None:
         return _RandomCheck(model)
@@ -343,6 +350,7 @@ def _check_of(model: Exportable, task: Task | None, data: str | None, batch_size
         assert data is not None
         if spec.kind == "regression":
             raise ArgumentsError("What int8 changes in numbers is measured against labels: give --task instead of --data.")
+        spec = spec if text_columns is None else with_text_columns(spec, text_columns)
         rows, what = next(unlabelled_chunks(data, spec, chunk=CHECKED_ROWS)).rows, Path(data).name
     if model.kind is fill_mask:
         rows = fill_mask.masked_rows(spread_texts(rows), model.tokenizer, model.args.max_length)

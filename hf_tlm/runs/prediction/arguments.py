@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from hf_tlm.errors import ArgumentsError, ModelError
 from hf_tlm.hub.repo_id import find_repo
+from hf_tlm.tasks.arguments import text_columns
 from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, option
 
 # What predictions do not depend on, but for rounding: the machine's.
@@ -107,9 +108,7 @@ class PredictorArguments:
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `hf_tlm.runs.predict`."""
-        texts = None
-        if self.text_column is not None or self.text_pair_column is not None:
-            texts = [column for column in (self.text_column or "text", self.text_pair_column) if column is not None]
+        texts = text_columns(self.text_column, self.text_pair_column)
         own = ("predict_format", "separator", "max_length", "drop_bad_rows", "trust_remote_code", "backend", "onnx_dtype")
         names = (*own, "num_threads", *MACHINE)
         return {"text_columns": texts, **{name: getattr(self, name) for name in names}}

@@ -105,13 +105,22 @@ def find_source(
     else:
         spec, label_names, arguments = _of_checkpoint(folder, model_name_or_path, trust_remote_code)
     if text_columns is not None:
-        if spec.kind not in ("classification", "regression"):
-            raise TaskError(f"text_columns are of classification and regression; {model_name_or_path} is for {spec.kind}.")
-        texts = (text_columns,) if isinstance(text_columns, str) else tuple(text_columns)
-        spec = dataclasses.replace(spec, text_columns=texts, other_text_columns=())
+        spec = with_text_columns(spec, text_columns)
     if max_length is not None:
         arguments = {**arguments, "max_length": max_length}
     return Source(folder, spec, tuple(label_names), arguments, prompted, stock and not prompted, fills_masks, linear)
+
+
+def with_text_columns(spec: TaskSpec, text_columns: str | Sequence[str]) -> TaskSpec:
+    """The task of texts in columns of other names.
+
+    Raises:
+        TaskError: it is of another kind.
+    """
+    if spec.kind not in ("classification", "regression"):
+        raise TaskError(f"text_columns are of classification and regression; {spec.name} is a task of {spec.kind}.")
+    texts = (text_columns,) if isinstance(text_columns, str) else tuple(text_columns)
+    return dataclasses.replace(spec, text_columns=texts, other_text_columns=())
 
 
 def _best_split(folder: Path) -> Path | None:

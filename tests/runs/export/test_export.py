@@ -25,6 +25,7 @@ from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel
 from hf_tlm.runs import export_onnx, predict
 from hf_tlm.runs.export import export as module
 from hf_tlm.runs.export.fill_mask import masked_rows
+from hf_tlm.tasks import TaskError
 from hf_tlm.training import ArgumentsError
 from hf_tlm.utils.seals import SealError
 from support.tiny_checkpoints import files, pretrained
@@ -190,6 +191,16 @@ def test_a_page_by_the_command(run, graph, texts, tmp_path, runtime, recipe):
     made = files(tmp_path / "page")
     assert made["vendor/transformers.web.min.js"] == b"transformers.web.min.js"
     assert made["model/onnx/model_quantized.onnx"] == files(tmp_path / "out")["onnx/model_quantized.onnx"]
+
+
+def test_texts_in_a_column_of_another_name(run, graph, tmp_path, recipe):
+    Dataset.from_list([{"body": row["text"]} for row in make_task().test]).to_csv(tmp_path / "new.csv")
+    arguments = ["export", "--model_name_or_path", run, "--output_dir", tmp_path / "out", "--data", tmp_path / "new.csv"]
+    assert "new.csv (" in recipe(*arguments, "--text_column", "body", "--max_drop", 100)
+    with pytest.raises(TaskError, match="text"):
+        export_onnx(str(run), tmp_path / "other", data=str(tmp_path / "new.csv"))
+    with pytest.raises(ArgumentsError, match="text_columns are of data, which was not given"):
+        export_onnx(str(run), tmp_path / "other", text_columns="body", dtypes=["fp32"])
 
 
 def test_half_precision(run, graph, texts, tmp_path):
