@@ -13,6 +13,10 @@ _CORRUPTING = (
 )
 
 
+# Of every objective that chooses tokens, and not spans of them.
+_CHOOSING = ("mlm_probability_end", "whole_word_mask")
+
+
 @dataclass(frozen=True)
 class ObjectiveSpec:
     """A language-modelling objective, as `--objective` names it.
@@ -52,14 +56,16 @@ class ObjectiveSpec:
 
 
 OBJECTIVES = {
-    "mlm": ObjectiveSpec("MLM", "Masked language model"),
+    "mlm": ObjectiveSpec("MLM", "Masked language model", options=_CHOOSING),
     "span": ObjectiveSpec("Span MLM", "Span-masked language model", ("spanbert",), masks_spans=True),
-    "electra": ObjectiveSpec("ELECTRA", "ELECTRA", ("electra",), (*_CORRUPTING, "share_embedding_norm"), corrupts=True),
+    "electra": ObjectiveSpec(
+        "ELECTRA", "ELECTRA", ("electra",), (*_CHOOSING, *_CORRUPTING, "share_embedding_norm"), corrupts=True
+    ),
     "ale": ObjectiveSpec(
         "ALE",
         "ALE",
         ("electra", "ale"),
-        (*_CORRUPTING, "share_embedding_norm"),
+        (*_CHOOSING, *_CORRUPTING, "share_embedding_norm"),
         corrupts=True,
         encoders=("albert",),
         encoder_advice=("ELECTRA on an ALBERT body", "ale_small"),
@@ -69,6 +75,7 @@ OBJECTIVES = {
         "COCO-LM",
         ("coco_lm",),
         (
+            *_CHOOSING,
             *_CORRUPTING,
             "clm",
             "rtd_head",

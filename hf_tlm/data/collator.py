@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.data.masking import Cropper, mask_tokens, single, uniforms
+from hf_tlm.data.masking import Cropper, chances, mask_tokens, single, uniforms, word_continuations, word_starts
 from hf_tlm.data.packing import Layout
 from hf_tlm.data.tokenization import check_tokenizer, special_ids
 from hf_tlm.errors import HfTlmError
@@ -48,6 +48,9 @@ class TlmCollator:
             `uniforms`, float32 [R, S], are the random numbers in [0, 1) that replacements are drawn with
             (`hf_tlm.models.GeneratorDiscriminator`).
         spans: spans of tokens are chosen, not single ones (`hf_tlm.data.masking.choose_spans`).
+        whole_words: the tokens of a word are chosen together (`hf_tlm.data.masking.word_continuations`).
+        thinning: `chances`, float32 [R, S], are in a masked batch too: tokens whose are below a smaller share would have
+            been chosen at that share (`thinned`).
         mask_special: special tokens are chosen like any other (RoBERTa's way; COCO-LM, appendix D).
         crop_fraction: a masked batch has rows of the texts cropped to this share too (`hf_tlm.data.masking.Cropper`), the
             same names with `crop_` before them; texts are in the same order, packed where the others are. None: it has none.
@@ -66,6 +69,8 @@ class TlmCollator:
     eval_row_length: int | None = None
     replacing: bool = False
     spans: bool = False
+    whole_words: bool = False
+    thinning: bool = False
     mask_special: bool = False
     crop_fraction: float | None = None
     special: np.ndarray = field(init=False, repr=False)
@@ -76,6 +81,7 @@ class TlmCollator:
             raise HfTlmError(f"mlm_probability: expected a number from 0 to below 1; received {self.mlm_probability}.")
         self.special = np.zeros(len(self.tokenizer), dtype=bool)
         self.special[special_ids(self.tokenizer)] = True
+        self._continues = word_continuations(self.tokenizer) if self.whole_words else None
         self._crop = None if self.crop_fraction is None else Cropper(self.tokenizer, self.crop_fraction, self.seed)
 
     def __call__(self, texts: list[dict]) -> dict[str, torch.Tensor]:
@@ -108,9 +114,13 @@ class TlmCollator:
         masking = self.mlm_probability > 0 and training
         if masking:
             draws = np.array([text["draw"] for text in texts], dtype=np.int64)[layout.text_of]
+            special = self.special[input_ids]
+            starts = None
+            if self._continues is not None:
+                starts = word_starts(self._continues[input_ids], ~special, layout.positions)
             input_ids, mlm_labels = mask_tokens(
                 input_ids,
-                ~self.special[input_ids] | self.mask_special,
+                ~special | self.mask_special,
                 draws,
                 layout.positions,
                 seed=self.seed,
@@ -120,10 +130,14 @@ class TlmCollator:
                 mask_share=1.0 if self.replacing else 0.8,
                 random_share=0.0 if self.replacing else 0.1,
                 spans=self.spans,
+                starts=starts,
             )
         batch |= layout.rows(input_ids, types, self.tokenizer.pad_token_id)
         if masking:
             batch["mlm_labels"] = layout.table(mlm_labels, -100)
+            if self.thinning:
+                found = single(chances(self.seed, draws, layout.positions, starts))
+                batch["chances"] = layout.table(found, 1, np.float32)
             if self.replacing:
                 numbers = single(uniforms(self.seed, draws, layout.positions, stream=3))
                 batch["uniforms"] = layout.table(numbers, 0, np.float32)
@@ -132,6 +146,17 @@ class TlmCollator:
                 rows = cropped.rows(input_ids, types, self.tokenizer.pad_token_id)
                 batch |= {f"crop_{name}": values for name, values in rows.items()}
         return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+
+def thinned(batch: dict[str, torch.Tensor], mlm_probability: float) -> dict[str, torch.Tensor]:
+    """A masked batch as it would be at a smaller share, without its `chances`: the other tokens are as they were."""
+    kept = batch["chances"] < mlm_probability
+    labels = batch["mlm_labels"]
+    changed = {
+        "input_ids": torch.where(kept | (labels == -100), batch["input_ids"], labels),
+        "mlm_labels": labels.masked_fill(~kept, -100),
+    }
+    return {name: changed.get(name, values) for name, values in batch.items() if name != "chances"}
 
 
 def class_labels(values: Sequence[Any]) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.data.tokenization import TokenizerError
+from hf_tlm.data.tokenization import TokenizerError, special_ids
 from hf_tlm.errors import HfTlmError
 
 # P(l > k), k = 0, ..., 9, of the length l of a span: P(l) is proportional to 0.2 * 0.8 ** (l - 1) up to 10; 3.8 on average.
@@ -83,6 +83,48 @@ def _begin_probability(mlm_probability: float) -> float:
     return high
 
 
+def chances(seed: int, draws: np.ndarray, positions: np.ndarray, starts: np.ndarray | None) -> np.ndarray:
+    """The uniforms that choose tokens, float64 [T]: those are chosen whose are below `mlm_probability`."""
+    return uniforms(seed, draws, positions if starts is None else starts, stream=0)
+
+
+def word_continuations(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Which tokens go on with the word of the token before them, bool [V].
+
+    WordPiece marks them. The tokens of other vocabularies are marked where a blank was before them, so that a word has the
+    punctuation that follows it.
+
+    Raises:
+        TokenizerError: the tokens do not tell.
+    """
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+    blank = next((mark for mark in ("\u0120", "\u2581") if any(token.startswith(mark) for token in tokens)), None)
+    if type(model).__name__ == "WordPiece":
+        found = [token.startswith(model.continuing_subword_prefix) for token in tokens]
+    elif blank is not None:
+        found = [not token.startswith((blank, "\u010a")) for token in tokens]  # The latter is a new line.
+    else:
+        raise TokenizerError(
+            f"whole_word_mask needs tokens that tell where words begin, and those of this {type(tokenizer).__name__} do "
+            "not. Leave it out, or use a WordPiece tokenizer (BERT), a byte-level one (RoBERTa) or SentencePiece (ALBERT)."
+        )
+    continues = np.array(found)
+    continues[special_ids(tokenizer)] = False
+    return continues
+
+
+def word_starts(continues: np.ndarray, maskable: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The position in its text of the first token of every token's word, int64 [T].
+
+    Args:
+        continues: bool [T], see `word_continuations`. A text, and what follows a special token, begins a word.
+        maskable, positions: see `mask_tokens`; one text after the other.
+    """
+    begins = ~continues | (positions == 0) | ~np.roll(maskable, 1)
+    return positions[np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))]
+
+
 def mask_tokens(
     input_ids: np.ndarray,
     maskable: np.ndarray,
@@ -96,6 +138,7 @@ def mask_tokens(
     mask_share: float = 0.8,
     random_share: float = 0.1,
     spans: bool = False,
+    starts: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose tokens for masked language modelling, and corrupt them.
 
@@ -107,6 +150,7 @@ def mask_tokens(
         input_ids: int64 [T], the tokens of any number of texts, in any order; with `spans` one text after the other.
         maskable: bool [T], False at special tokens.
         draws, positions: int64 [T], see `uniforms`.
+        starts: of `word_starts`, so that the tokens of a word are chosen together; what becomes of them is decided for each.
 
     Returns:
         (corrupted ids int64 [T], labels int64 [T] with the original id at chosen tokens and -100 elsewhere).
@@ -117,7 +161,7 @@ def mask_tokens(
         begins = covered & ~(np.roll(covered, 1) & (positions > 0))
         decided_at = np.maximum.accumulate(np.where(begins, np.arange(len(covered)), 0))
     else:
-        covered = (uniforms(seed, draws, positions, stream=0) < mlm_probability) & maskable
+        covered = (chances(seed, draws, positions, starts) < mlm_probability) & maskable
         decided_at = np.arange(len(covered))
     chosen = np.flatnonzero(covered)
     labels, corrupted = np.full_like(input_ids, -100), input_ids.copy()

@@ -10,8 +10,9 @@ from hf_tlm.objective_specs import OBJECTIVES, takers
 
 DEFAULT_MAX_STEPS = 10_000
 OF_STAGE_1 = (
-    "rho1 rho2 loss_normalization mlm_probability corpus_max_length total_batch_size total_batch_tokens max_steps "
-    "num_train_epochs max_flops max_tokens max_hours learning_rate weight_decay layerwise_lr_decay warmup_steps"
+    "rho1 rho2 loss_normalization mlm_probability mlm_probability_end corpus_max_length total_batch_size "
+    "total_batch_tokens max_steps num_train_epochs max_flops max_tokens max_hours learning_rate weight_decay "
+    "layerwise_lr_decay warmup_steps"
 ).split()
 
 

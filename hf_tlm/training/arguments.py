@@ -186,8 +186,9 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
             self.stage2_total_batch_size, self.per_device_train_batch_size, fitting=True, name="stage2_total_batch_size"
         )
         args.rho1, args.rho2, args.class_balance = 0, self.stage2_rho2, self.stage2_class_balance
-        if args.rho2 == 0:
-            args.mlm_probability = 0.0
+        # It goes on where stage 1 has ended, if masked texts are learned at all.
+        args.mlm_probability = 0.0 if args.rho2 == 0 else args.mlm_probability_end or args.mlm_probability
+        args.mlm_probability_end = None
         args.eval_strategy = args.save_strategy = "steps"
         args.eval_steps = args.save_steps = self.stage2_eval_steps
         args.load_best_model_at_end = True

@@ -82,6 +82,10 @@ class RunArguments(PublishedArguments):
         0.9, "cocolm with scl: how much of a text its second view keeps, in (0, 1]."
     )
     mlm_probability: float = option(0.15, "Share of tokens chosen for prediction.")
+    mlm_probability_end: float | None = option(
+        None, "Share at the end of training (TLM: of stage 1), which mlm_probability nears step by step. Default: it stays."
+    )
+    whole_word_mask: bool = option(False, "Choose the tokens of a word together, not each for itself.")
     max_length: int = option(128, "Longest text in tokens: longer ones are truncated. In pretraining the length of a block.")
     total_batch_size: int | None = option(
         None, "Texts per optimizer step over all processes; sets gradient_accumulation_steps."

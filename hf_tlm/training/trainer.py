@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.data.collator import TlmCollator
+from hf_tlm.data.collator import TlmCollator, thinned
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
 from hf_tlm.data.packing import leading_texts, twice
 from hf_tlm.data.streaming import ShardStream, StreamedBlocks
@@ -58,8 +58,10 @@ class TlmTrainer(SampledTrainer):
 
     The only changes: task and corpus batches take turns (`InterleavedBatchSampler`); `compute_loss` applies the
     objective of the batch's stream, normalised over the whole optimizer step (`get_batch_samples` counts what each mean
-    is over, on all processes); `log` adds the objectives' named terms and the cost. A loss that is not finite ends the run,
-    checkpoints are sealed and SIGTERM saves (`ResumableTrainer`); evaluation, schedules and distribution are the Trainer's.
+    is over, on all processes); with `mlm_probability_end` it leaves as many tokens masked as the step's share is, and
+    `_prepare_inputs` in evaluation; `log` adds the objectives' named terms and the cost. A loss that is not finite ends
+    the run, checkpoints are sealed and SIGTERM saves (`ResumableTrainer`); evaluation, schedules and distribution are the
+    Trainer's.
 
     Args:
         model: a `TlmModel`, or for objectives with replaced tokens a `GeneratorDiscriminator`.
@@ -115,12 +117,14 @@ class TlmTrainer(SampledTrainer):
             processing_class=processing_class,
             data_collator=TlmCollator(
                 processing_class,
-                mlm_probability=args.mlm_probability,
+                mlm_probability=max(args.mlm_probability, args.mlm_probability_end or 0.0),
                 seed=args.seed,
                 row_length=args.row_length if args.layout == "pack" else None,
                 eval_row_length=args.row_length if args.layout != "none" else None,
                 replacing=spec.corrupts,
                 spans=spec.masks_spans,
+                whole_words=args.whole_word_mask,
+                thinning=args.mlm_probability_end is not None,
                 mask_special=spec.mask_special,
                 crop_fraction=args.crop_fraction if spec.contrasts and (args.scl or args.scl_cosines) else None,
             ),
@@ -249,6 +253,8 @@ class TlmTrainer(SampledTrainer):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not batches:
             return batches, None
+        if self.args.mlm_probability_end is not None:
+            batches = [thinned(batch, self._mlm_probability) for batch in batches]
         objective = self.objectives[_stream_of(batches[0])]
         counts: dict[str, torch.Tensor] = {}
         for batch in batches:
@@ -263,6 +269,20 @@ class TlmTrainer(SampledTrainer):
         self._micro_batches = len(batches)
         self.watch.begin(_stream_of(batches[0]), batches)
         return batches, dict(zip(counts, totals, strict=True))
+
+    @property
+    def _mlm_probability(self) -> float:
+        """The share of tokens that the next step chooses."""
+        first, last = self.args.mlm_probability, self.args.mlm_probability_end
+        if last is None:
+            return first
+        progress = self.state.global_step / self.state.max_steps if self.clock.limit is None else self.clock.progress
+        return first + (last - first) * min(1.0, progress)
+
+    def _prepare_inputs(self, inputs):
+        """The Trainer's; passages are evaluated at the share of masked tokens that training ends with."""
+        inputs, last = super()._prepare_inputs(inputs), self.args.mlm_probability_end
+        return inputs if last is None or "chances" not in inputs else thinned(inputs, last)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         stream, measured = _stream_of(inputs), self._flops_per_token
@@ -356,6 +376,8 @@ class TlmTrainer(SampledTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs |= self._terms.read(self.accelerator)
+            if self.args.mlm_probability_end is not None:
+                logs["mlm_probability"] = self._mlm_probability
         if "loss" in logs or "train_loss" in logs:
             cost = self.cost()
             logs |= {name: value for name, value in cost.to_dict().items() if name != "steps"}

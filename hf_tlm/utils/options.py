@@ -124,7 +124,7 @@ RANGES: dict[str, Range] = {
     "max_grad_norm": Range(0, math.inf),
     "total_batch_tokens": Range(1, 2**26, whole=True),
     "max_logits": Range(1, 2**40, whole=True),
-    **_each("mlm_probability teacher_share", Range(0, 1, above=True, below=True)),
+    **_each("mlm_probability mlm_probability_end teacher_share", Range(0, 1, above=True, below=True)),
     "teacher_passages": Range(0, COUNT, whole=True),
     "teacher_candidates": _COUNT,
     "teacher_rounds": Range(1, 100, whole=True),

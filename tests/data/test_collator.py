@@ -105,6 +105,17 @@ def test_every_token_that_is_called_special_stays(tokenizer):
     assert (batch["mlm_labels"][0] != -100).tolist() == [False, False, True, False, False]
 
 
+@pytest.mark.parametrize("options", [{}, {"replacing": True}, {"whole_words": True, "row_length": 12}])
+def test_a_batch_at_a_smaller_share(tokenizer, options):
+    texts = [row for draw in range(40) for row in rows(tokenizer, "the gene binds the unseen cell", draw=draw)]
+    many = TlmCollator(tokenizer, mlm_probability=0.6, thinning=True, **options)(texts)
+    few = TlmCollator(tokenizer, mlm_probability=0.2, **options)(texts)
+    assert set(many) - set(few) == {"chances"} and not torch.equal(many["mlm_labels"], few["mlm_labels"])
+    made = collator.thinned(many, 0.2)
+    assert made.keys() == few.keys() and all(torch.equal(made[name], few[name]) for name in few)
+    assert torch.equal(collator.thinned(many, 0.6)["input_ids"], many["input_ids"])
+
+
 def test_numbers_of_replacements_stay_below_1(tokenizer, monkeypatch):
     monkeypatch.setattr(collator, "uniforms", lambda seed, draws, positions, stream: np.full(len(draws), 1 - 2.0**-53))
     texts = rows(tokenizer, "the gene binds the cell", draw=0)

@@ -1,6 +1,11 @@
 import numpy as np
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
-from hf_tlm.data.masking import choose_spans, mask_tokens, uniforms
+from hf_tlm.data import TlmCollator, TokenizerError
+from hf_tlm.data.masking import choose_spans, mask_tokens, uniforms, word_continuations, word_starts
+from support.kind_toys import TOKENIZERS
 
 MASK, V = 4, 1000
 
@@ -134,3 +139,57 @@ def test_a_text_has_the_same_spans_in_every_batch():
     for i in range(8):
         alone, _ = corrupt(ids[i : i + 1, :], draws[i : i + 1], spans=True)
         assert (alone[0] == whole[i]).all()
+
+
+SENTENCES = ("the unseen gene rebinds, 42 cells", "acid", "unbelievably binding co-receptors")
+
+
+def words_of(tokenizer, ids):
+    """Which word each token is of, told from what the tokens are decoded to, special tokens words of their own."""
+    words, texts = [], [tokenizer.convert_ids_to_tokens(int(token)) for token in ids]
+    for place, text in enumerate(texts):
+        special = ids[place] in tokenizer.all_special_ids or (place and ids[place - 1] in tokenizer.all_special_ids)
+        goes_on = text.startswith("##") if "##e" in tokenizer.get_vocab() else text[0] not in "\u0120\u2581"
+        words.append(words[-1] if goes_on and not special else place)
+    return words
+
+
+@pytest.mark.parametrize(("name", "kind"), [("bert", "WordPiece"), ("modernbert", "BPE"), ("xlnet", "Unigram")])
+def test_the_tokens_of_a_word_are_chosen_together(name, kind):
+    tokenizer, several = TOKENIZERS[name](), 0
+    assert type(tokenizer.backend_tokenizer.model).__name__ == kind
+    texts = [{"input_ids": tokenizer(text)["input_ids"]} for text in SENTENCES]
+    visits = [{**text, "draw": 3 * visit + place} for visit in range(700) for place, text in enumerate(texts)]
+    collate = TlmCollator(tokenizer, mlm_probability=0.2, whole_words=True)
+    chosen = (collate(visits)["mlm_labels"] != -100).numpy()
+    for place, text in enumerate(texts):
+        words = words_of(tokenizer, text["input_ids"])
+        several += len(words) - len(set(words))
+        here = chosen[place::3, : len(words)]
+        for token, word in enumerate(words):
+            assert (here[:, token] == here[:, word]).all()
+        inner = [token for token, one in enumerate(text["input_ids"]) if one not in tokenizer.all_special_ids]
+        assert abs(here[:, inner].mean(axis=0) - 0.2).max() < 0.06
+        heads = sorted({words[token] for token in inner})
+        if len(heads) > 2:  # Words are chosen each for itself.
+            assert abs(np.corrcoef(here[:, heads].T)[np.triu_indices(len(heads), 1)]).max() < 0.15
+    assert several >= 5
+    alone = collate(visits[7:8])["mlm_labels"][0].numpy()
+    assert ((alone != -100) == chosen[7, : len(alone)]).all()
+
+
+def test_where_words_begin():
+    continues = np.array([False, False, True, True, True, False, True, True, True])
+    maskable = np.array([False, True, True, True, True, False, True, True, True])
+    positions = np.array([0, 1, 2, 3, 4, 5, 6, 0, 1])  # The second text is a block that begins within a word.
+    assert word_starts(continues, maskable, positions).tolist() == [0, 1, 1, 1, 1, 5, 6, 0, 0]
+
+
+def test_tokens_that_do_not_tell_where_words_begin():
+    plain = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"[PAD]": 0, "[MASK]": 1, "a": 2, "b": 3}, unk_token="[PAD]")),
+        pad_token="[PAD]",
+        mask_token="[MASK]",
+    )
+    with pytest.raises(TokenizerError, match="whole_word_mask needs tokens that tell where words begin"):
+        word_continuations(plain)

@@ -396,6 +396,12 @@ def test_size_categories(rows, name):
     assert size_category(rows) == name
 
 
+def test_how_tokens_were_masked():
+    run = with_objective("mlm")
+    run["arguments"] |= {"mlm_probability": 0.3, "mlm_probability_end": 0.15, "whole_word_mask": True}
+    assert "; 30% (in the end 15%) of tokens, those of a word together, masked." in tlm_card(run, 1)
+
+
 def test_published(name="tlm_mlm"):
     card = CARDS[name]()
     assert published_card(card, "me/model") == card.replace("path/or/repo-id", "me/model") != card

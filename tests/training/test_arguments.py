@@ -31,6 +31,11 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"rho2": math.inf}, "rho2: expected"),
         ({"mlm_probability": 0.0}, "mlm_probability"),
         ({"mlm_probability": 1.0}, "mlm_probability"),
+        ({"mlm_probability_end": 0.0}, "mlm_probability_end"),
+        (
+            {"whole_word_mask": True, "objective": "span"},
+            "whole_word_mask True has no effect with objective span: it is for",
+        ),
         ({"max_length": 2}, "max_length: expected"),
         ({"corpus_max_length": 1}, "corpus_max_length: expected"),
         ({"seeds": [1, 2, 1]}, "holds a seed twice"),
@@ -215,6 +220,13 @@ def test_stage_two_takes_its_own_values_and_leaves_the_original_alone():
     assert (two.rho1, two.mlm_probability, two.seed, two.data_seed) == (0, 0.0, 3, 3)
     assert two.load_best_model_at_end and two.metric_for_best_model == "micro_f1" and two.eval_steps == 2
     assert (args.rho1, args.learning_rate, args.load_best_model_at_end) == (7, 1e-4, False)
+
+
+@pytest.mark.parametrize(("rho2", "last", "share"), [(0.0, 0.1, 0.0), (1.0, 0.1, 0.1), (1.0, None, 0.3)])
+def test_stage_two_masks_as_stage_one_ended(rho2, last, share):
+    args = TlmArguments(**BASE, mlm_probability=0.3, mlm_probability_end=last, stage2_rho2=rho2)
+    two = args.for_stage(2, "out/stage2", 3, "micro_f1")
+    assert (two.mlm_probability, two.mlm_probability_end) == (share, None)
 
 
 def test_seeds():

@@ -34,8 +34,13 @@ NAMES = ("step", "loss", "grad_norm", "learning_rate", "corpus/mlm_loss", "task/
 # With dropout, over an epoch's end (5 steps), and with an end within an epoch.
 COMMON = {"rho1": 1, "max_steps": 8, "per_device_train_batch_size": 12, "config": {}, "gradient_accumulation_steps": 2}
 SAVING = {**COMMON, "save_strategy": "steps", "save_steps": 3}
-# The masked LM with batches that are measured in tokens: four steps an epoch.
-CASES = {**OBJECTIVES, "mlm": {"total_batch_tokens": 480}, "cocolm": {**OBJECTIVES["cocolm"], "scl_projection": "mlp"}}
+# The masked LM with batches that are measured in tokens (four steps an epoch), and fewer words masked from step to step.
+WORDS = {"mlm_probability": 0.4, "mlm_probability_end": 0.1, "whole_word_mask": True}
+CASES = {
+    **OBJECTIVES,
+    "mlm": {"total_batch_tokens": 480, **WORDS},
+    "cocolm": {**OBJECTIVES["cocolm"], "scl_projection": "mlp"},
+}
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,12 @@ from support.training_runs import QUIET, Gradients, history, trainer, weights
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rho1", [0, 1, math.inf])
 @pytest.mark.parametrize("normalization", ["mean", "sum"])
-def test_1x8_equals_8x1(tmp_path, data, tokenizer, rho1, normalization):
+@pytest.mark.parametrize(
+    ("rho1", "masking"),
+    [(0, {}), (1, {}), (math.inf, {}), (1, {"mlm_probability": 0.5, "mlm_probability_end": 0.1, "whole_word_mask": True})],
+)
+def test_1x8_equals_8x1(tmp_path, data, tokenizer, rho1, normalization, masking):
     """Micro-batches differ in their numbers of masked tokens; the step's loss and gradients must not notice."""
     runs = {}
     for batch_size, accumulation in ((8, 1), (1, 8), (2, 4)):
@@ -31,6 +34,7 @@ def test_1x8_equals_8x1(tmp_path, data, tokenizer, rho1, normalization):
             gradient_accumulation_steps=accumulation,
             max_grad_norm=0.0,
             callbacks=[gradients],
+            **masking,
         )
         run.train()
         terms = history(run, "loss", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss")
@@ -77,6 +81,31 @@ def test_every_parameter_moves_and_loss_falls(tmp_path, data, tokenizer, model_t
     assert not stuck
     losses = [entry["corpus/mlm_loss"] for entry in run.state.log_history if "corpus/mlm_loss" in entry]
     assert losses[-1] < losses[0] - 0.3
+
+
+def test_the_share_of_masked_tokens_goes_from_one_to_the_other(tmp_path, data, tokenizer):
+    """Step by step in training, the last in evaluation, whose loss is that of a run that has it from the beginning on."""
+    options = {"mlm_probability": 0.6, "rho1": math.inf, "per_device_train_batch_size": 24}
+    alone = {**data, "train": None}
+    run = trainer(tmp_path, alone, tokenizer, **options, mlm_probability_end=0.2, metrics=False)
+    shares = []
+
+    def seen(module, given, inputs):
+        if module.training:
+            real = inputs["attention_mask"].bool()
+            shares.append(((inputs["mlm_labels"] != -100).sum() / real.sum()).item())
+            assert "chances" not in inputs
+
+    run.model.register_forward_pre_hook(seen, with_kwargs=True)
+    run.train()
+    assert [round(share, 1) for share in shares] == sorted((round(share, 1) for share in shares), reverse=True)
+    assert shares[0] > 1.5 * shares[-1]
+    logged = [entry["mlm_probability"] for entry in run.state.log_history if "loss" in entry]
+    assert logged == pytest.approx([0.5, 0.4, 0.3, 0.2])
+    held_out = data["corpus"].add_column("draw", [-1 - number for number in range(len(data["corpus"]))])
+    plain = trainer(tmp_path, alone, tokenizer, **{**options, "mlm_probability": 0.2}, metrics=False)
+    plain.model.load_state_dict(run.model.state_dict())
+    assert run.evaluate(held_out)["eval_mlm_loss"] == plain.evaluate(held_out)["eval_mlm_loss"]
 
 
 def test_memory_that_was_kept_is_given_back_when_a_split_was_scored(tmp_path, data, tokenizer, monkeypatch):
