@@ -178,13 +178,16 @@ def position_codes(positions: int, dims: int) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
-def start_at_neighbors(body: PreTrainedModel) -> list[tuple[int, ...]]:
+def start_at_neighbors(body: PreTrainedModel, seen: Collection[int] | None = None) -> list[tuple[int, ...]]:
     """Let the first layer of a body with learned positions look at neighbouring tokens, before any training.
 
     Position embeddings become sinusoidal codes in the last `position_dims` dimensions, which token embeddings leave free.
     The first heads' queries turn the code of a position into that of its neighbours (`OFFSETS`), and the keys are the
     codes, so that nearly all attention goes there. What such a head reads it writes, without the codes. A projection
     between embeddings and body keeps lengths as far as the body has room.
+
+    Args:
+        seen: ids of the tokens that the texts hold, whose embeddings the codes are to be as large as; None: all.
 
     Returns:
         The offsets that a head looks at, for each of the first heads.
@@ -206,7 +209,9 @@ def start_at_neighbors(body: PreTrainedModel) -> list[tuple[int, ...]]:
         if types is not None:
             types.weight[:, content:] = 0.0
         # Position dimensions vary as much as those of a token embedding, random or spectral.
-        scale = tokens.norm(dim=1).median().item()
+        scale = tokens[slice(None) if seen is None else list(seen)].norm(dim=1).median().item()
+        # By how much less they are after the LayerNorm, as a segment's embedding is added.
+        shrunk = math.hypot(scale, 0.0 if types is None else types.weight[0].norm().item()) / scale
         first = family_of(body.config).first_position(body.config)
         codes = position_codes(len(positions.weight) - first, dims) * scale * math.sqrt(2.0 / content)
         positions.weight.zero_()
@@ -220,7 +225,7 @@ def start_at_neighbors(body: PreTrainedModel) -> list[tuple[int, ...]]:
         used = _paired(dims, head)
         for number, offsets in enumerate(OFFSETS[: weights.heads]):
             rows = slice(number * head, (number + 1) * head)
-            _look_at(offsets, weights, rows, carried[:, content:], used)
+            _look_at(offsets, weights, rows, carried[:, content:], used, shrunk)
             basis = _orthonormal(min(head, space.shape[1]), space.shape[1]) @ space.T
             for matrix in (weights.value[rows], weights.output[:, rows].T):
                 matrix.zero_()
@@ -274,19 +279,22 @@ def _paired(dims: int, head: int) -> np.ndarray:
     return np.concatenate([chosen, chosen + half])
 
 
-def _look_at(offsets: Sequence[int], weights: AttentionWeights, rows: slice, codes: torch.Tensor, used: np.ndarray) -> None:
+def _look_at(
+    offsets: Sequence[int], weights: AttentionWeights, rows: slice, codes: torch.Tensor, used: np.ndarray, shrunk: float
+) -> None:
     """Set the queries and keys of one head.
 
     Args:
         codes: float [H, P], where the dimensions of the position codes are in a hidden state.
         used: of the P dimensions those that this head compares.
+        shrunk: a code has 1 / shrunk of its amplitude.
     """
     head, pairs, dims = rows.stop - rows.start, len(used) // 2, codes.shape[1]
     # The score of a neighbour, as a share of that of one offset alone.
     kernel = np.cos(np.outer(np.arange(-8, 9), frequencies(dims // 2)[used[:pairs]])).mean(axis=1)
     peak = max(np.mean([kernel[8 + at - offset] for offset in offsets]) for at in offsets)
     # After the LayerNorm of the embeddings a code has amplitude sqrt(2), so that two equal ones have the product 2 x pairs.
-    gain = math.sqrt(SHARPNESS * math.sqrt(head) / (2 * pairs * peak))
+    gain = shrunk * math.sqrt(SHARPNESS * math.sqrt(head) / (2 * pairs * peak))
     queries = torch.from_numpy(gain * _rotation(offsets, dims)[used]).to(codes) @ codes.T
     for matrix, values in ((weights.query[rows], queries), (weights.key[rows], gain * codes.T[used])):
         matrix.zero_()

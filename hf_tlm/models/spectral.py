@@ -39,6 +39,11 @@ class SpectralEmbeddings:
     vectors: np.ndarray
     report: dict[str, Any]
 
+    @property
+    def known(self) -> np.ndarray:
+        """Ids of the tokens that have statistics, int64 [n]."""
+        return np.flatnonzero(self.vectors.any(axis=1))
+
     def write_to(self, model: PreTrainedModel) -> None:
         """Copy the rows into the model's input embedding in place; tied output embeddings follow.
 
@@ -53,9 +58,8 @@ class SpectralEmbeddings:
                 f"Spectral embeddings of shape {self.vectors.shape} do not fit the model's {tuple(weight.shape)}: make them "
                 "with its vocabulary size and embedding dimension."
             )
-        known = np.flatnonzero(self.vectors.any(axis=1))
         with torch.no_grad():
-            weight[torch.from_numpy(known)] = torch.from_numpy(self.vectors[known]).to(weight)
+            weight[torch.from_numpy(self.known)] = torch.from_numpy(self.vectors[self.known]).to(weight)
 
     def padded(self, size: int) -> SpectralEmbeddings:
         """The same with zeros behind, as vectors float32 [V, size]."""

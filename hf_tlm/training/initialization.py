@@ -57,7 +57,7 @@ class Initialization:
             if self.neighbors:
                 copying_heads(body)
                 if position_embeddings(body) is not None:
-                    start_at_neighbors(body)
+                    start_at_neighbors(body, None if self.spectral is None else self.spectral.known)
             if self.counts is not None and head is not None:
                 self._write_head(body, head, self.counts)
         if self.counts is not None and isinstance(model, GeneratorDiscriminator) and model.clm_heads is not None:
@@ -74,9 +74,11 @@ class Initialization:
     def _write_head(self, body: PreTrainedModel, head: MlmHead, counts: np.ndarray) -> None:
         decoder = head.family.decoder(head)
         unigram_bias(decoder, counts, self.never_predicted)
+        carried = carried_by(body)
         for module in head.modules():
-            if isinstance(module, nn.Linear) and module is not decoder:
-                near_identity(module, carried_by(body))
+            # COCO-LM's copy head is no transform.
+            if isinstance(module, nn.Linear) and module is not decoder and module.weight.shape == carried.T.shape:
+                near_identity(module, carried)
 
     @property
     def report(self) -> dict[str, Any]:

@@ -76,6 +76,23 @@ def test_heads_begin_at_neighbouring_tokens(name):
         assert all(attention[head, places, places + offset].mean() > 0.1 for offset in offsets)
 
 
+@pytest.mark.parametrize("spectral", [False, True])
+def test_codes_are_as_large_as_what_texts_hold(spectral):
+    """Embeddings that stay random, where types are as large; and a vocabulary of which texts hold a fifth."""
+    set_seed(0)
+    model = TlmModel.from_config(config_of("bert")).eval()
+    seen = np.arange(5, V // 5)
+    if spectral:
+        with torch.no_grad():
+            model.get_input_embeddings().weight[5 : V // 5] *= 5
+    start_at_neighbors(model.base_model, seen if spectral else None)
+    ids = torch.from_numpy(np.random.default_rng(1).choice(seen, (1, 100)))
+    attention = model.base_model(ids, output_attentions=True).attentions[0][0]
+    places = torch.arange(4, 96)
+    for head, (offset,) in enumerate(OFFSETS[:2]):
+        assert attention[head, places, places + offset].mean() > 0.9
+
+
 @pytest.mark.parametrize("name", ["bert", "electra, wider", "electra, narrower", "albert"])
 def test_such_a_head_writes_what_it_reads(name):
     """W_o W_v is a projection on as many directions as the head has dimensions, none of them of a position."""

@@ -109,6 +109,17 @@ def test_each_option_alone_changes_what_it_says(task, corpus, tokenizer):
     assert "bert.embeddings.position_embeddings.weight" in changed["attention_init"]
 
 
+def test_a_masked_lm_of_coco_lms_body(task, corpus):
+    """Beside the output embedding its head has a copy probability, which is no transform."""
+    options = {name: value for name, value in QUIET.items() if name != "logging_steps"}
+    args = TlmArguments(output_dir="unused", **options, max_length=32, rho1=1, max_steps=12)
+    model_args = ModelArguments(model_config={**config("cocolm"), "copy_head": True}, vocab_size=120, **ALL)
+    setup = prepare(task, retrieve(task, corpus, top_k=5).dataset, args, model_args)
+    head = setup.make_model().mlm_head
+    assert head["lm_head"].bias[setup.tokenizer.cls_token_id] == head["lm_head"].bias.min()
+    assert head["copy_head"].out_features == 1
+
+
 def test_a_frozen_auxiliary_model_stays(task, corpus, tmp_path):
     """It has learned; and a masked-LM head that is not there cannot begin at frequencies."""
     setup = setup_of(task, corpus, "electra")
