@@ -160,11 +160,7 @@ def thinned(batch: dict[str, torch.Tensor], mlm_probability: float) -> dict[str,
 
 
 def class_labels(values: Sequence[Any]) -> np.ndarray:
-    """Labels as int64 [N].
-
-    Raises:
-        ValueError: one is no index of a class.
-    """
+    """Labels as int64 [N]; a ValueError for one that is no index of a class."""
     labels = [
         value.item() if isinstance(value, (torch.Tensor, np.generic)) and value.ndim == 0 else value for value in values
     ]

@@ -218,11 +218,7 @@ class _Pass:
 
 
 def _lengths(stream: str, given: Any) -> np.ndarray:
-    """What was given as lengths, int [N].
-
-    Raises:
-        HfTlmError: it is something else, a data set for instance.
-    """
+    """What was given as lengths, int [N]; an HfTlmError if it is something else, a data set for instance."""
     try:
         found = np.asarray(None if isinstance(given, Dataset) else given)  # A data set would be read whole.
     except ValueError:  # rows of several lengths

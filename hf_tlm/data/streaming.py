@@ -63,11 +63,7 @@ class Preparation:
             self._change.notify_all()
 
     def check(self) -> None:
-        """Check that the thread that prepares the shards has not failed.
-
-        Raises:
-            BlocksError: the thread ended with an error.
-        """
+        """Raise a BlocksError if the thread that prepares the shards has ended with an error."""
         if self._error is not None:
             raise BlocksError(f"The corpus could not be prepared further: {self._error}") from self._error
 

@@ -51,12 +51,7 @@ def check_options(
     files: Sequence[str],
     objective_options: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Whether every option has an effect where it is given.
-
-    Raises:
-        ReproductionError: one that the table gives, one of the shared tokenizer that is an arm's, or an arm's own that
-            nothing of it reads.
-    """
+    """Raise a ReproductionError for an option that the table gives, the shared tokenizer's, or one that nothing reads."""
     for recipe in _GIVEN:
         _check(f"Section {recipe} of {', '.join(files)}", recipe, read_configs(files, recipe))
         for entry in tasks:

@@ -79,11 +79,7 @@ class Checkpoint:
 
 
 def check_alike(models: Sequence[TlmModel]) -> None:
-    """Check that the models have the same parameters.
-
-    Raises:
-        InfluenceError: models have other parameters than the first.
-    """
+    """Raise an InfluenceError for models with other parameters than the first."""
     first, *others = ({name: tuple(p.shape) for name, p in model.named_parameters()} for model in models)
     for number, shapes in enumerate(others, start=2):
         if differ := sorted(name for name in {*first, *shapes} if first.get(name) != shapes.get(name)):

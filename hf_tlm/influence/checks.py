@@ -69,11 +69,7 @@ def check_selection(
 def check_executor(
     method: str, executor: str | None, num_shards: int | None, workers: int | None, executor_options: str | None
 ) -> None:
-    """Check that an executor fits the method, and its options the executor.
-
-    Raises:
-        InfluenceError: an executor of a method that computes nothing large, options without an executor, or none at a time.
-    """
+    """Raise an InfluenceError for an executor of another method than iss, options without one, or none at a time."""
     options = {"num_shards": num_shards, "workers": workers, "executor_options": executor_options}
     given = {name: value for name, value in options.items() if value is not None}
     if executor is None and given:

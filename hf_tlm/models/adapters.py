@@ -94,11 +94,7 @@ def add_lora(
 
 
 def check_targets(lora: LoraArguments, config: PreTrainedConfig, trust_remote_code: bool = False) -> None:
-    """Whether a body with this config has the layers that are to be adapted, told without its weights.
-
-    Raises:
-        ModelError: it has none of a name in `lora.lora_target_modules`.
-    """
+    """Raise a ModelError if a body with this config lacks the layers that are to be adapted, told without its weights."""
     if lora.lora_target_modules is not None:
         with torch.device("meta"):
             _targets(AutoModel.from_config(config, trust_remote_code=trust_remote_code), lora)

@@ -118,11 +118,7 @@ def family_of(config: PreTrainedConfig) -> Family:
 
 
 def check_family(model_type: str) -> None:
-    """Check that there is a family of encoders with this `model_type`.
-
-    Raises:
-        ModelError: no family has this `model_type`.
-    """
+    """Raise a ModelError unless there is a family of encoders with this `model_type`."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
             f"TLM trains encoders of the types {', '.join(FAMILIES)}; received the type {model_type!r:.80}. "

@@ -117,11 +117,7 @@ def layers_of(body: PreTrainedModel) -> list[nn.Module]:
 
 
 def attention_weights(layer: nn.Module, heads: int) -> AttentionWeights:
-    """The attention matrices of a layer of any supported family.
-
-    Raises:
-        ModelError: it is a layer of another kind.
-    """
+    """The attention matrices of a layer of any supported family; a ModelError for a layer of another kind."""
     attention: Stock = getattr(layer, "attn", None) or getattr(layer, "attention", None)
     if hasattr(attention, "Wqkv"):  # ModernBERT
         query, key, value = attention.Wqkv.weight.chunk(3)

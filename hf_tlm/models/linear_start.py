@@ -126,11 +126,7 @@ class LinearStart:
 
 
 def check_linear_start(config: PreTrainedConfig) -> None:
-    """Check that the stock classifier of this config can begin as a linear model.
-
-    Raises:
-        ModelError: it does not read the mean over tokens, or its head's activation is another than GELU.
-    """
+    """Raise a ModelError unless this config's stock classifier reads the mean over tokens, in a head with GELU."""
     pooling = getattr(config, "classifier_pooling", None)
     if config.model_type != "modernbert" or pooling != "mean":
         raise ModelError(

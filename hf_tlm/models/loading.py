@@ -207,11 +207,7 @@ def new_weights(model: PreTrainedModel, info: Mapping[str, Any], name: str) -> s
 def check_fit(
     config: PreTrainedConfig, name: str, *, max_length: int, tokenizer: PreTrainedTokenizerBase, tokenizer_name: str
 ) -> None:
-    """Check that a checkpoint has enough positions for `max_length`, and enough tokens for the tokenizer.
-
-    Raises:
-        ModelError: the checkpoint `name` has fewer positions than `max_length`, or fewer tokens than the tokenizer.
-    """
+    """Raise a ModelError if a checkpoint has fewer positions than `max_length`, or fewer tokens than the tokenizer."""
     check_positions(config, name, max_length)
     if len(tokenizer) > config.vocab_size:
         raise ModelError(
@@ -221,11 +217,7 @@ def check_fit(
 
 
 def check_positions(config: PreTrainedConfig, name: str, max_length: int) -> None:
-    """Check that a checkpoint has enough positions for `max_length`.
-
-    Raises:
-        ModelError: the checkpoint `name` has fewer.
-    """
+    """Raise a ModelError if a checkpoint has fewer positions than `max_length`."""
     positions = longest_input(config)
     if positions is not None and max_length > positions:
         raise ModelError(

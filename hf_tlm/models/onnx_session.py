@@ -26,11 +26,7 @@ def cores() -> int:
 
 
 def check_dtypes(dtypes: Iterable[str]) -> None:
-    """Check that these are types of numbers that graphs are written with.
-
-    Raises:
-        ModelError: one is not.
-    """
+    """Raise a ModelError for a type of numbers that graphs are not written with."""
     if others := [dtype for dtype in dtypes if dtype not in ONNX_FILES]:
         raise ModelError(f"The types are {', '.join(ONNX_FILES)}; received {others[0]!r:.60}.")
 

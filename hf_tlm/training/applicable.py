@@ -34,11 +34,7 @@ def of_training(args: Any) -> list[str]:
 
 
 def check_applicable(options: Any, objective: str) -> None:
-    """Check that `objective` has a use for every option that was given.
-
-    Raises:
-        ArgumentsError: a field of the dataclass `options` is not at its default, and `objective` has no use for it.
-    """
+    """Raise an ArgumentsError for a field of `options` that is not at its default and that `objective` has no use for."""
     for entry in fields(options):
         of, value = takers(entry.name), getattr(options, entry.name)
         if of and objective not in of and value != entry.default:
@@ -49,11 +45,7 @@ def check_applicable(options: Any, objective: str) -> None:
 
 
 def check_together(args: Any, model_args: Any) -> None:
-    """Args: of a run (`RunArguments`) and its model (`ModelArguments`).
-
-    Raises:
-        ArgumentsError: an option is not at its default, and another one leaves it without effect.
-    """
+    """Raise an ArgumentsError for an option of a run (`RunArguments`) or its model that another one leaves idle."""
     without = {
         "temperature": (model_args, model_args.replacements == "random", "replacements random"),
         # ELECTRA's main model has no masked-LM head; of COCO-LM's that corrects tokens the output bias is meant.
@@ -69,11 +61,7 @@ def check_together(args: Any, model_args: Any) -> None:
 
 
 def check_rdrop(weight: float, drops: bool) -> None:
-    """Args: weight: of R-Drop. drops: whether the model has dropout.
-
-    Raises:
-        ArgumentsError: two passes that R-Drop compares would be the same.
-    """
+    """Raise an ArgumentsError if the two passes that R-Drop compares would be the same: the model `drops` nothing."""
     if weight and not drops:
         raise ArgumentsError(
             f"stage2_rdrop {weight} has no effect on a model without dropout: two passes would be the same. Give "

@@ -252,11 +252,7 @@ class ResumableTrainer(Trainer):
             self._failure = self._failure or error
 
     def _agree(self, folder: Path) -> None:
-        """Go on if no process failed to write its part of the checkpoint, all of them or none.
-
-        Raises:
-            CheckpointError: one failed. What was written of `folder` is removed.
-        """
+        """Go on if every process has written its part of the checkpoint; else remove it and raise a CheckpointError."""
         failed = torch.tensor([self._failure is not None], dtype=torch.int64, device=self.args.device)
         if not self.accelerator.gather(failed).any():
             return

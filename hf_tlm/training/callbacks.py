@@ -331,11 +331,7 @@ class NonFiniteLossCallback(TrainerCallback):
             self.rng["cuda"] = torch.cuda.get_rng_state(args.device)
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        """Look at the losses of the step on all processes, and stop the run if one is not finite.
-
-        Raises:
-            NonFiniteLossError: a loss of the step is not finite on one of the processes.
-        """
+        """Look at the losses of all processes; raise a NonFiniteLossError if one is not finite."""
         finite = torch.isfinite(torch.stack(self.losses)).all()
         flags = torch.stack([~finite, torch.full((), self.interruption.requested, device=finite.device)])
         flags = self.accelerator.gather(flags.to(torch.int64)[None]).tolist()

@@ -91,11 +91,7 @@ def last_complete_checkpoint(folder: str | Path) -> str | None:
 
 
 def check_checkpoint(path: str | Path) -> str:
-    """`path`, if a run can resume from it.
-
-    Raises:
-        CheckpointError: it cannot; the message names the file and what is wrong with it.
-    """
+    """`path`, if a run can resume from it; else a CheckpointError that names the file and what is wrong with it."""
     if (problem := damage(Path(path))) is not None:
         raise CheckpointError(
             f"Cannot resume from {path}: {problem}. Give another checkpoint, or resume_from_checkpoint=True for the newest "

@@ -25,11 +25,7 @@ _MODELLED_CPU = ("cpu_load", "constant")
 
 
 def check_energy(country: str | None) -> None:
-    """Check that the energy of a run can be tracked, and its emissions estimated for `country`.
-
-    Raises:
-        ArgumentsError: codecarbon is not installed, or has no data for the country.
-    """
+    """Raise an ArgumentsError if codecarbon is not installed, or has no data for the country."""
     try:
         from codecarbon.input import DataSource
     except ImportError as error:

@@ -83,11 +83,7 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
 
 
 def check_there(train: Any, corpus: Any, rho1: float) -> None:
-    """Check that there are the texts that a training with `rho1` corpus batches per task batch reads.
-
-    Raises:
-        ArgumentsError: there are not; it says what to pass.
-    """
+    """Raise an ArgumentsError if texts are missing that a training with `rho1` corpus batches per task batch reads."""
     made = "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes it"
     if train is None and math.isfinite(rho1):
         raise ArgumentsError(
@@ -120,11 +116,7 @@ def label_column(rows: Dataset | None) -> str | None:
 
 
 def check_labels(rows: Dataset, column: str, classes: int) -> None:
-    """Check that labels are classes of the model, or -100 for none.
-
-    Raises:
-        ArgumentsError: one is not.
-    """
+    """Raise an ArgumentsError for a label that is no class of the model, and not -100, which is none."""
     # All rows of the table take no time; those that were chosen from it do, and are looked at where others may be wrong.
     if _label_problem(rows.data.column(column), classes) is not None:
         chosen = rows.select_columns(column).with_format("arrow")[:].column(0)
@@ -151,11 +143,7 @@ def _label_problem(labels: pa.ChunkedArray, classes: int) -> str | None:
 
 
 def check_lengths(name: str, lengths: np.ndarray, config: PreTrainedConfig) -> np.ndarray:
-    """Return the lengths, int [N] tokens, of the texts of `name`_dataset, if the model's positions suffice for all.
-
-    Raises:
-        ArgumentsError: they do not.
-    """
+    """The lengths, int [N] tokens, of the texts of `name`_dataset; an ArgumentsError if the model has too few positions."""
     longest, limit = int(lengths.max(initial=0)), longest_input(config)
     if limit is not None and longest > limit:
         raise ArgumentsError(

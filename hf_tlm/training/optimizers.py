@@ -71,11 +71,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def check_optimizer(args: TrainingArguments) -> None:
-    """Whether an optimizer of `OWN` can be had.
-
-    Raises:
-        ArgumentsError: LAMB's package is not installed, or there are options that the optimizer does not take.
-    """
+    """Raise an ArgumentsError if LAMB's package is not installed, or an optimizer of `OWN` does not take an option."""
     if args.optim == LAMB and find_spec("pytorch_optimizer") is None:
         raise ArgumentsError("optim lamb comes from the package pytorch_optimizer: pip install 'hf-tlm[optim]'.")
     if args.optim in OWN and args.optim_args:
@@ -92,11 +88,7 @@ def check_optimizer(args: TrainingArguments) -> None:
 
 
 def check_adapted(args: TrainingArguments, use_peft: bool) -> None:
-    """Check that Muon is not to train an adapter.
-
-    Raises:
-        ArgumentsError: an adapter is to be trained by Muon.
-    """
+    """Raise an ArgumentsError if Muon is to train an adapter."""
     if use_peft and args.optim == MUON:
         raise ArgumentsError(
             "optim muon is for whole matrices, and use_peft trains low-rank factors of their changes. Use an AdamW, or "

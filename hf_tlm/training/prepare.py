@@ -258,11 +258,7 @@ def source_config(model_args: ModelArguments) -> PreTrainedConfig:
 
 
 def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: ModelArguments) -> None:
-    """What a body with this config does not have for stage 2.
-
-    Raises:
-        ArgumentsError: it is to pool in a way that this type's stock class has no word for, or R-Drop finds nothing dropped.
-    """
+    """Raise an ArgumentsError if the body has no word for the pooling of stage 2, or drops nothing for R-Drop."""
     if 2 not in args.stages:
         return
     if args.stage2_classifier_pooling is not None and not hasattr(config, "classifier_pooling"):

@@ -161,11 +161,7 @@ class CheckpointPushes(TrainerCallback):
         self.uploads.submit(staged)
 
     def check(self) -> None:
-        """Check that of the pushes of checkpoints one succeeded, if there were any.
-
-        Raises:
-            HubError: there were pushes, and all of them failed.
-        """
+        """Raise a HubError if checkpoints were pushed, and every push failed."""
         errors = self.uploads.errors
         if errors and not self.uploads.succeeded:
             raise HubError(
@@ -258,11 +254,7 @@ def fetch_run(args: BaseArguments) -> None:
 
 
 def _copy(snapshot: Path, name: str, size: int, target: Path) -> None:
-    """Copy a file of a downloaded checkpoint, once it is known to be the one that was listed.
-
-    Raises:
-        ProtocolError: what came is not what was listed, lies outside of the cached repository, or is code that is not ours.
-    """
+    """Copy a downloaded file; a ProtocolError if it is not what was listed, not of the cached repository, or other code."""
     source = (snapshot / name).resolve()
     if not source.is_relative_to(snapshot.parents[1].resolve()) or not source.is_file() or source.stat().st_size != size:
         raise ProtocolError(f"{snapshot / name} is not the file of {size:,} bytes that the Hub listed. Nothing was copied.")

@@ -232,11 +232,7 @@ class TlmTrainer(SampledTrainer):
         return super().get_train_dataloader()
 
     def _check_warmup(self) -> None:
-        """Check that the learning rate reaches its peak before the run ends.
-
-        Raises:
-            ArgumentsError: a budget ends the run before the learning rate has reached its peak.
-        """
+        """Warn if the run ends before the learning rate has reached its peak; raise an ArgumentsError if it has a budget."""
         args = self.args
         if not 1 <= args.max_steps <= args.warmup_steps:
             return

@@ -18,11 +18,7 @@ _USUAL = ("adamw_torch", "adamw_torch_fused", *OWN)
 
 
 def check_trainer_options(args: TrainingArguments) -> None:
-    """Check that the trackers, scheduler, optimizer and compiler of a run are there, and take its other options.
-
-    Raises:
-        ArgumentsError: a tracker, scheduler, optimizer, or compiler that is not there, or an option that these do not take.
-    """
+    """Raise an ArgumentsError for a tracker, optimizer, scheduler or compiler that is not there or lacks an option."""
     _check_trackers(args.report_to)
     _check_optimizer(args)
     _check_scheduler(args)

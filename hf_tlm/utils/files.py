@@ -98,11 +98,7 @@ def _siblings(target: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep a folder's names.
-
-    Raises:
-        OSError: it failed to.
-    """
+    """Have the disk keep a folder's names, or raise an OSError."""
     try:
         _sync(folder)
     except OSError as error:

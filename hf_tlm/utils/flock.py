@@ -24,11 +24,7 @@ class Flock:
 
     @classmethod
     def open(cls, path: str | os.PathLike, flags: int = os.O_RDONLY) -> Flock:
-        """Open a file, to lock it.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
+        """Open a file, to lock it, or raise an OSError."""
         return cls(os.open(path, flags | os.O_CLOEXEC, 0o666))
 
     def lock(self) -> bool | None:

@@ -292,11 +292,7 @@ class Claim:
 
 @contextlib.contextmanager
 def _held(locks: Sequence[Path]) -> Iterator[None]:
-    """All of them held, so that nobody is at work.
-
-    Raises:
-        LockError: one is in other hands.
-    """
+    """All of them held, so that nobody is at work; a LockError if one is in other hands."""
     with contextlib.ExitStack() as stack:
         for path in locks:
             lock = Flock.open(path)

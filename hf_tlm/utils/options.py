@@ -193,22 +193,14 @@ def problem(name: str, value: Any) -> str | None:
 
 
 def check_numbers(error: type[HfTlmError], **values: Any) -> None:
-    """Check values of options by their names; None is for one that is not given.
-
-    Raises:
-        error: one is not in its range.
-    """
+    """Raise `error` for a value that is not in the range of its option; None is for one that is not given."""
     for name, value in values.items():
         if value is not None and (wrong := problem(name, value)):
             raise error(f"--{name}: {wrong}")
 
 
 def check_ranges(arguments: Any, error: type[HfTlmError]) -> None:
-    """Check every field of a dataclass's instance that has a range or choices.
-
-    Raises:
-        error: one is not in it, or none of them.
-    """
+    """Raise `error` for a field of a dataclass's instance that is not in its range, or none of its choices."""
     for entry in fields(arguments):
         value = getattr(arguments, entry.name)
         if (choices := entry.metadata.get("choices")) and value != entry.default:

@@ -98,11 +98,7 @@ def broken_seal(folder: str | os.PathLike, *needed: str) -> str | None:
 
 
 def check_seal(folder: str | os.PathLike) -> None:
-    """Check the files of a sealed folder against its seal.
-
-    Raises:
-        SealError: the folder has a seal that a file does not match. A process looks once at a folder.
-    """
+    """Raise a SealError if a folder has a seal that a file does not match; a process looks once at a folder."""
     with contextlib.suppress(OSError):
         _check(str(Path(folder).resolve()), os.stat(Path(folder) / SEAL).st_mtime_ns)
 
@@ -144,11 +140,7 @@ def _within(path: Path) -> list[Path]:
 
 
 def checksum(path: Path) -> str:
-    """The checksum of a file: xxh3, 128 bits, in hexadecimal.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The checksum of a file: xxh3, 128 bits, in hexadecimal."""
     digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

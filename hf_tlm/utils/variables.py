@@ -13,11 +13,7 @@ CHOICES = {"ACCELERATE_MIXED_PRECISION": ("no", "fp16", "bf16", "fp8"), **dict.f
 
 
 def check_variables() -> None:
-    """Refuse what is no value of a variable.
-
-    Raises:
-        HfTlmError: a number or a choice that is none.
-    """
+    """Raise an HfTlmError for a number or a choice that is no value of its variable."""
     for name, least in NUMBERS.items():
         value = os.environ.get(name)
         if value is not None and not (value.removeprefix("-").isdecimal() and int(value) >= least):

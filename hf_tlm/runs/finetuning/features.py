@@ -31,11 +31,7 @@ SPACES = np.array([chr(code).isspace() for code in range(0x3001)] + [False])  # 
 
 
 def check_offsets(tokenizer: PreTrainedTokenizerBase, kind: str) -> None:
-    """Check that a tokenizer tells which characters a token stands for.
-
-    Raises:
-        TokenizerError: the tokenizer is in pure Python, which knows no offsets.
-    """
+    """Raise a TokenizerError for a tokenizer in pure Python, which does not know the characters of a token."""
     if not tokenizer.is_fast:
         raise TokenizerError(
             f"{kind} needs to know which characters a token stands for, and {type(tokenizer).__name__} (a tokenizer in pure "

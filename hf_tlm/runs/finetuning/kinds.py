@@ -74,11 +74,7 @@ def label_names(kind: str) -> list[str]:
 
 
 def check_kind(args: Any, kind: str) -> None:
-    """Check that a task of this kind has a use for every option that was given.
-
-    Raises:
-        ArgumentsError: an option of `args`, a `FinetuneArguments`, is not at its default, and the kind has no use for it.
-    """
+    """Raise an ArgumentsError for an option of `args`, `FinetuneArguments`, that was given and the kind has no use for."""
     for entry in fields(args):
         takers, value = OPTIONS.get(entry.name), getattr(args, entry.name)
         if takers and kind not in takers and value != entry.default:

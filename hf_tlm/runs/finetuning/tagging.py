@@ -139,20 +139,12 @@ def loss_terms(batch: dict[str, torch.Tensor], args: FinetuneArguments) -> torch
 
 
 def wrap(model, args: FinetuneArguments):
-    """The model with a new CRF, with `args.crf`.
-
-    Raises:
-        HfTlmError: pytorch-crf is not installed.
-    """
+    """The model with a new CRF, with `args.crf`; see `CrfTagger`."""
     return CrfTagger(model) if args.crf else model
 
 
 def restore(model, folder: str | Path, args: FinetuneArguments):
-    """A trained model with its CRF, if its folder has one (`crf.safetensors`) or `args.crf` says so.
-
-    Raises:
-        HfTlmError: pytorch-crf is not installed, or the file is not this model's.
-    """
+    """A trained model with its CRF, if its folder has one or `args.crf` says so; see `CrfTagger.load_crf`."""
     with_crf = args.crf or (Path(folder) / CRF_FILE).is_file()
     return CrfTagger(model).load_crf(folder) if with_crf else model
 

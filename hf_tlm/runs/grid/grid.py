@@ -247,11 +247,7 @@ def run_grid(
 
 
 def _check_values(grid: Grid, args: FinetuneArguments) -> None:
-    """Check that the values of a grid make points that differ, and that a grid can honour the options.
-
-    Raises:
-        GridError: points would differ in name only, or there are options that a grid does not honour.
-    """
+    """Raise a GridError for values whose points would differ in name only, and for options that a grid does not honour."""
     if seeds := {"seed", "seeds"}.intersection(grid.values):
         raise GridError(
             f"{', '.join(seeds)}: every point is run with each of the seeds. Give --seeds, or seeds beside grid."
@@ -287,11 +283,7 @@ def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments,
 
 
 def _point_arguments(args: FinetuneArguments, point: Mapping[str, Any], seeds: list[int]) -> FinetuneArguments:
-    """Return the arguments of one point of a grid.
-
-    Raises:
-        ArgumentsError: a value that cannot be, or not beside the others.
-    """
+    """The arguments of one point of a grid; an ArgumentsError for values that cannot be, or not beside the others."""
     folder = str(args.folder / POINTS / point_name(point))
     # Only what the whole grid comes to is published.
     changes = {name: value for name, value in point.items() if name != CHECKPOINT}

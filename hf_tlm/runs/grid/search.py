@@ -49,11 +49,7 @@ class Search:
 
 
 def check_search(grid: Grid) -> None:
-    """Check that Optuna is installed, and can search the values of a grid.
-
-    Raises:
-        GridError: Optuna is not installed, or there is a value that cannot be searched.
-    """
+    """Raise a GridError if Optuna is not installed, or cannot search one of a grid's values."""
     if find_spec("optuna") is None:
         raise GridError("optuna_trials needs the package optuna: pip install 'hf-tlm[search]'.")
     if other := [name for name in grid.values if name not in SEARCHABLE]:
@@ -105,11 +101,7 @@ def _asked(grid: Grid, seed: int) -> dict[str, Any]:
 
 
 def _read(folder: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """The completed trials.
-
-    Raises:
-        GridError: they are of another grid or seed.
-    """
+    """The completed trials; a GridError if they are of another grid or seed."""
     path = folder / TRIALS_FILE
     if not path.is_file():
         return []

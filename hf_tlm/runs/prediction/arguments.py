@@ -115,22 +115,14 @@ class PredictorArguments:
 
 
 def check_models(names: Iterable[str]) -> None:
-    """Check that models are here, or may be on the Hub.
-
-    Raises:
-        ModelError: one is neither.
-    """
+    """Raise a ModelError for a model that is not here and cannot be on the Hub."""
     for name in names:
         if not os.path.exists(name) and find_repo(name, "model") is None:
             raise ModelError(f"No model {name!r}: expected a folder of a finished run, or a name on the Hub (owner/name).")
 
 
 def check_data(name: str, data: str | None) -> None:
-    """Check that what is to be predicted on is a file, or may be on the Hub.
-
-    Raises:
-        ArgumentsError: it is neither.
-    """
+    """Raise an ArgumentsError if what is to be predicted on is no file and cannot be on the Hub."""
     if data is not None and not os.path.isfile(data):
         if os.path.exists(data):
             raise ArgumentsError(f"{name}: expected a file, or a dataset of the Hub; {data} is no file.")

@@ -43,11 +43,7 @@ GLUE_FILES = {
 
 
 def glue_task(name: str) -> str:
-    """The GLUE task of a task's name: `cola` of cola, glue_cola, glue/cola.
-
-    Raises:
-        ArgumentsError: it is none.
-    """
+    """The GLUE task of a task's name, `cola` of cola, glue_cola, glue/cola; an ArgumentsError if it is none."""
     short = name.removeprefix("glue").strip("_-/").replace("-", "_")
     if short not in GLUE_FILES:
         raise ArgumentsError(f"predict_format glue is for GLUE's tasks ({', '.join(GLUE_FILES)}); this one is {name}.")
@@ -72,11 +68,7 @@ def glue_value(task: str, prediction: Any) -> Any:
 
 
 def format_of(path: Path, predict_format: str | None) -> str:
-    """The format of a file: the one given, or what its name says.
-
-    Raises:
-        ArgumentsError: its name says nothing.
-    """
+    """The format of a file, the one given or what its name says; an ArgumentsError if that says nothing."""
     if predict_format is not None:
         return predict_format
     if path.suffix.lower() not in SUFFIXES:
@@ -88,11 +80,7 @@ def format_of(path: Path, predict_format: str | None) -> str:
 
 
 def check_format(predict_format: str, spec: TaskSpec, label_names: Sequence[str]) -> None:
-    """Whether predictions of a task can be written in a format.
-
-    Raises:
-        ArgumentsError: it is unknown, or for other tasks or classes.
-    """
+    """Raise an ArgumentsError for a format that is unknown, or for other tasks or classes."""
     if predict_format not in FORMATS:
         raise ArgumentsError(f"predict_format must be one of {', '.join(FORMATS)}; received {predict_format!r}.")
     if predict_format == "squad" and spec.kind != "question_answering":

@@ -124,11 +124,7 @@ def with_text_columns(spec: TaskSpec, text_columns: str | Sequence[str]) -> Task
 
 
 def _best_split(folder: Path) -> Path | None:
-    """The model of a few-shot run's split that is best on validation; None for other folders.
-
-    Raises:
-        ModelError: it was not trained.
-    """
+    """The model of a few-shot run's split best on validation; None for other folders, a ModelError if none was trained."""
     if (folder / "config.json").exists() or not (folder / RESULTS_FILE).is_file():
         return None
     record = read_object(folder / RESULTS_FILE)
