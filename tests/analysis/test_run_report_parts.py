@@ -32,7 +32,7 @@ def test_confusion_by_hand():
     assert found.counts.tolist() == [[2, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0]]
     assert np.diagonal(found.shares).tolist() == [1, 0.5, 0, 0] and found.support.tolist() == [2, 2, 0, 1]
     rows = [Judged(str(at), truth, said, 0.0, None) for at, (truth, said) in enumerate(pairs)]
-    by_class = _precision_and_f1(Predictions("classification", "test", {0: rows}), found.names)
+    by_class = _precision_and_f1(Predictions("classification", "test", {0: rows}, ["b", "a", "never"]), found.names)
     assert np.array(by_class) == pytest.approx(np.array([[2 / 3, 0.8], [0.5, 0.5], [0, 0], [0, 0]]))
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.blocks import LARGE_TABLE, Column, Matrix, Table, Text, make_table, printable
@@ -45,11 +44,18 @@ def confusion(pairs: Iterable[tuple[str, str]], names: Sequence[str] = ()) -> Co
     Args:
         names: order of the classes; others follow by how frequent they are, then by name.
     """
-    truths, predicted = zip(*pairs, strict=True)
-    frequency = Counter(truths)
-    others = sorted({*truths, *predicted}.difference(names), key=lambda name: (-frequency[name], name))
+    counted = Counter(pairs)
+    frequency: Counter[str] = Counter()
+    for (truth, predicted), count in counted.items():
+        frequency[truth] += count
+        frequency[predicted] += 0
+    others = sorted(set(frequency) - set(names), key=lambda name: (-frequency[name], name))
     ordered = [*names, *others]
-    return Confusion(ordered, confusion_matrix(truths, predicted, labels=ordered))
+    place = {name: at for at, name in enumerate(ordered)}
+    counts = np.zeros((len(ordered), len(ordered)), np.int64)
+    for (truth, predicted), count in counted.items():
+        counts[place[truth], place[predicted]] = count
+    return Confusion(ordered, counts)
 
 
 def fewer_classes(found: Confusion, most: int = MOST_CLASSES) -> Confusion:
@@ -185,7 +191,8 @@ def _precision_and_f1(found: Predictions, names: Sequence[str]) -> list[list[flo
     """[classes, 2], means over the seeds; 0 for a class that was never predicted."""
     each = []
     for rows in found.by_seed.values():
-        golds, predicted = [row.gold for row in rows], [row.predicted for row in rows]
-        precision, _, f1, _ = precision_recall_fscore_support(golds, predicted, labels=names, zero_division=0.0)
-        each.append([precision, f1])
-    return np.mean(each, axis=0).T.tolist()
+        table = confusion([(row.gold, row.predicted) for row in rows], found.names)
+        right, said = np.diagonal(table.counts), table.counts.sum(axis=0)
+        of_all = np.stack([right / np.maximum(1, said), 2 * right / np.maximum(1, said + table.support)], axis=1)
+        each.append(of_all[[table.names.index(name) for name in names]])
+    return np.mean(each, axis=0).tolist()
