@@ -13,6 +13,7 @@ from typing import Any
 
 from markupsafe import escape
 
+from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.utils.markdown import markdown_table
 
 # Control characters, and marks that change the direction of what follows.
@@ -154,6 +155,14 @@ def make_table(
             break
         kept.append(cells)
     return Table(caption, columns, kept, total - len(kept), searchable)
+
+
+def texts_table(
+    caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Any]], total: int, options: ReportPageArguments
+) -> Table:
+    """A table of the data's texts, which one searches."""
+    bounds = {"most": options.report_rows, "characters": options.report_characters, "most_bytes": LARGE_TABLE}
+    return make_table(caption, columns, rows, total=total, **bounds, searchable=True)
 
 
 def to_markdown(blocks: Iterable[Any]) -> str:

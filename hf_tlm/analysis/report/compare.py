@@ -11,7 +11,7 @@ import numpy as np
 
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.about import COST, hours, metric_name, subset_facts, summary_of
-from hf_tlm.analysis.report.blocks import LARGE_TABLE, Block, Column, Row, Section, Table, Text, make_table
+from hf_tlm.analysis.report.blocks import Block, Column, Row, Section, Table, Text, make_table, texts_table
 from hf_tlm.analysis.report.predictions import SCORES, Predictions
 from hf_tlm.analysis.report.rows import Group, Rows, difference, heading
 from hf_tlm.analysis.report.run_folder import BASELINE, TITLES, RunFolder, settings_of
@@ -342,13 +342,4 @@ def _examples(
 
     caption = f"Where {names[1]} is {'better' if better else 'worse'} than {names[0]}"
     caption += ": predictions of the seed in which they differ most, scores over all seeds" if several else ""
-    return make_table(
-        caption,
-        columns,
-        values(),
-        total=len(chosen),
-        most=options.report_rows,
-        characters=options.report_characters,
-        most_bytes=LARGE_TABLE,
-        searchable=True,
-    )
+    return texts_table(caption, columns, values(), len(chosen), options)

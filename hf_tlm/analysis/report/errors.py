@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hf_tlm.analysis.arguments import ReportPageArguments
-from hf_tlm.analysis.report.blocks import LARGE_TABLE, Column, Matrix, Table, Text, make_table, printable
+from hf_tlm.analysis.report.blocks import Column, Matrix, Table, Text, make_table, printable, texts_table
 from hf_tlm.analysis.report.charts import Chart, scatter
 from hf_tlm.analysis.report.predictions import SCORES, Predictions, tags_of
 from hf_tlm.analysis.report.rows import Group, Rows, by_quantile, by_value, heading, mean_and_std
@@ -119,16 +119,8 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
         return [row.id, *([rows.texts[at]] if rows else []), gold, predicted, *shown, *misses]
 
     of = "Rows, the farthest off first" if regression else "Errors, the surest first"
-    return make_table(
-        f"{found.split}: {of.lower()}" + (f", of seed {seed}, the best on validation" if len(found.seeds) > 1 else ""),
-        columns,
-        (values(at) for at in wrong),
-        total=len(wrong),
-        most=options.report_rows,
-        characters=options.report_characters,
-        most_bytes=LARGE_TABLE,
-        searchable=True,
-    )
+    caption = f"{found.split}: {of.lower()}" + (f", of seed {seed}, the best on validation" if len(found.seeds) > 1 else "")
+    return texts_table(caption, columns, map(values, wrong), len(wrong), options)
 
 
 def groups_of(found: Predictions, rows: Rows | None) -> dict[str, list[Group]]:
