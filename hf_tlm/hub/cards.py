@@ -39,37 +39,16 @@ METRIC_TYPES = {
 TEXT, PAIR = '"A text of the task."', '{"text": "A text of the task.", "text_pair": "Its second text."}'
 # Kind of task -> what the Hub calls it, the Auto class, what a model of it is, and how transformers' pipeline, where it has
 # one, is used.
+_TEXTS = ("text-classification", "AutoModelForSequenceClassification")
+_QUESTIONS = ("question-answering", "AutoModelForQuestionAnswering")
+_CHOICES = ("multiple-choice", "AutoModelForMultipleChoice")
+_WORDS = ("token-classification", "AutoModelForTokenClassification")
 KINDS = {
-    "classification": (
-        "text-classification",
-        "AutoModelForSequenceClassification",
-        "A text classifier",
-        ("classify", TEXT),
-    ),
-    "regression": (
-        "text-classification",
-        "AutoModelForSequenceClassification",
-        "A model that gives texts a number",
-        ("rate", TEXT),
-    ),
-    "question_answering": (
-        "question-answering",
-        "AutoModelForQuestionAnswering",
-        "A model that finds the answers to questions in a text",
-        None,
-    ),
-    "multiple_choice": (
-        "multiple-choice",
-        "AutoModelForMultipleChoice",
-        "A model that chooses among answers to a question",
-        None,
-    ),
-    "tagging": (
-        "token-classification",
-        "AutoModelForTokenClassification",
-        "A tagger of words",
-        ("tag", '"The paper was read in Vienna."'),
-    ),
+    "classification": (*_TEXTS, "A text classifier", ("classify", TEXT)),
+    "regression": (*_TEXTS, "A model that gives texts a number", ("rate", TEXT)),
+    "question_answering": (*_QUESTIONS, "A model that finds the answers to questions in a text", None),
+    "multiple_choice": (*_CHOICES, "A model that chooses among answers to a question", None),
+    "tagging": (*_WORDS, "A tagger of words", ("tag", '"The paper was read in Vienna."')),
 }
 # The bodies trained here that transformers.js knows, its kinds of pipeline, and what it calls types, the first ones first.
 BODIES = ("bert", "roberta", "electra", "albert", "distilbert", "modernbert")
