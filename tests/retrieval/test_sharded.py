@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -287,7 +288,7 @@ def test_unreadable_files(tmp_path, workers, capfd, caplog):
     assert "Traceback" not in shown.out + shown.err
 
     # The same run goes on without them, and is that of the readable files.
-    result = retrieve_sharded(queries, corpus, 5, skip_bad_files=True, **arguments)
+    result = retrieve_sharded(queries, replace(corpus, skip_bad_files=True), 5, **arguments)
     assert result.counts["bad_files"] == ["broken.parquet", "text.jsonl"]
     assert caplog.text.count("is left out of the corpus: Cannot read") == 2
     assert result.counts["passages"] == 200

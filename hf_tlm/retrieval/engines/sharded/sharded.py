@@ -53,7 +53,6 @@ def retrieve_sharded(
     workers: int | None = None,
     max_query_terms: int | None = None,
     query_batch_size: int | None = None,
-    skip_bad_files: bool | None = None,
     executor_options: dict[str, Any] | None = None,
     cache_dir: str | None = None,
 ) -> RetrievalResult:
@@ -68,7 +67,6 @@ def retrieve_sharded(
             reading of the chosen texts are done by this process.
         workers: shards at a time; default all cores for local processes, elsewhere no limit.
         max_query_terms, query_batch_size: see `Index.search`.
-        skip_bad_files: leave out whole files that cannot be read, and name them in the counts; None: as the corpus says.
         executor_options: of datatrove's executor of that name: `cpus_per_task`, `mem_per_cpu_gb`, ...; slurm needs
             `partition` and `time`, jobs `dependencies`; ray takes the cluster's `address`.
         cache_dir: where a corpus that is not of files is kept; None: the cache of `datasets`.
@@ -79,7 +77,6 @@ def retrieve_sharded(
         CorpusError: the corpus cannot be read.
     """
     settings, options = settings or Bm25Settings(), dict(executor_options or {})
-    skip_bad_files = corpus.skip_bad_files if skip_bad_files is None else skip_bad_files
     workers = options.get("workers") if workers is None else workers
     check_engine("bm25", settings)
     check_numbers(RetrievalError, top_k=top_k, num_shards=num_shards, workers=workers, max_query_terms=max_query_terms)
@@ -124,9 +121,9 @@ def retrieve_sharded(
         here = "local", {"workers": 1}
         away = executor, options
         okapi = settings.variant == "okapi"
-        index = steps.IndexShard(workspace, pieces, skip_bad_files, settings.analyzer, okapi, threads)
+        index = steps.IndexShard(workspace, pieces, corpus.skip_bad_files, settings.analyzer, okapi, threads)
         run_stage(index, num_shards, *away, "Indexing")
-        _check_bad_files(workspace, num_shards, skip_bad_files)
+        _check_bad_files(workspace, num_shards, corpus.skip_bad_files)
         run_stage(steps.SumStatistics(workspace, num_shards, okapi), 1, *here)
         search = steps.SearchShard(workspace, top_k, settings, max_query_terms, threads, query_batch_size)
         run_stage(search, num_shards, *away, "Searching")
