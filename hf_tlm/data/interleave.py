@@ -67,12 +67,12 @@ class Shuffled:
     def _permute(self, numbers: np.ndarray) -> np.ndarray:
         left, right = numbers >> self._half, numbers & self._mask
         for key in self._keys:
-            left, right = right, left ^ (_hash(right + key) & self._mask)
+            left, right = right, left ^ (mix(right + key) & self._mask)
         return left << self._half | right
 
 
-def _hash(numbers: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64 (Steele, Lea and Flood, 2014) of uint64 numbers."""
+def mix(numbers: Any) -> Any:
+    """The finalizer of splitmix64 (Steele, Lea and Flood, 2014): a bijection of uint64, all bits of which depend on all."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

@@ -11,23 +11,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from hf_tlm.data.interleave import mix
 from hf_tlm.data.tokenization import TokenizerError, special_ids
 from hf_tlm.errors import HfTlmError
 
 # P(l > k), k = 0, ..., 9, of the length l of a span: P(l) is proportional to 0.2 * 0.8 ** (l - 1) up to 10; 3.8 on average.
 _LASTS = (0.8 ** np.arange(10) - 0.8**10) / (1 - 0.8**10)
-
-
-def _mix(x: np.ndarray | np.uint64) -> Any:
-    """The splitmix64 finaliser (Steele et al. 2014): a bijection of uint64 whose output bits all depend on all input."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def uniforms(seed: int, draws: np.ndarray, positions: np.ndarray, stream: int) -> np.ndarray:
@@ -41,9 +34,9 @@ def uniforms(seed: int, draws: np.ndarray, positions: np.ndarray, stream: int) -
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
-        key = _mix(np.uint64(seed % 2**64) * golden + np.uint64(stream + 1))
-        texts = _mix(draws.astype(np.uint64) * golden + key)
-        bits = _mix(texts + (positions.astype(np.uint64) + np.uint64(1)) * golden)
+        key = mix(np.uint64(seed % 2**64) * golden + np.uint64(stream + 1))
+        texts = mix(draws.astype(np.uint64) * golden + key)
+        bits = mix(texts + (positions.astype(np.uint64) + np.uint64(1)) * golden)
     return (bits >> np.uint64(11)) * 2.0**-53
 
 

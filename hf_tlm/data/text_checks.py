@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 from datasets import Dataset
@@ -14,10 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.tokenization import TokenizerError, without_limits
 from hf_tlm.retrieval.filters import hash_words
-from hf_tlm.tasks.spec import check_task
-
-if TYPE_CHECKING:
-    from hf_tlm.tasks import Task
+from hf_tlm.tasks.spec import Task, check_task
 
 logger = logging.getLogger(__name__)
 MOST_CUT = 0.1  # Of the tokens: what is more is told.

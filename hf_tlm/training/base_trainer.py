@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,11 @@ from hf_tlm.training.checkpoints import (
     last_complete_checkpoint,
     leave_out_places,
     rotate,
-    seal,
     warn_of_other_processes,
 )
 from hf_tlm.training.cost import TimeBudgetCallback
 from hf_tlm.training.optimizers import grouped_optimizer
-from hf_tlm.utils.seals import SEAL
+from hf_tlm.utils.seals import SEAL, write_seal
 from hf_tlm.utils.signals import ignore_sigterm
 
 logger = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ class ResumableTrainer(Trainer):
     the faster kernels of a device (`hf_tlm.models.cpu_kernels`).
 
     A subclass has `watch` begin with the micro-batches of each step in `get_batch_samples`, and `compute_loss` hands every
-    training loss to `watched`.
+    training loss to it, by `add`.
     """
 
     args: BaseArguments
@@ -149,10 +148,6 @@ class ResumableTrainer(Trainer):
     def prediction_step(self, *args, **kwargs):
         with faster_kernels(self.args.device, products=not self.args.torch_compile):
             return super().prediction_step(*args, **kwargs)
-
-    def watched(self, loss: torch.Tensor, terms: Mapping[str, torch.Tensor]) -> None:
-        """Have a micro-batch's training loss looked at, with its named terms, scalars."""
-        self.watch.add(loss, terms)
 
     def _checkpoint_to_resume(self, wanted: str | bool | None) -> str | None:
         """One process reads and checks, so that all take the same."""
@@ -223,16 +218,20 @@ class ResumableTrainer(Trainer):
                 for name in (TRAINING_ARGS_NAME, "README.md"):
                     (folder / name).unlink(missing_ok=True)
                 leave_out_places(folder)
-                seal(
+                best = self.state.best_model_checkpoint
+                write_seal(
                     folder,
                     step=step,
                     world_size=self.args.world_size,
                     resumable=not self.args.save_only_model,
-                    best=self.state.best_model_checkpoint,
+                    best=None if best is None else Path(best).name,
                 )
         self._agree(folder)
         if self.args.should_save:
             rotate(folder, limit=limit)
+
+    def create_model_card(self, *args, **kwargs) -> None:
+        """Nothing: a card is written with the finished run's scores and cost, see `hf_tlm.hub.cards`."""
 
     def save_state(self) -> None:
         super().save_state()
@@ -359,6 +358,3 @@ class SampledTrainer(ResumableTrainer):
             return self.accelerator.prepare(loader)
         finally:
             self.accelerator.even_batches = even_batches
-
-    def create_model_card(self, *args, **kwargs) -> None:
-        """Nothing: the card is written with the finished run's scores and cost, see `hf_tlm.hub.cards`."""

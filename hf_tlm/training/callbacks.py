@@ -320,7 +320,7 @@ class NonFiniteLossCallback(TrainerCallback):
         self.stream, self.batches, self.losses, self.terms = stream, batches, [], []
 
     def add(self, loss: torch.Tensor, terms: Mapping[str, torch.Tensor]) -> None:
-        """The loss of the next micro-batch, and its named terms."""
+        """The loss of the next micro-batch, and its named terms, scalars."""
         self.losses.append(loss.detach())
         self.terms.append(dict(terms))
 

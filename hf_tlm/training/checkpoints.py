@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
 from pathlib import Path
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.seals import SEAL, read_seal, seal_problem, write_seal
+from hf_tlm.utils.seals import SEAL, read_seal, seal_problem
 
 logger = logging.getLogger(__name__)
 
@@ -37,20 +36,6 @@ def leave_out_places(folder: Path) -> None:
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     state["best_model_checkpoint"] = None
     atomic_write(folder / STATE, json.dumps(state, indent=2, sort_keys=True) + "\n")
-
-
-def seal(
-    checkpoint: Path, *, step: int, world_size: int, resumable: bool = True, best: str | os.PathLike | None = None
-) -> None:
-    """Write the seal of a folder whose files are all there.
-
-    resumable: whether it holds the optimizer's state too; best: the checkpoint best on validation so far, beside it.
-
-    Raises:
-        OSError, HfTlmError: a file cannot be read, or the seal not be written.
-    """
-    name = None if best is None else Path(best).name
-    write_seal(checkpoint, step=step, world_size=world_size, resumable=resumable, best=name)
 
 
 def damage(checkpoint: Path) -> str | None:

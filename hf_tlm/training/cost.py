@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -145,21 +146,13 @@ if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
     _MORE_OPERATORS[torch.ops.mkldnn._linear_pointwise] = _linear
 
 
-class FlopCount:
-    """flops: set when the block of `count_flops` ends."""
-
-    flops: int = 0
-
-
 @contextlib.contextmanager
-def count_flops() -> Iterator[FlopCount]:
+def count_flops() -> Iterator[flop_counter.FlopCounterMode]:
     """Count the floating-point operations of matrix products and attention in the block, backward passes included."""
-    count = FlopCount()
     with warnings.catch_warnings(), flop_counter.FlopCounterMode(display=False, custom_mapping=_MORE_OPERATORS) as counter:
         # The counter's own hooks are what a model that will be compiled warns of.
         warnings.filterwarnings("ignore", message="Using `torch.compile")
-        yield count
-    count.flops = counter.get_total_flops()
+        yield counter
 
 
 def first_step(reached: Callable[[int], bool]) -> int:
@@ -167,11 +160,8 @@ def first_step(reached: Callable[[int], bool]) -> int:
     high = 1
     while not reached(high):
         high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
+    low = high // 2 + 1
+    return low + bisect_left(range(low, high), True, key=reached)
 
 
 class TimeBudgetCallback(TrainerCallback):

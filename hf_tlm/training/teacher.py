@@ -55,10 +55,7 @@ class Teacher:
 
     def texts(self, passages: Dataset) -> Dataset:
         """The column `text` of the passages that it answers for, of all those of the subset."""
-        chosen = passages.select_columns(["text"]).select(self.rows)
-        if all(len(text) <= end for text, end in zip(chosen["text"], self.ends, strict=True)):
-            return chosen
-        return Dataset.from_dict({"text": [text[:end] for text, end in zip(chosen["text"], self.ends, strict=True)]})
+        return shortened(passages.select_columns(["text"]).select(self.rows), self.ends)
 
     def answered(self, texts: Dataset, passages: Dataset | None, share: float) -> Dataset:
         """The task's training texts and the passages as one data set, with a column `teacher_probs`.
@@ -76,6 +73,14 @@ class Teacher:
             none = math.nan if self.train.shape[1] == 1 else -100
             parts.append(_with_answers(passages.add_column("label", [none] * len(passages)), self.passages, texts.features))
         return concatenate_datasets(parts)
+
+
+def shortened(passages: Dataset, ends: np.ndarray) -> Dataset:
+    """The passages, where one is longer than so many characters, int64 [N], the column `text` of all, cut there."""
+    texts = passages["text"][:]
+    if all(len(text) <= end for text, end in zip(texts, ends, strict=True)):
+        return passages
+    return Dataset.from_dict({"text": [text[:end] for text, end in zip(texts, ends, strict=True)]})
 
 
 def repeats(texts: int, passages: int, share: float) -> int:

@@ -288,7 +288,7 @@ class TlmTrainer(SampledTrainer):
         eager = torch.compiler.set_stance("force_eager") if self.args.torch_compile else nullcontext()
         with eager, count_flops() as count:
             loss = super().training_step(model, inputs, num_items_in_batch)
-        measured[stream] = count.flops / int(inputs["attention_mask"].sum())
+        measured[stream] = count.get_total_flops() / int(inputs["attention_mask"].sum())
         return loss
 
     @property
@@ -308,7 +308,7 @@ class TlmTrainer(SampledTrainer):
         outputs = model(**(twice(texts) if isinstance(objective, RDrop) else texts))
         terms = objective(outputs, inputs, num_items_in_batch)
         loss = terms.pop("loss")
-        self.watched(loss, {name: value for name, value in terms.items() if not value.dim()})
+        self.watch.add(loss, {name: value for name, value in terms.items() if not value.dim()})
         # Of a step's mean each micro-batch holds a share.
         shares = in_pairs(terms, lambda name, share: (share, 1 / self._micro_batches))
         self._terms.add(shares, prefix=f"{stream}/")

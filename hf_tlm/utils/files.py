@@ -258,9 +258,6 @@ def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
 
 
 def sha256(path: str | os.PathLike) -> str:
-    """Hex digest of a file's content, read in blocks of 1 MiB."""
+    """Hex digest of a file's content."""
     with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

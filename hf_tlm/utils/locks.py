@@ -276,7 +276,8 @@ class Claim:
 
     def _take_back(self) -> None:
         files = [path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()]
-        if not all(self._is_passing(path.relative_to(self.folder).as_posix()) for path in files):
+        names = [path.relative_to(self.folder).as_posix() for path in files]
+        if not all(any(fnmatch(name, glob) for glob in self.passing) for name in names):
             return
         with _held([path for path in files if path.suffix == ".lock"]):
             for path in files:
@@ -285,9 +286,6 @@ class Claim:
                 folder.rmdir()
         for folder in self.made:
             folder.rmdir()
-
-    def _is_passing(self, name: str) -> bool:
-        return any(fnmatch(name, glob) for glob in self.passing)
 
 
 @contextlib.contextmanager

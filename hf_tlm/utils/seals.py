@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -41,7 +42,7 @@ def write_seal(folder: str | os.PathLike, *parts: str, **facts: Any) -> None:
         OSError, HfTlmError: a file cannot be read, or the seal not be written.
     """
     folder = Path(folder)
-    found = set(folder.rglob("*")) if not parts else {file for name in parts for file in _within(folder / name)}
+    found = {path for name in parts or ("",) for path in (folder / name, *(folder / name).rglob("*"))}
     files = {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "xxh3": checksum(path)}
         for path in sorted(found)
@@ -135,14 +136,7 @@ def keep_sealed(folder: str | os.PathLike, make: Callable[[Path], object], *need
         write_seal(work)
 
 
-def _within(path: Path) -> list[Path]:
-    return [path] if path.is_file() else list(path.rglob("*"))
-
-
 def checksum(path: Path) -> str:
     """The checksum of a file: xxh3, 128 bits, in hexadecimal."""
-    digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -18,9 +18,9 @@ from hf_tlm.models.loading import read_weights
 from hf_tlm.runs import ProtocolError, predict, run_tlm
 from hf_tlm.training import ModelArguments, TlmArguments
 from hf_tlm.training.base_trainer import _check_readable
-from hf_tlm.training.checkpoints import CheckpointError, checkpoints_in, seal
+from hf_tlm.training.checkpoints import CheckpointError, checkpoints_in
 from hf_tlm.training.publishing import OWN_CODE, CheckpointPushes, _copy, fetch_run
-from hf_tlm.utils.seals import SEAL
+from hf_tlm.utils.seals import SEAL, write_seal
 from support.report_runs import tlm_run
 from support.toys import FAST, TINY_CONFIGS, make_task
 
@@ -183,7 +183,7 @@ def test_a_checkpoint_with_code_in_it_is_one_line(killed, tmp_path):
     checkpoint, go = killed
     (checkpoint / "optimizer.pt").write_bytes(torch_pickled(tmp_path / "ran", tmp_path))
     (checkpoint / SEAL).unlink()
-    seal(checkpoint, step=2, world_size=1)
+    write_seal(checkpoint, step=2, world_size=1, resumable=True)
     with pytest.raises(CheckpointError, match="holds more than tensors: .*open.* Nothing of it was run") as raised:
         go()
     assert "weights_only" not in str(raised.value) and not (tmp_path / "ran").exists()

@@ -12,8 +12,8 @@ from hf_tlm.training.checkpoints import (
     damage,
     last_complete_checkpoint,
     rotate,
-    seal,
 )
+from hf_tlm.utils.seals import write_seal
 
 
 def make(folder, step, best=None, sealed=True):
@@ -25,7 +25,7 @@ def make(folder, step, best=None, sealed=True):
     state = {"best_model_checkpoint": None if best is None else f"elsewhere/checkpoint-{best}"}
     (path / "trainer_state.json").write_text(json.dumps(state))
     if sealed:
-        seal(path, step=step, world_size=1)
+        write_seal(path, step=step, world_size=1, resumable=True, best=None)
     return path
 
 
@@ -69,7 +69,7 @@ def test_its_seal_has_its_name(tmp_path):
     """The best one saved, which need not be the best one evaluated; of other folders the names count too."""
     make(tmp_path, 2), make(tmp_path, 4)
     newest = make(tmp_path, 6, best=4, sealed=False)
-    seal(newest, step=6, world_size=1, best="/elsewhere/checkpoint-2")
+    write_seal(newest, step=6, world_size=1, resumable=True, best="/elsewhere/checkpoint-2")
     assert best_of(newest) == tmp_path / "checkpoint-2"
     rotate(newest, limit=1)
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-6"]

@@ -103,7 +103,7 @@ class FinetuneTrainer(SampledTrainer):
             outputs = model(**texts)
             terms = self.text_loss(outputs, inputs, self.average_counts)
             loss = terms.pop("loss")
-            self.watched(loss, terms)
+            self.watch.add(loss, terms)
             self._logged.add(in_pairs(terms, lambda name, value: (value, 1.0)))
             return (loss, outputs) if return_outputs else loss
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
@@ -113,7 +113,7 @@ class FinetuneTrainer(SampledTrainer):
             loss = loss if terms > 0 or loss.isfinite() else 0 * outputs["logits"].sum()
             loss = loss * (terms / self.average_terms)
         if model.training:
-            self.watched(loss, {"task_loss": loss.detach()})
+            self.watch.add(loss, {"task_loss": loss.detach()})
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

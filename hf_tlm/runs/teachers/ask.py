@@ -29,7 +29,7 @@ from hf_tlm.runs.teachers.tables import TableTeacher
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.applicable import of_training
-from hf_tlm.training.teacher import Teacher, described, doubts
+from hf_tlm.training.teacher import Teacher, described, doubts, shortened
 from hf_tlm.training.teacher_arguments import LINEAR
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import agree, place_in_job
@@ -227,9 +227,9 @@ def _answers(
                     "A model that teaches is not asked under FSDP. Start the same command on one process first, until it "
                     "trains: its answers are kept in the cache."
                 )
-            answers = teacher(task, _cut(passages, ends), parts)
+            answers = teacher(task, passages and shortened(passages, ends), parts)
         elif rank == 0:
-            answers = teacher(task, _cut(passages, ends))
+            answers = teacher(task, passages and shortened(passages, ends))
         if rank == 0:
             assert answers is not None
             answers.report.setdefault("seconds", round(time.monotonic() - begun, 1))
@@ -267,15 +267,6 @@ def _ends(task: Task, passages: Dataset | None, args: Any) -> np.ndarray:
     if args.teacher_passage_length == "task":
         return task_lengths(task.train["text"], passages["text"])
     return np.array([len(text) for text in passages["text"]], dtype=np.int64)
-
-
-def _cut(passages: Dataset | None, ends: np.ndarray) -> Dataset | None:
-    if passages is None:
-        return None
-    texts = passages["text"][:]
-    if all(len(text) <= end for text, end in zip(texts, ends, strict=True)):
-        return passages
-    return Dataset.from_dict({"text": [text[:end] for text, end in zip(texts, ends, strict=True)]})
 
 
 def _key(digest: str, task: Task, passages: Dataset | None, ends: np.ndarray) -> str:
