@@ -79,14 +79,16 @@ def export_stock(
     return output_dir
 
 
-def check_replaceable(output_dir: str | os.PathLike) -> None:
-    """Check that a folder may be replaced by a model: it is not there, is empty, or holds a model.
+def check_replaceable(output_dir: str | os.PathLike, released: str | os.PathLike) -> None:
+    """Check that a folder may be replaced by a converted model: it is not there, is empty, or holds a model.
 
     Raises:
-        ModelError: the folder holds something else than a model (with its masked LM in `mlm`), which writing another there
-            would remove.
+        ModelError: the folder is that of the released model, or holds something else than a model (with its masked LM in
+            `mlm`), which writing another there would remove.
     """
     output_dir = Path(output_dir)
+    if Path(released).resolve() == output_dir.resolve():
+        raise ModelError(f"The converted model would replace the released one in {released}. Choose another output folder.")
     if not output_dir.exists():
         return
     if not output_dir.is_dir():

@@ -14,7 +14,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -27,6 +27,9 @@ from hf_tlm.errors import ModelError
 from hf_tlm.models.base import body_of, embedding_weight, encode
 from hf_tlm.models.families import Stock, family_of
 from hf_tlm.models.initialization import layers_of
+
+if TYPE_CHECKING:
+    from sklearn.linear_model import LogisticRegression
 
 # Inverse strength of the penalty, for shares of a text's tokens times SCALE and their idf. Once logits are scaled, more or
 # less of it hardly matters on held-out texts (SciERC, ChemProt, Reuters R8), and more certain ones on the training texts
@@ -185,15 +188,19 @@ def _shares(ids: Sequence[Sequence[int]], vocab_size: int) -> sp.csr_matrix:
     return sp.csr_matrix((1.0 / lengths[rows], (rows, tokens)), shape=(len(ids), vocab_size))
 
 
-def _fit(features: sp.csr_matrix, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The weights float64 [V, C] and [C] of logistic regression, with all classes."""
+def logistic_regression(features: sp.csr_matrix, labels: np.ndarray, c: float, iterations: int) -> LogisticRegression:
+    """Fit a classifier; after so many iterations probabilities hardly move, whatever the gradient is."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     with warnings.catch_warnings():
-        # After so many iterations probabilities hardly move, whatever the gradient is.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model = LogisticRegression(C=C, max_iter=ITERATIONS).fit(features, labels)
+        return LogisticRegression(C=c, max_iter=iterations).fit(features, labels)
+
+
+def _fit(features: sp.csr_matrix, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The weights float64 [V, C] and [C] of logistic regression, with all classes."""
+    model = logistic_regression(features, labels, C, ITERATIONS)
     found, bias = model.coef_.T, model.intercept_
     if found.shape[1] == 1:  # Of two classes sklearn has the difference.
         found, bias = np.hstack([-found, found]) / 2, np.concatenate([-bias, bias]) / 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,30 @@ def read_weights(path: Path, advice: str) -> dict[str, torch.Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ModelError(f"{path} must hold tensors by name; found {type(state).__name__}. Is it a released checkpoint?")
     return state
+
+
+def weight_problems(
+    state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]], unexpected: Sequence[str]
+) -> str:
+    """What keeps a file's weights out of a model, such as "missing: a, b, c and 2 more; unexpected: d"; else empty.
+
+    Args:
+        shapes: that weights have to have.
+    """
+    problems = {
+        "missing": [name for name in shapes if name not in state],
+        "unexpected": unexpected,
+        "of another shape": [
+            f"{name} {tuple(state[name].shape)} instead of {shape}"
+            for name, shape in shapes.items()
+            if name in state and state[name].shape != shape
+        ],
+    }
+    return "; ".join(
+        f"{what}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        for what, names in problems.items()
+        if names
+    )
 
 
 @contextmanager

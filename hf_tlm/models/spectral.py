@@ -24,6 +24,7 @@ from hf_tlm.errors import ModelError
 from hf_tlm.models.base import embedding_weight
 
 _CHUNK_TOKENS = 1 << 20
+WINDOW, CONTEXT_POWER = 5, 0.75
 # Pairs in one direction, 12 bytes each while they are counted. Making them symmetric and taking the PMI needs about five
 # times as much at once: 2 GB at the limit, which a million passages of 100 words do not reach at a vocabulary of 30,000.
 MAX_NONZEROS = 30_000_000
@@ -70,7 +71,7 @@ def cooccurrence(
     texts: Iterable[Sequence[int]],
     vocab_size: int,
     *,
-    window: int = 5,
+    window: int = WINDOW,
     ignore: Collection[int] = (),
     max_nonzeros: int = MAX_NONZEROS,
 ) -> tuple[sp.csr_matrix, float]:
@@ -141,7 +142,7 @@ def token_chunks(texts: Iterable[Sequence[int]], description: str) -> Iterable[l
         yield chunk
 
 
-def ppmi(counts: sp.csr_matrix, context_power: float = 0.75) -> sp.csr_matrix:
+def ppmi(counts: sp.csr_matrix, context_power: float = CONTEXT_POWER) -> sp.csr_matrix:
     """max(0, log p(t, c) / (p(t) p'(c))), with p' from context counts to the power `context_power`; float32 CSR [V, V]."""
     tokens = np.asarray(counts.sum(axis=1)).ravel()
     contexts = np.asarray(counts.sum(axis=0)).ravel() ** context_power
@@ -159,11 +160,7 @@ def spectral_embeddings(
     dim: int,
     *,
     scale: float = 1.0,
-    window: int = 5,
-    context_power: float = 0.75,
     ignore: Collection[int] = (),
-    max_nonzeros: int = MAX_NONZEROS,
-    seed: int = 0,
 ) -> SpectralEmbeddings:
     """U sqrt(S) of the randomised SVD of the PPMI matrix, rows normalised to length `scale`.
 
@@ -178,13 +175,13 @@ def spectral_embeddings(
     from sklearn.utils.extmath import randomized_svd
 
     started = time.monotonic()
-    counts, forgotten = cooccurrence(texts, vocab_size, window=window, ignore=ignore, max_nonzeros=max_nonzeros)
+    counts, forgotten = cooccurrence(texts, vocab_size, ignore=ignore)
     if counts.nnz == 0:
         raise ModelError("Spectral embeddings need texts of two tokens or more, and there are none.")
-    matrix = ppmi(counts, context_power)
+    matrix = ppmi(counts)
     rank = min(dim, vocab_size - 1)
     # In float32, the matrix's own precision: two to three times as fast, and the same subspace.
-    left, singular, _ = randomized_svd(matrix, n_components=rank, random_state=seed)
+    left, singular, _ = randomized_svd(matrix, n_components=rank, random_state=0)
     # Directions of the null space and tokens without any association are rounding errors: they have nothing to say.
     singular = np.where(singular > singular[0] * vocab_size * np.finfo(np.float32).eps, singular, 0.0)
     known = np.diff(matrix.indptr) > 0
@@ -195,8 +192,8 @@ def spectral_embeddings(
     vectors[~known] = 0.0
     vectors[known] *= scale / norms[known, None]
     report = {
-        "window": window,
-        "context_power": context_power,
+        "window": WINDOW,
+        "context_power": CONTEXT_POWER,
         "scale": scale,
         "tokens_covered": int(known.sum()),
         "vocab_size": vocab_size,

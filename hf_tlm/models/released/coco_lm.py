@@ -18,7 +18,7 @@ from hf_tlm.models.coco_lm.configuration_coco_lm import CocoLmConfig
 from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM, CocoLmModel, CocoLmPreTrainedModel
 from hf_tlm.models.coco_lm.relative_positions import relative_position_buckets
 from hf_tlm.models.coco_lm.tokenization_coco_lm import CocoLmTokenizer
-from hf_tlm.models.loading import read_weights, weights_file
+from hf_tlm.models.loading import read_weights, weight_problems, weights_file
 from hf_tlm.utils.files import atomic_directory
 
 CONFIG = "config.json"
@@ -111,9 +111,7 @@ def convert_released(folder: str | os.PathLike, output_dir: str | os.PathLike) -
     """
     from hf_tlm.models.export import check_replaceable  # Which knows all families, and this one among them.
 
-    if Path(folder).resolve() == Path(output_dir).resolve():
-        raise ModelError(f"The converted model would replace the released one in {folder}. Choose another output folder.")
-    check_replaceable(output_dir)
+    check_replaceable(output_dir, folder)
     released = load_released(folder)
     with atomic_directory(output_dir) as work:
         released.model.save_pretrained(work)
@@ -188,21 +186,8 @@ def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], 
         holders[released_name(prefix + name)].append(parameter)
     shapes = {name: (sum(map(len, parts)), *parts[0].shape[1:]) for name, parts in holders.items()}
     others = [name for name in state if name not in holders]
-    problems = {
-        "missing": [name for name in holders if name not in state],
-        "unexpected": [name for name in others if name.startswith(BODY) and not name.startswith(CONTRASTIVE_HEAD)],
-        "of another shape": [
-            f"{name} {tuple(state[name].shape)} instead of {shape}"
-            for name, shape in shapes.items()
-            if name in state and state[name].shape != shape
-        ],
-    }
-    if any(problems.values()):
-        found = "; ".join(
-            f"{what}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            for what, names in problems.items()
-            if names
-        )
+    unexpected = [name for name in others if name.startswith(BODY) and not name.startswith(CONTRASTIVE_HEAD)]
+    if found := weight_problems(state, shapes, unexpected):
         raise ModelError(
             f"The weights in {file} are not those of the model in {CONFIG}. {found}. Are both of one released "
             "COCO-LM model, with post-LayerNorm?"

@@ -19,7 +19,7 @@ from transformers import BertConfig, ElectraConfig, PreTrainedTokenizerBase
 from hf_tlm.data import load_tokenizer
 from hf_tlm.errors import ModelError
 from hf_tlm.models.export import check_replaceable, export_stock
-from hf_tlm.models.loading import read_weights, weights_file
+from hf_tlm.models.loading import read_weights, weight_problems, weights_file
 from hf_tlm.models.tlm import TlmModel
 
 # What configs raise for values that they cannot have.
@@ -121,9 +121,7 @@ def convert_released_tlm(
         HfTlmError: see `load_released_tlm`; `output_dir` is `folder`, or holds something else than a model; or the disk
             cannot be written, and an earlier folder there is intact.
     """
-    if Path(folder).resolve() == Path(output_dir).resolve():
-        raise ModelError(f"The converted model would replace the released one in {folder}. Choose another output folder.")
-    check_replaceable(output_dir)
+    check_replaceable(output_dir, folder)
     released = load_released_tlm(folder, label_names=label_names, tokenizer_name=tokenizer_name)
     export_stock(released.model, released.tokenizer, output_dir)
     return released
@@ -193,21 +191,8 @@ def _load_weights(model: TlmModel, state: dict[str, torch.Tensor], prefixes: dic
     own = [prefixes[BODY] + name for name in ("embeddings.", "encoder.")]
     own += [prefixes[MLM_HEAD] + "predictions.", prefixes[CLASSIFIER] + "cls_layer."]
     unused = tuple(prefixes[BODY] + name for name in UNUSED)
-    problems = {
-        "missing": [name for name in values if name not in state],
-        "unexpected": [name for name in others if name.startswith(tuple(own)) and not name.startswith(unused)],
-        "of another shape": [
-            f"{name} {tuple(state[name].shape)} instead of {tuple(value.shape)}"
-            for name, value in values.items()
-            if name in state and state[name].shape != value.shape
-        ],
-    }
-    if any(problems.values()):
-        found = "; ".join(
-            f"{what}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            for what, names in problems.items()
-            if names
-        )
+    unexpected = [name for name in others if name.startswith(tuple(own)) and not name.startswith(unused)]
+    if found := weight_problems(state, {name: tuple(value.shape) for name, value in values.items()}, unexpected):
         raise ModelError(f"The weights in {file} are not those of the model in {CONFIG}. {found}. {ADVICE}")
     for name, value in values.items():
         value.copy_(state[name])

@@ -12,18 +12,19 @@ import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedGroupKFold
 from tqdm.auto import tqdm
 
 from hf_tlm.errors import ArgumentsError
+from hf_tlm.models.linear_start import logistic_regression
+from hf_tlm.runs.linear import tfidf
 from hf_tlm.runs.teachers.answers import LEAST, Answers, progress
 from hf_tlm.tasks import Task
-
-if TYPE_CHECKING:
-    from sklearn.linear_model import LogisticRegression
 
 FOLDS = 5
 N_GRAMS = (1, 2)
@@ -87,23 +88,11 @@ class _Linear:
     """Texts -> probabilities, float64 [N, C]."""
 
     def __init__(self, n: int, c: float, texts: Sequence[str], labels: np.ndarray, classes: int):
-        from hf_tlm.runs.linear import tfidf
-
         self.features, self.classes = tfidf(n).fit(texts), classes
-        self.model = _regression(self.features.transform(texts), labels, c)
+        self.model = logistic_regression(self.features.transform(texts), labels, c, ITERATIONS)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         return _spread(self.model, self.features.transform(texts), self.classes)
-
-
-def _regression(features: Any, labels: np.ndarray, c: float) -> LogisticRegression:
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    with warnings.catch_warnings():
-        # After so many iterations probabilities hardly move, whatever the gradient is.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return LogisticRegression(C=c, max_iter=ITERATIONS).fit(features, labels)
 
 
 def _spread(model: LogisticRegression, features: Any, classes: int) -> np.ndarray:
@@ -118,8 +107,6 @@ def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[i
     if len(texts) > MOST_TEXTS_FOR_CHOICE:
         sample = np.sort(np.random.default_rng(0).permutation(len(texts))[:MOST_TEXTS_FOR_CHOICE])
         texts, labels = [texts[i] for i in sample], labels[sample]
-    from hf_tlm.runs.linear import tfidf
-
     folds = _folds(texts, labels)
     losses: defaultdict[tuple[int, float], float] = defaultdict(float)
     grid = list(product(N_GRAMS, folds))
@@ -128,15 +115,13 @@ def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[i
         seen = vectorizer.fit_transform([texts[i] for i in train])
         unseen = vectorizer.transform([texts[i] for i in test])
         for c in C:
-            answers = _spread(_regression(seen, labels[train], c), unseen, classes)
+            answers = _spread(logistic_regression(seen, labels[train], c, ITERATIONS), unseen, classes)
             losses[n, c] += _cross_entropy(answers, labels[test]) * len(test)
     return min(losses, key=lambda pair: losses[pair]), len(losses)
 
 
 def _folds(texts: Sequence[str], labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """(rows to fit, rows held out), in which texts that are equal but for case and spaces stay together."""
-    from sklearn.model_selection import StratifiedGroupKFold
-
     groups = np.unique([" ".join(text.lower().split()) for text in texts], return_inverse=True)[1]
     splitter = StratifiedGroupKFold(max(2, min(FOLDS, groups.max() + 1)), shuffle=True, random_state=0)
     folds = []
