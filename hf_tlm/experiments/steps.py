@@ -22,8 +22,12 @@ from hf_tlm.influence import SelectionArguments
 from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.models.arguments import InitializationArguments
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
+from hf_tlm.runs.averaging import averaged_scores
 from hf_tlm.runs.baseline_arguments import BaselineArguments
+from hf_tlm.runs.baselines import make_baselines
 from hf_tlm.runs.beside import Answers, classes_of, seed_answers, with_linear
+from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
+from hf_tlm.runs.price import linear_price
 from hf_tlm.runs.records import environment
 from hf_tlm.runs.score_model import score_models
 from hf_tlm.runs.summary import SPLITS
@@ -64,7 +68,7 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
     Raises:
         HfTlmError: an option that its recipe lacks, or values that it refuses.
     """
-    classes, values = CLASSES[step.kind](), plan.values(step)
+    classes, values = CLASSES[step.kind], plan.values(step)
     if elsewhere and step.kind in ("select_influence", "train_tlm", "finetune"):
         values |= {"use_cpu": True, "tf32": None}  # Else bf16 and tf32 are refused here.
     elif step.kind == "select_influence" and step.options["method"] not in ("iss", *BY_TEACHER):
@@ -115,20 +119,14 @@ def make_step(plan: Plan, step: Step) -> dict[str, Any]:
     return MAKE[step.kind](plan, step, *parse_step(plan, step))
 
 
-def _finetune_classes() -> tuple[type, ...]:
-    from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments
-
-    return TaskArguments, CheckpointArguments, FinetuneArguments
-
-
-CLASSES: Mapping[str, Callable[[], tuple[type, ...]]] = {
-    TOKENIZER: lambda: (TaskArguments, CorpusArguments, TokenizerArguments),
-    "retrieve": lambda: (TaskArguments, CorpusArguments, RetrievalArguments),
-    "select_influence": lambda: (TaskArguments, SelectionArguments, ModelArguments, ScoreModelArguments),
-    "train_tlm": lambda: (TaskArguments, ModelArguments, TlmArguments),
-    "finetune": _finetune_classes,
-    "baseline": lambda: (TaskArguments, BaselineArguments),
-    AVERAGE: lambda: (TaskArguments,),
+CLASSES: Mapping[str, tuple[type, ...]] = {
+    TOKENIZER: (TaskArguments, CorpusArguments, TokenizerArguments),
+    "retrieve": (TaskArguments, CorpusArguments, RetrievalArguments),
+    "select_influence": (TaskArguments, SelectionArguments, ModelArguments, ScoreModelArguments),
+    "train_tlm": (TaskArguments, ModelArguments, TlmArguments),
+    "finetune": (TaskArguments, CheckpointArguments, FinetuneArguments),
+    "baseline": (TaskArguments, BaselineArguments),
+    AVERAGE: (TaskArguments,),
 }
 
 
@@ -227,16 +225,11 @@ def tokenise(plan: Plan, step: Step) -> None:
 
 
 def _make_finetuning(plan: Plan, step: Step, task_args: TaskArguments, checkpoint: Any, args: Any) -> dict[str, Any]:
-    from hf_tlm.runs.finetuning import finetune
-
     task = task_args.load()
     return _of_run(finetune(task, checkpoint, args), task) | {"checkpoint": asdict(checkpoint)}
 
 
 def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: BaselineArguments) -> dict[str, Any]:
-    from hf_tlm.runs.baselines import make_baselines
-    from hf_tlm.runs.price import linear_price
-
     task = task_args.load()
     (made,) = make_baselines(task, args.baseline)
     made.save(plan.folder(step), task)
@@ -250,8 +243,6 @@ def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: Basel
 
 def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str, Any]:
     """The scores are of the predictions that the seeds left; what they cost is added up."""
-    from hf_tlm.runs.averaging import averaged_scores
-
     made = {other.name: other for other in plan.trainings}
     records = [record for name in step.inputs.values() if (record := read_record(plan.record_file(made[name])))]
     folders = [model_folder(plan, record) for record in records]

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
+from datasets import Dataset, config
+from tqdm.auto import tqdm
 
 from hf_tlm.errors import HfTlmError, InfluenceError
 from hf_tlm.influence.rows import rows_digest
@@ -20,8 +22,6 @@ from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import Claim, awaited
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from hf_tlm.influence.scorer import InfluenceScorer
 
 SETTINGS_FILE, GRADIENTS_FOLDER = "settings.json", "task-gradients"
@@ -173,8 +173,6 @@ def open_scores(
 
 
 def _cache_folder(settings: dict[str, Any]) -> Path:
-    from datasets import config
-
     digest = xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True).encode())
     return Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"influence-{digest}"
 
@@ -221,8 +219,6 @@ def _short(value: Any) -> str:
 
 def _score(scores: ScoreFiles, rows: Dataset, scorer, missing: list[int], mine: list[int], main: bool) -> None:
     """Make those shards of the missing ones that are `mine`, and wait for the others."""
-    from tqdm.auto import tqdm
-
     done = len(rows) - sum(len(scores.rows(number)) for number in missing)
     with tqdm(desc="Scoring", unit=" passages", total=len(rows), initial=done, disable=not main) as bar:
         for number in mine:

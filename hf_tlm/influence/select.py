@@ -96,18 +96,9 @@ def select(
     """
     check_task(task, "Selection by influence", "classification")
     check_subset(subset)
-    check_selection(
-        method,
-        fraction=fraction,
-        top_k=top_k,
-        num_passages=num_passages,
-        balance=balance,
-        corpus_batch_size=corpus_batch_size,
-        task_batch_size=task_batch_size,
-        task_split=task_split,
-        group_loss=group_loss,
-    )
     sizes: dict[str, Any] = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
+    batches = {"corpus_batch_size": corpus_batch_size, "task_batch_size": task_batch_size}
+    check_selection(method, **sizes, **batches, balance=balance, task_split=task_split, group_loss=group_loss)
     size = check_inputs(task, subset, method, **sizes, task_split=task_split)
     if method == "iss" and scorer is None:
         raise InfluenceError("Selection by influence needs a scorer: an InfluenceScorer of the score model.")
@@ -142,8 +133,7 @@ def select(
         )
         chosen, columns = found.rows, {"influence": found.influence, "influence_rank": found.rank}
         made |= {
-            "corpus_batch_size": corpus_batch_size,
-            "task_batch_size": task_batch_size,
+            **batches,
             # As the paper has them, a manifest says no more than before there was a choice.
             **({"task_split": task_split} if task_split != "validation" else {}),
             **({"group_loss": group_loss} if group_loss != "passages" else {}),

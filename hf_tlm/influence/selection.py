@@ -245,22 +245,22 @@ def ngram_buckets(text: str, num_buckets: int = NUM_BUCKETS) -> np.ndarray:
     return (np.array(hashes, np.uint64) % num_buckets).astype(np.int64)
 
 
-def log_frequencies(texts: Iterable[str], num_buckets: int = NUM_BUCKETS) -> np.ndarray:
+def log_frequencies(texts: Iterable[str]) -> np.ndarray:
     """float64 [buckets]: log of the share of the texts' n-grams in each bucket, one added to every count."""
-    counts = np.ones(num_buckets)
+    counts = np.ones(NUM_BUCKETS)
     for text in texts:
-        counts += np.bincount(ngram_buckets(text, num_buckets), minlength=num_buckets)
+        counts += np.bincount(ngram_buckets(text), minlength=NUM_BUCKETS)
     return np.log(counts / counts.sum())
 
 
-def log_importance_weights(task_texts: Iterable[str], passages: Iterable[str], num_buckets: int = NUM_BUCKETS) -> np.ndarray:
+def log_importance_weights(task_texts: Iterable[str], passages: Iterable[str]) -> np.ndarray:
     """float64 [N]: log p(passage) under the task's n-grams minus the same under those of all passages; 0 without n-grams.
 
     Args:
         passages: iterated twice, so a list or a dataset column rather than a generator.
     """
-    log_ratio = log_frequencies(task_texts, num_buckets) - log_frequencies(passages, num_buckets)
-    return np.array([log_ratio[ngram_buckets(text, num_buckets)].sum() for text in passages])
+    log_ratio = log_frequencies(task_texts) - log_frequencies(passages)
+    return np.array([log_ratio[ngram_buckets(text)].sum() for text in passages])
 
 
 def resample(log_weights: np.ndarray, ids: Sequence[str], size: int, seed: int = 0) -> np.ndarray:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, config
 from scipy import sparse
+from scipy.special import softmax
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 from sklearn.svm import LinearSVC
 from tqdm.auto import tqdm
@@ -25,7 +26,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import Lead, load_metric
 from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
 from hf_tlm.runs.linear import COLUMNS, TOKENS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature
-from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings, softmax
+from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.files import atomic_write
@@ -154,7 +155,7 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
     linear = {
         split: {
             "classes": classes.tolist(),
-            "probabilities": softmax(one.model.logits(task.splits[split])).round(6).tolist(),
+            "probabilities": softmax(one.model.logits(task.splits[split]), axis=-1).round(6).tolist(),
         }
         for one in made[0]
         if one.model is not None and not draws

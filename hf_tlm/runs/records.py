@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from scipy.special import softmax
 
 from hf_tlm.hub.commit import Push
 from hf_tlm.models import ModelError
@@ -133,12 +134,6 @@ def command_line() -> str:
     return shlex.join(shown)
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last dimension."""
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
-
-
 def classified(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
     """{"prediction": name of the class, "probabilities": {name: share}} of each row.
 
@@ -151,7 +146,7 @@ def classified(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]
             "prediction": names[int(row.argmax())],
             "probabilities": {name: round(float(share), 6) for name, share in zip(names, row, strict=True)},
         }
-        for row in softmax(logits)
+        for row in softmax(logits, axis=-1)
     ]
 
 

@@ -21,7 +21,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from hf_tlm.data import load_tokenizer
 from hf_tlm.data.text_checks import check_known, spread_texts
 from hf_tlm.hub.repo import checkpoint_folder
-from hf_tlm.models import TlmModel, read_config
+from hf_tlm.models import TlmModel
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.teachers import content_of, open_teacher
@@ -30,6 +30,7 @@ from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments
 from hf_tlm.training.applicable import of_training
+from hf_tlm.training.prepare import source_config
 from hf_tlm.training.run_folder import RESULTS_FILE, local_files, settings
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.locks import awaited
@@ -118,13 +119,7 @@ def score_models(
 
 def _check_layer(layer: int, model_args: ModelArguments) -> None:
     """Raise ArgumentsError before a model is trained that has no such layer."""
-    if model_args.model_name_or_path is None:
-        config = read_config(model_args.model_config)
-    else:
-        trust = model_args.trust_remote_code
-        folder = checkpoint_folder(model_args.model_name_or_path, model_args.model_revision, trust_remote_code=trust)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
-    count = config.num_hidden_layers
+    count = source_config(model_args).num_hidden_layers
     if not -count - 1 <= layer <= count:
         raise ArgumentsError(
             f"layer must be between {-count - 1} and {count} for a score model of {count} layers (0 is the embeddings, "

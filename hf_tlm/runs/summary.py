@@ -8,7 +8,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import TrainingArguments
 
 from hf_tlm.hub.commit import Push
 from hf_tlm.runs.baselines import to_beat_line
@@ -20,9 +22,6 @@ from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.run_names import seed_folder
 from hf_tlm.utils.seed_figures import SEED_FIGURES, seed_figure
-
-if TYPE_CHECKING:
-    from transformers import TrainingArguments
 
 SPLITS = ("validation", "test")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +188,9 @@ def _run_seed(
     make_model = setup.make_model
     for stage in args.stages:
         stage_args = args.for_stage(stage, stage_folder(folder, stage), seed, task.metric)
-        start = _start(make_model, stage, args, seed, setup.initialization)
+        start = partial(_begun, make_model, stage, args, seed, setup.initialization)
         if stage == 2 and model_args.use_peft and model_args.model_name_or_path is None:
-            start = _with_adapter(start, model_args, stage_folder(folder, 1) / "model")
+            start = partial(_adapted, start, model_args, stage_folder(folder, 1) / "model")
         model, cost, scores = run_stage(
             *(stage, start, stage_args, setup.data[stage], setup.tokenizer),
             compute_metrics=compute_metrics,
@@ -247,16 +248,12 @@ def _returning(model: TrainedModel | PeftModel) -> Callable[[], TrainedModel | P
     return lambda: model
 
 
-def _with_adapter(make_model, lora: ModelArguments, base: Path):
-    return lambda: add_lora(make_model(), lora, base)
+def _adapted(make_model, lora: ModelArguments, base: Path) -> PeftModel:
+    return add_lora(make_model(), lora, base)
 
 
-def _start(make_model, stage: int, args: TlmArguments, seed: int, initialization: Initialization | None):
-    """What makes the model that a stage begins with."""
-
-    def make() -> TrainedModel | PeftModel:
-        model = make_model()
-        begin_stage(model, stage, args, seed, initialization)
-        return model
-
-    return make
+def _begun(make_model, stage: int, args: TlmArguments, seed: int, initialization: Initialization | None):
+    """The model that a stage begins with."""
+    model = make_model()
+    begin_stage(model, stage, args, seed, initialization)
+    return model

@@ -237,7 +237,7 @@ class PromptClassifier:
 
     @property
     def collator(self) -> PromptCollator:
-        return PromptCollator(self.tokenizer.pad_token_id)
+        return PromptCollator(self.tokenizer)
 
     @torch.inference_mode()
     def logits(self, rows: Dataset, batch_size: int = 32) -> np.ndarray:

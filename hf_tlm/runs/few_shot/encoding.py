@@ -6,13 +6,13 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.tokenization import check_tokenizer
 from hf_tlm.runs.few_shot.templates import CHANGES, MASK, TEXTS, Prompt, PromptError
+from hf_tlm.runs.finetuning.features import pad
 
 # What byte-level BPE, sentencepiece and WordPiece write for a space before a piece, or for there being none.
 _MARKS = "Ġ▁#"
@@ -201,19 +201,10 @@ class PromptCollator:
     without `labels` where the rows have no `label`.
     """
 
-    pad_token_id: int
+    tokenizer: PreTrainedTokenizerBase
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        lengths = np.array([len(row["input_ids"]) for row in rows])
-        real = np.arange(lengths.max()) < lengths[:, None]
-        input_ids = np.full(real.shape, self.pad_token_id, dtype=np.int64)
-        input_ids[real] = np.concatenate([row["input_ids"] for row in rows])
-        batch = {}
-        if "label" in rows[0]:
-            # First: the Trainer takes the first tensor's length for the number of texts.
-            batch["labels"] = torch.tensor([row["label"] for row in rows])
-        return batch | {
-            "input_ids": torch.from_numpy(input_ids),
-            "attention_mask": torch.from_numpy(real.astype(np.int64)),
-            "mask_positions": torch.tensor([row["mask_position"] for row in rows]),
-        }
+        # First: the Trainer takes the first tensor's length for the number of texts.
+        labels = {"labels": torch.tensor([row["label"] for row in rows])} if "label" in rows[0] else {}
+        positions = torch.tensor([row["mask_position"] for row in rows])
+        return {**labels, **pad(rows, self.tokenizer), "mask_positions": positions}

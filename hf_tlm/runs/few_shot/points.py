@@ -104,11 +104,8 @@ class PromptTrainer(ResumableTrainer):
         logits = label_word_logits(model, self.word_ids, *columns, stock=self.accelerator.unwrap_model(model))
         loss = cross_entropy(logits.float(), inputs["labels"], label_smoothing=self.args.label_smoothing_factor)
         if model.training:
-            self.watched(loss, {})
+            self.watch.add(loss, {})
         return (loss, {"logits": logits}) if return_outputs else loss
-
-    def create_model_card(self, *args, **kwargs) -> None:
-        """Nothing: a stock model's card would say nothing of its prompt."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.data import tokenize
-from hf_tlm.metrics import load_metric
 from hf_tlm.models.loading import class_names
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+from hf_tlm.runs.finetuning.features import compute_scores
 from hf_tlm.runs.records import classified
 from hf_tlm.tasks import Task
 
@@ -61,11 +61,6 @@ def decode(
 def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
     """The task's metrics, and the accuracy of a classifier."""
     predicted = [prediction["prediction"] for prediction in predictions]
-    names = [task.metric, *task.spec.further_metrics]
-    if task.spec.kind == "classification":
-        predicted = [task.label2id[name] for name in predicted]
-        names.append("accuracy")
-    scores: dict[str, float] = {}
-    for name in dict.fromkeys(names):
-        scores |= load_metric(name).compute(predictions=predicted, references=rows["label"][:])
-    return scores
+    if task.spec.kind == "regression":
+        return compute_scores(task, predicted, rows["label"][:])
+    return compute_scores(task, [task.label2id[name] for name in predicted], rows["label"][:], "accuracy")

@@ -133,10 +133,10 @@ def ragged(features: Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
     return column.flatten().to_numpy(zero_copy_only=False), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
-def compute_scores(task: Task, predictions: list, references: list) -> dict[str, float]:
-    """The task's metric and its further ones, with what they bring along."""
+def compute_scores(task: Task, predictions: list, references: list, *more: str) -> dict[str, float]:
+    """The task's metric and its further ones, and `more`, with what they bring along."""
     scores: dict[str, float] = {}
-    for name in (task.metric, *task.spec.further_metrics):
+    for name in dict.fromkeys((task.metric, *task.spec.further_metrics, *more)):
         scores |= load_metric(name).compute(predictions=predictions, references=references)
     return scores
 

@@ -12,20 +12,18 @@ import re
 from collections.abc import Callable
 from functools import partial
 from string import ascii_uppercase as LETTERS
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
+from scipy.special import softmax
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.features import compute_scores, make_features, pad
-from hf_tlm.runs.records import softmax
 from hf_tlm.tasks import Task
-
-if TYPE_CHECKING:
-    from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 
 AUTO_CLASS = "AutoModelForMultipleChoice"
 
@@ -129,7 +127,7 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
         outputs: logits, float [rows, options].
     """
     logits = outputs[0] if isinstance(outputs, tuple) else outputs
-    shares = softmax(logits.astype(np.float64)).round(6).tolist()
+    shares = softmax(logits.astype(np.float64), axis=-1).round(6).tolist()
     return [
         {"prediction": LETTERS[best], "probabilities": dict(zip(LETTERS, row, strict=False))}
         for best, row in zip(logits.argmax(axis=-1), shares, strict=True)

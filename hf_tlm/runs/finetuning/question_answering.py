@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import best_threshold
+from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.features import (
     check_offsets,
     compute_scores,
@@ -33,9 +34,6 @@ from hf_tlm.runs.finetuning.features import (
     tokenize_with_offsets,
 )
 from hf_tlm.tasks import Task
-
-if TYPE_CHECKING:
-    from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 
 NOTHING = 1e6  # The odds of no answer where a context has no word: beyond any threshold, and a number that JSON has.
 SPANS = 1 << 20  # How many are looked at together.

@@ -16,14 +16,16 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
+from scipy.special import softmax
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.crf import CRF_FILE, CrfTagger
 from hf_tlm.runs.finetuning.features import (
     check_offsets,
@@ -34,11 +36,7 @@ from hf_tlm.runs.finetuning.features import (
     token_spans,
     tokenize_with_offsets,
 )
-from hf_tlm.runs.records import softmax
 from hf_tlm.tasks import Task
-
-if TYPE_CHECKING:
-    from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +183,7 @@ def _choose(model, emissions: np.ndarray, words: np.ndarray) -> tuple[np.ndarray
     """Tags int64 [B, W] and their probabilities float [B, W]."""
     if isinstance(model, CrfTagger):
         return model.best_tags(emissions, words)
-    probabilities = softmax(emissions)
+    probabilities = softmax(emissions, axis=-1)
     return probabilities.argmax(axis=-1), probabilities.max(axis=-1)
 
 

@@ -1,6 +1,7 @@
 """Label words as pieces, and texts cut to fit around a mask that stays."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -164,12 +165,14 @@ def test_the_batch():
         {"input_ids": [2, 17, 40, 4, 9, 3], "mask_position": 3, "label": 1},
         {"input_ids": [2, 40, 4, 9, 3], "mask_position": 2, "label": 0},
     ]
-    batch = PromptCollator(0)(rows)
+    batch = PromptCollator(SimpleNamespace(pad_token_id=0, pad_token_type_id=0))(rows)
     assert {name: value.tolist() for name, value in batch.items()} == {
         "labels": [1, 0],
         "input_ids": [[2, 17, 40, 4, 9, 3], [2, 40, 4, 9, 3, 0]],
         "attention_mask": [[1] * 6, [1] * 5 + [0]],
         "mask_positions": [3, 2],
     }
-    unlabelled = PromptCollator(1)([{"input_ids": row["input_ids"], "mask_position": 1} for row in rows])
+    unlabelled = PromptCollator(SimpleNamespace(pad_token_id=1, pad_token_type_id=0))(
+        [{"input_ids": row["input_ids"], "mask_position": 1} for row in rows]
+    )
     assert "labels" not in unlabelled and np.all(unlabelled["input_ids"][1].numpy() == [2, 40, 4, 9, 3, 1])
