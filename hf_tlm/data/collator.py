@@ -136,8 +136,8 @@ class TlmCollator:
         if masking:
             batch["mlm_labels"] = layout.table(mlm_labels, -100)
             if self.thinning:
-                found = single(chances(self.seed, draws, layout.positions, starts))
-                batch["chances"] = layout.table(found, 1, np.float32)
+                numbers = single(chances(self.seed, draws, layout.positions, starts))
+                batch["chances"] = layout.table(numbers, 1, np.float32)
             if self.replacing:
                 numbers = single(uniforms(self.seed, draws, layout.positions, stream=3))
                 batch["uniforms"] = layout.table(numbers, 0, np.float32)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -90,8 +91,8 @@ def word_continuations(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     Raises:
         TokenizerError: the tokens do not tell.
     """
-    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
     blank = next((mark for mark in ("\u0120", "\u2581") if any(token.startswith(mark) for token in tokens)), None)
     if type(model).__name__ == "WordPiece":
         found = [token.startswith(model.continuing_subword_prefix) for token in tokens]
