@@ -86,7 +86,8 @@ def generator_config(config: PreTrainedConfig, size: float = 0.25, layers: int |
         raise ModelError(
             f"The token embeddings of a {config.model_type} body are as wide as the body, so an auxiliary model that "
             f"shares them cannot have auxiliary_size {size:g}. Take an electra (or albert) config, whose embeddings have a "
-            "size of their own, or a shallower auxiliary model: --auxiliary_size 1 --auxiliary_layers 4."
+            "size of their own, or a shallower auxiliary model: --auxiliary_size 1 --auxiliary_layers "
+            f"{max(1, config.num_hidden_layers // 3)}."
         )
     if size < 1:
         heads = max(1, round(size * config.num_attention_heads))

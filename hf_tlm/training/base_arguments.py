@@ -62,9 +62,9 @@ class BaseArguments(TrainingArguments):
             os.environ["ACCELERATE_USE_CPU"] = "true"
         _check_deepspeed(self)
         _check_half_precision(self)
+        check_optimizer(self)
         optim = self.optim
         if optim in OWN:
-            check_optimizer(self)
             self.optim = "adamw_torch"  # The Trainer knows its own optimizers only; see `grouped_optimizer`.
         super().__post_init__()
         if optim in OWN:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel, TrainingArguments
+from transformers.training_args import OptimizerNames
 
 from hf_tlm.errors import ArgumentsError
 
@@ -71,7 +73,16 @@ class Muon(torch.optim.Optimizer):
 
 
 def check_optimizer(args: TrainingArguments) -> None:
-    """Raise an ArgumentsError if LAMB's package is not installed, or an optimizer of `OWN` does not take an option."""
+    """Check that there is such an optimizer, and that one of `OWN` takes what is given.
+
+    Raises:
+        ArgumentsError: there is none of the name, LAMB's package is not installed, or the options do not go together.
+    """
+    known = [*OWN, *(name.value for name in OptimizerNames)]
+    if args.optim not in known:
+        close = get_close_matches(str(args.optim).lower(), known, n=3)
+        hint = f"Did you mean {' or '.join(close)}?" if close else f"Take {', '.join(OWN)}, adamw_torch, ..."
+        raise ArgumentsError(f"optim: there is no {str(args.optim)!r:.60}. {hint}")
     if args.optim == LAMB and find_spec("pytorch_optimizer") is None:
         raise ArgumentsError("optim lamb comes from the package pytorch_optimizer: pip install 'hf-tlm[optim]'.")
     if args.optim in OWN and args.optim_args:

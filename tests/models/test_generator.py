@@ -67,7 +67,7 @@ def test_layers_out_of_range(layers):
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "modernbert"])
 def test_embeddings_as_wide_as_the_body(model_type):
-    with pytest.raises(
-        ModelError, match="electra .* or a shallower auxiliary model: --auxiliary_size 1 --auxiliary_layers 4"
-    ):
-        generator_config(AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type]), 0.5)
+    config = AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])
+    with pytest.raises(ModelError, match="or a shallower auxiliary model: --auxiliary_size 1 --auxiliary_layers 1"):
+        generator_config(config, 0.5)
+    assert generator_config(config, 1.0, 1).num_hidden_layers == 1  # The advice holds.

@@ -57,6 +57,8 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"num_train_epochs": 7, "max_steps": -1, "max_flops": 1e9}, "num_train_epochs 7 .*: the budget ends the run"),
         ({"stage2_eval_steps": 0}, "stage2_eval_steps: expected"),
         ({"loss_normalization": "none"}, "loss_normalization: expected one of mean, sum; received 'none'"),
+        ({"optim": "Muon"}, "optim: there is no 'Muon'. Did you mean muon"),
+        ({"optim": "none such"}, "optim: there is no 'none such'. Take lamb, muon, adamw_torch"),
         ({"ddp_backend": "bogus"}, "ddp_backend: expected one of nccl, .*; received 'bogus'"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
         ({"rtd_weight": 7.0}, "rtd_weight 7.0 has no effect with objective mlm: it is for electra, ale, cocolm"),
