@@ -7,10 +7,13 @@ import os
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from transformers import SchedulerType
+
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.teacher_arguments import WITHOUT_PASSAGES, WITHOUT_TEACHER, TeacherArguments
+from hf_tlm.training.trainer_options import check_scheduler
 from hf_tlm.utils.options import OnlyWith, option
 
 _WITH_MUON = OnlyWith("optim", ("muon",))
@@ -57,6 +60,9 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         1.0, "Stage 2: as layerwise_lr_decay; ELECTRA's fine-tuning has 0.8, its large model 0.9."
     )
     stage2_warmup_steps: float = option(0, "Stage 2: warm-up steps, or a share below 1.")
+    stage2_lr_scheduler_type: str | None = option(
+        None, "Stage 2: schedule of the learning rate, one of lr_scheduler_type's. Default: that of stage 1."
+    )
     stage2_total_batch_size: int = option(32, "Stage 2: texts per optimizer step.")
     stage2_eval_steps: float = option(
         0.05, "Stage 2: evaluate and save every so many steps, or a share of all steps below 1."
@@ -114,6 +120,8 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         if math.isfinite(self.rho1) and self.rho1 != int(self.rho1):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
         self._check_teacher()
+        if self.stage2_lr_scheduler_type is not None:
+            check_scheduler(self.stage2_lr_scheduler_type, name="stage2_lr_scheduler_type")
         if self.stage2_rdrop and self.stage2_rho2:
             raise ArgumentsError(
                 f"stage2_rdrop compares two passes over a text, and stage2_rho2 {self.stage2_rho2} masks it. Leave one of "
@@ -178,6 +186,8 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         args.max_steps = self.stage2_max_steps
         args.num_train_epochs = self.stage2_num_train_epochs
         args.learning_rate = self.stage2_learning_rate
+        if self.stage2_lr_scheduler_type is not None:
+            args.lr_scheduler_type, args.lr_scheduler_kwargs = SchedulerType(self.stage2_lr_scheduler_type), None
         args.muon_learning_rate = self.stage2_muon_learning_rate
         args.weight_decay = self.stage2_weight_decay
         args.layerwise_lr_decay = self.stage2_layerwise_lr_decay

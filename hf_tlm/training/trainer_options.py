@@ -21,7 +21,7 @@ def check_trainer_options(args: TrainingArguments) -> None:
     """Raise an ArgumentsError for a tracker, optimizer, scheduler or compiler that is not there or lacks an option."""
     _check_trackers(args.report_to)
     _check_optimizer(args)
-    _check_scheduler(args)
+    check_scheduler(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type), args.lr_scheduler_kwargs)
     _check_compiler(args)
     _check_checkpointing(args)
     if args.use_liger_kernel and find_spec("liger_kernel") is None:
@@ -110,8 +110,16 @@ def _made(args: TrainingArguments, given: _Read) -> dict[str, Any]:
     return kwargs
 
 
-def _check_scheduler(args: TrainingArguments) -> None:
-    kwargs, kind = args.lr_scheduler_kwargs, getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+def check_scheduler(kind: str, kwargs: Any = None, name: str = "lr_scheduler_type") -> None:
+    """Check that a schedule of the learning rate can be made.
+
+    Args:
+        kind: one of the Trainer's, `lr_scheduler_type`; kwargs: `lr_scheduler_kwargs`.
+        name: of the option that says which.
+
+    Raises:
+        ArgumentsError: it cannot.
+    """
     if kwargs is not None and not isinstance(kwargs, dict):
         raise ArgumentsError(f"lr_scheduler_kwargs: expected a JSON object; received {kwargs!r:.60}.")
     if kind == "linear" and not kwargs:
@@ -119,7 +127,7 @@ def _check_scheduler(args: TrainingArguments) -> None:
     import torch
     from transformers import get_scheduler
 
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
     try:
         scheduler = get_scheduler(kind, optimizer, 1, 10, scheduler_specific_kwargs=kwargs or {})
         if not signature(scheduler.step).parameters.get("metrics"):
@@ -127,8 +135,7 @@ def _check_scheduler(args: TrainingArguments) -> None:
             scheduler.step()
     except Exception as error:  # TypeError, ValueError and what arithmetic raises of other values.
         raise ArgumentsError(
-            f"lr_scheduler_type {kind} with lr_scheduler_kwargs {kwargs!r:.100} cannot be made: {str(error):.200}. "
-            "Change them."
+            f"{name} {kind} with lr_scheduler_kwargs {kwargs!r:.100} cannot be made: {str(error):.200}. Change them."
         ) from error
 
 

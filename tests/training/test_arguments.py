@@ -57,6 +57,7 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"num_train_epochs": 7, "max_steps": -1, "max_flops": 1e9}, "num_train_epochs 7 .*: the budget ends the run"),
         ({"stage2_eval_steps": 0}, "stage2_eval_steps: expected"),
         ({"loss_normalization": "none"}, "loss_normalization: expected one of mean, sum; received 'none'"),
+        ({"stage2_lr_scheduler_type": "sometimes"}, "stage2_lr_scheduler_type sometimes .*cannot be made: .*sometimes"),
         ({"optim": "Muon"}, "optim: there is no 'Muon'. Did you mean muon"),
         ({"optim": "none such"}, "optim: there is no 'none such'. Take lamb, muon, adamw_torch"),
         ({"ddp_backend": "bogus"}, "ddp_backend: expected one of nccl, .*; received 'bogus'"),
@@ -222,6 +223,20 @@ def test_stage_two_takes_its_own_values_and_leaves_the_original_alone():
     assert (two.rho1, two.mlm_probability, two.seed, two.data_seed) == (0, 0.0, 3, 3)
     assert two.load_best_model_at_end and two.metric_for_best_model == "micro_f1" and two.eval_steps == 2
     assert (args.rho1, args.learning_rate, args.load_best_model_at_end) == (7, 1e-4, False)
+
+
+@pytest.mark.parametrize("schedule", [None, "linear"])
+def test_stage_two_may_have_a_schedule_of_its_own(schedule):
+    args = TlmArguments(
+        **BASE,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr": 1e-5},
+        stage2_lr_scheduler_type=schedule,
+    )
+    one, two = (args.for_stage(stage, "out", 3, "micro_f1") for stage in (1, 2))
+    kept = ("cosine_with_min_lr", {"min_lr": 1e-5})
+    assert (one.lr_scheduler_type, one.lr_scheduler_kwargs) == kept
+    assert (two.lr_scheduler_type, two.lr_scheduler_kwargs) == (kept if schedule is None else ("linear", None))
 
 
 @pytest.mark.parametrize(("rho2", "last", "share"), [(0.0, 0.1, 0.0), (1.0, 0.1, 0.1), (1.0, None, 0.3)])
