@@ -71,20 +71,17 @@ def read_levers() -> dict[str, dict[str, Any]]:
 class Texts:
     """What all levers of a task share: held-out passages, the subset, the tokenizer. Made once, in `folder`."""
 
-    def __init__(self, task_name: str, folder: Path, vocab_size: int, max_words: int | None, added_tokens: Sequence[str]):
+    def __init__(self, task_name: str, folder: Path, vocab_size: int, added_tokens: Sequence[str]):
         self.task = load_task(str(data_dir() / "tasks" / task_name))
         self.folder = folder / task_name
         self.held_out = self._held_out(DOMAINS[task_name])
-        name = "bm25" if max_words is None else f"bm25-{max_words}-words"
-        subset = self.folder / name
+        subset = self.folder / "bm25"
         if not (subset / "manifest.json").is_file():
-            corpus = load_corpus(f"{self.folder}/corpus/*.parquet", max_words=max_words)
-            retrieve(self.task, corpus, top_k=50).save(subset)
+            retrieve(self.task, load_corpus(f"{self.folder}/corpus/*.parquet"), top_k=50).save(subset)
         self.subset = Subset.load(subset)
         self.tokenizer_folder = self.folder / f"tokenizer-{vocab_size}"
         if not self.tokenizer_folder.is_dir():
-            # Of the uncut subset, whatever is trained on: losses over another vocabulary could not be compared.
-            texts = [*self.task.train["text"], *Subset.load(self.folder / "bm25").dataset["text"]]
+            texts = [*self.task.train["text"], *self.subset.dataset["text"]]
             train_wordpiece(texts, vocab_size, lowercase=True, max_length=128).save_pretrained(self.tokenizer_folder)
         if added_tokens:
             tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_folder)
@@ -174,9 +171,9 @@ class LeverRun:
 
     def __init__(self, name: str, options: dict[str, Any], task_name: str, folder: Path, seed: int):
         options = dict(options)
-        self.source, self.seed, max_words = options.pop("stage1", None), seed, options.pop("max_words", None)
+        self.source, self.seed = options.pop("stage1", None), seed
         added = options.pop("added_tokens", ())
-        self.texts = Texts(task_name, folder, options.get("vocab_size", 8000), max_words, added)
+        self.texts = Texts(task_name, folder, options["vocab_size"], added)
         self.name, self.task = name, self.texts.task
         tokenizer, output_dir = str(self.texts.tokenizer_folder), str(self.texts.folder / "work" / f"{name}-seed-{seed}")
         values = options | {"tokenizer_name": tokenizer, "output_dir": output_dir, "seed": seed}
@@ -191,7 +188,6 @@ class LeverRun:
         self.record |= {
             "options": options,
             "stage1_of": self.source,
-            "max_words": max_words,
             "added_tokens": added,
             "points": [],
         }
