@@ -272,7 +272,8 @@ class TlmTrainer(SampledTrainer):
         first, last = self.args.mlm_probability, self.args.mlm_probability_end
         if last is None:
             return first
-        progress = self.state.global_step / self.state.max_steps if self.clock.limit is None else self.clock.progress
+        # As the schedule of the learning rate: a run with both limits ends at the first.
+        progress = max(self.clock.progress, self.state.global_step / self.state.max_steps)
         return first + (last - first) * min(1.0, progress)
 
     def _prepare_inputs(self, inputs):

@@ -83,6 +83,18 @@ def test_hours(tmp_path, data, tokenizer, monkeypatch):
     assert run.cost().seconds == 21
 
 
+@pytest.mark.parametrize("limits", [{"max_steps": 4, "max_hours": 1.0}, {"max_steps": 100, "max_hours": 4 / 3600}])
+def test_the_share_of_masked_tokens_ends_with_the_first_limit(tmp_path, data, tokenizer, monkeypatch, limits):
+    clock = _Seconds()
+    monkeypatch.setattr(budgets.time, "monotonic", clock.monotonic)
+    options = {"mlm_probability": 0.6, "mlm_probability_end": 0.2, "rho1": 1}
+    run = trainer(tmp_path, data, tokenizer, callbacks=[clock], **limits, **options)
+    run.train()
+    assert [share for (share,) in history(run, "mlm_probability")][:4] == pytest.approx(
+        [0.5, 0.4, 0.3, 0.2] if limits["max_steps"] == 4 else [0.6, 0.5, 0.4, 0.3]
+    )
+
+
 def test_hours_go_on_after_a_resume(tmp_path, data, tokenizer, monkeypatch):
     clock = _Seconds()
     monkeypatch.setattr(budgets.time, "monotonic", clock.monotonic)
