@@ -93,10 +93,12 @@ def word_continuations(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """
     model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
-    blank = next((mark for mark in ("\u0120", "\u2581") if any(token.startswith(mark) for token in tokens)), None)
+    # Byte-level BPE's and SentencePiece's; the first is a letter too, with which tokens of many languages begin.
+    marked = {mark: sum(token.startswith(mark) for token in tokens) for mark in ("\u0120", "\u2581")}
+    blank = max(marked, key=marked.__getitem__)
     if type(model).__name__ == "WordPiece":
         found = [token.startswith(model.continuing_subword_prefix) for token in tokens]
-    elif blank is not None:
+    elif marked[blank]:
         found = [not token.startswith((blank, "\u010a")) for token in tokens]  # The latter is a new line.
     else:
         raise TokenizerError(

@@ -178,6 +178,14 @@ def test_the_tokens_of_a_word_are_chosen_together(name, kind):
     assert ((alone != -100) == chosen[7, : len(alone)]).all()
 
 
+def test_a_letter_that_is_a_blank_in_other_vocabularies():
+    tokenizer = TOKENIZERS["xlnet"]()
+    before = word_continuations(tokenizer)
+    tokenizer.add_tokens(["\u0120or\u0121"])  # Maltese, in vocabularies of many languages.
+    assert before.any() and not before.all()
+    assert word_continuations(tokenizer)[: len(before)].tolist() == before.tolist()
+
+
 def test_where_words_begin():
     continues = np.array([False, False, True, True, True, False, True, True, True])
     maskable = np.array([False, True, True, True, True, False, True, True, True])
