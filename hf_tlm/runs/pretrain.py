@@ -119,7 +119,7 @@ def run_pretraining(
     export = output_dir / EXPORT
     with args.main_process_first(desc="checking the output folder"):
         if not any((folder / RESULTS_FILE).is_file() for folder in (output_dir, export)):
-            check_sources(model_args, args.max_length)
+            check_sources(model_args, args.max_length, whole_word_mask=args.whole_word_mask)
         check_hub(args, adapter=model_args.use_peft, base=model_args.model_name_or_path)
         fetch_run(args)
         options = (args, model_args, block_args)

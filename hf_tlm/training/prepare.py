@@ -14,6 +14,7 @@ from peft import PeftModel
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
+from hf_tlm.data.masking import word_continuations
 from hf_tlm.data.text_checks import check_known, spread_texts, warn_of_cut
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.repo import checkpoint_folder
@@ -275,16 +276,17 @@ def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: Mode
     check_rdrop(args.stage2_rdrop, drops > 0 or (model_args.use_peft and model_args.lora_dropout > 0))
 
 
-def check_sources(model_args: ModelArguments, max_length: int, *, mlm: bool = True) -> None:
+def check_sources(model_args: ModelArguments, max_length: int, *, mlm: bool = True, whole_word_mask: bool = False) -> None:
     """Whether the checkpoints, the tokenizer and the layers that are named are there and fit: before a folder is this run's.
 
     Args:
         max_length: longest sequence in tokens.
         mlm: whether there is a masked-LM loss, for which an adapter's base needs the head.
+        whole_word_mask: whether tokens have to tell where words begin.
 
     Raises:
         HubError: see `checkpoint_folder`.
-        ModelError, TokenizerError: one cannot be read, or has no room for these sequences or tokens.
+        ModelError, TokenizerError: one cannot be read, has no room for these sequences or tokens, or does not tell.
         ArgumentsError: an adapter is asked for, and its base lacks the head.
     """
     if model_args.use_peft:
@@ -298,7 +300,10 @@ def check_sources(model_args: ModelArguments, max_length: int, *, mlm: bool = Tr
             )
             _check_head(model_args, model)
     if model_args.tokenizer_source is not None:
-        _check_checkpoints(model_args, load_tokenizer(**model_args.tokenizer_source), max_length)
+        tokenizer = load_tokenizer(**model_args.tokenizer_source)
+        _check_checkpoints(model_args, tokenizer, max_length)
+        if whole_word_mask:
+            word_continuations(tokenizer)
 
 
 def _check_head(model_args: ModelArguments, model: TlmModel) -> None:

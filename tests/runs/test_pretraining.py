@@ -12,10 +12,11 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
+from tokenizers import Tokenizer, models
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from hf_tlm.corpora import Corpus, load_corpus
-from hf_tlm.data import BlockArguments, BlockShards, TlmCollator, load_tokenizer
+from hf_tlm.data import BlockArguments, BlockShards, TlmCollator, TokenizerError, load_tokenizer
 from hf_tlm.models import ModelError
 from hf_tlm.runs import ProtocolError, run_pretraining
 from hf_tlm.runs import pretrain as pretraining
@@ -318,6 +319,16 @@ def test_the_vocabulary_s_texts_are_a_sample_that_does_not_depend_on_order(tmp_p
 def test_errors(tmp_path, corpus, changes, message):
     with pytest.raises(ArgumentsError, match=message):
         go(tmp_path / "out", corpus, **changes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_tokens_that_do_not_tell_where_words_begin_are_refused_before_any_work(tmp_path, corpus):
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    words = Tokenizer(models.WordLevel({token: number for number, token in enumerate([*names.values(), "gene"])}, "[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=words, **names).save_pretrained(tmp_path / "words")
+    given = {"tokenizer_name": str(tmp_path / "words"), "vocab_size": ModelArguments.vocab_size}
+    with pytest.raises(TokenizerError, match="whole_word_mask needs tokens that tell"):
+        go(tmp_path / "out", corpus, model_args=given, whole_word_mask=True)
     assert not (tmp_path / "out").exists()
 
 
