@@ -86,7 +86,7 @@ def word_continuations(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """Which tokens go on with the word of the token before them, bool [V].
 
     WordPiece marks them. The tokens of other vocabularies are marked where a blank was before them, so that a word has the
-    punctuation that follows it.
+    punctuation that follows it, and a text without blanks (Chinese, Japanese) is one word.
 
     Raises:
         TokenizerError: the tokens do not tell.
@@ -99,7 +99,7 @@ def word_continuations(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     if type(model).__name__ == "WordPiece":
         found = [token.startswith(model.continuing_subword_prefix) for token in tokens]
     elif marked[blank]:
-        found = [not token.startswith((blank, "\u010a")) for token in tokens]  # The latter is a new line.
+        found = [not token.startswith((blank, "\u010a", " ")) for token in tokens]  # New lines; blanks of added tokens.
     else:
         raise TokenizerError(
             f"whole_word_mask needs tokens that tell where words begin, and those of this {type(tokenizer).__name__} do "

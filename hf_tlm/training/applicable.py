@@ -9,11 +9,12 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.objective_specs import OBJECTIVES, takers
 
 DEFAULT_MAX_STEPS = 10_000
+_MASKING = ("mlm_probability", "mlm_probability_end", "whole_word_mask")
 OF_STAGE_1 = (
-    "rho1 rho2 loss_normalization mlm_probability mlm_probability_end corpus_max_length total_batch_size "
-    "total_batch_tokens max_steps num_train_epochs max_flops max_tokens max_hours learning_rate weight_decay "
-    "layerwise_lr_decay warmup_steps"
-).split()
+    *"rho1 rho2 loss_normalization corpus_max_length total_batch_size total_batch_tokens max_steps num_train_epochs".split(),
+    *"max_flops max_tokens max_hours learning_rate weight_decay layerwise_lr_decay warmup_steps".split(),
+    *_MASKING,
+)
 
 
 def of_other_stage(args: Any) -> list[str]:
@@ -21,7 +22,9 @@ def of_other_stage(args: Any) -> list[str]:
 
     They are no error: one config serves runs of both stages and of either.
     """
-    return [said for said in of_training(args) if args.stage == ("1" if said.startswith("stage2_") else "2")]
+    masked = _MASKING if args.stage2_rho2 else ()  # Stage 2 masks texts, too.
+    given = [said for said in of_training(args) if said.partition(" ")[0] not in masked]
+    return [said for said in given if args.stage == ("1" if said.startswith("stage2_") else "2")]
 
 
 def of_training(args: Any) -> list[str]:

@@ -61,7 +61,9 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
     )
     stage2_warmup_steps: float = option(0, "Stage 2: warm-up steps, or a share below 1.")
     stage2_lr_scheduler_type: str | None = option(
-        None, "Stage 2: schedule of the learning rate, one of lr_scheduler_type's. Default: that of stage 1."
+        None,
+        "Stage 2: schedule of the learning rate, one of lr_scheduler_type's that need no lr_scheduler_kwargs. Default: "
+        "that of stage 1, with its kwargs.",
     )
     stage2_total_batch_size: int = option(32, "Stage 2: texts per optimizer step.")
     stage2_eval_steps: float = option(
@@ -120,7 +122,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         if math.isfinite(self.rho1) and self.rho1 != int(self.rho1):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
         self._check_teacher()
-        if self.stage2_lr_scheduler_type is not None:
+        if self.stage2_lr_scheduler_type not in (None, self.lr_scheduler_type):
             check_scheduler(self.stage2_lr_scheduler_type, name="stage2_lr_scheduler_type")
         if self.stage2_rdrop and self.stage2_rho2:
             raise ArgumentsError(
@@ -186,7 +188,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         args.max_steps = self.stage2_max_steps
         args.num_train_epochs = self.stage2_num_train_epochs
         args.learning_rate = self.stage2_learning_rate
-        if self.stage2_lr_scheduler_type is not None:
+        if self.stage2_lr_scheduler_type not in (None, self.lr_scheduler_type):
             args.lr_scheduler_type, args.lr_scheduler_kwargs = SchedulerType(self.stage2_lr_scheduler_type), None
         args.muon_learning_rate = self.stage2_muon_learning_rate
         args.weight_decay = self.stage2_weight_decay

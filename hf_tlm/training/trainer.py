@@ -294,7 +294,10 @@ class TlmTrainer(SampledTrainer):
 
     @property
     def _flops_per_token(self) -> dict[str, float]:
-        """Measured FLOPs per real token of each stream seen so far, kept in the checkpoints' trainer state."""
+        """Measured FLOPs per real token of each stream, at its first step; kept in the checkpoints' trainer state.
+
+        Those of a step that masks another share of the tokens are a little different.
+        """
         callbacks = self.state.stateful_callbacks
         assert isinstance(callbacks, dict)  # Which a state makes of a list.
         return callbacks.setdefault("flops_per_token", {})

@@ -135,7 +135,8 @@ def check_scheduler(kind: str, kwargs: Any = None, name: str = "lr_scheduler_typ
             scheduler.step()
     except Exception as error:  # TypeError, ValueError and what arithmetic raises of other values.
         raise ArgumentsError(
-            f"{name} {kind} with lr_scheduler_kwargs {kwargs!r:.100} cannot be made: {str(error):.200}. Change them."
+            f"{name} {kind} with lr_scheduler_kwargs {kwargs!r:.100} cannot be made: {str(error):.200}. "
+            f"{'Change them' if name == 'lr_scheduler_type' else 'Take another'}."
         ) from error
 
 

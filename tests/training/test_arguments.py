@@ -156,6 +156,8 @@ def test_texts_that_are_told_apart_count_where_a_loss_has_them():
     [
         ("2", {"learning_rate": 5e-5, "rho1": 7, "stage2_learning_rate": 1e-3}, ["rho1 7", "learning_rate 5e-05"]),
         ("1", {"learning_rate": 5e-5, "stage2_max_steps": 9}, ["stage2_max_steps 9"]),
+        ("2", {"mlm_probability": 0.3, "whole_word_mask": True}, ["mlm_probability 0.3", "whole_word_mask True"]),
+        ("2", {"mlm_probability": 0.3, "whole_word_mask": True, "stage2_rho2": 1.0}, []),
         ("both", {"learning_rate": 5e-5, "stage2_max_steps": 9}, []),
     ],
 )
@@ -225,7 +227,7 @@ def test_stage_two_takes_its_own_values_and_leaves_the_original_alone():
     assert (args.rho1, args.learning_rate, args.load_best_model_at_end) == (7, 1e-4, False)
 
 
-@pytest.mark.parametrize("schedule", [None, "linear"])
+@pytest.mark.parametrize("schedule", [None, "linear", "cosine_with_min_lr"])
 def test_stage_two_may_have_a_schedule_of_its_own(schedule):
     args = TlmArguments(
         **BASE,
@@ -236,7 +238,7 @@ def test_stage_two_may_have_a_schedule_of_its_own(schedule):
     one, two = (args.for_stage(stage, "out", 3, "micro_f1") for stage in (1, 2))
     kept = ("cosine_with_min_lr", {"min_lr": 1e-5})
     assert (one.lr_scheduler_type, one.lr_scheduler_kwargs) == kept
-    assert (two.lr_scheduler_type, two.lr_scheduler_kwargs) == (kept if schedule is None else ("linear", None))
+    assert (two.lr_scheduler_type, two.lr_scheduler_kwargs) == (("linear", None) if schedule == "linear" else kept)
 
 
 @pytest.mark.parametrize(("rho2", "last", "share"), [(0.0, 0.1, 0.0), (1.0, 0.1, 0.1), (1.0, None, 0.3)])

@@ -83,7 +83,7 @@ def test_hours(tmp_path, data, tokenizer, monkeypatch):
     assert run.cost().seconds == 21
 
 
-@pytest.mark.parametrize("limits", [{"max_steps": 4, "max_hours": 1.0}, {"max_steps": 100, "max_hours": 4 / 3600}])
+@pytest.mark.parametrize("limits", [{"max_steps": 4, "max_hours": 1.0}, {"max_steps": 1000, "max_hours": 4 / 3600}])
 def test_the_share_of_masked_tokens_ends_with_the_first_limit(tmp_path, data, tokenizer, monkeypatch, limits):
     clock = _Seconds()
     monkeypatch.setattr(budgets.time, "monotonic", clock.monotonic)
@@ -91,7 +91,7 @@ def test_the_share_of_masked_tokens_ends_with_the_first_limit(tmp_path, data, to
     run = trainer(tmp_path, data, tokenizer, callbacks=[clock], **limits, **options)
     run.train()
     assert [share for (share,) in history(run, "mlm_probability")][:4] == pytest.approx(
-        [0.5, 0.4, 0.3, 0.2] if limits["max_steps"] == 4 else [0.6, 0.5, 0.4, 0.3]
+        [0.5, 0.4, 0.3, 0.2] if limits["max_steps"] == 4 else [0.6, 0.5, 0.4, 0.3], abs=1e-3
     )
 
 
