@@ -48,7 +48,7 @@ class TlmCollator:
             `uniforms`, float32 [R, S], are the random numbers in [0, 1) that replacements are drawn with
             (`hf_tlm.models.GeneratorDiscriminator`).
         spans: spans of tokens are chosen, not single ones (`hf_tlm.data.masking.choose_spans`).
-        whole_words: the tokens of a word are chosen together (`hf_tlm.data.masking.word_continuations`).
+        whole_word_mask: the tokens of a word are chosen together (`hf_tlm.data.masking.word_continuations`).
         thinning: `chances`, float32 [R, S], are in a masked batch too: tokens whose are below a smaller share would have
             been chosen at that share (`thinned`).
         mask_special: special tokens are chosen like any other (RoBERTa's way; COCO-LM, appendix D).
@@ -69,7 +69,7 @@ class TlmCollator:
     eval_row_length: int | None = None
     replacing: bool = False
     spans: bool = False
-    whole_words: bool = False
+    whole_word_mask: bool = False
     thinning: bool = False
     mask_special: bool = False
     crop_fraction: float | None = None
@@ -81,7 +81,7 @@ class TlmCollator:
             raise HfTlmError(f"mlm_probability: expected a number from 0 to below 1; received {self.mlm_probability}.")
         self.special = np.zeros(len(self.tokenizer), dtype=bool)
         self.special[special_ids(self.tokenizer)] = True
-        self._continues = word_continuations(self.tokenizer) if self.whole_words else None
+        self._continues = word_continuations(self.tokenizer) if self.whole_word_mask else None
         self._crop = None if self.crop_fraction is None else Cropper(self.tokenizer, self.crop_fraction, self.seed)
 
     def __call__(self, texts: list[dict]) -> dict[str, torch.Tensor]:

@@ -76,7 +76,7 @@ class Teacher:
 
 
 def shortened(passages: Dataset, ends: np.ndarray) -> Dataset:
-    """The passages, where one is longer than so many characters, int64 [N], the column `text` of all, cut there."""
+    """The passages cut after so many characters each, `ends`, int64 [N]: texts alone; as they are where none is longer."""
     texts = passages["text"][:]
     if all(len(text) <= end for text, end in zip(texts, ends, strict=True)):
         return passages

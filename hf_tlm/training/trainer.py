@@ -123,7 +123,7 @@ class TlmTrainer(SampledTrainer):
                 eval_row_length=args.row_length if args.layout != "none" else None,
                 replacing=spec.corrupts,
                 spans=spec.masks_spans,
-                whole_words=args.whole_word_mask,
+                whole_word_mask=args.whole_word_mask,
                 thinning=args.mlm_probability_end is not None,
                 mask_special=spec.mask_special,
                 crop_fraction=args.crop_fraction if spec.contrasts and (args.scl or args.scl_cosines) else None,

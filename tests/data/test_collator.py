@@ -105,7 +105,7 @@ def test_every_token_that_is_called_special_stays(tokenizer):
     assert (batch["mlm_labels"][0] != -100).tolist() == [False, False, True, False, False]
 
 
-@pytest.mark.parametrize("options", [{}, {"replacing": True}, {"whole_words": True, "row_length": 12}])
+@pytest.mark.parametrize("options", [{}, {"replacing": True}, {"whole_word_mask": True, "row_length": 12}])
 def test_a_batch_at_a_smaller_share(tokenizer, options):
     texts = [row for draw in range(40) for row in rows(tokenizer, "the gene binds the unseen cell", draw=draw)]
     many = TlmCollator(tokenizer, mlm_probability=0.6, thinning=True, **options)(texts)

@@ -160,7 +160,7 @@ def test_the_tokens_of_a_word_are_chosen_together(name, kind):
     assert type(tokenizer.backend_tokenizer.model).__name__ == kind
     texts = [{"input_ids": tokenizer(text)["input_ids"]} for text in SENTENCES]
     visits = [{**text, "draw": 3 * visit + place} for visit in range(700) for place, text in enumerate(texts)]
-    collate = TlmCollator(tokenizer, mlm_probability=0.2, whole_words=True)
+    collate = TlmCollator(tokenizer, mlm_probability=0.2, whole_word_mask=True)
     chosen = (collate(visits)["mlm_labels"] != -100).numpy()
     for place, text in enumerate(texts):
         words = words_of(tokenizer, text["input_ids"])

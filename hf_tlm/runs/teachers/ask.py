@@ -227,9 +227,9 @@ def _answers(
                     "A model that teaches is not asked under FSDP. Start the same command on one process first, until it "
                     "trains: its answers are kept in the cache."
                 )
-            answers = teacher(task, passages and shortened(passages, ends), parts)
+            answers = teacher(task, None if passages is None else shortened(passages, ends), parts)
         elif rank == 0:
-            answers = teacher(task, passages and shortened(passages, ends))
+            answers = teacher(task, None if passages is None else shortened(passages, ends))
         if rank == 0:
             assert answers is not None
             answers.report.setdefault("seconds", round(time.monotonic() - begun, 1))
