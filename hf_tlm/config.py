@@ -4,7 +4,8 @@
 
 Files are presets by name (`hf_tlm.presets`) or one's own. Later ones override earlier ones. Top-level keys are field
 names. A top-level key that is the name of a recipe holds a mapping for that recipe alone, so that one file can describe
-retrieval and training of one experiment. A value that begins with ~ begins with the user's folder.
+retrieval and training of one experiment. A value that begins with ~ begins with the user's folder. `null` for a number, on
+the command line too, takes back a value of an earlier file.
 """
 
 from __future__ import annotations
@@ -273,12 +274,15 @@ def _check_values(parser: argparse.ArgumentParser) -> None:
     """Let options take the numbers of their range alone, and no empty texts, from the command line and from files."""
     for action in parser._actions:
         if action.dest in RANGES and action.type in (int, float):
-            action.type = functools.partial(_number, action.dest, action.type)
+            action.type = functools.partial(_number, action.dest, action.type, action.default is None)
         elif action.type is str:
             action.type = functools.partial(_text, action.default)
 
 
-def _number(name: str, of: type, text: str) -> float:
+def _number(name: str, of: type, optional: bool, text: str) -> float | None:
+    """The number, in its range; None for YAML's `null`, where that is the default: so a preset's value is taken back."""
+    if optional and text == "null":
+        return None
     try:
         value = of(text)
     except ValueError:

@@ -7,6 +7,7 @@ from hf_tlm.config import ConfigError, config_files, parse, run
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval import RetrievalArguments
+from hf_tlm.training import TlmArguments
 from hf_tlm.utils.options import option
 
 
@@ -50,6 +51,25 @@ def test_values_win_over_files_and_are_checked_as_they_are(tmp_path):
     with pytest.raises(ConfigError, match="Unknown key 'rates' in the values given for train_tlm. Did you mean rate"):
         parse(One, Two, values={"rates": 2}, **arguments)
     assert config_files(["--size", "3", "--config", "a.yaml", "b.yaml", "--rate", "1"]) == ["a.yaml", "b.yaml"]
+
+
+def test_null_takes_back_a_number_of_a_file(tmp_path, capsys):
+    """That of a preset's budget, such as `--max_flops null`: on the command line as in a later file."""
+    (tmp_path / "preset.yaml").write_text("num_threads: 2")
+    (tmp_path / "own.yaml").write_text("num_threads: null")
+
+    def threads(*args):
+        config = ["--config", str(tmp_path / "preset.yaml"), *args]
+        return parse(RetrievalArguments, recipe="retrieve", description="", args=config)[0].num_threads
+
+    assert threads() == 2
+    assert threads("--num_threads", "null") is threads(str(tmp_path / "own.yaml")) is None
+    with pytest.raises(SystemExit):
+        threads("--num_threads", "none")
+    assert "expected a whole number" in capsys.readouterr().err
+    with pytest.raises(SystemExit):  # Without these there is no run.
+        parse(TlmArguments, recipe="train_tlm", description="", args=["--output_dir", "x", "--rho2", "null"])
+    assert "--rho2: expected a number" in capsys.readouterr().err
 
 
 def test_an_old_name_works_for_a_version(tmp_path, caplog):

@@ -264,13 +264,26 @@ def _check_deepspeed(args: BaseArguments) -> None:
 
 
 def _check_half_precision(args: BaseArguments) -> None:
-    """Transformers refuses it too, and does not say what there is instead."""
+    """Take the processor where it multiplies in bfloat16 and is all there is; transformers would refuse.
+
+    Raises:
+        ArgumentsError: nothing here has bfloat16.
+    """
     asked = [name for name in ("bf16", "bf16_full_eval") if getattr(args, name)]
-    if asked and not (args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available()):
-        raise ArgumentsError(
-            f"{asked[0]} needs a GPU that has bfloat16, and torch sees none here. Leave it out (--{asked[0]} false), or, "
-            "where the processor multiplies in it (lscpu names avx512_bf16 or amx_bf16), add --use_cpu true."
-        )
+    if not asked or args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available():
+        return
+    if not torch.accelerator.is_available() and _processor_has_bfloat16():
+        args.use_cpu = True
+        return
+    raise ArgumentsError(
+        f"{asked[0]} needs a GPU or a processor that multiplies in bfloat16, and torch sees none here. Leave it out "
+        f"(--{asked[0]} false), or, if it may be slow, add --use_cpu true."
+    )
+
+
+def _processor_has_bfloat16() -> bool:
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # Not in the oldest torch: there it is not known.
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def _check_hub(args: BaseArguments, id_name: str) -> None:

@@ -3,6 +3,7 @@ import re
 from functools import partial
 
 import pytest
+import torch
 
 from hf_tlm.training import (
     ArgumentsError,
@@ -74,12 +75,27 @@ def test_refused(changes, message):
 
 
 @pytest.mark.parametrize("name", ["bf16", "bf16_full_eval"])
-def test_half_precision_needs_a_gpu_or_leave(name, monkeypatch):
+def test_half_precision_needs_hardware_or_leave(name, monkeypatch):
     for there in ("is_torch_bf16_gpu_available", "is_torch_xla_available"):
         monkeypatch.setattr(base_arguments, there, lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
     with pytest.raises(ArgumentsError, match=f"{name} needs a GPU .*--{name} false.*--use_cpu true"):
         TlmArguments(**{**BASE, "use_cpu": False}, **{name: True})
     assert getattr(TlmArguments(**{**BASE, "use_cpu": True}, **{name: True}), name)
+
+
+@pytest.mark.parametrize("has", ["avx512_bf16", "amx_bf16"])
+def test_a_processor_with_bfloat16_needs_no_leave(has, monkeypatch):
+    monkeypatch.setattr(base_arguments, "is_torch_bf16_gpu_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
+    args = TlmArguments(**{**BASE, "use_cpu": False}, bf16=True)
+    assert args.use_cpu and args.bf16 and args.device.type == "cpu"
+    # A GPU without bfloat16 is not passed over without a word.
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    with pytest.raises(ArgumentsError, match="bf16 needs a GPU"):
+        TlmArguments(**{**BASE, "use_cpu": False}, bf16=True)
 
 
 def test_total_batch_size():
