@@ -74,7 +74,8 @@ class Arm:
     pretrained: its folder or Hub id; "" for the one that the whole table is given.
     objective: of the language-modelling loss; None for those of the table.
     baseline: one of `BASELINES`.
-    teacher: the arm of the table whose model of the same task and seed teaches this one's.
+    teacher: the arm of the table whose model of the same task and seed teaches this one's; of an `average` all of its models
+        together teach every seed's.
     tokenizer: one of `TOKENIZERS`; its own is what `hf-tlm train` makes of the task's texts and the subset.
     average: the arm of the table whose seeds' models this one is the average of: nothing is trained.
     settings: recipe -> options, on top of the configuration files.

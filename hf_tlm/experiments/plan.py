@@ -105,7 +105,7 @@ class Step:
     name: task/subsets/bm25, task/arm/seed-0, ...: the folder below the table's.
     task: as recipes take it.
     options: of the recipe, on top of the configuration files.
-    inputs: option -> name of the step whose folder is its value.
+    inputs: option -> name of the step whose folder is its value; of several teachers each is `teacher <number>`.
     arm, seed: of a training.
     """
 
@@ -120,6 +120,11 @@ class Step:
     @property
     def task_name(self) -> str:
         return self.name.partition("/")[0]
+
+    @property
+    def teachers(self) -> list[str]:
+        """Names of the trainings whose model, or whose models' average, teaches this one."""
+        return [name for option, name in self.inputs.items() if option.partition(" ")[0] == "teacher"]
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,11 @@ class Plan:
 
     def values(self, step: Step) -> dict[str, Any]:
         """All options of the step's recipe that the configuration files leave to the plan."""
-        inputs = {option: str(self.output_dir / name) for option, name in step.inputs.items()}
+        inputs: dict[str, Any] = {
+            option: str(self.output_dir / name) for option, name in step.inputs.items() if name not in step.teachers
+        }
+        if teachers := [str(self.output_dir / name) for name in step.teachers]:
+            inputs["teacher"] = teachers if len(teachers) > 1 else teachers[0]
         return {"task": step.task, **inputs, **step.options}
 
     def command(self, step: Step) -> str | None:
@@ -257,8 +266,8 @@ def make_plan(
     if not (tasks and arms and seeds):
         raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
     missing = [arm.name for arm in arms if arm.pretrained == "" and pretrained is None]
-    missing += [arm.name for arm in arms if arm.teacher in missing]
-    missing += [arm.name for arm in arms if arm.average in missing]
+    for kind in ("average", "teacher", "average"):  # An average may teach, and of pupils there may be one.
+        missing += [arm.name for arm in arms if arm.name not in missing and getattr(arm, kind) in missing]
     arms = [arm for arm in arms if arm.name not in missing]
     if not arms:
         raise ReproductionError(f"{', '.join(missing)}: no pretrained encoder was given. Give --pretrained, or other arms.")
@@ -273,12 +282,13 @@ def make_plan(
                 f"Arm {arm.name}: the average is of another arm of the table, with a network; received {arm.average!r:.60}. "
                 f"The table's arms are {', '.join(by_name)}."
             )
-        untaught = teacher is not None and (teacher.baseline, teacher.teacher, teacher.average) == (None, None, None)
+        models = teacher if teacher is None or teacher.average is None else by_name.get(teacher.average)
+        untaught = models is not None and (models.baseline, models.teacher, models.average) == (None, None, None)
         if arm.teacher is not None and not untaught:
             raise ReproductionError(
-                f"Arm {arm.name}: the teacher is another arm of the table with a network, which has no such teacher itself; "
-                f"received {arm.teacher!r:.60}. The table's arms are {', '.join(by_name)}; a linear teacher is an option: "
-                "train_tlm: {teacher: linear}."
+                f"Arm {arm.name}: the teacher is another arm of the table with a network, which has no such teacher itself, "
+                f"or the average of one; received {arm.teacher!r:.60}. The table's arms are {', '.join(by_name)}; a linear "
+                "teacher is an option: train_tlm: {teacher: linear}."
             )
     _check_distinct("task", [_name(entry.task) for entry in tasks])
     check_options(tasks, arms, files, objective_options or {})
@@ -309,16 +319,26 @@ def make_plan(
                     continue
                 own = {} if arm.objective is None else (objective_options or {}).get(arm.objective, {})
                 options = {**(budget or {}), **own}
-                step = shared.training(name, path, entry, arm, seed, pretrained, options)
+                teachers = _teachers(name, by_name.get(arm.teacher or ""), seed, own_seeds)
+                step = shared.training(name, path, entry, arm, seed, pretrained, options, teachers)
                 trainings.append((position, step))
     trainings.sort(key=lambda item: item[0])
-    teach = {step.inputs["teacher"] for _, step in trainings if "teacher" in step.inputs}
+    teach = {teacher for _, step in trainings for teacher in step.teachers}
     phases = [*shared.phases, *([step for _, step in trainings if (step.name in teach) is first] for first in (True, False))]
     phases.append(averages)
     records = None if records_dir is None else Path(records_dir)
     return Plan(
         tuple(tuple(phase) for phase in phases if phase), Path(output_dir), tuple(files), left_out, records, table_name
     )
+
+
+def _teachers(task: str, arm: Arm | None, seed: int, seeds: Sequence[int]) -> dict[str, str]:
+    """The inputs of a pupil: the arm's training of the same seed, or of an average all that it is the average of."""
+    if arm is None:
+        return {}
+    if arm.average is None or len(seeds) == 1:
+        return {"teacher": f"{task}/{slug(arm.average or arm.name)}/seed-{seed}"}
+    return {f"teacher {number}": f"{task}/{slug(arm.average)}/seed-{one}" for number, one in enumerate(seeds)}
 
 
 def _of_data(entry: TaskEntry, train_tlm: Mapping[str, Any]) -> dict[str, Any]:
@@ -370,8 +390,14 @@ class _Shared:
         seed: int,
         pretrained: str | None,
         common: dict[str, Any],
+        teachers: Mapping[str, str],
     ) -> Step:
-        """common: options of train_tlm that tasks and arms may override."""
+        """The training of one seed.
+
+        Args:
+            common: options of train_tlm that tasks and arms may override.
+            teachers: the inputs that teach it.
+        """
         folder = f"{name}/{slug(arm.name)}/seed-{seed}"
         if arm.baseline is not None:
             options = {**_of_data(entry, self.train_tlm), "baseline": arm.baseline}
@@ -389,9 +415,7 @@ class _Shared:
         options |= {**arm.settings.get("train_tlm", {}), "seed": seed}
         subset = self._subset(name, path, entry, arm)
         inputs = {**tokenizer[1], **({} if subset is None else {"subset": subset})}
-        if arm.teacher is not None:
-            inputs["teacher"] = f"{name}/{slug(arm.teacher)}/seed-{seed}"
-        return Step("train_tlm", folder, path, options, inputs, arm, seed)
+        return Step("train_tlm", folder, path, options, {**inputs, **teachers}, arm, seed)
 
     def _tokenizer(self, name: str, path: str, entry: TaskEntry) -> tuple[dict[str, str], dict[str, str]]:
         """As an option, or as an input."""

@@ -135,7 +135,7 @@ def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
     def tokenise_step(step: Step) -> None:
         logger.warning("Tokenising for %s.", step.name.rpartition("/")[0])
         # Its teacher answers when it trains.
-        _check_made(plan, [name for option, name in step.inputs.items() if option != "teacher"])
+        _check_made(plan, [name for name in step.inputs.values() if name not in step.teachers])
         tokenise(plan, step)
         tokenised.add(step.name)
 
@@ -274,7 +274,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
     error = None
     try:
         _check_made(plan, step.inputs.values())
-        _check_teacher(plan, step)
+        _check_teachers(plan, step)
         record |= make_step(plan, step)
     except Exception as reason:  # Whatever ends one run, memory that does not suffice for instance, leaves the others.
         error = reason
@@ -305,14 +305,13 @@ def _check_made(plan: Plan, inputs: Iterable[str]) -> None:
             raise ReproductionError(f"It needs {name}, which failed: {reason}")
 
 
-def _check_teacher(plan: Plan, step: Step) -> None:
-    """Whether the model of a pupil's teacher is there: that of a run recorded elsewhere may not be."""
-    if teacher := step.inputs.get("teacher"):
-        made = next(other for other in plan.trainings if other.name == teacher)
-        record = read_record(plan.record_file(made))
+def _check_teachers(plan: Plan, step: Step) -> None:
+    """Whether the models of a pupil's teachers are there: that of a run recorded elsewhere may not be."""
+    for made in plan.trainings:
+        record = read_record(plan.record_file(made)) if made.name in step.teachers else None
         if record is not None and not (folder := model_folder(plan, record)).is_dir():
             raise ReproductionError(
-                f"It needs the model of {teacher}, which is recorded as finished and is not in {folder}. Put it there, or "
+                f"It needs the model of {made.name}, which is recorded as finished and is not in {folder}. Put it there, or "
                 f"delete {plan.record_file(made)}: the same command then trains it again."
             )
 

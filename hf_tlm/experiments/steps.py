@@ -77,10 +77,11 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
         values["index_dir"] = None  # BM25's, with which a random subset shares its options.
     if step.kind == "train_tlm":
         values.pop("subset", None)
-    if teacher := step.inputs.get("teacher"):
+    if step.teachers:
         made = {other.name: other for other in plan.trainings}
-        if record := read_record(plan.record_file(made[teacher])):
-            values["teacher"] = str(model_folder(plan, record))
+        records = [read_record(plan.record_file(made[teacher])) for teacher in step.teachers]
+        if all(records):
+            values["teacher"] = [str(model_folder(plan, record)) for record in records if record]
     if step.kind == AVERAGE:
         values = {name: value for name, value in values.items() if name not in step.inputs}
     if step.kind not in ("retrieve", "baseline", TOKENIZER, AVERAGE):

@@ -143,24 +143,25 @@ def run_tlm(
 def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_args: ModelArguments) -> Run:
     """Whole runs in `round-<n>/`, of which each has the seeds of the one before, averaged, for its teacher.
 
+    The first has the teacher that is given, or where that is the run itself none.
     The folder gets the model and the record of the round whose mean over seeds is best on validation.
     """
     output_dir, runs, teacher = args.folder, [], args.teacher
     for number in range(1, args.teacher_rounds + 1):
-        one = copy.copy(args)
+        one = copy.copy(args) if number > 1 or not args.taught_by_itself else args.untaught()
         one.output_dir, one.teacher_rounds, one.push_to_hub = str(output_dir / f"round-{number}"), 1, False
         args.track_as_part(one, one.folder)
-        one.teacher_output = args.teacher_output if number == args.teacher_rounds else None
-        one.teacher = teacher
         if number > 1:
-            one.teacher_labels = None
+            one.teacher, one.teacher_labels = teacher, None
+        if one.taught:
+            one.teacher_output = args.teacher_output if number == args.teacher_rounds else None
         runs.append(run_tlm(task, subset, one, model_args))
         teacher = [str(seed_folder(one.folder, seed) / "model") for seed in args.run_seeds]
     best = max(runs, key=lambda run: run.summary["validation"][task.metric]["mean"])
     rounds: list[dict[str, float]] = [{"validation": run.summary["validation"][task.metric]["mean"]} for run in runs]
     for number, (one_round, run) in enumerate(zip(rounds, runs, strict=True)):
         # Later teachers are the rounds before.
-        teacher_report = {**run.details["teacher"], **({"training": None} if number else {})}
+        teacher_report = {**run.details.get("teacher", {}), **({"training": None} if number else {})}
         for name in ("flops", "seconds"):
             one_round[name] = sum(seed["cost"][name] for seed in run.seeds) + teacher_cost(teacher_report, name)
     details = {**best.details, "arguments": settings(args), "rounds": rounds, "round": runs.index(best) + 1}

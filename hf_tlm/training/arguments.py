@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, ClassVar
 
 from transformers import SchedulerType
@@ -12,7 +13,7 @@ from transformers import SchedulerType
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.run_arguments import RunArguments
-from hf_tlm.training.teacher_arguments import WITHOUT_PASSAGES, WITHOUT_TEACHER, TeacherArguments
+from hf_tlm.training.teacher_arguments import NONE, WITHOUT_PASSAGES, WITHOUT_TEACHER, TeacherArguments
 from hf_tlm.training.trainer_options import check_scheduler
 from hf_tlm.utils.options import OnlyWith, option
 
@@ -44,7 +45,9 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         None, "Folder for the subset with the teacher's answers in a column teacher_probs, to be published like any."
     )
     teacher_rounds: Annotated[int, WITHOUT_TEACHER] = option(
-        1, "Whole runs one after the other, each taught by the one before; that which is best on validation is the result."
+        1,
+        "Whole runs one after the other, each taught by the one before; that which is best on validation is the result. "
+        "With teacher self the first is untaught, and there are two at least.",
     )
 
     # Stage 2: the task loss alone, on unmasked task texts; the checkpoint best on validation is kept.
@@ -144,6 +147,8 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
     def _check_teacher(self) -> None:
         if not self.taught:
             return
+        if self.taught_by_itself:
+            self.teacher_rounds = max(2, self.teacher_rounds)
         if self.teacher_rounds > 1 and (self.hub_strategy == "checkpoint" or self.resume_from_checkpoint is not None):
             raise ArgumentsError(
                 "Rounds are whole runs, whose checkpoints stay here: leave hub_strategy checkpoint and "
@@ -154,6 +159,14 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
                 f"stage2_rdrop {self.stage2_rdrop} compares two passes over texts with labels, and a teacher's passages "
                 "have none. Leave one of them out."
             )
+
+    def untaught(self) -> TlmArguments:
+        """A copy without a teacher, with the defaults of a teacher's options."""
+        plain = copy.copy(self)
+        for entry in fields(self):
+            if entry.name.startswith(("teacher", "stage2_teacher")):
+                setattr(plain, entry.name, entry.default if entry.default is not MISSING else [NONE])
+        return plain
 
     @property
     def stages(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import copy
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from transformers import TrainingArguments
@@ -282,7 +282,8 @@ def _check_half_precision(args: BaseArguments) -> None:
 
 
 def _processor_has_bfloat16() -> bool:
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # Not in the oldest torch: there it is not known.
+    # Not in the oldest torch: there it is not known.
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 

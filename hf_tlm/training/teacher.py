@@ -35,10 +35,11 @@ class Teacher:
 
     train: float32 [N, C], probabilities of the training texts; 1 for the label where the teacher is mistaken, zeros where
         it has not answered. For regression values, float32 [N, 1], and NaN.
-    rows: int64 [M], which passages of the subset it answers for, ascending.
+    rows: int64 [M], which passages of the subset it answers for, ascending; of marked sentences which of these.
     ends: int64 [M], after how many characters each of them is cut.
     passages: float32 [M, C], their probabilities.
     report: JSON values: who it is, how good it is, what it says.
+    marked: M marked sentences of passages, where it answers for them instead (`teacher_marks`).
     """
 
     train: np.ndarray
@@ -46,6 +47,7 @@ class Teacher:
     ends: np.ndarray
     passages: np.ndarray
     report: dict[str, Any]
+    marked: list[str] | None = None
 
     def write(self, folder: Path | None) -> dict[str, Any]:
         """What the record of a run says of it, `{"teacher": ...}`; in `folder`, if any, `teacher.json` with examples too."""
@@ -54,7 +56,9 @@ class Teacher:
         return {"teacher": {name: value for name, value in self.report.items() if name != "examples"}}
 
     def texts(self, passages: Dataset) -> Dataset:
-        """The column `text` of the passages that it answers for, of all those of the subset."""
+        """The column `text` of what it answers for: passages, of all those of the subset, or marked sentences of them."""
+        if self.marked is not None:
+            return Dataset.from_dict({"text": self.marked})
         return shortened(passages.select_columns(["text"]).select(self.rows), self.ends)
 
     def answered(self, texts: Dataset, passages: Dataset | None, share: float) -> Dataset:
@@ -102,7 +106,8 @@ def described(report: Mapping[str, Any]) -> str:
         return found
     by_class = report.get("passages_by_class") or {}
     classes = ", ".join(f"{count:,} {name}" for name, count in by_class.items())
-    return f"{found}; {report['passages']:,} passages" + (f": {classes}" if classes else "")
+    kind = "marked sentences of passages" if "marks" in report else "passages"
+    return f"{found}; {report['passages']:,} {kind}" + (f": {classes}" if classes else "")
 
 
 def teacher_cost(report: Mapping[str, Any], name: str) -> float:
@@ -165,7 +170,11 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
         found.append(
             f"Most texts of the task have the marks {' '.join(marks)} and no passage of the subset has: what depends on "
             "them the teacher cannot know of a passage."
-            + (" --teacher_passages 0 leaves passages out." if "passages" in report else "")
+            + (
+                " --teacher_marks takes sentences of them and marks them likewise; --teacher_passages 0 leaves passages out."
+                if "passages" in report
+                else ""
+            )
         )
     if missing := [name for name, count in (report.get("passages_by_class") or {}).items() if count == 0]:
         found.append(f"The teacher takes no passage of the subset for {', '.join(missing)}.")

@@ -10,6 +10,7 @@ from hf_tlm.utils.options import NoEffect, option
 
 NONE = "none"
 LINEAR = "linear"
+SELF = "self"
 WITHOUT_TEACHER = NoEffect("teacher", ([NONE],), "without a teacher. Leave it out.")
 WITHOUT_PASSAGES = NoEffect("teacher_passages", (0,), "with teacher_passages 0. Leave it out.")
 
@@ -23,7 +24,7 @@ class TeacherArguments:
         help="Who answers for the task's texts and for passages of the subset, which then are training texts too. "
         "linear: a linear model on TF-IDF, on the task's texts out of fold. A finished run's folder, or a classifier of "
         "the Hub (owner/name, with @revision if wanted); of several the average. A file (csv, jsonl, parquet, ...) with "
-        "id or text and a probability a class. none.",
+        "id or text and a probability a class. self (hf-tlm train): this run's own seeds together, in a second round. none.",
         nargs="+",
     )
     teacher_labels: Annotated[list[str] | None, WITHOUT_TEACHER] = option(
@@ -60,6 +61,12 @@ class TeacherArguments:
         "the task have.",
         choices=["whole", "task"],
     )
+    teacher_marks: Annotated[list[str] | None, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
+        None,
+        "What marks phrases in the task's texts, before and behind each, such as '<<' '>>' '[[' ']]': the teacher answers "
+        "for sentences of passages in which phrases that are marked there stand, and marked likewise, instead of passages.",
+        nargs="+",
+    )
     teacher_share: Annotated[float, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
         0.5,
         "Of the texts of an epoch of task batches at most so many, below 1, are the teacher's passages: the task's own are "
@@ -71,9 +78,14 @@ class TeacherArguments:
             self.teacher = [self.teacher]
         if not self.teacher:  # null or [] of a file.
             self.teacher = [NONE]
-        if len(self.teacher) > 1 and (word := {NONE, LINEAR} & set(self.teacher)):
+        if len(self.teacher) > 1 and (word := {NONE, LINEAR, SELF} & set(self.teacher)):
             raise ArgumentsError(
                 f"teacher {word.pop()} stands alone; received {' '.join(self.teacher):.200}. Several are folders of runs."
+            )
+        if self.teacher == [SELF] and not hasattr(self, "teacher_rounds"):
+            raise ArgumentsError(
+                "teacher self is the seeds of an earlier round, and rounds are of `hf-tlm train`. Give the folder of a "
+                "finished run: it may be one of this command."
             )
         if self.teacher_weight == 0:
             raise ArgumentsError("teacher_weight 0 leaves the teacher unheard. Give another one, or --teacher none.")
@@ -83,6 +95,11 @@ class TeacherArguments:
                 f"teacher_candidates {self.teacher_candidates} are fewer than teacher_passages {self.teacher_passages}, "
                 "which are chosen of them. Ask of more, or choose fewer."
             )
+
+    @property
+    def taught_by_itself(self) -> bool:
+        """Whether the teacher is the run's own seeds, of the round before."""
+        return self.teacher == [SELF]
 
     @property
     def taught(self) -> bool:

@@ -102,6 +102,32 @@ def test_an_arm_teaches_another():
             planned([{"name": "x", "subset": "BM25", "teacher": teacher}, *arms, "linear"], pretrained="encoder")
 
 
+def test_an_average_teaches_every_seed():
+    """All models of the arm that it is of, of the same task; with one seed that one. Without an encoder neither is run."""
+    arms = ["BM25", {"name": "both", "average": "BM25"}, {"name": "taught", "subset": "BM25", "teacher": "both"}]
+    plan = planned(arms, tasks=["one", "two"], seeds=[3, 5])
+    taught = [step for step in plan.trainings if step.teachers]
+    expected = {task: [f"{task}/bm25/seed-3", f"{task}/bm25/seed-5"] for task in ("one", "two")}
+    assert len(taught) == 4 and all(step.teachers == expected[step.task_name] for step in taught)
+    order = [step.name for phase in plan.phases for step in phase]
+    assert all(order.index(name) < order.index(step.name) for step in taught for name in step.teachers)
+    assert "--teacher out/one/bm25/seed-3 out/one/bm25/seed-5" in plan.command(taught[0])
+    fewer = planned(arms, tasks=["one"], seeds=[3, 7])
+    changed = next(step for step in fewer.trainings if step.name == "one/taught/seed-3")
+    same = next(step for step in taught if step.name == "one/taught/seed-3")
+    assert fewer.fingerprint(changed) != plan.fingerprint(same), "another teacher is another run"
+    alone = next(step for step in planned(arms, tasks=["one"], seeds=[3]).trainings if step.teachers)
+    assert alone.inputs["teacher"] == "one/bm25/seed-3"
+    encoders = ["pretrained", {"name": "both", "average": "pretrained"}, *arms[2:], {"name": "pupils", "average": "taught"}]
+    assert {
+        step.arm.name for step in planned(encoders, seeds=[0, 1], pretrained="x").trainings if step.kind != "average"
+    } == {"pretrained", "taught"}
+    left = planned([*encoders, "BM25"], seeds=[0, 1])
+    assert {step.arm.name for step in left.trainings} == {"BM25"} and len(left.left_out) == 4
+    with pytest.raises(ReproductionError, match="or the average of one; received 'pupils'"):
+        planned([*encoders, {"name": "third", "subset": "BM25", "teacher": "pupils"}], seeds=[0, 1], pretrained="x")
+
+
 def test_steps_are_shared_and_in_order():
     arms = ["task only", "random", "BM25", "BM25 + ISS 20%", "BM25 20%"]
     plan = planned(arms, tasks=["one", {"task": "data/two", "seeds": [7]}], seeds=[0, 1])
@@ -318,6 +344,7 @@ def test_tables_of_the_papers():
         "additions": set(),
         "encoder_teacher": set(),
         "pupil": set(),
+        "self_taught": set(),
         "small_body": set(),
         "thousand_labels": set(),
         "tuning": set(),

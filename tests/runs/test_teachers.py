@@ -28,8 +28,9 @@ from hf_tlm.models import ModelError
 from hf_tlm.objectives.task import class_weights
 from hf_tlm.retrieval import Subset, retrieval_report, retrieve
 from hf_tlm.runs import predict, run_tlm, teacher_scores
-from hf_tlm.runs.teachers import answered_subset, ask_teacher, check_passage_options, linear, models
-from hf_tlm.runs.teachers.answers import class_matrix, marks_without_passages, most_certain, task_lengths
+from hf_tlm.runs.finetuning import FinetuneArguments
+from hf_tlm.runs.teachers import answered_subset, ask_teacher, check_passage_options, linear, models, open_teacher
+from hf_tlm.runs.teachers.answers import class_matrix, most_certain, task_lengths
 from hf_tlm.runs.teachers.ask import corrected
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments, TlmTrainer
@@ -170,15 +171,6 @@ def test_the_cache_is_used_and_made_again_when_damaged(task, cache, monkeypatch)
     assert len(calls) == 3
 
 
-def test_marks_that_passages_lack():
-    texts = [f"<< aspirin >> inhibits [[ cox {i} ]] -- it seems" for i in range(10)]
-    assert marks_without_passages(texts, ["a passage -- without marks"] * 200) == ["<<", ">>", "[[", "]]"]
-    assert marks_without_passages(texts, ["<< so >> [[ these ]] -- have"] * 5) == []
-    assert marks_without_passages(["plain text, this [1]."] * 3, ["other [1]"]) == []
-    tagged = ["the <e1>tumor</e1> and [E2] the cell [/E2] bind @GENE$"] * 3
-    assert marks_without_passages(tagged, ["other [E2]"] * 9) == ["</e1>", "<e1>", "@GENE$", "[/E2]"]
-
-
 def test_passages_in_chunks_are_passages_at_once(task, cache, monkeypatch):
     whole = asked(task, PASSAGES, 10)
     for folder in cache.glob("teacher-*"):
@@ -231,6 +223,7 @@ def test_pairs_and_too_few_texts_are_refused(task):
         ({"teacher_rounds": 2}, "teacher_rounds 2 has no effect without a teacher"),
         ({"stage2_teacher_passages": False}, "stage2_teacher_passages False has no effect without a teacher"),
         ({"teacher": ["linear", "runs/a"]}, "teacher linear stands alone"),
+        ({"teacher": ["runs/a", "self"]}, "teacher self stands alone"),
     ],
 )
 def test_options(tmp_path, options, message):
@@ -322,6 +315,47 @@ def test_rounds(tmp_path, task, corpus):
     shutil.move(tmp_path / "run", tmp_path / "moved")
     rounds("moved")
     assert json.loads((tmp_path / "moved" / "results.json").read_text())["summary"] == record["summary"]
+
+
+@pytest.mark.slow
+def test_a_run_that_teaches_itself(tmp_path, task, corpus):
+    """Its first round is the untaught run to the last bit, whose seeds together teach the second."""
+    model_args, subset = model_file(tmp_path), retrieve(task, corpus, top_k=4)
+    options = {**FAST, "seeds": [0, 1], "save_strategy": "no"}
+    taught = {"teacher": "self", "teacher_passages": 0, "teacher_temperature": 2.0}
+    run_tlm(task, subset, TlmArguments(output_dir=str(tmp_path / "plain"), **options), model_args)
+    run_tlm(task, subset, TlmArguments(output_dir=str(tmp_path / "run"), **options, **taught), model_args)
+    weights = [
+        tmp_path / name / "seed-1" / "model" / "model.safetensors" for name in ("plain", "run/round-1", "run/round-2")
+    ]
+    plain, first, second = (path.read_bytes() for path in weights)
+    assert plain == first != second
+    record, plain, first, second = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "plain", "run/round-1", "run/round-2")
+    )
+    assert "teacher" not in first and first["summary"] == plain["summary"]
+    assert {**first["arguments"], "output_dir": ""} == {**plain["arguments"], "output_dir": ""}
+    assert second["teacher"]["model"] == "the average of 2 models (seed-0/model, seed-1/model)"
+    assert second["arguments"]["teacher_temperature"] == 2.0 and "passages" not in second["teacher"]
+    costs = [sum(seed["cost"]["flops"] for seed in one["seeds"]) for one in (first, second)]
+    assert [one["flops"] for one in record["rounds"]] == [costs[0], costs[1] + second["teacher"]["flops"]]
+    assert len(record["rounds"]) == 2 and record["summary"] == (first, second)[record["round"] - 1]["summary"]
+    assert ("teacher" in record) == (record["round"] == 2)
+    assert "The teacher" in report_page(read_run(tmp_path / "run" / "round-2"))
+
+
+def test_a_run_that_teaches_itself_has_two_rounds(tmp_path, task):
+    args = TlmArguments(output_dir=str(tmp_path), **QUIET, teacher="self")
+    assert args.teacher_rounds == 2 and args.taught and args.taught_by_itself
+    assert TlmArguments(output_dir=str(tmp_path), **QUIET, teacher="self", teacher_rounds=3).teacher_rounds == 3
+    plain, untaught = TlmArguments(output_dir=str(tmp_path), **QUIET), args.untaught()
+    assert {entry.name: getattr(untaught, entry.name) for entry in dataclasses.fields(plain)} == {
+        entry.name: getattr(plain, entry.name) for entry in dataclasses.fields(plain)
+    }
+    with pytest.raises(ArgumentsError, match="rounds are of `hf-tlm train`. Give the folder of a finished run"):
+        FinetuneArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True, teacher="self")
+    with pytest.raises(ArgumentsError, match="teacher_labels has no effect"):
+        open_teacher(task, TlmArguments(output_dir=str(tmp_path), **QUIET, teacher="self", teacher_labels=["a=b"]))
 
 
 @pytest.mark.slow
@@ -644,8 +678,9 @@ def test_a_selection_by_disagreement(task, corpus, runs):
 
 def test_selections_that_no_teacher_can_make(task, corpus, runs, tmp_path):
     subset = retrieve(task, corpus, top_k=4)
-    with pytest.raises(ArgumentsError, match="Selection by confidence needs a --teacher .* received none"):
-        scored(task, subset, "confidence", "none")
+    for none in ("none", "self"):
+        with pytest.raises(ArgumentsError, match=f"Selection by confidence needs a --teacher .* received {none}"):
+            scored(task, subset, "confidence", none)
     for one in ("linear", str(runs[0])):
         with pytest.raises(ArgumentsError, match="Disagreement is among several teachers"):
             scored(task, subset, "disagreement", one)

@@ -45,6 +45,7 @@ _REPORT = {
     **{"model": words(10_000), "held_out": words(100), "held_out_accuracy": _SHARE, "largest_class": _SHARE},
     **{"passages": whole(0, 2**40), "passages_by_class": _COUNTS, "subset_by_class": _COUNTS},
     **{"class_shares": mapped(_SHARE, 10_000), "marks_without_passages": listed(words(1000), 1000)},
+    **{"marks": listed(words(1000), 1000), "marked_sentences": whole(0, 2**40)},
     **{"confidence_by_tenth": listed(whole(0, 2**40), 10), "examples": mapped(listed(_EXAMPLE, 100), 10_000)},
     **_COST,
     "training": record(_COST),

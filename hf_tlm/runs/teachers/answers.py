@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,9 +16,6 @@ from hf_tlm.utils.locks import place_in_job
 # The least probability of a class: a model that has not seen a class would say 0.
 LEAST = 1e-6
 T = TypeVar("T")
-# A mark that so many of the task's texts have, and hardly any passage.
-OFTEN, HARDLY = 0.5, 0.01
-_MARK = re.compile(r"([^\w\s])\1+|</?\w+>|\[/?\w+\]|[@$#]\w+[@$#]")
 _WORD = re.compile(r"\S+")
 
 
@@ -132,20 +128,3 @@ def _end(text: str, words: int) -> int:
         if number == max(1, words):
             return word.end()
     return len(text)
-
-
-def marks_without_passages(texts: Sequence[str], passages: Sequence[str]) -> list[str]:
-    """List the marks that the task's texts often have and passages hardly ever.
-
-    More than half of the texts have it, and less than one of a hundred passages: where a label depends on it, as on marked
-    entities, the teacher cannot know that of a passage.
-    """
-    counts = Counter(mark for text in texts for mark in _marks(text))
-    often = {mark for mark, count in counts.items() if count > OFTEN * len(texts)}
-    there = Counter(mark for text in passages for mark in _marks(text) & often) if often else Counter()
-    return sorted(mark for mark in often if there[mark] < HARDLY * len(passages))
-
-
-def _marks(text: str) -> set[str]:
-    """What marks entities: <<, [[ and other such runs, <e1>, [E1], @GENE$."""
-    return {found[0] for found in _MARK.finditer(text)}

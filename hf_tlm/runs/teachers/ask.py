@@ -22,15 +22,16 @@ from hf_tlm.influence import PassageScores
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import MANIFEST_FILE, check_replaceable, check_subset
 from hf_tlm.runs.prediction.arguments import MACHINE
-from hf_tlm.runs.teachers.answers import Answers, certainty, marks_without_passages, most_certain, read_mapping, task_lengths
+from hf_tlm.runs.teachers.answers import Answers, certainty, most_certain, progress, read_mapping, task_lengths
 from hf_tlm.runs.teachers.linear import LinearTeacher
+from hf_tlm.runs.teachers.marks import MarkedPhrases, marks_without_passages, read_marks
 from hf_tlm.runs.teachers.models import ModelTeacher
 from hf_tlm.runs.teachers.tables import TableTeacher
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.applicable import of_training
 from hf_tlm.training.teacher import Teacher, described, doubts, shortened
-from hf_tlm.training.teacher_arguments import LINEAR
+from hf_tlm.training.teacher_arguments import LINEAR, SELF
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import agree, place_in_job
 from hf_tlm.utils.seals import keep_sealed, seal_problem
@@ -44,19 +45,19 @@ _FORMAT = 5
 # Options of a teacher in training, which selections have no use for.
 _OF_TRAINING = (
     *("teacher_weight", "teacher_temperature", "teacher_passages", "teacher_candidates", "teacher_share"),
-    *("teacher_rounds", "teacher_output"),
+    *("teacher_marks", "teacher_rounds", "teacher_output"),
 )
 _ARRAYS = ("train", "passages", "disagreement")
 # Of a report what a subset's manifest tells, which has no times.
 _WHO, _COST = ("model", "teachers", "earlier", "file"), ("parameters", "tokens", "flops")
 PASSAGE_OPTIONS = (
-    *("teacher_passages", "teacher_candidates", "teacher_trust", "teacher_passage_length", "teacher_share"),
-    *("teacher_output", "stage2_teacher_passages"),
+    *("teacher_passages", "teacher_candidates", "teacher_trust", "teacher_passage_length", "teacher_marks"),
+    *("teacher_share", "teacher_output", "stage2_teacher_passages"),
 )
 
 
 def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableTeacher | None:
-    """The teacher that arguments name; None where they name none.
+    """The teacher that arguments name; None where they name none, or the run itself, which is asked of a later round.
 
     Args:
         args: with the fields of `TeacherArguments`, of a run.
@@ -75,9 +76,18 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
         for option, default in (("teacher_temperature", 1.0), ("teacher_trust", "confidence")):
             if (value := getattr(args, option)) != default:
                 raise ArgumentsError(f"{option} {value} has no effect for regression: it is of probabilities. Leave it out.")
+    if args.teacher_marks:
+        read_marks(args.teacher_marks)
+        if args.teacher_passage_length == "task":
+            raise ArgumentsError(
+                "teacher_passage_length task is of passages, and teacher_marks takes sentences as long as the task's texts "
+                "instead. Leave one of them out."
+            )
     mapping, (name, *more) = read_mapping(args.teacher_labels), args.teacher
-    if mapping and (name == LINEAR or task.kind == "regression"):
+    if mapping and (name in (LINEAR, SELF) or task.kind == "regression"):
         raise ArgumentsError("teacher_labels has no effect: this teacher has no names of classes of its own. Leave it out.")
+    if name == SELF:
+        return None
     if name == LINEAR:
         return LinearTeacher(task)
     if files := [one for one in args.teacher if Path(one).is_file()]:
@@ -88,6 +98,10 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
         if args.teacher_passage_length == "task":
             raise ArgumentsError(
                 "teacher_passage_length task asks of parts of passages, and a file has answers for whole ones. Leave it out."
+            )
+        if args.teacher_marks:
+            raise ArgumentsError(
+                "teacher_marks asks of marked sentences, and a file has answers for passages as they are. Leave it out."
             )
         return TableTeacher(task, Path(name), mapping)
     return ModelTeacher(task, args.teacher, mapping, {option: getattr(args, option) for option in MACHINE})
@@ -108,6 +122,11 @@ def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
     if (output := getattr(args, "teacher_output", None)) is not None:
         if Path(output).resolve() == args.folder.resolve():
             raise ArgumentsError(f"teacher_output {output} is the folder of the run itself. Choose another one.")
+        if args.teacher_marks:
+            raise ArgumentsError(
+                "teacher_output keeps answers for passages, and with teacher_marks they are for sentences. Leave one of "
+                "them out."
+            )
         check_replaceable(Path(output))
         if "teacher" not in (find_object(Path(output) / MANIFEST_FILE) or {"teacher": None}):
             raise ArgumentsError(
@@ -138,7 +157,8 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
     On the task's texts, where it is mistaken the text's own label is the answer: mistakes would be learned too
     (benchmarks/results/plateau.md has what that costs). Of the passages (of the first `teacher_candidates`) it answers for
     at most `teacher_passages`: of each class those of which it is most certain, in proportion to the class's training
-    texts. Of pairs of texts it answers for the task's alone. All processes call this; the first one keeps the files.
+    texts. With `teacher_marks` it is asked of marked sentences of these passages instead, which are chosen in the same way.
+    Of pairs of texts it answers for the task's alone. All processes call this; the first one keeps the files.
 
     Args:
         passages: columns `text`, and `id` where a file knows them by that, in a subset's order, by rank; None where there
@@ -156,6 +176,8 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
         passages = None
     if passages is not None and args.teacher_candidates is not None:
         passages = passages.select(range(min(args.teacher_candidates, len(passages))))
+    if passages is not None and args.teacher_marks:
+        passages = agree(rank == 0 and _marked(task, passages, args), processes)
     ends = _ends(task, passages, args)
     answers = _answers(teacher, task, passages, ends, args)
     made = agree(answers and _made(task, passages, ends, args, answers, teacher.about), processes)
@@ -182,7 +204,11 @@ def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> Passag
     check_subset(subset)
     teacher = open_teacher(task, args)
     if teacher is None or "text_pair" in task.train.column_names:
-        why = "received none" if teacher is None else f"of pairs of texts, as {task.name} has, none knows a passage"
+        why = (
+            f"received {' '.join(args.teacher)}"
+            if teacher is None
+            else f"of pairs of texts, as {task.name} has, none knows a passage"
+        )
         raise ArgumentsError(f"Selection by {method} needs a --teacher that answers for passages; {why}.")
     if method == "disagreement":
         if not isinstance(teacher, ModelTeacher) or len(teacher.models) < 2:
@@ -260,6 +286,22 @@ def answered_subset(subset: Subset, teacher: Teacher, label_names: Sequence[str]
     return Subset(rows.add_column("teacher_probs", answers, feature=List(Value("float32"))), manifest)
 
 
+def _marked(task: Task, passages: Dataset, args: Any) -> Dataset:
+    """Marked sentences of passages, column `text`.
+
+    Raises:
+        ArgumentsError: there are none; or see `MarkedPhrases`.
+    """
+    phrases = MarkedPhrases(task.train["text"][:], read_marks(args.teacher_marks))
+    texts = phrases.texts_of(progress(passages["text"], "Marking sentences", " passages"))
+    if not texts:
+        raise ArgumentsError(
+            f"teacher_marks: no sentence of the {len(passages):,} passages holds phrases that the task's texts mark, one of "
+            "every kind. Leave it out; --teacher_passages 0 teaches on the task's texts alone."
+        )
+    return Dataset.from_dict({"text": texts})
+
+
 def _ends(task: Task, passages: Dataset | None, args: Any) -> np.ndarray:
     """After how many characters each passage ends, for teacher and pupil."""
     if passages is None:
@@ -298,8 +340,11 @@ def _made(
         if passages is not None:
             rows = most_certain(said, shares, args.teacher_passages, args.teacher_trust)
             report |= _of_passages(task, texts, ends, said, rows, shares, args.teacher_trust)
-    chosen = said[rows].astype(np.float32)
-    return Teacher(train.astype(np.float32), rows, ends[rows], chosen, report)
+    chosen, marked = said[rows].astype(np.float32), None
+    if passages is not None and args.teacher_marks:
+        report |= {"marks": args.teacher_marks, "marked_sentences": len(passages)}
+        marked = passages.select(rows)["text"][:]
+    return Teacher(train.astype(np.float32), rows, ends[rows], chosen, report, marked)
 
 
 def _of_passages(
