@@ -56,6 +56,7 @@ FINDINGS = "findings.md"  # In RESULTS: written by hand, it stands first on the 
 DOMAINS = {"scierc": "cs_nlp", "acl_arc": "cs_nlp", "chemprot": "biomedical", "rct_ei": "biomedical"}
 HELD_OUT = 384
 LOSSES = (6.0, 5.5, 5.0, 4.5, 4.0)
+TEACHERS = (0, 1, 2)  # The seeds of a lever that teach another together.
 
 
 def read_levers() -> dict[str, dict[str, Any]]:
@@ -166,7 +167,8 @@ def _length(row: dict) -> int:
 class LeverRun:
     """One lever with one seed: both stages, and what is recorded of them.
 
-    The model at the end of stage 1 is kept: levers of stage 2 alone (`stage1: another lever`) start from it.
+    The model at the end of stage 1 is kept: levers of stage 2 alone (`stage1: another lever`) start from it. So is that of
+    stage 2, which teaches levers of `teachers: another lever`, with two seeds more.
     """
 
     def __init__(self, name: str, options: dict[str, Any], task_name: str, folder: Path, seed: int):
@@ -174,6 +176,10 @@ class LeverRun:
         self.source, self.seed = options.pop("stage1", None), seed
         added = options.pop("added_tokens", ())
         self.texts = Texts(task_name, folder, options["vocab_size"], added)
+        if teachers := options.pop("teachers", None):
+            options["teacher"] = [str(self._final(teachers, one)) for one in TEACHERS]
+            if missing := [folder for folder in options["teacher"] if not Path(folder).is_dir()]:
+                raise SystemExit(f"{name} is taught by {teachers}, and {missing[0]} is not there: run that first.")
         self.name, self.task = name, self.texts.task
         tokenizer, output_dir = str(self.texts.tokenizer_folder), str(self.texts.folder / "work" / f"{name}-seed-{seed}")
         values = options | {"tokenizer_name": tokenizer, "output_dir": output_dir, "seed": seed}
@@ -185,6 +191,8 @@ class LeverRun:
         self.setup = prepare(self.task, passages, self.args, model_args, ask_teacher(self.task, passages, self.args))
         self.args = self.setup.args
         self.record: dict[str, Any] = {"lever": name, "task": task_name, "seed": seed, "metric": self.task.metric}
+        if teachers:
+            options = {option: value for option, value in options.items() if option != "teacher"} | {"teachers": teachers}
         self.record |= {
             "options": options,
             "stage1_of": self.source,
@@ -207,6 +215,7 @@ class LeverRun:
             stage_args = self._stage_args(2)
             begin_stage(model, 2, self.args, self.seed, self.setup.initialization)
             model = self._stage2(model, stage_args)
+            export_model(model, self.setup.tokenizer, self._final(self.name, self.seed), {})
         if test:
             scored = TlmTrainer(model, stage_args, **self._shared(self.args.stages[-1])).predict(self.setup.test)
             self.record["test"] = {self.task.metric: scored.metrics[f"test_{self.task.metric}"]}
@@ -214,6 +223,10 @@ class LeverRun:
         self.record["command"] = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
         shutil.rmtree(self.args.output_dir, ignore_errors=True)
         return self.record
+
+    def _final(self, lever: str, seed: int) -> Path:
+        """The folder of a lever's model at the end, for levers that it teaches."""
+        return self.texts.folder / "final" / f"{lever}-seed-{seed}"
 
     def _stage_args(self, stage: int):
         return self.args.for_stage(stage, f"{self.args.output_dir}/stage{stage}", self.seed, self.task.metric)
