@@ -24,7 +24,14 @@ from hf_tlm.runs.beside import beside
 from hf_tlm.runs.price import price
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings, started
 from hf_tlm.runs.summary import SeededRun, summarise
-from hf_tlm.runs.teachers import answered_subset, ask_teacher, check_passage_options, content_of, open_teacher
+from hf_tlm.runs.teachers import (
+    answered_subset,
+    ask_teacher,
+    asked_passages,
+    check_passage_options,
+    content_of,
+    open_teacher,
+)
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import (
@@ -147,6 +154,10 @@ def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_arg
     The folder gets the model and the record of the round whose mean over seeds is best on validation.
     """
     output_dir, runs, teacher = args.folder, [], args.teacher
+    if args.taught_by_itself and args.teacher_marks and subset is not None:
+        asked_passages(
+            task, subset.dataset, args
+        )  # Marks that are not there are refused before a round is trained, not after.
     for number in range(1, args.teacher_rounds + 1):
         one = copy.copy(args) if number > 1 or not args.taught_by_itself else args.untaught()
         one.output_dir, one.teacher_rounds, one.push_to_hub = str(output_dir / f"round-{number}"), 1, False

@@ -267,7 +267,7 @@ def _check_half_precision(args: BaseArguments) -> None:
     """Take the processor where it multiplies in bfloat16 and is all there is; transformers would refuse.
 
     Raises:
-        ArgumentsError: nothing here has bfloat16.
+        ArgumentsError: neither has bfloat16, or there is a GPU without it.
     """
     asked = [name for name in ("bf16", "bf16_full_eval") if getattr(args, name)]
     if not asked or args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available():
@@ -276,8 +276,8 @@ def _check_half_precision(args: BaseArguments) -> None:
         args.use_cpu = True
         return
     raise ArgumentsError(
-        f"{asked[0]} needs a GPU or a processor that multiplies in bfloat16, and torch sees none here. Leave it out "
-        f"(--{asked[0]} false), or, if it may be slow, add --use_cpu true."
+        f"{asked[0]} needs a GPU that has bfloat16, or without a GPU a processor that multiplies in it, and torch sees "
+        f"neither here. Leave it out (--{asked[0]} false), or add --use_cpu true, which may be slow."
     )
 
 

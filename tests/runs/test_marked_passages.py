@@ -149,7 +149,36 @@ def test_longest_phrases_first_and_tags_without_spaces():
     assert one.texts_of(["And this acid, so it hits ras now"]) == ["And this <e1>acid</e1>, so it hits ras now"]
 
 
-@pytest.mark.parametrize("words", [["<<"], ["<<", ">>", "[["], ["<<", "<<"], ["<<", " "]])
+@pytest.mark.parametrize(
+    ("marks", "text", "sentence", "expected"),
+    [
+        ("< > << >>", "the <zinc> hits <<ras>> now", "So zinc hits ras now", "So <zinc> hits <<ras>> now"),
+        ("<< >> < >", "the <zinc> hits <<ras>> now", "So zinc hits ras now", "So <zinc> hits <<ras>> now"),
+        ("$ $ # #", "the $ zinc $ hits # ras # now", "So far zinc hits ras now", "So far $ zinc $ hits # ras # now"),
+        ("(* *) ^ |", "the (*zinc*) hits ^ras| now", "So zinc hits ras now", "So (*zinc*) hits ^ras| now"),
+        ("< > [ ]", "<阿司匹林>抑制[环氧酶]的活性", "阿司匹林抑制环氧酶活性", "<阿司匹林>抑制[环氧酶]活性"),
+        ("< > [ ]", "<아스피린>은 [효소]를 억제한다", "아스피린은 효소를 억제해", "<아스피린>은 [효소]를 억제해"),
+    ],
+)
+def test_marks_and_scripts(marks, text, sentence, expected):
+    """Marks that contain others, of one sign for both ends, of signs of patterns; words without spaces between them."""
+    phrases = MarkedPhrases([text], read_marks(marks.split()))
+    phrases.shortest = 0
+    assert phrases.texts_of([sentence]) == [expected] and len(phrases.kinds) == 2
+
+
+def test_a_phrase_within_another():
+    phrases = MarkedPhrases(["the <<big [[ras]]>> is now", "the <<zinc>> hits [[p53]] now"], read_marks(MARKS))
+    assert phrases.kinds == {("big", "ras"): {0}, ("ras",): {1}, ("zinc",): {0}, ("p53",): {1}}
+
+
+@pytest.mark.parametrize("space", [" ", "  ", "\n", "\r\n"])
+def test_an_abbreviation_ends_no_sentence_whatever_space_follows(space):
+    phrases = MarkedPhrases(["<< zinc >> in it", "<< zinc >> in it, as all of these say"], read_marks(MARKS[:2]))
+    assert phrases.texts_of([f"See zinc vs.{space}ras there. It is."]) == [f"See << zinc >> vs.{space}ras there."]
+
+
+@pytest.mark.parametrize("words", [["<<"], ["<<", ">>", "[["], ["<<", ">>", ">>", "<<"], ["$", "$", "$", "#"], ["<<", " "]])
 def test_marks_come_two_by_two(words):
     with pytest.raises(ArgumentsError, match="teacher_marks: expected what marks a phrase two by two"):
         read_marks(words)
@@ -204,9 +233,19 @@ def test_what_cannot_be_marked(tmp_path):
             TlmArguments(output_dir=str(tmp_path), **QUIET, teacher_marks=MARKS, **options)
 
 
+@pytest.mark.parametrize(("marks", "message"), [(["{{", "}}"], "no training text has"), (MARKS, "no sentence of the")])
+def test_a_run_that_teaches_itself_refuses_marks_before_its_first_round(tmp_path, corpus, marks, message):
+    task = relation_task()
+    args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST, teacher="self", teacher_marks=marks)
+    (tmp_path / "model.json").write_text(json.dumps({"model_type": "bert", **tiny()}))
+    with pytest.raises(ArgumentsError, match=f"teacher_marks: {message}"):
+        run_tlm(task, retrieve(task, corpus, top_k=4), args, ModelArguments(model_config=str(tmp_path / "model.json")))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_a_run_learns_from_marked_sentences(tmp_path, corpus):
-    """They are training texts of both stages, and in no corpus batch."""
+    """Record, card and examples say that these are sentences, and how they are marked."""
     task = relation_task()
     subset = retrieve(task, corpus, top_k=4)
     rows = subset.dataset.remove_columns("text").add_column("text", passages(len(subset)))

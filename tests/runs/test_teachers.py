@@ -341,6 +341,7 @@ def test_a_run_that_teaches_itself(tmp_path, task, corpus):
     assert [one["flops"] for one in record["rounds"]] == [costs[0], costs[1] + second["teacher"]["flops"]]
     assert len(record["rounds"]) == 2 and record["summary"] == (first, second)[record["round"] - 1]["summary"]
     assert ("teacher" in record) == (record["round"] == 2)
+    assert f"This is round {record['round']} of 2, the best on validation" in (tmp_path / "run" / "README.md").read_text()
     assert "The teacher" in report_page(read_run(tmp_path / "run" / "round-2"))
 
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from hf_tlm.runs.teachers.ask import (
         answered_subset,
         ask_teacher,
+        asked_passages,
         check_passage_options,
         content_of,
         open_teacher,

@@ -172,18 +172,34 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
     if teacher is None:
         return None
     rank, processes = place_in_job()
-    if passages is not None and (not len(passages) or not args.teacher_passages or "text_pair" in task.train.column_names):
-        passages = None
-    if passages is not None and args.teacher_candidates is not None:
-        passages = passages.select(range(min(args.teacher_candidates, len(passages))))
-    if passages is not None and args.teacher_marks:
-        passages = agree(rank == 0 and _marked(task, passages, args), processes)
+    passages = asked_passages(task, passages, args)
     ends = _ends(task, passages, args)
     answers = _answers(teacher, task, passages, ends, args)
     made = agree(answers and _made(task, passages, ends, args, answers, teacher.about), processes)
     if rank == 0:
         _say(made.report)
     return made
+
+
+def asked_passages(task: Task, passages: Dataset | None, args: Any) -> Dataset | None:
+    """Which passages a teacher is asked of, or marked sentences of them (column `text`); None where there are none.
+
+    All processes call this.
+
+    Args:
+        passages, args: see `ask_teacher`.
+
+    Raises:
+        ArgumentsError: no text of the task has the marks of `teacher_marks`, or no sentence is found to mark likewise.
+    """
+    if passages is None or not len(passages) or not args.teacher_passages or "text_pair" in task.train.column_names:
+        return None
+    if args.teacher_candidates is not None:
+        passages = passages.select(range(min(args.teacher_candidates, len(passages))))
+    if not args.teacher_marks:
+        return passages
+    rank, processes = place_in_job()
+    return agree(rank == 0 and _marked(task, passages, args), processes)
 
 
 def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> PassageScores:
@@ -287,11 +303,7 @@ def answered_subset(subset: Subset, teacher: Teacher, label_names: Sequence[str]
 
 
 def _marked(task: Task, passages: Dataset, args: Any) -> Dataset:
-    """Marked sentences of passages, column `text`.
-
-    Raises:
-        ArgumentsError: there are none; or see `MarkedPhrases`.
-    """
+    """Marked sentences of passages; see `asked_passages`."""
     phrases = MarkedPhrases(task.train["text"][:], read_marks(args.teacher_marks))
     texts = phrases.texts_of(progress(passages["text"], "Marking sentences", " passages"))
     if not texts:

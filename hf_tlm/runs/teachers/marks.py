@@ -20,8 +20,10 @@ from hf_tlm.errors import ArgumentsError
 # A mark that so many of the task's texts have, and hardly any passage.
 OFTEN, HARDLY = 0.5, 0.01
 _MARK = re.compile(r"([^\w\s])\1+|</?\w+>|\[/?\w+\]|[@$#]\w+[@$#]")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?![a-z])|(?<=[。！？])")
-_TOKEN = re.compile(r"\w+|[^\w\s]")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?![a-z\s])|(?<=[。！？])")
+# What is written without spaces between words, or as Korean with particles at their end, is looked for by characters.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_TOKEN = re.compile(rf"[^\W{_UNSPACED}]+|\w|[^\w\s]")
 # So many texts are made of a sentence at most, of so many ways to mark it.
 PER_SENTENCE, WAYS = 2, 1000
 # A phrase is looked for in passages if it is marked in so many of the task's sentences that hold it. Others, as pronouns,
@@ -51,17 +53,18 @@ def _marks(text: str) -> set[str]:
 
 
 def read_marks(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of marks: where a phrase begins, and where it ends.
+    """Pairs of marks: where a phrase begins, and where it ends, which may be the same.
 
     Raises:
-        ArgumentsError: they are no pairs, or one is empty or there twice.
+        ArgumentsError: they are no pairs, or one is empty or of two kinds of phrases.
     """
-    if len(words) % 2 or len(set(words)) < len(words) or not all(word.strip() for word in words):
+    pairs = list(zip(words[::2], words[1::2], strict=False))
+    if len(words) % 2 or len(set(words)) < sum(len(set(pair)) for pair in pairs) or not all(word.strip() for word in words):
         raise ArgumentsError(
-            "teacher_marks: expected what marks a phrase two by two, where it begins and where it ends, such as "
-            f"'<<' '>>' '[[' ']]'; received {' '.join(map(repr, words)):.100}."
+            "teacher_marks: expected what marks a phrase two by two, where it begins and where it ends, other marks for "
+            f"each kind, such as '<<' '>>' '[[' ']]'; received {' '.join(map(repr, words)):.100}."
         )
-    return list(zip(words[::2], words[1::2], strict=True))
+    return pairs
 
 
 class MarkedPhrases:
@@ -77,18 +80,17 @@ class MarkedPhrases:
 
     def __init__(self, texts: Sequence[str], pairs: Sequence[tuple[str, str]]):
         self.pairs = list(pairs)
-        found = [re.compile(f"{re.escape(begin)}(.*?){re.escape(end)}", re.DOTALL) for begin, end in pairs]
-        marks = re.compile("|".join(re.escape(mark) for pair in pairs for mark in pair))
+        # The longest first: << is not < twice.
+        self.mark = re.compile("|".join(map(re.escape, sorted({mark for pair in pairs for mark in pair}, key=len)[::-1])))
         # Of each sentence without its marks: the phrases that are marked in it, by kind, whichever text of it marks them.
         sentences: dict[Phrase, set[tuple[Phrase, int]]] = defaultdict(set)
         spaced = [Counter[bool]() for _ in pairs]
         for text in texts:
-            marked = sentences[_tokens(marks.sub(" ", text))]
-            for kind, one in enumerate(found):
-                for match in one.finditer(text):
-                    spaced[kind][match[1][:1] == " "] += 1
-                    if phrase := _tokens(match[1]):
-                        marked.add((phrase, kind))
+            marked = sentences[self._unmarked(text)]
+            for kind, words in self._between_marks(text):
+                spaced[kind][words[:1] == " "] += 1
+                if phrase := self._unmarked(words):
+                    marked.add((phrase, kind))
         if none := [pair for pair, counts in zip(pairs, spaced, strict=True) if not counts]:
             raise ArgumentsError(
                 f"teacher_marks: no training text has a phrase between {none[0][0]} and {none[0][1]}. Give the marks that "
@@ -99,7 +101,7 @@ class MarkedPhrases:
         self.longest: dict[str, int] = {}  # Of the phrases that begin with a token.
         for phrase in self.kinds:
             self.longest[phrase[0]] = max(self.longest.get(phrase[0], 0), len(phrase))
-        lengths = [len(marks.sub("", text)) for text in texts]
+        lengths = [len(self.mark.sub("", text)) for text in texts]
         self.shortest, self.most = np.quantile(lengths, [OUTLIERS, 1 - OUTLIERS])
 
     def texts_of(self, passages: Iterable[str]) -> list[str]:
@@ -113,6 +115,19 @@ class MarkedPhrases:
                 if self.shortest <= len(sentence) <= self.most:
                     made |= dict.fromkeys(self._marked(sentence))
         return list(made)
+
+    def _unmarked(self, text: str) -> Phrase:
+        return tuple(token.lower() for token in _TOKEN.findall(self.mark.sub(" ", text)))
+
+    def _between_marks(self, text: str) -> Iterator[tuple[int, str]]:
+        """(kind, what stands between its marks), of phrases within others too."""
+        begun: dict[int, int] = {}
+        for found in self.mark.finditer(text):
+            kind, pair = next((kind, pair) for kind, pair in enumerate(self.pairs) if found[0] in pair)
+            if kind in begun and found[0] == pair[1]:
+                yield kind, text[begun.pop(kind) : found.start()]
+            elif found[0] == pair[0]:
+                begun.setdefault(kind, found.end())
 
     def _marked(self, sentence: str) -> Iterator[str]:
         there = list(self._phrases(sentence))
@@ -155,7 +170,3 @@ def _worth_finding(sentences: dict[Phrase, set[tuple[Phrase, int]]]) -> dict[Phr
         parts = {tokens[start : start + size] for size in sizes for start in range(len(tokens) - size + 1)}
         there.update(parts & kinds.keys())
     return {phrase: of for phrase, of in kinds.items() if marked[phrase] >= LEAST_MARKED * there[phrase]}
-
-
-def _tokens(text: str) -> Phrase:
-    return tuple(token.lower() for token in _TOKEN.findall(text))
