@@ -155,9 +155,7 @@ def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_arg
     """
     output_dir, runs, teacher = args.folder, [], args.teacher
     if args.taught_by_itself and args.teacher_marks and subset is not None:
-        asked_passages(
-            task, subset.dataset, args
-        )  # Marks that are not there are refused before a round is trained, not after.
+        asked_passages(task, subset.dataset, args)  # Marks that are not there are refused before a round, not after it.
     for number in range(1, args.teacher_rounds + 1):
         one = copy.copy(args) if number > 1 or not args.taught_by_itself else args.untaught()
         one.output_dir, one.teacher_rounds, one.push_to_hub = str(output_dir / f"round-{number}"), 1, False

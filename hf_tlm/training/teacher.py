@@ -177,7 +177,8 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
             )
         )
     if missing := [name for name, count in (report.get("passages_by_class") or {}).items() if count == 0]:
-        found.append(f"The teacher takes no passage of the subset for {', '.join(missing)}.")
+        kind = "marked sentence" if "marks" in report else "passage of the subset"
+        found.append(f"The teacher takes no {kind} for {', '.join(missing)}.")
     elif (distance := _distance(report)) > MOST_DISTANT:
         found.append(
             f"The teacher takes passages of the subset for other classes than the task's texts are of (the shares differ "

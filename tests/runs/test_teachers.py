@@ -830,7 +830,8 @@ def test_doubts(tmp_path):
     assert doubts({**good, **counts}) == []
     assert "nothing to teach" in doubts({**good, **counts, "held_out_accuracy": 0.45})[0]
     assert "the shares differ by 45%" in doubts({**good, **counts, "subset_by_class": {"a": 95, "b": 5}})[0]
-    assert "no passage of the subset for b" in doubts({**good, **counts, "passages_by_class": {"a": 3, "b": 0}})[0]
+    for marks, kind in (({}, "passage of the subset"), ({"marks": ["<<", ">>"]}, "marked sentence")):
+        assert f"takes no {kind} for b" in doubts({**good, **counts, **marks, "passages_by_class": {"a": 3, "b": 0}})[0]
     tenths = [0, 0, 0, 0, 0, 10, 10, 10, 10, 60]
     assert doubts({**good, **counts, "confidence_by_tenth": tenths}) == []
     sure = doubts({**good, **counts, "confidence_by_tenth": tenths, "held_out_accuracy": 0.7, "held_out": "texts"})

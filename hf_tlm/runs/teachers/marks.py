@@ -133,6 +133,8 @@ class MarkedPhrases:
         there = list(self._phrases(sentence))
         of_kind = [[place for place in there if kind in self.kinds[place[0]]] for kind in range(len(self.pairs))]
         ways = [way for way in islice(product(*of_kind), WAYS) if len({phrase for phrase, *_ in way}) == len(way)]
+        if not ways:
+            return
         chosen = random.Random(xxhash.xxh3_64_intdigest(sentence.encode("utf-8", "surrogatepass")))
         for way in chosen.sample(ways, min(PER_SENTENCE, len(ways))):
             text = sentence
