@@ -176,6 +176,7 @@ def parse(
             # Of all actions of that name: an option that is true by default has its --no_ beside it.
             parser.set_defaults(**{key: _typed(key, value, actions[key])})
             actions[key].required = False
+        _check_options(parser, args)
     try:
         *parsed, unknown = parser.parse_args_into_dataclasses(args=args, return_remaining_strings=True)
     except HfTlmError:
@@ -183,10 +184,18 @@ def parse(
     except Exception as error:  # Of any type, from __post_init__ of the dataclasses: transformers' checks of its arguments.
         raise ConfigError(f"{type(error).__name__}: {' '.join(str(error).split()):.500}") from error
     if unknown:
-        options = [option for action in parser._actions for option in action.option_strings]
-        close = difflib.get_close_matches(unknown[0].split("=")[0], options, n=3)
-        parser.error(f"unknown argument {unknown[0]}" + (f"; did you mean {' or '.join(close)}?" if close else ""))
+        parser.error(f"unknown argument {unknown[0]}")
     return tuple(parsed[: len(dataclasses)])
+
+
+def _check_options(parser: argparse.ArgumentParser, args: Sequence[str]) -> None:
+    """Refuse an unknown option first: argparse would rather miss the one that it stands for."""
+    known = [option for action in parser._actions for option in action.option_strings]
+    for option in (word.partition("=")[0] for word in args):
+        if option.startswith("--") and option not in ("--", *known):
+            close = [name for name in known if name.startswith(option)] or difflib.get_close_matches(option, known, n=3)
+            close = list(dict.fromkeys(name.replace("-", "_").replace("__", "--", 1) for name in close))[:3]
+            parser.error(f"unknown argument {option}" + (f"; did you mean {' or '.join(close)}?" if close else ""))
 
 
 def _check_unicode(args: Sequence[str]) -> None:

@@ -176,6 +176,26 @@ def test_bad_command_line_is_one_line(tmp_path, args, capsys):
 
 
 @pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["--nam", "x"], "unknown argument --nam; did you mean --name?"),  # And not that --name is required.
+        (["--name", "x", "--batch-siz=4"], "unknown argument --batch-siz; did you mean --batch_size?"),
+        (["--name", "x", "--batch"], "unknown argument --batch; did you mean --batch_size?"),
+        (["--name", "x", "--quiz"], "unknown argument --quiz"),
+    ],
+)
+def test_an_unknown_option_is_told_with_what_was_meant(args, hint, capsys):
+    @dataclass
+    class Sized:
+        name: str
+        batch_size: int = 3
+
+    with pytest.raises(SystemExit):
+        parse(Sized, recipe="train_tlm", description="", args=args)
+    assert capsys.readouterr().err.startswith(f"Error: {hint}\n")
+
+
+@pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--page"], "--page: expected one argument. Folder for a web page."),
