@@ -14,6 +14,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
+import torch
 import yaml
 from datasets import Dataset
 
@@ -376,6 +377,7 @@ def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
 
 def test_what_a_gpu_will_train_is_prepared_without_one(work, tmp_path, monkeypatch, caplog):
     """Half precision of a GPU is refused where there is none, unless another machine trains; it chooses by influence too."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # Nor does the processor multiply in it.
     options = yaml.safe_load((work / "options.yaml").read_text())
     for recipe in ("train_tlm", "select_influence"):
         options[recipe] |= {"use_cpu": False, "bf16": True, "tf32": True}
