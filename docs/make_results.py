@@ -86,6 +86,7 @@ TOPICS = (
             "coffee/linear_start.md",
             "additions/additions.md",
             "additions/large_teacher.md",
+            "self_taught/self_taught.md",
             "encoder_teacher/encoder_teacher.md",
         ],
     ),
