@@ -176,13 +176,13 @@ class LeverRun:
         self.source, self.seed = options.pop("stage1", None), seed
         added = options.pop("added_tokens", ())
         self.texts = Texts(task_name, folder, options["vocab_size"], added)
-        if teachers := options.pop("teachers", None):
-            options["teacher"] = [str(self._final(teachers, one)) for one in TEACHERS]
-            if missing := [folder for folder in options["teacher"] if not Path(folder).is_dir()]:
-                raise SystemExit(f"{name} is taught by {teachers}, and {missing[0]} is not there: run that first.")
         self.name, self.task = name, self.texts.task
         tokenizer, output_dir = str(self.texts.tokenizer_folder), str(self.texts.folder / "work" / f"{name}-seed-{seed}")
         values = options | {"tokenizer_name": tokenizer, "output_dir": output_dir, "seed": seed}
+        if teachers := values.pop("teachers", None):
+            values["teacher"] = [str(self._final(teachers, one)) for one in TEACHERS]
+            if missing := [folder for folder in values["teacher"] if not Path(folder).is_dir()]:
+                raise SystemExit(f"{name} is taught by {teachers}, and {missing[0]} is not there: run that first.")
         values |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
         model_args, self.args = parse(
             ModelArguments, TlmArguments, recipe="train_tlm", description="", args=[], values=values
@@ -191,8 +191,6 @@ class LeverRun:
         self.setup = prepare(self.task, passages, self.args, model_args, ask_teacher(self.task, passages, self.args))
         self.args = self.setup.args
         self.record: dict[str, Any] = {"lever": name, "task": task_name, "seed": seed, "metric": self.task.metric}
-        if teachers:
-            options = {option: value for option, value in options.items() if option != "teacher"} | {"teachers": teachers}
         self.record |= {
             "options": options,
             "stage1_of": self.source,

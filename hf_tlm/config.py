@@ -193,9 +193,10 @@ def _check_options(parser: argparse.ArgumentParser, args: Sequence[str]) -> None
     known = [option for action in parser._actions for option in action.option_strings]
     for option in (word.partition("=")[0] for word in args):
         if option.startswith("--") and option not in ("--", *known):
-            close = [name for name in known if name.startswith(option)] or difflib.get_close_matches(option, known, n=3)
-            close = list(dict.fromkeys(name.replace("-", "_").replace("__", "--", 1) for name in close))[:3]
-            parser.error(f"unknown argument {option}" + (f"; did you mean {' or '.join(close)}?" if close else ""))
+            shown = [name for name in known if "-" not in name[2:]]  # HfArgumentParser takes each with hyphens too.
+            given = f"--{option[2:].replace('-', '_')}"
+            close = [name for name in shown if name.startswith(given)] or difflib.get_close_matches(given, shown)
+            parser.error(f"unknown argument {option}" + (f"; did you mean {' or '.join(close[:3])}?" if close else ""))
 
 
 def _check_unicode(args: Sequence[str]) -> None:

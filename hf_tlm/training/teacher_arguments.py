@@ -82,11 +82,6 @@ class TeacherArguments:
             raise ArgumentsError(
                 f"teacher {word.pop()} stands alone; received {' '.join(self.teacher):.200}. Several are folders of runs."
             )
-        if self.teacher == [SELF] and not hasattr(self, "teacher_rounds"):
-            raise ArgumentsError(
-                "teacher self is the seeds of an earlier round, and rounds are of `hf-tlm train`. Give the folder of a "
-                "finished run: it may be one of this command."
-            )
         if self.teacher_weight == 0:
             raise ArgumentsError("teacher_weight 0 leaves the teacher unheard. Give another one, or --teacher none.")
         super().__post_init__()

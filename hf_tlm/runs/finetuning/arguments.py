@@ -89,6 +89,11 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
                 "metric_for_best_model out, and give --select_by best or last, and the task another --metric if wanted."
             )
         super().__post_init__()
+        if self.taught_by_itself:
+            raise ArgumentsError(
+                "teacher self is the seeds of an earlier round, and rounds are of `hf-tlm train`. Give the folder of a "
+                "finished run: it may be one of this command."
+            )
         if self.taught and self.train_fraction < 1:
             raise ArgumentsError(
                 f"train_fraction {self.train_fraction:g} draws other texts for every seed, and a teacher is asked once, of "
