@@ -151,7 +151,7 @@ def parse(
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
-    _check_values(parser)
+    _check_values(parser, () if helps else classes)
     for action in parser._actions:
         # The positive's text would say the contrary of what it does.
         if action.option_strings and action.option_strings[0] == f"--no_{action.dest}":
@@ -264,7 +264,7 @@ def typed_values(cls: type, values: Mapping[str, Sequence[Any]], where: str) -> 
         ConfigError: a field that the dataclass lacks, or a value of the wrong type.
     """
     parser = _hf_argument_parser()(cls)  # type: ignore[arg-type]  # A dataclass, of any fields.
-    _check_values(parser)
+    _check_values(parser, [cls])
     actions = _actions(parser, [cls])
     for key in values:
         _check_known(key, actions, where)
@@ -280,17 +280,19 @@ def _actions(parser: argparse.ArgumentParser, dataclasses: Sequence[type]) -> di
     return actions
 
 
-def _check_values(parser: argparse.ArgumentParser) -> None:
+def _check_values(parser: argparse.ArgumentParser, dataclasses: Sequence[type]) -> None:
     """Let options take the numbers of their range alone, and no empty texts, from the command line and from files."""
+    hints = {name: hint for cls in dataclasses for name, hint in get_type_hints(cls).items()}
     for action in parser._actions:
         if action.dest in RANGES and action.type in (int, float):
-            action.type = functools.partial(_number, action.dest, action.type, action.default is None)
+            optional = type(None) in get_args(hints.get(action.dest))
+            action.type = functools.partial(_number, action.dest, action.type, optional)
         elif action.type is str:
             action.type = functools.partial(_text, action.default)
 
 
 def _number(name: str, of: type, optional: bool, text: str) -> float | None:
-    """The number, in its range; None for YAML's `null`, where that is the default: so a preset's value is taken back."""
+    """The number, in its range; None for YAML's `null`, where a value is optional: so a preset's is taken back."""
     if optional and text == "null":
         return None
     try:

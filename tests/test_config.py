@@ -70,6 +70,9 @@ def test_null_takes_back_a_number_of_a_file(tmp_path, capsys):
     with pytest.raises(SystemExit):  # Without these there is no run.
         parse(TlmArguments, recipe="train_tlm", description="", args=["--output_dir", "x", "--rho2", "null"])
     assert "--rho2: expected a number" in capsys.readouterr().err
+    # One that is optional, whatever its default.
+    kept = parse(TlmArguments, recipe="train_tlm", description="", args=["--output_dir", "x", "--save_total_limit", "null"])
+    assert kept[0].save_total_limit is None
 
 
 def test_an_old_name_works_for_a_version(tmp_path, caplog):
