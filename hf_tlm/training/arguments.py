@@ -16,6 +16,7 @@ from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.teacher_arguments import NONE, WITHOUT_PASSAGES, WITHOUT_TEACHER, TeacherArguments
 from hf_tlm.training.trainer_options import check_scheduler
 from hf_tlm.utils.options import OnlyWith, option
+from hf_tlm.utils.variables import uses_fsdp
 
 _WITH_MUON = OnlyWith("optim", ("muon",))
 
@@ -132,8 +133,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
                 f"stage2_rdrop compares two passes over a text, and stage2_rho2 {self.stage2_rho2} masks it. Leave one of "
                 "them out."
             )
-        sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"
-        if self.stage2_ema_decay and sharded:
+        if self.stage2_ema_decay and uses_fsdp(self):
             raise ArgumentsError(
                 "stage2_ema_decay does not work with FSDP, whose processes do not hold whole weights "
                 "between steps. Use DDP, or leave it out."

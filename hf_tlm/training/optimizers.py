@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from hf_tlm.errors import ArgumentsError
+from hf_tlm.utils.variables import uses_fsdp
 
 LAMB, MUON = "lamb", "muon"
 # Those that are not the Trainer's.
@@ -91,7 +91,7 @@ def check_optimizer(args: TrainingArguments) -> None:
             f"optim {args.optim} takes {rates}, weight_decay, adam_beta1, adam_beta2 and adam_epsilon, no optim_args; "
             f"received {args.optim_args!r}."
         )
-    if args.optim == MUON and (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
+    if args.optim == MUON and uses_fsdp(args):
         raise ArgumentsError(
             "optim muon makes the singular values of whole matrices alike, and with FSDP a process holds pieces of them. "
             "Use DDP (the preset accelerate/ddp), or another optim."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +42,7 @@ from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.stages import StageData, with_task_defaults
 from hf_tlm.training.teacher import Teacher
+from hf_tlm.utils.variables import uses_fsdp
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
             f"use_peft leaves the body's weights as they are, and stage {args.stage} from scratch would leave them random. "
             "Give --model_name_or_path a checkpoint to adapt, or run --stage both: stage 1 in full, an adapter in stage 2."
         )
-    if model_args.use_peft and (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
+    if model_args.use_peft and uses_fsdp(args):
         raise ArgumentsError(
             "use_peft does not work with FSDP: what it trains is too small to be worth sharding. Use DDP: the preset "
             "accelerate/ddp."
@@ -417,7 +417,7 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
                 f"{read_from!r} as it is. Leave {name} out."
             )
     spec, model_args = OBJECTIVES[args.objective], model_args.with_objective_defaults(args.objective)
-    if spec.corrupts and (model_args.use_peft or args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
+    if spec.corrupts and (model_args.use_peft or uses_fsdp(args)):
         raise ArgumentsError(
             f"objective {args.objective} works neither with use_peft nor with FSDP: both of its models are trained whole, "
             "and the main one is small. Use DDP; adapt the exported model afterwards with --stage 2 --use_peft."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from hf_tlm.errors import HfTlmError
 
@@ -10,6 +11,11 @@ NUMBERS = {"RANK": 0, "LOCAL_RANK": -1, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, 
 FLAGS = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_DEBUG_MODE")
 YES_OR_NO = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
 CHOICES = {"ACCELERATE_MIXED_PRECISION": ("no", "fp16", "bf16", "fp8"), **dict.fromkeys(FLAGS, YES_OR_NO)}
+
+
+def uses_fsdp(args: Any) -> bool:
+    """Whether a run with these arguments of the Trainer shards its model: they say so, or accelerate's config does."""
+    return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
 def check_variables() -> None:

@@ -11,6 +11,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.optimizers import OWN
 from hf_tlm.utils.options import NoEffect, option
+from hf_tlm.utils.variables import uses_fsdp
 
 # Options of the Trainer that follow from others here, and from which.
 SETTLED = {
@@ -141,8 +142,7 @@ class FewShotArguments(BaseArguments):
                 f"optim {self.optim} is for large batches and training from scratch; a few-shot run has neither. Use "
                 "adamw_torch_fused."
             )
-        sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"
-        if sharded:
+        if uses_fsdp(self):
             raise ArgumentsError(
                 "A few-shot run is for one device, or for several by DDP (the preset accelerate/ddp). FSDP is not supported."
             )

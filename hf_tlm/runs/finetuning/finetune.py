@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -49,6 +48,7 @@ from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import owns_output_dir
 from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder
+from hf_tlm.utils.variables import uses_fsdp
 
 
 def draw_fraction(train: Dataset, fraction: float, seed: int, kind: str) -> np.ndarray:
@@ -172,7 +172,7 @@ def _draws(task: Task, args: FinetuneArguments) -> list[Task]:
 
 def _check(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments) -> None:
     check_kind(args, task.spec.kind)
-    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    if uses_fsdp(args):
         raise ArgumentsError("Fine-tuning does not work with FSDP. Use DDP: the preset accelerate/ddp.")
     if args.crf and args.label_smoothing_factor:
         raise ArgumentsError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ from hf_tlm.training.teacher_arguments import LINEAR, SELF
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import agree, place_in_job
 from hf_tlm.utils.seals import keep_sealed, seal_problem
+from hf_tlm.utils.variables import uses_fsdp
 
 logger = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ def _answers(
     if agree(rank == 0 and seal_problem(folder, ANSWERS, REPORT) is not None, processes):
         begun, answers = time.monotonic(), None
         if isinstance(teacher, ModelTeacher):
-            if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+            if uses_fsdp(args):
                 raise ArgumentsError(
                     "A model that teaches is not asked under FSDP. Start the same command on one process first, until it "
                     "trains: its answers are kept in the cache."
