@@ -36,7 +36,7 @@ from hf_tlm.presets import did_you_mean, find
 from hf_tlm.utils.disk import disk_problem
 from hf_tlm.utils.options import RANGES, problem
 from hf_tlm.utils.outline import outline
-from hf_tlm.utils.shown import for_terminal
+from hf_tlm.utils.shown import for_terminal, suggestion
 from hf_tlm.utils.signals import Terminated, on_sigterm
 from hf_tlm.utils.variables import check_variables
 
@@ -312,9 +312,7 @@ def _text(default: Any, text: str) -> str:
 
 def _check_known(key: str, actions: Mapping[str, argparse.Action], where: str) -> None:
     if key not in actions:
-        close = difflib.get_close_matches(key, actions, n=3)
-        hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        raise ConfigError(f"Unknown key {key!r:.60} in {where}.{hint}")
+        raise ConfigError(f"Unknown key {key!r:.60} in {where}.{suggestion(key, actions)}")
 
 
 def _typed(key: str, value: Any, action: Any) -> Any:

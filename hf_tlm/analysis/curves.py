@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import math
 import warnings
@@ -27,6 +26,7 @@ from hf_tlm.analysis.figures import (
 )
 from hf_tlm.analysis.trainer_logs import RunLog, read_runs
 from hf_tlm.errors import AnalysisError
+from hf_tlm.utils.shown import suggestion
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,8 +70,7 @@ def choose_quantities(runs: Iterable[RunLog], wanted: Sequence[str] | None = Non
         matching = [other for other in logged if other == name]
         matching = matching or [other for other in logged if _matches(other, name)]
         if not matching:
-            close = difflib.get_close_matches(name, logged, n=3)
-            hint = f" Did you mean {' or '.join(close)}?" if close else ""
+            hint = suggestion(name, logged)
             raise AnalysisError(f"No run has logged {name!r}.{hint} There are: {', '.join(sorted(logged))}.")
         found |= dict.fromkeys(matching)
     return list(found)

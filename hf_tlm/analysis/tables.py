@@ -9,7 +9,6 @@ them, other than the seed, has to be a row or a column.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import math
@@ -25,7 +24,7 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.runs.summary import aggregate, format_score
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.seed_figures import seed_figure
-from hf_tlm.utils.shown import Markdown, for_markdown
+from hf_tlm.utils.shown import Markdown, for_markdown, suggestion
 
 RUN = "run"  # As a row or a column: the run's name, without that of its task.
 # Of what differs, the first that tell the runs apart are the rows.
@@ -177,8 +176,7 @@ def _check_names(results: Sequence[Result], differing: Sequence[str], rows: Sequ
     known = {RUN, "task"}.union(*(result.settings for result in results))
     for name in (*rows, *columns):
         if name not in known:
-            close = difflib.get_close_matches(name, sorted(known), n=3)
-            hint = f" Did you mean {' or '.join(close)}?" if close else ""
+            hint = suggestion(name, known)
             raise AnalysisError(
                 f"No run has a setting {name!r}.{hint} The runs differ in: {', '.join(differing) or 'their names alone'}."
             )

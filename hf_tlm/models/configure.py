@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from hf_tlm.errors import ModelError
 from hf_tlm.hub.repo import split_revision
 from hf_tlm.models.families import check_family, family_of
 from hf_tlm.presets import did_you_mean, find
+from hf_tlm.utils.shown import suggestion
 
 # Of older configs, without an effect where they have these values.
 _LEFT = {"position_embedding_type": "absolute", "gradient_checkpointing": False}
@@ -89,8 +89,7 @@ def _check_names(values: Mapping[str, Any], config: PreTrainedConfig, path: str)
     known |= set(type(config)().to_dict())
     for name, value in values.items():
         if name not in known and (name, value) not in _LEFT.items():
-            close = difflib.get_close_matches(name, known, n=2)
-            hint = f" Did you mean {' or '.join(close)}?" if close else ""
+            hint = suggestion(name, known, 2)
             raise ModelError(f"{path}: a {config.model_type} config has no {name!r}.{hint} Correct or remove it.")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from dataclasses import Field
@@ -14,6 +13,7 @@ from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.names import RETRIEVERS, VARIANTS
 from hf_tlm.retrieval.queries import QUERY_MODES
 from hf_tlm.utils.json_files import Check, Unfit, listed, mapped, maybe, read_fields, real, record, truth, whole, words
+from hf_tlm.utils.shown import suggestion
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -150,8 +150,7 @@ def check_manifest(path: Path) -> dict[str, Any]:
     known = ["format", "format_version", *_NEEDED, *_MORE]
     for name in manifest:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
+            hint = suggestion(name, known, 1)
             raise RetrievalError(
                 f"{path} has a field {name!r:.60} that recipes do not write.{hint} Make or download it again, or read it "
                 "with the version of hf_tlm that wrote it."

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -115,6 +116,12 @@ def shown_argument(argument: str) -> str:
 def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options with their paths as records have them."""
     return {name: shown_path(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def suggestion(name: str, known: Iterable[str], most: int = 3) -> str:
+    """A sentence that names those of `known` that are like a name, with a space before it; nothing where none is."""
+    close = difflib.get_close_matches(name, list(known), n=most)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def figures(value: float, digits: int = 2) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import hashlib
 import itertools
@@ -18,7 +17,7 @@ from hf_tlm.config import typed_values
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, option
 from hf_tlm.utils.safe_yaml import load_yaml, read_yaml
-from hf_tlm.utils.shown import shown_values
+from hf_tlm.utils.shown import shown_values, suggestion
 
 SELECTIONS = ("median", "mean", "best")
 # What points may differ in beside the options of training: which checkpoint is fine-tuned.
@@ -122,8 +121,7 @@ class Grid:
             content = {"grid": content}
         for key in content:
             if key not in KEYS:
-                close = difflib.get_close_matches(str(key), KEYS, n=1)
-                hint = f" Did you mean {close[0]}?" if close else ""
+                hint = suggestion(str(key), KEYS, 1)
                 raise GridError(f"Beside grid a grid's file may have seeds and select_by; received {key!r}.{hint}")
         return cls(content["grid"], seeds or content.get("seeds"), select_by or content.get("select_by") or Grid.select_by)
 
