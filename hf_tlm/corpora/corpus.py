@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, Features, Value, concatenate_datasets, config
+from datasets import Dataset, Features, Value, concatenate_datasets
 
 from hf_tlm.corpora.passages import split_passages
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.arrow_files import find_rows, seal_rows
+from hf_tlm.utils.arrow_files import cache_folder, find_rows, seal_rows
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import find_object
 
@@ -120,7 +120,7 @@ class Part:
         return None
 
     def _folder(self, cache_dir: str | Path | None) -> Path:
-        return Path(cache_dir or Path(config.HF_DATASETS_CACHE) / "hf_tlm") / f"part-{self.fingerprint}"
+        return cache_folder(cache_dir) / f"part-{self.fingerprint}"
 
     def _check_ids(self, ids: pa.Array, first_row: int, seen: set[str]) -> None:
         for row, identifier in enumerate(ids.to_pylist(), first_row):

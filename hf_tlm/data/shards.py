@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import xxhash
-from datasets import Dataset, Features, List, Value, concatenate_datasets, config
+from datasets import Dataset, Features, List, Value, concatenate_datasets
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.corpora import Corpus
 from hf_tlm.data.blocks import CONTIGUOUS, BlockMaker, BlocksError
 from hf_tlm.data.tokenization import backend_settings
-from hf_tlm.utils.arrow_files import find_rows, seal_rows
+from hf_tlm.utils.arrow_files import cache_folder, find_rows, seal_rows
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.options import check_numbers
@@ -84,7 +84,7 @@ class BlockShards:
             backend_settings(self.tokenizer),
         ]
         digest = xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
-        return Path(self.cache_dir or Path(config.HF_DATASETS_CACHE) / "hf_tlm") / f"blocks-{digest}"
+        return cache_folder(self.cache_dir) / f"blocks-{digest}"
 
     @property
     def totals(self) -> dict[str, Any] | None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 import xxhash
-from datasets import Dataset, config
+from datasets import Dataset
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.repo import TOKENIZER_FILES, checkpoint_folder
-from hf_tlm.utils.arrow_files import map_rows
+from hf_tlm.utils.arrow_files import cache_folder, map_rows
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.seals import keep_sealed
 
@@ -176,7 +176,7 @@ def cached_wordpiece(
     digest = xxhash.xxh3_128(json.dumps([vocab_size, lowercase, max_length]).encode())
     for text in texts:
         digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
-    folder = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"wordpiece-{digest.hexdigest()}"
+    folder = cache_folder() / f"wordpiece-{digest.hexdigest()}"
     return kept_tokenizer(folder, lambda: train_wordpiece(texts, vocab_size, lowercase=lowercase, max_length=max_length))
 
 
@@ -294,7 +294,7 @@ def text_lengths(dataset: Dataset | None) -> np.ndarray:
     """
     if dataset is None or len(dataset) <= _IN_MEMORY:
         return np.concatenate([np.zeros(0, np.int32), *_lengths(dataset)])
-    file = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"lengths-{dataset._fingerprint}-{len(dataset)}.i32"
+    file = cache_folder() / f"lengths-{dataset._fingerprint}-{len(dataset)}.i32"
     if not file.is_file() or file.stat().st_size != 4 * len(dataset):
         with atomic_file(file) as stream:
             for part in _lengths(dataset):

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
-from datasets import Dataset, config
+from datasets import Dataset
 from tqdm.auto import tqdm
 
 from hf_tlm.errors import HfTlmError, InfluenceError
 from hf_tlm.influence.rows import rows_digest
+from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import Claim, awaited
 
@@ -174,7 +175,7 @@ def open_scores(
 
 def _cache_folder(settings: dict[str, Any]) -> Path:
     digest = xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True).encode())
-    return Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"influence-{digest}"
+    return cache_folder() / f"influence-{digest}"
 
 
 def _claim(folder: Path, settings: dict[str, Any], main: bool) -> Claim:

@@ -6,12 +6,11 @@ import hashlib
 import json
 import logging
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, Features, NamedSplit, Value, config
+from datasets import Dataset, Features, NamedSplit, Value
 from datasets.table import InMemoryTable
 
 from hf_tlm.retrieval.analyzer import RetrievalError
@@ -33,6 +32,7 @@ from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts
 from hf_tlm.retrieval.subset import Subset
 from hf_tlm.tasks.spec import check_task
+from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.options import check_numbers
 from hf_tlm.version import __version__
 
@@ -116,7 +116,7 @@ def retrieve(
     _check_arguments(retriever, query_mode, settings, max_query_terms, num_passages, corpus, elastic, index_dir)
     if deduplicate is not None:
         check_deduplication(deduplicate)
-    folder = Path(cache_dir or Path(config.HF_DATASETS_CACHE) / "hf_tlm")
+    folder = cache_folder(cache_dir)
     guard = Decontaminator(held_out_texts(task)) if decontaminate else None
 
     method: dict[str, Any]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, config
+from datasets import Dataset
 from scipy import sparse
 from scipy.special import softmax
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
@@ -29,6 +29,7 @@ from hf_tlm.runs.linear import COLUMNS, TOKENS, WEIGHTS_FILE, LinearModel, as_ma
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
+from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.run_names import LINEAR_FILE, RESULTS_FILE, predictions_file
@@ -136,7 +137,7 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
         tasks = list(draws[: max(1, MOST_TEXTS // sum(map(len, draws[0].splits.values())))])
         ids = [[one.train["id"][:], one.validation["id"][:]] for one in tasks]
         of += "-" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
-    file = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"baselines-{_FORMAT}-{of}-{task.metric}.json"
+    file = cache_folder() / f"baselines-{_FORMAT}-{of}-{task.metric}.json"
     found = find_object(file) or {}
     if _is_kept(found):
         return found

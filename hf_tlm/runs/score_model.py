@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import config
 from torch import nn
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
@@ -32,6 +31,7 @@ from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments
 from hf_tlm.training.applicable import of_training
 from hf_tlm.training.prepare import source_config
 from hf_tlm.training.run_folder import RESULTS_FILE, local_files, settings
+from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.locks import awaited
 
@@ -185,11 +185,10 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
     if (content := content_of(open_teacher(task, args))) is not None:
         details["teacher_content"] = content
     digest = hashlib.sha256(json.dumps(details, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    args = copy.copy(args)
-    args.output_dir = str(Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"score_model-{digest}")
+    args, folder = copy.copy(args), cache_folder() / f"score_model-{digest}"
+    args.output_dir = str(folder)
     args.push_to_hub = False  # The smaller subset is what is published.
     splits = {name: rows for name, rows in task.splits.items() if name != "test"}
-    folder = Path(args.output_dir)
     # Selections at the same time, of two fractions say, want the same model: one trains it, the others find it.
     with awaited(folder) if args.process_index == 0 else nullcontext():
         run_tlm(replace(task, splits=splits), subset, args, model_args)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from datasets import Dataset, Features, config
+from datasets import Dataset, Features
 from datasets.table import MemoryMappedTable
 
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
+from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_file
 
 # Why a row cannot be used whose id another has.
@@ -153,7 +154,7 @@ def stored(rows: Dataset) -> Dataset:
     Raises:
         HfTlmError: the cache cannot be written.
     """
-    file = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"rows-{rows._fingerprint}.arrow"
+    file = cache_folder() / f"rows-{rows._fingerprint}.arrow"
     table = _mapped(file)
     if table is None:
         with atomic_file(file) as stream, pa.ipc.new_stream(stream, rows.data.table.schema) as writer:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from datasets import Dataset
+from datasets import Dataset, config
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.files import atomic_write
@@ -23,6 +24,11 @@ from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.seals import checksum
 
 logger = logging.getLogger(__name__)
+
+
+def cache_folder(chosen: str | os.PathLike | None = None) -> Path:
+    """The folder of what is kept for later runs: the one that was chosen, or `hf_tlm` in the cache of `datasets`."""
+    return Path(chosen or Path(config.HF_DATASETS_CACHE) / "hf_tlm")
 
 
 def seal_rows(file: Path, rows: int) -> None:

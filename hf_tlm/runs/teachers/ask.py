@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from datasets import Dataset, List, Value, config
+from datasets import Dataset, List, Value
 
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.influence import PassageScores
@@ -31,6 +31,7 @@ from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.applicable import of_training
 from hf_tlm.training.teacher import Teacher, described, doubts, shortened
 from hf_tlm.training.teacher_arguments import LINEAR, SELF
+from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import agree, place_in_job
 from hf_tlm.utils.seals import keep_sealed, seal_problem
@@ -259,7 +260,7 @@ def _answers(
 ) -> Answers | None:
     """What it says, asked by all processes, or found in the cache; None on others than the first."""
     rank, processes = place_in_job()
-    folder = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"teacher-{_key(teacher.digest, task, passages, ends)}"
+    folder = cache_folder() / f"teacher-{_key(teacher.digest, task, passages, ends)}"
     parts = folder.with_name(f"{folder.name}.parts")
     if agree(rank == 0 and seal_problem(folder, ANSWERS, REPORT) is not None, processes):
         begun, answers = time.monotonic(), None
