@@ -148,15 +148,19 @@ class Plan:
 
     @property
     def preparations(self) -> tuple[Step, ...]:
-        return tuple(step for phase in self.phases for step in phase if step.kind not in TRAININGS)
+        return tuple(step for step in self.steps if step.kind not in TRAININGS)
 
     @property
     def trainings(self) -> tuple[Step, ...]:
-        return tuple(step for phase in self.phases for step in phase if step.kind in TRAININGS)
+        return tuple(step for step in self.steps if step.kind in TRAININGS)
 
     @property
     def steps(self) -> tuple[Step, ...]:
         return tuple(step for phase in self.phases for step in phase)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Step]:
+        return {step.name: step for step in self.steps}
 
     @property
     def records(self) -> Path:
@@ -211,17 +215,17 @@ class Plan:
     @cached_property
     def _fingerprints(self) -> Mapping[str, str]:
         """Of all steps by name. They are asked for at every look at what is left, and read the configuration files."""
-        steps, found = {step.name: step for step in self.steps}, {}
+        found: dict[str, str] = {}
 
         def of(name: str) -> str:
             if name not in found:
-                step = steps[name]
+                step = self.by_name[name]
                 settings = self.settings(step) | {option: of(other) for option, other in step.inputs.items()}
                 made_of = {"kind": step.kind, "task": step.task_name, "settings": settings}
                 found[name] = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
             return found[name]
 
-        return {name: of(name) for name in steps}
+        return {name: of(name) for name in self.by_name}
 
 
 def make_plan(

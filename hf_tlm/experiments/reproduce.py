@@ -79,7 +79,6 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
         add_int8_price(plan, step)
         write_table(plan)
 
-    steps = {step.name: step for step in plan.steps}
     left = _left_to_others(plan, [step for step in plan.preparations if not done(step)]) if prepare_only else set()
     try:
         run_shared(
@@ -87,7 +86,7 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
             plan.folder,
             done,
             lambda step: _run(plan, step, keep_checkpoints),
-            after=lambda step: [steps[name] for name in step.inputs.values()],
+            after=lambda step: [plan.by_name[name] for name in step.inputs.values()],
             name=lambda step: step.name,
         )
     except PointsError as error:
@@ -240,13 +239,12 @@ def _taken_over(plan: Plan, step: Step) -> bool:
 
 def _needed(plan: Plan) -> set[str]:
     """Names of all trainings, and of what those that are not finished are made from."""
-    steps = {step.name: step for step in plan.steps}
     needed = {step.name for step in plan.trainings}
     left = [step for step in plan.trainings if not _finished(plan, step) and _find_equal(plan, step) is None]
     while left:
         inputs = set(left.pop().inputs.values()) - needed
         needed |= inputs
-        left += [steps[name] for name in inputs]
+        left += [plan.by_name[name] for name in inputs]
     return needed
 
 
@@ -298,21 +296,21 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
 
 def _check_made(plan: Plan, inputs: Iterable[str]) -> None:
     """Whether the steps that another is made from, by their names, are finished."""
-    made = {other.name: other for other in plan.steps}
     for name in inputs:
-        if not _finished(plan, made[name]):
-            reason = (read_record(plan.record_file(made[name])) or {}).get("error", "it was not made")
+        if not _finished(plan, plan.by_name[name]):
+            reason = (read_record(plan.record_file(plan.by_name[name])) or {}).get("error", "it was not made")
             raise ReproductionError(f"It needs {name}, which failed: {reason}")
 
 
 def _check_teachers(plan: Plan, step: Step) -> None:
     """Whether the models of a pupil's teachers are there: that of a run recorded elsewhere may not be."""
-    for made in plan.trainings:
-        record = read_record(plan.record_file(made)) if made.name in step.teachers else None
+    for name in step.teachers:
+        file = plan.record_file(plan.by_name[name])
+        record = read_record(file)
         if record is not None and not (folder := model_folder(plan, record)).is_dir():
             raise ReproductionError(
-                f"It needs the model of {made.name}, which is recorded as finished and is not in {folder}. Put it there, or "
-                f"delete {plan.record_file(made)}: the same command then trains it again."
+                f"It needs the model of {name}, which is recorded as finished and is not in {folder}. Put it there, or "
+                f"delete {file}: the same command then trains it again."
             )
 
 

@@ -78,8 +78,7 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
     if step.kind == "train_tlm":
         values.pop("subset", None)
     if step.teachers:
-        made = {other.name: other for other in plan.trainings}
-        records = [read_record(plan.record_file(made[teacher])) for teacher in step.teachers]
+        records = [read_record(plan.record_file(plan.by_name[teacher])) for teacher in step.teachers]
         if all(records):
             values["teacher"] = [str(model_folder(plan, record)) for record in records if record]
     if step.kind == AVERAGE:
@@ -244,8 +243,8 @@ def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: Basel
 
 def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str, Any]:
     """The scores are of the predictions that the seeds left; what they cost is added up."""
-    made = {other.name: other for other in plan.trainings}
-    records = [record for name in step.inputs.values() if (record := read_record(plan.record_file(made[name])))]
+    steps = [plan.by_name[name] for name in step.inputs.values()]
+    records = [record for made in steps if (record := read_record(plan.record_file(made)))]
     folders = [model_folder(plan, record) for record in records]
     task = task_args.load()
     seeds = [seed_folder(folder, record["seed"]) for folder, record in zip(folders, records, strict=True)]
