@@ -97,7 +97,6 @@ class _Quiet(PipelineExecutor):
 
     def errors(self) -> dict[int, dict[str, Any]]:
         """{"known": an HfTlmError, "message"} of the tasks that failed in this run."""
-        self.logging_dir.fs.invalidate_cache()
         found = {}
         for rank in self.incomplete():
             if self.logging_dir.isfile(path := f"errors/{rank:05d}.json"):

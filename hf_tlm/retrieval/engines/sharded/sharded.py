@@ -23,13 +23,20 @@ import numpy as np
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
+from hf_tlm.retrieval.engines.sharded.workspace import (
+    Workspace,
+    open_passages,
+    read_json,
+    read_table,
+    shard_name,
+    write_queries,
+)
 from hf_tlm.retrieval.hit_union import RetrievalResult
 from hf_tlm.utils.locks import Claim
 from hf_tlm.utils.options import check_numbers
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus
-    from hf_tlm.retrieval.engines.sharded.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +93,6 @@ def retrieve_sharded(
     from hf_tlm.retrieval.engines.sharded.executors import check_executor, cluster
     from hf_tlm.retrieval.engines.sharded.pieces import plan, spread
     from hf_tlm.retrieval.engines.sharded.stages import lock, open_workspace, run_stage
-    from hf_tlm.retrieval.engines.sharded.workspace import write_queries
 
     if executor == "local":
         if num_shards > MOST_LOCAL:
@@ -174,8 +180,6 @@ def _claim(workspace: Workspace, identity: dict[str, Any]) -> Claim:
 
 def _counts(workspace: Workspace, num_shards: int) -> tuple[dict[str, Any], dict[str, str]]:
     """(counts of all shards' passages together, errors of the files that were left out by their names)."""
-    from hf_tlm.retrieval.engines.sharded.workspace import read_json, shard_name
-
     shards = [read_json(workspace.reading(shard_name("passages", i)) / "counts.json") for i in range(num_shards)]
     sources = sum((Counter(own["sources"]) for own in shards), Counter())
     bad_files = dict(sorted(bad for own in shards for bad in own["bad_files"].items()))
@@ -202,8 +206,6 @@ def _check_bad_files(workspace: Workspace, num_shards: int, skip_bad_files: bool
 
 def _result(workspace: Workspace, num_shards: int) -> RetrievalResult:
     from datasets import concatenate_datasets
-
-    from hf_tlm.retrieval.engines.sharded.workspace import open_passages, read_json, read_table, shard_name
 
     union = read_table(workspace.reading("union") / "union.arrow")
     texts = [open_passages(workspace.reading(shard_name("texts", shard))) for shard in range(num_shards)]
