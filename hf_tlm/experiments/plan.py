@@ -216,16 +216,11 @@ class Plan:
     def _fingerprints(self) -> Mapping[str, str]:
         """Of all steps by name. They are asked for at every look at what is left, and read the configuration files."""
         found: dict[str, str] = {}
-
-        def of(name: str) -> str:
-            if name not in found:
-                step = self.by_name[name]
-                settings = self.settings(step) | {option: of(other) for option, other in step.inputs.items()}
-                made_of = {"kind": step.kind, "task": step.task_name, "settings": settings}
-                found[name] = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
-            return found[name]
-
-        return {name: of(name) for name in self.by_name}
+        for step in self.steps:  # What a step is made from is of an earlier phase.
+            settings = self.settings(step) | {option: found[name] for option, name in step.inputs.items()}
+            made_of = {"kind": step.kind, "task": step.task_name, "settings": settings}
+            found[step.name] = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+        return found
 
 
 def make_plan(
