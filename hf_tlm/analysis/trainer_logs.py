@@ -21,10 +21,10 @@ import numpy as np
 from hf_tlm.analysis.arguments import AXES
 from hf_tlm.analysis.runs import is_number, read_json, subfolders
 from hf_tlm.errors import AnalysisError
+from hf_tlm.training.checkpoints import STATE, checkpoints_in
 from hf_tlm.training.run_folder import places_of
 from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SEED
 
-STATE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
 # Logged beside the quantities: where on the axes an entry is, and how fast it went there.
 _BOOKKEEPING = re.compile(
@@ -211,9 +211,8 @@ def _stages(folder: Path) -> list[tuple[str, Path]]:
 
 def _state(folder: Path) -> Path | None:
     """A finished training's own, else the newest checkpoint's."""
-    checkpoints = [path for path in folder.glob(f"checkpoint-*/{STATE}") if path.parent.name[11:].isdigit()]
-    newest = max(checkpoints, key=lambda path: int(path.parent.name[11:]), default=None)
-    return folder / STATE if (folder / STATE).is_file() else newest
+    folders = [folder, *(path for _, path in reversed(checkpoints_in(folder)))]
+    return next((path / STATE for path in folders if (path / STATE).is_file()), None)
 
 
 def _read_stages(seed: str, stages: Sequence[tuple[str, Path]]) -> SeedLog:
