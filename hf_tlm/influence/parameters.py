@@ -11,6 +11,7 @@ from transformers.models.albert.modeling_albert import AlbertLayerGroup
 
 from hf_tlm.errors import InfluenceError
 from hf_tlm.models import TlmModel
+from hf_tlm.models.base import layer_stack
 
 # The output projection of attention, and the word embedding, under the names that they have in the families.
 DEFAULT_IN_LAYERS = (
@@ -51,7 +52,7 @@ def layers_of(model: TlmModel) -> list[list[tuple[str, nn.Module]]]:
     modules = dict(body.named_modules())
     before = [("", modules[_BEFORE[0]])]
     before += [(f"{name.rpartition('.')[2]}.", modules[name]) for name in _BEFORE[1:] if name in modules]
-    stack = next(module for module in body.modules() if isinstance(module, nn.ModuleList))
+    stack = layer_stack(body)
     if not isinstance(stack[0], AlbertLayerGroup):
         return [before, *([("", layer)] for layer in stack)]
     count = model.config.num_hidden_layers

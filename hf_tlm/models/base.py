@@ -149,10 +149,14 @@ def _without_padding(
     return hidden.new_zeros(*real.shape, hidden.shape[-1]).index_put((real,), hidden)
 
 
+def layer_stack(body: nn.Module) -> nn.ModuleList:
+    """The layers of a body, the one that reads the embeddings first; of ALBERT the groups that layers share."""
+    return next(module for module in body.modules() if isinstance(module, nn.ModuleList))
+
+
 def layer_classes(body: nn.Module) -> set[str]:
     """Names of the classes of the body's layers: what FSDP shards as one unit."""
-    layers = next(module for module in body.modules() if isinstance(module, nn.ModuleList))
-    return {type(layer).__name__ for layer in layers}
+    return {type(layer).__name__ for layer in layer_stack(body)}
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike, model_type: str) -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_tlm.errors import ModelError
-from hf_tlm.models.base import embedding_weight
+from hf_tlm.models.base import embedding_weight, layer_stack
 from hf_tlm.models.families import Stock, family_of
 from hf_tlm.models.spectral import token_chunks
 
@@ -112,8 +112,7 @@ class AttentionWeights:
 
 def layers_of(body: PreTrainedModel) -> list[nn.Module]:
     """The layers of a body, the one that reads the embeddings first; of ALBERT those that groups share, once each."""
-    layers = next(module for module in body.modules() if isinstance(module, nn.ModuleList))
-    return [inner for layer in layers for inner in (getattr(layer, "albert_layers", None) or [layer])]
+    return [inner for layer in layer_stack(body) for inner in (getattr(layer, "albert_layers", None) or [layer])]
 
 
 def attention_weights(layer: nn.Module, heads: int) -> AttentionWeights:

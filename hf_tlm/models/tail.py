@@ -13,7 +13,7 @@ from transformers.models.electra.modeling_electra import ElectraSelfOutput
 from transformers.models.roberta.modeling_roberta import RobertaSelfOutput
 from transformers.utils.generic import is_flash_attention_requested
 
-from hf_tlm.models.base import encode
+from hf_tlm.models.base import encode, layer_stack
 
 # What follows attention in a layer, called with attention's result and the residual.
 _AFTER_ATTENTION = (BertSelfOutput, ElectraSelfOutput, RobertaSelfOutput)
@@ -29,7 +29,7 @@ class Tail:
     """
 
     def __init__(self, body: PreTrainedModel):
-        layer = next(module for module in body.modules() if isinstance(module, nn.ModuleList))[-1]
+        layer = layer_stack(body)[-1]
         outputs = [module for module in layer.modules() if isinstance(module, _AFTER_ATTENTION)]
         self._first = outputs[0] if len(outputs) == 1 and not is_flash_attention_requested(body.config) else None
         self.modules: set[nn.Module] = set()
