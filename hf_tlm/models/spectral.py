@@ -142,10 +142,10 @@ def token_chunks(texts: Iterable[Sequence[int]], description: str) -> Iterable[l
         yield chunk
 
 
-def ppmi(counts: sp.csr_matrix, context_power: float = CONTEXT_POWER) -> sp.csr_matrix:
-    """max(0, log p(t, c) / (p(t) p'(c))), with p' from context counts to the power `context_power`; float32 CSR [V, V]."""
+def ppmi(counts: sp.csr_matrix) -> sp.csr_matrix:
+    """max(0, log p(t, c) / (p(t) p'(c))), with p' from context counts to the power `CONTEXT_POWER`; float32 CSR [V, V]."""
     tokens = np.asarray(counts.sum(axis=1)).ravel()
-    contexts = np.asarray(counts.sum(axis=0)).ravel() ** context_power
+    contexts = np.asarray(counts.sum(axis=0)).ravel() ** CONTEXT_POWER
     rows = np.repeat(np.arange(counts.shape[0]), np.diff(counts.indptr))
     expected = tokens[rows] * (contexts / contexts.sum())[counts.indices]
     values = np.maximum(np.log(counts.data / expected), 0.0).astype(np.float32)

@@ -39,14 +39,11 @@ class LockError(HfTlmError):
 
 
 @contextlib.contextmanager
-def owned(folder: str | os.PathLike, choose: str = "choose another --output_dir") -> Iterator[None]:
+def owned(folder: str | os.PathLike) -> Iterator[None]:
     """Hold a folder's lock, of all processes of a job by its first one; or refuse, in all of them.
 
     The lock is a hidden file beside the folder. Where there can be none, a warning says so and the block runs without. In
     a folder that `awaited` or `try_lock` holds for it, it goes on.
-
-    Args:
-        choose: what to do instead of waiting, for the message.
 
     Raises:
         LockError: another process holds it.
@@ -57,7 +54,7 @@ def owned(folder: str | os.PathLike, choose: str = "choose another --output_dir"
         if rank == 0 and not ((outer := _held_here(folder)) and outer.lent):
             held = _Held.of(folder)
             if held is None:
-                problem = _refusal(folder, choose)
+                problem = _refusal(folder, "choose another --output_dir")
             else:
                 held.lent = False
                 stack.enter_context(held)
@@ -114,6 +111,9 @@ def try_lock(folder: str | os.PathLike) -> contextlib.AbstractContextManager | N
 @contextlib.contextmanager
 def locked(folder: str | os.PathLike, choose: str) -> Iterator[None]:
     """Hold a folder's lock in this process, whatever others of its job do; or refuse. See `owned`.
+
+    Args:
+        choose: what to do instead of waiting, for the message.
 
     Raises:
         LockError: another process holds it, or there can be none.

@@ -72,9 +72,9 @@ def escape(text: str) -> str:
     return _LINKS.sub("<!-- -->", _MARKUP.sub(r"\\\1", text))
 
 
-def as_code(text: str, longest: int = 200) -> str:
+def as_code(text: str) -> str:
     """Text as an inline piece of code in markdown."""
-    return f"`{one_line(text, longest).replace('`', chr(39)) or ' '}`"
+    return f"`{one_line(text, 200).replace('`', chr(39)) or ' '}`"
 
 
 def as_literal(text: str) -> str:

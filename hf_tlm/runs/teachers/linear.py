@@ -55,7 +55,7 @@ class LinearTeacher:
         if "text_pair" in task.train.column_names:
             raise ArgumentsError("teacher linear answers for single texts, and this task's are pairs. Leave --teacher out.")
 
-    def __call__(self, task: Task, passages: Dataset | None, parts: object = None) -> Answers:
+    def __call__(self, task: Task, passages: Dataset | None) -> Answers:
         """Its answers; see `Answers`.
 
         Raises:

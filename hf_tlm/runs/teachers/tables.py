@@ -72,7 +72,7 @@ class TableTeacher:
                 if key.isdecimal() and str(int(key)) not in self.answers:
                     self.answers[str(int(key))] = answer
 
-    def __call__(self, task: Task, passages: Dataset | None, parts: object = None) -> Answers:
+    def __call__(self, task: Task, passages: Dataset | None) -> Answers:
         """Its answers; see `Answers`.
 
         Raises:
