@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,15 +77,9 @@ def search(
     """
     check_search(grid)
     folder, asked = args.folder / "trials", _asked(grid, seed)
-
-    def finished() -> bool:
-        return len(_read(folder, asked)) >= trials
-
-    def run() -> None:
-        _run_trials(task, checkpoint, args, grid, trials, seed, folder)
-
+    run = partial(_run_trials, task, checkpoint, args, grid, trials, seed, folder, asked)
     # Each trial waits for those before it: processes cannot share them, and one works while the others wait.
-    once(folder, finished, run)
+    once(folder, lambda: len(_read(folder, asked)) >= trials, run)
     done = _read(folder, asked)[:trials]
     scored = [trial for trial in done if trial["score"] is not None]
     if not scored:
@@ -122,10 +117,11 @@ def _run_trials(
     trials: int,
     seed: int,
     folder: Path,
+    asked: dict[str, Any],
 ) -> None:
     import optuna
 
-    study, asked = None, _asked(grid, seed)
+    study = None
     with args.main_process_first(desc="opening the study"):
         if args.process_index == 0:
             study = _open_study(folder)
@@ -172,10 +168,9 @@ def _write_trials(study: optuna.Study, folder: Path, asked: dict[str, Any]) -> N
     import optuna
 
     found = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
-    scores = [LOWEST if trial.value is None else trial.value for trial in found]
     trials = [
-        {"values": trial.params, "score": None if score <= LOWEST else score}
-        for trial, score in zip(found, scores, strict=True)
+        {"values": trial.params, "score": None if trial.value is None or trial.value <= LOWEST else trial.value}
+        for trial in found
     ]
     atomic_write(folder / TRIALS_FILE, json.dumps({"asked": asked, "trials": trials}, indent=2) + "\n")
 
