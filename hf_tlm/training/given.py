@@ -20,6 +20,9 @@ from hf_tlm.models.base import TrainedModel
 from hf_tlm.models.families import longest_input
 from hf_tlm.training.run_arguments import RunArguments
 
+# What a column of labels may be called; the first is taken.
+LABELS = ("label", "labels")
+
 
 def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, Any], others: Mapping[str, Any]) -> None:
     """Check what a `TlmTrainer` was given: what the Trainer takes, and this one does not, is a sentence.
@@ -106,7 +109,7 @@ def label_column(rows: Dataset | None) -> str | None:
     names = getattr(rows, "column_names", None)
     if names is None:
         return None
-    found = next((name for name in ("label", "labels") if name in names), None)
+    found = next((name for name in LABELS if name in names), None)
     if found is None:
         raise ArgumentsError(
             f"train_dataset has the columns {', '.join(names)}: expected label (or labels), an index of a class. Texts "
@@ -115,13 +118,21 @@ def label_column(rows: Dataset | None) -> str | None:
     return found
 
 
-def check_labels(rows: Dataset, column: str, classes: int) -> None:
-    """Raise an ArgumentsError for a label that is no class of the model, and not -100, which is none."""
+def check_labels(rows: Dataset, column: str, classes: int, name: str = "train") -> None:
+    """Raise an ArgumentsError for a label of `name`_dataset that is no class of the model, and not -100, which is none."""
     # All rows of the table take no time; those that were chosen from it do, and are looked at where others may be wrong.
     if _label_problem(rows.data.column(column), classes) is not None:
         chosen = rows.select_columns(column).with_format("arrow")[:].column(0)
         if (problem := _label_problem(chosen, classes)) is not None:
-            raise ArgumentsError(f"train_dataset, {column}: {problem}")
+            raise ArgumentsError(f"{name}_dataset, {column}: {problem}")
+
+
+def check_evaluated(given: Any, classes: int) -> None:
+    """`check_labels` of the texts that are evaluated on: one data set, or several by their names."""
+    for rows in given.values() if isinstance(given, Mapping) else [given]:
+        names = rows.column_names if isinstance(rows, Dataset) else ()
+        if (column := next((name for name in LABELS if name in names), None)) is not None:
+            check_labels(rows, column, classes, "eval")
 
 
 def _label_problem(labels: pa.ChunkedArray, classes: int) -> str | None:

@@ -43,7 +43,7 @@ from hf_tlm.training.cost import (
     training_flops,
 )
 from hf_tlm.training.energy import Energy
-from hf_tlm.training.given import check_given, check_labels, check_lengths, check_there, label_column
+from hf_tlm.training.given import check_evaluated, check_given, check_labels, check_lengths, check_there, label_column
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
 from hf_tlm.training.run_arguments import RunArguments
 
@@ -101,6 +101,7 @@ class TlmTrainer(SampledTrainer):
         label = label_column(train_dataset)
         if train_dataset is not None and label is not None and model.config.num_labels is not None:
             check_labels(train_dataset, label, model.config.num_labels)
+            check_evaluated(kwargs.get("eval_dataset"), model.config.num_labels)
         if args.class_balance and train_dataset is not None:
             classes = model.config.num_labels
             assert classes is not None  # The models have a classifier.
