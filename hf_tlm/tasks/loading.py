@@ -328,9 +328,10 @@ def _renamed(spec: TaskSpec, names: tuple[str, ...], given: Sequence[str]) -> tu
     """
     numbered = all(name.isdecimal() for name in names)
     if len(set(given)) != len(given) or len(given) != len(names) or not (numbered or set(given) == set(names)):
+        own = "" if numbered else " Classes that are not numbers keep their names: label_names gives these another order."
         raise TaskError(
             f"label_names: expected {len(names)} different names, for the classes {', '.join(names):.200} in this order; "
-            f"received {', '.join(given):.200}."
+            f"received {', '.join(given):.200}.{own}"
         )
     return tuple(given)
 

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 # What a list of names becomes in a csv.
 _LIST = re.compile(r"""\s*\[\s*(["']).*\1\s*\]\s*""", re.DOTALL)
+_COMMA = re.compile(r"\s*[+-]?[0-9.]*,[0-9]+\s*")
 ADVICE = "Choose with --text_column, --label_column or --id_column."
 
 
@@ -60,31 +61,33 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
             "Give a column of class names or class indices with --label_column, or learn the numbers with --task_kind "
             "regression (`hf-tlm finetune`)."
         )
-    _check_alike(spec, values)
-    if len(values) < 2:
+    classes = {str(label) for label in found if label is not None}  # Of 1 and "1" there is one, of 1 and true two.
+    _check_alike(spec, classes)
+    if len(classes) < 2:
+        unlabelled = "" if None not in found else "; null, blank and -1 are no label (if -1 is a class, write names)"
         raise TaskError(
             f"Task {spec.name}: a classification task needs two classes or more; the training column "
-            f"{spec.label_column!r} holds {sorted(map(str, values))}."
+            f"{spec.label_column!r} holds {sorted(classes)}{unlabelled}."
         )
-    if "f1" in (spec.metric, *spec.further_metrics) and len(values) > 2:
+    if "f1" in (spec.metric, *spec.further_metrics) and len(classes) > 2:
         raise TaskError(
-            f"Task {spec.name}: the metric f1 is of two classes; there are {len(values)}. Use macro_f1 or micro_f1."
+            f"Task {spec.name}: the metric f1 is of two classes; there are {len(classes)}. Use macro_f1 or micro_f1."
         )
     _tell_of_rare(spec, labels(spec, train) if named else found)
     if named:
         return tuple(named)
     if values == set(spec.classes):
         return spec.classes
-    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in found if value is not None):
         if spec.classes and sorted(values) != list(range(len(values))):
             raise TaskError(
                 f"Task {spec.name}: integer labels must be 0 .. n-1 without gaps in train; found {sorted(values)[:20]}."
             )
         return tuple(map(str, sorted(values)))
-    return tuple(sorted(str(value) for value in values))
+    return tuple(sorted(classes))
 
 
-def _check_alike(spec: TaskSpec, values: set[Any]) -> None:
+def _check_alike(spec: TaskSpec, classes: set[str]) -> None:
     """Check that no two classes differ only in the space around their names; warn of those that differ in case.
 
     Raises:
@@ -92,7 +95,7 @@ def _check_alike(spec: TaskSpec, values: set[Any]) -> None:
     """
     seen: dict[str, str] = {}
     spellings: dict[str, list[str]] = {}
-    for name in sorted(map(str, values)):
+    for name in sorted(classes):
         spellings.setdefault(name.strip().casefold(), []).append(name)
         if (other := seen.setdefault(name.strip(), name)) != name:
             raise TaskError(
@@ -180,7 +183,10 @@ def _number(label: Any) -> tuple[float] | Bad:
         number = float(label)
     except (TypeError, ValueError):
         number = math.nan
-    return (number,) if math.isfinite(number) else Bad("a label that is no number", f"label {label!r:.40}")
+    if math.isfinite(number):
+        return (number,)
+    comma = "; decimals have a point" if isinstance(label, str) and _COMMA.fullmatch(label) else ""
+    return Bad("a label that is no number", f"label {label!r:.40}{comma}")
 
 
 def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, Any]:

@@ -216,6 +216,13 @@ def test_commas_in_texts_of_a_file_with_commas_stay(tmp_path):
     assert load_task(str(tmp_path / "t.csv")).train["text"][0] == "a;b;c 0"
 
 
+def test_a_number_and_its_text_are_one_class(tmp_path):
+    """Of a file that mixes them there was a class of the same name twice."""
+    for labels, names in (([1, "1", "two"], ("1", "two")), ([1, True, "two"], ("1", "True", "two"))):
+        rows = [{"text": f"text {i}", "label": labels[i % 3]} for i in range(90)]
+        assert load_task(write(tmp_path / f"{len(names)}.jsonl", rows)).label_names == names
+
+
 def test_whole_floats_are_the_same_classes_in_every_split(tmp_path):
     for split, labels in (("train", [1.0, 2.0, 4.0, None]), ("validation", [1, 2, 4]), ("test", [4.0, 2.0])):
         rows = [{"text": f"{split} {i}", "label": label} for i, label in enumerate(labels)]
@@ -249,6 +256,8 @@ def test_label_names_order_the_data_s_own():
     for wrong in (names[:2], (*names[:2], "network"), ("a", "b", "c")):
         with pytest.raises(TaskError, match="label_names: expected 3 different names, for the classes billing, hardware"):
             load_task(rows, label_names=wrong, **SHARES)
+    with pytest.raises(TaskError, match="classes False, True .* Classes that are not numbers keep their names"):
+        load_task(rows.map(lambda row: {"queue": row["nr"] % 2 == 0}), label_names=["no", "yes"], **SHARES)
 
 
 def test_a_folder_without_a_table_says_what_it_holds(tmp_path):
@@ -350,6 +359,8 @@ def test_minus_one_is_said_to_be_no_label():
     rows = Dataset.from_list([{"text": f"text {i}", "label": i % 3 - 1} for i in range(60)])
     with pytest.raises(TaskError, match="rows with no label; the first is row 0 .id 'row-0', null, blank or -1"):
         load_task(rows)
+    with pytest.raises(TaskError, match=r"two classes or more; .* holds \['1'\]; null, blank and -1 are no label"):
+        load_task(Dataset.from_list([{"text": f"text {i}", "label": i % 2 * 2 - 1} for i in range(60)]))
 
 
 def test_a_bad_row_is_named_by_its_number_in_the_table():

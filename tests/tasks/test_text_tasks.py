@@ -51,6 +51,8 @@ def test_labels_that_are_no_numbers():
     assert task.validation["text"][:] == ["a"]
     with pytest.raises(TaskError, match="1 of 1 rows with a label that is no number"):
         regression(Dataset.from_dict({"text": ["a"], "label": [math.inf]}))
+    with pytest.raises(TaskError, match="label '1.000,50'; decimals have a point"):
+        regression(Dataset.from_dict({"text": ["a"], "label": ["1.000,50"]}))
 
 
 def test_numbers_without_a_kind_are_an_error_that_names_it(tmp_path):
