@@ -20,7 +20,7 @@ import fsspec
 import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, load_dataset
+from datasets import Dataset, Features, Value, load_dataset
 from fsspec.compression import compr, register_compression
 
 from hf_tlm.utils.disk import cache_problem
@@ -113,7 +113,7 @@ def find_separator(path: Path) -> str:
 
 
 def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
-    """All rows of a CSV, JSON or text file.
+    """All rows of a CSV, JSON or text file; fields of CSV are texts as they are written, None where they are empty.
 
     Args:
         separator: of the fields of CSV.
@@ -124,13 +124,16 @@ def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
     if builder == "json" and _is_array(path):
         return Dataset.from_list(_read_array(path), on_mixed_types="use_json")
     with _checking(path, builder, separator):
-        return load_dataset(builder, data_files=glob.escape(str(path)), split="train", **_options(builder, separator))
+        options = _options(path, builder, separator)
+        return load_dataset(builder, data_files=glob.escape(str(path)), split="train", **options)
 
 
 def row_batches(
     path: Path, builder: str, size: int, separator: str = ",", sample_by: str = "line"
 ) -> Iterator[dict[str, list[Any]]]:
-    """The columns of a CSV, JSON or text file in batches of so many rows; `datasets` decompresses by the name.
+    """The columns of a CSV, JSON or text file in batches of so many rows, as `read_rows` gives them.
+
+    `datasets` decompresses by the name.
 
     Args:
         separator: of the fields of CSV.
@@ -145,7 +148,7 @@ def row_batches(
         return
     source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
     with _checking(path, builder, separator):
-        yield from load_dataset(builder, **source, **_options(builder, separator, sample_by)).iter(size)
+        yield from load_dataset(builder, **source, **_options(path, builder, separator, sample_by)).iter(size)
 
 
 def csv_batches(path: Path, size: int, separator: str) -> Iterator[dict[str, list[str | None]]]:
@@ -160,11 +163,14 @@ def csv_batches(path: Path, size: int, separator: str) -> Iterator[dict[str, lis
             yield {str(name): [None if pandas.isna(cell) else cell for cell in frame[name]] for name in frame.columns}
 
 
-def _options(builder: str, separator: str, sample_by: str = "line") -> dict[str, Any]:
-    """Options of the reader of `datasets`; the comma is its own, which caches of before know."""
-    own = {"sep": separator} if builder == "csv" and separator != "," else {}
-    if builder == "text" and sample_by != "line":
-        own = {"sample_by": sample_by}
+def _options(path: Path, builder: str, separator: str, sample_by: str = "line") -> dict[str, Any]:
+    """Options of the reader of `datasets`."""
+    own: dict[str, Any] = {"sample_by": sample_by} if builder == "text" and sample_by != "line" else {}
+    if builder == "csv":
+        with fsspec.open(str(path), "rb", compression="infer") as file:
+            header = pandas.read_csv(file, sep=separator, nrows=0).columns
+        # Else the type of a column is that of its first 10,000 rows, at which the reader fails where later ones have others.
+        own = {"sep": separator, "features": Features({str(name): Value("string") for name in header})}
     return {**OPTIONS.get(builder, {}), **own}
 
 

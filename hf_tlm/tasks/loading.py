@@ -84,7 +84,7 @@ def load_task(
         task = os.fspath(task)
         spec, registered = _find(task, config_name)
         _check_hub_options(spec, task, config_name, revision)
-        spec = _replace(spec, name=name, config_name=config_name, revision=revision)
+        spec = _replace(spec, name=name, config_name=config_name, revision=revision, label_column=label_column)
         splits = read_splits(spec, columns or spec.columns, separator)
     else:
         spec, registered = TaskSpec(name=name or _name_of(task), path="memory"), False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ from hf_tlm.tasks.spec import SPLITS, TaskError, TaskSpec
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
 # The rows of a source that has no splits.
 TABLE = "table"
+# How a csv writes what a label may be; what it has for NaN is no label.
+_WHOLE = re.compile(r"\s*[+-]?(0|[1-9][0-9]{0,17})\s*")
+_NUMBER = re.compile(r"\s*[+-]?((0|[1-9][0-9]{0,17})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
+_NAN = {"nan", "NaN"}
+_TRUTH: dict[str | None, Any] = {word: word.lower() == "true" for word in ("True", "TRUE", "true", "False", "FALSE", "false")}
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 LOCAL = "Without a network, give the path of a folder with train, validation and test files."
 
@@ -39,6 +45,9 @@ def read_splits(
 ) -> dict[str, Dataset]:
     """The splits that there are; of a file, or a folder with one table that is called like no split, `TABLE` alone.
 
+    Fields of csv and tsv files are texts as they are written: 007 is not 7. Labels are numbers or truth values where all of
+    the splits' are.
+
     Args:
         columns: role -> column, for files whose columns have no names (CoNLL).
         separator: of the fields of csv and tsv; see `read_file`.
@@ -47,18 +56,49 @@ def read_splits(
         TaskError: they cannot be read, a split has several files, or a folder has none.
     """
     path = Path(spec.path)
-    if spec.path and path.is_file():
-        return {TABLE: read_file(path, columns or {}, separator)}
-    if not spec.path or not path.is_dir():
+    if not spec.path or not path.exists():
         return named_splits(spec, _load_hub(spec))
-    splits = {}
+    files = _files(spec, path) if path.is_dir() else {TABLE: path}
+    splits = {split: read_file(file, columns or {}, separator) for split, file in files.items()}
+    written = [split for split, file in files.items() if BUILDERS.get(file.suffix.lower()) == "csv"]
+    return splits | _with_values({split: splits[split] for split in written}, spec.label_column)
+
+
+def _files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
+    """The file of each split of a folder, or its only table; see `read_splits`."""
+    found = {}
     for split in SPLITS:
-        files = split_files(path, _names(spec, split))
+        files = split_files(folder, _names(spec, split))
         if len(files) > 1:
             raise TaskError(f"{spec.path} holds several files for {split}: {', '.join(p.name for p in files)}. Keep one.")
         if files:
-            splits[split] = read_file(files[0], columns or {}, separator)
-    return splits or {TABLE: read_file(_only_table(path), columns or {}, separator)}
+            found[split] = files[0]
+    return found or {TABLE: _only_table(folder)}
+
+
+def _with_values(splits: Mapping[str, Dataset], column: str) -> dict[str, Dataset]:
+    """Splits of texts with the numbers or truth values in a column of theirs, where all texts of it, in any, are such.
+
+    A number with zeros before it is a text, and so is one that has more digits than can be told apart.
+    """
+    there = {split: rows[column][:] for split, rows in splits.items() if column in rows.column_names}
+    texts = {text for cells in there.values() for text in cells} - {None}
+    values: dict[str | None, Any] = {None: None}
+    if all(_WHOLE.fullmatch(text) for text in texts):
+        values |= {text: int(text) for text in texts}
+    elif all(text in _TRUTH for text in texts):
+        values |= _TRUTH
+    elif all(_NUMBER.fullmatch(text) for text in texts - _NAN):
+        values |= {text: float(text) for text in texts}
+    else:
+        return dict(splits)
+    return dict(splits) | {
+        split: splits[split]
+        .remove_columns(column)
+        .add_column(column, [values[cell] for cell in cells])
+        .select_columns(splits[split].column_names)
+        for split, cells in there.items()
+    }
 
 
 def named_splits(spec: TaskSpec, found: Mapping[str, Dataset]) -> dict[str, Dataset]:
@@ -128,7 +168,7 @@ def split_files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
 
 
 def read_file(path: Path, columns: Mapping[str, str], separator: str | None = None) -> Dataset:
-    """All rows of a file.
+    """All rows of a file; fields of csv and tsv are texts as they are written.
 
     Args:
         separator: of the fields of csv and tsv. Default: the tab for .tsv, what makes a table of it for .csv.

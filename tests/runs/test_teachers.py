@@ -734,7 +734,7 @@ def test_objects_of_other_classes_row_by_row_are_refused(task, tmp_path):
 
 @pytest.mark.parametrize("written", ["{:03}", "{}"])
 def test_ids_of_a_csv_are_as_they_are_written(task, tmp_path, written):
-    """Of passages; a task's csv has been read with 7 for 007."""
+    """Of passages, also of a subset of before, whose csv was read with 7 for 007."""
     path = table(tmp_path / "a.csv", {"id": [f"{i:03}" for i in range(40)], **BY_NAME})
     made = asked(task, {"id": [written.format(i) for i in range(40)], "text": PASSAGES}, 30, path)
     np.testing.assert_allclose(made.passages, (SHARES / SHARES.sum(1, keepdims=True))[made.rows], atol=1e-5)

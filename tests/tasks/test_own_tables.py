@@ -9,6 +9,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from hf_tlm.corpora import tables
 from hf_tlm.tasks import TaskArguments, TaskError, load_task, reading
+from hf_tlm.tasks.unlabelled import unlabelled
 
 WORDS = "Drucker Lüfter Netz Konto Rechnung Passwort Bildschirm Tür Schlüssel Straße".split()
 SHARES = {"label_column": "queue", "text_columns": "Body"}
@@ -214,6 +215,48 @@ def test_a_separator_that_is_none(tmp_path):
 def test_commas_in_texts_of_a_file_with_commas_stay(tmp_path):
     (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"a;b;c {i},{'yn'[i % 2]}\n" for i in range(40)))
     assert load_task(str(tmp_path / "t.csv")).train["text"][0] == "a;b;c 0"
+
+
+def test_a_csv_is_read_as_it_is_written_and_as_predict_reads_it(tmp_path):
+    """Texts, ids and classes of digits had lost their zeros."""
+    lines = ["id,text,label", *(f"{i:05},{i:04},{'01' if i % 2 else '02'}" for i in range(60))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    task = load_task(str(tmp_path / "t.csv"))
+    assert task.label_names == ("01", "02")
+    assert task.train[0] == {"id": "00000", "text": "0000", "label": 1}
+    (rows,) = unlabelled(str(tmp_path / "t.csv"), task.spec)
+    assert {(row["id"], row["text"]) for row in task.train} <= set(zip(rows["id"], rows["text"], strict=True))
+
+
+def test_a_column_of_a_long_csv_may_begin_empty_or_with_numbers(tmp_path):
+    """The reader took the type of the first 10,000 rows, and ended at the first that had another."""
+    late = 10_500
+    rows = [(f"text {i}", 1 if i < late else "A", "" if i < late else "seen") for i in range(late + 500)]
+    lines = ["text,label,note", *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    assert load_task(str(tmp_path / "t.csv")).label_names == ("1", "A")
+    assert sum(len(batch["note"]) for batch in tables.row_batches(tmp_path / "t.csv", "csv", 1000)) == len(rows)
+
+
+@pytest.mark.parametrize(
+    "train, dev, names",
+    [
+        (["01", "02", "A1"], ["01", "02"], ("01", "02", "A1")),
+        (["TRUE", "FALSE", "unsure"], ["TRUE", "FALSE"], ("FALSE", "TRUE", "unsure")),
+        (["1.0", "2.0", "n/a"], ["1.0", "2.0"], ("1.0", "2.0", "n/a")),
+        (["1.0", "2.0", "10.0"], ["10", "2", "1"], ("1", "2", "10")),
+        (["true", "FALSE", "True"], ["false", ""], ("False", "True")),
+        (["1e0", "2", "nan"], ["1", "2"], ("1", "2")),
+        (["10000000000000000001", "10000000000000000002"], ["10000000000000000001"], None),
+    ],
+)
+def test_classes_of_csv_files_are_the_same_in_every_split(tmp_path, train, dev, names):
+    for split, labels in (("train", train), ("dev", dev)):
+        lines = ["text,label", *(f"{split} {i},{label}" for i, label in enumerate(labels))]
+        (tmp_path / f"{split}.csv").write_text("\n".join(lines))
+    task = load_task(str(tmp_path), drop_bad_rows=True)
+    assert task.label_names == (names or tuple(train))
+    assert len(task.validation) == len([label for label in dev if label])
 
 
 def test_a_number_and_its_text_are_one_class(tmp_path):

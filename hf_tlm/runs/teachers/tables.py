@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from hf_tlm.corpora.tables import csv_batches
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix
 from hf_tlm.tasks import Task
-from hf_tlm.tasks.reading import BUILDERS, read_file, separator_of
+from hf_tlm.tasks.reading import BUILDERS, read_file
 from hf_tlm.utils.seals import checksum
 
 PREFIX = "probability_"
@@ -41,10 +40,6 @@ class TableTeacher:
         self.path, self.digest = path, f"{checksum(path)} {sorted(mapping.items())}"
         self.about = {"model": f"the answers in {path.name}", "file": {"name": path.name, "xxh3": checksum(path)}}
         rows = read_file(path, {})
-        if BUILDERS[path.suffix.lower()] == "csv" and "id" in rows.column_names:
-            # As they are written: the reader takes 007 for a number.
-            written = csv_batches(path, max(1, len(rows)), separator_of(path))
-            rows = rows.remove_columns("id").add_column("id", [one for batch in written for one in batch["id"]])
         texts = [name for name in ("text", "text_pair") if name in task.train.column_names]
         self.keys = texts if set(texts) <= set(rows.column_names) else ["id"]
         if not set(self.keys) <= set(rows.column_names):
@@ -67,7 +62,7 @@ class TableTeacher:
                 raise ArgumentsError(f"teacher {path}: two answers for {key!r:.60}. Keep one of the rows.")
         self.rows = len(self.answers)
         if self.keys == ["id"] and BUILDERS[path.suffix.lower()] == "csv":
-            # A task's csv has been read with 7 for 007.
+            # A subset of before is of a csv that was read with 7 for 007.
             for key, answer in list(self.answers.items()):
                 if key.isdecimal() and str(int(key)) not in self.answers:
                     self.answers[str(int(key))] = answer
