@@ -35,7 +35,7 @@ TABLE = "table"
 _WHOLE = re.compile(r"\s*[+-]?(0|[1-9][0-9]{0,17})\s*")
 _NUMBER = re.compile(r"\s*[+-]?((0|[1-9][0-9]{0,17})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 _NAN = {"nan", "NaN"}
-_TRUTH: dict[str | None, Any] = {word: word.lower() == "true" for word in ("True", "TRUE", "true", "False", "FALSE", "false")}
+_TRUTH: dict[str | None, Any] = {word: word[0] in "Tt" for word in ("True", "TRUE", "true", "False", "FALSE", "false")}
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 LOCAL = "Without a network, give the path of a folder with train, validation and test files."
 
