@@ -20,7 +20,7 @@ from hf_tlm.models.base import TrainedModel
 from hf_tlm.models.families import longest_input
 from hf_tlm.training.run_arguments import RunArguments
 
-# What a column of labels may be called; the first is taken.
+# What a column of labels may be called.
 LABELS = ("label", "labels")
 
 
@@ -104,18 +104,20 @@ def label_column(rows: Dataset | None) -> str | None:
     """The column of labels of a task's texts; None without texts.
 
     Raises:
-        ArgumentsError: there is none: the masked LM would learn, and the task would not.
+        ArgumentsError: there is none: the masked LM would learn, and the task would not. Or there are two.
     """
     names = getattr(rows, "column_names", None)
     if names is None:
         return None
-    found = next((name for name in LABELS if name in names), None)
-    if found is None:
+    found = [name for name in LABELS if name in names]
+    if len(found) > 1:
+        raise ArgumentsError(f"train_dataset has columns {' and '.join(found)}: which has the classes? Remove the other.")
+    if not found:
         raise ArgumentsError(
             f"train_dataset has the columns {', '.join(names)}: expected label (or labels), an index of a class. Texts "
             "without labels are corpus_dataset."
         )
-    return found
+    return found[0]
 
 
 def check_labels(rows: Dataset, column: str, classes: int, name: str = "train") -> None:
