@@ -271,9 +271,14 @@ def typed_values(cls: type, values: Mapping[str, Sequence[Any]], where: str) -> 
     return {key: [_typed(key, value, actions[key]) for value in listed] for key, listed in values.items()}
 
 
+def _hints(dataclasses: Sequence[type]) -> dict[str, Any]:
+    """The types of all fields, by name."""
+    return {name: hint for cls in dataclasses for name, hint in get_type_hints(cls).items()}
+
+
 def _actions(parser: argparse.ArgumentParser, dataclasses: Sequence[type]) -> dict[str, argparse.Action]:
     """The options that a file may give, by name, each with the type of its field as `hint`."""
-    hints = {name: hint for cls in dataclasses for name, hint in get_type_hints(cls).items()}
+    hints = _hints(dataclasses)
     actions: dict[str, Any] = {action.dest: action for action in reversed(parser._actions) if action.dest in hints}
     for name, action in actions.items():
         action.hint = hints[name]
@@ -282,7 +287,7 @@ def _actions(parser: argparse.ArgumentParser, dataclasses: Sequence[type]) -> di
 
 def _check_values(parser: argparse.ArgumentParser, dataclasses: Sequence[type]) -> None:
     """Let options take the numbers of their range alone, and no empty texts, from the command line and from files."""
-    hints = {name: hint for cls in dataclasses for name, hint in get_type_hints(cls).items()}
+    hints = _hints(dataclasses)
     for action in parser._actions:
         if action.dest in RANGES and action.type in (int, float):
             optional = type(None) in get_args(hints.get(action.dest))

@@ -151,18 +151,6 @@ def row_batches(
         yield from load_dataset(builder, **source, **_options(path, builder, separator, sample_by)).iter(size)
 
 
-def csv_batches(path: Path, size: int, separator: str) -> Iterator[dict[str, list[str | None]]]:
-    """The columns of a CSV file in batches of so many rows, every field as it is written; None where it is empty.
-
-    Raises:
-        Exception: as in `read_rows`.
-    """
-    with _checking(path, "csv", separator):
-        options: dict[str, Any] = {"sep": separator, "dtype": str, "chunksize": size, **OPTIONS["csv"]}
-        for frame in pandas.read_csv(path, **options):
-            yield {str(name): [None if pandas.isna(cell) else cell for cell in frame[name]] for name in frame.columns}
-
-
 def _options(path: Path, builder: str, separator: str, sample_by: str = "line") -> dict[str, Any]:
     """Options of the reader of `datasets`."""
     own: dict[str, Any] = {"sample_by": sample_by} if builder == "text" and sample_by != "line" else {}

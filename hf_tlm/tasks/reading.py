@@ -16,7 +16,6 @@ from hf_tlm.corpora.tables import (
     OPTIONS,
     check_columns,
     columns_of,
-    csv_batches,
     find_separator,
     open_parquet,
     read_rows,
@@ -253,10 +252,8 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
                 yield from (batch.to_pydict() for batch in open_parquet(path).iter_batches(rows))
             elif suffix == ".xlsx":
                 yield from Dataset.from_dict(read_excel(path)).iter(rows)
-            elif BUILDERS[suffix] == "csv":
-                yield from csv_batches(path, rows, separator_of(path, separator))
             else:
-                yield from row_batches(path, BUILDERS[suffix], rows)
+                yield from row_batches(path, BUILDERS[suffix], rows, separator_of(path, separator))
     except TaskError:
         raise
     except Exception as error:  # See read_file.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,15 +109,21 @@ def label_column(rows: Dataset | None) -> str | None:
     names = getattr(rows, "column_names", None)
     if names is None:
         return None
-    found = [name for name in LABELS if name in names]
-    if len(found) > 1:
-        raise ArgumentsError(f"train_dataset has columns {' and '.join(found)}: which has the classes? Remove the other.")
-    if not found:
+    found = _labels_among(names, "train")
+    if found is None:
         raise ArgumentsError(
             f"train_dataset has the columns {', '.join(names)}: expected label (or labels), an index of a class. Texts "
             "without labels are corpus_dataset."
         )
-    return found[0]
+    return found
+
+
+def _labels_among(names: Sequence[str], of: str) -> str | None:
+    """The column of labels of `of`_dataset, if it has one; an ArgumentsError where it has two."""
+    found = [name for name in LABELS if name in names]
+    if len(found) > 1:
+        raise ArgumentsError(f"{of}_dataset has columns {' and '.join(found)}: which has the classes? Remove the other.")
+    return found[0] if found else None
 
 
 def check_labels(rows: Dataset, column: str, classes: int, name: str = "train") -> None:
@@ -132,8 +138,7 @@ def check_labels(rows: Dataset, column: str, classes: int, name: str = "train") 
 def check_evaluated(given: Any, classes: int) -> None:
     """`check_labels` of the texts that are evaluated on: one data set, or several by their names."""
     for rows in given.values() if isinstance(given, Mapping) else [given]:
-        names = rows.column_names if isinstance(rows, Dataset) else ()
-        if (column := next((name for name in LABELS if name in names), None)) is not None:
+        if isinstance(rows, Dataset) and (column := _labels_among(rows.column_names, "eval")) is not None:
             check_labels(rows, column, classes, "eval")
 
 

@@ -53,6 +53,7 @@ def rows(length=3, **columns):
         ({"train_dataset": rows(label=3)}, "label: expected 0 to 2, the classes of the model, or -100 for none; received 3"),
         ({"train_dataset": rows(labels=-1)}, "train_dataset, labels: expected 0 to 2, .* received -1"),
         ({"train_dataset": rows(label=0, labels=1)}, "train_dataset has columns label and labels: .* Remove the other"),
+        ({"eval_dataset": rows(label=0, labels=1)}, "eval_dataset has columns label and labels"),
         ({"eval_dataset": rows(label=3)}, "eval_dataset, label: expected 0 to 2, .* received 3"),
         ({"eval_dataset": {"a": rows(), "b": rows(labels="up")}}, "eval_dataset, labels: .* one a text; received up"),
         ({"train_dataset": rows(label="up")}, "indices of classes, one a text; received up. ClassLabel or class_encode"),
