@@ -30,8 +30,8 @@ from hf_tlm.experiments.steps import (
     tokenise,
 )
 from hf_tlm.experiments.table import Table
-from hf_tlm.runs.grid import PointsError, run_shared
 from hf_tlm.runs.records import command_line, environment
+from hf_tlm.runs.sharing import PointsError, run_shared
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.shown import shown_argument
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hf_tlm.runs.export import ExportArguments, Exported, export_onnx, write_page
     from hf_tlm.runs.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
     from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
-    from hf_tlm.runs.grid import Grid, GridArguments, GridRun, run_grid, run_shared
+    from hf_tlm.runs.grid import Grid, GridArguments, GridRun, run_grid
     from hf_tlm.runs.linear import LinearModel
     from hf_tlm.runs.prediction import (
         PredictArguments,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from hf_tlm.runs.pretrain import PretrainingRun, run_pretraining
     from hf_tlm.runs.score_model import score_models, train_score_model
+    from hf_tlm.runs.sharing import PointsError, run_shared
     from hf_tlm.runs.summary import aggregate, format_score, format_table
     from hf_tlm.runs.teachers import teacher_scores
     from hf_tlm.runs.tlm import ProtocolError, Run, run_tlm

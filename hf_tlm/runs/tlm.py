@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.beside import beside
 from hf_tlm.runs.price import price
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings, started
+from hf_tlm.runs.sharing import share_seeds
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers import (
     answered_subset,
@@ -53,7 +54,7 @@ from hf_tlm.training.run_folder import ProtocolError as ProtocolError
 from hf_tlm.training.stages import begin_stage
 from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.locks import owns_output_dir
+from hf_tlm.utils.locks import let_others_in, shares_output_dir
 from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder, stage_folder
 
 
@@ -61,7 +62,7 @@ class Run(SeededRun):
     """What `run_tlm` returns and writes as `results.json`; the cost of a seed is per stage and in total."""
 
 
-@owns_output_dir
+@shares_output_dir
 def run_tlm(
     task: Task,
     subset: Subset | None,
@@ -73,7 +74,7 @@ def run_tlm(
     The folder then holds the stock model of the best seed (see `hf_tlm.models.export_stock`; `export_adapter` with
     `use_peft`) with its card, `results.json`, and `seed-<n>/` with each seed's model, predictions, results, and stages.
     Finished seeds and stages are not repeated, and an interrupted one continues, when the same settings are run in the
-    same folder again.
+    same folder again; several such processes share the seeds.
 
     With `teacher_rounds` above 1 there are whole runs instead of seeds, in `round-<n>/`, and the best one's model.
 
@@ -82,7 +83,6 @@ def run_tlm(
 
     Raises:
         ProtocolError: the folder holds a run with other settings, or other files.
-        LockError: another process is writing it.
         TaskError: the task is of another kind than classification.
         ArgumentsError, ModelError, TokenizerError: see `prepare` and `ask_teacher`.
     """
@@ -112,8 +112,9 @@ def run_tlm(
             output_dir, {**details, "teacher_content": content}, data, args.process_index, options=(args, model_args)
         )
     if args.teacher_rounds > 1:
-        with claimed:
-            return _run_rounds(task, subset, args, model_args)
+        with claimed, let_others_in(output_dir):
+            runs = _run_rounds(task, subset, args, model_args)
+        return _best_round(runs, task, args)
     tell_of_other_stage(args)
     tell_of_no_saving(args)
     if subset is not None and args.process_index == 0:
@@ -133,10 +134,8 @@ def run_tlm(
         if args.teacher_output is not None and subset is not None and args.process_index == 0:
             answered_subset(subset, teacher, task.label_names).save(args.teacher_output)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
-        records = [
-            _run_seed(seed, task, setup, args, model_args, details, seed_folder(output_dir, seed), pushes)
-            for seed in args.run_seeds
-        ]
+        one = partial(_run_seed, task=task, setup=setup, args=args, model_args=model_args, details=details, pushes=pushes)
+        records = share_seeds(args, one, alone=args.pushes_checkpoints)
     if args.process_index == 0:
         details |= averaged_seeds(task, output_dir, records)
         details |= beside(task, output_dir, records, details["baselines"])
@@ -147,11 +146,10 @@ def run_tlm(
     return run
 
 
-def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_args: ModelArguments) -> Run:
+def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_args: ModelArguments) -> list[Run]:
     """Whole runs in `round-<n>/`, of which each has the seeds of the one before, averaged, for its teacher.
 
     The first has the teacher that is given, or where that is the run itself none.
-    The folder gets the model and the record of the round whose mean over seeds is best on validation.
     """
     output_dir, runs, teacher = args.folder, [], args.teacher
     if args.taught_by_itself and args.teacher_marks and subset is not None:
@@ -166,6 +164,11 @@ def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_arg
             one.teacher_output = args.teacher_output if number == args.teacher_rounds else None
         runs.append(run_tlm(task, subset, one, model_args))
         teacher = [str(seed_folder(one.folder, seed) / "model") for seed in args.run_seeds]
+    return runs
+
+
+def _best_round(runs: Sequence[Run], task: Task, args: TlmArguments) -> Run:
+    """Give the folder the model and the record of the round whose mean over seeds is best on validation."""
     best = max(runs, key=lambda run: run.summary["validation"][task.metric]["mean"])
     rounds: list[dict[str, float]] = [{"validation": run.summary["validation"][task.metric]["mean"]} for run in runs]
     for number, (one_round, run) in enumerate(zip(rounds, runs, strict=True)):
@@ -174,22 +177,23 @@ def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_arg
         for name in ("flops", "seconds"):
             one_round[name] = sum(seed["cost"][name] for seed in run.seeds) + teacher_cost(teacher_report, name)
     details = {**best.details, "arguments": settings(args), "rounds": rounds, "round": runs.index(best) + 1}
-    run = replace(best, details=details, output_dir=output_dir)
+    run = replace(best, details=details, output_dir=args.folder)
     run.write(args, tlm_card, best.output_dir)
-    return replace(run, push=publish_run(output_dir, args))
+    return replace(run, push=publish_run(args.folder, args))
 
 
 def _run_seed(
     seed: int,
+    *,
     task: Task,
     setup: Setup,
     args: TlmArguments,
     model_args: ModelArguments,
     details: Mapping[str, Any],
-    folder: Path,
     pushes: CheckpointPushes,
 ) -> dict[str, Any]:
     """Both stages, evaluation, predictions and export of one seed; loaded where they are finished."""
+    folder = seed_folder(args.folder, seed)
     if (record := finished(folder, args, fields=SEED)) is not None:
         return record
     compute_metrics = compute_metrics_for(task.metric)

@@ -236,12 +236,21 @@ class PublishedArguments(BaseArguments):
         "<hub_revision or main>-checkpoints, which --resume_from_checkpoint owner/name@main-checkpoints continues from.",
     )
 
+    @property
+    def pushes_checkpoints(self) -> bool:
+        """Whether every save goes to the Hub."""
+        return self.push_to_hub and self.hub_strategy == "checkpoint"
+
 
 @dataclass(repr=False)
 class SeedsArguments(PublishedArguments):
     """Options of a run that is repeated with several seeds."""
 
-    seeds: list[int] | None = option(None, "One whole run per seed, then mean and standard deviation.", nargs="+")
+    seeds: list[int] | None = option(
+        None,
+        "One whole run per seed, then mean and standard deviation. Processes of the same command share them.",
+        nargs="+",
+    )
 
     def __post_init__(self):
         super().__post_init__()

@@ -21,7 +21,7 @@ from hf_tlm.hub.rendering import hub_name
 from hf_tlm.hub.repo import CODE, CONTINUING, NAMES, check_sizes, fetch, file_sizes, is_ours, mark
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models import coco_lm
-from hf_tlm.training.base_arguments import BaseArguments
+from hf_tlm.training.base_arguments import BaseArguments, PublishedArguments
 from hf_tlm.training.checkpoints import best_of, checkpoints_in
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE, ProtocolError
 from hf_tlm.training.stages import STAGE_FILE
@@ -130,10 +130,10 @@ class CheckpointPushes(TrainerCallback):
         output_dir: the run's.
     """
 
-    def __init__(self, output_dir: Path, args: BaseArguments):
+    def __init__(self, output_dir: Path, args: PublishedArguments):
         self.output_dir, self.args = output_dir, args
         self.uploads = Uploads(self._push)
-        self.active = args.push_to_hub and args.hub_strategy == "checkpoint" and args.process_index == 0
+        self.active = args.pushes_checkpoints and args.process_index == 0
 
     def __enter__(self) -> CheckpointPushes:
         if self.active:

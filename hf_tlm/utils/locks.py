@@ -39,20 +39,23 @@ class LockError(HfTlmError):
 
 
 @contextlib.contextmanager
-def owned(folder: str | os.PathLike) -> Iterator[None]:
+def owned(folder: str | os.PathLike, *, wait: bool = False) -> Iterator[None]:
     """Hold a folder's lock, of all processes of a job by its first one; or refuse, in all of them.
 
     The lock is a hidden file beside the folder. Where there can be none, a warning says so and the block runs without. In
     a folder that `awaited` or `try_lock` holds for it, it goes on.
 
+    Args:
+        wait: for another process that holds it, instead of refusing.
+
     Raises:
-        LockError: another process holds it.
+        LockError: another process holds it, or this one as the folder that its command writes.
     """
     rank, processes = place_in_job()
     with contextlib.ExitStack() as stack:
         problem = None
         if rank == 0 and not ((outer := _held_here(folder)) and outer.lent):
-            held = _Held.of(folder)
+            held = _waited(folder) if wait and not _held_here(folder) else _Held.of(folder)
             if held is None:
                 problem = _refusal(folder, "choose another --output_dir")
             else:
@@ -66,14 +69,48 @@ def owned(folder: str | os.PathLike) -> Iterator[None]:
 
 def owns_output_dir(function: Callable[P, R]) -> Callable[P, R]:
     """Have a function of arguments `args` hold the lock of `args.output_dir` until it ends; see `owned`."""
+    return _owning(function, wait=False)
+
+
+def shares_output_dir(function: Callable[P, R]) -> Callable[P, R]:
+    """The same, after those who have the lock; for functions that let others in (`let_others_in`)."""
+    return _owning(function, wait=True)
+
+
+def _owning(function: Callable[P, R], wait: bool) -> Callable[P, R]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def holding(*given: P.args, **named: P.kwargs) -> R:
-        with owned(signature.bind(*given, **named).arguments["args"].output_dir):
+        with owned(signature.bind(*given, **named).arguments["args"].output_dir, wait=wait):
             return function(*given, **named)
 
     return holding
+
+
+@contextlib.contextmanager
+def let_others_in(folder: str | os.PathLike) -> Iterator[bool]:
+    """Let go of a folder's lock until the end of a block, for processes of the same command to do their part of it.
+
+    Yields whether there may be any: none where the lock is not this block's to give (it belongs to whoever runs this as a
+    point of theirs), or where there are no locks.
+    """
+    rank, processes = place_in_job()
+    held = _held_here(folder) if rank == 0 else None
+    together = held is not None and not held.lent and held.lock is not None
+    if not agree(together, processes):
+        yield False
+        return
+    if held is not None:
+        held.release()
+    try:
+        yield True
+    except Exception:
+        if held is not None and (again := _Held.of(folder)) is not None:
+            held.take(again)
+        raise
+    if held is not None:
+        held.take(_waited(folder))
 
 
 @contextlib.contextmanager
@@ -85,14 +122,19 @@ def awaited(folder: str | os.PathLike) -> Iterator[None]:
     """
     if _held_here(folder):
         raise LockError(f"{folder} is where the results of this command come. Choose another folder for what it works with.")
+    with _waited(folder):
+        yield
+
+
+def _waited(folder: str | os.PathLike) -> _Held:
+    """A folder's lock, after those who had it before."""
     held = _Held.of(folder)
     if held is None:
         logger.warning("Waiting for %s, which writes %s.", owner_of(folder), folder)
     while held is None:
         time.sleep(POLL_SECONDS)
         held = _Held.of(folder)
-    with held:
-        yield
+    return held
 
 
 def try_lock(folder: str | os.PathLike) -> contextlib.AbstractContextManager | None:
@@ -210,6 +252,12 @@ class _Held:
             os.ftruncate(self.lock.descriptor, 0)
             os.pwrite(self.lock.descriptor, json.dumps(owner).encode(), 0)
 
+    def take(self, other: _Held) -> None:
+        """Go on as the owner of what another hold on the same folder has."""
+        self.lock, self.made = other.lock, self.made + other.made
+        if self.lock is not None:
+            _HERE[self.path] = self
+
     def release(self) -> None:
         if self.lock is not None and self.lock.descriptor is not None:
             _HERE.pop(self.path, None)
@@ -275,6 +323,13 @@ class Claim:
                 self._take_back()
 
     def _take_back(self) -> None:
+        if _held_here(self.folder) is None and (held := _Held.of(self.folder)) is not None:
+            with held:  # Nobody else claims it meanwhile.
+                self._remove()
+        elif _held_here(self.folder) is not None:
+            self._remove()
+
+    def _remove(self) -> None:
         files = [path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()]
         names = [path.relative_to(self.folder).as_posix() for path in files]
         if not all(any(fnmatch(name, glob) for glob in self.passing) for name in names):

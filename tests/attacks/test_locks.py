@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -12,30 +11,9 @@ import pytest
 import torch
 
 from attacks.attack import assert_refused, attack, call, tree
+from attacks.holding import FORK, holder
 from hf_tlm.utils import locks
-from hf_tlm.utils.locks import LockError, awaited, lock_file, owned
-
-FORK = multiprocessing.get_context("fork")
-
-
-def hold(folder, end):
-    with owned(folder):
-        end.send("ready")
-        end.poll(60)
-
-
-@contextlib.contextmanager
-def holder(folder):
-    """Another process that holds the folder's lock within the block."""
-    own, other = FORK.Pipe()
-    process = FORK.Process(target=hold, args=(folder, other))
-    process.start()
-    assert own.poll(60)
-    try:
-        yield process
-    finally:
-        own.send("go")
-        process.join(60)
+from hf_tlm.utils.locks import LockError, awaited, let_others_in, lock_file, owned
 
 
 def test_the_second_is_told_who_is_first(tmp_path):
@@ -115,6 +93,56 @@ def test_who_waits_comes_after(tmp_path, monkeypatch, caplog):
     assert f"Waiting for process {process.pid}" in caplog.text
 
 
+def test_who_shares_a_folder_waits_for_it(tmp_path, monkeypatch, caplog):
+    with holder(tmp_path / "out") as process:
+        monkeypatch.setattr("time.sleep", lambda seconds: os.kill(process.pid, 9))
+        with owned(tmp_path / "out", wait=True):
+            assert f"Waiting for process {process.pid}" in caplog.text
+            with pytest.raises(LockError, match="being written by"), owned(tmp_path / "out", wait=True):
+                pass  # Nobody waits for itself.
+
+
+def test_others_come_in_and_the_lock_is_back_after_them(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def free():
+        with ThreadPoolExecutor(1) as pool:  # Of another thread, as of another process.
+            lock = pool.submit(locks.try_lock, out).result()
+        if lock is not None:
+            lock.release()
+        return lock is not None
+
+    with owned(out):
+        with let_others_in(out) as together:
+            assert together and free()
+        assert not free()
+        with pytest.raises(ValueError), let_others_in(out):
+            raise ValueError
+        assert not free()  # To take back what was claimed.
+        with pytest.raises(KeyboardInterrupt), let_others_in(out):
+            raise KeyboardInterrupt
+        assert free()
+    with locks.try_lock(out), owned(out), let_others_in(out) as together:
+        assert not together and not free()  # It belongs to whoever runs this as a point.
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr("fcntl.flock", lambda descriptor, operation: (_ for _ in ()).throw(OSError(38, "none")))
+    with owned(out), let_others_in(out) as together:
+        assert not together
+
+
+def test_a_claim_is_not_taken_back_from_who_is_at_it(tmp_path):
+    claim = locks.Claim(tmp_path / "out", "settings.json")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "settings.json").write_text("{}")
+    claim.new = True
+    with holder(tmp_path / "out"), pytest.raises(ValueError), claim:
+        raise ValueError
+    assert (tmp_path / "out" / "settings.json").is_file()
+    with pytest.raises(ValueError), claim:
+        raise ValueError
+    assert os.listdir(tmp_path) == []
+
+
 def test_who_holds_a_folder_runs_in_it(tmp_path):
     """As a point of a grid does, in the thread that works through the points."""
     with locks.try_lock(tmp_path / "point"):
@@ -169,7 +197,7 @@ def test_a_forged_owner_is_another_process(tmp_path, content):
             pass
 
 
-@pytest.mark.parametrize("recipe", ["retrieve", "train_tlm", "pretrain"])
+@pytest.mark.parametrize("recipe", ["retrieve", "pretrain"])
 def test_a_recipe_is_refused_while_another_process_writes_its_folder(toys, recipe):
     with holder(toys.out):
         assert_refused(attack(recipe, *toys.commands[recipe]), f"{toys.out} is being written by process")

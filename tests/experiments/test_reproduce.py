@@ -25,8 +25,7 @@ from hf_tlm.experiments.reproduce import write_table
 from hf_tlm.experiments.steps import parse_step
 from hf_tlm.experiments.table import Table
 from hf_tlm.metrics import paired_bootstrap, scorer
-from hf_tlm.runs import format_score
-from hf_tlm.runs.grid import PointsError, sharing
+from hf_tlm.runs import PointsError, format_score, sharing
 from hf_tlm.tasks import TaskError
 from support.toys import FAST, TINY_CONFIGS, sentences
 

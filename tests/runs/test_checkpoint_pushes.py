@@ -158,7 +158,7 @@ def test_pushes_that_fail_do_not_stop_training(hub, sleeps, tmp_path, task, capl
 
 
 def test_one_push_that_succeeds_is_enough(tmp_path):
-    args = SimpleNamespace(push_to_hub=True, hub_strategy="checkpoint", process_index=0)
+    args = SimpleNamespace(pushes_checkpoints=True, process_index=0)
     pushes = CheckpointPushes(tmp_path, args)
     pushes.uploads.errors.append(HubError("no"))
     pushes.uploads.succeeded = 1
@@ -195,7 +195,7 @@ def test_without_hard_links_files_are_copied(tmp_path, monkeypatch):
         raise OSError("not here")
 
     monkeypatch.setattr(publishing.os, "link", refuse)
-    args = SimpleNamespace(push_to_hub=True, hub_strategy="checkpoint", process_index=0)
+    args = SimpleNamespace(pushes_checkpoints=True, process_index=0)
     pushes, seen = CheckpointPushes(tmp_path, args), []
     pushes.uploads = Uploads(lambda folder: seen.append((folder / "settings.json").read_text()))
     (tmp_path / "settings.json").write_text("{}")

@@ -19,9 +19,9 @@ from hf_tlm.runs.few_shot.points import Episode, Point, Prompted, WithHead, draw
 from hf_tlm.runs.few_shot.templates import prompt_for
 from hf_tlm.runs.finetuning import CheckpointArguments
 from hf_tlm.runs.finetuning.loading import load_pretrained
-from hf_tlm.runs.grid.sharing import run_shared
 from hf_tlm.runs.price import price, price_line
 from hf_tlm.runs.records import classified, predictions_jsonl, started
+from hf_tlm.runs.sharing import run_shared
 from hf_tlm.runs.summary import aggregate, format_table
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task

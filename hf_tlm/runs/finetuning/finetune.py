@@ -34,6 +34,7 @@ from hf_tlm.runs.finetuning.loading import load_finetuned, load_model, load_pret
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.price import price
 from hf_tlm.runs.records import SAVED_FILE, predictions_jsonl, read_saved, saved_settings, started
+from hf_tlm.runs.sharing import share_seeds
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers import ask_teacher, check_passage_options, content_of, open_teacher
 from hf_tlm.tasks import Task
@@ -46,7 +47,7 @@ from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run, p
 from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings, unseal
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
-from hf_tlm.utils.locks import owns_output_dir
+from hf_tlm.utils.locks import shares_output_dir
 from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder
 from hf_tlm.utils.variables import uses_fsdp
 
@@ -77,7 +78,7 @@ class FinetuneRun(SeededRun):
     """What `finetune` returns and writes as `results.json`."""
 
 
-@owns_output_dir
+@shares_output_dir
 def finetune(
     task: Task,
     checkpoint: CheckpointArguments,
@@ -90,7 +91,8 @@ def finetune(
 
     The folder then holds the stock model of the seed best on validation (an adapter with `use_peft`), its tokenizer and
     card, `results.json`, and `seed-<n>/` with each seed's model, predictions and results. Finished seeds are not repeated,
-    and an interrupted one continues, when the same settings are run in the same folder again.
+    and an interrupted one continues, when the same settings are run in the same folder again; several such processes share
+    the seeds.
 
     The test split is scored once a seed, with the checkpoint that validation has chosen.
 
@@ -101,7 +103,6 @@ def finetune(
     Raises:
         ArgumentsError: options that the kind of task has no use for, or that do not go together.
         ProtocolError: the folder holds a run with other settings, or other files.
-        LockError: another process is writing it.
         ModelError, TokenizerError, HubError: see `load_pretrained`, `load_model`.
     """
     check_task(task)
@@ -150,7 +151,7 @@ def finetune(
         details |= teacher.write(output_dir if args.process_index == 0 else None)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         run = _Run(task, checkpoint, args, details, *pretrained, pushes, test, teacher, passages)
-        records = [run.seed(seed, seed_folder(output_dir, seed)) for seed in args.run_seeds]
+        records = share_seeds(args, run.seed, run.has_all, alone=args.pushes_checkpoints)
     if args.process_index == 0:
         details |= averaged_seeds(task, output_dir, records)
         if args.train_fraction == 1:  # Else baselines are of draws, too.
@@ -211,11 +212,15 @@ class _Run:
                 if split in self.task.splits
             }
 
-    def seed(self, seed: int, folder: Path) -> dict[str, Any]:
+    def has_all(self, record: Mapping[str, Any]) -> bool:
+        """Whether a finished seed has its test scores, where they are asked for."""
+        return not self.test or self.task.test is None or "test" in record
+
+    def seed(self, seed: int) -> dict[str, Any]:
         """Training, evaluation, predictions and export of one seed; loaded where it is finished."""
+        folder = seed_folder(self.args.folder, seed)
         if (record := finished(folder, self.args, fields=SEED)) is not None:
-            untested = self.test and self.task.test is not None and "test" not in record
-            return self._tested(record, folder) if untested else record
+            return record if self.has_all(record) else self._tested(record, folder)
         task, args = self.task, self.args
         kind, config, tokenizer = kind_module(task.spec.kind), self.config, self.tokenizer
         chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)

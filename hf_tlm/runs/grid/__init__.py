@@ -7,6 +7,5 @@ from hf_tlm.utils.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.runs.grid.grid import GridRun, run_grid
     from hf_tlm.runs.grid.points import Grid, GridArguments, GridError, Range
-    from hf_tlm.runs.grid.sharing import PointsError, run_shared
 
 __getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -15,8 +15,8 @@ from hf_tlm.hub.commit import Push
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
 from hf_tlm.runs.grid.points import CHECKPOINT, Grid, GridError, point_name
 from hf_tlm.runs.grid.search import check_search, search
-from hf_tlm.runs.grid.sharing import PointsError, once, run_shared
 from hf_tlm.runs.records import published_lines
+from hf_tlm.runs.sharing import PointsError, once, run_shared
 from hf_tlm.runs.summary import aggregate, beside_lines, format_table
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task

@@ -22,7 +22,7 @@ from hf_tlm.runs.finetuning.kinds import label_names
 from hf_tlm.runs.finetuning.loading import load_model, load_pretrained
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.grid.points import Grid, GridError, Range
-from hf_tlm.runs.grid.sharing import once
+from hf_tlm.runs.sharing import once
 from hf_tlm.tasks import Task
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import read_object

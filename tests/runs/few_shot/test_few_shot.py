@@ -12,12 +12,11 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_tlm.models import ModelError
-from hf_tlm.runs import CheckpointArguments, FewShotArguments, PromptClassifier, run_few_shot
+from hf_tlm.runs import CheckpointArguments, FewShotArguments, PointsError, PromptClassifier, run_few_shot
 from hf_tlm.runs.few_shot import PromptError, draw_episode, few_shot, prompt_for
 from hf_tlm.runs.few_shot.classifier import load_masked_lm
 from hf_tlm.runs.few_shot.points import Prompted, PromptTrainer
-from hf_tlm.runs.grid import PointsError
-from hf_tlm.runs.grid.sharing import try_lock
+from hf_tlm.runs.sharing import try_lock
 from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.run_folder import ProtocolError

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from hf_tlm.runs import PromptClassifier
 from hf_tlm.runs.few_shot import draw_episode, load_masked_lm, prompt_for
 from hf_tlm.runs.few_shot.points import PromptTrainer
-from hf_tlm.runs.grid.sharing import PointsError
+from hf_tlm.runs.sharing import PointsError
 from hf_tlm.training.callbacks import NonFiniteLossError
 from hf_tlm.training.checkpoints import damage
 from hf_tlm.utils.signals import Terminated

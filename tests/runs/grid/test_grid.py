@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.runs import CheckpointArguments, FinetuneArguments
-from hf_tlm.runs.grid import Grid, grid, run_grid, sharing
+from hf_tlm.runs import CheckpointArguments, FinetuneArguments, sharing
+from hf_tlm.runs.grid import Grid, grid, run_grid
 from hf_tlm.training.run_folder import ProtocolError
 from support.toys import make_task
 

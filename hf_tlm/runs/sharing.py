@@ -11,11 +11,15 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.locks import agree, place_in_job, try_lock
+from hf_tlm.training.base_arguments import SeedsArguments
+from hf_tlm.training.run_folder import SEED, finished
+from hf_tlm.utils.locks import agree, let_others_in, place_in_job, try_lock
+from hf_tlm.utils.run_names import seed_folder
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +46,11 @@ def run_shared(
     points: Sequence[P],
     folder: Callable[[P], Path],
     done: Callable[[P], bool],
-    run: Callable[[P], None],
+    run: Callable[[P], object],
     *,
     after: Callable[[P], Collection[P]] = lambda point: (),
     name: Callable[[P], str] | None = None,
+    keep_going: bool = True,
 ) -> None:
     """Run every point that is not done, until all are; other processes that do the same take their share.
 
@@ -62,6 +67,7 @@ def run_shared(
             several processes, which may not all have failed, it ends the work as any other error does.
         after: the points that have to end before this one begins: finished, or failed in this process.
         name: what a point is called in messages; by default as its folder.
+        keep_going: False has the first `HfTlmError` end the work.
 
     Raises:
         PointsError: some points failed, and the others are finished.
@@ -88,7 +94,7 @@ def run_shared(
                 try:
                     run(points[taken])
                 except HfTlmError as error:
-                    if processes > 1:
+                    if processes > 1 or not keep_going:
                         raise
                     failures[folders[taken]] = error
                     logger.warning("%s failed: %s", names[taken], error)
@@ -125,6 +131,43 @@ def once(folder: Path, done: Callable[[], bool], run: Callable[[], None]) -> Non
         run_shared([folder], lambda folder: folder, lambda _: done(), lambda _: run())
     except PointsError as error:
         raise error.failures[folder] from None
+
+
+def share_seeds(
+    args: SeedsArguments,
+    run: Callable[[int], dict[str, Any]],
+    done: Callable[[dict[str, Any]], bool] = lambda record: True,
+    *,
+    alone: bool,
+) -> list[dict[str, Any]]:
+    """Train all seeds of a run whose output folder this process holds, or its share of them.
+
+    Processes of the same command come in while the seeds are trained, each of them by one.
+
+    Args:
+        run: makes what is not finished of a seed, and returns its record.
+        done: whether a finished seed has all that is asked for, by its record.
+        alone: nobody comes in.
+
+    Returns:
+        The records of the seeds, in their order.
+    """
+    folder, whole = partial(seed_folder, args.folder), set[int]()
+
+    def is_done(seed: int) -> bool:
+        if (
+            seed not in whole
+            and (record := finished(folder(seed), args, fields=SEED, local=True)) is not None
+            and done(record)
+        ):
+            whole.add(seed)
+        return seed in whole
+
+    if not alone:
+        with let_others_in(args.folder) as together:
+            if together:
+                run_shared(args.run_seeds, folder, is_done, run, keep_going=False)
+    return [run(seed) for seed in args.run_seeds]
 
 
 def _take_one(

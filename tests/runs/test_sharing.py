@@ -10,7 +10,7 @@ import time
 import pytest
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.runs.grid import PointsError, run_shared, sharing
+from hf_tlm.runs import PointsError, run_shared, sharing
 from hf_tlm.utils import locks
 
 NAMES = ["a", "b", "c", "d", "e", "f"]
@@ -18,7 +18,7 @@ NAMES = ["a", "b", "c", "d", "e", "f"]
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
-from hf_tlm.runs.grid.sharing import run_shared
+from hf_tlm.runs import run_shared
 root, names, pause = Path(sys.argv[1]), sys.argv[2].split(), float(sys.argv[3])
 def run(name):
     (root / name).mkdir(exist_ok=True)
@@ -35,7 +35,7 @@ IN_A_JOB = """
 import sys
 import torch.distributed as distributed
 from pathlib import Path
-from hf_tlm.runs.grid import sharing
+from hf_tlm.runs import sharing
 root, rank = Path(sys.argv[1]), int(sys.argv[2])
 sharing.POLL_SECONDS = 0.05
 distributed.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=2)
@@ -115,6 +115,18 @@ def test_a_failing_point_does_not_stop_the_others(tmp_path):
         work(tmp_path, fail=("a", "e"))
     assert set(error.value.failures) == {tmp_path / "a", tmp_path / "e"}
     assert work(tmp_path) == ["a", "e"]
+
+
+def test_the_first_failure_can_be_the_end(tmp_path):
+    ran = []
+
+    def run(name):
+        ran.append(name)
+        raise HfTlmError(f"no {name} today")
+
+    with pytest.raises(HfTlmError, match="^no a today$"):
+        run_shared(NAMES, lambda name: tmp_path / name, lambda name: False, run, keep_going=False)
+    assert ran == ["a"]
 
 
 def test_a_point_begins_once_those_before_it_have_ended_well_or_not(tmp_path):
