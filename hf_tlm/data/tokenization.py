@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from hf_tlm.utils.arrow_files import cache_folder, map_rows
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.seals import keep_sealed
 
+logger = logging.getLogger(__name__)
 # What a folder with a tokenizer has some of: what its words are in.
 OF_VOCABULARIES = ("*tokenizer.json", "vocab*", "*.model", "*.tiktoken")
 # What a trained one is saved in.
@@ -114,6 +118,16 @@ def without_limits(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBas
 _ROWS, _IN_MEMORY = 1 << 16, 1 << 20
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ALPHABET = 1000
+# Of texts in Chinese characters or Korean syllables as many more as leave out so many running characters at most.
+LEFT_OUT = 0.001
+MOST_LEFT_OUT = 0.01  # What is more is told.
+# A script is that of the texts if so many characters are of it, among the first texts and the first characters of each.
+SCRIPT_SHARE, SCRIPT_TEXTS, SCRIPT_CHARACTERS = 0.01, 1000, 2000
+# Marks that are vowels, tones or consonants, and Unicode's accents too: from Devanagari to Myanmar, Khmer, Japanese.
+_SIGN_BLOCKS = (range(0x900, 0x10A0), range(0x1780, 0x1800), range(0x3099, 0x309B))
+_SIGNS = {chr(code) for block in _SIGN_BLOCKS for code in block if unicodedata.category(chr(code)) == "Mn"}
+# What has thousands of characters: Han, and Korean syllables, here in their parts.
+_MANY = (range(0x1100, 0x1200), range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0xF900, 0xFB00), range(0x20000, 0x40000))
 
 
 def train_wordpiece(
@@ -121,10 +135,11 @@ def train_wordpiece(
 ) -> PreTrainedTokenizerBase:
     """A BERT tokenizer whose WordPiece vocabulary is trained on `texts`: what TLM uses where nothing can be downloaded.
 
-    The vocabulary and its ids depend on the texts and the arguments only.
+    The vocabulary and its ids depend on the texts and the arguments only. Lower case loses accents too, as BERT's does,
+    but not in scripts where that would take vowels or consonants away (Hindi, Thai, Japanese, ...).
 
     Args:
-        texts: iterated twice, so a list or a dataset column rather than a generator.
+        texts: iterated three times, so a list or a dataset column rather than a generator.
         vocab_size: pieces, special tokens included; a small text gives fewer.
 
     Raises:
@@ -132,14 +147,23 @@ def train_wordpiece(
     """
     from tokenizers import BertWordPieceTokenizer
 
-    trainer = BertWordPieceTokenizer(lowercase=lowercase)
+    signs, many = _script(texts)
+    # None: with lower case.
+    strip_accents = False if lowercase and signs else None
+    trainer = BertWordPieceTokenizer(lowercase=lowercase, strip_accents=strip_accents)
     characters: Counter[str] = Counter()
     for text in texts:
         characters.update(trainer.normalize(text))
     alphabet = sorted(c for c in characters if not c.isspace())
-    alphabet = sorted(sorted(alphabet, key=characters.__getitem__, reverse=True)[:MAX_ALPHABET])
-    if not alphabet:
+    frequent = sorted(alphabet, key=characters.__getitem__, reverse=True)
+    if not frequent:
         raise TokenizerError("Cannot train a vocabulary: there is no text.")
+    covered = np.cumsum([characters[c] for c in frequent]) / sum(characters[c] for c in frequent)
+    size = min(len(frequent), MAX_ALPHABET)
+    if many:
+        room = (vocab_size - len(SPECIAL_TOKENS)) // 2
+        size = max(size, min(room, int(np.searchsorted(covered, 1 - LEFT_OUT)) + 1))
+    alphabet = sorted(frequent[:size])
     # The trainer breaks ties between equally frequent merges by piece ids, and numbers continuing characters in the
     # order of a hash table. Naming them beforehand makes the ids, and so the whole vocabulary, reproducible.
     pieces = [*SPECIAL_TOKENS, *(f"##{c}" for c in alphabet)]
@@ -147,6 +171,12 @@ def train_wordpiece(
         raise TokenizerError(
             f"vocab_size {vocab_size} is too small: special tokens and the {len(alphabet)} characters of the texts, at "
             f"the start and inside of words, take {len(pieces) + len(alphabet)}. Raise it."
+        )
+    if covered[size - 1] < 1 - MOST_LEFT_OUT:
+        logger.warning(
+            "%.0f%% of the characters of the texts are none of the %s that the vocabulary has: words with them are %s. "
+            "Raise --vocab_size.",
+            *(100 * (1 - covered[size - 1]), f"{size:,}", SPECIAL_TOKENS[1]),
         )
     trainer.train_from_iterator(
         texts,
@@ -159,7 +189,18 @@ def train_wordpiece(
     )
     ordered = sorted(trainer.get_vocab().items(), key=lambda item: item[1])
     vocab = {piece: index for index, (piece, _) in enumerate(ordered)}
-    return BertTokenizer(vocab=vocab, do_lower_case=lowercase, model_max_length=max_length)
+    return BertTokenizer(vocab=vocab, do_lower_case=lowercase, strip_accents=strip_accents, model_max_length=max_length)
+
+
+def _script(texts: Iterable[str]) -> tuple[bool, bool]:
+    """Whether the marks of the texts' script are more than accents, and whether it has thousands of characters."""
+    sample = "".join(text[:SCRIPT_CHARACTERS] for text in islice(texts, SCRIPT_TEXTS))
+    if sample.isascii():
+        return False, False
+    counts = Counter(unicodedata.normalize("NFD", sample))
+    least = SCRIPT_SHARE * counts.total()
+    many = sum(count for c, count in counts.items() if any(ord(c) in block for block in _MANY))
+    return sum(counts[c] for c in _SIGNS) > least, many > least
 
 
 def cached_wordpiece(
@@ -173,7 +214,9 @@ def cached_wordpiece(
         TokenizerError: see `train_wordpiece`.
         HfTlmError: the cache cannot be written.
     """
-    digest = xxhash.xxh3_128(json.dumps([vocab_size, lowercase, max_length]).encode())
+    # Vocabularies of other texts are where they were before scripts were told apart.
+    script = _script(texts)
+    digest = xxhash.xxh3_128(json.dumps([vocab_size, lowercase, max_length, *(script if any(script) else ())]).encode())
     for text in texts:
         digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
     folder = cache_folder() / f"wordpiece-{digest.hexdigest()}"

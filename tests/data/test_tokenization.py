@@ -58,6 +58,37 @@ def test_cased_vocabulary():
     assert tokenizer.tokenize("Gene") != tokenizer.tokenize("gene")
 
 
+@pytest.mark.parametrize("text", ["हिन्दी में लिखी हुई किताब", "ภาษาไทยที่เขียนดี", "がっこうでデザインをまなぶ"])
+def test_marks_that_are_vowels_or_consonants_stay(text, tmp_path):
+    tokenizer = train_wordpiece([f"{text} Öl"] * 5, 300)
+    assert "".join(tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True).split()) == text.replace(" ", "")
+    assert tokenizer.tokenize("ÖL") == tokenizer.tokenize("öl")  # Lower case, and no accent is lost.
+    tokenizer.save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path))(text)["input_ids"] == tokenizer(text)["input_ids"]
+
+
+def test_accents_are_lost_where_single_words_have_other_marks():
+    tokenizer = train_wordpiece(["schöne große Straßen, " * 20 + "हिन्दी"] * 5, 100)
+    assert tokenizer.tokenize("Schöne") == tokenizer.tokenize("schone")
+
+
+def test_texts_of_many_characters_have_more_of_them(caplog):
+    characters = [chr(0x4E00 + i) for i in range(3000)]
+    texts = ["".join(characters[start : start + 100]) for start in range(0, 3000, 100)] * 2
+    tokenizer = train_wordpiece(texts, 8000)
+    assert sum(ids.count(tokenizer.unk_token_id) for ids in tokenizer(texts)["input_ids"]) <= 0.001 * 6000
+    assert not caplog.records
+    assert len(train_wordpiece(texts, 2405)) <= 2405
+    (record,) = caplog.records
+    assert "60% of the characters of the texts are none of the 1,200 that" in record.getMessage()
+
+
+def test_rare_characters_beside_an_alphabet_are_left_out():
+    rare = "".join(chr(0x4E00 + i) for i in range(1500))
+    tokenizer = train_wordpiece(["plain words of plain text " * 20_000, rare], 8000)
+    assert tokenizer.unk_token_id in tokenizer(rare)["input_ids"]
+
+
 def test_errors():
     with pytest.raises(TokenizerError, match="no text"):
         train_wordpiece(["", "  "], 100)
