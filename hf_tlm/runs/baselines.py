@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import Lead, load_metric
 from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
-from hf_tlm.runs.linear import COLUMNS, TOKENS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature
+from hf_tlm.runs.linear import COLUMNS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature, by_character, tokens
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
@@ -137,6 +137,7 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
         tasks = list(draws[: max(1, MOST_TEXTS // sum(map(len, draws[0].splits.values())))])
         ids = [[one.train["id"][:], one.validation["id"][:]] for one in tasks]
         of += "-" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
+    of += "-characters" if by_character(*_texts(task)) else ""
     file = cache_folder() / f"baselines-{_FORMAT}-{of}-{task.metric}.json"
     found = find_object(file) or {}
     if _is_kept(found):
@@ -226,7 +227,7 @@ def majority_class(task: Task) -> Baseline:
 
 
 def linear_model(task: Task) -> Baseline:
-    """A linear support vector machine on TF-IDF of words and punctuation marks.
+    """A linear support vector machine on TF-IDF of words and punctuation marks; of characters where no spaces are written.
 
     Up to which n-grams (1, 2, 3), C (0.05 to 5) and whether classes are weighted against their frequency is chosen by the
     task's metric on validation; of equal ones the first. It learns from the training split alone, and whole texts. Of a
@@ -262,6 +263,7 @@ def linear_model(task: Task) -> Baseline:
                     num_labels=task.num_labels,
                     n_grams=n,
                     temperature=best_temperature(margins, model.classes_, references["validation"]),
+                    by_character=by_character(*_texts(task)),
                 )
     return _baseline(task, LINEAR, settings, predictions, begun, chosen)
 
@@ -270,9 +272,15 @@ def _scored(task: Task) -> Iterator[tuple[str, Dataset]]:
     return ((split, rows) for split, rows in task.splits.items() if split != "train")
 
 
+def _texts(task: Task) -> list[Sequence[str]]:
+    """The training texts, of pairs both columns."""
+    return [task.train[column] for column in COLUMNS if column in task.train.column_names]
+
+
 def _most(task: Task) -> int:
     """The longest n-grams that are tried."""
-    words = sum(len(text.split()) for text in task.train["text"])
+    texts = task.train["text"]
+    words = sum(map(len, texts)) if by_character(*_texts(task)) else sum(len(text.split()) for text in texts)
     return max(n for n in N_GRAMS if n < 3 or words <= MOST_WORDS_FOR_TRIGRAMS)
 
 
@@ -285,9 +293,9 @@ def _features(
         n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F].
     """
     columns = [column for column in COLUMNS if column in task.train.column_names]
-    most, counted = _most(task), {}
+    most, pattern, counted = _most(task), tokens(by_character(*_texts(task))), {}
     for column in columns:
-        counter = CountVectorizer(token_pattern=TOKENS, ngram_range=(1, most), dtype=np.float32)
+        counter = CountVectorizer(token_pattern=pattern, ngram_range=(1, most), dtype=np.float32)
         counts = {"train": counter.fit_transform(task.train[column])}
         counts["train"].sort_indices()  # As those of the other splits are: sums are the same to the bit.
         counts |= {split: counter.transform(rows[column]) for split, rows in _scored(task)}

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,17 @@ from scipy.special import log_softmax
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from hf_tlm.models import ModelError
+from hf_tlm.retrieval.filters import UNSPACED_SET, unspaced_share
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.json_files import listed, mapped, read_fields, real, whole, words
+from hf_tlm.utils.json_files import listed, mapped, one_of, read_fields, real, whole, words
 from hf_tlm.utils.run_names import LINEAR_FILE
 
 # Words, and punctuation marks each by itself: entity marks such as [[ ]] say much on some tasks.
 TOKENS = r"(?u)\w+|[^\w\s]"
+# Without spaces between words a run of letters is a clause, which hardly comes twice: each character is a word there. So it
+# is where more than a hundredth of the training texts is written so (`unspaced_share`); other models stay as they were.
+TOKENS_BY_CHARACTER = rf"(?u)[^\W{UNSPACED_SET}]+|\w|[^\w\s]"
+_MOST_UNSPACED = 0.01
 WEIGHTS_FILE = "linear.safetensors"
 COLUMNS = ("text", "text_pair")
 # Logit of a class that was not seen.
@@ -40,17 +46,30 @@ _FIELDS = {
     "num_labels": whole(2, 100_000),
     "temperature": real(1e-3, 1e3),
     "terms": mapped(listed(words(LARGEST), LARGEST), len(COLUMNS)),
+    "by_character": one_of(True),
 }
 _DAMAGED = "Make it again with `hf-tlm baseline`, or copy it again."
 
 
-def tfidf(n: int, terms: Sequence[str] | None = None) -> TfidfVectorizer:
+def by_character(*columns: Sequence[str]) -> bool:
+    """Whether texts are written without spaces, so that their characters are words."""
+    return unspaced_share(chain(*columns)) > _MOST_UNSPACED
+
+
+def tokens(characters: bool) -> str:
+    """The regular expression of a word or a punctuation mark; of scripts without spaces of a character if so asked."""
+    return TOKENS_BY_CHARACTER if characters else TOKENS
+
+
+def tfidf(n: int, terms: Sequence[str] | None = None, characters: bool = False) -> TfidfVectorizer:
     """A vectorizer, to be fitted, of n-grams of up to n words and punctuation marks; float32, frequencies as 1 + log.
 
     Args:
         terms: the n-grams to count; None: those of the texts that it is fitted to.
+        characters: see `tokens`.
     """
-    return TfidfVectorizer(token_pattern=TOKENS, ngram_range=(1, n), sublinear_tf=True, dtype=np.float32, vocabulary=terms)
+    options = {"ngram_range": (1, n), "sublinear_tf": True, "dtype": np.float32, "vocabulary": terms}
+    return TfidfVectorizer(token_pattern=tokens(characters), **options)
 
 
 @dataclass(frozen=True)
@@ -63,6 +82,7 @@ class LinearModel:
     biases: float32 [C] or [1].
     classes: int64 [C], which classes these are of `num_labels`; the others had no training text.
     temperature: margins are divided by it before the softmax, which leaves the likeliest class as it is.
+    by_character: see `tokens`.
     """
 
     terms: Mapping[str, Sequence[str]]
@@ -73,13 +93,14 @@ class LinearModel:
     num_labels: int
     n_grams: int
     temperature: float
+    by_character: bool = False
 
     @cached_property
     def vectorizers(self) -> dict[str, TfidfVectorizer]:
         """Column -> what makes features of it."""
         made = {}
         for column, terms in self.terms.items():
-            made[column] = tfidf(self.n_grams, list(terms))
+            made[column] = tfidf(self.n_grams, list(terms), self.by_character)
             made[column].idf_ = self.idf[column]
         return made
 
@@ -108,6 +129,7 @@ class LinearModel:
         tensors |= {"weights": self.weights, "biases": self.biases, "classes": self.classes}
         atomic_write(folder / WEIGHTS_FILE, save({name: np.ascontiguousarray(one) for name, one in tensors.items()}))
         about = {"n_grams": self.n_grams, "num_labels": self.num_labels, "temperature": self.temperature}
+        about |= {"by_character": True} if self.by_character else {}
         terms = {column: list(terms) for column, terms in self.terms.items()}
         atomic_write(folder / LINEAR_FILE, json.dumps({**about, "terms": terms}, ensure_ascii=False) + "\n")
 
@@ -122,7 +144,7 @@ class LinearModel:
         from safetensors.numpy import load_file
 
         try:
-            about: dict[str, Any] = read_fields(folder / LINEAR_FILE, _FIELDS, ModelError, largest=LARGEST)
+            about: dict[str, Any] = read_fields(folder / LINEAR_FILE, _FIELDS, ModelError, ["by_character"], LARGEST)
             tensors = load_file(folder / WEIGHTS_FILE)
         except (OSError, SafetensorError, TypeError, AttributeError, ValueError) as error:  # Of types that numpy lacks.
             raise ModelError(f"The linear model in {folder} cannot be read: {error}. {_DAMAGED}") from error

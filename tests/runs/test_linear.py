@@ -1,6 +1,7 @@
 """A linear model as something finished: what it says, its files, and predictions with it, alone and beside networks."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +16,15 @@ from sklearn.svm import LinearSVC
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models import ModelError
 from hf_tlm.runs import export_onnx, linear_model, majority_class, predict
-from hf_tlm.runs.linear import LinearModel, as_margins, best_temperature, tfidf
+from hf_tlm.runs.linear import (
+    TOKENS,
+    TOKENS_BY_CHARACTER,
+    LinearModel,
+    as_margins,
+    best_temperature,
+    by_character,
+    tfidf,
+)
 from hf_tlm.runs.prediction.predict import Predictor
 from hf_tlm.runs.teachers.models import ModelTeacher
 from hf_tlm.tasks import TaskSpec, task_from_datasets
@@ -85,6 +94,37 @@ def test_of_two_classes_one_row_is_kept(task, tmp_path):
     ).fit(two.train["text"][:], two.train["label"][:])
     margins = pipeline.decision_function(two.test["text"][:])
     assert (logits[:, 1] - logits[:, 0]) * model.temperature == pytest.approx(margins, abs=1e-5)
+
+
+def test_in_scripts_without_spaces_a_character_is_a_word(task, tmp_path):
+    """The class is a word of two characters within clauses that never come twice."""
+    rng = np.random.default_rng(0)
+    words = ("好看", "难看", "一般")
+
+    def clause(label):
+        other = "".join(map(chr, rng.integers(0x4E00, 0x4F00, 12)))
+        return f"{other[:5]}{words[label]}{other[5:]}。"
+
+    rows = {
+        split: Dataset.from_dict({"text": [clause(i % 3) for i in range(90)], "label": [i % 3 for i in range(90)]})
+        for split in ("train", "validation", "test")
+    }
+    chinese = named(rows, ("good", "bad", "so so"))
+    made = linear_model(chinese)
+    assert made.scores["test"]["accuracy"] > 0.9
+    made.save(tmp_path, chinese)
+    assert np.array_equal(LinearModel.open(tmp_path).logits(chinese.test), made.model.logits(chinese.test))
+    linear_model(task).save(tmp_path / "other", task)
+    assert "by_character" not in (tmp_path / "other/linear.json").read_text()
+
+
+def test_other_texts_have_the_words_that_they_had():
+    """Those with a few characters of such a script, and those that somebody has put spaces into."""
+    clause = "今天天气很好"
+    assert by_character(["plain words", clause]) and not by_character(["plain words " * 100, clause])
+    assert not by_character(["今天 天气 很 好"] * 9) and clause in tfidf(1).fit([clause]).vocabulary_
+    texts = ["plain wörds, x_1 don't!", "नमस्ते दुनिया"]
+    assert all(re.findall(TOKENS, text) == re.findall(TOKENS_BY_CHARACTER, text) for text in texts)
 
 
 def test_a_class_without_training_texts_is_never_said(task):

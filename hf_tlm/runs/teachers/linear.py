@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.models.linear_start import logistic_regression
-from hf_tlm.runs.linear import tfidf
+from hf_tlm.runs.linear import by_character, tfidf
 from hf_tlm.runs.teachers.answers import LEAST, Answers, progress
 from hf_tlm.tasks import Task
 
@@ -54,6 +54,8 @@ class LinearTeacher:
             raise ArgumentsError(f"teacher linear classifies, and {task.name} is a {task.kind} task. Leave --teacher out.")
         if "text_pair" in task.train.column_names:
             raise ArgumentsError("teacher linear answers for single texts, and this task's are pairs. Leave --teacher out.")
+        if by_character(task.train["text"]):
+            self.digest = "linear 2"  # Answers of before characters were words are asked for again.
 
     def __call__(self, task: Task, passages: Dataset | None) -> Answers:
         """Its answers; see `Answers`.
@@ -88,7 +90,7 @@ class _Linear:
     """Texts -> probabilities, float64 [N, C]."""
 
     def __init__(self, n: int, c: float, texts: Sequence[str], labels: np.ndarray, classes: int):
-        self.features, self.classes = tfidf(n).fit(texts), classes
+        self.features, self.classes = tfidf(n, characters=by_character(texts)).fit(texts), classes
         self.model = logistic_regression(self.features.transform(texts), labels, c, ITERATIONS)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
@@ -109,9 +111,10 @@ def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[i
         texts, labels = [texts[i] for i in sample], labels[sample]
     folds = _folds(texts, labels)
     losses: defaultdict[tuple[int, float], float] = defaultdict(float)
+    characters = by_character(texts)
     grid = list(product(N_GRAMS, folds))
     for n, (train, test) in tqdm(grid, desc="Choosing the linear teacher", unit=" fits"):
-        vectorizer = tfidf(n)
+        vectorizer = tfidf(n, characters=characters)
         seen = vectorizer.fit_transform([texts[i] for i in train])
         unseen = vectorizer.transform([texts[i] for i in test])
         for c in C:
