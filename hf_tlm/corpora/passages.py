@@ -39,9 +39,14 @@ def split_passages(text: str, max_words: int) -> list[str]:
     return passages
 
 
+def count_words(text: str) -> int:
+    """Words as `split_passages` counts them: between white space, and a sentence that ends without any is one at least."""
+    return sum(len(text[start:end].split()) for start, end in sentences(text))
+
+
 def share_beyond(texts: Iterable[str], max_words: int) -> float:
     """Share of all words of some texts that are beyond the first `max_words` of their text."""
-    counts = [len(text.split()) for text in texts]
+    counts = [count_words(text) for text in texts]
     return sum(max(0, count - max_words) for count in counts) / max(1, sum(counts))
 
 

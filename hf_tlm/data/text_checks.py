@@ -11,6 +11,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from hf_tlm.corpora.passages import count_words
 from hf_tlm.data.tokenization import TokenizerError, without_limits
 from hf_tlm.retrieval.filters import hash_words
 from hf_tlm.tasks.spec import Task, check_task
@@ -46,9 +47,10 @@ def measure_cut(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_le
     rows = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     without_limits(tokenizer)
     room = max(1, max_length - tokenizer.num_special_tokens_to_add())
-    tokens, words = sum(map(len, rows)), sum(len(text.split()) for text in texts)
+    tokens, words = sum(map(len, rows)), sum(map(count_words, texts))
     cut = sum(max(0, len(row) - room) for row in rows)
-    return Cut(cut / tokens if tokens else 0.0, int(room * words / tokens) if tokens else 0)
+    # A passage of 0 words would be a whole document.
+    return Cut(cut / tokens if tokens else 0.0, max(1, int(room * words / tokens)) if tokens else 0)
 
 
 def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, advice: str) -> None:

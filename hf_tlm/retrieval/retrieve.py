@@ -29,7 +29,7 @@ from hf_tlm.retrieval.filters import Decontaminator, check_deduplication, held_o
 from hf_tlm.retrieval.hit_union import RetrievalResult
 from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS
 from hf_tlm.retrieval.names import RETRIEVERS
-from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts
+from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts, warn_of_script
 from hf_tlm.retrieval.subset import Subset
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.arrow_files import cache_folder
@@ -128,6 +128,8 @@ def retrieve(
     else:
         query_ids = task.train["id"][:]
         queries = build_queries(example_texts(task.train), query_mode)
+        if elastic is None:  # An index of theirs may have words of its own.
+            warn_of_script(example_texts(task.train), task.name)
         search = RetrievalRequest(
             task.name, query_ids, queries, top_k, settings, max_query_terms, folder, index_dir, num_threads, query_batch_size
         )
@@ -151,6 +153,7 @@ def retrieve(
             "queries_without_hits": len(found.without_hits),
             "first_queries_without_hits": [query_ids[query] for query in found.without_hits[:NAMED_EXAMPLES]],
         }
+        _warn_of_no_hits(found.counts)
         _warn_of_a_large_union(found, top_k, by_default)
         found, leaked = _clean(found, guard)
         method = {
@@ -195,6 +198,17 @@ def retrieve(
         "versions": {"hf_tlm": __version__, **{name: version(name) for name in PACKAGES}},
     }
     return Subset(_dataset(found, manifest), manifest)
+
+
+def _warn_of_no_hits(counts: dict[str, Any]) -> None:
+    """Warn where most queries found nothing: what was found for the others says little of the task."""
+    without = counts["empty_queries"] + counts["queries_without_hits"]
+    if 2 * without > counts["queries"]:
+        logger.warning(
+            "%s of the %s training texts found no passage: they have no word in common with the corpus. Is it of the same "
+            "language?",
+            *(f"{without:,}", f"{counts['queries']:,}"),
+        )
 
 
 def _warn_of_a_large_union(found: RetrievalResult, top_k: int, by_default: bool) -> None:

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from hf_tlm.corpora.passages import share_beyond, split_passages
+from hf_tlm.corpora.passages import count_words, share_beyond, split_passages
 
 
 def test_cuts_at_sentence_ends_greedily():
@@ -57,6 +57,13 @@ def test_no_passage_is_too_long_and_only_white_space_is_lost(seed):
 def test_what_is_beyond_some_words():
     assert share_beyond(["a b c d", " e\nf ", ""], 2) == share_beyond(["a b c"], 2) == 1 / 3
     assert share_beyond(["a b"], 2) == share_beyond([], 2) == 0
+
+
+def test_words_are_counted_as_passages_are_cut():
+    texts = ["一。二。三。四。五。", 'He said "No." Then, went!', " a b\n\nc "]
+    assert [count_words(text) for text in texts] == [5, 5, 3]
+    assert [len(split_passages(text, count_words(text))) for text in texts] == [1, 1, 1]
+    assert len(split_passages(texts[0], 4)) == 2 and share_beyond(texts[:1], 4) == 1 / 5
 
 
 def test_max_words_must_be_positive():

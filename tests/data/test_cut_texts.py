@@ -3,6 +3,7 @@
 import pytest
 from datasets import Dataset
 
+from hf_tlm.corpora.passages import split_passages
 from hf_tlm.data import text_checks, unseen_words, unseen_words_line
 from hf_tlm.data.text_checks import measure_cut
 from hf_tlm.tasks import TaskSpec, task_from_datasets
@@ -25,6 +26,14 @@ def test_a_passage_of_so_many_words_fits(tokenizer):
     assert cut.share > 0.4 and cut.words > 0
     assert measure_cut(["word " * cut.words], tokenizer, 20).share == 0
     assert measure_cut(["word " * (cut.words + 1)], tokenizer, 20).share > 0
+
+
+def test_without_spaces_a_sentence_is_a_word_and_no_length_is_zero(tokenizer):
+    """--passage_words 0 would leave documents whole, where the advice is to cut them."""
+    assert measure_cut(["ab" * 10 + "。"] * 3, tokenizer, 6).words == 1
+    sentences = "ab。" * 40
+    cut = measure_cut([sentences], tokenizer, 42)
+    assert cut.words > 5 and measure_cut(split_passages(sentences, cut.words), tokenizer, 42).share == 0
 
 
 def test_of_nothing_nothing_is_cut(tokenizer):

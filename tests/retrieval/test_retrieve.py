@@ -231,6 +231,16 @@ def test_default_top_k_is_the_papers():
     ]  # fmt: skip
 
 
+def test_queries_that_mostly_find_nothing_are_told(run, make_task, make_corpus, caplog):
+    queries = {"q1": "the kinase inhibitor", "q2": "今天天气很好，我们去公园。", "q3": "重视我你们在战友另外小说。"}
+    with caplog.at_level(logging.WARNING):
+        run(make_task(queries), make_corpus(), top_k=1)
+    assert "2 of the 3 training texts found no passage" in caplog.text and "without spaces" in caplog.text
+    caplog.clear()
+    run(make_task(), make_corpus(), top_k=1)
+    assert "found no passage" not in caplog.text
+
+
 def test_a_k_that_takes_most_of_the_corpus_is_warned_of(run, make_task, make_corpus, caplog):
     """And the K that is named takes at most half, one more does not."""
     with caplog.at_level(logging.WARNING):
