@@ -21,6 +21,7 @@ import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, Features, Value, load_dataset
+from datasets.exceptions import DatasetGenerationError
 from fsspec.compression import compr, register_compression
 
 from hf_tlm.utils.disk import cache_problem
@@ -35,6 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "text": {"encoding": "utf-8-sig"},
 }
 SEPARATORS = (",", ";", "\t", "|")
+_BLOCK = 10 << 20  # Bytes of JSON that are read at once.
 _write_zstd = compr.get("zstd")
 # Headers that a warning was given of: shards have one header, and are read more than once.
 _told: set[tuple[str, ...]] = set()
@@ -123,9 +125,22 @@ def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
     """
     if builder == "json" and _is_array(path):
         return Dataset.from_list(_read_array(path), on_mixed_types="use_json")
+    source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train"}
     with _checking(path, builder, separator):
-        options = _options(path, builder, separator)
-        return load_dataset(builder, data_files=glob.escape(str(path)), split="train", **options)
+        try:
+            return load_dataset(builder, **source, **_options(path, builder, separator))
+        except DatasetGenerationError:
+            # The columns of JSON and their types are those of its first block, at which the reader fails where later rows
+            # have others. Of one block they are those of all rows.
+            if builder != "json" or (size := _size(path)) <= _BLOCK:
+                raise
+            return load_dataset(builder, **source, **_options(path, builder, separator) | {"chunksize": size})
+
+
+def _size(path: Path) -> int:
+    """How many bytes a file has, decompressed."""
+    with fsspec.open(str(path), "rb", compression="infer") as file:
+        return sum(map(len, file))
 
 
 def row_batches(
@@ -147,13 +162,25 @@ def row_batches(
         yield from (columns_of(rows[start : start + size]) for start in range(0, len(rows), size))
         return
     source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
+    done = 0
     with _checking(path, builder, separator):
-        yield from load_dataset(builder, **source, **_options(path, builder, separator, sample_by)).iter(size)
+        try:
+            for batch in load_dataset(builder, **source, **_options(path, builder, separator, sample_by)).iter(size):
+                yield batch
+                done += len(next(iter(batch.values())))
+            return
+        except Exception:
+            if builder != "json" or _size(path) <= _BLOCK:
+                raise
+    rows = read_rows(path, builder)  # All at once; see there.
+    yield from rows.select(range(done, len(rows))).iter(size)
 
 
 def _options(path: Path, builder: str, separator: str, sample_by: str = "line") -> dict[str, Any]:
     """Options of the reader of `datasets`."""
     own: dict[str, Any] = {"sample_by": sample_by} if builder == "text" and sample_by != "line" else {}
+    if builder == "json":
+        own = {"chunksize": _BLOCK}
     if builder == "csv":
         with fsspec.open(str(path), "rb", compression="infer") as file:
             header = pandas.read_csv(file, sep=separator, nrows=0).columns

@@ -53,6 +53,21 @@ def test_a_table_of_any_type_is_the_same_task(tmp_path, suffix):
     assert task.train["id"][0] == "row-0"
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+@pytest.mark.parametrize("early", [None, [1], 3, {"a": 2}, "missing"])
+def test_a_field_that_is_another_in_later_rows_of_a_large_file_is_read(tmp_path, monkeypatch, early, suffix):
+    monkeypatch.setattr(tables, "_BLOCK", 1 << 14)
+    rows = [{"text": f"text {i}", "label": "ab"[i % 2], "more": early, "long": "x" * 1000} for i in range(120)]
+    rows += [{"text": f"last {i}", "label": "ab"[i % 2], "more": {"a": 1, "b": 2}, "long": ""} for i in range(10)]
+    write(tmp_path / "late.jsonl", [{name: row[name] for name in row if row[name] != "missing"} for row in rows])
+    path = (tmp_path / "late.jsonl").rename(tmp_path / f"task{suffix}")
+    task = load_task(path)
+    assert set.union(*texts_of(task).values()) == {row["text"] for row in rows}
+    some = unlabelled(str(path), task.spec, chunk=50)
+    assert [text for chunk in some for text in chunk["text"]] == [row["text"] for row in rows]
+    assert list(tables.row_batches(path, "json", 125))[-1]["more"][-1] == {"a": 1, "b": 2}
+
+
 def test_every_class_has_its_share_in_every_part():
     rows = [{"text": f"text {i}", "label": "rare" if i % 20 == 0 else "common"} for i in range(1000)]
     task = load_task(Dataset.from_list(rows), validation_share=0.2, test_share=0.1)

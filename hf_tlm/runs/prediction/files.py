@@ -205,6 +205,11 @@ class PredictionFile(contextlib.ExitStack):
         else:
             first = not self._columns
             self._columns = self._columns or list(records[0])
+            if late := [name for name in (records[0] if records else ()) if name not in self._columns]:
+                raise ArgumentsError(
+                    f"{self.path}: after row {self.written} the input has the columns {', '.join(late)}, and a "
+                    f"{self.format} has one header, which is written. Give a .jsonl or .parquet."
+                )
             text = io.StringIO()
             writer = csv.DictWriter(text, self._columns, delimiter=self.separator, lineterminator="\n", restval="")
             if first:

@@ -100,6 +100,21 @@ def test_glue_file(tmp_path):
     assert (tmp_path / "RTE.tsv").read_text() == ("index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tentailment\n")
 
 
+def test_a_column_that_begins_late_is_refused_by_a_csv_and_kept_by_lines_of_json(tmp_path):
+    rows = Dataset.from_dict({"id": ["0"]})
+
+    def write(name):
+        with PredictionFile(tmp_path / name, None, TaskSpec(name="reviews", path="")) as file:
+            file.add(rows, [{"prediction": "good"}], {"text": ["one"]})
+            file.add(rows, [{"prediction": "bad"}], {"text": ["two"], "more": [3]})
+
+    with pytest.raises(ValueError, match=r"after row 1 the input has the columns more, .* Give a \.jsonl or \.parquet\."):
+        write("out.csv")
+    assert not (tmp_path / "out.csv").exists()
+    write("out.jsonl")
+    assert [line.get("more") for line in lines(tmp_path / "out.jsonl")] == [None, 3]
+
+
 def test_squad_files(tmp_path):
     spec = TaskSpec(name="squad_small", path="", kind="question_answering")
     rows = Dataset.from_dict({"id": ["a", 'b"']})
