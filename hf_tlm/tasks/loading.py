@@ -17,7 +17,7 @@ from datasets import Dataset
 from hf_tlm.tasks.held_out import SHARE, hold_out
 from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
 from hf_tlm.tasks.registry import TASKS, registered_task
-from hf_tlm.tasks.rows import REPEATED, Canonical, canonical, ids_of, other_ids, stored
+from hf_tlm.tasks.rows import Canonical, advice, canonical, ids_of, stored, with_fields
 from hf_tlm.tasks.sampling import content_place, sample, strata
 from hf_tlm.tasks.spec import ROLES, SPLITS, Task, TaskError, TaskSpec
 from hf_tlm.utils.options import check_numbers
@@ -59,7 +59,7 @@ def load_task(
             classified; else context, question and options are multiple choice, context, question and answers are question
             answering, tokens and tags are tagging.
         text_columns, label_column: of classification and regression (default `text`, `label`); one text column, or two for
-            pairs of texts.
+            pairs of texts. A field of an object has a dotted name, `ticket.body`, as any column has.
         label_names: names of classes that the data only number, in the order of these numbers; or the data's own, in the
             order that their indices shall have.
         columns: of the other kinds: role -> column of the source; see `hf_tlm.tasks.spec.ROLES`.
@@ -114,6 +114,7 @@ def load_task(
     if text_columns is not None:
         spec = dataclasses.replace(spec, text_columns=tuple(text_columns), other_text_columns=())
     spec = _replace(spec, label_column=label_column, columns=columns, id_column=id_column)
+    splits = {name: with_fields(spec, rows) for name, rows in splits.items()}
     splits, held_out, numbers = _with_shares(spec, splits, shares)
     made = task_from_datasets(
         *(spec, splits),
@@ -257,7 +258,7 @@ def task_from_datasets(
     if label_names is not None and sorted(label_names) == sorted(names):
         names = tuple(label_names)
     problems: list[str] = []
-    repeated = False
+    faults: set[str] = set()
     checked: dict[str, Dataset] = {}
     report: dict[str, dict[str, Any]] = {}
     for split in SPLITS:
@@ -265,7 +266,7 @@ def task_from_datasets(
             logger.warning("Task %s: the test split has no labels and is left out.", spec.name)
         elif split in splits:
             found = _read(spec, split, splits[split], names, (numbers or {}).get(split))
-            repeated |= REPEATED in found.bad
+            faults.update(found.bad)
             if found.bad and not drop_bad_rows:
                 problems += found.problems
             elif not len(found.rows):
@@ -273,15 +274,14 @@ def task_from_datasets(
             else:
                 checked[split] = found.rows
                 report[split] = {"dropped": found.bad}
-    advice = f" {other_ids(spec)}" if repeated else ""
     if problems:
         raise TaskError(
             f"Task {spec.name} has unusable rows:\n- " + "\n- ".join(problems) + "\nMend them, or leave them out with "
-            f"--drop_bad_rows.{advice}"
+            f"--drop_bad_rows.{advice(spec, faults)}"
         )
     for split, counts in report.items():
         if counts["dropped"]:
-            more = advice if REPEATED in counts["dropped"] else ""
+            more = advice(spec, counts["dropped"])
             logger.warning("Task %s, %s: left out %s.%s", spec.name, split, counts["dropped"], more)
     sampled_of = None
     if max_train_samples is not None and max_train_samples < len(checked["train"]):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from datasets import Dataset, Features
+from datasets import Dataset, Features, concatenate_datasets
 from datasets.table import MemoryMappedTable
 
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
@@ -82,11 +82,44 @@ def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | No
     return [None if value is None else str(value) for value in rows[column][:]]
 
 
-def other_ids(spec: TaskSpec) -> str:
-    """What to do where ids are repeated because their column names something else than rows."""
-    if spec.id_column is None:
-        return "If id names something else than rows, give another --id_column, or rename it: id is taken where it is there."
-    return f"If {spec.id_column} names something else than rows, give another --id_column, or leave the option out."
+def advice(spec: TaskSpec, kinds: Iterable[str]) -> str:
+    """What to do about rows with these kinds of faults, beside mending them: sentences with a space before each, or nothing.
+
+    Ids are repeated where their column names something else than rows; a list or an object may hold texts.
+    """
+    said, kinds = "", set(kinds)
+    if REPEATED in kinds:
+        column, other = (spec.id_column, "leave the option out") if spec.id_column else ("id", "rename it")
+        taken = "" if spec.id_column else ": id is taken where it is there"
+        said += f" If {column} names something else than rows, give another --id_column, or {other}{taken}."
+    if any(kind.endswith("that is a list") for kind in kinds):
+        said += ' Make one text of each list before, such as " ".join(texts) in Python.'
+    if any(kind.endswith("that is a dict") for kind in kinds):
+        said += " Name the field of the object that holds the text, such as --text_column ticket.body."
+    return said
+
+
+def with_fields(spec: TaskSpec, rows: Dataset) -> Dataset:
+    """Rows with a column for each name of the spec that is one of a field of an object: `ticket.body` for that of `ticket`.
+
+    (`flatten` has none of objects whose keys differ.)
+    """
+    ids = {spec.id_column} if spec.id_column else set()
+    names = {*spec.text_columns, spec.label_column, *ids, *spec.columns.values()} - {*rows.column_names}
+    for name in sorted(names):
+        column, *keys = name.split(".")
+        if keys and column in rows.column_names:
+            cells = [_field(cell, keys) for cell in rows[column][:]]
+            if any(cell is not None for cell in cells):
+                field = Dataset.from_dict({name: cells}, on_mixed_types="use_json")
+                rows = concatenate_datasets([rows, field], axis=1)
+    return rows
+
+
+def _field(cell: Any, keys: Iterable[str]) -> Any:
+    for key in keys:
+        cell = cell.get(key) if isinstance(cell, dict) else None
+    return cell
 
 
 class Canonical(NamedTuple):

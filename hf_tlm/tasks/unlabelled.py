@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from hf_tlm.tasks.loading import kind_module
 from hf_tlm.tasks.reading import stream_file, stream_hub
-from hf_tlm.tasks.rows import canonical, ids_of
+from hf_tlm.tasks.rows import advice, canonical, ids_of, with_fields
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def unlabelled_chunks(
     done = 0
     for columns in _stream(path, spec, chunk, separator):
         try:
-            rows = Dataset.from_dict(columns, on_mixed_types="use_json")
+            rows = with_fields(spec, Dataset.from_dict(columns, on_mixed_types="use_json"))
         except (ValueError, TypeError, pa.ArrowException) as error:  # Of texts that are no Unicode, for instance.
             raise TaskError(f"Cannot read {path} after row {done}: {error}") from error
         if not ROLES[spec.kind]:
@@ -73,6 +73,7 @@ def unlabelled_chunks(
                 f"There are rows that cannot be predicted on (counted among the {len(rows)} from row {done} on):\n- "
                 + "\n- ".join(found.problems)
                 + "\nMend them, or leave them out with --drop_bad_rows."
+                + advice(spec, found.bad)
             )
         if found.bad:
             logger.warning("%s, rows %d to %d: left out %s.", path, done, done + len(rows) - 1, found.bad)

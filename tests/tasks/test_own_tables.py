@@ -8,7 +8,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from hf_tlm.corpora import tables
-from hf_tlm.tasks import TaskArguments, TaskError, load_task, reading
+from hf_tlm.tasks import TaskArguments, TaskError, TaskSpec, load_task, reading
 from hf_tlm.tasks.unlabelled import unlabelled
 
 WORDS = "Drucker Lüfter Netz Konto Rechnung Passwort Bildschirm Tür Schlüssel Straße".split()
@@ -441,3 +441,35 @@ def test_of_a_frame_it_is_said_how_it_becomes_a_data_set():
         load_task(tickets(60), **SHARES)
     same = load_task(Dataset.from_list(tickets(60)), **SHARES)
     assert load_task(Dataset.from_pandas(frame), **SHARES).fingerprint == same.fingerprint
+
+
+@pytest.mark.parametrize("more", [{}, {"more": 1}], ids=["alike", "other_keys"])
+def test_a_field_of_an_object_is_a_column_with_a_dotted_name(tmp_path, more):
+    rows = tickets(60)
+    path = tmp_path / "nested.jsonl"
+    nested = [
+        {"ticket": {"body": row["Body"], "of": {"queue": row["queue"]}, "nr": row["nr"], **(more if i % 2 else {})}}
+        for i, row in enumerate(rows)
+    ]
+    write(path, nested)
+    columns = {"text_columns": "ticket.body", "label_column": "ticket.of.queue", "id_column": "ticket.nr"}
+    task = load_task(str(path), **columns)
+    assert task.fingerprint == load_task(Dataset.from_list(rows), **SHARES, id_column="nr").fingerprint
+    assert task.fingerprint == load_task(Dataset.from_list(nested, on_mixed_types="use_json"), **columns).fingerprint
+    (some,) = unlabelled(str(path), task.spec)
+    assert some["text"][:] == [row["Body"] for row in rows] and some["id"][:2] == ["0", "1"]
+    with pytest.raises(TaskError, match="no column 'ticket.boddy'; the columns are ticket"):
+        load_task(str(path), **columns | {"text_columns": "ticket.boddy"})
+
+
+@pytest.mark.parametrize(
+    "kind, way", [(list, r"Make one text of each list before, .*join"), (dict, "--text_column ticket.body")]
+)
+def test_texts_in_lists_and_objects_are_refused_with_the_way_out(tmp_path, kind, way):
+    cells = [[f"one {i}", "two"] if kind is list else {"body": f"one {i}"} for i in range(40)]
+    path = write(tmp_path / "cells.jsonl", [{"text": cell, "label": "ab"[i % 2]} for i, cell in enumerate(cells)])
+    message = rf"of [0-9]+ rows with text that is a {kind.__name__}(.|\n)*--drop_bad_rows\. .*{way}"
+    with pytest.raises(TaskError, match=message):
+        load_task(path)
+    with pytest.raises(TaskError, match=message):
+        list(unlabelled(path, TaskSpec(name="cells", path="")))
