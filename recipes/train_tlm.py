@@ -11,7 +11,7 @@ The paper's settings are presets: `--config tlm/base tlm/scierc_small`; `hf-tlm 
 
 from __future__ import annotations
 
-from hf_tlm import data, runs
+from hf_tlm import data, runs, training
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.retrieval import SubsetArguments
@@ -21,11 +21,12 @@ from hf_tlm.training import ModelArguments
 
 
 def main() -> None:
-    # 1. Arguments: YAML files, then the command line.
+    # 1. Arguments: YAML files, then the command line; and what can be said against a model before there are data.
     classes = (TaskArguments, SubsetArguments, ModelArguments, PredictArguments, ReportArguments)
     task_args, subset_args, model_args, predicting, report_args, args = parse(
         *classes, "hf_tlm.training.TlmArguments", recipe="train_tlm", description=__doc__
     )
+    training.check_model(args, model_args)
 
     # 2. Data: the labelled task, and the subset of the corpus that was retrieved for it. What could not be predicted on in
     # the end is refused before the training.

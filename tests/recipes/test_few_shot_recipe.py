@@ -10,7 +10,7 @@ from hf_tlm.config import parse
 from hf_tlm.data import train_wordpiece
 from hf_tlm.runs import CheckpointArguments, FewShotArguments, run_few_shot
 from hf_tlm.tasks import TaskArguments, load_task
-from support.launching import run_recipe
+from support.launching import fails, run_recipe
 from support.toys import TINY_CONFIGS, sentences
 
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "recipes/configs/few_shot"
@@ -86,3 +86,11 @@ def test_the_papers_settings(tmp_path):
         args.split_seeds,
     )
     assert (plain.k, plain.splits, plain.max_steps, plain.eval_steps) == (16, 5, 1000, 100)
+
+
+@pytest.mark.parametrize("optim", ["lamb", "muon"])
+def test_optimizers_of_training_from_scratch_are_refused_with_where_they_are(tmp_path, optim):
+    fails(
+        "recipes/few_shot.py", "--task", tmp_path / "nowhere", "--model_name_or_path", "x", "--optim", optim,
+        "--output_dir", tmp_path / "out", message=f"optim {optim} is for large batches and training from scratch",
+    )  # fmt: skip

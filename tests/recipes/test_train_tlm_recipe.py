@@ -212,3 +212,10 @@ def test_quickstart_over_seeds(work, tmp_path):
 def test_errors_are_messages_without_a_traceback(work, subset, tmp_path, arguments, message):
     filled = [argument.format(task=work / "task", subset=subset) for argument in arguments]
     fails("recipes/train_tlm.py", *TINY, *filled, "--output_dir", tmp_path / "out", message=message)
+
+
+def test_muon_for_an_adapter_is_refused_before_the_task_is_read(tmp_path):
+    fails(
+        "recipes/train_tlm.py", *TINY, "--task", tmp_path / "nowhere", "--output_dir", tmp_path / "out",
+        "--optim", "muon", "--use_peft", "true", message="optim muon is for whole matrices",
+    )  # fmt: skip

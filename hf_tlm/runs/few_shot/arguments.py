@@ -105,6 +105,7 @@ class FewShotArguments(BaseArguments):
     other_text_limit: int | None = option(
         None, "The same for all other texts: the second one of a pair, and those of demonstrations."
     )
+    optim: str = option("adamw_torch_fused", "One of the Trainer's optimizers: adamw_torch_fused, adamw_torch, ...")
     per_device_train_batch_size: int = option(8, "Texts per device and micro-batch, at most.")
     logging_steps: float = option(100, "Log every so many optimizer steps.")
     save_total_limit: int | None = option(1, "Checkpoints to keep beside the best one; they go when a training is finished.")
@@ -119,6 +120,11 @@ class FewShotArguments(BaseArguments):
             raise ArgumentsError(
                 "A few-shot run ends with one model for every split, in split-<seed>/model. Leave push_to_hub out, and "
                 "publish the one you want with `hf-tlm publish`."
+            )
+        if self.optim in OWN:
+            raise ArgumentsError(
+                f"optim {self.optim} is for large batches and training from scratch, which hf-tlm train and pretrain do; a "
+                "few-shot run has neither. Use adamw_torch_fused."
             )
         super().__post_init__()
         if self.max_steps < 1:
@@ -136,11 +142,6 @@ class FewShotArguments(BaseArguments):
             raise ArgumentsError(
                 f"eval_steps must be at most max_steps {self.max_steps}, so that there is a checkpoint to "
                 f"keep; received {self.eval_steps}."
-            )
-        if self.optim in OWN:
-            raise ArgumentsError(
-                f"optim {self.optim} is for large batches and training from scratch; a few-shot run has neither. Use "
-                "adamw_torch_fused."
             )
         if uses_fsdp(self):
             raise ArgumentsError(
