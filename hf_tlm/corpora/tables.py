@@ -36,6 +36,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "text": {"encoding": "utf-8-sig"},
 }
 SEPARATORS = (",", ";", "\t", "|")
+# The first line of a CSV file that is no header: it declares the separator to Excel.
+_DECLARED = re.compile(r'sep=([^\w\s"]|\t)\s*')
 _BLOCK = 10 << 20  # Bytes of JSON that are read at once.
 _write_zstd = compr.get("zstd")
 # Headers that a warning was given of: shards have one header, and are read more than once.
@@ -95,12 +97,16 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 def find_separator(path: Path) -> str:
     """Find what separates the fields of a CSV file: that of comma, semicolon, tab and bar by which its head is a table.
 
-    That is the one by which the header has the most fields, and the rows after it (20 are looked at) as many; comma where
-    there is none, or where others have no more.
+    That is the one that its first line declares (`sep=;`, which Excel writes and reads). Else it is the one by which the
+    header has the most fields, and the rows after it (20 are looked at) as many; comma where there is none, or where others
+    have no more.
 
     Raises:
         UnicodeDecodeError: the head is not UTF-8. By another separator than its own the reader would fail at something else.
     """
+    with suppress(OSError, EOFError):
+        if declared := _declared(path):
+            return declared
     best, most = ",", 1
     for separator in SEPARATORS:
         try:
@@ -112,6 +118,13 @@ def find_separator(path: Path) -> str:
         if fields and fields[0] > most and set(fields) == {fields[0]}:
             best, most = separator, fields[0]
     return best
+
+
+def _declared(path: Path) -> str | None:
+    """The separator that the first line of a CSV file declares; None where it declares none."""
+    with fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="", compression="infer") as file:
+        found = _DECLARED.fullmatch(file.readline())
+    return found and found[1]
 
 
 def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
@@ -182,10 +195,11 @@ def _options(path: Path, builder: str, separator: str, sample_by: str = "line") 
     if builder == "json":
         own = {"chunksize": _BLOCK}
     if builder == "csv":
+        own = {"sep": separator, "skiprows": 1 if _declared(path) else 0}
         with fsspec.open(str(path), "rb", compression="infer") as file:
-            header = pandas.read_csv(file, sep=separator, nrows=0).columns
+            header = pandas.read_csv(file, nrows=0, **own).columns
         # Else the type of a column is that of its first 10,000 rows, at which the reader fails where later ones have others.
-        own = {"sep": separator, "features": Features({str(name): Value("string") for name in header})}
+        own["features"] = Features({str(name): Value("string") for name in header})
     return {**OPTIONS.get(builder, {}), **own}
 
 
@@ -304,5 +318,7 @@ def _csv_lines(path: Path, separator: str = ",") -> Iterator[tuple[int, list[str
     """(number of its last line, from 1; its fields) of the header and every row that is not blank."""
     csv.field_size_limit(2**31 - 1)  # Else a text of more than 128 KiB is an error.
     with fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="", compression="infer") as file:
-        reader = csv.reader(file, delimiter=separator)
-        yield from ((reader.line_num, fields) for fields in reader if len(fields) > 1 or "".join(fields).strip())
+        first = next(file, "")
+        declared = _DECLARED.fullmatch(first) is not None
+        reader = csv.reader(file if declared else itertools.chain([first], file), delimiter=separator)
+        yield from ((reader.line_num + declared, fields) for fields in reader if len(fields) > 1 or "".join(fields).strip())

@@ -473,3 +473,18 @@ def test_texts_in_lists_and_objects_are_refused_with_the_way_out(tmp_path, kind,
         load_task(path)
     with pytest.raises(TaskError, match=message):
         list(unlabelled(path, TaskSpec(name="cells", path="")))
+
+
+@pytest.mark.parametrize("separator", [";", ",", "\t", "^"])
+def test_a_first_line_for_excel_declares_the_separator(tmp_path, separator):
+    rows = tickets(60)
+    lines = [separator.join(rows[0]), *(separator.join(map(str, row.values())) for row in rows)]
+    path = tmp_path / "excel.csv"
+    path.write_text("\r\n".join([f"\ufeffsep={separator}", *lines]), encoding="utf-8", newline="")
+    task = load_task(str(path), **SHARES)
+    assert task.fingerprint == load_task(Dataset.from_list(rows), **SHARES).fingerprint
+    (some,) = unlabelled(str(path), task.spec)
+    assert some["text"][:] == [row["Body"] for row in rows]
+    path.write_text("\n".join([f"sep={separator}", *lines[:3], separator.join("abcd")]), encoding="utf-8")
+    with pytest.raises(TaskError, match="line 5 has 4 fields, and the header names 3"):
+        load_task(str(path), **SHARES)
