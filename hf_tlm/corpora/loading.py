@@ -17,7 +17,8 @@ from datasets import Dataset, load_dataset
 
 from hf_tlm.corpora.corpus import Corpus, CorpusError, Part
 from hf_tlm.corpora.passages import SAMPLE_BY
-from hf_tlm.corpora.reading import BUILDERS, COMPRESSIONS, Columns, builder_of, read_file, read_rows, suffix_of
+from hf_tlm.corpora.reading import BUILDERS, Columns, builder_of, read_file, read_rows
+from hf_tlm.corpora.tables import COMPRESSIONS, suffix_of
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
 from hf_tlm.utils.options import problem

@@ -11,22 +11,21 @@ import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 
 from hf_tlm.corpora.corpus import BATCH, SCHEMA, CorpusError
-from hf_tlm.corpora.tables import check_columns, find_separator, open_parquet, reading_error, row_batches
+from hf_tlm.corpora.tables import (
+    COMPRESSIONS,
+    check_columns,
+    find_separator,
+    open_parquet,
+    reading_error,
+    row_batches,
+    suffix_of,
+)
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".md": "text"}
-COMPRESSIONS = (".gz", ".zst")
 SMALL = 10 << 20  # Bytes of a text file that `datasets` reads at once.
 
 Columns = tuple[str, str | None, str]  # Of texts, ids, sources.
 Batch = dict[str, Any]  # A batch's columns, as lists or Arrow arrays.
-
-
-def suffix_of(path: Path) -> str:
-    """The suffix of a file name before a compression's, in small letters."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        suffixes.pop()
-    return suffixes[-1] if suffixes else ""
 
 
 def builder_of(path: Path) -> str | None:

@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "csv": {"keep_default_na": False, "na_values": [""]},
     "text": {"encoding": "utf-8-sig"},
 }
+COMPRESSIONS = (".gz", ".zst")
 SEPARATORS = (",", ";", "\t", "|")
 # The first line of a CSV file that is no header: it declares the separator to Excel.
 _DECLARED = re.compile(r'sep=([^\w\s"]|\t)\s*')
@@ -42,6 +43,16 @@ _BLOCK = 10 << 20  # Bytes of JSON that are read at once.
 _write_zstd = compr.get("zstd")
 # Headers that a warning was given of: shards have one header, and are read more than once.
 _told: set[tuple[str, ...]] = set()
+
+
+def uncompressed(path: Path) -> Path:
+    """A path without the suffix of a compression, by which its file is read."""
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix of a file name before a compression's, in small letters."""
+    return uncompressed(path).suffix.lower()
 
 
 def check_lines(path: Path) -> None:

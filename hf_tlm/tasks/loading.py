@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
+from hf_tlm.corpora.tables import uncompressed
 from hf_tlm.tasks.held_out import SHARE, hold_out
 from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
 from hf_tlm.tasks.registry import TASKS, registered_task
@@ -47,13 +48,13 @@ def load_task(
     """A task with its data.
 
     Args:
-        task: a table: a file (csv, tsv, xlsx, jsonl, json, parquet), a folder with one such file, or a `Dataset`, of which
-            validation and test texts are held out (`validation_share`, `test_share`). Or a source with splits: a name of
-            `hf_tlm.tasks.TASKS`, or that of its release (sciie), or a Hub dataset id, with `@revision` if wanted; or
-            a folder with one file `train`, `validation` (or `valid`, `dev`) and optionally `test` each, as such a table, as
-            SQuAD's json, or in columns of words and tags (.conll, .conllu, .iob, .iob2, .pos, .txt); or a `DatasetDict` with
-            these splits. A folder or file called like a registered task (cola, glue_cola) takes that task's kind, metrics
-            and columns.
+        task: a table: a file (csv, tsv, jsonl, json, these also with .gz or .zst; xlsx, parquet), a folder with one such
+            file, or a `Dataset`, of which validation and test texts are held out (`validation_share`, `test_share`). Or a
+            source with splits: a name of `hf_tlm.tasks.TASKS`, or that of its release (sciie), or a Hub dataset id, with
+            `@revision` if wanted; or a folder with one file `train`, `validation` (or `valid`, `dev`) and optionally `test`
+            each, as such a table, as SQuAD's json, or in columns of words and tags (.conll, .conllu, .iob, .iob2, .pos,
+            .txt); or a `DatasetDict` with these splits. A folder or file called like a registered task (cola, glue_cola)
+            takes that task's kind, metrics and columns.
         name: what the task is called. Default: like its file, folder or data set.
         kind: one of `hf_tlm.tasks.KINDS`. By default the registered task's, or the one that the columns tell: a `text` is
             classified; else context, question and options are multiple choice, context, question and answers are question
@@ -185,7 +186,7 @@ def _find(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
     if task in TASKS and (TASKS[task].path or not Path(task).is_dir()):
         return TASKS[task], True
     if Path(task).is_dir() or Path(task).is_file():
-        name = Path(task).resolve().name if Path(task).is_dir() else Path(task).stem
+        name = Path(task).resolve().name if Path(task).is_dir() else uncompressed(Path(task)).stem
         known = TASKS.get(name.removeprefix("glue_"))
         if known is not None:
             logger.info("%s is named like the registered task %s: its metric is %s.", task, known.name, known.metric)

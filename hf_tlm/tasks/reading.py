@@ -13,6 +13,7 @@ from typing import Any
 from datasets import Dataset, IterableDataset, load_dataset
 
 from hf_tlm.corpora.tables import (
+    COMPRESSIONS,
     OPTIONS,
     check_columns,
     columns_of,
@@ -21,6 +22,7 @@ from hf_tlm.corpora.tables import (
     read_rows,
     reading_error,
     row_batches,
+    suffix_of,
 )
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
@@ -28,6 +30,8 @@ from hf_tlm.tasks.formats import SUFFIXES, is_squad_json, read_conll, read_excel
 from hf_tlm.tasks.spec import SPLITS, TaskError, TaskSpec
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
+# Archives and compressions that are not read.
+_PACKED = (".zip", ".bz2", ".xz", ".7z")
 # The rows of a source that has no splits.
 TABLE = "table"
 # How a csv writes what a label may be; what it has for NaN is no label.
@@ -59,7 +63,7 @@ def read_splits(
         return named_splits(spec, _load_hub(spec))
     files = _files(spec, path) if path.is_dir() else {TABLE: path}
     splits = {split: read_file(file, columns or {}, separator) for split, file in files.items()}
-    written = [split for split, file in files.items() if BUILDERS.get(file.suffix.lower()) == "csv"]
+    written = [split for split, file in files.items() if BUILDERS.get(suffix_of(file)) == "csv"]
     return splits | _with_values({split: splits[split] for split in written}, spec.label_column)
 
 
@@ -129,7 +133,7 @@ def _only_table(folder: Path) -> Path:
             f"{folder} was written by save_to_disk of datasets, whose files are no table. Read it in Python, "
             f"load_task(load_from_disk({str(folder)!r})), or write it as parquet (to_parquet)."
         )
-    tables = [folder / name for name in names if Path(name).suffix.lower() in BUILDERS and (folder / name).is_file()]
+    tables = [folder / name for name in names if suffix_of(Path(name)) in BUILDERS and (folder / name).is_file()]
     if len(tables) == 1:
         return tables[0]
     shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
@@ -155,7 +159,8 @@ def split_files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
     """
     names = sorted(os.listdir(folder))
     for patterns in (
-        [f"{stem}{suffix}" for stem in stems for suffix in BUILDERS] + [f"{stem}-v*.json" for stem in stems],
+        [f"{stem}{suffix}{packed}" for stem in stems for suffix in BUILDERS for packed in ("", *COMPRESSIONS)]
+        + [f"{stem}-v*.json" for stem in stems],
         [f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES] + [f"*-ud-{stem}.conllu" for stem in stems],
     ):
         files = [folder / name for pattern in patterns for name in names if fnmatch.fnmatchcase(name, pattern)]
@@ -178,7 +183,8 @@ def read_file(path: Path, columns: Mapping[str, str], separator: str | None = No
     if path.stat().st_size == 0:  # The readers fail at it without a word.
         raise TaskError(f"{path} is empty: it has no examples, and no columns.")
     try:
-        suffix = path.suffix.lower()
+        _check_type(path)
+        suffix = suffix_of(path)
         if separator is not None:
             separator_of(path, separator)
         if suffix in SUFFIXES:
@@ -188,7 +194,6 @@ def read_file(path: Path, columns: Mapping[str, str], separator: str | None = No
             return Dataset.from_list(rows)
         if is_squad_json(path):
             return read_squad_json(path)
-        _check_type(path)
         if suffix == ".parquet":
             return Dataset(open_parquet(path).read())
         if suffix == ".xlsx":
@@ -207,9 +212,9 @@ def separator_of(path: Path, separator: str | None = None) -> str:
         TaskError: the one that was given is not one character.
     """
     if separator is None:
-        suffix = path.suffix.lower()
+        suffix = suffix_of(path)
         return "\t" if suffix == ".tsv" else find_separator(path) if suffix == ".csv" else ","
-    if path.suffix.lower() not in (".csv", ".tsv"):
+    if suffix_of(path) not in (".csv", ".tsv"):
         raise TaskError(f"separator {separator}: for csv and tsv files, and this is {path}. Leave it out.")
     separator = {"\\t": "\t", "tab": "\t"}.get(separator, separator)
     if len(separator) != 1 or separator in '"\r\n' or not separator.isascii():
@@ -218,7 +223,14 @@ def separator_of(path: Path, separator: str | None = None) -> str:
 
 
 def _check_type(path: Path) -> None:
-    if path.suffix.lower() not in BUILDERS:
+    suffix, packed = suffix_of(path), path.suffix.lower() in COMPRESSIONS
+    unpacked = path.suffix.lower() in _PACKED or packed and BUILDERS.get(suffix) not in ("csv", "json")
+    if unpacked and Path(path.stem).suffix.lower() in (*BUILDERS, *SUFFIXES):
+        raise TaskError(
+            f"{path}: read compressed are csv, tsv, jsonl and json, as {' and '.join(COMPRESSIONS)}. Unpack it first "
+            "(gunzip, unzip, bunzip2, unxz), and give the file that is in it."
+        )
+    if suffix not in (*BUILDERS, *SUFFIXES):
         known = ", ".join(dict.fromkeys([*BUILDERS, *SUFFIXES]))
         raise TaskError(f"{path}: the types of files are {known}; received {path.suffix!r}.")
 
@@ -236,7 +248,8 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
     """
     if path.stat().st_size == 0:  # The readers would find no columns in it.
         return
-    suffix = path.suffix.lower()
+    _check_type(path)
+    suffix = suffix_of(path)
     if separator is not None:
         separator_of(path, separator)
     try:
@@ -246,14 +259,12 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
             yield from _chunks(read_conll(path, spec.columns, tagged=False), rows)
         elif is_squad_json(path):
             yield from read_squad_json(path).iter(rows)
+        elif suffix == ".parquet":
+            yield from (batch.to_pydict() for batch in open_parquet(path).iter_batches(rows))
+        elif suffix == ".xlsx":
+            yield from Dataset.from_dict(read_excel(path)).iter(rows)
         else:
-            _check_type(path)
-            if suffix == ".parquet":
-                yield from (batch.to_pydict() for batch in open_parquet(path).iter_batches(rows))
-            elif suffix == ".xlsx":
-                yield from Dataset.from_dict(read_excel(path)).iter(rows)
-            else:
-                yield from row_batches(path, BUILDERS[suffix], rows, separator_of(path, separator))
+            yield from row_batches(path, BUILDERS[suffix], rows, separator_of(path, separator))
     except TaskError:
         raise
     except Exception as error:  # See read_file.

@@ -3,6 +3,7 @@
 import json
 import random
 
+import fsspec
 import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
@@ -488,3 +489,31 @@ def test_a_first_line_for_excel_declares_the_separator(tmp_path, separator):
     path.write_text("\n".join([f"sep={separator}", *lines[:3], separator.join("abcd")]), encoding="utf-8")
     with pytest.raises(TaskError, match="line 5 has 4 fields, and the header names 3"):
         load_task(str(path), **SHARES)
+
+
+@pytest.mark.parametrize("packed", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_a_compressed_table_is_the_same_task(tmp_path, suffix, packed):
+    path, rows = tmp_path / f"tickets{suffix}{packed}", tickets(60)
+    plain = tmp_path / f"tickets{suffix}"
+    write(plain, rows)
+    with fsspec.open(str(path), "wb", compression="infer") as file:
+        file.write(plain.read_bytes())
+    plain.unlink()
+    task = load_task(str(path), **SHARES)
+    assert (task.name, task.fingerprint) == ("tickets", load_task(Dataset.from_list(rows), **SHARES).fingerprint)
+    assert load_task(str(tmp_path), **SHARES).fingerprint == task.fingerprint
+    (some,) = unlabelled(str(path), task.spec)
+    assert some["text"][:] == [row["Body"] for row in rows]
+    path.rename(tmp_path / f"train{suffix}{packed}")
+    task = load_task(str(tmp_path), validation_share=0.5, **SHARES)
+    assert sum(map(len, task.splits.values())) == 60
+
+
+@pytest.mark.parametrize("name", ["a.csv.zip", "a.csv.bz2", "a.jsonl.xz", "a.parquet.gz", "a.conll.gz"])
+def test_other_compressed_files_are_refused_with_the_way_out(tmp_path, name):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(TaskError, match=r"as \.gz and \.zst\. Unpack it first \(gunzip, unzip"):
+        load_task(str(tmp_path / name))
+    with pytest.raises(TaskError, match=r"as \.gz and \.zst\. Unpack it first \(gunzip, unzip"):
+        list(unlabelled(str(tmp_path / name), TaskSpec(name="a", path="")))

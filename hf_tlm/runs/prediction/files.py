@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
+from hf_tlm.corpora.tables import suffix_of
 from hf_tlm.tasks import TASKS, TaskSpec
 from hf_tlm.tasks.formats import check_excel, write_excel
 from hf_tlm.tasks.reading import separator_of
@@ -224,9 +226,9 @@ class PredictionFile(contextlib.ExitStack):
 
 def _dialect(like: Path | None, separator: str | None) -> tuple[str, str]:
     """(separator, byte order mark or nothing) of a csv; of anything else a comma, without a mark."""
-    if like is None or like.suffix.lower() != ".csv" or not like.is_file():
+    if like is None or suffix_of(like) != ".csv" or not like.is_file():
         return ",", ""
-    with like.open("rb") as file:
+    with fsspec.open(str(like), "rb", compression="infer") as file:
         marked = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
     with contextlib.suppress(UnicodeDecodeError):  # It is said where rows are read.
         return separator_of(like, separator), "\ufeff" if marked else ""

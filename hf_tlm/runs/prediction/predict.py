@@ -19,6 +19,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import AutoConfig, PreTrainedConfig
 
+from hf_tlm.corpora.tables import uncompressed
 from hf_tlm.data import load_tokenizer
 from hf_tlm.hub.repo import FILES, TOKENIZER_FILES
 from hf_tlm.models import ModelError
@@ -363,7 +364,7 @@ def _file(
     if output is None:
         beside = Path(names[0]) / FOLDER if len(names) == 1 and Path(names[0]).is_dir() else Path(FOLDER)
         suffix = SUFFIXES.get(predict_format, predict_format)
-        output = beside if predict_format == "glue" else beside / f"{Path(data).stem}.{suffix}"
+        output = beside if predict_format == "glue" else beside / f"{uncompressed(Path(data)).stem}.{suffix}"
     folders = [*map(Path, names), *(source.folder for source in sources)]
     for folder in folders:
         _check_place(Path(output), data, folder)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
+from hf_tlm.corpora.tables import suffix_of
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix
 from hf_tlm.tasks import Task
@@ -35,7 +36,7 @@ class TableTeacher:
     """
 
     def __init__(self, task: Task, path: Path, mapping: Mapping[str, str]):
-        if path.suffix.lower() not in BUILDERS:
+        if suffix_of(path) not in BUILDERS:
             raise ArgumentsError(f"teacher {path}: the types of files are {', '.join(BUILDERS)}; received {path.suffix!r}.")
         self.path, self.digest = path, f"{checksum(path)} {sorted(mapping.items())}"
         self.about = {"model": f"the answers in {path.name}", "file": {"name": path.name, "xxh3": checksum(path)}}
@@ -61,7 +62,7 @@ class TableTeacher:
             if not np.array_equal(self.answers.setdefault(key, answer), answer):
                 raise ArgumentsError(f"teacher {path}: two answers for {key!r:.60}. Keep one of the rows.")
         self.rows = len(self.answers)
-        if self.keys == ["id"] and BUILDERS[path.suffix.lower()] == "csv":
+        if self.keys == ["id"] and BUILDERS[suffix_of(path)] == "csv":
             # A subset of before is of a csv that was read with 7 for 007.
             for key, answer in list(self.answers.items()):
                 if key.isdecimal() and str(int(key)) not in self.answers:
