@@ -76,7 +76,7 @@ def _classes(spec: TaskSpec, rows: Dataset) -> list[Hashable]:
     """The class of every row, None without one; all alike for other kinds of tasks."""
     if spec.kind != "classification":
         return [""] * len(rows)
-    texts.label_names(spec, rows)  # For its checks: of what is no class there would be a part of its own.
+    texts.checked_names(spec, rows)  # Of what is no class there would be a part of its own.
     return texts.labels(spec, rows)
 
 

@@ -32,6 +32,14 @@ def with_columns_of(spec: TaskSpec, rows: Dataset) -> TaskSpec:
 
 
 def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
+    """Class names in the order of their indices, from the training split, with warnings of what may be none."""
+    names = checked_names(spec, train)
+    if spec.kind != "regression":
+        _tell(spec, labels(spec, train))
+    return names
+
+
+def checked_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     """Class names in the order of their indices, from the training split; none for regression."""
     if spec.label_column not in train.column_names:
         raise missing(spec, "train", [spec.label_column], train, ADVICE)
@@ -47,14 +55,6 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
             "classes choose with --label_column."
         )
     values = set(found) - {None}
-    if listed := sorted(label for label in values if isinstance(label, str) and _LIST.fullmatch(label)):
-        logger.warning(
-            "Task %s: the labels in %r look like lists, such as %.60s. Several classes a text (multi-label) are not "
-            "supported: each list is learnt as a class of its own.",
-            spec.name,
-            spec.label_column,
-            listed[0],
-        )
     if numbers := [value for value in values if isinstance(value, float)]:
         raise TaskError(
             f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(numbers)}; TLM classifies. "
@@ -73,7 +73,6 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
         raise TaskError(
             f"Task {spec.name}: the metric f1 is of two classes; there are {len(classes)}. Use macro_f1 or micro_f1."
         )
-    _tell_of_rare(spec, labels(spec, train) if named else found)
     if named:
         return tuple(named)
     if values == set(spec.classes):
@@ -88,32 +87,37 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
 
 
 def _check_alike(spec: TaskSpec, classes: set[str]) -> None:
-    """Check that no two classes differ only in the space around their names; warn of those that differ in case.
-
-    Raises:
-        TaskError: two classes differ in the space around them alone.
-    """
+    """Raise a TaskError if two classes differ in the space around them alone."""
     seen: dict[str, str] = {}
-    spellings: dict[str, list[str]] = {}
     for name in sorted(classes):
-        spellings.setdefault(name.strip().casefold(), []).append(name)
         if (other := seen.setdefault(name.strip(), name)) != name:
             raise TaskError(
                 f"Task {spec.name}: the classes {other!r} and {name!r} differ in spaces alone: give them one name."
             )
+
+
+def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
+    """Warn of labels that look like lists, that differ in case alone, or most of which have one or two texts, as ids do.
+
+    Args:
+        found: the label of each row of the training split.
+    """
+    counts = Counter(label for label in found if label is not None)
+    if listed := sorted(label for label in counts if isinstance(label, str) and _LIST.fullmatch(label)):
+        logger.warning(
+            "Task %s: the labels in %r look like lists, such as %.60s. Several classes a text (multi-label) are not "
+            "supported: each list is learnt as a class of its own.",
+            spec.name,
+            spec.label_column,
+            listed[0],
+        )
+    spellings: dict[str, list[str]] = {}
+    for name in sorted(set(map(str, counts))):
+        spellings.setdefault(name.strip().casefold(), []).append(name)
     if alike := [" and ".join(map(repr, names)) for names in spellings.values() if len(names) > 1]:
         logger.warning(
             "Task %s: classes that differ in case alone are learnt as different ones: %s.", spec.name, "; ".join(alike[:5])
         )
-
-
-def _tell_of_rare(spec: TaskSpec, found: Sequence[Any]) -> None:
-    """Warn where most classes of the training split have one or two texts, as those of an id do.
-
-    Args:
-        found: the label of each row.
-    """
-    counts = Counter(label for label in found if label is not None)
     rare = sum(count <= 2 for count in counts.values())
     if 2 * rare > len(counts) > 2:
         logger.warning(

@@ -517,3 +517,10 @@ def test_other_compressed_files_are_refused_with_the_way_out(tmp_path, name):
         load_task(str(tmp_path / name))
     with pytest.raises(TaskError, match=r"as \.gz and \.zst\. Unpack it first \(gunzip, unzip"):
         list(unlabelled(str(tmp_path / name), TaskSpec(name="a", path="")))
+
+
+def test_what_is_odd_about_labels_is_said_once(caplog):
+    rows = [{"text": f"text {i}", "label": f"['{'aA'[i % 2]}{i // 4}']"} for i in range(80)]
+    load_task(Dataset.from_list(rows))
+    for said in ("look like lists", "differ in case alone", "of them have one or two"):
+        assert sum(said in message for message in caplog.messages) == 1, caplog.messages
