@@ -52,7 +52,11 @@ class ExportArguments:
         "Instead of --task: file (or Hub dataset) of texts without labels, in the columns of the model's task or in "
         "--text_column. How many predictions stay as they are is measured then, of the first 10,000 rows.",
     )
-    max_drop: float = option(0.5, "Points of the task's metric that int8 and fp16 may lose; one that loses more is refused.")
+    max_drop: float = option(
+        0.5,
+        "Points of the task's metric that int8 and fp16 may lose, or one answer where that is more; one that loses more is "
+        "refused.",
+    )
     per_channel: bool = option(True, "int8: a scale for every output of a matrix; false: one for the whole matrix.")
     keep_float: list[str] = option(
         help="int8: what keeps its float32: embeddings, the token vectors; head, the last matrix.",

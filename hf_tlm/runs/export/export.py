@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
+import math
 import os
 import shutil
 import tempfile
@@ -49,7 +51,11 @@ from hf_tlm.utils.seals import write_seal
 from hf_tlm.utils.shown import figures
 from hf_tlm.version import __version__
 
+logger = logging.getLogger(__name__)
+
 TOLERANCE = 1e-4  # Of logits in float32.
+_ONE_ANSWER = ("classification", "multiple_choice", "question_answering")  # Kinds of tasks with one answer a text.
+_ROUNDING = 1e-9  # Of a difference of scores, in points.
 RELATIVE_TOLERANCE = 1e-5  # Of a regression's values, which are as large as its labels, where that is more.
 CHECKED_ROWS = 10_000  # Of a file without labels.
 AGREEMENT = "agreement"
@@ -76,7 +82,8 @@ class Exported:
             line = f"{name:<30}{file['bytes'] / 1e6:>9.2f} MB   logits within {file['max_difference']:.1e}"
             if "score" in file:
                 line += f"   {self.record['checked_on']['metric']} {100 * file['score']:.2f}"
-            line += f" ({0 - file['drop']:+.2f})" if "drop" in file else ""
+            if "drop" in file:
+                line += f" ({0 - file['drop']:+.2f}; {file['changed']:,} of {self.record['checked_on']['texts']:,} change)"
             if times := file.get("milliseconds"):
                 line += "   ms a text of " + ", of ".join(f"{length} tokens {figures(ms)}" for length, ms in times.items())
             line += f"   memory {file['memory_megabytes']:.0f} MB" if "memory_megabytes" in file else ""
@@ -128,7 +135,8 @@ def export_onnx(
             measured. Without either there is float32 alone, checked on random tokens.
         text_columns: of `data`, where they are called otherwise than in training.
         dtypes: fp32, int8, fp16.
-        max_drop: points, hundredths of the metric, that int8 and fp16 may lose.
+        max_drop: points, hundredths of the metric, that int8 and fp16 may lose; they may lose one answer, too, where that
+            is more.
         per_channel, keep_float: see `hf_tlm.models.onnx_graph.quantized`.
         opset: of ONNX.
         max_length: see `find_source`.
@@ -313,7 +321,8 @@ class _TextCheck:
         """How far logits are from torch's, the score, and how many points it is below torch's.
 
         Raises:
-            ModelError: logits of float32 are too far; another type loses more than `max_drop` points.
+            ModelError: logits of float32 are too far; another type loses more than `max_drop` points, and more than one
+                answer.
         """
         found = self.outputs(exported)
         exact = dtype == "fp32"
@@ -321,11 +330,21 @@ class _TextCheck:
         predictions = self.decoded(found)
         score = self.scored(predictions)
         drop, changed = 100 * (self.score - score), len(predictions) - sum(self.same(predictions))
-        if not drop <= max_drop and dtype != "fp32":  # Nor is NaN.
+        # What one answer is worth is no loss that is shown: of 65 texts it is a point and a half.
+        limit = max(max_drop, 100 / len(predictions)) if self.model.kind_name in _ONE_ANSWER else max_drop
+        excused = limit > max_drop and changed <= 1 and math.isfinite(drop)
+        if dtype != "fp32" and not drop <= limit + _ROUNDING and not excused:
+            one = f", or {limit:.2f}, one answer of {len(predictions):,}" if limit > max_drop else ""
             raise ModelError(
                 f"{dtype} loses {drop:.2f} points of {self.metric}, from {100 * self.score:.2f} to {100 * score:.2f} "
-                f"({changed} of {len(predictions):,} predictions change), more than --max_drop {max_drop:g}. "
+                f"({changed} of {len(predictions):,} predictions change), more than --max_drop {max_drop:g}{one}. "
                 f"{_advice(dtype, settings)}"
+            )
+        if dtype != "fp32" and drop > max_drop + _ROUNDING:
+            logger.warning(
+                "%s loses %.2f points of %s, more than --max_drop %g, and is kept: it is what one answer of %s is worth "
+                "(%d of their predictions change). More texts would tell.",
+                *(dtype, drop, self.metric, max_drop, f"{len(predictions):,}", changed),
             )
         return {"max_difference": apart, "score": score, "drop": drop, "changed": changed}
 

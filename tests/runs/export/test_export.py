@@ -438,3 +438,43 @@ def test_a_strangers_graph_reads_no_file_elsewhere(tmp_path):
         OnnxModel(tmp_path / "export")
     with pytest.raises(ModelError, match="w in another file"):
         check_plain(made)
+
+
+class _Measured(module._TextCheck):
+    """Of so many answers, of which some change and (without those that come right) as many are lost."""
+
+    def __init__(self, answers, changed, lost, kind="classification"):
+        self.model = SimpleNamespace(kind_name=kind)
+        self.predictions, self.reference = [{"prediction": "a"}] * answers, np.zeros(1)
+        self.metric, self.score, self.changed, self.lost = "accuracy", 0.9, changed, lost
+
+    def outputs(self, of):
+        return self.reference
+
+    def decoded(self, outputs):
+        return [{"prediction": "b"}] * self.changed + self.predictions[self.changed :]
+
+    def scored(self, predictions):
+        return self.score - self.lost / len(self.predictions)
+
+
+def test_one_answer_may_be_lost_where_it_is_worth_more_than_the_limit(caplog):
+    int8 = {"per_channel": True, "keep_float": ()}
+    measured = _Measured(65, changed=3, lost=1).measure(None, "int8", 0.5, int8)
+    assert (measured["changed"], round(measured["drop"], 2)) == (3, 1.54)
+    assert "loses 1.54 points of accuracy, more than --max_drop 0.5, and is kept: it is what one answer of 65" in caplog.text
+    assert _Measured(65, changed=1, lost=1.2).measure(None, "int8", 0.5, int8)["changed"] == 1  # As macro F1 has it.
+    caplog.clear()
+    assert _Measured(1000, changed=9, lost=5).measure(None, "int8", 0.5, int8)["changed"] == 9
+    assert not caplog.text
+    for refused, message in (
+        (
+            _Measured(65, changed=2, lost=2),
+            r"2 of 65 predictions change\), more than --max_drop 0.5, or 1.54, one answer of 65",
+        ),
+        (_Measured(1000, changed=9, lost=6), r"9 of 1,000 predictions change\), more than --max_drop 0.5\. Try"),
+        (_Measured(65, changed=65, lost=1, kind="regression"), r"65 of 65 predictions change\), more than --max_drop 0.5\."),
+        (_Measured(65, changed=0, lost=math.nan), "loses nan points"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            refused.measure(None, "int8", 0.5, int8)
