@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ _UNSUPPORTED = {
     "prediction_loss_only": "checkpoints are chosen by the task's metric",
     "restore_callback_states_from_checkpoint": "what is here restores what a run needs by itself",
 }
+logger = logging.getLogger(__name__)
+
 _WITH_MUON = OnlyWith("optim", ("muon",))
 
 
@@ -76,6 +79,8 @@ class BaseArguments(TrainingArguments):
         _check_hub(self, self.hub_id_name)
         if str(self.resume_from_checkpoint).lower() == "true":
             self.resume_from_checkpoint = None  # It is what a run does.
+            if self.process_index == 0 and next(self.folder.rglob("*.safetensors"), None) is None:
+                logger.warning("resume_from_checkpoint: %s holds nothing to go on from; the run begins anew.", self.folder)
         if self.resume_from_checkpoint is not None and find_repo(self.resume_from_checkpoint, "model") is None:
             raise ArgumentsError(
                 "A run resumes by itself: run the same command with the same --output_dir. resume_from_checkpoint can be "

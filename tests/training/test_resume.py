@@ -292,5 +292,12 @@ def test_a_streamed_corpus_killed(tmp_path, toy, processes):
     assert ends[0] == ends[1]
 
 
-def test_resume_from_checkpoint_true_is_what_a_run_does():
-    assert TlmArguments(output_dir="unused", use_cpu=True, resume_from_checkpoint="true").resume_from_checkpoint is None
+def test_resume_from_checkpoint_true_is_what_a_run_does_and_says_where_there_is_nothing_to_resume(tmp_path, caplog):
+    asked = {"output_dir": str(tmp_path / "run"), "use_cpu": True, "report_to": "none", "resume_from_checkpoint": "true"}
+    assert TlmArguments(**asked).resume_from_checkpoint is None
+    assert [line for line in caplog.messages if "run holds nothing to go on from; the run begins anew." in line]
+    caplog.clear()
+    (tmp_path / "run/seed-0/stage1/checkpoint-3").mkdir(parents=True)
+    (tmp_path / "run/seed-0/stage1/checkpoint-3/model.safetensors").touch()
+    assert TlmArguments(**asked).resume_from_checkpoint is None
+    assert "begins anew" not in caplog.text
