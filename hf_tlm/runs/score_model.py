@@ -202,4 +202,5 @@ def _described(folder: Path, args: ScoreModelArguments, model_args: ModelArgumen
     start = {"model": begins if isinstance(begins, dict) else Path(begins).name}
     run = read_object(folder / RESULTS_FILE)
     found = {"validation": run["seeds"][0]["validation"], "digest": folder.name.rpartition("-")[2]}
-    return start | {name: getattr(args, name) for name in names} | {"seed": args.run_seeds[0]} | found
+    given = {name: getattr(args, name) for name in ("mlm_probability_end", "whole_word_mask") if getattr(args, name)}
+    return start | {name: getattr(args, name) for name in names} | given | {"seed": args.run_seeds[0]} | found

@@ -10,6 +10,7 @@ from hf_tlm.data import tokenize, train_wordpiece
 from hf_tlm.models import ModelError, TlmModel
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_tlm, score_models, train_score_model
+from hf_tlm.runs import score_model as module
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments, TlmTrainer
 from support.toys import TINY_CONFIGS
 
@@ -197,3 +198,18 @@ def test_one_that_cannot_classify_is_said(task, subset, monkeypatch, tmp_path, c
     monkeypatch.setattr("hf_tlm.runs.score_model.train_score_model", lambda *_: folder)
     assert warned(largest) and warned(largest + 0.09 * (1 - largest)) and warned(0.0)
     assert not warned(largest + 0.11 * (1 - largest)) and not warned(1.0)
+
+
+def test_one_that_masks_otherwise_is_another_and_its_manifest_says_how(task, subset, monkeypatch, tmp_path):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr(module, "run_tlm", lambda *args: None)
+    monkeypatch.setattr(module, "read_object", lambda file: {"seeds": [{"validation": {"accuracy": 1.0}}]})
+
+    def described(**masks):
+        args, model_args = arguments(**masks), ModelArguments(**MODEL)
+        return module._described(train_score_model(task, subset, args, model_args), args, model_args)
+
+    plain, ends, words = described(), described(mlm_probability_end=0.05), described(whole_word_mask=True)
+    assert len({one["digest"] for one in (plain, ends, words)}) == 3
+    assert (ends["mlm_probability_end"], words["whole_word_mask"]) == (0.05, True)
+    assert not {"mlm_probability_end", "whole_word_mask"} & {*plain}
