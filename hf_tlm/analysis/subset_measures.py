@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from hf_tlm.analysis.arguments import check_positive
 from hf_tlm.errors import AnalysisError
-from hf_tlm.retrieval.highlight import Spans, mark_shared, marked_terms, spans_to_markdown, stemmer_of
+from hf_tlm.retrieval.highlight import MarkedTerms, Spans, mark_shared, spans_to_markdown
 from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.shown import for_markdown
@@ -386,7 +386,7 @@ def _show(subset: Subset, task: Task, rows: Sequence[np.ndarray]) -> list[CaseSt
     """rows: of the passages of each text."""
     chosen = replace(subset, dataset=subset.dataset.select(np.concatenate(rows)))
     examples = chosen.examples(task, len(chosen))
-    terms_of = marked_terms(stemmer_of(subset.manifest))
+    terms_of = MarkedTerms.of(subset.manifest)
     found, end = [], 0
     for own in rows:
         start, end = end, end + len(own)

@@ -5,16 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from hf_tlm.utils.scripts import UNSPACED_SET, unspaced_share
+
 # A sentence ends at a terminator, possibly followed by closing quotes or brackets, before white space; CJK stops need
 # no space after them.
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])\s*|\n\s*\n")
 _WORD = re.compile(r"\S+")
+# Of a text that is written without spaces, a letter at a time.
+_LETTER = re.compile(rf"[{UNSPACED_SET}]|[^\s{UNSPACED_SET}]+")
+_UNSPACED = 0.25
 # What of a text file is a document, in the words of `datasets`; "document" is all of it.
 SAMPLE_BY = ("line", "paragraph", "document")
 
 
 def split_passages(text: str, max_words: int) -> list[str]:
-    """Cut a text into passages of at most `max_words` white-space-separated words, at sentence ends where possible.
+    """Cut a text into passages of at most `max_words` words, at sentence ends where possible.
+
+    Words are what is between white space; of a text that is mostly written without any (Chinese, Japanese, Thai, ...)
+    letters.
 
     Sentences are taken greedily; one that is longer than a passage is cut between words. A passage is a slice of the
     text: nothing is changed, and nothing lost but the white space at the cuts.
@@ -26,7 +34,7 @@ def split_passages(text: str, max_words: int) -> list[str]:
         raise ValueError(f"max_words must be positive; received {max_words}.")
     passages: list[str] = []
     start = end = words = 0
-    for first, last, count in _pieces(text, max_words):
+    for first, last, count in _pieces(text, max_words, _words_of(text)):
         if words + count > max_words:
             passages.append(text[start:end])
             words = 0
@@ -40,8 +48,9 @@ def split_passages(text: str, max_words: int) -> list[str]:
 
 
 def count_words(text: str) -> int:
-    """Words as `split_passages` counts them: between white space, and a sentence that ends without any is one at least."""
-    return sum(len(text[start:end].split()) for start, end in sentences(text))
+    """Words as `split_passages` counts them."""
+    pattern = _words_of(text)
+    return sum(_count(text, start, end, pattern) for start, end in sentences(text))
 
 
 def share_beyond(texts: Iterable[str], max_words: int) -> float:
@@ -50,14 +59,23 @@ def share_beyond(texts: Iterable[str], max_words: int) -> float:
     return sum(max(0, count - max_words) for count in counts) / max(1, sum(counts))
 
 
-def _pieces(text: str, max_words: int) -> Iterator[tuple[int, int, int]]:
+def _words_of(text: str) -> re.Pattern:
+    """What the words of a text are."""
+    return _LETTER if not text.isascii() and unspaced_share([text]) > _UNSPACED else _WORD
+
+
+def _count(text: str, start: int, end: int, pattern: re.Pattern) -> int:
+    return len(text[start:end].split()) if pattern is _WORD else len(pattern.findall(text, start, end))
+
+
+def _pieces(text: str, max_words: int, pattern: re.Pattern) -> Iterator[tuple[int, int, int]]:
     """(start, end, words) of the sentences, each at most `max_words` long."""
     for start, end in sentences(text):
-        count = len(text[start:end].split())
+        count = _count(text, start, end, pattern)
         if count <= max_words:
             yield start, end, count
             continue
-        words = list(_WORD.finditer(text, start, end))
+        words = list(pattern.finditer(text, start, end))
         for i in range(0, count, max_words):
             part = words[i : i + max_words]
             yield part[0].start(), part[-1].end(), len(part)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.scripts import combining_marks, with_bigrams
 
-_WORD = re.compile(r"\w\w+")
 _IMPORTING = threading.Lock()
 
 
@@ -29,6 +29,8 @@ class Analyzer:
     Args:
         stopwords: "en" drops Lucene's 33 English stop words, None keeps every word.
         stemmer: a Snowball algorithm by PyStemmer's name ("english", "german", ...), or None.
+        script: "unspaced": of Chinese, Japanese, Thai and their like each two neighbouring letters are a word. "marks":
+            combining marks are word characters. None: neither; see `hf_tlm.utils.scripts.script_of`.
 
     Raises:
         RetrievalError: another value, or PyStemmer is not installed.
@@ -36,15 +38,20 @@ class Analyzer:
 
     stopwords: str | None = "en"
     stemmer: str | None = None
+    script: str | None = None
 
     def __post_init__(self):
+        if self.script not in ("unspaced", "marks", None):
+            raise RetrievalError(f'script must be "unspaced", "marks" or None; received {self.script!r}.')
         if self.stopwords not in ("en", None):
             raise RetrievalError(f'stopwords must be "en" or None (keep every word); received {self.stopwords!r}.')
         if self.stemmer is not None:
             _stemmer(self.stemmer)
 
     def __call__(self, text: str) -> list[str]:
-        terms = self.terms(_WORD.findall(text.lower()))
+        text = text.lower()
+        text = with_bigrams(text) if self.script == "unspaced" else text
+        terms = self.terms(word_pattern(marks=self.script == "marks", least=2).findall(text))
         return [term for term in terms if term is not None]
 
     def terms(self, words: Sequence[str]) -> list[str | None]:
@@ -53,9 +60,20 @@ class Analyzer:
         stemmed = list(words) if self.stemmer is None else _stemmer(self.stemmer).stemWords(list(words))
         return [None if word in stopwords else term for word, term in zip(words, stemmed, strict=True)]
 
+    def to_dict(self) -> dict[str, str | None]:
+        """The settings, as an index keeps them: those of before there were scripts are as they were."""
+        script = {} if self.script is None else {"script": self.script}
+        return {"stopwords": self.stopwords, "stemmer": self.stemmer, **script}
+
     @property
     def stopword_set(self) -> frozenset[str]:
         return frozenset(load_bm25s().stopwords.STOPWORDS_EN) if self.stopwords == "en" else frozenset()
+
+
+@functools.cache
+def word_pattern(*, marks: bool, least: int) -> re.Pattern:
+    """Of runs of at least so many word characters, combining marks among them if so asked."""
+    return re.compile(rf"[\w{combining_marks() if marks else ''}]{{{least},}}")
 
 
 @functools.cache

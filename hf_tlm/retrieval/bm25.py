@@ -35,7 +35,7 @@ class Bm25Settings:
         k1: saturation of the term frequency, above 0.
         b: strength of the length normalisation, 0 to 1.
         delta: lower bound of bm25l and bm25+ for a term that occurs; None: 0.5 for bm25l, 1.0 for bm25+.
-        stopwords, stemmer: see `Analyzer`; the same for queries and passages.
+        stopwords, stemmer, script: see `Analyzer`; the same for queries and passages. `retrieve` finds the script.
 
     Raises:
         RetrievalError: a value out of range, an unknown variant, or a delta for a variant that has none.
@@ -47,6 +47,7 @@ class Bm25Settings:
     delta: float | None = None
     stopwords: str | None = "en"
     stemmer: str | None = None
+    script: str | None = None
 
     def __post_init__(self):
         if not any(self.variant in variants for variants in VARIANTS.values()):
@@ -66,7 +67,7 @@ class Bm25Settings:
 
     @property
     def analyzer(self) -> Analyzer:
-        return Analyzer(self.stopwords, self.stemmer)
+        return Analyzer(self.stopwords, self.stemmer, self.script)
 
 
 @dataclass(frozen=True)

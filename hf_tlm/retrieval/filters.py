@@ -8,7 +8,6 @@ have equal hashes; the converse is only very likely, so whoever acts on a hash c
 from __future__ import annotations
 
 import functools
-import re
 import sys
 import unicodedata
 from collections import defaultdict
@@ -20,19 +19,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.utils.scripts import UNSPACED
 
 if TYPE_CHECKING:
     from hf_tlm.tasks import Task
 
 BATCH_CHARACTERS = 1 << 20
 BETWEEN, LETTER, WORD = range(3)
-# Scripts written without spaces: Thai, Lao, Myanmar, Khmer; Hiragana, Katakana, Bopomofo; Han.
-UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x312F), (0x31A0, 0x31FF), (0x3400, 0x4DBF),
-            (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))  # fmt: skip
-# The same as the inside of a regular expression's set.
-UNSPACED_SET = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED)
-CLAUSE = 6
-_CLAUSES = re.compile(f"[{UNSPACED_SET}]{{{CLAUSE},}}")
 PLANES = (range(0x40000), range(0xE0000, 0xE1000))  # The others have neither letters nor numbers nor marks.
 CODE_BASE, WORD_BASE = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
 HELD_OUT_SPLITS = ("validation", "test")
@@ -51,18 +44,6 @@ def words(text: str) -> list[str]:
     text = _normalise(text)
     _, starts, ends = _find_words(text)
     return [text[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-
-
-def unspaced_share(texts: Iterable[str]) -> float:
-    """Of what some texts have beside spaces the share of characters in runs of `CLAUSE` or more of `UNSPACED`.
-
-    Little of a text is, even in such a script, where somebody has put spaces between its words.
-    """
-    found = characters = 0
-    for text in texts:
-        characters += len(text) - text.count(" ")
-        found += 0 if text.isascii() else sum(map(len, _CLAUSES.findall(text)))
-    return found / max(1, characters)
 
 
 def hash_words(texts: Iterable[str]) -> Iterator[tuple[list[str], np.ndarray, np.ndarray]]:

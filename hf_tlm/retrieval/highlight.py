@@ -3,36 +3,70 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from hf_tlm.retrieval.analyzer import Analyzer, load_bm25s
+from hf_tlm.retrieval.analyzer import Analyzer, load_bm25s, word_pattern
+from hf_tlm.utils.scripts import UNSPACED_SET
 from hf_tlm.utils.shown import escape, one_line
 
 WINDOWS, WINDOW_WORDS, CONTEXT_WORDS = 2, 30, 4  # of a text that is shown
 LONGEST_PIECE = 60  # characters of a word, or of what is between two
 
-_WORD = re.compile(r"\w+")
+# Where no spaces are, letters by themselves.
+_LETTER = re.compile(rf"[^\W{UNSPACED_SET}]+|\w")
 
 # What is shown of a text, on one line and as it is, in pieces: (piece, whether its words are marked).
 Spans = list[tuple[str, bool]]
 
 
-def marked_terms(stemmer: str | None) -> Callable[[str], set[str]]:
-    """The terms of a text that are worth a mark. More stop words are left out here than in a search."""
-    analyzer, plain = Analyzer(stemmer=stemmer), Analyzer()
-    stopwords = frozenset(load_bm25s().stopwords.STOPWORDS_EN_PLUS)
-    return lambda text: {term for word in set(plain(text)) - stopwords for term in analyzer(word)}
+@dataclass(frozen=True)
+class MarkedTerms:
+    """Called, the terms of a text that are worth a mark. More stop words are left out here than in a search.
+
+    stemmer, script: see `Analyzer`.
+    """
+
+    stemmer: str | None = None
+    script: str | None = None
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> MarkedTerms:
+        """Those of the retrieval that a manifest tells of."""
+        made = {**manifest, **(manifest.get("analyzer") or {})}
+        return cls(made.get("stemmer"), made.get("script"))
+
+    def __post_init__(self):
+        _ = self._analyzer
+
+    @cached_property
+    def _analyzer(self) -> Analyzer:
+        return Analyzer(stemmer=self.stemmer, script=self.script)
+
+    @cached_property
+    def _plain(self) -> Analyzer:
+        return Analyzer(script=self.script)
+
+    def __call__(self, text: str) -> set[str]:
+        stopwords = load_bm25s().stopwords.STOPWORDS_EN_PLUS
+        return {term for word in set(self._plain(text)).difference(stopwords) for term in self._analyzer(word)}
+
+    def words(self, text: str) -> list[tuple[int, int, str]]:
+        """(start, end, text whose terms it has) of each word; a letter of a script without spaces has its neighbours'."""
+        pattern = _LETTER if self.script == "unspaced" else word_pattern(marks=True, least=1)
+        found = []
+        for word in pattern.finditer(text):
+            first, last = word.span()
+            apart = self.script == "unspaced" and last == first + 1
+            found.append((first, last, text[max(0, first - 1) : last + 1] if apart else word.group()))
+        return found
 
 
-def stemmer_of(manifest: Mapping[str, Any]) -> str | None:
-    """The stemmer of the retrieval that a manifest tells of."""
-    return {**manifest, **(manifest.get("analyzer") or {})}.get("stemmer")
-
-
-def mark_shared(query: str, passages: Sequence[str], terms_of: Callable[[str], set[str]]) -> tuple[Spans, list[Spans]]:
+def mark_shared(query: str, passages: Sequence[str], terms_of: MarkedTerms) -> tuple[Spans, list[Spans]]:
     """What is shown of a query and of passages, marked: in each passage the query's words, in the query those of any."""
     of_query, of_passages = terms_of(query), [terms_of(passage) for passage in passages]
     shared = of_query.intersection(set().union(*of_passages))
@@ -41,17 +75,17 @@ def mark_shared(query: str, passages: Sequence[str], terms_of: Callable[[str], s
     ]
 
 
-def marked_spans(text: str, terms: set[str], terms_of: Callable[[str], set[str]]) -> Spans:
+def marked_spans(text: str, terms: set[str], terms_of: MarkedTerms) -> Spans:
     """The parts of a text with the most different ones of the terms, these marked; "…" stands for what is left out.
 
     Args:
-        terms_of: gives the terms of a word, see `marked_terms`.
+        terms_of: gives words, and their terms.
     """
     text = one_line(text, len(text))
-    words = list(_WORD.finditer(text))
+    words = terms_of.words(text)
     if not words:
         return [(one_line(text, LONGEST_PIECE), False)]
-    of_word = [terms & terms_of(word.group()) if terms else terms for word in words]
+    of_word = [terms & terms_of(around) if terms else terms for _, _, around in words]
     last = max(0, len(words) - WINDOW_WORDS)
     shown, missing = np.zeros(len(words), bool), set(terms)
     for window in range(WINDOWS):
@@ -66,16 +100,16 @@ def marked_spans(text: str, terms: set[str], terms_of: Callable[[str], set[str]]
         missing -= within[best]
 
     pieces: Spans = [("" if shown[0] else "… ", False)]
-    for place, word in enumerate(words):
+    for place, (first, last, _) in enumerate(words):
         if shown[place]:
-            before = text[words[place - 1].end() if place else 0 : word.start()]
+            before = text[words[place - 1][1] if place else 0 : first]
             pieces += [
                 (_cut(before if not place or shown[place - 1] else ""), False),
-                (_cut(word.group()), bool(of_word[place])),
+                (_cut(text[first:last]), bool(of_word[place])),
             ]
         elif place and shown[place - 1]:
             pieces.append((" … ", False))
-    pieces.append((_cut(text[words[-1].end() :]) if shown[-1] else "", False))
+    pieces.append((_cut(text[words[-1][1] :]) if shown[-1] else "", False))
     return _joined(pieces)
 
 

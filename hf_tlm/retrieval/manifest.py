@@ -103,7 +103,7 @@ _NEEDED: dict[str, Check] = {
 }
 # Of some, or since some version.
 _MORE: dict[str, Check] = {
-    **dict.fromkeys(("query_mode", "variant", "stopwords", "stemmer", "analyzed_by"), maybe(_NAME)),
+    **dict.fromkeys(("query_mode", "variant", "stopwords", "stemmer", "script", "analyzed_by"), maybe(_NAME)),
     **dict.fromkeys(("max_query_terms", "top_k", "top_k_requested", "num_passages", "seed"), maybe(_COUNT)),
     **dict.fromkeys(("k1", "b", "delta"), maybe(_NUMBER)),
     "analyzer": maybe(_of(stopwords=maybe(_NAME), stemmer=maybe(_NAME))),

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hf_tlm.retrieval.analyzer import RetrievalError, load_bm25s
-from hf_tlm.retrieval.filters import unspaced_share
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-logger = logging.getLogger(__name__)
 QUERY_MODES = ("text", "rake")
-# What is told of where there is more of it in the first texts, of so many characters each.
-_MOST_UNSPACED, _MOST_MARKS = 0.1, 0.01
-_SAMPLE, _CHARACTERS = 1000, 2000
-
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _PUNCTUATION = re.compile(r"[^\w\s]")
 
@@ -30,45 +22,6 @@ def example_texts(split: Dataset) -> list[str]:
     if "text_pair" in split.column_names:
         texts = [f"{first} {second}" for first, second in zip(texts, split["text_pair"][:], strict=True)]
     return texts
-
-
-def warn_of_script(texts: Sequence[str], name: str) -> None:
-    """Warn where BM25's words, runs of letters and digits, are no words of the texts' language.
-
-    Args:
-        name: whose texts they are.
-    """
-    texts = [text[:_CHARACTERS] for text in texts[:_SAMPLE]]
-    if (share := unspaced_share(texts)) > _MOST_UNSPACED:
-        logger.warning(
-            "%.0f%% of the texts of %s is written without spaces. BM25's words are runs of letters, there whole clauses, "
-            "which passages hardly share. Put spaces between words, in the task and in the corpus.",
-            *(100 * share, name),
-        )
-    elif (share := _share_of_marks(texts)) > _MOST_MARKS:
-        logger.warning(
-            "%.0f%% of the letters of %s are combining marks, at which BM25's words end: passages are found by pieces of "
-            "words. Accents and their letters become one by Unicode's NFC, and vowel points of Arabic and Hebrew can be "
-            "taken out, in the task and in the corpus. Hindi and its like need an index of your own (--retriever "
-            "elasticsearch).",
-            *(100 * share, name),
-        )
-
-
-def _share_of_marks(texts: Sequence[str]) -> float:
-    """Of letters, and of marks that follow upon a letter or another such mark, the share of the marks."""
-    letters = marks = 0
-    for text in texts:
-        if text.isascii():
-            letters += sum(map(str.isalpha, text))
-            continue
-        within = False
-        for character in text:
-            if character.isalpha():
-                letters, within = letters + 1, True
-            elif within := within and unicodedata.category(character)[0] == "M":
-                marks += 1
-    return marks / max(1, letters + marks)
 
 
 def build_queries(texts: Sequence[str], mode: str = "text", num_phrases: int = 20) -> list[str]:

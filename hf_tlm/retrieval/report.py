@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.highlight import mark_shared, marked_spans, marked_terms, spans_to_markdown, stemmer_of
+from hf_tlm.retrieval.highlight import MarkedTerms, mark_shared, marked_spans, spans_to_markdown
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.shown import Markdown, for_markdown
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval.manifest import SubsetLike
     from hf_tlm.tasks import Task
 
-SETTINGS = "retriever variant k1 b delta stopwords stemmer query_mode max_query_terms top_k top_k_requested seed".split()
+SETTINGS = (
+    "retriever variant k1 b delta stopwords stemmer script query_mode max_query_terms top_k top_k_requested seed".split()
+)
 SELECTION_SETTINGS = (
     "fraction top_k num_passages layer parameters corpus_batch_size task_batch_size task_split mask_task_texts group_loss "
     "task_batches balance teacher trust projection_dim score_model mlm_probability max_length num_buckets seed"
@@ -219,7 +221,7 @@ def _examples(subset: SubsetLike, task: Task | None, number: int) -> str:
     if task is None:
         shown = [f"> {_found(row, row['score'])}: {_unmarked(row)}\n>\n> {_origin(row)}" for row in rows]
         return "\n\n".join(["## Examples", "Spread over the ranks. The task's texts are not quoted.", *_numbered(shown)])
-    terms_of = marked_terms(stemmer_of(subset.manifest))
+    terms_of = MarkedTerms.of(subset.manifest)
     shown = []
     examples = dataclasses.replace(subset, dataset=rows).examples(task, len(rows))
     for row, (query, passage, score) in zip(rows, examples, strict=True):
@@ -258,7 +260,7 @@ def _spread(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> li
 
 
 def _unmarked(row: dict[str, Any]) -> str:
-    return spans_to_markdown(marked_spans(row["text"], set(), set))
+    return spans_to_markdown(marked_spans(row["text"], set(), MarkedTerms()))
 
 
 def _origin(row: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,12 @@ from hf_tlm.retrieval.filters import Decontaminator, check_deduplication, held_o
 from hf_tlm.retrieval.hit_union import RetrievalResult
 from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS
 from hf_tlm.retrieval.names import RETRIEVERS
-from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts, warn_of_script
+from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts
 from hf_tlm.retrieval.subset import Subset
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.scripts import script_of
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
@@ -128,8 +130,8 @@ def retrieve(
     else:
         query_ids = task.train["id"][:]
         queries = build_queries(example_texts(task.train), query_mode)
-        if elastic is None:  # An index of theirs may have words of its own.
-            warn_of_script(example_texts(task.train), task.name)
+        if elastic is None and settings.script is None:  # An index of theirs has words of its own.
+            settings = replace(settings, script=script_of(example_texts(task.train)))
         search = RetrievalRequest(
             task.name, query_ids, queries, top_k, settings, max_query_terms, folder, index_dir, num_threads, query_batch_size
         )
@@ -167,6 +169,7 @@ def retrieve(
             "delta": settings.used_delta,
             "stopwords": None if foreign else settings.stopwords,
             "stemmer": settings.stemmer,
+            **({"script": settings.script} if settings.script else {}),
             **({"analyzed_by": "the index's"} if foreign else {}),
         }
         found.columns["best_query"] = [query_ids[query] for query in found.columns["best_query"]]

@@ -353,6 +353,7 @@ def _engine(made: dict[str, Any]) -> str:
     if made.get("analyzed_by"):
         words = f"as {made['analyzed_by']} analyzer has them"
     words += f", stemmed ({made['stemmer']})" if made.get("stemmer") else ""
+    words += {"unspaced": ", each two letters a word", "marks": ", marks within words"}.get(made.get("script") or "", "")
     words += f", {made['max_query_terms']} rarest terms of a query" if made.get("max_query_terms") else ""
     return f"{made['retriever']}, {made['variant']}, k1 {made['k1']:g}, b {made['b']:g}{delta}, stop words {words}"
 

@@ -32,6 +32,15 @@ def test_full_width_stops_need_no_space():
     assert split_passages("一。二！三", 1) == ["一。", "二！", "三"]
 
 
+def test_without_spaces_letters_are_counted():
+    text = "今天天气很好我们去公园。公园里的花都开了，很好看！真的iPhone拍的照片。"
+    assert split_passages(text, 13) == ["今天天气很好我们去公园。", "公园里的花都开了，很好看！", "真的iPhone拍的照片。"]
+    assert split_passages(text, 5)[:3] == ["今天天气很", "好我们去公", "园。"]
+    assert count_words(text) == 12 + 13 + 8
+    mixed = "Words of a passage that names 中华人民共和国 once. " * 2
+    assert count_words(mixed) == len(mixed.split())
+
+
 def test_a_passage_is_a_slice_of_the_text():
     text = "  one\ttwo.\n\nthree   four.  five "
     assert split_passages(text, 100) == [text.strip()]

@@ -17,6 +17,7 @@ from hf_tlm.retrieval.analyzer import Analyzer, load_bm25s
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
 
 ANALYZERS = [Analyzer(), Analyzer(None), Analyzer("en", "english"), Analyzer(None, "german")]
+ANALYZERS += [Analyzer(None, None, "unspaced"), Analyzer("en", "english", "unspaced"), Analyzer("en", None, "marks")]
 # Where lower case, word characters or UTF-8 are special.
 ALPHABET = (
     "aAbZ 09_-'.,\n\t\0"
@@ -76,9 +77,9 @@ def test_every_character(plane):
     # Between letters, so that it joins, splits or lowers them; before a space, so that it stands at the end of a word.
     codes = [c for c in range(plane << 16, (plane + 1) << 16) if not 0xD800 <= c < 0xE000]
     texts = [" ".join(f"a{chr(c)}B {chr(c)}x x{chr(c)}" for c in codes[i : i + 1024]) for i in range(0, len(codes), 1024)]
-    analyzer = Analyzer(None)
-    for text, found in zip(texts, words(tokenize_texts(texts, analyzer)), strict=True):
-        assert found == analyzer(text)
+    for analyzer in (Analyzer(None), Analyzer(None, None, "unspaced"), Analyzer(None, None, "marks")):
+        for text, found in zip(texts, words(tokenize_texts(texts, analyzer)), strict=True):
+            assert found == analyzer(text)
 
 
 def test_the_definition_in_plain_python():
@@ -91,6 +92,23 @@ def test_the_definition_in_plain_python():
     assert len(Analyzer().stopword_set) == 33
     assert Analyzer("en", "english")("The generalisations are running") == ["generalis", "run"]
     assert Analyzer(None, "english")("The generalisations") == ["the", "generalis"]
+
+
+def test_scripts_whose_words_are_no_runs_of_letters():
+    found = Analyzer(script="unspaced")("今天天气很好，the iPhone手机! 真")
+    assert found == [
+        "今天",
+        "天天",
+        "天气",
+        "气很",
+        "很好",
+        "iphone",
+        "手机",
+    ]
+    assert Analyzer(script="marks")("हिन्दी में the किताब") == ["हिन्दी", "में", "किताब"]
+    assert Analyzer(script="marks")("The NAÏVE cafe\u0301") == ["naïve", "cafe\u0301"]
+    with pytest.raises(RetrievalError, match='script must be "unspaced", "marks" or None; received .thai.'):
+        Analyzer(script="thai")
 
 
 def test_stop_words_are_words_not_stems():

@@ -1,12 +1,10 @@
-import logging
 import socket
-import unicodedata
 
 import nltk
 import pytest
 
 from hf_tlm.retrieval import RetrievalError, build_queries
-from hf_tlm.retrieval.queries import example_texts, warn_of_script
+from hf_tlm.retrieval.queries import example_texts
 
 
 def test_text_mode_keeps_every_text_in_order():
@@ -57,24 +55,3 @@ def test_rake_needs_no_download(monkeypatch):
 def test_bad_arguments(arguments):
     with pytest.raises(RetrievalError, match="rake|num_phrases"):
         build_queries(["a"], **arguments)
-
-
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("今天天气很好，我们去公园。", "46% of the texts of toy is written without spaces"),
-        ("ภาษาไทยที่เขียนดี", "is written without spaces"),
-        ("हिन्दी में लिखी किताब", "% of the letters of toy are combining marks"),
-        ("مُحَمَّدٌ كِتَاب", "combining marks"),
-        (unicodedata.normalize("NFD", "schöne große Straßen über Köln"), "combining marks"),
-        ("schöne große Straßen über Köln", None),
-        ("今天 天气 很 好， 我们 去 公园。", None),
-        ("محمد كتاب", None),
-        ("ab ❤️ 1️⃣ 👩‍💻 #tag https://x.y/z?q=1\tERROR 0x1f", None),
-        ("Plain words, with one 日 in them.", None),
-    ],
-)
-def test_scripts_that_bm25_does_not_see_as_words_are_told(text, expected, caplog):
-    with caplog.at_level(logging.WARNING):
-        warn_of_script([text] * 3, "toy")
-    assert expected in caplog.text if expected else not caplog.records

@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset, Features, Value
 
 from hf_tlm.retrieval import RetrievalError, Subset
-from hf_tlm.retrieval.highlight import mark_shared, marked_spans, marked_terms, spans_to_markdown
+from hf_tlm.retrieval.highlight import MarkedTerms, mark_shared, marked_spans, spans_to_markdown
 from hf_tlm.retrieval.manifest import COLUMNS
 from hf_tlm.retrieval.report import _bar, _spread, retrieval_report
 from hf_tlm.tasks import TaskSpec, task_from_datasets
@@ -158,7 +158,7 @@ def test_stop_words_are_never_marked():
 def test_stems_are_marked():
     pytest.importorskip("Stemmer")
     query, (first, second) = mark_shared(
-        "kinase inhibition by acids", ["Kinases were inhibited", "acid"], marked_terms("english")
+        "kinase inhibition by acids", ["Kinases were inhibited", "acid"], MarkedTerms("english")
     )
     assert query == [("kinase inhibition", True), (" by ", False), ("acids", True)]
     assert first == [("Kinases", True), (" were ", False), ("inhibited", True)] and second == [("acid", True)]
@@ -167,11 +167,11 @@ def test_stems_are_marked():
 
 def test_the_parts_with_the_matches_are_shown():
     text = " ".join(["filler"] * 100 + ["red", "apple"] + ["filler"] * 100 + ["pear"] + ["filler"] * 100)
-    short = shorten(text, {"red", "apple", "pear"}, lambda word: {word})
+    short = shorten(text, {"red", "apple", "pear"}, MarkedTerms())
     assert short.startswith("… filler filler filler filler **red apple** filler") and short.endswith("filler …")
     assert "filler … filler filler filler filler **pear**" in short and len(short.split()) < 75
-    assert shorten(text, set(), set).count("filler") == 30
-    assert shorten("", {"a"}, set) == "(empty)" and shorten("?!", {"a"}, set) == "?!"
+    assert shorten(text, set(), MarkedTerms()).count("filler") == 30
+    assert shorten("", {"a"}, MarkedTerms()) == "(empty)" and shorten("?!", {"a"}, MarkedTerms()) == "?!"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -208,7 +208,7 @@ def test_hostile_texts_are_shown_as_they_are(text):
     assert [token.type for token in tokens if token.type.endswith("open")] == ["blockquote_open", "paragraph_open"]
     shown = [child.content for child in inline[0].children if (child.type, child.content) != ("html_inline", "<!-- -->")]
     assert "".join(shown).strip() == f"Query: {plain}".strip()
-    marked = markdown.parse(f"> **Query**: {shorten(text, {'kinase', 'inhibitor'}, lambda word: {word.lower()})}")
+    marked = markdown.parse(f"> **Query**: {shorten(text, {'kinase', 'inhibitor'}, MarkedTerms())}")
     kinds = {
         child.type for token in marked if token.type == "inline" for child in token.children if child.content != "<!-- -->"
     }

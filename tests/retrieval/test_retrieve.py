@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from hf_tlm.retrieval import Bm25Settings, RetrievalError, default_top_k, retrieve, tokenize_texts
+from hf_tlm.retrieval import Bm25Settings, RetrievalError, Subset, default_top_k, retrieve, tokenize_texts
 from hf_tlm.retrieval.engines import packages as backends
+from hf_tlm.retrieval.report import retrieval_report
 
 
 @pytest.fixture
@@ -232,13 +233,33 @@ def test_default_top_k_is_the_papers():
 
 
 def test_queries_that_mostly_find_nothing_are_told(run, make_task, make_corpus, caplog):
-    queries = {"q1": "the kinase inhibitor", "q2": "今天天气很好，我们去公园。", "q3": "重视我你们在战友另外小说。"}
+    queries = {"q1": "the kinase inhibitor", "q2": "schöne Straßen", "q3": "über Köln"}
     with caplog.at_level(logging.WARNING):
         run(make_task(queries), make_corpus(), top_k=1)
-    assert "2 of the 3 training texts found no passage" in caplog.text and "without spaces" in caplog.text
+    assert "2 of the 3 training texts found no passage" in caplog.text
     caplog.clear()
     run(make_task(), make_corpus(), top_k=1)
     assert "found no passage" not in caplog.text
+
+
+@pytest.mark.parametrize("retriever", ["bm25", "bm25s", "rank_bm25", "sharded"])
+@pytest.mark.parametrize(
+    "script, query, passages",
+    [
+        ("unspaced", "今天天气很好，我们去公园。", {"a": "公园里的天气不错", "b": "重视战友的小说"}),
+        ("marks", "हिन्दी में लिखी किताब", {"a": "यह किताब नई है", "b": "हवा और पानी"}),
+    ],
+)
+def test_words_are_those_of_the_script(run, make_task, make_corpus, tmp_path, retriever, script, query, passages):
+    if retriever == "sharded":
+        pytest.importorskip("datatrove")
+    variant, queries = Bm25Settings(variant="okapi") if retriever == "rank_bm25" else None, {"q": query, "r": query}
+    subset = run(make_task(queries), make_corpus(passages), top_k=1, retriever=retriever, settings=variant)
+    assert subset.dataset["id"][:] == ["a"] and subset.manifest["script"] == script
+    subset.save(tmp_path / "subset")
+    assert Subset.load(tmp_path / "subset").manifest["script"] == script
+    shown = retrieval_report(subset, make_task(queries))
+    assert f"script {script}" in shown and ("**公园**" in shown or "**किताब**" in shown)
 
 
 def test_a_k_that_takes_most_of_the_corpus_is_warned_of(run, make_task, make_corpus, caplog):

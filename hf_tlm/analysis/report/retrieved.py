@@ -15,7 +15,7 @@ from hf_tlm.analysis.report.charts import Chart, line_chart
 from hf_tlm.errors import HfTlmError
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.retrieval import RetrievalArguments
-from hf_tlm.retrieval.highlight import mark_shared, marked_terms, stemmer_of
+from hf_tlm.retrieval.highlight import MarkedTerms, mark_shared
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
@@ -155,7 +155,7 @@ def _with_queries(subset: Subset, rows: Any, task: Task) -> dict[str, tuple[Mark
     asked = rows.select([at for at, query in enumerate(rows["best_query"][:]) if query is not None])
     try:
         found = dataclasses.replace(subset, dataset=asked).examples(task, len(asked))
-        terms_of = marked_terms(stemmer_of(subset.manifest))
+        terms_of = MarkedTerms.of(subset.manifest)
     except HfTlmError:
         return {}  # Without such a row, or without the stemmer that the retrieval had.
     shown = {}

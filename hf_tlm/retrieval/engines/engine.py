@@ -212,6 +212,7 @@ def _indexed(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, Index]:
         fingerprint += "-without-" + hashlib.sha256("\n".join(corpus.bad_files).encode()).hexdigest()[:8]
     analyzer = search.settings.analyzer
     name = f"index-{fingerprint}-{analyzer.stopwords or 'all'}-{analyzer.stemmer or 'words'}"
+    name += f"-{analyzer.script}" if analyzer.script else ""
     directory = Path(search.index_dir or search.folder / name)
     if search.index_dir is not None and (directory / META_FILE).exists():
         _extend(directory, parts, fingerprint, corpus.name, search)

@@ -107,7 +107,7 @@ class Builder:
                 while idle and len(inverting) < num_threads and (start := next(ahead, None)) is not None:
                     column = texts[start : min(start + tiles.TILE, len(passages))]["text"]
                     words = idle.popleft()
-                    tokenizing.append((words, pool.submit(tokenize_words, column, words.vocabulary)))
+                    tokenizing.append((words, pool.submit(tokenize_words, column, words.vocabulary, self.analyzer.script)))
                 if tokenizing and (tokenizing[0][1].done() or not inverting):
                     words, tokens = tokenizing.popleft()
                     ids, offsets = tokens.result()

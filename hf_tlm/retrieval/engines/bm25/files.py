@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,8 +89,11 @@ def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...])
         missing = value is None and kind != (str, type(None))
         if missing or not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
             raise unsound(directory, f"its description has {value!r:.60} as {'.'.join(path)}")
-    if set(meta["analyzer"]) != {"stopwords", "stemmer"} or not all(
-        isinstance(part, str) for part in meta["corpus"]["parts"]
+    script = meta["analyzer"].get("script", "unspaced")
+    if (
+        set(meta["analyzer"]) - {"script"} != {"stopwords", "stemmer"}
+        or script not in ("unspaced", "marks")
+        or not all(isinstance(part, str) for part in meta["corpus"]["parts"])
     ):
         raise unsound(directory, "its description is of another kind of analyser or corpus")
     listed = meta.get("files")
@@ -274,10 +276,10 @@ def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | 
             f"The index {directory} was built from another corpus: {meta['corpus']['name']} (fingerprint "
             f"{meta['corpus']['fingerprint']}), not {fingerprint}. Choose another folder, or delete this one."
         )
-    if analyzer is not None and asdict(analyzer) != meta["analyzer"]:
+    if analyzer is not None and analyzer.to_dict() != meta["analyzer"]:
         raise RetrievalError(
             f"The index {directory} was built with other settings: {describe(meta['analyzer'])}, not "
-            f"{describe(asdict(analyzer))}. Choose another folder, or delete this one."
+            f"{describe(analyzer.to_dict())}. Choose another folder, or delete this one."
         )
     for name, expected in meta["files"].items():
         path = directory / name

@@ -111,7 +111,7 @@ class Index:
             HfTlmError: the disk cannot be written; what was there before is intact.
         """
         directory = Path(directory).absolute()
-        about = {"corpus": corpus_of(corpus_name, fingerprint, parts), "analyzer": asdict(analyzer or Analyzer())}
+        about = {"corpus": corpus_of(corpus_name, fingerprint, parts), "analyzer": (analyzer or Analyzer()).to_dict()}
         with awaited(directory):
             return cls(directory, write_index(directory, None, dataset, about, num_threads, progress))
 
@@ -177,7 +177,7 @@ class Index:
         if not (directory / META_FILE).exists():  # A folder that is read-only has no place for a lock, and needs none.
             with awaited(directory):
                 if not (directory / META_FILE).exists():
-                    about = {"corpus": corpus_of(corpus_name, fingerprint, parts), "analyzer": asdict(analyzer)}
+                    about = {"corpus": corpus_of(corpus_name, fingerprint, parts), "analyzer": analyzer.to_dict()}
                     return cls(directory, write_index(directory, None, dataset, about, num_threads))
         return cls.load(directory, fingerprint=fingerprint, analyzer=analyzer)
 
@@ -247,7 +247,7 @@ class Index:
         Raises:
             RetrievalError: a number below 1, or settings of another analyser.
         """
-        settings = settings or Bm25Settings(stopwords=self.analyzer.stopwords, stemmer=self.analyzer.stemmer)
+        settings = settings or Bm25Settings(**asdict(self.analyzer))
         check_numbers(
             RetrievalError,
             top_k=top_k,
@@ -257,8 +257,8 @@ class Index:
         )
         if settings.analyzer != self.analyzer:
             raise RetrievalError(
-                f"The index {self.directory} was built with {describe(asdict(self.analyzer))}; the settings ask for "
-                f"{describe(asdict(settings.analyzer))}. Build another index for them."
+                f"The index {self.directory} was built with {describe(self.analyzer.to_dict())}; the settings ask for "
+                f"{describe(settings.analyzer.to_dict())}. Build another index for them."
             )
         statistics = statistics or self.statistics(queries.vocabulary, settings.variant)
         terms = query_terms(queries, self.vocabulary.find(queries.vocabulary), settings, statistics, max_query_terms)

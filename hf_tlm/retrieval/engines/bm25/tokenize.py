@@ -14,6 +14,7 @@ from numba import njit
 
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.engines.bm25.vocabulary import FULL, Vocabulary, encode, find, key_step
+from hf_tlm.utils.scripts import UNSPACED_SET, combining_marks, with_bigrams
 
 # Beyond the first four planes there are no word characters.
 CODE_POINTS = 0x40000
@@ -22,9 +23,16 @@ CONTEXT_LETTERS = ("Σ", "İ")
 
 
 @functools.cache
-def lower_table() -> np.ndarray:
-    """int32 [CODE_POINTS]: the lower-case code point of every word character, 0 for all others."""
+def lower_table(marks: bool = False) -> np.ndarray:
+    """int32 [CODE_POINTS]: the lower-case code point of every word character, 0 for all others.
+
+    Args:
+        marks: whether combining marks are word characters.
+    """
     table = np.zeros(CODE_POINTS, np.int32)
+    if marks:
+        codes = [ord(mark) for mark in combining_marks() if ord(mark) < CODE_POINTS]
+        table[codes] = codes
     for code in range(CODE_POINTS):
         lower = chr(code).lower()
         if len(lower) == 1 and (lower.isalnum() or lower == "_"):
@@ -124,8 +132,14 @@ def _buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(data, np.uint8), offsets
 
 
-def tokenize_words(texts: pa.Array | pa.ChunkedArray, words: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """(ids int32 [words], offsets int64 [texts + 1]) of all words, stop words too; unknown ones are added to `words`."""
+def tokenize_words(
+    texts: pa.Array | pa.ChunkedArray, words: Vocabulary, script: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ids int32 [words], offsets int64 [texts + 1]) of all words, stop words too; unknown ones are added to `words`.
+
+    Args:
+        script: see `Analyzer`.
+    """
     texts = texts.cast(pa.large_string())
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
@@ -136,14 +150,18 @@ def tokenize_words(texts: pa.Array | pa.ChunkedArray, words: Vocabulary) -> tupl
     for letter in CONTEXT_LETTERS:
         first, second = letter.encode()
         _texts_with(data, offsets, first, second, needs_context)
+    spread = with_bigrams if script == "unspaced" else str
+    if script == "unspaced":
+        needs_context |= pc.match_substring_regex(texts, f"[{UNSPACED_SET}]").to_numpy(zero_copy_only=False)
     if needs_context.any():
         mask = pa.array(needs_context)
-        lowered = pa.array([text.lower() for text in texts.filter(mask).to_pylist()], texts.type)
+        lowered = pa.array([spread(text.lower()) for text in texts.filter(mask).to_pylist()], texts.type)
         data, offsets = _buffers(pc.replace_with_mask(texts, mask, lowered))
     ids = np.empty((offsets[-1] - offsets[0]) // 2 + 1, np.int32)
     ends = np.zeros(len(texts) + 1, np.int64)
     at_word = np.array([0, offsets[0], 0, len(words)])
-    while not _tokenize(data, offsets, lower_table(), words.arena, words.starts, words.slots, at_word, ids, ends[1:]):
+    lower = lower_table(script == "marks")
+    while not _tokenize(data, offsets, lower, words.arena, words.starts, words.slots, at_word, ids, ends[1:]):
         text, at, _, words.size = at_word
         words.reserve(len(words) + 1, 2 * (offsets[text + 1] - at) + 4)
     words.size = at_word[3]
@@ -197,6 +215,6 @@ def keep_terms(words, offsets, term_of_word):
 def tokenize_texts(texts: Sequence[str], analyzer: Analyzer) -> TokenizedTexts:
     """Tokenise texts that fit in memory: queries, or a corpus for the engines of other packages."""
     words, terms = Vocabulary(), Vocabulary()
-    ids, offsets = tokenize_words(pa.array(texts, pa.large_string()), words)
+    ids, offsets = tokenize_words(pa.array(texts, pa.large_string()), words, analyzer.script)
     ids, offsets = keep_terms(ids, offsets, term_ids(analyzer.terms(words.words()), terms))
     return TokenizedTexts(ids, offsets, terms.words())

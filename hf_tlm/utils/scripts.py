@@ -1,0 +1,82 @@
+"""Scripts in which words are not runs of letters: those without spaces, and those whose marks are parts of words."""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+# Written without spaces: Thai, Lao, Myanmar, Khmer; Hiragana, Katakana, Bopomofo; Han.
+UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x312F), (0x31A0, 0x31FF), (0x3400, 0x4DBF),
+            (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))  # fmt: skip
+# The same as the inside of a regular expression's set.
+UNSPACED_SET = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED)
+CLAUSE = 6
+_CLAUSES = re.compile(f"[{UNSPACED_SET}]{{{CLAUSE},}}")
+_RUNS = re.compile(f"[{UNSPACED_SET}]+")
+# Of the first texts, of so many characters each, more than these shares.
+_MOST_UNSPACED, _MOST_MARKS = 0.1, 0.01
+_SAMPLE, _CHARACTERS = 1000, 2000
+
+
+def script_of(texts: Sequence[str]) -> str | None:
+    """What is to be known of the script of some texts before their words are told apart.
+
+    Returns:
+        "unspaced" where no spaces are between words (Chinese, Japanese, Thai); "marks" where combining marks are parts of
+        words (Hindi and its like; Arabic and Hebrew with vowel points; accents that are not one with their letters); None
+        where words are runs of letters.
+    """
+    sample = [text[:_CHARACTERS] for text in islice(texts, _SAMPLE)]
+    if unspaced_share(sample) > _MOST_UNSPACED:
+        return "unspaced"
+    return "marks" if _share_of_marks(sample) > _MOST_MARKS else None
+
+
+def unspaced_share(texts: Iterable[str]) -> float:
+    """Of what some texts have beside spaces the share of characters in runs of `CLAUSE` or more of `UNSPACED`.
+
+    Little of a text is, even in such a script, where somebody has put spaces between its words.
+    """
+    found = characters = 0
+    for text in texts:
+        characters += len(text) - text.count(" ")
+        found += 0 if text.isascii() else sum(map(len, _CLAUSES.findall(text)))
+    return found / max(1, characters)
+
+
+def with_bigrams(text: str) -> str:
+    """A text in which of every run of `UNSPACED` each two neighbouring letters are a word, and a single one is itself.
+
+    Marks (tones and some vowels of Thai, Lao, Khmer) are left out of such runs.
+    """
+    return text if text.isascii() else _RUNS.sub(_bigrams, text)
+
+
+def _bigrams(run: re.Match) -> str:
+    letters = "".join(filter(str.isalnum, run.group()))
+    return f" {' '.join(letters[i : i + 2] for i in range(max(1, len(letters) - 1)))} "
+
+
+@functools.cache
+def combining_marks() -> str:
+    """Unicode's combining marks of the first four planes, in order; the others are for no script."""
+    return "".join(c for c in map(chr, range(0x40000)) if unicodedata.category(c)[0] == "M")
+
+
+def _share_of_marks(texts: Iterable[str]) -> float:
+    """Of letters, and of marks that follow upon a letter or another such mark, the share of the marks."""
+    letters = marks = 0
+    for text in texts:
+        if text.isascii():
+            letters += sum(map(str.isalpha, text))
+            continue
+        within = False
+        for character in text:
+            if character.isalpha():
+                letters, within = letters + 1, True
+            elif within := within and unicodedata.category(character)[0] == "M":
+                marks += 1
+    return marks / max(1, letters + marks)
