@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.scripts import combining_marks, with_bigrams
+from hf_tlm.utils.scripts import combining_marks, with_bigrams, without_points
 
 _IMPORTING = threading.Lock()
 
@@ -30,7 +30,8 @@ class Analyzer:
         stopwords: "en" drops Lucene's 33 English stop words, None keeps every word.
         stemmer: a Snowball algorithm by PyStemmer's name ("english", "german", ...), or None.
         script: "unspaced": of Chinese, Japanese, Thai and their like each two neighbouring letters are a word. "marks":
-            combining marks are word characters. None: neither; see `hf_tlm.utils.scripts.script_of`.
+            combining marks are word characters, but for the vowel points of Arabic and Hebrew, which are left out. None:
+            neither; see `hf_tlm.utils.scripts.script_of`.
 
     Raises:
         RetrievalError: another value, or PyStemmer is not installed.
@@ -50,7 +51,8 @@ class Analyzer:
 
     def __call__(self, text: str) -> list[str]:
         text = text.lower()
-        text = with_bigrams(text) if self.script == "unspaced" else text
+        if self.script is not None:
+            text = with_bigrams(text) if self.script == "unspaced" else without_points(text)
         terms = self.terms(word_pattern(marks=self.script == "marks", least=2).findall(text))
         return [term for term in terms if term is not None]
 

@@ -16,6 +16,10 @@ UNSPACED_SET = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED)
 CLAUSE = 6
 _CLAUSES = re.compile(f"[{UNSPACED_SET}]{{{CLAUSE},}}")
 _RUNS = re.compile(f"[{UNSPACED_SET}]+")
+# The vowel points of Hebrew and Arabic.
+_POINT_BLOCKS = (range(0x591, 0x5C8), range(0x610, 0x61B), range(0x64B, 0x660), range(0x670, 0x671), range(0x6D6, 0x6EE))
+POINTS = frozenset(chr(c) for block in _POINT_BLOCKS for c in block if unicodedata.category(chr(c)) == "Mn")
+_POINTS = re.compile(f"[{''.join(sorted(POINTS))}]+")
 # Of the first texts, of so many characters each, more than these shares.
 _MOST_UNSPACED, _MOST_MARKS = 0.1, 0.01
 _SAMPLE, _CHARACTERS = 1000, 2000
@@ -58,6 +62,11 @@ def with_bigrams(text: str) -> str:
 def _bigrams(run: re.Match) -> str:
     letters = "".join(filter(str.isalnum, run.group()))
     return f" {' '.join(letters[i : i + 2] for i in range(max(1, len(letters) - 1)))} "
+
+
+def without_points(text: str) -> str:
+    """A text without the vowel points of Hebrew and Arabic, which most texts in them leave out."""
+    return text if text.isascii() else _POINTS.sub("", text)
 
 
 @functools.cache

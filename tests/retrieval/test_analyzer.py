@@ -32,6 +32,7 @@ EXAMPLES = [
     "Ǆ ǅabc ẞ ẞẞ ﬀ ﬀi KELVIN K Å",
     "e\u0301te\u0301 n\u0303andu\u0301 \u0301\u0301 a\u0301b",
     "١٢٣ ४५६ x² a① __ _ _a a_ 0 00 ²²",
+    "كِتَابٌ ـِ ٌ مُ שָׁלוֹם־ ً",
     "漢字かな交じり文 한국어 русский ЁЛКА Ελληνικά עברית العربية हिन्दी ไทย",
     "𐐀𐐁𐐂 𞤀𞤁 𝔸𝔹 𠀀𠀁 😀😀 a😀b\U0001f1e9\U0001f1ea",
     "nul\0nul \0\0 a\0 \0b aa\0bb",
@@ -106,6 +107,7 @@ def test_scripts_whose_words_are_no_runs_of_letters():
         "手机",
     ]
     assert Analyzer(script="marks")("हिन्दी में the किताब") == ["हिन्दी", "में", "किताब"]
+    assert Analyzer(script="marks")("كِتَابٌ مُحَمَّدٌ שָׁלוֹם") == Analyzer()("كتاب محمد שלום") == ["كتاب", "محمد", "שלום"]
     assert Analyzer(script="marks")("The NAÏVE cafe\u0301") == ["naïve", "cafe\u0301"]
     with pytest.raises(RetrievalError, match='script must be "unspaced", "marks" or None; received .thai.'):
         Analyzer(script="thai")

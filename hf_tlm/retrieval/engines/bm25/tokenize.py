@@ -14,7 +14,7 @@ from numba import njit
 
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.engines.bm25.vocabulary import FULL, Vocabulary, encode, find, key_step
-from hf_tlm.utils.scripts import UNSPACED_SET, combining_marks, with_bigrams
+from hf_tlm.utils.scripts import POINTS, UNSPACED_SET, combining_marks, with_bigrams
 
 # Beyond the first four planes there are no word characters.
 CODE_POINTS = 0x40000
@@ -24,15 +24,15 @@ CONTEXT_LETTERS = ("Σ", "İ")
 
 @functools.cache
 def lower_table(marks: bool = False) -> np.ndarray:
-    """int32 [CODE_POINTS]: the lower-case code point of every word character, 0 for all others.
+    """int32 [CODE_POINTS]: the lower-case code point of every word character, -1 for what words leave out, 0 for all others.
 
     Args:
-        marks: whether combining marks are word characters.
+        marks: whether combining marks are word characters, and points are left out; see `Analyzer`.
     """
     table = np.zeros(CODE_POINTS, np.int32)
     if marks:
-        codes = [ord(mark) for mark in combining_marks() if ord(mark) < CODE_POINTS]
-        table[codes] = codes
+        for mark in combining_marks():
+            table[ord(mark)] = -1 if mark in POINTS else ord(mark)
     for code in range(CODE_POINTS):
         lower = chr(code).lower()
         if len(lower) == 1 and (lower.isalnum() or lower == "_"):
@@ -87,6 +87,8 @@ def _tokenize(data, offsets, lower, arena, starts, slots, at_word, ids, ends):
                     code = np.int64(lower[code]) if code < CODE_POINTS else np.int64(0)
                     if code == 0:
                         break
+                    if code < 0:
+                        continue
                     # Lead bytes of UTF-8; the last byte is written below, as an ASCII character would be.
                     length = 1 if code < 0x80 else (2 if code < 0x800 else (3 if code < 0x10000 else 4))
                     for i in range(length - 1):
