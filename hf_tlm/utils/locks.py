@@ -323,24 +323,26 @@ class Claim:
                 self._take_back()
 
     def _take_back(self) -> None:
-        if _held_here(self.folder) is None and (held := _Held.of(self.folder)) is not None:
-            with held:  # Nobody else claims it meanwhile.
-                self._remove()
-        elif _held_here(self.folder) is not None:
-            self._remove()
+        lock = contextlib.nullcontext() if _held_here(self.folder) else _Held.of(self.folder)
+        if lock is None:
+            return  # Another process is at it.
+        with lock:
+            gone = self._remove()
+        for folder in self.made if gone else ():
+            folder.rmdir()
 
-    def _remove(self) -> None:
+    def _remove(self) -> bool:
+        """Remove what is in the folder, unless something is worth keeping; whether it did."""
         files = [path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()]
         names = [path.relative_to(self.folder).as_posix() for path in files]
         if not all(any(fnmatch(name, glob) for glob in self.passing) for name in names):
-            return
+            return False
         with _held([path for path in files if path.suffix == ".lock"]):
             for path in files:
                 path.unlink(missing_ok=True)
             for folder in sorted((path for path in self.folder.rglob("*") if path.is_dir()), reverse=True):
                 folder.rmdir()
-        for folder in self.made:
-            folder.rmdir()
+        return True
 
 
 @contextlib.contextmanager
