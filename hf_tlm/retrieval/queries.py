@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hf_tlm.retrieval.analyzer import RetrievalError, load_bm25s
+from hf_tlm.utils.scripts import combining_marks
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 QUERY_MODES = ("text", "rake")
+
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _PUNCTUATION = re.compile(r"[^\w\s]")
 
@@ -24,12 +26,15 @@ def example_texts(split: Dataset) -> list[str]:
     return texts
 
 
-def build_queries(texts: Sequence[str], mode: str = "text", num_phrases: int = 20) -> list[str]:
+def build_queries(
+    texts: Sequence[str], mode: str = "text", num_phrases: int = 20, *, script: str | None = None
+) -> list[str]:
     """One query per text, in the same order.
 
     Args:
         mode: "text", the whole text; "rake", its `num_phrases` best key phrases (RAKE, Rose et al. 2010), best first,
             joined by spaces. A text without a key phrase gives an empty query.
+        script: see `Analyzer`.
 
     Raises:
         RetrievalError: unknown mode, or fewer than one phrase.
@@ -37,7 +42,7 @@ def build_queries(texts: Sequence[str], mode: str = "text", num_phrases: int = 2
     check_query_mode(mode)
     if num_phrases < 1:
         raise RetrievalError(f"num_phrases must be at least 1; received {num_phrases}.")
-    return list(texts) if mode == "text" else _rake(texts, num_phrases)
+    return list(texts) if mode == "text" else _rake(texts, num_phrases, script)
 
 
 def check_query_mode(mode: str) -> None:
@@ -46,16 +51,17 @@ def check_query_mode(mode: str) -> None:
         raise RetrievalError(f"query_mode must be one of {', '.join(QUERY_MODES)}; received {mode!r}.")
 
 
-def _rake(texts: Sequence[str], num_phrases: int) -> list[str]:
+def _rake(texts: Sequence[str], num_phrases: int, script: str | None) -> list[str]:
     from rake_nltk import Rake
 
     # Every resource is handed in: left to itself rake-nltk asks NLTK for data that have to be downloaded. A phrase
     # ends at a stop word and at any punctuation, Unicode's too, so all of it becomes one symbol.
+    punctuation = re.compile(rf"[^\w\s{combining_marks()}]") if script == "marks" else _PUNCTUATION
     rake = Rake(
         stopwords=set(load_bm25s().stopwords.STOPWORDS_EN_PLUS),
         punctuations={"."},
         sentence_tokenizer=_SENTENCE_END.split,
-        word_tokenizer=lambda sentence: _PUNCTUATION.sub(" . ", sentence).split(),
+        word_tokenizer=lambda sentence: punctuation.sub(" . ", sentence).split(),
     )
     queries = []
     for text in texts:

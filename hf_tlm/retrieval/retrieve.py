@@ -129,9 +129,10 @@ def retrieve(
         method = {"seed": seed, "num_passages": num_passages}
     else:
         query_ids = task.train["id"][:]
-        queries = build_queries(example_texts(task.train), query_mode)
+        texts = example_texts(task.train)
         if elastic is None and settings.script is None:  # An index of theirs has words of its own.
-            settings = replace(settings, script=script_of(example_texts(task.train)))
+            settings = replace(settings, script=script_of(texts))
+        queries = build_queries(texts, query_mode, script=settings.script)
         search = RetrievalRequest(
             task.name, query_ids, queries, top_k, settings, max_query_terms, folder, index_dir, num_threads, query_batch_size
         )

@@ -267,7 +267,7 @@ class Subset:
         if not found:
             return []
         examples = task.train.select(self.rows_of_queries(task, [rows["best_query"][row] for row in found]))
-        queries = build_queries(example_texts(examples), self.manifest["query_mode"])
+        queries = build_queries(example_texts(examples), self.manifest["query_mode"], script=self.manifest.get("script"))
         return [(query, rows["text"][row], rows["score"][row]) for query, row in zip(queries, found, strict=True)]
 
     def tell_of_other_task(self, task: Task) -> None:

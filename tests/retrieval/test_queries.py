@@ -37,6 +37,12 @@ def test_rake_cuts_at_any_punctuation_and_at_line_ends():
     assert build_queries(["red apples\u2014green pears"], "rake", num_phrases=1) == ["red apples"]
 
 
+def test_rake_keeps_marks_within_words_where_they_are_parts_of_them():
+    text = "हिन्दी भाषा, किताब."
+    assert set(build_queries([text], "rake", script="marks")[0].split()) == {"हिन्दी", "भाषा", "किताब"}
+    assert build_queries([text], "rake", script="unspaced") == build_queries([text], "rake")  # As it was before.
+
+
 def test_rake_of_stop_words_alone_is_an_empty_query():
     assert build_queries(["it is not the", "", "?!"], "rake") == ["", "", ""]
 
