@@ -10,7 +10,8 @@ Variants and their names: Kamphuis et al. 2020, "Which BM25 do you mean?"; Lu 20
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,10 @@ class Bm25Settings:
     @property
     def analyzer(self) -> Analyzer:
         return Analyzer(self.stopwords, self.stemmer, self.script)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings, as work in progress keeps them: those of before there were scripts are as they were."""
+        return {name: value for name, value in asdict(self).items() if name != "script" or value is not None}
 
 
 @dataclass(frozen=True)

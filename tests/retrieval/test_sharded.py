@@ -16,8 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_tlm.corpora import load_corpus
-from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import VARIANTS, Bm25Settings
+from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+from hf_tlm.retrieval.engines.engine import RetrievalRequest
+from hf_tlm.retrieval.engines.sharded import sharded
 from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
 from hf_tlm.utils.locks import LockError, awaited
 from support.sharded_retrieval import WORDS, check_same, random_texts, rows_of, single, write_parts
@@ -192,6 +195,15 @@ def kill_this_process(*_):
 
 def killing(step):
     return kill_this_process, ()
+
+
+def test_work_from_before_there_were_scripts_goes_on(tmp_path):
+    corpus, queries = load_corpus(Dataset.from_dict(rows_of(random_texts(20))), id_column="id"), ["some words"]
+    identity = sharded._identity(tokenize_texts(queries, Analyzer()), corpus, 5, Bm25Settings(), None, 2)
+    before = {"variant": "lucene", "k1": 1.2, "b": 0.75, "delta": None, "stopwords": "en", "stemmer": None}
+    assert identity["settings"] == before and Bm25Settings(script="marks").to_dict() == {**before, "script": "marks"}
+    request = RetrievalRequest("task", ["a"], queries, 5, Bm25Settings(), None, tmp_path)
+    assert request.digest("more") == "6918b74752e35c43"
 
 
 def test_another_runs_folder(tmp_path):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ class RetrievalRequest:
 
     def digest(self, *more: Any) -> str:
         """Names a search and whatever else its work in progress depends on."""
-        asked = [self.queries, self.top_k, asdict(self.settings), self.max_query_terms, *map(str, more)]
+        asked = [self.queries, self.top_k, self.settings.to_dict(), self.max_query_terms, *map(str, more)]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
     def tokenize(self) -> TokenizedTexts:

@@ -14,7 +14,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +145,7 @@ def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_quer
         "format_version": FORMAT_VERSION,
         "corpus": corpus.fingerprint,
         "queries": f"{len(queries)} of digest {digest.hexdigest()[:16]}",
-        "settings": {**asdict(settings), "delta": settings.used_delta},
+        "settings": {**settings.to_dict(), "delta": settings.used_delta},
         "top_k": top_k,
         "max_query_terms": max_query_terms,
         "num_shards": num_shards,
