@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import fsspec
 from datasets import Dataset, Features, List, Value
 
+from hf_tlm.corpora.tables import suffix_of
 from hf_tlm.tasks.spec import TaskError
 
 logger = logging.getLogger(__name__)
@@ -101,8 +103,10 @@ def _check(path: Path, number: int, cells: list[str], width: int, places: dict[s
 
 def is_squad_json(path: Path) -> bool:
     """Whether a file begins as SQuAD's do; a file of lines of JSON begins otherwise."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return path.suffix == ".json" and _HEAD.match(file.read(1000)) is not None
+    if suffix_of(path) != ".json":
+        return False
+    with fsspec.open(str(path), "rt", encoding="utf-8", errors="replace", compression="infer") as file:
+        return _HEAD.match(file.read(1000)) is not None
 
 
 def read_squad_json(path: Path) -> Dataset:
@@ -112,7 +116,8 @@ def read_squad_json(path: Path) -> Dataset:
         TaskError: it is not built like SQuAD's.
     """
     rows: list[dict[str, Any]] = []
-    content = json.loads(path.read_text(encoding="utf-8"))
+    with fsspec.open(str(path), "rt", encoding="utf-8", compression="infer") as file:
+        content = json.load(file)
     try:
         for article in content["data"]:
             for paragraph in article["paragraphs"]:

@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pytest
@@ -129,6 +130,13 @@ def test_official_files_of_both_versions(tmp_path):
         "answers": ["Paris"] * 3,
         "starts": [15] * 3,
     }
+
+
+def test_official_files_that_are_compressed(tmp_path):
+    for split, questions in (("train", [PARIS, NOWHERE]), ("dev", [PARIS])):
+        (tmp_path / f"{split}.json.gz").write_bytes(gzip.compress(squad_file({}, *questions).encode()))
+    task = load_task(str(tmp_path))
+    assert task.kind == "question_answering" and task.train["answers"][:] == [["Paris"], []]
 
 
 def test_an_official_file_that_is_not_whole(tmp_path):
