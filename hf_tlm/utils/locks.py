@@ -53,14 +53,16 @@ def owned(folder: str | os.PathLike, *, wait: bool = False) -> Iterator[None]:
     """
     rank, processes = place_in_job()
     with contextlib.ExitStack() as stack:
-        problem = None
-        if rank == 0 and not ((outer := _held_here(folder)) and outer.lent):
-            held = _waited(folder) if wait and not _held_here(folder) else _Held.of(folder)
-            if held is None:
-                problem = _refusal(folder, "choose another --output_dir")
-            else:
-                held.lent = False
-                stack.enter_context(held)
+        problem: str | None = None
+        held: _Held | None = None
+        outer = _held_here(folder) if rank == 0 else None
+        if wait and agree(outer is None, processes):
+            held = _waited(folder, rank, processes)
+        elif rank == 0 and not (outer and outer.lent) and (held := _Held.of(folder)) is None:
+            problem = _refusal(folder, "choose another --output_dir")
+        if held is not None:
+            held.lent = False
+            stack.enter_context(held)
         problem = agree(problem, processes)
         if problem is not None:
             raise LockError(problem)
@@ -109,8 +111,9 @@ def let_others_in(folder: str | os.PathLike) -> Iterator[bool]:
         if held is not None and (again := _Held.of(folder)) is not None:
             held.take(again)
         raise
-    if held is not None:
-        held.take(_waited(folder))
+    again = _waited(folder, rank, processes)
+    if held is not None and again is not None:
+        held.take(again)
 
 
 @contextlib.contextmanager
@@ -122,18 +125,21 @@ def awaited(folder: str | os.PathLike) -> Iterator[None]:
     """
     if _held_here(folder):
         raise LockError(f"{folder} is where the results of this command come. Choose another folder for what it works with.")
-    with _waited(folder):
+    with _waited(folder) or contextlib.nullcontext():
         yield
 
 
-def _waited(folder: str | os.PathLike) -> _Held:
-    """A folder's lock, after those who had it before."""
-    held = _Held.of(folder)
-    if held is None:
+def _waited(folder: str | os.PathLike, rank: int = 0, processes: int = 1) -> _Held | None:
+    """A folder's lock, after those who had it before; of a job its first process has it, and the others None.
+
+    They wait by many short broadcasts: a single one is given up after `ddp_timeout`, which trainings of others outlast.
+    """
+    held = _Held.of(folder) if rank == 0 else None
+    if rank == 0 and held is None:
         logger.warning("Waiting for %s, which writes %s.", owner_of(folder), folder)
-    while held is None:
+    while not agree(held is not None, processes):
         time.sleep(POLL_SECONDS)
-        held = _Held.of(folder)
+        held = _Held.of(folder) if rank == 0 else None
     return held
 
 

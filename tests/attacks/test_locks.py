@@ -102,6 +102,22 @@ def test_who_shares_a_folder_waits_for_it(tmp_path, monkeypatch, caplog):
                 pass  # Nobody waits for itself.
 
 
+def test_a_job_waits_by_many_short_broadcasts(tmp_path, monkeypatch):
+    """One that lasts as long as a training of others is given up after `ddp_timeout`."""
+    out, said = tmp_path / "out", []
+    with holder(out) as process:
+        monkeypatch.setattr(locks, "place_in_job", lambda: (0, 2))
+        monkeypatch.setattr(locks, "agree", lambda decision, processes: said.append(decision) or decision)
+        monkeypatch.setattr("time.sleep", lambda seconds: os.kill(process.pid, 9) if said.count(False) == 3 else None)
+        with owned(out, wait=True):
+            assert said[:4] == [True, False, False, False] and said[-2:] == [True, None]
+    answers = iter([True, False, True, None])
+    monkeypatch.setattr(locks, "place_in_job", lambda: (1, 2))
+    monkeypatch.setattr(locks, "agree", lambda decision, processes: next(answers))
+    with owned(out, wait=True):
+        assert next(answers, "no more") == "no more" and not lock_file(out).exists()
+
+
 def test_others_come_in_and_the_lock_is_back_after_them(tmp_path, monkeypatch):
     out = tmp_path / "out"
 
