@@ -30,27 +30,16 @@ NOTES = {
 }
 
 
-def command(work_dir: Path, seeds: int, max_flops: str) -> list[str]:
+def command(work_dir: Path, options: argparse.Namespace) -> list[str]:
     data = Path(os.environ.get("HF_TLM_DATA", ROOT.parent / "shared/data"))
     task, subset = ["--task", str(data / "tasks/scierc")], work_dir / "subset"
     begin = [sys.executable, "-m", "hf_tlm.cli"]
     if not (subset / "manifest.json").is_file():
         corpus = ["--corpus", f"{data}/corpus/*.parquet", "--output_dir", str(subset)]
         subprocess.run([*begin, "retrieve", "--config", "tlm/coffee", *task, *corpus], check=True, env=environment(0))
-    numbers = map(str, range(seeds))
-    return [
-        *begin,
-        "train",
-        "--config",
-        "tlm/coffee",
-        *task,
-        "--subset",
-        str(subset),
-        "--max_flops",
-        max_flops,
-        "--seeds",
-        *numbers,
-    ]
+    length = ["--max_flops", options.max_flops, "--stage2_max_steps", options.stage2_max_steps]
+    seeds = ["--seeds", *map(str, range(options.num_seeds))]
+    return [*begin, "train", "--config", "tlm/coffee", *task, "--subset", str(subset), *length, *seeds]
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -75,6 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num_seeds", type=int, default=2)
     parser.add_argument("--max_flops", default="4e13", help="Of stage 1; the default is the scale's.")
+    parser.add_argument("--stage2_max_steps", default="2000", help="The default is the scale's.")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--work_dir", default="runs/seeds_benchmark")
     parser.add_argument("--results_dir", default=str(ROOT / "benchmarks" / "results"))
@@ -82,7 +72,7 @@ def main() -> None:
     work_dir, cores = Path(options.work_dir).resolve(), os.cpu_count() or 1
     work_dir.mkdir(parents=True, exist_ok=True)
     hardware = f"{machine()}, load average {os.getloadavg()[0]:.1f} at the start"
-    line, number = command(work_dir, options.num_seeds, options.max_flops), min(cores, options.num_seeds)
+    line, number = command(work_dir, options), min(cores, options.num_seeds)
     sides = {"one process, a thread a core": (1, cores), f"{number} processes, a thread each": (number, 1)}
     runs: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(options.repeats):

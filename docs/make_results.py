@@ -130,7 +130,7 @@ TOPICS = (
         "training",
         "Speed and memory of training",
         "How fast is a step beside the plain Trainer, and what do optimizers and start-up cost?",
-        ["training.md", "modernbert.md", "evaluation.md", "optimizers.md", "startup.md"],
+        ["training.md", "modernbert.md", "evaluation.md", "optimizers.md", "seeds.md", "startup.md"],
     ),
     Topic(
         "gpu",
