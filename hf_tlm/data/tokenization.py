@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.repo import TOKENIZER_FILES, checkpoint_folder
 from hf_tlm.utils.arrow_files import cache_folder, map_rows
 from hf_tlm.utils.files import atomic_file
+from hf_tlm.utils.scripts import alphabet_of
 from hf_tlm.utils.seals import keep_sealed
 
 logger = logging.getLogger(__name__)
@@ -121,13 +120,6 @@ MAX_ALPHABET = 1000
 # Of texts in Chinese characters or Korean syllables as many more as leave out so many running characters at most.
 LEFT_OUT = 0.001
 MOST_LEFT_OUT = 0.01  # What is more is told.
-# A script is that of the texts if so many characters are of it, among the first texts and the first characters of each.
-SCRIPT_SHARE, SCRIPT_TEXTS, SCRIPT_CHARACTERS = 0.01, 1000, 2000
-# Marks that are vowels, tones or consonants, and Unicode's accents too: from Devanagari to Myanmar, Khmer, Japanese.
-_SIGN_BLOCKS = (range(0x900, 0x10A0), range(0x1780, 0x1800), range(0x3099, 0x309B))
-_SIGNS = {chr(code) for block in _SIGN_BLOCKS for code in block if unicodedata.category(chr(code)) == "Mn"}
-# What has thousands of characters: Han, and Korean syllables, here in their parts.
-_MANY = (range(0x1100, 0x1200), range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0xF900, 0xFB00), range(0x20000, 0x40000))
 
 
 def train_wordpiece(
@@ -147,7 +139,7 @@ def train_wordpiece(
     """
     from tokenizers import BertWordPieceTokenizer
 
-    signs, many = _script(texts)
+    signs, many = alphabet_of(texts)
     # None: with lower case.
     strip_accents = False if lowercase and signs else None
     trainer = BertWordPieceTokenizer(lowercase=lowercase, strip_accents=strip_accents)
@@ -192,17 +184,6 @@ def train_wordpiece(
     return BertTokenizer(vocab=vocab, do_lower_case=lowercase, strip_accents=strip_accents, model_max_length=max_length)
 
 
-def _script(texts: Iterable[str]) -> tuple[bool, bool]:
-    """Whether the marks of the texts' script are more than accents, and whether it has thousands of characters."""
-    sample = "".join(text[:SCRIPT_CHARACTERS] for text in islice(texts, SCRIPT_TEXTS))
-    if sample.isascii():
-        return False, False
-    counts = Counter(unicodedata.normalize("NFD", sample))
-    least = SCRIPT_SHARE * counts.total()
-    many = sum(count for c, count in counts.items() if any(ord(c) in block for block in _MANY))
-    return sum(counts[c] for c in _SIGNS) > least, many > least
-
-
 def cached_wordpiece(
     texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, max_length: int = 512
 ) -> PreTrainedTokenizerBase:
@@ -215,7 +196,7 @@ def cached_wordpiece(
         HfTlmError: the cache cannot be written.
     """
     # Vocabularies of other texts are where they were before scripts were told apart.
-    script = _script(texts)
+    script = alphabet_of(texts)
     digest = xxhash.xxh3_128(json.dumps([vocab_size, lowercase, max_length, *(script if any(script) else ())]).encode())
     for text in texts:
         digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.scripts import combining_marks, with_bigrams, without_points
+from hf_tlm.utils.scripts import SCRIPTS, combining_marks, with_bigrams, without_points
 
 _IMPORTING = threading.Lock()
 
@@ -42,7 +42,7 @@ class Analyzer:
     script: str | None = None
 
     def __post_init__(self):
-        if self.script not in ("unspaced", "marks", None):
+        if self.script not in (*SCRIPTS, None):
             raise RetrievalError(f'script must be "unspaced", "marks" or None; received {self.script!r}.')
         if self.stopwords not in ("en", None):
             raise RetrievalError(f'stopwords must be "en" or None (keep every word); received {self.stopwords!r}.')

@@ -41,19 +41,22 @@ class MarkedTerms:
         return cls(made.get("stemmer"), made.get("script"))
 
     def __post_init__(self):
-        _ = self._analyzer
+        _ = self._analyzer  # A stemmer that is not there is told now.
 
     @cached_property
     def _analyzer(self) -> Analyzer:
         return Analyzer(stemmer=self.stemmer, script=self.script)
 
     @cached_property
+    def _stopwords(self) -> frozenset[str]:
+        return frozenset(load_bm25s().stopwords.STOPWORDS_EN_PLUS)
+
+    @cached_property
     def _plain(self) -> Analyzer:
         return Analyzer(script=self.script)
 
     def __call__(self, text: str) -> set[str]:
-        stopwords = load_bm25s().stopwords.STOPWORDS_EN_PLUS
-        return {term for word in set(self._plain(text)).difference(stopwords) for term in self._analyzer(word)}
+        return {term for word in set(self._plain(text)) - self._stopwords for term in self._analyzer(word)}
 
     def words(self, text: str) -> list[tuple[int, int, str]]:
         """(start, end, text whose terms it has) of each word; a letter of a script without spaces has its neighbours'."""

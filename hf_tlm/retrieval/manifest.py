@@ -13,6 +13,7 @@ from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.names import RETRIEVERS, VARIANTS
 from hf_tlm.retrieval.queries import QUERY_MODES
 from hf_tlm.utils.json_files import Check, Unfit, listed, mapped, maybe, read_fields, real, record, truth, whole, words
+from hf_tlm.utils.scripts import SCRIPTS
 from hf_tlm.utils.shown import suggestion
 
 if TYPE_CHECKING:
@@ -103,10 +104,11 @@ _NEEDED: dict[str, Check] = {
 }
 # Of some, or since some version.
 _MORE: dict[str, Check] = {
-    **dict.fromkeys(("query_mode", "variant", "stopwords", "stemmer", "script", "analyzed_by"), maybe(_NAME)),
+    **dict.fromkeys(("query_mode", "variant", "stopwords", "stemmer", "analyzed_by"), maybe(_NAME)),
+    "script": maybe(_choice(*SCRIPTS)),
     **dict.fromkeys(("max_query_terms", "top_k", "top_k_requested", "num_passages", "seed"), maybe(_COUNT)),
     **dict.fromkeys(("k1", "b", "delta"), maybe(_NUMBER)),
-    "analyzer": maybe(_of(stopwords=maybe(_NAME), stemmer=maybe(_NAME))),
+    "analyzer": maybe(_of(stopwords=maybe(_NAME), stemmer=maybe(_NAME), script=maybe(_choice(*SCRIPTS)))),
     "teacher": maybe(_of(model=_NAME, passages=_COUNT, label_names=_NAMES, cut_passages=_COUNT, teachers=_TEACHERS)),
     "decontamination": _LEFT_OUT,
     "deduplication": _LEFT_OUT,

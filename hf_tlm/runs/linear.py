@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,13 @@ from hf_tlm.models import ModelError
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import listed, mapped, one_of, read_fields, real, whole, words
 from hf_tlm.utils.run_names import LINEAR_FILE
-from hf_tlm.utils.scripts import UNSPACED_SET, unspaced_share
+from hf_tlm.utils.scripts import UNSPACED_SET, script_of
 
 # Words, and punctuation marks each by itself: entity marks such as [[ ]] say much on some tasks.
 TOKENS = r"(?u)\w+|[^\w\s]"
 # Without spaces between words a run of letters is a clause, which hardly comes twice: each character is a word there. So it
-# is where more than a hundredth of the training texts is written so (`unspaced_share`); other models stay as they were.
+# is in the scripts that `script_of` calls unspaced, as in a search; other models stay as they were.
 TOKENS_BY_CHARACTER = rf"(?u)[^\W{UNSPACED_SET}]+|\w|[^\w\s]"
-_MOST_UNSPACED = 0.01
 WEIGHTS_FILE = "linear.safetensors"
 COLUMNS = ("text", "text_pair")
 # Logit of a class that was not seen.
@@ -53,7 +51,7 @@ _DAMAGED = "Make it again with `hf-tlm baseline`, or copy it again."
 
 def by_character(*columns: Sequence[str]) -> bool:
     """Whether texts are written without spaces, so that their characters are words."""
-    return unspaced_share(chain(*columns)) > _MOST_UNSPACED
+    return any(script_of(texts) == "unspaced" for texts in columns)
 
 
 def tokens(characters: bool) -> str:

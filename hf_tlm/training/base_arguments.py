@@ -20,6 +20,7 @@ from hf_tlm.training.trainer_options import check_trainer_options
 from hf_tlm.utils.options import OnlyWith, check_effects, check_ranges, option
 from hf_tlm.utils.shown import relative_name, shown_path
 
+logger = logging.getLogger(__name__)
 # Of the Trainer's options those that would break a run.
 _UNSUPPORTED = {
     "auto_find_batch_size": "batches are drawn before the first step. Choose per_device_train_batch_size, which leaves "
@@ -31,8 +32,6 @@ _UNSUPPORTED = {
     "prediction_loss_only": "checkpoints are chosen by the task's metric",
     "restore_callback_states_from_checkpoint": "what is here restores what a run needs by itself",
 }
-logger = logging.getLogger(__name__)
-
 _WITH_MUON = OnlyWith("optim", ("muon",))
 
 

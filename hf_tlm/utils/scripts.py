@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from itertools import islice
 
 # Written without spaces: Thai, Lao, Myanmar, Khmer; Hiragana, Katakana, Bopomofo; Han.
@@ -20,12 +21,19 @@ _RUNS = re.compile(f"[{UNSPACED_SET}]+")
 _POINT_BLOCKS = (range(0x591, 0x5C8), range(0x610, 0x61B), range(0x64B, 0x660), range(0x670, 0x671), range(0x6D6, 0x6EE))
 POINTS = frozenset(chr(c) for block in _POINT_BLOCKS for c in block if unicodedata.category(chr(c)) == "Mn")
 _POINTS = re.compile(f"[{''.join(sorted(POINTS))}]+")
+# Marks that are vowels, tones or consonants, and Unicode's accents too: from Devanagari to Myanmar, Khmer, Japanese.
+_SIGN_BLOCKS = (range(0x900, 0x10A0), range(0x1780, 0x1800), range(0x3099, 0x309B))
+_SIGNS = {chr(code) for block in _SIGN_BLOCKS for code in block if unicodedata.category(chr(code)) == "Mn"}
+# What has thousands of characters: Han, and Korean syllables, here in their parts.
+_MANY = (range(0x1100, 0x1200), range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0xF900, 0xFB00), range(0x20000, 0x40000))
+# What `script_of` finds.
+SCRIPTS = ("unspaced", "marks")
 # Of the first texts, of so many characters each, more than these shares.
-_MOST_UNSPACED, _MOST_MARKS = 0.1, 0.01
+_MOST_UNSPACED, _MOST_MARKS, _LEAST = 0.1, 0.01, 0.01
 _SAMPLE, _CHARACTERS = 1000, 2000
 
 
-def script_of(texts: Sequence[str]) -> str | None:
+def script_of(texts: Iterable[str]) -> str | None:
     """What is to be known of the script of some texts before their words are told apart.
 
     Returns:
@@ -33,10 +41,25 @@ def script_of(texts: Sequence[str]) -> str | None:
         words (Hindi and its like; Arabic and Hebrew with vowel points; accents that are not one with their letters); None
         where words are runs of letters.
     """
-    sample = [text[:_CHARACTERS] for text in islice(texts, _SAMPLE)]
+    sample = _sample(texts)
     if unspaced_share(sample) > _MOST_UNSPACED:
         return "unspaced"
     return "marks" if _share_of_marks(sample) > _MOST_MARKS else None
+
+
+def alphabet_of(texts: Iterable[str]) -> tuple[bool, bool]:
+    """Whether the marks of the texts' script are more than accents, and whether it has thousands of characters."""
+    sample = "".join(_sample(texts))
+    if sample.isascii():
+        return False, False
+    counts = Counter(unicodedata.normalize("NFD", sample))
+    least = _LEAST * counts.total()
+    many = sum(count for c, count in counts.items() if any(ord(c) in block for block in _MANY))
+    return sum(counts[c] for c in _SIGNS) > least, many > least
+
+
+def _sample(texts: Iterable[str]) -> list[str]:
+    return [text[:_CHARACTERS] for text in islice(texts, _SAMPLE)]
 
 
 def unspaced_share(texts: Iterable[str]) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from hf_tlm.errors import ArgumentsError
+from hf_tlm.utils.scripts import UNSPACED_SET
 
 # A mark that so many of the task's texts have, and hardly any passage.
 OFTEN, HARDLY = 0.5, 0.01
@@ -23,7 +24,7 @@ _MARK = re.compile(r"([^\w\s])\1+|</?\w+>|\[/?\w+\]|[@$#]\w+[@$#]")
 # Not that of `corpora.passages`, which cuts at abbreviations too: half a sentence would be asked about as a whole one.
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?![a-z\s])|(?<=[。！？])")
 # What is written without spaces between words, or as Korean with particles at their end, is looked for by characters.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_UNSPACED = UNSPACED_SET + "\uac00-\ud7af"
 _TOKEN = re.compile(rf"[^\W{_UNSPACED}]+|\w|[^\w\s]")
 # So many texts are made of a sentence at most, of so many ways to mark it.
 PER_SENTENCE, WAYS = 2, 1000

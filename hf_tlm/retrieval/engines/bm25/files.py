@@ -22,6 +22,7 @@ from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.engines.bm25.tiles import MANY, Tile
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 from hf_tlm.utils import seals
+from hf_tlm.utils.scripts import SCRIPTS
 
 # dtype and number of dimensions
 _KINDS: dict[str, tuple[type[np.integer], int]] = {
@@ -89,10 +90,10 @@ def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...])
         missing = value is None and kind != (str, type(None))
         if missing or not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
             raise unsound(directory, f"its description has {value!r:.60} as {'.'.join(path)}")
-    script = meta["analyzer"].get("script", "unspaced")
+    script = meta["analyzer"].get("script", SCRIPTS[0])
     if (
         set(meta["analyzer"]) - {"script"} != {"stopwords", "stemmer"}
-        or script not in ("unspaced", "marks")
+        or script not in SCRIPTS
         or not all(isinstance(part, str) for part in meta["corpus"]["parts"])
     ):
         raise unsound(directory, "its description is of another kind of analyser or corpus")
