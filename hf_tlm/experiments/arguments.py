@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -25,7 +26,10 @@ class TableArguments:
     """The tasks, arms and seeds of the table, and its budget."""
 
     tasks: list[str] = option(
-        help=('Tasks, each by name or folder, or as JSON: \'{"task": "imdb", "seeds": [0], "train_tlm": {"rho1": 19}}\'.')
+        help=(
+            'Tasks, each by name or folder, or as JSON: \'{"task": "imdb", "seeds": [0], "train_tlm": {"rho1": 19}}\'. '
+            "One that the --config files have keeps their options, but for its seeds."
+        )
     )
     arms: list[str] = option(
         help=(
@@ -33,7 +37,7 @@ class TableArguments:
             "'DSIR 20%%', 'BM25 20%%' (its best), 'random 20%%' (of it), "
             "pretrained, 'majority class', linear; or as JSON: "
             '\'{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}\'; "tokenizer": "own" is one of its task\'s '
-            "and subset's texts."
+            "and subset's texts. The name of an arm of the --config files is that arm."
         ),
         factory=lambda: ["task only", "random", "BM25", "BM25 + ISS 20%"],
     )
@@ -103,9 +107,9 @@ class TableArguments:
         if self.tasks_dir is not None and not Path(self.tasks_dir).is_dir():
             raise ReproductionError(f"tasks_dir: expected a folder of tasks; there is none at {self.tasks_dir}.")
         objectives = [read_objective(text) for text in self.objectives]
-        arms = [arm for text in self.arms for arm in Arm.read(text).with_objectives(objectives)]
+        arms = [arm for one in self._arms(files) for arm in one.with_objectives(objectives)]
         return make_plan(
-            [TaskEntry.read(text) for text in self.tasks],
+            self._tasks(files),
             arms,
             self.seeds,
             output_dir,
@@ -132,13 +136,42 @@ class TableArguments:
         """
         if self.budget or BUDGETS & set(read_configs(files, "train_tlm")):
             return
-        for arm in map(Arm.read, self.arms):
+        for arm in self._arms(files):
             if arm.subset is not None and not BUDGETS & set(arm.settings.get("train_tlm", {})):
                 raise ReproductionError(
                     f"Nothing says how long stage 1 of the arm {arm.name} is: no --config file has one of "
                     f"{', '.join(sorted(BUDGETS))} in its section train_tlm. Put a scale before the table, for instance "
                     "the preset tlm/coffee, or give --max_flops."
                 )
+
+    def _arms(self, files: Sequence[str]) -> list[Arm]:
+        """The arms, of which one that the files have under its name is theirs, also where the command line only names it."""
+        of_files = {str(entry.get("name") or entry.get("subset")).lower(): entry for entry in _entries(files, "arms")}
+        arms = []
+        for text in self.arms:
+            entry = of_files.get(text.lower())
+            try:
+                arms.append(Arm.read(text if entry is None else json.dumps(entry)))
+            except ReproductionError as error:
+                if not of_files or entry is not None or text.lstrip().startswith("{"):
+                    raise
+                names = ", ".join(repr(str(entry.get("name") or entry.get("subset"))) for entry in of_files.values())
+                raise ReproductionError(f"{error} The --config files have the arms {names}.") from error
+        return arms
+
+    def _tasks(self, files: Sequence[str]) -> list[TaskEntry]:
+        """The tasks, likewise; on how many seeds is not the task's own where the command line names it."""
+        of_files = {entry.get("task"): entry for entry in _entries(files, "tasks")}
+        return [
+            TaskEntry.read(json.dumps({**of_files[text], "seeds": None}) if text in of_files else text)
+            for text in self.tasks
+        ]
+
+
+def _entries(files: Sequence[str], name: str) -> list[dict[str, Any]]:
+    """What files say of a table's tasks or arms as mappings; the rest are names."""
+    entries = read_configs(files, "reproduce").get(name)
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def _changed(options: Any) -> dict[str, Any]:

@@ -234,6 +234,44 @@ def test_budget_of_the_command_line():
     assert TableArguments(tasks=["one"], max_steps=5, max_tokens=10).budget == {"max_steps": 5, "max_tokens": 10}
 
 
+def test_the_command_line_names_arms_and_tasks_of_the_files(tmp_path):
+    """A name alone was the standard arm, with another vocabulary, or none; a task lost its metric."""
+    (tmp_path / "table.yaml").write_text(
+        "reproduce:\n  tasks:\n    - {task: one, seeds: [5], train_tlm: {metric: micro_f1}}\n    - other\n"
+        "  arms:\n    - linear\n    - {name: Random, subset: random, tokenizer: own}\n"
+        "    - {name: short, subset: none, train_tlm: {max_flops: 2.5e12}}\n"
+        '    - {subset: BM25, retrieve: {top_k: 3}}\n    - \'{"name": "text", "subset": "BM25"}\'\n'
+    )
+    files = [str(tmp_path / "table.yaml")]
+
+    def plan_of(args, files=files):
+        (read,) = parse(TableArguments, recipe="reproduce", description="", args=["--config", *files, *args])
+        read.check_budget([*files, str(CONFIGS / CPU[0])])
+        return read.plan(CorpusArguments(corpus="corpus.parquet"), "out", files)
+
+    def arms_of(plan):
+        return {step.arm.name: step.arm for step in plan.trainings}
+
+    whole, named = (
+        arms_of(plan_of(args))
+        for args in ([], ["--arms", "linear", "random", "short", "bm25", '{"name": "x", "subset": "BM25"}'])
+    )
+    assert whole["Random"].tokenizer == "own"
+    assert named.pop("x") == Arm("x", Selection("bm25"))
+    assert named == {name: arm for name, arm in whole.items() if name != "text"}
+
+    plan = plan_of(["--arms", "random", "--tasks", "one", "two", "--seeds", "0", "1"])
+    assert [(step.task_name, step.seed) for step in plan.trainings] == [("one", 0), ("two", 0), ("one", 1), ("two", 1)]
+    assert [step.options.get("metric") for step in plan.trainings] == ["micro_f1", None, "micro_f1", None]
+
+    with pytest.raises(
+        ReproductionError, match="received 'shrot'. The --config files have the arms 'Random', 'short', 'BM25'."
+    ):
+        plan_of(["--arms", "shrot"])
+    with pytest.raises(ReproductionError, match="received 'shrot'.$"):
+        TableArguments(tasks=["one"], arms=["shrot"]).plan(CorpusArguments(corpus="c.parquet"), "out", [])
+
+
 def test_an_encoder_that_is_not_at_hand_is_left_out_and_said():
     plan = planned(["task only", "pretrained"])
     assert names(plan.trainings) == ["one/task-only/seed-0"]
