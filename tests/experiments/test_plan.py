@@ -384,6 +384,7 @@ def test_tables_of_the_papers():
         "pupil": set(),
         "self_taught": set(),
         "small_body": set(),
+        "larger_body": set(),
         "thousand_labels": set(),
         "tuning": set(),
         "tuning_seeds": set(),
