@@ -58,6 +58,7 @@ def load_corpus(
             data is none), also compressed as .gz or .zst; a Hub dataset id, with `@revision` if wanted; or a
             `datasets.Dataset`. Hidden folders, and those that this
             package wrote (subsets, indexes, runs, models) below a folder or glob are left out.
+        text_column: column of the texts. A field of an object has a dotted name, `page.text`, as any column has.
         id_column: column of unique ids. Default: `<file>:<row>`, files named relative to their common folder.
         source_column: column that says where a document is from; where it is absent, the file's or data set's name.
         max_words: cut documents into passages of at most so many words, at sentence ends; 0 is none.
@@ -79,8 +80,9 @@ def load_corpus(
     if isinstance(corpus, Dataset):
         _check_text_files(sample_by, [], "a data set")
         digest = _digest(settings)
+        read = [c if c in corpus.column_names else c.partition(".")[0] for c in columns if c is not None]
         for batch in corpus.iter(1000):
-            for name in (c for c in columns if c in corpus.column_names):
+            for name in (c for c in read if c in corpus.column_names):
                 digest.update(repr(batch[name]).encode())
         return _one_part("in-memory", digest.hexdigest()[:16], corpus, "row", "in-memory", columns, max_words)
     if isinstance(corpus, os.PathLike):

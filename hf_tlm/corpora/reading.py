@@ -83,12 +83,11 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
             batch = next(batches, None)
             if batch is None:
                 return
+            names, batch = ", ".join(batch), _with_fields(batch, columns)
             for column in (text_column, id_column):
                 if column is not None and column not in batch:
                     option = "--corpus_text_column" if column == text_column else "--corpus_id_column"
-                    raise CorpusError(
-                        f"{name}: no column {column!r}; the columns are {', '.join(batch)}. Choose with {option}."
-                    )
+                    raise CorpusError(f"{name}: no column {column!r}; the columns are {names}. Choose with {option}.")
             texts = _texts(batch[text_column], name, position, text_column)
             if id_column is None:
                 rows = pa.array(range(position, position + len(texts))).cast(pa.string())
@@ -107,11 +106,29 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
         position += len(texts)
 
 
+def _with_fields(batch: Batch, columns: Columns) -> Batch:
+    """The batch with a column for each that is named as a field of an object: `page.text` for that of `page`."""
+    fields = {}
+    for name in columns:
+        head, *keys = (name or "").split(".")
+        if name is None or name in batch or not keys or batch.get(head) is None:
+            continue
+        cells, known = _python(batch[head]), True
+        for key in keys:
+            objects = [cell for cell in cells if isinstance(cell, dict)]
+            known &= any(key in cell for cell in objects) or all(cell is None for cell in cells)
+            cells = [cell.get(key) if isinstance(cell, dict) else None for cell in cells]
+        if known:
+            fields[name] = cells
+    return batch | fields
+
+
 def _parquet(path: Path, columns: Columns) -> Iterator[Batch]:
     """Without `datasets`, which makes Python objects of every row; columns that are not asked for are None."""
     file = open_parquet(path)
     names = file.schema_arrow.names
-    batches = file.iter_batches(BATCH, columns=[name for name in names if name in columns] or names)
+    asked = {name if name in names else name.split(".")[0] for name in columns if name is not None}
+    batches = file.iter_batches(BATCH, columns=[name for name in names if name in asked] or names)
     return (dict.fromkeys(names) | dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in batches)
 
 
@@ -131,9 +148,11 @@ def _texts(values: list | pa.Array, name: str, position: int, column: str) -> pa
     if not _holds_strings(values):
         for row, value in enumerate(_python(values), position):
             if value is not None and not isinstance(value, (str, int, float)):
+                todo = "Choose another column."
+                if isinstance(value, dict) and value:
+                    todo = f"Name the field that holds them, such as --corpus_text_column {column}.{next(iter(value))}."
                 raise CorpusError(
-                    f"{name}, row {row}: the column {column!r} should hold texts; received a {type(value).__name__}. "
-                    "Choose another column."
+                    f"{name}, row {row}: the column {column!r} should hold texts; received a {type(value).__name__}. {todo}"
                 )
     return _strings(values)
 

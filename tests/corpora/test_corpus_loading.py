@@ -150,6 +150,44 @@ def test_numbers_are_texts_and_lists_are_not(tmp_path):
         list(load_corpus(str(tmp_path / "b.jsonl")))
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "Dataset"])
+def test_fields_of_objects(tmp_path, suffix):
+    """They were no columns; a corpus in memory had one fingerprint for all of them."""
+    rows = [
+        {"page": {"text": "first text", "at": {"url": "u1"}}, "meta": {"from": "web"}},
+        {"page": None, "meta": None},
+        {"page": {"text": "second text", "at": {"url": "u2"}}, "meta": {"from": None}},
+    ]
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    given = Dataset.from_list(rows) if suffix == "Dataset" else str(path)
+    source = "in-memory" if suffix == "Dataset" else "a"
+    corpus = load_corpus(given, text_column="page.text", source_column="meta.from")
+    assert [(row["text"], row["source"]) for row in corpus] == [("first text", "web"), ("second text", source)]
+    assert corpus.skipped == 1
+    names = {"text_column": "page.text", "id_column": "page.at.url"}
+    assert [row["id"] for row in load_corpus(Dataset.from_list([rows[0], rows[2]]), **names)] == ["u1", "u2"]
+    changed = Dataset.from_list([{"page": {"text": "another text", "at": {"url": "u1"}}}])
+    same = Dataset.from_list([{"page": {"text": "first text", "at": {"url": "u1"}}}])
+    assert (
+        load_corpus(changed, text_column="page.text").fingerprint != load_corpus(same, text_column="page.text").fingerprint
+    )
+
+    for wrong in ("page.body", "page.text.of", "meta.text", "pages.text"):
+        with pytest.raises(CorpusError, match=f"no column '{wrong}'; the columns are page, meta. Choose with"):
+            list(load_corpus(given, text_column=wrong))
+    with pytest.raises(CorpusError, match="received a dict. Name the field that .* --corpus_text_column page.(at|text)"):
+        list(load_corpus(given, text_column="page"))
+
+
+def test_a_column_whose_name_has_a_dot_is_one(tmp_path):
+    pq.write_table(pa.table({"page.text": ["whole"], "page": [{"text": "field"}]}), tmp_path / "a.parquet")
+    assert [row["text"] for row in load_corpus(str(tmp_path / "a.parquet"), text_column="page.text")] == ["whole"]
+
+
 def test_missing_column_lists_those_there_are(folder):
     with pytest.raises(CorpusError, match="b.txt: no column 'body'; the columns are text. Choose with --corpus_text_column"):
         list(load_corpus(str(folder / "b.txt"), text_column="body"))
