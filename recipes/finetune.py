@@ -18,6 +18,7 @@ from __future__ import annotations
 from hf_tlm import data, runs
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.retrieval import SubsetArguments
 from hf_tlm.runs import CheckpointArguments, GridArguments, PredictArguments
 from hf_tlm.tasks import TaskArguments
@@ -32,6 +33,8 @@ def main() -> None:
         description=__doc__,
     )
     grid = grid_args.read(args.seeds, checkpoint.model_name_or_path)
+    if grid is not None and subset_args.subset:
+        raise ArgumentsError("--subset is for a teacher to label, and a grid has no teacher. Leave it out.")
 
     # 2. The labelled task. What could not be predicted on in the end is refused before the training.
     task = task_args.load()
