@@ -84,7 +84,7 @@ class Subset:
         """Write parquet data, manifest, report and dataset card; the same subset gives the same bytes.
 
         Args:
-            report: from `retrieval_report` with the task, whose texts its examples show; None: one without examples.
+            report: from `retrieval_report`, with the task one that quotes its texts; None: one with passages alone.
 
         `datasets.load_dataset(directory)` reads the folder too. A subset saved there before is replaced as a whole.
 
