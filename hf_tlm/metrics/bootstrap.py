@@ -48,7 +48,8 @@ class Lead:
     @property
     def interval(self) -> str:
         """In percent, as a sentence has it."""
-        return f"95% interval {100 * self.low:.2f} to {100 * self.high:.2f}"
+        low, high = (round(100 * end, 2) + 0.0 for end in (self.low, self.high))  # Else -0.00 is said of the other side.
+        return f"95% interval {low:.2f} to {high:.2f}"
 
 
 def paired_bootstrap(

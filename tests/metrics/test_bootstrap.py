@@ -78,6 +78,7 @@ def test_equal_models_and_sure_leads():
     assert found.sure and found.low == found.high == 1.0
     assert Lead(0.02, -0.015, 0.05).interval == "95% interval -1.50 to 5.00" and not Lead(0.02, -0.015, 0.05).sure
     assert Lead(-0.02, -0.05, -0.01).sure
+    assert Lead(-0.4, -0.6, 0.0).reversed.interval == "95% interval 0.00 to 60.00"
 
 
 def test_what_is_refused():
