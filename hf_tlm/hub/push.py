@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 # What of a folder stays here, by the name of a file or of a folder on the way to it: hidden files, what is needed only
-# to continue training or to see damage, the seeds, stages, points and trials that the published model was chosen from,
-# what was predicted with it, pages that show it, and what a teacher says, which quotes passages.
+# to continue training or to see damage, the seeds, rounds, stages, points and trials that the published model was chosen
+# from, what was predicted with it, pages that show it, and what a teacher says, which quotes passages.
 NOT_PUBLISHED = (
-    *(".*", "*.tmp", "checkpoint-*", "seed-*", "stage[12]", "points", "trials", "training", "runs", "logs"),
+    *(".*", "*.tmp", "checkpoint-*", "seed-*", "round-[0-9]*", "stage[12]", "points", "trials", "training", "runs", "logs"),
     *("predictions", "analysis", TEACHER_FILE),
     *("__pycache__", "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin"),
     "seal.json",

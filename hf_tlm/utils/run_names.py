@@ -4,6 +4,7 @@
 <run>/results.json        what came out of it
 <run>/seed-<n>/           one seed: stage<n>/ with checkpoints, model/, predictions/<split>.jsonl, results.json
 <run>/split-<n>/          the same of a few-shot split
+<run>/round-<n>/          a whole run, of several of which each is taught by the one before
 <run>/grid.json           a grid's scores; results.md is their table
 """
 

@@ -41,7 +41,7 @@ def write(folder, files):
 
 def test_what_is_published(folder):
     inside = ("training/log.json", "stage1/model/config.json", "points/a=1/config.json", "trials/study.db", "runs/events")
-    write(folder, dict.fromkeys((*inside, ".cache/x"), b"x"))
+    write(folder, dict.fromkeys((*inside, "round-2/model.safetensors", ".cache/x"), b"x"))
     assert list(published(folder)) == sorted(CONTENT)
 
 
