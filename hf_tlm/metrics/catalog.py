@@ -18,6 +18,8 @@ from hf_tlm.tasks.spec import KIND_METRICS
 if TYPE_CHECKING:
     from transformers import EvalPrediction
 
+# The loss leaves it out.
+NO_LABEL = -100
 METRICS: dict[str, type[TaskMetric]] = {
     metric.name: metric
     for metric in (
@@ -42,8 +44,11 @@ def load_metric(name: str) -> TaskMetric:
 def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], dict[str, float]]:
     """For `Trainer(compute_metrics=...)`: metrics of argmax predictions and their accuracy, or of regression's numbers.
 
+    Texts with the label -100 have none and are left out, as they are of the loss.
+
     Raises:
-        HfTlmError: there is no metric of this name, or it needs more than logits; when computing: an output is not finite.
+        HfTlmError: there is no metric of this name, or it needs more than logits; when computing: an output is not finite,
+            or no text has a label.
     """
     regression = name in KIND_METRICS["regression"]
     usable = KIND_METRICS["regression" if regression else "classification"]
@@ -63,9 +68,14 @@ def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], 
         outputs: Any = prediction.predictions
         labels: Any = prediction.label_ids
         predicted = outputs.reshape(len(outputs)) if regression else outputs.argmax(axis=-1)
+        labels = labels.reshape(len(outputs))
+        if not regression:
+            predicted, labels = predicted[labels != NO_LABEL], labels[labels != NO_LABEL]
+            if not len(labels):
+                raise HfTlmError("None of the texts that are scored has a label: all are -100. Give labels to some.")
         scores: dict[str, float] = {}
         for metric in metrics:
-            scores |= metric.compute(predictions=predicted, references=labels.reshape(len(outputs)))
+            scores |= metric.compute(predictions=predicted, references=labels)
         return scores
 
     return compute

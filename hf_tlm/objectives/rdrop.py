@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from hf_tlm.objectives.task import TaskLoss
+from hf_tlm.objectives.reductions import mean
+from hf_tlm.objectives.task import NO_LABEL, TaskLoss
 
 
 class RDrop(TaskLoss):
@@ -17,7 +18,8 @@ class RDrop(TaskLoss):
 
     Equation 4 with the mean of the two cross-entropies in place of their sum, as in its released code, so that `alpha` is
     beside a loss of the usual size. Reads `outputs.logits` [2 B, C], the first pass's B texts before the second's, and
-    `batch["labels"]` [B]. Texts are scored with one pass, by `TaskLoss`.
+    `batch["labels"]` [B]; a text with the label -100, which is none, counts for nothing. Texts are scored with one pass, by
+    `TaskLoss`.
     """
 
     def __init__(self, alpha: float, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):
@@ -33,6 +35,6 @@ class RDrop(TaskLoss):
         both = self.cross_entropy(logits, labels.repeat(2))
         p, q = F.log_softmax(logits, dim=-1).chunk(2)
         # sum p (log p - log q) + sum q (log q - log p)
-        apart = ((p.exp() - q.exp()) * (p - q)).sum() / 2
-        task, divergence = both / 2 / count, apart / count
+        apart = ((p.exp() - q.exp()) * (p - q) * (labels != NO_LABEL)[:, None]).sum() / 2
+        task, divergence = mean(both / 2, count), mean(apart, count)
         return {"loss": task + self.alpha * divergence, "task_loss": task.detach(), "rdrop_loss": divergence.detach()}

@@ -88,3 +88,13 @@ def test_unknown():
 def test_diverged_training_is_not_scored():
     with pytest.raises(HfTlmError, match="diverged"):
         compute_metrics_for("accuracy")(EvalPrediction(predictions=np.full((2, 3), np.nan), label_ids=np.array([0, 1])))
+
+
+def test_texts_without_a_label_are_not_scored():
+    """As the loss and the collator have it: -100 is no class."""
+    logits, labels = np.eye(3)[PREDICTIONS + [0, 1]], np.array(REFERENCES + [-100, -100])
+    scores = compute_metrics_for("macro_f1")(EvalPrediction(predictions=logits, label_ids=labels))
+    assert scores["macro_f1"] == pytest.approx(f1_score(REFERENCES, PREDICTIONS, average="macro"))
+    assert scores["accuracy"] == pytest.approx(4 / 6)
+    with pytest.raises(HfTlmError, match="None of the texts that are scored has a label"):
+        compute_metrics_for("accuracy")(EvalPrediction(predictions=logits[:2], label_ids=np.array([-100, -100])))

@@ -66,3 +66,13 @@ def test_a_batch_twice():
     assert found["text_ids"].tolist() == [[1, 1, 2, 2], [3, 3, 0, 0], [4, 4, 5, 5], [6, 6, 0, 0]]
     assert found["labels"].tolist() == [0, 1, 2] * 2
     assert packed["first_tokens"].tolist() == [0, 2, 4], "the batch itself is left alone"
+
+
+def test_texts_without_a_label_count_for_nothing():
+    torch.manual_seed(0)
+    logits, labels = torch.randn(8, 3), torch.tensor([0, 2, -100, -100])
+    labelled = logits[[0, 1, 4, 5]]
+    found = RDrop(2.0)(SimpleNamespace(logits=logits), {"labels": labels})
+    assert found["loss"].item() == pytest.approx(plain(labelled.double(), labels[:2], 2.0, 0.0).item(), rel=1e-5)
+    none = RDrop(2.0)(SimpleNamespace(logits=logits), {"labels": torch.full((4,), -100)})
+    assert none["loss"].item() == none["rdrop_loss"].item() == 0
