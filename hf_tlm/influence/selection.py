@@ -149,8 +149,13 @@ def select_rows(
             (`InfluenceScorer.masked_tokens`) that is the influence of the loss's mean over all of a group's.
 
     Raises:
-        InfluenceError: no passage has a finite score, or fewer than `num_passages` have.
+        InfluenceError: no passage has a finite score, or fewer than `num_passages` have; or it is not said how many are
+            wanted, by one of `top_k` and `num_passages`.
     """
+    if (top_k is None) == (num_passages is None):
+        raise InfluenceError(f"Give one of top_k and num_passages, and not both; received {top_k} and {num_passages}.")
+    if isinstance(scores, list):
+        scores = np.asarray(scores, np.float32)
     passages, task_batches = scores.shape
     group_of = np.arange(passages) // corpus_batch_size
     of_batch = np.unique(np.zeros(task_batches, int) if classes is None else np.asarray(classes), return_inverse=True)[1]

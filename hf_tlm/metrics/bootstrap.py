@@ -68,8 +68,14 @@ def paired_bootstrap(
         seed: of the draws; equal arguments give equal intervals.
 
     Raises:
-        HfTlmError: a side has no model, or there are no texts or no resamples.
+        HfTlmError: a side has no model or is no list of scorers, or there are no texts or no resamples.
     """
+    for name, side in (("first", first), ("second", second)):
+        if callable(side) or not all(map(callable, side)):
+            raise HfTlmError(
+                f"{name}: expected a list of what scores each model; received a {type(side).__name__}. Give "
+                "[scorer(metric, references, predictions)]."
+            )
     if not (first and second and size > 0 and resamples > 0):
         raise HfTlmError(
             f"A lead is of one model or more on each side, texts and resamples; received {len(first)} and {len(second)} "
@@ -112,6 +118,12 @@ def scorer(metric: str, references: Sequence[int | float], predictions: Sequence
         return correlated
     if metric not in _OF_COUNTS:
         raise HfTlmError(f"A metric of rows is one of {', '.join(METRICS_OF_ROWS)}; received {metric!r:.60}.")
+    for name, values in (("references", references), ("predictions", predictions)):
+        if wrong := [one for one in np.asarray(values).tolist() if not isinstance(one, int) or one < 0]:
+            raise HfTlmError(
+                f"{name}: expected indices of classes, whole numbers from 0; received {wrong[0]!r:.60}. label2id of a task "
+                "has those of names."
+            )
     labels, guesses = np.asarray(references, np.int64), np.asarray(predictions, np.int64)
     classes = int(max(labels.max(initial=0), guesses.max(initial=0))) + 1
     hits, of_counts = labels == guesses, _OF_COUNTS[metric]

@@ -162,6 +162,11 @@ class TlmTrainer(SampledTrainer):
         vars(model).pop("_parameter_count", None)  # How many parameters are applied depends on the second view.
 
     def train(self, *args, **kwargs):
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise ArgumentsError(
+                "model: none of its parameters needs gradients, so nothing would learn. An InfluenceScorer leaves a model "
+                "so; model.requires_grad_(True) lets it learn again."
+            )
         try:
             return super().train(*args, **kwargs)
         finally:

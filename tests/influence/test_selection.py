@@ -209,3 +209,12 @@ def test_best_rows_by_class(seed):
         assert best_rows(values, size).tolist() == naive_best(values, size, np.zeros(40, int))
     with pytest.raises(InfluenceError, match="40 passages were asked for, and .. of 40 have a score"):
         best_rows(values, 40)
+
+
+def test_scores_may_be_lists_and_it_is_said_how_many_are_wanted():
+    scores = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+    listed, found = (select_rows(given, num_passages=2) for given in (scores.tolist(), scores))
+    np.testing.assert_array_equal(listed.rows, found.rows)
+    for wanted in ({}, {"top_k": 1, "num_passages": 2}):
+        with pytest.raises(InfluenceError, match="^Give one of top_k and num_passages, and not both; received"):
+            select_rows(scores, **wanted)

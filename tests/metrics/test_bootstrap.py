@@ -94,3 +94,17 @@ def test_what_is_refused():
             paired_bootstrap(*given)
     with pytest.raises(HfTlmError, match="0 resamples"):
         paired_bootstrap([one], [one], 1, resamples=0)
+
+
+@pytest.mark.parametrize("side", [np.array([0, 1]), [0, 1], scorer("accuracy", [0, 1], [0, 1])])
+def test_a_side_is_a_list_of_scorers(side):
+    with pytest.raises(HfTlmError, match=r"^second: expected a list of what scores each model.*Give \[scorer\(metric"):
+        paired_bootstrap([scorer("accuracy", [0, 1], [0, 1])], side, 2)
+
+
+@pytest.mark.parametrize("wrong", ["up", -100, 0.5])
+def test_classes_are_indices(wrong):
+    with pytest.raises(
+        HfTlmError, match="references: expected indices of classes, .* label2id of a task has those of names"
+    ):
+        scorer("macro_f1", [wrong], [0])

@@ -126,3 +126,11 @@ def test_what_is_left_out_is_named(tmp_path, data, tokenizer):
 
 def test_what_is_right_is_taken(tmp_path, data, tokenizer):
     assert made(tmp_path, data, tokenizer, data_collator=None).train_dataset is data["train"]
+
+
+def test_a_frozen_model_is_evaluated_and_not_trained(tmp_path, data, tokenizer):
+    """As an InfluenceScorer leaves it."""
+    trainer = made(tmp_path, data, tokenizer, model=TlmModel.from_config(config()).requires_grad_(False))
+    trainer.evaluate(data["train"])
+    with pytest.raises(ArgumentsError, match=r"needs gradients, so nothing would learn. .*model.requires_grad_\(True\)"):
+        trainer.train()
