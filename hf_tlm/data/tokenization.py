@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -18,6 +19,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.repo import TOKENIZER_FILES, checkpoint_folder
 from hf_tlm.utils.arrow_files import cache_folder, map_rows
 from hf_tlm.utils.files import atomic_file
+from hf_tlm.utils.options import check_numbers, of_python
 from hf_tlm.utils.scripts import alphabet_of
 from hf_tlm.utils.seals import keep_sealed
 
@@ -135,10 +137,15 @@ def train_wordpiece(
         vocab_size: pieces, special tokens included; a small text gives fewer.
 
     Raises:
-        TokenizerError: `vocab_size` leaves no room for the special tokens and the alphabet, or there is no text.
+        TokenizerError: `vocab_size` leaves no room for the special tokens and the alphabet, there is no text, or `texts` is
+            one text, or a generator.
     """
     from tokenizers import BertWordPieceTokenizer
 
+    if isinstance(texts, str) or iter(texts) is texts:
+        what = "one text" if isinstance(texts, str) else f"a {type(texts).__name__}, which can be read once"
+        given = "[text]" if isinstance(texts, str) else "list(texts)"
+        raise TokenizerError(f"texts: expected a list of texts, or a column of a data set; received {what}. Give {given}.")
     signs, many = alphabet_of(texts)
     # None: with lower case.
     strip_accents = False if lowercase and signs else None
@@ -239,7 +246,14 @@ def tokenize(
         them), and `label` where there is one. Of rows on disk, as those of `load_task` are, it is an Arrow file beside
         them in the cache of `datasets`, memory-mapped, and found again by every run with equal rows, tokenizer and
         length; it appears whole or not at all, whoever else is writing it. Of rows in memory it stays there.
+
+    Raises:
+        TokenizerError: one of the arguments is something else; the message says what to pass.
     """
+    _check_tokenizable(dataset, tokenizer, max_length)
+    max_length = of_python(max_length)
+    if dataset.format["type"] not in (None, "custom"):  # A transform makes the texts; frames and arrays are none.
+        dataset = dataset.with_format(None)
     pairs = "text_pair" in dataset.column_names
     type_ids = (pairs or all_types) and "token_type_ids" in tokenizer.model_input_names
 
@@ -265,6 +279,25 @@ def tokenize(
     )
     without_limits(tokenizer)
     return tokens
+
+
+def _check_tokenizable(dataset: Any, tokenizer: Any, max_length: Any) -> None:
+    if not isinstance(dataset, Dataset):
+        parts = {"Task": "task.train", "Subset": "subset.dataset", "DatasetDict": 'splits["train"]'}
+        kind = type(dataset).__name__
+        made = parts.get(kind, "Dataset.from_list(rows), of rows such as {'text': ...}")
+        raise TokenizerError(f"dataset: expected a datasets.Dataset; received a {kind}. Give {made}.")
+    if "text" not in dataset.column_names:
+        raise TokenizerError(
+            f"dataset: expected a column text; the columns are {', '.join(dataset.column_names)}. Rename one: "
+            'dataset.rename_column(name, "text").'
+        )
+    if not callable(tokenizer):
+        raise TokenizerError(
+            f"tokenizer: expected a tokenizer of transformers; received {tokenizer!r:.60}. Pass what "
+            "AutoTokenizer.from_pretrained(name or folder) returns."
+        )
+    check_numbers(TokenizerError, max_length=max_length)
 
 
 def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, all_types: bool) -> str | None:

@@ -30,7 +30,7 @@ from hf_tlm.influence.task_gradients import Block, TaskGradients
 from hf_tlm.models import TlmModel
 from hf_tlm.models.families import longest_input
 from hf_tlm.utils.files import atomic_directory
-from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.options import check_numbers, of_python
 
 # Task gradients are written, and shared between processes, in blocks of at most so many texts.
 BLOCK_TEXTS = 1024
@@ -105,6 +105,8 @@ class InfluenceScorer:
             raise InfluenceError("Influence needs at least one model; received none.")
         check_numbers(InfluenceError, score_mlm_probability=mlm_probability, score_batch_size=batch_size)
         check_numbers(InfluenceError, projection_dim=projection_dim, layer=layer, selection_seed=seed)
+        # The settings are JSON.
+        layer, mlm_probability, seed, projection_dim = map(of_python, (layer, mlm_probability, seed, projection_dim))
         check_alike(models)
         self.masked = MaskedTexts(tokenizer, mlm_probability, seed)
         if len(tokenizer) > (vocabulary := models[0].config.vocab_size):

@@ -17,7 +17,7 @@ import numpy as np
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.names import VARIANTS
-from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.options import check_numbers, of_python
 
 DEFAULT_DELTA = {"bm25l": 0.5, "bm25+": 1.0}
 OKAPI_EPSILON = 0.25  # of the mean idf, in place of a negative idf
@@ -54,6 +54,8 @@ class Bm25Settings:
         if not any(self.variant in variants for variants in VARIANTS.values()):
             raise RetrievalError(f"There is no BM25 variant {self.variant!r}. {_offers()}")
         check_numbers(RetrievalError, k1=self.k1, b=self.b, delta=self.delta)
+        for name in ("k1", "b", "delta"):
+            object.__setattr__(self, name, of_python(getattr(self, name)))
         if self.delta is not None and self.variant not in DEFAULT_DELTA:
             raise RetrievalError(
                 f"delta belongs to the variants {', '.join(DEFAULT_DELTA)}; {self.variant!r} has none, but got "

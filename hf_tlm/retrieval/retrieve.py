@@ -34,7 +34,7 @@ from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_te
 from hf_tlm.retrieval.subset import Subset
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.arrow_files import cache_folder
-from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.options import check_numbers, of_python
 from hf_tlm.utils.scripts import script_of
 from hf_tlm.version import __version__
 
@@ -111,6 +111,10 @@ def retrieve(
     if corpus is not None and not hasattr(corpus, "to_dataset"):
         raise RetrievalError(f"corpus is a {type(corpus).__name__}. Make a corpus of it: hf_tlm.load_corpus(corpus).")
     settings = settings or Bm25Settings()
+    # The manifest is JSON.
+    top_k, max_query_terms, num_passages, seed, deduplicate = map(
+        of_python, (top_k, max_query_terms, num_passages, seed, deduplicate)
+    )
     by_default = top_k is None
     top_k = default_top_k(len(task.train)) if top_k is None else top_k
     check_numbers(RetrievalError, top_k=top_k, max_query_terms=max_query_terms)

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from hf_tlm.tasks.rows import Canonical, advice, canonical, ids_of, stored, with
 from hf_tlm.tasks.sampling import content_place, sample, strata
 from hf_tlm.tasks.spec import ROLES, SPLITS, Task, TaskError, TaskSpec
 from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.shown import dataset_of
 
 logger = logging.getLogger(__name__)
 
@@ -140,10 +141,12 @@ def _in_memory(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[st
     """Data sets as `read_splits` gives them."""
     splits = {TABLE: data} if isinstance(data, Dataset) else data
     if not isinstance(splits, Mapping) or (other := [one for one in splits.values() if not isinstance(one, Dataset)]):
-        received = type(other[0] if isinstance(splits, Mapping) else data).__name__
+        columns = isinstance(data, Mapping) and all(isinstance(one, (list, tuple)) for one in data.values())
+        one = data if columns or not isinstance(splits, Mapping) else other[0]
+        received = "none" if one is None else f"a {type(one).__name__}"
+        made = f" Make one of it with {dataset_of(one)}." if isinstance(one, Iterable) else ""
         raise TaskError(
-            f"A task is a name, a path, a datasets.Dataset, or a mapping of splits to them; received {received}. Make one "
-            f"of it with {'Dataset.from_pandas(frame)' if received == 'DataFrame' else 'Dataset.from_list(list(rows))'}."
+            f"A task is a name, a path, a datasets.Dataset, or a mapping of splits to them; received {received}.{made}"
         )
     if lazy := [name for name, rows in splits.items() if rows.format["type"] == "custom"]:
         raise TaskError(
@@ -242,6 +245,7 @@ def task_from_datasets(
         TaskError, HfTlmError: see `load_task`.
     """
     check_numbers(TaskError, max_train_samples=max_train_samples)
+    label_names = None if label_names is None else _texts(label_names)
     for name in ("train", "validation"):
         if name not in splits or len(splits[name]) == 0:
             raise TaskError(
@@ -319,6 +323,17 @@ def _sampled(spec: TaskSpec, rows: Dataset, size: int) -> Dataset:
         )
     chosen = rows.select(sample(groups, places, size))
     return Dataset.from_dict(chosen.to_dict(), features=rows.features)  # Rows of their own, which `stored` keeps.
+
+
+def _texts(label_names: Any) -> list[str]:
+    """Names of classes that were given; a TaskError for anything but texts in an order."""
+    if isinstance(label_names, (str, Mapping)) or not hasattr(label_names, "__iter__"):
+        listed = " Give list(id2label.values()), in the order of the indices." if isinstance(label_names, Mapping) else ""
+        raise TaskError(f"label_names: expected a list of texts; received a {type(label_names).__name__}.{listed}")
+    names = list(label_names)
+    if other := [name for name in names if not isinstance(name, str)]:
+        raise TaskError(f"label_names: expected texts; received {other[0]!r:.60}, a {type(other[0]).__name__}.")
+    return names
 
 
 def _renamed(spec: TaskSpec, names: tuple[str, ...], given: Sequence[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ def unlabelled_chunks(
         TaskError: it cannot be read, a column is missing, there is no row, or (where they are not to be dropped) rows that
             cannot be used, when their chunk is reached: all kinds with their counts in the chunk and the first row of each.
     """
-    reader = kind_module(spec.kind)
+    path, reader = data_name(path), kind_module(spec.kind)
     done = 0
     for columns in _stream(path, spec, chunk, separator):
         try:
@@ -86,6 +87,19 @@ def unlabelled_chunks(
             )
     if not done:
         raise TaskError(f"{path} has no rows to predict on.")
+
+
+def data_name(data: Any) -> str:
+    """The file or Hub id of what is to be predicted on.
+
+    Raises:
+        TaskError: it is the data themselves.
+    """
+    if isinstance(data, (str, os.PathLike)):
+        return os.fspath(data)
+    kind = "none" if data is None else f"a {type(data).__name__}"
+    written = " Write it to one: Dataset.to_json(file), DataFrame.to_csv(file, index=False)." if data is not None else ""
+    raise TaskError(f"data: expected a file, or a Hub id (owner/name); received {kind}.{written}")
 
 
 def _stream(path: str, spec: TaskSpec, chunk: int, separator: str | None) -> Iterator[dict[str, list]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral, Real
@@ -192,6 +193,50 @@ def problem(name: str, value: Any) -> str | None:
     return None if RANGES[name].holds(value) else f"expected {RANGES[name]}; received {value!r:.60}."
 
 
+def check_given(error: type[HfTlmError], **given: tuple[Any, type]) -> None:
+    """Raise `error` for an argument of a function that is none of its class: of options, most of all."""
+    for name, (value, cls) in given.items():
+        if not isinstance(value, cls):
+            found = "none" if value is None else f"a {type(value).__name__}"
+            raise error(f"{name}: expected a {cls.__name__}; received {found}. Give {cls.__name__}(...).")
+
+
+def named(option: str, value: Any, error: type[HfTlmError]) -> str | None:
+    """The name of a folder or a Hub id, of a path too; None where none is given.
+
+    Raises:
+        error: it is an object that such a folder would hold.
+    """
+    if value is None or isinstance(value, (str, os.PathLike)):
+        return None if value is None else os.fspath(value)
+    raise error(
+        f"{option}: expected a folder or a Hub id; received a {type(value).__name__}. Save it with save_pretrained(folder), "
+        "and give the folder."
+    )
+
+
+def of_python(value: Any) -> Any:
+    """A number of numpy as Python's, an array as a list of them, a path as text; other values as they are.
+
+    Records are JSON, which knows no others, and random generators take no other seeds.
+    """
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
+
+
+def _settled(name: str, value: Any, is_list: bool, error: type[HfTlmError]) -> Any:
+    """The value of a field as plain Python's, in a list where the field is one and another sequence was given.
+
+    Raises:
+        error: a number where there should be a list.
+    """
+    value = of_python(value)
+    if is_list and isinstance(value, Real) and not isinstance(value, bool):
+        raise error(f"--{name}: expected a list; received {value!r}. Give [{value!r}].")
+    return [of_python(one) for one in value] if is_list and isinstance(value, (list, tuple, range)) else value
+
+
 def check_numbers(error: type[HfTlmError], **values: Any) -> None:
     """Raise `error` for a value that is not in the range of its option; None is for one that is not given."""
     for name, value in values.items():
@@ -200,9 +245,15 @@ def check_numbers(error: type[HfTlmError], **values: Any) -> None:
 
 
 def check_ranges(arguments: Any, error: type[HfTlmError]) -> None:
-    """Raise `error` for a field of a dataclass's instance that is not in its range, or none of its choices."""
+    """Raise `error` for a field of a dataclass's instance that is not in its range, or none of its choices.
+
+    Numbers of numpy become Python's, paths texts, and sequences lists.
+    """
     for entry in fields(arguments):
-        value = getattr(arguments, entry.name)
+        given = getattr(arguments, entry.name)
+        value = _settled(entry.name, given, str(entry.type).removeprefix("Annotated[").startswith("list["), error)
+        if value is not given:
+            setattr(arguments, entry.name, value)
         if (choices := entry.metadata.get("choices")) and value != entry.default:
             for one in value if isinstance(value, list) else [value]:
                 if one not in choices:

@@ -45,9 +45,19 @@ def instead(value: Any, maker: str, *, data: bool = True, splits: str = "dataset
     if isinstance(value, (str, os.PathLike)):
         name = json.dumps(os.fspath(value), ensure_ascii=False)
         return f"received {kind if isinstance(value, os.PathLike) else name}. Give {maker}({name})."
-    of_datasets = {"Dataset": "dataset", "DatasetDict": splits, "DataFrame": "Dataset.from_pandas(frame)"}
-    given = of_datasets.get(type(value).__name__, "Dataset.from_list(rows)" if isinstance(value, list) else "...")
+    known = {"Dataset": "dataset", "DatasetDict": splits}
+    given = known.get(type(value).__name__) or ("..." if value is None else dataset_of(value))
     return f"received {kind}. Give {maker}({given if data else '...'})."
+
+
+def dataset_of(value: Any) -> str:
+    """The call that makes a `datasets.Dataset` of rows or columns; three dots where there is none."""
+    frames = {"DataFrame": "Dataset.from_pandas(frame)", "Table": "Dataset(table)", "list": "Dataset.from_list(rows)"}
+    if (made := frames.get(type(value).__name__)) is not None:
+        return made
+    if isinstance(value, Mapping):
+        return "Dataset.from_dict(columns)"
+    return "Dataset.from_list(list(rows))" if isinstance(value, Iterable) else "..."
 
 
 def flat(text: str) -> str:

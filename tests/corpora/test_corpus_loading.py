@@ -323,6 +323,19 @@ def test_in_memory():
     assert corpus.fingerprint != load_corpus(Dataset.from_list(ROWS[::-1])).fingerprint
 
 
+@pytest.mark.parametrize("format", ["torch", "numpy", "pandas", "arrow"])
+def test_a_formatted_data_set_is_the_same_corpus(format):
+    rows = Dataset.from_list([{"number": 1, **ROWS[0]}, {"number": 2, **ROWS[1]}])
+    plain, formatted = (load_corpus(each, id_column="number") for each in (rows, rows.with_format(format)))
+    assert list(formatted) == list(plain) and formatted.fingerprint == plain.fingerprint
+
+
+def test_a_list_of_texts_is_no_list_of_files():
+    with pytest.raises(CorpusError, match=r"If the list is of texts, give load_corpus\(Dataset.from_dict") as raised:
+        load_corpus(["one text of many words", "and a second one " * 99])
+    assert len(str(raised.value)) < 600
+
+
 class FakeHub:
     """What `load_corpus` asks of the Hub, answered from memory."""
 

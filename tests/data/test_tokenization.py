@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data import (
@@ -101,6 +101,39 @@ def test_errors():
         load_tokenizer("no/such-tokenizer")
     with pytest.raises(TokenizerError, match="Cannot load a tokenizer"):
         load_tokenizer("no-such-tokenizer")
+
+
+@pytest.mark.parametrize(
+    "texts, message",
+    [("words " * 9, r"received one text. Give \[text\]"), (iter(["words"]), r"which can be read once. Give list\(texts\)")],
+)
+def test_what_cannot_be_read_three_times_trains_no_vocabulary(texts, message):
+    """A long generator would lose its first texts, and the vocabulary would be of single characters."""
+    with pytest.raises(TokenizerError, match=f"^texts: expected a list of texts.*{message}"):
+        train_wordpiece(texts, 100)
+
+
+@pytest.mark.parametrize("format", ["torch", "numpy", "pandas", "arrow"])
+def test_a_formatted_data_set_has_the_tokens_of_the_plain_one(format, tokenizer):
+    rows = Dataset.from_dict({"text": ["the gene", "the cell"], "label": [1, 0]})
+    assert tokenize(rows.with_format(format), tokenizer, np.int64(16)).to_list() == tokenize(rows, tokenizer, 16).to_list()
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"dataset": ["the gene"]}, r"received a list. Give Dataset.from_list\(rows\)"),
+        ({"dataset": DatasetDict()}, r'received a DatasetDict. Give splits\["train"\]'),
+        ({"dataset": Dataset.from_dict({"body": ["a"]})}, r"expected a column text; the columns are body. Rename one"),
+        ({"tokenizer": "bert-base-uncased"}, "expected a tokenizer of transformers; received 'bert-base-uncased'"),
+        ({"tokenizer": None}, "expected a tokenizer of transformers; received None"),
+        ({"max_length": 2}, "--max_length: expected a whole number from 3"),
+    ],
+)
+def test_what_cannot_be_tokenised_is_named(given, message, tokenizer):
+    usual = {"dataset": Dataset.from_dict({"text": ["the gene"]}), "tokenizer": tokenizer, "max_length": 16}
+    with pytest.raises(TokenizerError, match=message):
+        tokenize(**usual | given)
 
 
 def test_tokenize(tokenizer):

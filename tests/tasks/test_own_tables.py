@@ -436,10 +436,18 @@ def test_a_bad_row_is_named_by_its_number_in_the_table():
 
 def test_of_a_frame_it_is_said_how_it_becomes_a_data_set():
     frame = pd.DataFrame(tickets(60))
-    with pytest.raises(TaskError, match=r"received DataFrame. Make one of it with Dataset.from_pandas\(frame\)"):
+    with pytest.raises(TaskError, match=r"received a DataFrame. Make one of it with Dataset.from_pandas\(frame\)\.$"):
         load_task(frame, **SHARES)
-    with pytest.raises(TaskError, match=r"received list. Make one of it with Dataset.from_list\(list\(rows\)\)"):
+    with pytest.raises(TaskError, match=r"received a list. Make one of it with Dataset.from_list\(rows\)\.$"):
         load_task(tickets(60), **SHARES)
+    with pytest.raises(TaskError, match=r"received a dict. Make one of it with Dataset.from_dict\(columns\)\.$"):
+        load_task(frame.to_dict(orient="list"), **SHARES)
+    with pytest.raises(
+        TaskError, match=r"received a IterableDataset. Make one of it with Dataset.from_list\(list\(rows\)\)\.$"
+    ):
+        load_task(Dataset.from_pandas(frame).to_iterable_dataset(), **SHARES)
+    with pytest.raises(TaskError, match="received none.$"):
+        load_task(None, **SHARES)
     same = load_task(Dataset.from_list(tickets(60)), **SHARES)
     assert load_task(Dataset.from_pandas(frame), **SHARES).fingerprint == same.fingerprint
 

@@ -231,6 +231,19 @@ def test_labels_that_are_no_classes(labels, message):
         from_splits(rows(labels))
 
 
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({0: "no", 1: "yes"}, r"received a dict. Give list\(id2label.values\(\)\)"),
+        ("no", "expected a list of texts; received a str"),
+        ([0, 1], "expected texts; received 0, a int"),
+    ],
+)
+def test_names_of_classes_are_texts_in_an_order(given, message):
+    with pytest.raises(TaskError, match=f"^label_names: .*{message}"):
+        load_task(rows([0, 1] * 20), label_names=given)
+
+
 def test_a_single_named_class():
     with pytest.raises(TaskError, match="two classes or more"):
         from_splits(class_label([0, 0], ["only"]))
