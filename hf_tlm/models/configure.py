@@ -29,14 +29,16 @@ _ALSO_READ = (
 )
 
 
-def read_config(model_config: str | os.PathLike | dict) -> PreTrainedConfig:
-    """The config that `build_config` fits to a tokenizer, as it is written.
+def read_config(model_config: str | os.PathLike | dict | PreTrainedConfig) -> PreTrainedConfig:
+    """The config that `build_config` fits to a tokenizer, as it is written; of a config a copy.
 
     Raises:
         ModelError: not readable, no `model_type`, or an unsupported one; an impossible value, or in a file a key that
             this type of model has not.
     """
     values: dict[str, Any] | None
+    if isinstance(model_config, PreTrainedConfig):
+        model_config = {**model_config.to_diff_dict(), "model_type": model_config.model_type}
     if from_file := not isinstance(model_config, dict):
         file = find(model_config)
         values = _read_json(file) if file.is_file() else None
@@ -116,7 +118,7 @@ def _check_values(config: PreTrainedConfig, shown: str) -> None:
 
 
 def build_config(
-    model_config: str | os.PathLike | dict,
+    model_config: str | os.PathLike | dict | PreTrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
     *,
     id2label: dict[int, str],
@@ -125,8 +127,9 @@ def build_config(
     """Architecture from `model_config`; vocabulary and special ids from the tokenizer; classes from the task.
 
     Args:
-        model_config: a JSON file, a preset (`models/bert_tiny`) or a mapping of config values with `model_type`, or a
-            Hub id, with `@revision` if wanted, whose config is taken (its weights are not).
+        model_config: a JSON file, a preset (`models/bert_tiny`) or a mapping of config values with `model_type`, a
+            config, which stays as it is, or a Hub id, with `@revision` if wanted, whose config is taken (its weights are
+            not).
         max_length: longest sequence in tokens; the config must have that many positions, or gets them where they are
             rotary.
 

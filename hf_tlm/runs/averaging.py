@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hf_tlm.hub.rendering import displayed_name
 from hf_tlm.runs.finetuning.classification import score
 from hf_tlm.runs.prediction.source import Source
 from hf_tlm.tasks import Task
+from hf_tlm.utils.options import named
 from hf_tlm.utils.run_names import SEED, predictions_file, seed_folder
 
 # Kinds of tasks whose predictions have an average.
@@ -25,12 +26,13 @@ def model_names(given: str | os.PathLike | Sequence[str | os.PathLike]) -> list[
     """The names of one or several models.
 
     Raises:
-        ArgumentsError: there is none.
+        ArgumentsError: there is none, or one is a model itself.
     """
-    names = [given] if isinstance(given, (str, os.PathLike)) else list(given)
-    if not names:
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    found = [name for one in names if (name := named("model_name_or_path", one, ArgumentsError)) is not None]
+    if not found:
         raise ArgumentsError("model_name_or_path: expected a model, or several; received none.")
-    return [os.fspath(name) for name in names]
+    return found
 
 
 def average(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:

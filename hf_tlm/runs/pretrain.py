@@ -19,7 +19,7 @@ from peft import PeftModel
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from hf_tlm.corpora import Corpus
+from hf_tlm.corpora import Corpus, CorpusError
 from hf_tlm.data import (
     BlockArguments,
     BlockShards,
@@ -52,7 +52,9 @@ from hf_tlm.training.prepare import tell_of_no_saving
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run, publish_run
 from hf_tlm.training.run_folder import MODEL, RESULTS_FILE, claim, copy_best_model, finished, settings
 from hf_tlm.utils.locks import owns_output_dir
+from hf_tlm.utils.options import check_given
 from hf_tlm.utils.seals import write_seal
+from hf_tlm.utils.shown import instead
 
 # What transformers names the classes of a model that has learned none: the heads that need them are not exported.
 ID2LABEL = {0: "LABEL_0", 1: "LABEL_1"}
@@ -107,6 +109,13 @@ def run_pretraining(
         ArgumentsError: arguments that pretraining cannot honour.
         BlocksError, CorpusError, TokenizerError, ModelError: see `BlockShards`, `cached_wordpiece`, `model_factory`.
     """
+    if not isinstance(corpus, Corpus):
+        made = instead(corpus, "load_corpus", splits='dataset["train"]')
+        if hasattr(corpus, "as_corpus"):
+            made = "received a Subset. Give subset.as_corpus()."
+        raise CorpusError(f"corpus: expected a Corpus; {made}")
+    check_given(ArgumentsError, args=(args, PretrainArguments), model_args=(model_args, ModelArguments))
+    check_given(ArgumentsError, block_args=(block_args, BlockArguments))
     _check(args, model_args, block_args)
     output_dir = args.folder
     details = {

@@ -34,6 +34,7 @@ from hf_tlm.training.run_folder import RESULTS_FILE, local_files, settings
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.locks import awaited
+from hf_tlm.utils.options import check_given
 
 SCRATCH = "scratch"
 # Of the validation examples that are not of the largest class, so large a share should be told right in addition.
@@ -70,6 +71,7 @@ def score_models(
     """
     check_task(task, "Selection by influence", "classification")
     check_subset(subset)
+    check_given(ArgumentsError, args=(args, ScoreModelArguments), model_args=(model_args, ModelArguments))
     if list(names) == [SCRATCH]:
         longest = max(args.max_length, args.corpus_max_length or 0)
         if max_length is not None and max_length > longest:
@@ -168,6 +170,7 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
     """
     check_task(task)
     check_subset(subset)
+    check_given(ArgumentsError, args=(args, ScoreModelArguments), model_args=(model_args, ModelArguments))
     if args.objective != "mlm" or model_args.use_peft or len(args.run_seeds) > 1:
         raise ArgumentsError(
             "A score model is one whole model trained with masked language modelling; received objective "

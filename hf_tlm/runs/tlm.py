@@ -36,6 +36,7 @@ from hf_tlm.runs.teachers import (
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import (
+    ArgumentsError,
     Cost,
     ModelArguments,
     Setup,
@@ -55,6 +56,7 @@ from hf_tlm.training.stages import begin_stage
 from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import let_others_in, shares_output_dir
+from hf_tlm.utils.options import check_given
 from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder, stage_folder
 
 
@@ -89,6 +91,7 @@ def run_tlm(
     check_task(task, "TLM", "classification")
     if subset is not None:
         check_subset(subset)
+    check_given(ArgumentsError, args=(args, TlmArguments), model_args=(model_args, ModelArguments))
     check_tlm(subset is not None, args, model_args)
     output_dir = args.folder
     details = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.repo import split_revision
 from hf_tlm.models.arguments import InitializationArguments, LoraArguments
 from hf_tlm.objective_specs import OBJECTIVES
-from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, option
+from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, named, option
 
 _SHARING = NoEffect("freeze_auxiliary", (True,), "with freeze_auxiliary, which shares nothing. Leave it out.")
 
@@ -74,6 +75,10 @@ class ModelArguments(InitializationArguments, LoraArguments):
     lowercase: bool = option(True, "A vocabulary that is trained is lower-cased.")
 
     def __post_init__(self):
+        if hasattr(self.model_config, "to_json_string"):  # A config of transformers; what is recorded is JSON.
+            self.model_config = json.loads(self.model_config.to_json_string())
+        for name in ("model_name_or_path", "tokenizer_name", "auxiliary_name_or_path"):
+            setattr(self, name, named(name, getattr(self, name), ArgumentsError))
         check_ranges(self, ArgumentsError)
         check_effects(self, ArgumentsError)
         LoraArguments.__post_init__(self)

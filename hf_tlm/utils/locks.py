@@ -84,7 +84,10 @@ def _owning(function: Callable[P, R], wait: bool) -> Callable[P, R]:
 
     @functools.wraps(function)
     def holding(*given: P.args, **named: P.kwargs) -> R:
-        with owned(signature.bind(*given, **named).arguments["args"].output_dir, wait=wait):
+        args = signature.bind(*given, **named).arguments["args"]
+        if not hasattr(args, "output_dir"):
+            return function(*given, **named)  # Which says what to pass.
+        with owned(args.output_dir, wait=wait):
             return function(*given, **named)
 
     return holding

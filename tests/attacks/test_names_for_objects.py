@@ -2,22 +2,41 @@
 
 import importlib
 import inspect
+import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from datasets import Dataset, DatasetDict
+from transformers import AutoConfig
 
 from hf_tlm import load_corpus
 from hf_tlm.corpora import CorpusError
+from hf_tlm.data import train_wordpiece
+from hf_tlm.models import build_config
 from hf_tlm.retrieval import RetrievalError, Subset
-from hf_tlm.runs import majority_class
-from hf_tlm.tasks import TaskError
-from support.toys import make_task
+from hf_tlm.runs import CheckpointArguments, export_onnx, majority_class, predict
+from hf_tlm.tasks import TaskError, TaskSpec, unlabelled
+from hf_tlm.training import ArgumentsError, ModelArguments
+from support.toys import TINY_CONFIGS, make_task
 
 PACKAGES = ("tasks", "corpora", "retrieval", "data", "models", "influence", "training", "runs", "analysis")
 ROWS = [{"text": "a secret", "label": "a"}]
+
+
+CORPUS = Dataset.from_list(ROWS)
+CLASSES = {
+    **dict.fromkeys(("TlmArguments", "ModelArguments", "PretrainArguments", "ScoreModelArguments"), "hf_tlm.training"),
+    **dict.fromkeys(("CheckpointArguments", "FinetuneArguments", "FewShotArguments", "Grid"), "hf_tlm.runs"),
+    "BlockArguments": "hf_tlm.data",
+}
+
+
+def annotated(taken):
+    """The classes of options that arguments are of, by the names of the arguments."""
+    return {name: str(one.annotation) for name, one in taken.items() if str(one.annotation) in CLASSES}
 
 
 def functions():
@@ -62,6 +81,39 @@ def test_a_task_by_its_name(name, tmp_path):
     assert str(raised.value) == 'task: expected a Task; received "tickets.csv". Give load_task("tickets.csv").'
 
 
+# By the name of an argument, of functions that take such options.
+OPTIONS = [
+    (name, argument)
+    for name, function in functions().items()
+    if name in ("run_tlm", "run_pretraining", "finetune", "run_few_shot", "run_grid", "score_models", "train_score_model")
+    for argument in inspect.signature(function).parameters
+    if argument in ("args", "model_args", "block_args", "checkpoint", "grid")
+]
+
+
+@pytest.mark.parametrize("given", [None, "runs/bert", SimpleNamespace(learning_rate=1)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("name", "argument"), OPTIONS)
+def test_options_of_another_class(name, argument, given, tmp_path):
+    """TrainingArguments, the name of a model, or options in another order: before anything is looked at."""
+    function, usual = (
+        functions()[name],
+        {"task": make_task(), "subset": object.__new__(Subset), "corpus": load_corpus(CORPUS)},
+    )
+    taken = inspect.signature(function).parameters
+    classes = {one: getattr(importlib.import_module(CLASSES[kind]), kind) for one, kind in annotated(taken).items()}
+    usual |= {one: object.__new__(cls) for one, cls in classes.items()}
+    usual = {one: value for one, value in usual.items() if one in taken} | {argument: given}
+    if "names" in taken:
+        usual["names"] = ["scratch"]
+    if "args" in usual and argument != "args":
+        usual["args"].output_dir = str(tmp_path)
+    with pytest.raises(ArgumentsError) as raised:
+        function(**usual)
+    kind = annotated(taken)[argument]
+    received = "none" if given is None else f"a {type(given).__name__}"
+    assert str(raised.value) == f"{argument}: expected a {kind}; received {received}. Give {kind}(...)."
+
+
 @pytest.mark.parametrize("name", SUBSETS)
 def test_a_subset_by_its_name(name, tmp_path):
     with pytest.raises(RetrievalError) as raised:
@@ -79,6 +131,8 @@ def test_all_that_take_one_are_looked_at():
     [
         (Path("a/b.csv"), 'received a PosixPath. Give {}("a/b.csv").'),
         (pd.DataFrame(ROWS), "received a DataFrame. Give {}(Dataset.from_pandas(frame))."),
+        (ROWS[0], "received a dict. Give {}(Dataset.from_dict(columns))."),
+        (iter(ROWS), "received a list_iterator. Give {}(Dataset.from_list(list(rows)))."),
         (ROWS, "received a list. Give {}(Dataset.from_list(rows))."),
         (DatasetDict(train=Dataset.from_list(ROWS)), "received a DatasetDict. Give {}(dataset)."),
         (None, "received none. Give {}(...)."),
@@ -104,3 +158,57 @@ def test_a_corpus_may_be_a_path(tmp_path):
     assert load_corpus(files).fingerprint == load_corpus([*map(str, files)]).fingerprint
     with pytest.raises(CorpusError, match=r"^No corpus '.*nix.csv': no file matches"):
         load_corpus(tmp_path / "nix.csv")
+
+
+@pytest.mark.parametrize("given", ["corpus/*.parquet", CORPUS, None], ids=lambda one: type(one).__name__)
+def test_pretraining_takes_a_corpus(given, tmp_path):
+    with pytest.raises(CorpusError, match=r"^corpus: expected a Corpus; received .* Give load_corpus\("):
+        called(functions()["run_pretraining"], tmp_path, corpus=given)
+    with pytest.raises(CorpusError, match=r"received a Subset. Give subset.as_corpus\(\)\.$"):
+        called(functions()["run_pretraining"], tmp_path, corpus=object.__new__(Subset))
+
+
+@pytest.mark.parametrize(
+    ("cls", "option"),
+    [
+        *((ModelArguments, option) for option in ("tokenizer_name", "model_name_or_path", "auxiliary_name_or_path")),
+        *((CheckpointArguments, option) for option in ("tokenizer_name", "model_name_or_path")),
+    ],
+)
+def test_a_folder_for_what_it_would_hold(cls, option, tmp_path):
+    usual = {"model_name_or_path": "a/b"}
+    with pytest.raises(ArgumentsError, match=rf"^{option}: expected a folder or a Hub id; received a SimpleNamespace. Save"):
+        cls(**usual | {option: SimpleNamespace()})
+    assert getattr(cls(**usual | {option: tmp_path}), option) == str(tmp_path)
+
+
+def test_a_config_is_what_its_values_are():
+    """One of transformers, as its own models take it: it stays as it is, and the run's records are JSON."""
+    tokenizer = train_wordpiece(["some words of a text"] * 9, 100)
+    config = AutoConfig.for_model("bert", **TINY_CONFIGS["bert"], id2label={0: "x", 1: "y", 2: "z"})
+    before = config.to_dict()
+    names, values = {0: "a", 1: "b"}, {"model_type": "bert", **TINY_CONFIGS["bert"]}
+    made, plain = (build_config(one, tokenizer, id2label=names, max_length=16) for one in (config, values))
+    assert made.to_dict() == plain.to_dict() and made.id2label == names and config.to_dict() == before
+    given = ModelArguments(model_config=config).model_config
+    again = build_config(json.loads(json.dumps(given)), tokenizer, id2label=names, max_length=16)
+    assert again.to_dict() == plain.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [(predict, "data"), (partial(export_onnx, dtypes=["fp32"]), "output_dir")]
+)
+def test_a_model_itself_is_no_name_of_one(function, argument):
+    for given in (SimpleNamespace(), ["runs/a", SimpleNamespace()]):
+        with pytest.raises(
+            ArgumentsError, match="^model_name_or_path: expected a folder or a Hub id; received a SimpleNames"
+        ):
+            function(given, **{argument: "a"})
+
+
+@pytest.mark.parametrize("data", [CORPUS, pd.DataFrame(ROWS), ["a text"], None], ids=lambda one: type(one).__name__)
+def test_what_is_predicted_on_is_a_file(data):
+    kind = "none" if data is None else f"a {type(data).__name__}"
+    for ask in (lambda: predict("runs/a", data), lambda: next(unlabelled(data, TaskSpec(name="a", path="b")))):
+        with pytest.raises(TaskError, match=rf"^data: expected a file, or a Hub id \(owner/name\); received {kind}\."):
+            ask()

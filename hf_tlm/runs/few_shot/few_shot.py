@@ -29,6 +29,7 @@ from hf_tlm.training.run_folder import RESULTS_FILE, claim, finish, finished, se
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.locks import awaited
+from hf_tlm.utils.options import check_given
 from hf_tlm.utils.run_names import PREDICTIONS, TABLE_FILE, predictions_file, split_folder
 
 EXAMPLES_FILE = "examples.json"
@@ -92,6 +93,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
         PointsError: some trainings failed.
     """
     check_task(task, "Few-shot learning", "classification")
+    check_given(ArgumentsError, checkpoint=(checkpoint, CheckpointArguments), args=(args, FewShotArguments))
     output_dir, scored = args.folder, scored_split(task)
     for batch_size in args.batch_sizes:
         args.for_point(args.learning_rates[0], batch_size, output_dir, 0, task.metric)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.repo import split_revision
 from hf_tlm.models.arguments import LoraArguments
-from hf_tlm.utils.options import option
+from hf_tlm.utils.options import named, option
 
 
 @dataclass
@@ -33,6 +34,8 @@ class CheckpointArguments(LoraArguments):
 
     def __post_init__(self):
         super().__post_init__()
+        for name in ("model_name_or_path", "tokenizer_name"):
+            setattr(self, name, named(name, getattr(self, name), ArgumentsError))
         # What is recorded, and what a card calls the base model, is the id.
         self.model_name_or_path, self.model_revision = split_revision(self.model_name_or_path, self.model_revision)
 

@@ -48,6 +48,7 @@ from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings, 
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import shares_output_dir
+from hf_tlm.utils.options import check_given
 from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder
 from hf_tlm.utils.variables import uses_fsdp
 
@@ -108,6 +109,7 @@ def finetune(
     check_task(task)
     if subset is not None:
         check_subset(subset)
+    check_given(ArgumentsError, checkpoint=(checkpoint, CheckpointArguments), args=(args, FinetuneArguments))
     _check(task, checkpoint, args)
     if subset is not None and not args.taught:
         raise ArgumentsError("The passages of a subset have no labels: fine-tuning on them needs a --teacher. Give one.")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.errors import HfTlmError
+from hf_tlm.errors import ArgumentsError, HfTlmError
 from hf_tlm.hub.commit import Push
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
 from hf_tlm.runs.grid.points import CHECKPOINT, Grid, GridError, point_name
@@ -26,6 +26,7 @@ from hf_tlm.utils import json_files
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object, read_object
 from hf_tlm.utils.locks import Claim, awaited
+from hf_tlm.utils.options import check_given
 from hf_tlm.utils.run_names import GRID_FILE, TABLE_FILE, seed_folder
 from hf_tlm.utils.seed_figures import seed_figure
 from hf_tlm.utils.shown import shown_values
@@ -172,6 +173,8 @@ def run_grid(
         HfTlmError: all points failed. Where only some did, the record says so.
     """
     check_task(task)
+    check_given(ArgumentsError, checkpoint=(checkpoint, CheckpointArguments), args=(args, FinetuneArguments))
+    check_given(ArgumentsError, grid=(grid, Grid))
     if args.taught:
         raise GridError("A grid has no teacher: find the values without one, then fine-tune with them and --teacher.")
     seeds = list(grid.seeds or args.run_seeds)

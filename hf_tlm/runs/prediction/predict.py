@@ -40,6 +40,7 @@ from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.records import SAVED_FILE, classified
 from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.tasks.spec import check_task
+from hf_tlm.tasks.unlabelled import data_name
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
@@ -109,7 +110,7 @@ def predict(
     if backend not in ("torch", "onnx"):
         raise ArgumentsError(f"backend must be torch or onnx; received {backend!r:.60}.")
     check_dtypes([onnx_dtype])
-    names = model_names(model_name_or_path)
+    names, data = model_names(model_name_or_path), data_name(data)
     sources = [
         find_source(
             name,
