@@ -90,7 +90,7 @@ Task-driven training of text models from scratch, on the Hugging Face Trainer.
 commands:
 {commands}
 
-hf-tlm COMMAND --help shows a command's options. Every command also takes
+hf-tlm COMMAND --help shows a command's options. Every command but quickstart also takes
   --num_processes N     Start N processes through accelerate: one a GPU, or on CPUs where there is none.
   --config_file FILE    accelerate's settings (FSDP, several machines), or a preset: accelerate/fsdp
   --gpu_ids, --num_machines, --machine_rank, --main_process_ip, --main_process_port: as `accelerate launch`"""
