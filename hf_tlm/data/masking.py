@@ -10,10 +10,12 @@ A crop is the second view of a text, a contiguous part of it (COCO-LM, Meng et a
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.interleave import mix
@@ -22,6 +24,18 @@ from hf_tlm.errors import HfTlmError
 
 # P(l > k), k = 0, ..., 9, of the length l of a span: P(l) is proportional to 0.2 * 0.8 ** (l - 1) up to 10; 3.8 on average.
 _LASTS = (0.8 ** np.arange(10) - 0.8**10) / (1 - 0.8**10)
+
+
+def with_draws(rows: Any) -> Any:
+    """Passages to be evaluated on, or several sets of them by name, each passage with a draw, where they have none.
+
+    Its mask is then the same at every evaluation and in every run. What is no `datasets.Dataset` stays as it is.
+    """
+    if isinstance(rows, Mapping):
+        return {name: with_draws(some) for name, some in rows.items()}
+    if not isinstance(rows, Dataset) or "draw" in rows.column_names:
+        return rows
+    return rows.add_column("draw", [-1 - number for number in range(len(rows))])  # Draws of training are not negative.
 
 
 def uniforms(seed: int, draws: np.ndarray, positions: np.ndarray, stream: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.corpora import Corpus
 from hf_tlm.data.blocks import CONTIGUOUS, BlockMaker, BlocksError
+from hf_tlm.data.masking import with_draws
 from hf_tlm.data.tokenization import backend_settings
 from hf_tlm.utils.arrow_files import cache_folder, find_rows, seal_rows
 from hf_tlm.utils.files import atomic_directory, atomic_write
@@ -195,8 +196,7 @@ class BlockShards:
             _save(folder, maker.blocks[:max_blocks], {})
             found = _load(folder)
             assert found is not None
-        # Draws of training are not negative.
-        return found.add_column("draw", [-1 - number for number in range(len(found))])
+        return with_draws(found)
 
     def _held_out(self, row: dict[str, str]) -> bool:
         return held_out(self.corpus, row["id"], self.validation_share)

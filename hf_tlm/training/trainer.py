@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.collator import TlmCollator, thinned
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
+from hf_tlm.data.masking import with_draws
 from hf_tlm.data.packing import leading_texts, twice
 from hf_tlm.data.streaming import ShardStream, StreamedBlocks
 from hf_tlm.data.tokenization import text_lengths
@@ -323,6 +324,12 @@ class TlmTrainer(SampledTrainer):
         shares = in_pairs(terms, lambda name, share: (share, 1 / self._micro_batches))
         self._terms.add(shares, prefix=f"{stream}/")
         return (loss, outputs) if return_outputs else loss
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        """The Trainer's; without a task, of passages as `tokenize` gives them too."""
+        if self.train_dataset is None:
+            self.eval_dataset, eval_dataset = with_draws(self.eval_dataset), with_draws(eval_dataset)
+        return super().get_eval_dataloader(eval_dataset)
 
     def _evaluated(self, model: TrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
         """Return loss and outputs of an evaluation batch.

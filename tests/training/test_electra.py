@@ -132,6 +132,12 @@ def test_passages_are_evaluated_by_the_corpus_objective(tmp_path, data, tokenize
     expected = ReplacedTokenDetection()(out, batch)
     assert first["eval_rtd_loss"] == pytest.approx(expected["rtd_loss"].item(), rel=1e-4)
     assert first["eval_mlm_loss"] == pytest.approx(Mlm()(out, batch)["mlm_loss"].item(), rel=1e-4)
+    plain = data["corpus"].select(range(20))
+    tokenized = run.evaluate(plain)
+    assert "draw" not in plain.column_names and 0 < tokenized["eval_loss"] != first["eval_loss"]  # Other masks.
+    run.eval_dataset = {"a": plain, "b": held_out}
+    both = run.evaluate()
+    assert both["eval_a_loss"] == tokenized["eval_loss"] and both["eval_b_loss"] == first["eval_loss"]
     share, count = expected["generator_accuracy"].tolist()
     assert first["eval_generator_accuracy"] == pytest.approx(share / count, abs=1e-6)
     run.train()
