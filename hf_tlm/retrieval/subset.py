@@ -59,7 +59,8 @@ class Subset:
     Released ones (`from_hub`) have null as score, n_queries and best_query.
     One selected by influence also has influence (float32) and influence_rank (int32), see `hf_tlm.influence.select`.
 
-    manifest: corpus, task, method, counts and versions as plain values, without times and machine paths.
+    manifest: corpus, task, method, counts and versions as plain values, without times and machine paths. Its count of passages
+    (`union`) is that of `dataset`, also where some were left out since.
 
     Raises:
         RetrievalError: a column is missing or has another type.
@@ -76,6 +77,9 @@ class Subset:
                 f"A subset lacks the columns {', '.join(wrong)}. There are: "
                 f"{', '.join(f'{name} ({kind})' for name, kind in found.items())}."
             )
+        counts = self.manifest.get("counts", {})
+        if len(self) and counts.get("union", len(self)) != len(self):
+            self.manifest = {**self.manifest, "counts": {**counts, "union": len(self)}}
 
     def __len__(self) -> int:
         return len(self.dataset)

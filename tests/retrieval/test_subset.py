@@ -179,6 +179,15 @@ def test_summary_names_the_counts(subset, random_subset):
     assert "3 of 6 passages" in random_subset.summary() and "random, seed 0" in random_subset.summary()
 
 
+def test_passages_that_were_left_out_are_not_counted(either, tmp_path):
+    """Summary and manifest of a filtered subset had the whole one's number."""
+    fewer = Subset(either.dataset.select([0, 1]), either.manifest)
+    assert either.manifest["counts"]["union"] == len(either) > 2
+    assert fewer.summary().startswith("2 of 6 passages") and either.summary().startswith(f"{len(either)} of 6 passages")
+    fewer.save(tmp_path / "saved")
+    assert Subset.load(tmp_path / "saved").manifest["counts"] == {**either.manifest["counts"], "union": 2}
+
+
 def test_it_is_a_corpus_too(either):
     corpus = either.as_corpus()
     rows = [row for _, batch in corpus.batches() for row in batch.to_pylist()]
