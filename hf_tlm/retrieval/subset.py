@@ -59,8 +59,8 @@ class Subset:
     Released ones (`from_hub`) have null as score, n_queries and best_query.
     One selected by influence also has influence (float32) and influence_rank (int32), see `hf_tlm.influence.select`.
 
-    manifest: corpus, task, method, counts and versions as plain values, without times and machine paths. Its count of passages
-    (`union`) is that of `dataset`, also where some were left out since.
+    manifest: corpus, task, method, counts and versions as plain values, without times and machine paths. Its count of
+    passages (`union`) is that of `dataset`, also where some were left out since.
 
     Raises:
         RetrievalError: a column is missing or has another type.
