@@ -3,12 +3,14 @@
 import re
 import runpy
 import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 import setuptools
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import hf_tlm.cli
@@ -113,6 +115,18 @@ def test_every_dependency_has_a_constraint_within_its_bounds(metadata):
     for requirement in map(Requirement, declared):
         assert any(s.operator == ">=" for s in requirement.specifier), f"{requirement} has no lower bound"
         assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, str(requirement)
+
+
+def test_constraints_take_every_python_that_is_taken(project):
+    """One asked for 3.11.5 where the package takes 3.11.0."""
+    first = f"{project['requires-python'].removeprefix('>=')}.0"
+    for requirement in constraints():
+        try:
+            installed = distribution(requirement.name)
+        except PackageNotFoundError:
+            continue  # Of an extra that is not here.
+        if installed.version in requirement.specifier:
+            assert first in SpecifierSet(installed.metadata["Requires-Python"] or ""), str(requirement)
 
 
 def test_one_version_everywhere(metadata, project):
