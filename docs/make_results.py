@@ -61,7 +61,7 @@ TOPICS = (
         "coffee",
         "The scale tlm/coffee",
         "What does a coffee break of one core reach, and how far is that from the papers?",
-        ["RESULTS.md#One core", "coffee/large_tasks.md"],
+        ["RESULTS.md#One core", "coffee/large_tasks.md", "additions/larger_body.md"],
     ),
     Topic(
         "ablations",
