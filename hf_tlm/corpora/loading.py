@@ -21,6 +21,7 @@ from hf_tlm.corpora.reading import BUILDERS, Columns, builder_of, read_file, rea
 from hf_tlm.corpora.tables import COMPRESSIONS, suffix_of
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
+from hf_tlm.utils.arrow_files import without_format
 from hf_tlm.utils.options import problem
 from hf_tlm.utils.shown import instead
 
@@ -79,8 +80,7 @@ def load_corpus(
     settings = {"columns": columns, "max_words": max_words} | ({} if sample_by == "line" else {"sample_by": sample_by})
     if isinstance(corpus, Dataset):
         _check_text_files(sample_by, [], "a data set")
-        if corpus.format["type"] != "custom":  # A transform makes the texts; tensors and frames are none.
-            corpus = corpus.with_format(None)
+        corpus = without_format(corpus)
         digest = _digest(settings)
         read = [c if c in corpus.column_names else c.partition(".")[0] for c in columns if c is not None]
         for batch in corpus.iter(1000):
@@ -92,11 +92,7 @@ def load_corpus(
     if not isinstance(corpus, Sequence) or not all(isinstance(one, (str, os.PathLike)) for one in corpus):
         made = instead(corpus, "load_corpus", splits='dataset["train"]')
         raise CorpusError(f"corpus: expected files, a Hub id or a datasets.Dataset; {made}")
-    texts = (
-        ""
-        if isinstance(corpus, (str, os.PathLike)) or len(corpus) < 2
-        else (" If the list is of texts, give load_corpus(Dataset.from_dict({'text': texts})).")
-    )
+    listed = not isinstance(corpus, str)
     patterns = [part for part in corpus.split(",") if part] if isinstance(corpus, str) else [*map(os.fspath, corpus)]
     corpus = corpus if isinstance(corpus, str) else ",".join(patterns)
     files, without = _find(patterns)
@@ -133,9 +129,11 @@ def load_corpus(
         or glob.has_magic(path)
         or builder_of(Path(path))
     ):
+        texts = " If the list is of texts, give load_corpus(Dataset.from_dict({'text': texts}))."
         raise CorpusError(
             f"No corpus {corpus!r:.200}: no file matches, and it is not a Hub id (owner/name). File types: "
-            f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}.{texts}"
+            f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}."
+            + (texts if listed and len(patterns) > 1 else "")
         )
     _check_text_files(sample_by, [], corpus)
     if at and revision and at != revision:

@@ -14,6 +14,7 @@ from hf_tlm.corpora.corpus import BATCH, SCHEMA, CorpusError
 from hf_tlm.corpora.tables import (
     COMPRESSIONS,
     check_columns,
+    field_of,
     find_separator,
     open_parquet,
     reading_error,
@@ -108,18 +109,12 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
 
 def _with_fields(batch: Batch, columns: Columns) -> Batch:
     """The batch with a column for each that is named as a field of an object: `page.text` for that of `page`."""
-    fields = {}
-    for name in columns:
-        head, *keys = (name or "").split(".")
-        if name is None or name in batch or not keys or batch.get(head) is None:
-            continue
-        cells, known = _python(batch[head]), True
-        for key in keys:
-            objects = [cell for cell in cells if isinstance(cell, dict)]
-            known &= any(key in cell for cell in objects) or all(cell is None for cell in cells)
-            cells = [cell.get(key) if isinstance(cell, dict) else None for cell in cells]
-        if known:
-            fields[name] = cells
+    fields: Batch = {}
+    for name in filter(None, columns):
+        column, *keys = name.split(".")
+        if name not in batch and keys and batch.get(column) is not None:
+            cells = field_of(_python(batch[column]), keys)
+            fields |= {} if cells is None else {name: cells}
     return batch | fields
 
 

@@ -45,6 +45,20 @@ _write_zstd = compr.get("zstd")
 _told: set[tuple[str, ...]] = set()
 
 
+def field_of(cells: Iterable[Any], keys: Iterable[str]) -> list | None:
+    """What a column's objects hold in a field, None where one has none; None where no object of the column has the field.
+
+    Args:
+        keys: the names on the way to it, `at` and `url` for `page.at.url` and the column `page`.
+    """
+    cells = list(cells)
+    for key in keys:
+        if not any(isinstance(cell, dict) and key in cell for cell in cells) and any(cell is not None for cell in cells):
+            return None
+        cells = [cell.get(key) if isinstance(cell, dict) else None for cell in cells]
+    return cells
+
+
 def uncompressed(path: Path) -> Path:
     """A path without the suffix of a compression, by which its file is read."""
     return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path

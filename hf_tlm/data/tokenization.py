@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.repo import TOKENIZER_FILES, checkpoint_folder
-from hf_tlm.utils.arrow_files import cache_folder, map_rows
+from hf_tlm.utils.arrow_files import cache_folder, map_rows, without_format
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.options import check_numbers, of_python
 from hf_tlm.utils.scripts import alphabet_of
@@ -251,9 +251,7 @@ def tokenize(
         TokenizerError: one of the arguments is something else; the message says what to pass.
     """
     _check_tokenizable(dataset, tokenizer, max_length)
-    max_length = of_python(max_length)
-    if dataset.format["type"] not in (None, "custom"):  # A transform makes the texts; frames and arrays are none.
-        dataset = dataset.with_format(None)
+    dataset, max_length = without_format(dataset), of_python(max_length)
     pairs = "text_pair" in dataset.column_names
     type_ids = (pairs or all_types) and "token_type_ids" in tokenizer.model_input_names
 

@@ -146,16 +146,17 @@ class TableArguments:
 
     def _arms(self, files: Sequence[str]) -> list[Arm]:
         """The arms, of which one that the files have under its name is theirs, also where the command line only names it."""
-        of_files = {str(entry.get("name") or entry.get("subset")).lower(): entry for entry in _entries(files, "arms")}
+        named = {str(entry.get("name") or entry.get("subset")): entry for entry in _entries(files, "arms")}
+        of_files = {name.lower(): entry for name, entry in named.items()}
         arms = []
         for text in self.arms:
             entry = of_files.get(text.lower())
             try:
                 arms.append(Arm.read(text if entry is None else json.dumps(entry)))
             except ReproductionError as error:
-                if not of_files or entry is not None or text.lstrip().startswith("{"):
+                if not named or entry is not None or text.lstrip().startswith("{"):
                     raise
-                names = ", ".join(repr(str(entry.get("name") or entry.get("subset"))) for entry in of_files.values())
+                names = ", ".join(map(repr, named))
                 raise ReproductionError(f"{error} The --config files have the arms {names}.") from error
         return arms
 

@@ -13,13 +13,11 @@ from hf_tlm.metrics.classification import Accuracy, BinaryF1, MacroF1, Matthews,
 from hf_tlm.metrics.regression import Pearson, Spearman
 from hf_tlm.metrics.squad import SquadF1
 from hf_tlm.metrics.tagging import SpanF1, TagAccuracy
-from hf_tlm.tasks.spec import KIND_METRICS
+from hf_tlm.tasks.spec import KIND_METRICS, NO_LABEL
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction
 
-# The loss leaves it out.
-NO_LABEL = -100
 METRICS: dict[str, type[TaskMetric]] = {
     metric.name: metric
     for metric in (

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from hf_tlm.objectives.reductions import mean
-from hf_tlm.objectives.task import NO_LABEL, TaskLoss
+from hf_tlm.objectives.task import TaskLoss
+from hf_tlm.tasks.spec import NO_LABEL
 
 
 class RDrop(TaskLoss):

@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_tlm.objectives.reductions import mean
-
-# torch's cross-entropy leaves it out.
-NO_LABEL = -100
+from hf_tlm.tasks.spec import NO_LABEL
 
 
 class TaskLoss:

@@ -245,7 +245,7 @@ def task_from_datasets(
         TaskError, HfTlmError: see `load_task`.
     """
     check_numbers(TaskError, max_train_samples=max_train_samples)
-    label_names = None if label_names is None else _texts(label_names)
+    label_names = None if label_names is None else _class_names(label_names)
     for name in ("train", "validation"):
         if name not in splits or len(splits[name]) == 0:
             raise TaskError(
@@ -325,7 +325,7 @@ def _sampled(spec: TaskSpec, rows: Dataset, size: int) -> Dataset:
     return Dataset.from_dict(chosen.to_dict(), features=rows.features)  # Rows of their own, which `stored` keeps.
 
 
-def _texts(label_names: Any) -> list[str]:
+def _class_names(label_names: Any) -> list[str]:
     """Names of classes that were given; a TaskError for anything but texts in an order."""
     if isinstance(label_names, (str, Mapping)) or not hasattr(label_names, "__iter__"):
         listed = " Give list(id2label.values()), in the order of the indices." if isinstance(label_names, Mapping) else ""

@@ -10,6 +10,7 @@ import pyarrow as pa
 from datasets import Dataset, Features, concatenate_datasets
 from datasets.table import MemoryMappedTable
 
+from hf_tlm.corpora.tables import field_of
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_file
@@ -109,17 +110,11 @@ def with_fields(spec: TaskSpec, rows: Dataset) -> Dataset:
     for name in sorted(names):
         column, *keys = name.split(".")
         if keys and column in rows.column_names:
-            cells = [_field(cell, keys) for cell in rows[column][:]]
-            if any(cell is not None for cell in cells):
+            cells = field_of(rows[column][:], keys)
+            if cells is not None:
                 field = Dataset.from_dict({name: cells}, on_mixed_types="use_json")
                 rows = concatenate_datasets([rows, field], axis=1)
     return rows
-
-
-def _field(cell: Any, keys: Iterable[str]) -> Any:
-    for key in keys:
-        cell = cell.get(key) if isinstance(cell, dict) else None
-    return cell
 
 
 class Canonical(NamedTuple):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SPLITS = ("train", "validation", "test")
+NO_LABEL = -100  # torch's cross-entropy leaves a text with it out.
 # Kind of task -> the metrics that can score it, the usual one first.
 KIND_METRICS = {
     "classification": ("macro_f1", "micro_f1", "accuracy", "f1", "matthews"),

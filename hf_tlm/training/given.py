@@ -18,6 +18,7 @@ from hf_tlm.data.streaming import StreamedBlocks
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.models.base import TrainedModel
 from hf_tlm.models.families import longest_input
+from hf_tlm.tasks.spec import NO_LABEL
 from hf_tlm.training.run_arguments import RunArguments
 
 # What a column of labels may be called.
@@ -146,7 +147,7 @@ def _label_problem(labels: pa.ChunkedArray, classes: int) -> str | None:
     # Of lists one is enough: Arrow does not compare them.
     values = labels[:1].to_pylist() if pa.types.is_nested(labels.type) else pc.unique(labels).to_pylist()
     try:
-        other = [label for label in class_labels(values).tolist() if label != -100 and not 0 <= label < classes]
+        other = [label for label in class_labels(values).tolist() if label != NO_LABEL and not 0 <= label < classes]
     except ValueError as error:
         return (
             f"{error} ClassLabel or class_encode_column of datasets makes indices of names; several labels a text are not "

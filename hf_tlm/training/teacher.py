@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, Features, List, Value, concatenate_datasets
 
+from hf_tlm.tasks.spec import NO_LABEL
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import Unfit, listed, maybe, real, record, words
 from hf_tlm.utils.run_names import TEACHER_FILE
@@ -74,7 +75,7 @@ class Teacher:
         parts = [_with_answers(texts, self.train)]
         if passages is not None and len(passages):
             parts = parts * repeats(len(texts), len(passages), share)
-            none = math.nan if self.train.shape[1] == 1 else -100
+            none = math.nan if self.train.shape[1] == 1 else NO_LABEL
             parts.append(_with_answers(passages.add_column("label", [none] * len(passages)), self.passages, texts.features))
         return concatenate_datasets(parts)
 

@@ -31,6 +31,11 @@ def cache_folder(chosen: str | os.PathLike | None = None) -> Path:
     return Path(chosen or Path(config.HF_DATASETS_CACHE) / "hf_tlm")
 
 
+def without_format(rows: Dataset) -> Dataset:
+    """Rows as Python's values, whatever was made of them by `set_format`; a transform, which makes the texts, stays."""
+    return rows if rows.format["type"] == "custom" else rows.with_format(None)
+
+
 def seal_rows(file: Path, rows: int) -> None:
     """Write the seal of an Arrow file that is whole.
 

@@ -10,7 +10,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from hf_tlm.corpora import tables
 from hf_tlm.tasks import TaskArguments, TaskError, TaskSpec, load_task, reading
-from hf_tlm.tasks.unlabelled import unlabelled
+from hf_tlm.tasks.unlabelled import unlabelled, unlabelled_chunks
 
 WORDS = "Drucker Lüfter Netz Konto Rechnung Passwort Bildschirm Tür Schlüssel Straße".split()
 SHARES = {"label_column": "queue", "text_columns": "Body"}
@@ -469,6 +469,10 @@ def test_a_field_of_an_object_is_a_column_with_a_dotted_name(tmp_path, more):
     assert some["text"][:] == [row["Body"] for row in rows] and some["id"][:2] == ["0", "1"]
     with pytest.raises(TaskError, match="no column 'ticket.boddy'; the columns are ticket"):
         load_task(str(path), **columns | {"text_columns": "ticket.boddy"})
+    # A chunk without a value of the field was one without the column.
+    write(path, [*nested, *({"ticket": {"body": None, "nr": i}} for i in range(60)), *nested])
+    chunks = list(unlabelled_chunks(str(path), task.spec, drop_bad_rows=True, chunk=len(rows)))
+    assert [len(chunk.rows) for chunk in chunks] == [len(rows)] * 2
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,8 @@ def run_grid(
         HfTlmError: all points failed. Where only some did, the record says so.
     """
     check_task(task)
-    check_given(ArgumentsError, checkpoint=(checkpoint, CheckpointArguments), args=(args, FinetuneArguments))
-    check_given(ArgumentsError, grid=(grid, Grid))
+    given = {"checkpoint": (checkpoint, CheckpointArguments), "args": (args, FinetuneArguments), "grid": (grid, Grid)}
+    check_given(ArgumentsError, **given)
     if args.taught:
         raise GridError("A grid has no teacher: find the values without one, then fine-tune with them and --teacher.")
     seeds = list(grid.seeds or args.run_seeds)
