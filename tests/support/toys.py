@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 
 from datasets import Dataset
 
@@ -69,11 +70,16 @@ def sentences(count: int, seed: int = 0) -> list[dict[str, str]]:
     return rows
 
 
+@cache
+def _split(count: int, seed: int) -> Dataset:
+    return Dataset.from_list(sentences(count, seed))
+
+
 def make_task(train=48, validation=24, test=24, name="toy", metric="macro_f1"):
     from hf_tlm.tasks import TaskSpec, task_from_datasets
 
     counts = {"train": train, "validation": validation, "test": test}
-    splits = {split: Dataset.from_list(sentences(n, seed)) for seed, (split, n) in enumerate(counts.items())}
+    splits = {split: _split(n, seed) for seed, (split, n) in enumerate(counts.items())}
     return task_from_datasets(TaskSpec(name=name, path="memory", metric=metric), splits)
 
 
