@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import MISSING, fields
+from functools import cache
 from typing import get_args, get_type_hints
 
 import pytest
@@ -18,10 +19,13 @@ EXTREMES = (math.nan, math.inf, -math.inf, -1, 0, 1e308, 2**63, -(2**63))
 NEEDED = {"SelectionArguments": {"fraction": 0.5}, "GridArguments": {"grid": "{learning_rate: [1e-4]}"}}
 
 
+hints = cache(get_type_hints)
+
+
 def numeric(cls):
     """name -> int or float, of the fields that are one, or a list of them."""
     found = {}
-    for name, hint in get_type_hints(cls).items():
+    for name, hint in hints(cls).items():
         types = {hint, *get_args(hint), *(inner for outer in get_args(hint) for inner in get_args(outer))}
         if name in {entry.name for entry in fields(cls) if entry.init} and types & {int, float}:
             found[name] = float if float in types else int
@@ -62,7 +66,7 @@ def test_extremes_are_in_range_or_refused_by_the_command_line(recipe):
 
 
 def is_list(cls, name):
-    return "list" in str(get_type_hints(cls)[name])
+    return "list" in str(hints(cls)[name])
 
 
 def needed(cls):
