@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from numbers import Integral
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.scripts import UNSPACED_SET, unspaced_share
 
 # A sentence ends at a terminator, possibly followed by closing quotes or brackets, before white space; CJK stops need
@@ -28,10 +30,12 @@ def split_passages(text: str, max_words: int) -> list[str]:
     text: nothing is changed, and nothing lost but the white space at the cuts.
 
     Raises:
-        ValueError: max_words is not positive.
+        HfTlmError: max_words is not a positive whole number, or `text` is no text.
     """
-    if max_words < 1:
-        raise ValueError(f"max_words must be positive; received {max_words}.")
+    if not isinstance(text, str):
+        raise HfTlmError(f"text: expected a text; received {'none' if text is None else f'a {type(text).__name__}'}.")
+    if isinstance(max_words, bool) or not isinstance(max_words, Integral) or max_words < 1:
+        raise HfTlmError(f"max_words: expected a whole number, 1 or more; received {max_words!r:.60}.")
     passages: list[str] = []
     start = end = words = 0
     for first, last, count in _pieces(text, max_words, _words_of(text)):

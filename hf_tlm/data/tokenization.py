@@ -19,7 +19,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.repo import TOKENIZER_FILES, checkpoint_folder
 from hf_tlm.utils.arrow_files import cache_folder, map_rows, without_format
 from hf_tlm.utils.files import atomic_file
-from hf_tlm.utils.options import check_numbers, of_python
+from hf_tlm.utils.options import check_numbers, named, of_python
 from hf_tlm.utils.scripts import alphabet_of
 from hf_tlm.utils.seals import keep_sealed
 
@@ -76,8 +76,14 @@ def load_tokenizer(
 
     Raises:
         HubError: see `checkpoint_folder`.
-        TokenizerError: it cannot be loaded, or lacks a padding token, or a mask token where one is needed.
+        TokenizerError: it cannot be loaded, or lacks a padding token, or a mask token where one is needed; or it is no name.
     """
+    if isinstance(name_or_path, PreTrainedTokenizerBase):
+        raise TokenizerError(
+            f"name_or_path: expected a folder or a Hub id; received a {type(name_or_path).__name__}. It is a tokenizer "
+            "already: use it as it is."
+        )
+    name_or_path = named("name_or_path", name_or_path, TokenizerError, needed=True)
     options = {"trust_remote_code": trust_remote_code}
     folder = checkpoint_folder(name_or_path, revision, files=TOKENIZER_FILES, **options)
     try:
@@ -138,20 +144,18 @@ def train_wordpiece(
 
     Raises:
         TokenizerError: `vocab_size` leaves no room for the special tokens and the alphabet, there is no text, or `texts` is
-            one text, or a generator.
+            one text, or a generator, or has other things than texts; or a number is out of range.
     """
     from tokenizers import BertWordPieceTokenizer
 
-    if isinstance(texts, str) or iter(texts) is texts:
-        what = "one text" if isinstance(texts, str) else f"a {type(texts).__name__}, which can be read once"
-        given = "[text]" if isinstance(texts, str) else "list(texts)"
-        raise TokenizerError(f"texts: expected a list of texts, or a column of a data set; received {what}. Give {given}.")
-    signs, many = alphabet_of(texts)
+    check_numbers(TokenizerError, vocab_size=vocab_size, max_length=max_length)
+    _check_texts(texts)
+    signs, many = alphabet_of(_each(texts))
     # None: with lower case.
     strip_accents = False if lowercase and signs else None
     trainer = BertWordPieceTokenizer(lowercase=lowercase, strip_accents=strip_accents)
     characters: Counter[str] = Counter()
-    for text in texts:
+    for text in _each(texts):
         characters.update(trainer.normalize(text))
     alphabet = sorted(c for c in characters if not c.isspace())
     frequent = sorted(alphabet, key=characters.__getitem__, reverse=True)
@@ -191,6 +195,28 @@ def train_wordpiece(
     return BertTokenizer(vocab=vocab, do_lower_case=lowercase, strip_accents=strip_accents, model_max_length=max_length)
 
 
+def _check_texts(texts: Any) -> None:
+    """Raise a TokenizerError for anything but what gives texts, several times."""
+    what = given = ""
+    if isinstance(texts, str):
+        what, given = "one text", "[text]"
+    elif not isinstance(texts, Iterable):
+        what, given = "none" if texts is None else f"a {type(texts).__name__}", "a list"
+    elif iter(texts) is texts:
+        what, given = f"a {type(texts).__name__}, which can be read once", "list(texts)"
+    if what:
+        raise TokenizerError(f"texts: expected a list of texts, or a column of a data set; received {what}. Give {given}.")
+
+
+def _each(texts: Iterable[str]) -> Iterator[str]:
+    """The texts; a TokenizerError for the first that is none."""
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            found = "none" if text is None else f"a {type(text).__name__}"
+            raise TokenizerError(f"texts: expected texts; received {found}, after {row:,} texts. Give texts alone.")
+        yield text
+
+
 def cached_wordpiece(
     texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, max_length: int = 512
 ) -> PreTrainedTokenizerBase:
@@ -202,10 +228,11 @@ def cached_wordpiece(
         TokenizerError: see `train_wordpiece`.
         HfTlmError: the cache cannot be written.
     """
+    _check_texts(texts)
     # Vocabularies of other texts are where they were before scripts were told apart.
-    script = alphabet_of(texts)
+    script = alphabet_of(_each(texts))
     digest = xxhash.xxh3_128(json.dumps([vocab_size, lowercase, max_length, *(script if any(script) else ())]).encode())
-    for text in texts:
+    for text in _each(texts):
         digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
     folder = cache_folder() / f"wordpiece-{digest.hexdigest()}"
     return kept_tokenizer(folder, lambda: train_wordpiece(texts, vocab_size, lowercase=lowercase, max_length=max_length))

@@ -160,15 +160,15 @@ def local_folder(name: str, type: str, **options) -> Path:
     Raises:
         HubError: it is neither. For others see `fetch`.
     """
-    if os.path.exists(name):
-        return Path(name)
     repo = find_repo(name, type)
-    if repo is None:
+    if repo is not None:
+        return fetch(repo, **options)
+    if not os.path.exists(name):
         raise HubError(
             f"Expected a local path, or a {type} repository of the Hub as owner/name or owner/name@revision; "
             f"received {str(name)!r}, which is neither."
         )
-    return fetch(repo, **options)
+    return Path(name)
 
 
 def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pickle: bool = False) -> list[str]:

@@ -48,5 +48,12 @@ def parse_repo(name: str, type: str) -> Repo | None:
 
 
 def find_repo(name: str, type: str) -> Repo | None:
-    """The repository that a name means; None for an existing local path, or for what cannot be a repository's name."""
+    """The repository that a name means; None for an existing local path, or for what cannot be a repository's name.
+
+    Raises:
+        HubError: it is no name at all.
+    """
+    if not isinstance(name, (str, os.PathLike)):
+        found = "none" if name is None else f"a {name.__class__.__name__}"
+        raise HubError(f"Expected a local path, or a {type} repository of the Hub as owner/name; received {found}.")
     return None if os.path.exists(name) else parse_repo(str(name), type)

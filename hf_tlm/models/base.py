@@ -15,7 +15,7 @@ from transformers.models.albert.modeling_albert import AlbertTransformer
 from transformers.utils.generic import is_flash_attention_requested
 
 from hf_tlm.errors import ModelError
-from hf_tlm.models.encoded_texts import EncodedTexts, packed_attention_mask
+from hf_tlm.models.encoded_texts import EncodedTexts, attended, packed_attention_mask
 from hf_tlm.models.families import family_of
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS
 
@@ -95,7 +95,7 @@ def applied_parameters(model: nn.Module) -> int:
 def encode(
     body: PreTrainedModel,
     input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
     token_type_ids: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
     text_ids: torch.Tensor | None = None,
@@ -103,6 +103,7 @@ def encode(
 ) -> EncodedTexts:
     """One pass of a body over a padded or packed batch, see `TlmCollator`; shapes as in `TlmModel.forward`."""
     config = body.config
+    attention_mask = attended(input_ids, attention_mask, text_ids)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     # A trained WordPiece tokenizer types the two texts of a pair; DistilBERT and ModernBERT have no use for that.
     if token_type_ids is not None and getattr(config, "type_vocab_size", 0) > 1:

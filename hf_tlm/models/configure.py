@@ -17,6 +17,7 @@ from transformers.activations import ACT2FN
 from hf_tlm.errors import ModelError
 from hf_tlm.hub.repo import split_revision
 from hf_tlm.models.families import check_family, family_of
+from hf_tlm.models.loading import classes_of
 from hf_tlm.presets import did_you_mean, find
 from hf_tlm.utils.shown import suggestion
 
@@ -134,8 +135,9 @@ def build_config(
             rotary.
 
     Raises:
-        ModelError: see `read_config`; or there are too few positions.
+        ModelError: see `read_config`; there are too few positions; or `id2label` names no classes from 0 on.
     """
+    id2label = classes_of(id2label)
     values = {
         "vocab_size": len(tokenizer),
         "id2label": id2label,

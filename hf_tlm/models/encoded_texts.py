@@ -42,6 +42,13 @@ class EncodedTexts:
         return sums[1:] / sizes[1:, None]
 
 
+def attended(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, text_ids: torch.Tensor | None) -> torch.Tensor:
+    """The attention mask of a batch, int64 [R, S]: without one that of all tokens, in packed rows of all but padding."""
+    if attention_mask is not None:
+        return attention_mask
+    return torch.ones_like(input_ids) if text_ids is None else (text_ids > 0).to(input_ids.dtype)
+
+
 def packed_attention_mask(
     text_ids: torch.Tensor, config: PreTrainedConfig, dtype: torch.dtype
 ) -> torch.Tensor | dict[str, torch.Tensor]:

@@ -27,6 +27,7 @@ from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
 from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import one_of, read_fields, real, truth
+from hf_tlm.utils.options import named
 
 # Of corruption.json: the arguments of `GeneratorDiscriminator`.
 _FIELDS = {
@@ -113,7 +114,7 @@ def load_exported(
         ModelError: the folder has an auxiliary model, and does not say, as recipes do, how it corrupts; see also
             `from_checkpoint` of both classes.
     """
-    folder = Path(folder)
+    folder = Path(named("folder", folder, ModelError, needed=True, what="a folder"))
     if not (folder / GENERATOR / "config.json").is_file():
         return TlmModel.from_checkpoint(str(folder), id2label=id2label, attn_implementation=attn_implementation)
     try:

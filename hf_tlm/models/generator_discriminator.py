@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -21,12 +22,13 @@ from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models.base import TrainedModel, body_of, embedding_weight, encode, layer_classes, refusals_of
 from hf_tlm.models.composite_files import clm_heads_state, load_auxiliary, rtd_head_state
 from hf_tlm.models.cpu_attention import use_cpu_kernels
-from hf_tlm.models.encoded_texts import EncodedTexts
+from hf_tlm.models.encoded_texts import EncodedTexts, attended
 from hf_tlm.models.families import family_of
 from hf_tlm.models.generator import Generator, sample_tokens, shared_parameters
-from hf_tlm.models.loading import hub_options, load_classifier, reading
+from hf_tlm.models.loading import classes_of, hub_options, load_classifier, reading
 from hf_tlm.models.prediction_heads import ClmHeads, ContrastHead, CorruptionOutput, LmLoss, RtdHead
 from hf_tlm.models.tail import encode_masked_positions, places
+from hf_tlm.utils.options import named
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +153,7 @@ class GeneratorDiscriminator(TrainedModel):
     def from_config(
         cls,
         config: PreTrainedConfig,
-        generator_config: PreTrainedConfig | str,
+        generator_config: PreTrainedConfig | str | os.PathLike,
         temperature: float = TEMPERATURE,
         **options,
     ) -> GeneratorDiscriminator:
@@ -167,8 +169,8 @@ class GeneratorDiscriminator(TrainedModel):
         family_of(config)
         with refusals_of(config):
             main = AutoModelForSequenceClassification.from_config(config)
-            if isinstance(generator_config, str):
-                auxiliary = load_auxiliary(generator_config)
+            if isinstance(generator_config, (str, os.PathLike)):
+                auxiliary = load_auxiliary(os.fspath(generator_config))
             else:
                 family_of(generator_config)
                 auxiliary = AutoModelForMaskedLM.from_config(generator_config)
@@ -201,21 +203,25 @@ class GeneratorDiscriminator(TrainedModel):
 
         Raises:
             HubError: see `checkpoint_folder`.
-            ModelError: one cannot be loaded or lacks weights of its body, or the two do not fit.
+            ModelError: one cannot be loaded or lacks weights of its body, or the two do not fit; one is no name; or
+                `id2label` names no classes from 0 on.
         """
-        folder = checkpoint_folder(model_name_or_path, revision, trust_remote_code=trust_remote_code)
+        name = named("model_name_or_path", model_name_or_path, ModelError, needed=True)
+        auxiliary_name = named("auxiliary_name_or_path", auxiliary_name_or_path, ModelError)
+        id2label = classes_of(id2label)
+        folder = checkpoint_folder(name, revision, trust_remote_code=trust_remote_code)
         hub = hub_options(revision, trust_remote_code, attn_implementation)
         corrects = options.get("heads") == "clm"
-        with reading(f"a model from {model_name_or_path!r}"):
-            main, _ = load_classifier(folder, model_name_or_path, id2label=id2label, **hub)
+        with reading(f"a model from {name!r}"):
+            main, _ = load_classifier(folder, name, id2label=id2label, **hub)
             state = (clm_heads_state if corrects else rtd_head_state)(folder, hub)
-        auxiliary = load_auxiliary(auxiliary_name_or_path, model_name_or_path, **hub)
+        auxiliary = load_auxiliary(auxiliary_name, name, **hub)
         model = cls(main, auxiliary, temperature, **options)
         heads = model.clm_heads if corrects else model.rtd_head
         assert heads is not None
         if state is None or state.keys() != heads.state_dict().keys():
             missing = "no heads for corrective language modelling" if corrects else "no head for replaced tokens"
-            logger.warning("%s has %s: a new one begins at random.", model_name_or_path, missing)
+            logger.warning("%s has %s: a new one begins at random.", name, missing)
         else:
             heads.load_state_dict(state)
         return model
@@ -242,7 +248,7 @@ class GeneratorDiscriminator(TrainedModel):
     def forward(
         self,
         input_ids: torch.LongTensor,
-        attention_mask: torch.LongTensor,
+        attention_mask: torch.LongTensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
         position_ids: torch.LongTensor | None = None,
         text_ids: torch.LongTensor | None = None,
@@ -263,11 +269,12 @@ class GeneratorDiscriminator(TrainedModel):
             crops: another view of the same texts, which the main model reads too: `crop_input_ids`,
                 `crop_attention_mask`, ..., the first six with `crop_` before them; rows of their own shape.
         """
-        inputs = (attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
+        mask = attended(input_ids, attention_mask, text_ids)
+        inputs = (mask, token_type_ids, position_ids, text_ids, first_tokens)
         output = CorruptionOutput()
         if mlm_labels is None:
             return self._predict(output, encode(body_of(self.main), input_ids, *inputs), None, labels)
-        masked, real = places(mlm_labels != -100), places(attention_mask.bool())
+        masked, real = places(mlm_labels != -100), places(mask.bool())
         apart = self.apart and self.auxiliary.training
         with self.auxiliary.without_dropout() if apart else nullcontext():
             hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *inputs)

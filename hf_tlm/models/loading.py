@@ -131,6 +131,23 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
         raise ModelError(f"Cannot load {what}: {told:.1000}{advice}") from error
 
 
+def classes_of(id2label: Any) -> dict[int, str]:
+    """Names of classes by their indices; a list of them, and indices that are texts, as in JSON, are taken too.
+
+    Raises:
+        ModelError: they are something else, or the indices are not all from 0 on.
+    """
+    listed = isinstance(id2label, Iterable) and not isinstance(id2label, (str, Mapping))
+    given = dict(enumerate(id2label)) if listed else id2label if isinstance(id2label, Mapping) else {}
+    names = {int(index): name for index, name in given.items() if str(index).isdecimal() and isinstance(name, str)}
+    if not names or sorted(names) != list(range(len(given))):
+        raise ModelError(
+            f"id2label: expected the names of the classes, by their indices from 0 on; received {id2label!r:.80}. Give "
+            "{0: 'no', 1: 'yes'}, or a list of names in this order."
+        )
+    return dict(sorted(names.items()))
+
+
 def class_names(config: PreTrainedConfig) -> list[str]:
     """The names of a classifier's classes, in the order of its outputs."""
     return [name for _, name in sorted((config.id2label or {}).items())]

@@ -72,7 +72,6 @@ def encode_masked_positions(
     body: PreTrainedModel,
     chosen: torch.Tensor,
     input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
     *inputs: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return the hidden states of the M chosen tokens, float [M, H], where nothing reads the others'.
@@ -85,8 +84,8 @@ def encode_masked_positions(
     whole = torch.compiler.is_compiling() or (body.training and body.is_activation_checkpointing) or not len(chosen)
     if not whole and (tail := Tail(body)).modules:
         with tail.only(chosen):
-            return encode(body, input_ids, attention_mask, *inputs).hidden[0]
-    return _choose(encode(body, input_ids, attention_mask, *inputs).hidden, chosen)
+            return encode(body, input_ids, *inputs).hidden[0]
+    return _choose(encode(body, input_ids, *inputs).hidden, chosen)
 
 
 @torch.compiler.disable

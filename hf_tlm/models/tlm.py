@@ -29,8 +29,9 @@ from hf_tlm.models.cpu_attention import use_cpu_kernels
 from hf_tlm.models.encoded_texts import EncodedTexts
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
-from hf_tlm.models.loading import DTYPE, TRAINER_STATE, head_is_new, hub_options, load_classifier, reading
+from hf_tlm.models.loading import DTYPE, TRAINER_STATE, classes_of, head_is_new, hub_options, load_classifier, reading
 from hf_tlm.models.tail import encode_masked_positions, places
+from hf_tlm.utils.options import named
 
 MLM_SUBFOLDER = "mlm"
 
@@ -159,16 +160,19 @@ class TlmModel(TrainedModel):
 
         Raises:
             HubError: see `checkpoint_folder`.
-            ModelError: it cannot be loaded, lacks weights of its body, or is not of a supported `model_type`.
+            ModelError: it cannot be loaded, lacks weights of its body, or is not of a supported `model_type`; it is no name;
+                or `id2label` names no classes from 0 on.
         """
+        name = named("model_name_or_path", model_name_or_path, ModelError, needed=True)
+        id2label = classes_of(id2label)
         options = hub_options(revision, trust_remote_code, attn_implementation)
-        if (Path(model_name_or_path) / TRAINER_STATE).is_file():
-            return cls._from_trainer(model_name_or_path, id2label, options)
-        folder = Path(checkpoint_folder(model_name_or_path, revision, trust_remote_code=trust_remote_code))
+        if (Path(name) / TRAINER_STATE).is_file():
+            return cls._from_trainer(name, id2label, options)
+        folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code))
         # Our own exports keep the masked-LM head beside the classifier.
         beside = (folder / MLM_SUBFOLDER / "config.json").is_file()
-        with reading(f"a model from {model_name_or_path!r}"):
-            classifier, classifier_is_new = load_classifier(str(folder), model_name_or_path, id2label=id2label, **options)
+        with reading(f"a model from {name!r}"):
+            classifier, classifier_is_new = load_classifier(str(folder), name, id2label=id2label, **options)
             lm, info = AutoModelForMaskedLM.from_pretrained(
                 str(folder),
                 subfolder=MLM_SUBFOLDER if beside else "",
@@ -216,7 +220,7 @@ class TlmModel(TrainedModel):
     def forward(
         self,
         input_ids: torch.LongTensor,
-        attention_mask: torch.LongTensor,
+        attention_mask: torch.LongTensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
         position_ids: torch.LongTensor | None = None,
         text_ids: torch.LongTensor | None = None,
@@ -227,7 +231,8 @@ class TlmModel(TrainedModel):
         """One pass of the body for the heads that this batch asks for.
 
         Args:
-            input_ids, attention_mask, token_type_ids: int64 [R, S], one text a row, or several with the three below.
+            input_ids, attention_mask, token_type_ids: int64 [R, S], one text a row, or several with the three below. Without
+                a mask all tokens are read, as in stock models; of packed rows all that are of a text.
             position_ids, text_ids, first_tokens: int64 [R, S], [R, S], [B] of a packed batch, see `TlmCollator`.
             mlm_labels: int64 [R, S], -100 where nothing is predicted. Given: the masked-LM loss elsewhere.
             labels: int64 [B]. Given, or `mlm_labels` not given: class logits.

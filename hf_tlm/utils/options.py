@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints, overload
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints, overload
 
 from hf_tlm.errors import HfTlmError
 
@@ -201,16 +201,29 @@ def check_given(error: type[HfTlmError], **given: tuple[Any, type]) -> None:
             raise error(f"{name}: expected a {cls.__name__}; received {found}. Give {cls.__name__}(...).")
 
 
-def named(option: str, value: Any, error: type[HfTlmError]) -> str | None:
+@overload
+def named(option: str, value: Any, error: type[HfTlmError]) -> str | None: ...
+@overload
+def named(option: str, value: Any, error: type[HfTlmError], *, needed: Literal[True], what: str = ...) -> str: ...
+def named(
+    option: str, value: Any, error: type[HfTlmError], *, needed: bool = False, what: str = "a folder or a Hub id"
+) -> str | None:
     """The name of a folder or a Hub id, of a path too; None where none is given.
 
+    Args:
+        what: it is the name of.
+
     Raises:
-        error: it is an object that such a folder would hold.
+        error: it is an object that such a folder would hold; or there is none, and one is `needed`.
     """
-    if value is None or isinstance(value, (str, os.PathLike)):
-        return None if value is None else os.fspath(value)
+    if isinstance(value, (str, os.PathLike)):
+        return os.fspath(value)
+    if value is None and needed:
+        raise error(f"{option}: expected {what}; received none.")
+    if value is None:
+        return None
     raise error(
-        f"{option}: expected a folder or a Hub id; received a {type(value).__name__}. Save it with save_pretrained(folder), "
+        f"{option}: expected {what}; received a {type(value).__name__}. Save it with save_pretrained(folder), "
         "and give the folder."
     )
 

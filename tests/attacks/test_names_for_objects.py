@@ -14,8 +14,19 @@ from transformers import AutoConfig
 
 from hf_tlm import load_corpus
 from hf_tlm.corpora import CorpusError
-from hf_tlm.data import train_wordpiece
-from hf_tlm.models import build_config
+from hf_tlm.data import TokenizerError, cached_wordpiece, load_tokenizer, train_wordpiece
+from hf_tlm.errors import HfTlmError
+from hf_tlm.models import (
+    GeneratorDiscriminator,
+    TlmModel,
+    build_config,
+    convert_legacy,
+    convert_released,
+    convert_released_tlm,
+    load_exported,
+    load_released,
+    load_released_tlm,
+)
 from hf_tlm.retrieval import RetrievalError, Subset
 from hf_tlm.runs import CheckpointArguments, export_onnx, majority_class, predict
 from hf_tlm.tasks import TaskError, TaskSpec, unlabelled
@@ -212,3 +223,43 @@ def test_what_is_predicted_on_is_a_file(data):
     for ask in (lambda: predict("runs/a", data), lambda: next(unlabelled(data, TaskSpec(name="a", path="b")))):
         with pytest.raises(TaskError, match=rf"^data: expected a file, or a Hub id \(owner/name\); received {kind}\."):
             ask()
+
+
+@pytest.mark.parametrize("given", [None, SimpleNamespace()], ids=["none", "a SimpleNamespace"])
+@pytest.mark.parametrize(
+    "load",
+    [
+        partial(TlmModel.from_checkpoint, id2label=["a"]),
+        partial(GeneratorDiscriminator.from_checkpoint, id2label=["a"]),
+        partial(load_exported, id2label=["a"]),
+        *(load_tokenizer, load_released, load_released_tlm),
+        *(partial(convert, output_dir="runs/nix") for convert in (convert_released, convert_released_tlm, convert_legacy)),
+    ],
+)
+def test_what_is_loaded_has_a_name(load, given, request):
+    with pytest.raises(HfTlmError, match=r"xpected a .*; received (none|a SimpleNamespace)\."):
+        load(given)
+
+
+def test_a_tokenizer_needs_no_loading():
+    tokenizer = train_wordpiece(["some words of a text"] * 9, 100)
+    with pytest.raises(TokenizerError, match=r"received a BertTokenizer. It is a tokenizer already: use it as it is.$"):
+        load_tokenizer(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (None, "received none. Give a list."),
+        ([None, "a"], "received none, after 0 texts. Give texts alone."),
+        (["a"] * 5000 + [7], "received a int, after 5,000 texts. Give texts alone."),
+        (ROWS, "received a dict, after 0 texts. Give texts alone."),
+    ],
+)
+def test_a_vocabulary_is_of_texts(texts, said):
+    for train in (train_wordpiece, cached_wordpiece):
+        with pytest.raises(TokenizerError) as raised:
+            train(texts, 90)
+        assert str(raised.value).endswith(said)
+    with pytest.raises(TokenizerError, match="^--vocab_size: expected a whole number from 6 to 1,048,576; received '90'"):
+        train_wordpiece(["a"], "90")

@@ -3,6 +3,7 @@ import random
 import pytest
 
 from hf_tlm.corpora.passages import count_words, share_beyond, split_passages
+from hf_tlm.errors import HfTlmError
 
 
 def test_cuts_at_sentence_ends_greedily():
@@ -76,5 +77,20 @@ def test_words_are_counted_as_passages_are_cut():
 
 
 def test_max_words_must_be_positive():
-    with pytest.raises(ValueError, match="must be positive; received 0"):
+    with pytest.raises(ValueError, match="^max_words: expected a whole number, 1 or more; received 0"):
         split_passages("a", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "max_words", "said"),
+    [
+        (None, 4, "text: expected a text; received none."),
+        (["one two"], 4, "text: expected a text; received a list."),
+        ("one two", "4", "max_words: expected a whole number, 1 or more; received '4'."),
+        ("one two", 2.5, "max_words: expected a whole number, 1 or more; received 2.5."),
+    ],
+)
+def test_other_things_than_a_text_and_a_number(text, max_words, said):
+    with pytest.raises(HfTlmError) as raised:
+        split_passages(text, max_words)
+    assert str(raised.value) == said

@@ -45,6 +45,18 @@ def batch(tokenizer, row_length=None, rows=None, probability=0.3):
     return collate(texts(True, pairs=True) if rows is None else rows)
 
 
+@pytest.mark.parametrize("row_length", [None, 36])
+def test_without_a_mask_all_tokens_are_read(row_length, tokenizer):
+    """Of rows of several texts all but padding."""
+    model, inputs = composite().eval(), batch(tokenizer, row_length)
+    mask = torch.ones_like(inputs["input_ids"]) if row_length is None else inputs["attention_mask"]
+    with torch.no_grad():
+        given = model(**inputs | {"attention_mask": mask})
+        found = model(**{name: value for name, value in inputs.items() if name != "attention_mask"})
+    assert {*found} == {*given} >= {"mlm_loss", "rtd_logits"}
+    assert all(torch.equal(found[name], given[name]) for name in given)
+
+
 @pytest.mark.parametrize(
     "model_type,norm", [*((name, False) for name in STOCK), ("electra", True), ("albert", True), ("bert", True)]
 )

@@ -41,6 +41,15 @@ def test_packed_equals_padded(model_type, objective, attention, tokenizer):
         torch.testing.assert_close(gradient, expected[1][name], **EXACT, msg=lambda m, name=name: f"{name}: {m}")
 
 
+def test_without_a_mask_padding_is_what_is_of_no_text(tokenizer):
+    model, inputs = tiny("electra").eval(), collate(tokenizer, texts(True), 36, 0.3)
+    assert 0 in inputs["text_ids"]
+    with torch.no_grad():
+        given = model(**inputs)
+        found = model(**{name: value for name, value in inputs.items() if name != "attention_mask"})
+    assert torch.equal(found.logits, given.logits) and torch.equal(found.mlm_loss, given.mlm_loss)
+
+
 def varlen_attention(q, k, v, cu_seqlens, max_seqlen, causal, scale, window):
     """What a flash attention kernel computes: [T, heads, D], text after text, dropout off, half a window to each side."""
     assert cu_seqlens.dtype == torch.int32 and max_seqlen == cu_seqlens.diff().max() and not causal

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_tlm.models import ModelError, TlmModel, build_config, export_stock
+from hf_tlm.models import GeneratorDiscriminator, ModelError, TlmModel, build_config, export_stock
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedSum
 from support.tiny_models import families, tiny
 from support.toys import TINY_CONFIGS
@@ -114,6 +114,17 @@ def test_only_the_needed_heads_run(model_type):
 
 
 @families
+def test_without_a_mask_all_tokens_are_read(model_type):
+    model, inputs = tiny(model_type).eval(), batch()
+    for left_out in ((), ("mlm_labels",), ("labels",)):
+        given = {name: value for name, value in inputs.items() if name not in left_out}
+        without = {name: value for name, value in given.items() if name != "attention_mask"}
+        with torch.no_grad():
+            one, other = model(**without), model(**given | {"attention_mask": torch.ones_like(inputs["input_ids"])})
+        assert {*one} == {*other} and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@families
 def test_pairs_of_texts(model_type):
     model, inputs = tiny(model_type).eval(), batch()
     types = torch.zeros_like(inputs["input_ids"])
@@ -176,6 +187,32 @@ def test_failed_export_keeps_the_old_folder(tokenizer, tmp_path, monkeypatch):
         export_stock(model, tokenizer, tmp_path / "m", {"README.md": "new"})
     assert (tmp_path / "m" / "README.md").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("names", [["no", "yes"], ("no", "yes"), {"0": "no", "1": "yes"}, {1: "yes", 0: "no"}])
+def test_names_of_classes_may_be_listed_or_as_json_has_them(names, tokenizer, tmp_path):
+    """Indices that stayed texts were classes that no prediction had."""
+    model = TlmModel.from_config(build_config(TestBuildConfig.CONFIG, tokenizer, id2label=names, max_length=16))
+    export_stock(model, tokenizer, tmp_path / "out")
+    again = TlmModel.from_checkpoint(tmp_path / "out", id2label=names)
+    for config in (model.config, again.config):
+        assert list(config.id2label.items()) == [(0, "no"), (1, "yes")] and config.label2id == {"no": 0, "yes": 1}
+    again.save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "trainer_state.json").touch()
+    assert TlmModel.from_checkpoint(tmp_path / "checkpoint", id2label=names).config.id2label == {0: "no", 1: "yes"}
+
+
+@pytest.mark.parametrize(
+    "names", [None, 2, "ab", {}, [], {"no": 0, "yes": 1}, {0: "no", 2: "yes"}, {0: "no", "0": "yes"}, [0, 1], {1: "yes"}]
+)
+def test_what_names_no_classes(names, tokenizer, tmp_path):
+    for ask in (
+        lambda: build_config(TestBuildConfig.CONFIG, tokenizer, id2label=names, max_length=16),
+        lambda: TlmModel.from_checkpoint("a/b", id2label=names),
+        lambda: GeneratorDiscriminator.from_checkpoint("a/b", id2label=names),
+    ):
+        with pytest.raises(ModelError, match="^id2label: expected the names of the classes, by their indices from 0"):
+            ask()
 
 
 class TestBuildConfig:

@@ -20,6 +20,7 @@ from hf_tlm.models.coco_lm.relative_positions import relative_position_buckets
 from hf_tlm.models.coco_lm.tokenization_coco_lm import CocoLmTokenizer
 from hf_tlm.models.loading import read_weights, weight_problems, weights_file
 from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.options import named
 
 CONFIG = "config.json"
 BODY = "cocolm."
@@ -79,7 +80,7 @@ def load_released(folder: str | os.PathLike) -> Released:
             says; or the dictionary has more symbols than the embedding.
         ImportError: sentencepiece is not installed.
     """
-    folder = Path(folder)
+    folder = Path(named("folder", folder, ModelError, needed=True, what="a folder"))
     values = _read_config(folder / CONFIG)
     file = weights_file(folder)
     state = read_weights(file, "Give the folder of a released COCO-LM model.")
@@ -111,6 +112,7 @@ def convert_released(folder: str | os.PathLike, output_dir: str | os.PathLike) -
     """
     from hf_tlm.models.export import check_replaceable  # Which knows all families, and this one among them.
 
+    folder = named("folder", folder, ModelError, needed=True, what="a folder")
     check_replaceable(output_dir, folder)
     released = load_released(folder)
     with atomic_directory(output_dir) as work:

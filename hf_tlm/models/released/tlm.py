@@ -21,6 +21,7 @@ from hf_tlm.errors import ModelError
 from hf_tlm.models.export import check_replaceable, export_stock
 from hf_tlm.models.loading import read_weights, weight_problems, weights_file
 from hf_tlm.models.tlm import TlmModel
+from hf_tlm.utils.options import named
 
 # What configs raise for values that they cannot have.
 UNUSABLE = (TypeError, ValueError, StrictDataclassError)
@@ -81,7 +82,7 @@ def load_released_tlm(
             says; there are not as many labels as classes; or the model computes what ELECTRA cannot.
         TokenizerError: see `load_tokenizer`.
     """
-    folder = Path(folder)
+    folder = Path(named("folder", folder, ModelError, needed=True, what="a folder"))
     bert = _read_config(folder)
     file = weights_file(folder)
     state = read_weights(file, ADVICE)
@@ -121,6 +122,7 @@ def convert_released_tlm(
         HfTlmError: see `load_released_tlm`; `output_dir` is `folder`, or holds something else than a model; or the disk
             cannot be written, and an earlier folder there is intact.
     """
+    folder = named("folder", folder, ModelError, needed=True, what="a folder")
     check_replaceable(output_dir, folder)
     released = load_released_tlm(folder, label_names=label_names, tokenizer_name=tokenizer_name)
     export_stock(released.model, released.tokenizer, output_dir)
