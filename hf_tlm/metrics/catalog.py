@@ -42,11 +42,12 @@ def load_metric(name: str) -> TaskMetric:
 def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], dict[str, float]]:
     """For `Trainer(compute_metrics=...)`: metrics of argmax predictions and their accuracy, or of regression's numbers.
 
-    Texts with the label -100 have none and are left out, as they are of the loss.
+    Texts with the label -100 have none and are left out, as they are of the loss. Of a model's several outputs, as with
+    hidden states, the first are the logits.
 
     Raises:
-        HfTlmError: there is no metric of this name, or it needs more than logits; when computing: an output is not finite,
-            or no text has a label.
+        HfTlmError: there is no metric of this name, or it needs more than logits; when computing: outputs are not those of
+            single texts, or not finite, or no text has a label.
     """
     regression = name in KIND_METRICS["regression"]
     usable = KIND_METRICS["regression" if regression else "classification"]
@@ -58,13 +59,20 @@ def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], 
         )
 
     def compute(prediction: EvalPrediction) -> dict[str, float]:
-        if not np.isfinite(prediction.predictions).all():
+        found: Any = prediction.predictions
+        outputs: Any = np.asarray(found[0] if isinstance(found, tuple) else found)
+        labels: Any = np.asarray(prediction.label_ids)
+        fits = outputs.size == len(outputs) if regression else outputs.ndim == 2
+        if not fits or labels.size != len(outputs):
+            wanted = "numbers [N] or [N, 1]" if regression else "logits [N, classes]"
+            raise HfTlmError(
+                f"Expected {wanted}, of N texts with a label each; received {list(outputs.shape)} and {list(labels.shape)} "
+                "labels. What preprocess_logits_for_metrics gives has to be such, too."
+            )
+        if not np.isfinite(outputs).all():
             raise HfTlmError(
                 "The model's logits are not finite: training has diverged. Lower the learning rate or lengthen the warm-up."
             )
-        # Of models with one output, and one label a text.
-        outputs: Any = prediction.predictions
-        labels: Any = prediction.label_ids
         predicted = outputs.reshape(len(outputs)) if regression else outputs.argmax(axis=-1)
         labels = labels.reshape(len(outputs))
         if not regression:

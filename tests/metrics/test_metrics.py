@@ -98,3 +98,25 @@ def test_texts_without_a_label_are_not_scored():
     assert scores["accuracy"] == pytest.approx(4 / 6)
     with pytest.raises(HfTlmError, match="None of the texts that are scored has a label"):
         compute_metrics_for("accuracy")(EvalPrediction(predictions=logits[:2], label_ids=np.array([-100, -100])))
+
+
+def test_of_several_outputs_the_first_are_the_logits():
+    """As the Trainer gives those of a model with hidden states."""
+    logits, labels = np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([1, 1])
+    alone, among = (EvalPrediction(predictions=one, label_ids=labels) for one in (logits, (logits, np.zeros((2, 5, 7)))))
+    assert compute_metrics_for("macro_f1")(among) == compute_metrics_for("macro_f1")(alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "labels"),
+    [
+        ("accuracy", (2,), (2,)),
+        ("accuracy", (2, 5, 3), (2, 5)),
+        ("accuracy", (2, 3), (2, 3)),
+        ("pearson", (2, 3), (2,)),
+    ],
+)
+def test_outputs_of_other_shapes(name, outputs, labels):
+    given = EvalPrediction(predictions=np.zeros(outputs), label_ids=np.zeros(labels, dtype=int))
+    with pytest.raises(HfTlmError, match=r"^Expected (logits \[N, classes\]|numbers .*), of N texts with a label each"):
+        compute_metrics_for(name)(given)
