@@ -25,7 +25,7 @@ from hf_tlm.tasks import TaskArguments
 
 
 def main() -> None:
-    # 1. Arguments: YAML files, then the command line.
+    # 1. Arguments: YAML files, then the command line; and what can be said against them before there are data.
     task_args, checkpoint, grid_args, subset_args, predicting, report_args, args = parse(
         *(TaskArguments, CheckpointArguments, GridArguments, SubsetArguments, PredictArguments, ReportArguments),
         "hf_tlm.runs.FinetuneArguments",
@@ -35,6 +35,8 @@ def main() -> None:
     grid = grid_args.read(args.seeds, checkpoint.model_name_or_path)
     if grid is not None and subset_args.subset:
         raise ArgumentsError("--subset is for a teacher to label, and a grid has no teacher. Leave it out.")
+    if grid is None:
+        runs.check_finetuning(checkpoint, args)
 
     # 2. The labelled task. What could not be predicted on in the end is refused before the training.
     task = task_args.load()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hf_tlm.runs.evaluate import evaluate_checkpoint
     from hf_tlm.runs.export import ExportArguments, Exported, export_onnx, write_page
     from hf_tlm.runs.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
-    from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
+    from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, check_finetuning, finetune
     from hf_tlm.runs.grid import Grid, GridArguments, GridRun, run_grid
     from hf_tlm.runs.linear import LinearModel
     from hf_tlm.runs.prediction import (

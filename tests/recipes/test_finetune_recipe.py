@@ -117,3 +117,9 @@ def test_files_give_what_the_command_line_gives(tmp_path):
     checkpoint, args = parse(CheckpointArguments, FinetuneArguments, recipe="finetune", description="", args=command)
     assert (checkpoint.model_name_or_path, args.learning_rate, args.run_seeds) == ("x", 3e-5, [1, 2])
     assert type(args) is FinetuneArguments
+
+
+@pytest.mark.parametrize("option", ["--optim muon --use_peft true", "--crf true --use_peft true"])
+def test_options_against_each_other_are_refused_before_the_task_is_read(option, tmp_path):
+    nowhere = ["--task", tmp_path / "nowhere", "--model_name_or_path", "a/b", "--output_dir", tmp_path / "out"]
+    fails("recipes/finetune.py", *nowhere, *FAST, *option.split(), message="use_peft")

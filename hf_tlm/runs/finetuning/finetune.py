@@ -110,7 +110,8 @@ def finetune(
     if subset is not None:
         check_subset(subset)
     check_given(ArgumentsError, checkpoint=(checkpoint, CheckpointArguments), args=(args, FinetuneArguments))
-    _check(task, checkpoint, args)
+    check_kind(args, task.spec.kind)
+    check_finetuning(checkpoint, args)
     if subset is not None and not args.taught:
         raise ArgumentsError("The passages of a subset have no labels: fine-tuning on them needs a --teacher. Give one.")
     output_dir = args.folder
@@ -173,8 +174,12 @@ def _draws(task: Task, args: FinetuneArguments) -> list[Task]:
     return [replace(task, splits={**task.splits, "train": task.train.select(rows)}) for rows in chosen]
 
 
-def _check(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments) -> None:
-    check_kind(args, task.spec.kind)
+def check_finetuning(checkpoint: CheckpointArguments, args: FinetuneArguments) -> None:
+    """What can be said against options of fine-tuning before there is a task.
+
+    Raises:
+        ArgumentsError: FSDP, use_peft with Muon or crf, or label smoothing with crf.
+    """
     if uses_fsdp(args):
         raise ArgumentsError("Fine-tuning does not work with FSDP. Use DDP: the preset accelerate/ddp.")
     if args.crf and args.label_smoothing_factor:
