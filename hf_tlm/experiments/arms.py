@@ -170,6 +170,32 @@ class Arm:
         ]
 
 
+def check_arms(arms: Sequence[Arm]) -> dict[str, Arm]:
+    """The arms of a table by their names.
+
+    Raises:
+        ReproductionError: one is taught by, or the average of, what is no arm of the table, or none with a network.
+    """
+    by_name = {arm.name: arm for arm in arms}
+    for arm in arms:
+        teacher = by_name.get(arm.teacher or "")
+        averaged = by_name.get(arm.average or "")
+        if arm.average is not None and (averaged is None or averaged.baseline is not None or averaged.average is not None):
+            raise ReproductionError(
+                f"Arm {arm.name}: the average is of another arm of the table, with a network; received {arm.average!r:.60}. "
+                f"The table's arms are {', '.join(by_name)}."
+            )
+        models = teacher if teacher is None or teacher.average is None else by_name.get(teacher.average)
+        untaught = models is not None and (models.baseline, models.teacher, models.average) == (None, None, None)
+        if arm.teacher is not None and not untaught:
+            raise ReproductionError(
+                f"Arm {arm.name}: the teacher is another arm of the table with a network, which has no such teacher itself, "
+                f"or the average of one; received {arm.teacher!r:.60}. The table's arms are {', '.join(by_name)}; a linear "
+                "teacher is an option: train_tlm: {teacher: linear}."
+            )
+    return by_name
+
+
 @dataclass(frozen=True)
 class TaskEntry:
     """A task of a table. seeds: None for those of the table. settings: recipe -> options, which those of an arm override."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_tlm.commands import command_of
 from hf_tlm.config import read_configs
-from hf_tlm.experiments.arms import Arm, ReproductionError, TaskEntry, slug
+from hf_tlm.experiments.arms import Arm, ReproductionError, TaskEntry, check_arms, slug
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.influence.checks import BY_TEACHER, without_effect
 from hf_tlm.tasks import TaskArguments
@@ -272,23 +272,7 @@ def make_plan(
         raise ReproductionError(f"{', '.join(missing)}: no pretrained encoder was given. Give --pretrained, or other arms.")
     left_out = tuple(f"{name}: no pretrained encoder was given (--pretrained)" for name in missing)
     _check_distinct("arm", [slug(arm.name) for arm in arms])
-    by_name = {arm.name: arm for arm in arms}
-    for arm in arms:
-        teacher = by_name.get(arm.teacher or "")
-        averaged = by_name.get(arm.average or "")
-        if arm.average is not None and (averaged is None or averaged.baseline is not None or averaged.average is not None):
-            raise ReproductionError(
-                f"Arm {arm.name}: the average is of another arm of the table, with a network; received {arm.average!r:.60}. "
-                f"The table's arms are {', '.join(by_name)}."
-            )
-        models = teacher if teacher is None or teacher.average is None else by_name.get(teacher.average)
-        untaught = models is not None and (models.baseline, models.teacher, models.average) == (None, None, None)
-        if arm.teacher is not None and not untaught:
-            raise ReproductionError(
-                f"Arm {arm.name}: the teacher is another arm of the table with a network, which has no such teacher itself, "
-                f"or the average of one; received {arm.teacher!r:.60}. The table's arms are {', '.join(by_name)}; a linear "
-                "teacher is an option: train_tlm: {teacher: linear}."
-            )
+    by_name = check_arms(arms)
     _check_distinct("task", [_name(entry.task) for entry in tasks])
     check_options(tasks, arms, files, objective_options or {})
     if tokenizer_name is not None and not any(_shares_tokenizer(arm) for arm in arms):
