@@ -23,6 +23,7 @@ from hf_tlm.corpora.tables import (
     reading_error,
     row_batches,
     suffix_of,
+    uncompressed,
 )
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
@@ -73,7 +74,10 @@ def _files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
     for split in SPLITS:
         files = split_files(folder, _names(spec, split))
         if len(files) > 1:
-            raise TaskError(f"{spec.path} holds several files for {split}: {', '.join(p.name for p in files)}. Keep one.")
+            names = [file.name for file in files]
+            packed = [name for name in names if uncompressed(Path(name)).name in {*names} - {name}]
+            which = f" Where they are the same, remove {', '.join(packed)}." if packed else ""
+            raise TaskError(f"{spec.path} holds several files for {split}: {', '.join(names)}. Keep one.{which}")
         if files:
             found[split] = files[0]
     return found or {TABLE: _only_table(folder)}

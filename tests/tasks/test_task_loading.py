@@ -1,3 +1,4 @@
+import gzip
 import json
 import logging
 
@@ -83,6 +84,14 @@ def test_two_files_for_a_split(tmp_path):
     for name in ("train.csv", "validation.csv", "dev.csv"):
         write(tmp_path / name, RECORDS)
     with pytest.raises(TaskError, match="several files for validation: validation.csv, dev.csv. Keep one"):
+        load_task(str(tmp_path))
+
+
+def test_a_file_beside_what_is_it_compressed(tmp_path):
+    for name in ("train.csv", "dev.csv"):
+        write(tmp_path / name, RECORDS)
+    (tmp_path / "train.csv.gz").write_bytes(gzip.compress((tmp_path / "train.csv").read_bytes()))
+    with pytest.raises(TaskError, match=r"train.csv.gz\. Keep one\. Where they are the same, remove train.csv.gz"):
         load_task(str(tmp_path))
 
 
