@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 # What of a folder stays here, by the name of a file or of a folder on the way to it: hidden files, what is needed only
 # to continue training or to see damage, the seeds, rounds, stages, points and trials that the published model was chosen
-# from, what was predicted with it, pages that show it, and what a teacher says, which quotes passages.
+# from, what was predicted with it, pages that show it, what a teacher says, which quotes passages, and the tokenizer that a
+# pretraining goes on with, which the model beside it has too.
 NOT_PUBLISHED = (
     *(".*", "*.tmp", "checkpoint-*", "seed-*", "round-[0-9]*", "stage[12]", "points", "trials", "training", "runs", "logs"),
-    *("predictions", "analysis", TEACHER_FILE),
+    *("predictions", "analysis", "tokenizer", TEACHER_FILE),
     *("__pycache__", "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin"),
     "seal.json",
 )

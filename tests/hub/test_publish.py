@@ -24,6 +24,7 @@ def model(tokenizer, tmp_path):
     folder = export_stock(stock, tokenizer, tmp_path / "run", files)
     (folder / "seed-1" / "stage1").mkdir(parents=True)
     (folder / "seed-1" / "results.json").write_text("{}")
+    tokenizer.save_pretrained(folder / "tokenizer")  # As pretraining keeps it.
     return folder
 
 
@@ -40,7 +41,8 @@ def test_a_model(hub, model):
     done = publish_model(model, "alice/toy", tag="v1", **chosen)
     files = hub.files("alice/toy")
     assert {"config.json", "model.safetensors", "mlm/model.safetensors", "tokenizer.json"} <= set(files)
-    assert {"README.md", "results.json", "settings.json"} <= set(files) and not [name for name in files if "seed" in name]
+    assert {"README.md", "results.json", "settings.json"} <= set(files)
+    assert not [name for name in files if name.startswith(("seed", "tokenizer/"))]
     assert hub.repository("alice/toy").private and hub.repository("alice/toy").tags == {"v1": done.commit}
     card = files["README.md"].decode()
     assert 'model="alice/toy"' in card and "path/or" not in card and "license: mit" in card
