@@ -287,6 +287,7 @@ def test_commands_of_the_card(exported, dtypes, browser):
     record = {**exported.record, "files": {ONNX_FILES[name]: {**one, "dtype": name} for name in dtypes.split()}}
     card = onnx_card(record)
     assert f'{{ dtype: "{browser}" }}' in card and "library_name: transformers.js" in card
+    assert f"Of a text with more than {record['max_length']} tokens it drops the closing special token too" in card
     assert "predict --backend onnx" in card and ("--onnx_dtype" in card) == ("fp32" not in dtypes)
     assert "fp32" in dtypes or f"--onnx_dtype {dtypes} --model" in card
     assert "hf-tlm predict" not in onnx_card({**record, "kind": "fill_mask"})
