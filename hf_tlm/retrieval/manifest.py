@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import Field
 from itertools import chain
@@ -12,7 +11,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.names import RETRIEVERS, VARIANTS
 from hf_tlm.retrieval.queries import QUERY_MODES
-from hf_tlm.utils.json_files import Check, Unfit, listed, mapped, maybe, read_fields, real, record, truth, whole, words
+from hf_tlm.utils.json_files import (
+    Check,
+    Unfit,
+    check_fields,
+    listed,
+    mapped,
+    maybe,
+    read_json,
+    real,
+    record,
+    truth,
+    whole,
+    words,
+)
 from hf_tlm.utils.scripts import SCRIPTS
 from hf_tlm.utils.shown import suggestion
 
@@ -96,7 +108,7 @@ _COUNTS = {
 _LEFT_OUT = maybe(record({"passages": _COUNT, "threshold": _NUMBER, "ids": _NAMES}, optional=("threshold", "ids")))
 _TEACHERS = listed(_of(name=_NAME, revision=maybe(_NAME), license=maybe(_NAME)), 10_000)
 # Of every subset.
-_NEEDED: dict[str, Check] = {
+NEEDED: dict[str, Check] = {
     "corpus": _named("fingerprint", fingerprint=maybe(_NAME), size=maybe(_COUNT)),
     "task": _named("fingerprint", fingerprint=maybe(_NAME), split=maybe(_NAME)),
     "retriever": _choice(*RETRIEVERS, "released"),
@@ -145,19 +157,29 @@ def check_manifest(path: Path) -> dict[str, Any]:
     Raises:
         RetrievalError: a field is missing, unknown, or not what recipes write in it.
     """
-    retriever = read_fields(path, _NEEDED, RetrievalError)["retriever"]
-    of_it = _BY_RETRIEVER.get(retriever, _QUERIED)
-    read_fields(path, {**_NEEDED, **_MORE, **of_it}, RetrievalError, optional=[name for name in _MORE if name not in of_it])
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    known = ["format", "format_version", *_NEEDED, *_MORE]
-    for name in manifest:
-        if name not in known:
-            hint = suggestion(name, known, 1)
-            raise RetrievalError(
-                f"{path} has a field {name!r:.60} that recipes do not write.{hint} Make or download it again, or read it "
-                "with the version of hf_tlm that wrote it."
-            )
+    manifest = read_json(path, RetrievalError)
+    check_values(manifest, str(path), "Make or download it again, or read it with the version of hf_tlm that wrote it.")
     return manifest
+
+
+def check_values(manifest: Any, name: str, advice: str) -> None:
+    """Check that a manifest is such as `Subset.load` reads.
+
+    Args:
+        name, advice: begin and end the message.
+
+    Raises:
+        RetrievalError: a field is missing, unknown, or not what recipes write in it.
+    """
+    what = f"{name} is not what recipes write"
+    retriever = check_fields(manifest, NEEDED, RetrievalError, what, advice)["retriever"]
+    of_it = _BY_RETRIEVER.get(retriever, _QUERIED)
+    optional = [field for field in _MORE if field not in of_it]
+    check_fields(manifest, {**NEEDED, **_MORE, **of_it}, RetrievalError, what, advice, optional)
+    known = ["format", "format_version", *NEEDED, *_MORE]
+    if unknown := [field for field in manifest if field not in known]:
+        hint = suggestion(unknown[0], known, 1)
+        raise RetrievalError(f"{name} has a field {unknown[0]!r:.60} that recipes do not write.{hint} {advice}")
 
 
 class SubsetLike(Protocol):

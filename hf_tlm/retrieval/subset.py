@@ -23,14 +23,16 @@ from hf_tlm.retrieval.manifest import (
     FORMAT,
     FORMAT_VERSION,
     MANIFEST_FILE,
+    NEEDED,
     REPORT_FILE,
     UNQUERIED,
     check_manifest,
+    check_values,
 )
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
 from hf_tlm.utils.files import atomic_directory, sha256
-from hf_tlm.utils.shown import instead
+from hf_tlm.utils.shown import dataset_of, instead
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -44,6 +46,7 @@ logger = logging.getLogger(__name__)
 # Of the subset that is there, and replaced with it: what `hf-tlm analyze` makes in its folder.
 ANALYSIS = "analysis/"
 ROW_GROUP = 1000
+_FROM = "Give that of the subset which the passages are from: Subset(rows, subset.manifest)."
 
 # What a passage's id has more than its document's.
 _PASSAGE = re.compile(r"#\d+$")
@@ -63,13 +66,19 @@ class Subset:
     passages (`union`) is that of `dataset`, also where some were left out since.
 
     Raises:
-        RetrievalError: a column is missing or has another type.
+        RetrievalError: a column is missing or has another type; or the manifest does not say where the passages are from.
     """
 
     dataset: Dataset
     manifest: dict[str, Any]
 
     def __post_init__(self):
+        if not hasattr(self.dataset, "with_format"):
+            found = "none" if self.dataset is None else f"a {type(self.dataset).__name__}"
+            raise RetrievalError(f"dataset: expected a datasets.Dataset; received {found}. Give {dataset_of(self.dataset)}.")
+        if not isinstance(self.manifest, dict) or not NEEDED.keys() <= self.manifest.keys():
+            found = f"{self.manifest!r:.60}"
+            raise RetrievalError(f"manifest: expected {', '.join(NEEDED)}, as a saved subset has; received {found}. {_FROM}")
         found = {name: str(getattr(feature, "dtype", feature)) for name, feature in self.dataset.features.items()}
         wrong = [f"{name} ({kind})" for name, kind in COLUMNS.items() if found.get(name) != kind]
         if wrong:
@@ -93,9 +102,10 @@ class Subset:
         `datasets.load_dataset(directory)` reads the folder too. A subset saved there before is replaced as a whole.
 
         Raises:
-            RetrievalError: the folder holds anything but a saved subset.
+            RetrievalError: the folder holds anything but a saved subset, or the manifest has what `load` would refuse.
             HfTlmError: the disk cannot be written.
         """
+        check_values(self.manifest, "The subset's manifest", _FROM)
         directory = Path(directory).resolve()
         check_replaceable(directory)
         report = report or retrieval_report(self)
@@ -196,10 +206,12 @@ class Subset:
 
         Raises:
             HubError: see `hf_tlm.hub.push`.
-            RetrievalError: `config` cannot be a name, or others in the repository are named and this is not (or vice versa).
+            RetrievalError: the manifest has what `load` would refuse; `config` cannot be a name, or others in the repository
+                are named and this is not (or vice versa).
         """
         from hf_tlm.retrieval.hub_subset import push_subset
 
+        check_values(self.manifest, "The subset's manifest", _FROM)
         # Where it was loaded from is not what it is: pushed back there, it is unchanged.
         own = replace(self, manifest={name: value for name, value in self.manifest.items() if name != "hub"})
         return push_subset(own, repo_id, config, report or retrieval_report(own), options)

@@ -20,6 +20,7 @@ from hf_tlm.errors import HfTlmError
 
 logger = logging.getLogger(__name__)
 LARGEST = 64 << 20  # Bytes of a file; what recipes write has some thousand.
+_AGAIN = "Make or download it again."
 # A value of JSON -> the same as it is used.
 Check = Callable[[Any], Any]
 
@@ -86,21 +87,43 @@ def read_fields(
         OSError: the file cannot be read.
         HfTlmError: of the class `error`; it is too large or not JSON, or a field is missing or not what is listed.
     """
+    content = read_json(path, error, largest)
+    return check_fields(content, fields, error, f"{path} is not what recipes write", _AGAIN, optional)
+
+
+def read_json(path: Path, error: type[HfTlmError], largest: int = LARGEST) -> Any:
+    """What a file of JSON holds. Raises as `read_fields`."""
     size = path.stat().st_size
     if size > largest:
         raise error(f"{path} has {size:,} bytes; of such a file {largest:,} are read at most. Do not use it.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as problem:
-        raise error(f"{path} is not JSON as recipes write it ({problem}). Make or download it again.") from problem
+        raise error(f"{path} is not JSON as recipes write it ({problem}). {_AGAIN}") from problem
+
+
+def check_fields(
+    content: Any,
+    fields: Mapping[str, Check],
+    error: type[HfTlmError],
+    what: str,
+    advice: str,
+    optional: Collection[str] = (),
+) -> dict:
+    """The listed fields of an object.
+
+    Args:
+        what, advice: begin and end the message.
+        optional: see `read_fields`.
+
+    Raises:
+        HfTlmError: of the class `error`; a field is missing or not what is listed.
+    """
     try:
         return record(fields, optional)(content)
     except Unfit as unfit:
         place = ".".join(map(str, unfit.place))[:100] or "all of it"
-        raise error(
-            f"{path} is not what recipes write: {place} must be "
-            f"{unfit.expected}; found {_shown(content, unfit.place)}. Make or download it again."
-        ) from None
+        raise error(f"{what}: {place} must be {unfit.expected}; found {_shown(content, unfit.place)}. {advice}") from None
 
 
 def _shown(content: Any, place: Sequence[str | int]) -> str:

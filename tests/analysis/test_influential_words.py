@@ -69,7 +69,8 @@ def test_frequencies_are_the_definitions(task, corpus, tmp_path, monkeypatch):
     subset = retrieve(task, corpus, top_k=3, cache_dir=str(tmp_path / "cache"))
     other = Dataset.from_list([{"text": row["text"].upper() + " gene"} for row in sentences(20, seed=3)])
     words = ["gene", "inhibits", "absent", "the"]
-    found = word_frequencies(words, {"BM25": subset, "other": other, "half": Subset(subset.dataset.select([0]), {})})
+    half = Subset(subset.dataset.select([0]), subset.manifest)
+    found = word_frequencies(words, {"BM25": subset, "other": other, "half": half})
     assert list(found) == ["BM25", "other", "half"]
     for name, texts in (("BM25", subset.dataset["text"]), ("other", other["text"])):
         counts = Counter(WORD.findall(" ".join(texts).lower()))

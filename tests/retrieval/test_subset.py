@@ -3,6 +3,7 @@ import os
 from dataclasses import replace
 
 import datasets
+import numpy as np
 import pytest
 import yaml
 
@@ -162,6 +163,23 @@ def test_missing_columns_are_named(subset):
         Subset(subset.dataset.remove_columns("rank"), subset.manifest)
     with pytest.raises(RetrievalError, match=r"lacks the columns score \(float32\).*score \(float64\)"):
         Subset(subset.dataset.cast_column("score", datasets.Value("float64")), subset.manifest)
+
+
+def test_a_manifest_that_nothing_could_use(either, tmp_path):
+    """What could not be loaded again is not saved, and what says nothing of its passages is no subset."""
+    for manifest in ({}, None, {"retriever": "bm25"}):
+        with pytest.raises(RetrievalError, match="^manifest: expected corpus, task, retriever, counts, as a saved subset"):
+            Subset(either.dataset, manifest)
+    for changes, said in (
+        ({"retriever": "mine"}, "retriever must be bm25"),
+        ({"counts": {"passages": np.int64(6), "union": len(either)}}, "counts.passages must be a whole number"),
+        ({"note": "by hand"}, "has a field 'note' that recipes do not write"),
+    ):
+        with pytest.raises(RetrievalError, match=f"^The subset's manifest .*{said}.*which the passages are from"):
+            Subset(either.dataset, either.manifest | changes).save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    with pytest.raises(RetrievalError, match=r"^dataset: expected a datasets.Dataset; received a list. Give Dataset.from"):
+        Subset(either.dataset.to_list(), either.manifest)
 
 
 def test_further_columns_survive(subset, tmp_path):

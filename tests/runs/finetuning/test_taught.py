@@ -27,7 +27,9 @@ def retrieved(name="toy", fingerprint=None):
     found = {"source": "toy", "rank": 1, "score": 1.0, "n_queries": 1, "best_query": None}
     rows = [{"id": str(i), "text": row["text"], **found} for i, row in enumerate(sentences(40, 9))]
     dataset = Dataset.from_list(rows, features=Features({column: Value(kind) for column, kind in COLUMNS.items()}))
-    return Subset(dataset, {"retriever": "bm25", "task": {"name": name, "fingerprint": fingerprint, "split": "train"}})
+    made = {"corpus": {"name": "toy", "fingerprint": None}, "counts": {"passages": 40, "union": 40}}
+    made["task"] = {"name": name, "fingerprint": fingerprint, "split": "train"}
+    return Subset(dataset, {"retriever": "bm25", **made})
 
 
 PASSAGES = retrieved()
