@@ -34,7 +34,7 @@ def load_metric(name: str) -> TaskMetric:
     Raises:
         HfTlmError: there is none of this name.
     """
-    if name not in METRICS:
+    if not isinstance(name, str) or name not in METRICS:
         raise HfTlmError(f"The metrics are {', '.join(METRICS)}; received {name!r}.")
     return METRICS[name]()
 
@@ -49,9 +49,11 @@ def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], 
         HfTlmError: there is no metric of this name, or it needs more than logits; when computing: outputs are not those of
             single texts, or not finite, or no text has a label.
     """
+    loaded = [load_metric(metric) for metric in (name, *further)]
     regression = name in KIND_METRICS["regression"]
     usable = KIND_METRICS["regression" if regression else "classification"]
-    metrics = [load_metric(metric) for metric in dict.fromkeys((name, *further, *([] if regression else ["accuracy"])))]
+    loaded += [] if regression else [load_metric("accuracy")]
+    metrics = {metric.name: metric for metric in loaded}.values()
     if any(metric.name not in usable for metric in metrics):
         raise HfTlmError(
             "From logits come the metrics of classification together, or those of regression; received "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datasets
+import numpy as np
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from hf_tlm.errors import HfTlmError
@@ -23,6 +24,22 @@ class _ClassificationMetric(TaskMetric):
   pages = {2825--2830},
   year = {2011}
 }"""
+
+    def add_batch(self, *, predictions=None, references=None, **options):
+        """See `evaluate.Metric`, which would cut numbers short, and count what is no class as one.
+
+        Raises:
+            HfTlmError: one is no index of a class.
+        """
+        for what, values in (("predictions", predictions), ("references", references)):
+            given = np.asarray([] if values is None else values)
+            numbers = given.dtype.kind in "biuf" and given.ndim == 1
+            if given.size and not (numbers and (given >= 0).all() and (given == np.floor(given)).all()):
+                raise HfTlmError(
+                    f"{self.name}: expected {what} to be indices of classes, [N]; received {given.tolist()!r:.60}. Take the "
+                    "argmax of logits, number names of classes, and leave texts without a label out."
+                )
+        super().add_batch(predictions=predictions, references=references, **options)
 
 
 class MicroF1(_ClassificationMetric):

@@ -120,3 +120,28 @@ def test_outputs_of_other_shapes(name, outputs, labels):
     given = EvalPrediction(predictions=np.zeros(outputs), label_ids=np.zeros(labels, dtype=int))
     with pytest.raises(HfTlmError, match=r"^Expected (logits \[N, classes\]|numbers .*), of N texts with a label each"):
         compute_metrics_for(name)(given)
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "what"),
+    [
+        ([0.7, 0.2], [1, 0], "predictions"),
+        ([[0.7, 0.3], [0.2, 0.8]], [1, 0], "predictions"),
+        (["a", "b"], ["a", "b"], "predictions"),
+        ([1, 0], [1, -100], "references"),
+        ([1.0, float("nan")], [1, 0], "predictions"),
+    ],
+)
+@pytest.mark.parametrize("name", KIND_METRICS["classification"])
+def test_what_is_no_class_is_not_scored(name, predictions, references, what):
+    """Probabilities were cut to 0, and -100 was a class."""
+    with pytest.raises(HfTlmError, match=rf"^{name}: expected {what} to be indices of classes, \[N\]; received"):
+        load_metric(name).compute(predictions=predictions, references=references)
+    whole = load_metric(name).compute(predictions=np.array([1.0, 0.0]), references=[1, 0])
+    assert whole == load_metric(name).compute(predictions=[1, 0], references=[1, 0])
+
+
+def test_names_of_metrics_are_texts():
+    for ask in (load_metric, compute_metrics_for):
+        with pytest.raises(HfTlmError, match=r"^The metrics are .*; received \['accuracy'\]"):
+            ask(["accuracy"])
