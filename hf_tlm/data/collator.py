@@ -14,6 +14,7 @@ from hf_tlm.data.masking import Cropper, chances, mask_tokens, single, uniforms,
 from hf_tlm.data.packing import Layout
 from hf_tlm.data.tokenization import check_tokenizer, special_ids
 from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.options import LENGTH, Range, check_number
 
 
 @dataclass
@@ -57,7 +58,7 @@ class TlmCollator:
 
     Raises:
         TokenizerError: the tokenizer lacks a mask token or a padding token, or [CLS] for crops.
-        HfTlmError: `mlm_probability` or `crop_fraction` is out of range.
+        HfTlmError: `mlm_probability`, `crop_fraction` or the length of a row is out of range.
         ValueError: texts that are not tokenised, whose tokens are not the tokenizer's, with a label that is no index of a
             class, or of which some have a column and some have not.
     """
@@ -77,8 +78,10 @@ class TlmCollator:
 
     def __post_init__(self):
         check_tokenizer(self.tokenizer)
-        if not 0 <= self.mlm_probability < 1:
-            raise HfTlmError(f"mlm_probability: expected a number from 0 to below 1; received {self.mlm_probability}.")
+        check_number(HfTlmError, "mlm_probability", self.mlm_probability, Range(0, 1, below=True))
+        for name in ("row_length", "eval_row_length"):
+            if (length := getattr(self, name)) is not None:
+                check_number(HfTlmError, name, length, Range(1, LENGTH, whole=True))
         self.special = np.zeros(len(self.tokenizer), dtype=bool)
         self.special[special_ids(self.tokenizer)] = True
         self._continues = word_continuations(self.tokenizer) if self.whole_word_mask else None

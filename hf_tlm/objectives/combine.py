@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -17,10 +18,16 @@ class WeightedSum:
     That is the paper's equation (TLM, section 3.1). A part with weight 0 is not computed.
 
     Raises:
-        HfTlmError: a weight is negative or not finite, or no weight is positive.
+        HfTlmError: a part is no pair of a weight and a loss; a weight is negative or not finite, or no weight is positive.
     """
 
     def __init__(self, *parts: tuple[float, Any]):
+        for part in parts:
+            pair = isinstance(part, (tuple, list)) and len(part) == 2
+            if not (pair and isinstance(part[0], Real) and callable(part[1])):
+                raise HfTlmError(
+                    f"{type(self).__name__} takes pairs of a weight and a loss, as (1.0, TaskLoss()); received {part!r:.60}."
+                )
         if any(weight < 0 or not math.isfinite(weight) for weight, _ in parts) or not any(w > 0 for w, _ in parts):
             raise HfTlmError(
                 f"{type(self).__name__} needs finite weights >= 0, one of them positive; "

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.objectives.reductions import mean
 from hf_tlm.objectives.task import TaskLoss
 from hf_tlm.tasks.spec import NO_LABEL
+from hf_tlm.utils.options import Range, check_number
 
 
 class RDrop(TaskLoss):
@@ -21,10 +23,14 @@ class RDrop(TaskLoss):
     beside a loss of the usual size. Reads `outputs.logits` [2 B, C], the first pass's B texts before the second's, and
     `batch["labels"]` [B]; a text with the label -100, which is none, counts for nothing. Texts are scored with one pass, by
     `TaskLoss`.
+
+    Raises:
+        HfTlmError: `alpha` is out of range; or see `TaskLoss`.
     """
 
     def __init__(self, alpha: float, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):
         super().__init__(label_smoothing, class_weights)
+        check_number(HfTlmError, "alpha", alpha, Range(0, 1e6))
         self.alpha = alpha
 
     def __call__(

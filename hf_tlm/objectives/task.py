@@ -8,8 +8,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.objectives.reductions import mean
 from hf_tlm.tasks.spec import NO_LABEL
+from hf_tlm.utils.options import Range, check_number, of_python
 
 
 class TaskLoss:
@@ -23,11 +25,17 @@ class TaskLoss:
         label_smoothing: mixes the label with the uniform distribution, as in `torch.nn.CrossEntropyLoss`.
         class_weights: of the C classes; each text's term is multiplied by that of its label, and the divisor stays B, the
             number of texts with a label. None: all are 1.
+
+    Raises:
+        HfTlmError: `label_smoothing` or a weight is out of range; when computing: there are not as many weights as classes.
     """
 
     name = "task"
 
     def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):
+        check_number(HfTlmError, "label_smoothing", label_smoothing, Range(0, 1, below=True))
+        for weight in () if class_weights is None else of_python(class_weights):
+            check_number(HfTlmError, "class_weights", weight, Range(0, 1e6))
         self.label_smoothing = label_smoothing
         self.class_weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
 
@@ -35,6 +43,10 @@ class TaskLoss:
         """Summed over the texts, a scalar. logits: float [B, C]; labels: int64 [B]."""
         if self.class_weights is None:
             return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=self.label_smoothing)
+        if len(self.class_weights) != logits.shape[-1]:
+            raise HfTlmError(
+                f"class_weights: expected {logits.shape[-1]}, one a class of the model; received {len(self.class_weights)}."
+            )
         # torch's own weights would multiply the smoothing's part of every class by that class's.
         terms = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.label_smoothing)
         self.class_weights = self.class_weights.to(logits.device)  # Once: a GPU would be waited for with each copy.

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.objectives.reductions import mean
+from hf_tlm.utils.options import Range, check_number
 
 # The least probability whose logarithm is taken.
 _LEAST = 1e-9
@@ -23,11 +25,15 @@ class TeacherLoss:
     [B, C], whose rows add up to 1, for texts with and without a label. A row of zeros is a text that the teacher has not
     answered for: it is not counted among the B. Of one output (C = 1, regression) the answer is a value, NaN where there is
     none, and the loss the mean squared difference, without a temperature.
+
+    Raises:
+        HfTlmError: `temperature` is out of range.
     """
 
     name = "teacher"
 
     def __init__(self, temperature: float = 1.0):
+        check_number(HfTlmError, "temperature", temperature, Range(0, 1e6, above=True))
         self.temperature = temperature
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -250,6 +250,12 @@ def _settled(name: str, value: Any, is_list: bool, error: type[HfTlmError]) -> A
     return [of_python(one) for one in value] if is_list and isinstance(value, (list, tuple, range)) else value
 
 
+def check_number(error: type[HfTlmError], name: str, value: Any, of: Range) -> None:
+    """Raise `error` for an argument of a function that is not in a range."""
+    if not of.holds(value):
+        raise error(f"{name}: expected {of}; received {value!r:.60}.")
+
+
 def check_numbers(error: type[HfTlmError], **values: Any) -> None:
     """Raise `error` for a value that is not in the range of its option; None is for one that is not given."""
     for name, value in values.items():

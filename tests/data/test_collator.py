@@ -51,7 +51,7 @@ def test_what_is_not_tokenised_is_met_with_a_sentence(tokenizer, texts, found):
 def test_what_is_no_batch_is_met_with_a_sentence(tokenizer, texts, message):
     with pytest.raises(ValueError, match=message):
         TlmCollator(tokenizer)(texts)
-    with pytest.raises(HfTlmError, match="mlm_probability: expected a number from 0 to below 1; received 2.0"):
+    with pytest.raises(HfTlmError, match="mlm_probability: expected a number of at least 0 and below 1; received 2.0"):
         TlmCollator(tokenizer, mlm_probability=2.0)
 
 
@@ -120,3 +120,17 @@ def test_numbers_of_replacements_stay_below_1(tokenizer, monkeypatch):
     monkeypatch.setattr(collator, "uniforms", lambda seed, draws, positions, stream: np.full(len(draws), 1 - 2.0**-53))
     texts = rows(tokenizer, "the gene binds the cell", draw=0)
     assert TlmCollator(tokenizer, replacing=True)(texts)["uniforms"].max() < 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mlm_probability": "0.15"}, "mlm_probability: expected a number of at least 0 and below 1; received '0.15'."),
+        ({"row_length": "8"}, "row_length: expected a whole number from 1 to 1,048,576; received '8'."),
+        ({"eval_row_length": 0}, "eval_row_length: expected a whole number from 1 to 1,048,576; received 0."),
+    ],
+)
+def test_numbers_that_cannot_be(changes, said, tokenizer):
+    with pytest.raises(HfTlmError) as raised:
+        TlmCollator(tokenizer, **changes)
+    assert str(raised.value) == said

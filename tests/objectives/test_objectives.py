@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
+from hf_tlm.objectives import Mlm, RDrop, TaskLoss, TeacherLoss, WeightedMean, WeightedSum
 from hf_tlm.objectives.reductions import accumulation_dtype, mean
 
 RHO2 = 20.0
@@ -106,3 +106,33 @@ def test_label_smoothing():
     outputs, batch = case()
     expected = torch.nn.CrossEntropyLoss(label_smoothing=0.3)(outputs.logits, batch["labels"])
     torch.testing.assert_close(TaskLoss(label_smoothing=0.3)(outputs, batch)["loss"], expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: WeightedSum(Mlm(), TaskLoss()),
+            "^WeightedSum takes pairs of a weight and a loss, as ",
+        ),
+        (lambda: WeightedMean([(1, Mlm()), (1, TaskLoss())]), "^WeightedMean takes pairs of a weight and a loss"),
+        (lambda: WeightedSum(("1", Mlm())), r"received \('1', <"),
+        (lambda: WeightedSum((1.0, "mlm")), r"received \(1.0, 'mlm'\)"),
+        (lambda: TaskLoss(1.0), "^label_smoothing: expected a number of at least 0 and below 1; received 1.0"),
+        (lambda: TaskLoss("0.1"), "^label_smoothing: expected a number .* received '0.1'"),
+        (lambda: TaskLoss(class_weights=[1, -1]), "^class_weights: expected a number from 0 to 1e.06; received -1"),
+        (lambda: RDrop(-1), "^alpha: expected a number from 0"),
+        (lambda: TeacherLoss(0), "^temperature: expected a number above 0"),
+    ],
+)
+def test_what_no_loss_can_be_made_of(make, said):
+    with pytest.raises(HfTlmError, match=said):
+        make()
+
+
+def test_a_weight_for_each_class():
+    """Of those of more classes than the model has the first were taken."""
+    outputs, batch = SimpleNamespace(logits=torch.zeros(2, 3)), {"labels": torch.tensor([0, 2])}
+    for weights in ([1.0, 1.0], [1.0] * 4):
+        with pytest.raises(HfTlmError, match=f"^class_weights: expected 3, one a class .* received {len(weights)}"):
+            TaskLoss(class_weights=weights)(outputs, batch)
