@@ -101,8 +101,17 @@ def encode(
     text_ids: torch.Tensor | None = None,
     first_tokens: torch.Tensor | None = None,
 ) -> EncodedTexts:
-    """One pass of a body over a padded or packed batch, see `TlmCollator`; shapes as in `TlmModel.forward`."""
+    """One pass of a body over a padded or packed batch, see `TlmCollator`; shapes as in `TlmModel.forward`.
+
+    Raises:
+        ModelError: of what a packed batch has beside a padded one some is there and some is not.
+    """
     config = body.config
+    if not (position_ids is None) == (text_ids is None) == (first_tokens is None):
+        raise ModelError(
+            "position_ids, text_ids and first_tokens say together where the texts of packed rows are (TlmCollator): give "
+            "all of them, or none."
+        )
     attention_mask = attended(input_ids, attention_mask, text_ids)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     # A trained WordPiece tokenizer types the two texts of a pair; DistilBERT and ModernBERT have no use for that.
@@ -111,7 +120,7 @@ def encode(
     if text_ids is None:
         hidden = body(**inputs, return_dict=True).last_hidden_state
         return EncodedTexts(hidden, attention_mask, text_ids, first_tokens)
-    assert position_ids is not None  # a packed batch has them
+    assert position_ids is not None
     inputs["position_ids"] = position_ids + family_of(config).first_position(config)
     if is_flash_attention_requested(config):
         hidden = _without_padding(body, inputs, text_ids > 0, position_ids)

@@ -27,7 +27,7 @@ from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
 from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import one_of, read_fields, real, truth
-from hf_tlm.utils.options import named
+from hf_tlm.utils.options import check_given, named
 
 # Of corruption.json: the arguments of `GeneratorDiscriminator`.
 _FIELDS = {
@@ -59,8 +59,14 @@ def export_stock(
         classifier: False for a model that has learned no task: `output_dir` then is the other model of that body.
 
     Raises:
-        HfTlmError: the disk cannot be written; an earlier folder there is intact.
+        HfTlmError: the disk cannot be written; an earlier folder there is intact. Or one of the arguments is something else.
     """
+    if not isinstance(model, TrainedModel):
+        raise ModelError(
+            f"model: expected a TlmModel or GeneratorDiscriminator; received a {type(model).__name__}. A stock model is "
+            "saved by its save_pretrained, one with an adapter by export_model."
+        )
+    check_given(ModelError, tokenizer=(tokenizer, PreTrainedTokenizerBase))
     output_dir = Path(output_dir)
     composite = model if isinstance(model, GeneratorDiscriminator) else None
     parts = _tlm_parts(model, classifier) if composite is None else _composite_parts(composite, classifier)

@@ -124,6 +124,22 @@ def test_without_a_mask_all_tokens_are_read(model_type):
         assert {*one} == {*other} and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("given", [("position_ids",), ("text_ids",), ("text_ids", "position_ids"), ("first_tokens",)])
+def test_a_part_of_what_packed_rows_have(given):
+    """Positions alone had no effect, and without first tokens a row of texts was one."""
+    ids = batch()["input_ids"]
+    with pytest.raises(ModelError, match="^position_ids, text_ids and first_tokens say together"):
+        tiny("bert")(ids, **dict.fromkeys(given, ids))
+
+
+def test_what_cannot_be_exported(tokenizer, tmp_path):
+    with pytest.raises(ModelError, match="^model: expected a TlmModel or GeneratorDiscriminator; received a Linear."):
+        export_stock(torch.nn.Linear(2, 2), tokenizer, tmp_path / "out")
+    with pytest.raises(ModelError, match="^tokenizer: expected a PreTrainedTokenizerBase; received none."):
+        export_stock(tiny("bert"), None, tmp_path / "out")
+    assert not [*tmp_path.iterdir()]
+
+
 @families
 def test_pairs_of_texts(model_type):
     model, inputs = tiny(model_type).eval(), batch()
