@@ -101,6 +101,28 @@ def check_there(train: Any, corpus: Any, rho1: float) -> None:
         )
 
 
+def check_objectives(objectives: Any, trained: Mapping[str, bool]) -> None:
+    """Raise an ArgumentsError if what was given as objectives is not one of each stream.
+
+    Args:
+        trained: stream -> whether it is trained on.
+    """
+    if objectives is None:
+        return
+    needed = [stream for stream, is_trained in trained.items() if is_trained]
+    found = f"a {type(objectives).__name__}"
+    if isinstance(objectives, Mapping):
+        found = ", ".join(f"{stream}: {type(one).__name__}" for stream, one in objectives.items()) or "none"
+        usable = all(callable(one) and hasattr(one, "count") for one in objectives.values())
+        if usable and {*needed} <= {*objectives} <= {*trained}:
+            return
+    raise ArgumentsError(
+        f"objectives: expected one for each stream that is trained on ({' and '.join(needed)}), which counts what it is a "
+        f"mean of; received {found}. Such are {{'task': TaskLoss(), 'corpus': Mlm()}}, or your own "
+        "(examples/own_model_and_loss.py)."
+    )
+
+
 def label_column(rows: Dataset | None) -> str | None:
     """The column of labels of a task's texts; None without texts.
 
@@ -139,6 +161,11 @@ def check_labels(rows: Dataset, column: str, classes: int, name: str = "train") 
 def check_evaluated(given: Any, classes: int) -> None:
     """`check_labels` of the texts that are evaluated on: one data set, or several by their names."""
     for rows in given.values() if isinstance(given, Mapping) else [given]:
+        if isinstance(rows, Dataset) and "input_ids" not in rows.column_names:
+            raise ArgumentsError(
+                f"eval_dataset has the columns {', '.join(rows.column_names)}: expected input_ids. "
+                "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes them of texts."
+            )
         if isinstance(rows, Dataset) and (column := _labels_among(rows.column_names, "eval")) is not None:
             check_labels(rows, column, classes, "eval")
 

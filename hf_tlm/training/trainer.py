@@ -44,7 +44,15 @@ from hf_tlm.training.cost import (
     training_flops,
 )
 from hf_tlm.training.energy import Energy
-from hf_tlm.training.given import check_evaluated, check_given, check_labels, check_lengths, check_there, label_column
+from hf_tlm.training.given import (
+    check_evaluated,
+    check_given,
+    check_labels,
+    check_lengths,
+    check_objectives,
+    check_there,
+    label_column,
+)
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
 from hf_tlm.training.run_arguments import RunArguments
 
@@ -107,6 +115,11 @@ class TlmTrainer(SampledTrainer):
             classes = model.config.num_labels
             assert classes is not None  # The models have a classifier.
             weights = class_weights(train_dataset[label][:], classes, args.class_balance)
+        trains = {
+            TASK: train_dataset is not None and args.rho1 < math.inf,
+            CORPUS: corpus_dataset is not None and args.rho1 > 0,
+        }
+        check_objectives(objectives, trains)
         self.objectives = dict(objectives or tlm_objectives(args, weights))
         self.corpus_dataset = corpus_dataset
         spec = OBJECTIVES[args.objective]

@@ -7,6 +7,7 @@ from torch import nn
 from transformers import AutoConfig, BertForSequenceClassification, TrainingArguments
 
 from hf_tlm.models import ModelError, TlmModel
+from hf_tlm.objectives import TaskLoss
 from hf_tlm.training import ArgumentsError, TlmArguments, TlmTrainer
 from support.toys import TINY_CONFIGS
 
@@ -60,6 +61,14 @@ def rows(length=3, **columns):
         ({"train_dataset": rows(label=0.5)}, "indices of classes, one a text; received 0.5"),
         ({"train_dataset": rows(label=None)}, "indices of classes, one a text; received None"),
         ({"train_dataset": rows(label=[0, 1])}, r"received \[0, 1\]. .*several labels a text are not supported"),
+        (
+            {"eval_dataset": Dataset.from_list([{"text": "a", "label": 0}])},
+            "eval_dataset has the columns text, label",
+        ),
+        ({"objectives": TaskLoss()}, r"objectives: expected one for each stream .*\(task\).*; received a TaskLoss"),
+        ({"objectives": {"tasks": TaskLoss()}}, "; received tasks: TaskLoss. Such are {'task': TaskLoss"),
+        ({"objectives": {"task": "mlm"}}, "; received task: str"),
+        ({"objectives": {"task": TaskLoss()}, "corpus_dataset": rows(), "rho1": 1}, r"\(task and corpus\)"),
         ({"model": "small"}, "the tokenizer has [0-9]+ tokens, and the model embeds 50"),
     ],
 )
