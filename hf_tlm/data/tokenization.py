@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset
@@ -317,12 +318,26 @@ def _check_tokenizable(dataset: Any, tokenizer: Any, max_length: Any) -> None:
             f"dataset: expected a column text; the columns are {', '.join(dataset.column_names)}. Rename one: "
             'dataset.rename_column(name, "text").'
         )
+    for name in ("text", "text_pair"):
+        if name in dataset.column_names and (found := _other_than_text(dataset, name)):
+            raise TokenizerError(f"dataset: expected texts in the column {name}; received {found}. Leave such rows out.")
     if not callable(tokenizer):
         raise TokenizerError(
             f"tokenizer: expected a tokenizer of transformers; received {tokenizer!r:.60}. Pass what "
             "AutoTokenizer.from_pretrained(name or folder) returns."
         )
     check_numbers(TokenizerError, max_length=max_length)
+
+
+def _other_than_text(dataset: Dataset, name: str) -> str | None:
+    """What a column has that is no text; None where all are texts."""
+    column = dataset.data.column(name)
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return f"{column.type}"
+    # Rows may be chosen from a table that has more.
+    if column.null_count and any(text is None for text in dataset[name]):
+        return "rows without one"
+    return None
 
 
 def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, all_types: bool) -> str | None:

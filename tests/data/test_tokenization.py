@@ -368,3 +368,13 @@ def test_longest_first_and_back():
     values = np.array([[len(row), sum(row)] for row in ordered["input_ids"]], np.float32)
     assert in_first_order(values, order).tolist() == [[1, 1], [3, 6], [0, 0], [2, 6], [2, 8]]
     assert longest_first(rows, np.arange(5))[1].tolist() == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("given", [["a", None], [1, 2], [None], [["a"], ["b"]]])
+def test_a_column_of_other_things_than_texts(given, tokenizer):
+    for name in ("text", "text_pair"):
+        rows = Dataset.from_dict({"text": ["a"] * len(given)} | {name: given})
+        with pytest.raises(TokenizerError, match=f"^dataset: expected texts in the column {name}; received "):
+            tokenize(rows, tokenizer, 8)
+    # Rows without a text may be in the table that others were chosen from.
+    assert len(tokenize(Dataset.from_dict({"text": ["a", None]}).select([0]), tokenizer, 8)) == 1
