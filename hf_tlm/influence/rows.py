@@ -51,9 +51,10 @@ def read(rows: Dataset, needed: str) -> Dataset:
         return read(rows.rename_column("labels", "label"), needed)
     if not {"input_ids", needed} <= set(columns):
         found = f"a Dataset with {', '.join(columns)}" if isinstance(rows, Dataset) else type(rows).__name__
+        kept = f" It leaves {needed} out: rows.add_column({needed!r}, ...)." if needed == "id" else ""
         raise InfluenceError(
             f"Rows are a Dataset with the columns input_ids and {needed}; received {found}. hf_tlm.data.tokenize makes "
-            "input_ids of texts."
+            f"input_ids of texts.{kept}"
         )
     names = [name for name in ("input_ids", "token_type_ids", needed) if name in rows.column_names]
     return rows.select_columns(names).with_format(None)

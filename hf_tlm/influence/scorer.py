@@ -172,6 +172,7 @@ class InfluenceScorer:
             HfTlmError: they cannot be written.
         """
         check_numbers(InfluenceError, task_batch_size=task_batch_size)
+        task_batch_size = of_python(task_batch_size)  # It is written as JSON.
         rows = read(rows, "label")
         if not len(rows):
             raise InfluenceError("Influence on a task needs labelled texts, those of its validation split; received none.")

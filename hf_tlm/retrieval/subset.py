@@ -32,6 +32,7 @@ from hf_tlm.retrieval.manifest import (
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
 from hf_tlm.utils.files import atomic_directory, sha256
+from hf_tlm.utils.options import named
 from hf_tlm.utils.shown import dataset_of, instead
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Subset:
             HfTlmError: the disk cannot be written.
         """
         check_values(self.manifest, "The subset's manifest", _FROM)
-        directory = Path(directory).resolve()
+        directory = Path(named("directory", directory, RetrievalError, needed=True, what="a folder")).resolve()
         check_replaceable(directory)
         report = report or retrieval_report(self)
         with atomic_directory(directory) as work:
@@ -137,7 +138,7 @@ class Subset:
         import pyarrow.parquet as pq
         from datasets import Dataset
 
-        directory = Path(directory)
+        directory = Path(named("directory", directory, RetrievalError, needed=True, what="a folder"))
         manifest = _read_manifest(directory)
         if manifest is None:
             raise RetrievalError(
@@ -174,6 +175,7 @@ class Subset:
         """
         from hf_tlm.retrieval.hub_subset import parse_name
 
+        name = named("name", name, RetrievalError, needed=True)
         return cls.load(name) if os.path.exists(name) else cls.from_hub(**parse_name(name))
 
     @classmethod

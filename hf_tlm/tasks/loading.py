@@ -21,7 +21,7 @@ from hf_tlm.tasks.registry import TASKS, registered_task
 from hf_tlm.tasks.rows import Canonical, advice, canonical, ids_of, stored, with_fields
 from hf_tlm.tasks.sampling import content_place, sample, strata
 from hf_tlm.tasks.spec import ROLES, SPLITS, Task, TaskError, TaskSpec
-from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.options import check_given, check_numbers
 from hf_tlm.utils.shown import dataset_of
 
 logger = logging.getLogger(__name__)
@@ -139,9 +139,22 @@ def _check_hub_options(spec: TaskSpec, task: str, config_name: str | None, revis
 
 def _in_memory(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, Dataset]:
     """Data sets as `read_splits` gives them."""
+    splits = _plain(spec, data)
+    return splits if isinstance(data, Dataset) else named_splits(spec, splits)
+
+
+def _plain(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, Dataset]:
+    """Data sets by split without the formats that they have; one alone is `TABLE`.
+
+    Raises:
+        TaskError: they are something else, or have transforms.
+    """
     splits = {TABLE: data} if isinstance(data, Dataset) else data
     if not isinstance(splits, Mapping) or (other := [one for one in splits.values() if not isinstance(one, Dataset)]):
-        columns = isinstance(data, Mapping) and all(isinstance(one, (list, tuple)) for one in data.values())
+        # Of splits that are lists each is one of rows.
+        columns = isinstance(data, Mapping) and all(
+            isinstance(one, (list, tuple)) and not any(isinstance(row, Mapping) for row in one) for one in data.values()
+        )
         one = data if columns or not isinstance(splits, Mapping) else other[0]
         received = "none" if one is None else f"a {type(one).__name__}"
         made = f" Make one of it with {dataset_of(one)}." if isinstance(one, Iterable) else ""
@@ -153,8 +166,7 @@ def _in_memory(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[st
             f"Task {spec.name}: {'the data' if lazy == [TABLE] else lazy[0]} has a transform (with_transform), which is not "
             "read. Apply it with map."
         )
-    splits = {name: rows.with_format(None) for name, rows in splits.items()}  # Two tensors of one class are not equal.
-    return splits if isinstance(data, Dataset) else named_splits(spec, splits)
+    return {name: rows.with_format(None) for name, rows in splits.items()}  # Two tensors of one class are not equal.
 
 
 def _name_of(data: Any) -> str:
@@ -244,7 +256,11 @@ def task_from_datasets(
     Raises:
         TaskError, HfTlmError: see `load_task`.
     """
+    check_given(TaskError, spec=(spec, TaskSpec))
     check_numbers(TaskError, max_train_samples=max_train_samples)
+    if isinstance(splits, Dataset):
+        raise TaskError("splits: expected train and validation; received a Dataset. load_task(dataset) holds some out.")
+    splits = _plain(spec, splits)
     label_names = None if label_names is None else _class_names(label_names)
     for name in ("train", "validation"):
         if name not in splits or len(splits[name]) == 0:
@@ -253,7 +269,6 @@ def task_from_datasets(
                 "TLM needs labelled training and validation examples; without a validation set, --validation_share 0.1 "
                 "holds out a tenth of the training texts."
             )
-    splits = {name: rows.with_format(None) for name, rows in splits.items()}
     reader = kind_module(spec.kind)
     if not ROLES[spec.kind]:
         spec = reader.with_columns_of(spec, splits["train"])

@@ -42,6 +42,7 @@ from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.stages import StageData, with_task_defaults
 from hf_tlm.training.teacher import Teacher
+from hf_tlm.utils.options import check_given
 from hf_tlm.utils.variables import uses_fsdp
 
 logger = logging.getLogger(__name__)
@@ -80,10 +81,16 @@ def prepare(
         teacher: what the teacher of `args` has said of the task and the passages.
 
     Raises:
-        ArgumentsError: see `check_tlm`.
+        ArgumentsError: arguments or passages of another class; or see `check_tlm`.
         TokenizerError, ModelError: see `load_tokenizer`, `cached_wordpiece`, `build_config`.
     """
     check_task(task)
+    check_given(ArgumentsError, args=(args, TlmArguments), model_args=(model_args, ModelArguments))
+    if corpus is not None and "text" not in (getattr(corpus, "column_names", None) or ()):
+        made = "subset.dataset" if hasattr(corpus, "manifest") else "Dataset.from_list(rows), of rows such as {'text': ...}"
+        raise ArgumentsError(
+            f"corpus: expected a datasets.Dataset with the column text; received a {type(corpus).__name__}. Give {made}."
+        )
     check_tlm(corpus is not None, args, model_args)
     texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
     source = model_args.tokenizer_source

@@ -27,10 +27,10 @@ from hf_tlm.models import (
     load_released,
     load_released_tlm,
 )
-from hf_tlm.retrieval import RetrievalError, Subset
+from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.runs import CheckpointArguments, export_onnx, majority_class, predict
-from hf_tlm.tasks import TaskError, TaskSpec, unlabelled
-from hf_tlm.training import ArgumentsError, ModelArguments
+from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets, unlabelled
+from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
 from support.toys import TINY_CONFIGS, make_task
 
 PACKAGES = ("tasks", "corpora", "retrieval", "data", "models", "influence", "training", "runs", "analysis")
@@ -263,3 +263,41 @@ def test_a_vocabulary_is_of_texts(texts, said):
         assert str(raised.value).endswith(said)
     with pytest.raises(TokenizerError, match="^--vocab_size: expected a whole number from 6 to 1,048,576; received '90'"):
         train_wordpiece(["a"], "90")
+
+
+@pytest.fixture
+def subset(tmp_path):
+    texts = Dataset.from_list([{"text": f"the gene activates the cell {number}"} for number in range(8)])
+    return retrieve(make_task(), load_corpus(texts), top_k=2, cache_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("given", [None, object.__new__(Subset)], ids=["none", "a Subset"])
+def test_a_subset_is_read_from_a_name(given, subset):
+    """One that is there already, most of all."""
+    for read in (Subset.load, Subset.open, partial(Subset.save, subset)):
+        with pytest.raises(RetrievalError, match=r"^(directory|name): expected a folder.*; received (none|a Subset)\."):
+            read(given)
+
+
+def test_passages_to_prepare_are_a_data_set(subset):
+    usual = (object.__new__(TlmArguments), object.__new__(ModelArguments))
+    for corpus in (subset, load_corpus(CORPUS), [{"text": "a"}], Dataset.from_dict({"body": ["a"]})):
+        with pytest.raises(ArgumentsError, match=r"^corpus: expected a datasets.Dataset with the column text; received a "):
+            prepare(make_task(), corpus, *usual)
+    with pytest.raises(ArgumentsError, match=r"^args: expected a TlmArguments; received a ModelArguments"):
+        prepare(make_task(), CORPUS, *reversed(usual))
+
+
+@pytest.mark.parametrize(
+    ("spec", "splits", "said"),
+    [
+        ("a", {}, r"^spec: expected a TaskSpec; received a str. Give TaskSpec\(...\)."),
+        (TaskSpec(name="a", path="b"), CORPUS, r"received a Dataset. load_task\(dataset\) holds some out."),
+        (TaskSpec(name="a", path="b"), {"train": ROWS}, "received a list. Make one of it with Dataset.from_list"),
+        (TaskSpec(name="a", path="b"), {"train": CORPUS.with_transform(len)}, "train has a transform .*, which is not read"),
+    ],
+)
+def test_a_task_is_of_a_spec_and_splits(spec, splits, said):
+    """A transform was left out, and nobody told."""
+    with pytest.raises(TaskError, match=said):
+        task_from_datasets(spec, splits)

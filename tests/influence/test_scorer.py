@@ -481,3 +481,9 @@ def test_what_a_person_passes_first_is_met_with_a_sentence(tokenizer):
     for rows, found in ((["a text"], "list"), (texts, "a Dataset with text, label")):
         with pytest.raises(InfluenceError, match=f"received {found}. hf_tlm.data.tokenize"):
             scorer.fit(rows, 1)
+
+
+def test_texts_of_a_task_batch_may_be_a_number_of_numpy(tokenizer):
+    """It was written as JSON, after the gradients of before had been left."""
+    scorer, again = (scorer_of(tiny("bert"), tokenizer, task_batch_size=size) for size in (2, np.int64(2)))
+    assert again.num_task_batches == scorer.num_task_batches > 0
