@@ -306,7 +306,7 @@ def test_runs_from_before_there_was_a_linear_head(tmp_path):
 
 def test_what_cannot_be(tmp_path, task, tokenizer, data):
     with pytest.raises(ArgumentsError, match="needs a model that corrects tokens, and this one detects them"):
-        trainer(tmp_path, data, tokenizer, **COCO_LM, clm="rtd", objectives={"corpus": CorrectiveLm()})
+        trainer(tmp_path, data, tokenizer, **COCO_LM | {"rho1": math.inf}, clm="rtd", objectives={"corpus": CorrectiveLm()})
     args = TlmArguments(output_dir=str(tmp_path / "x"), **QUIET, rho1=0, objective="cocolm", max_length=32)
     bert = ModelArguments(model_config={"model_type": "bert", **TINY_CONFIGS["bert"]}, vocab_size=200)
     refusal = "objective cocolm is for COCO-LM's body or a ModernBERT .*cocolm_base.* received the type 'bert'"
