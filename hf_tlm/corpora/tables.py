@@ -20,7 +20,7 @@ import fsspec
 import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, Value, load_dataset
+from datasets import Dataset, Features, Value, config, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from fsspec.compression import compr, register_compression
 
@@ -235,7 +235,7 @@ def columns_of(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
 
 def reading_error(error: Exception) -> str:
     """Why something cannot be read, in the words of its reader, or why its cache cannot be written."""
-    if problem := cache_problem(error):
+    if problem := cache_problem(error, config.HF_DATASETS_CACHE):
         return f"{problem}."
     cause = error.__cause__ or error
     if isinstance(cause, UnicodeDecodeError):

@@ -32,6 +32,7 @@ from hf_tlm.retrieval.manifest import (
     SubsetLike,
 )
 from hf_tlm.tasks.registry import registered_task
+from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.version import __version__
 
@@ -65,7 +66,7 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
     Raises:
         RetrievalError: the file cannot be read, has no column `text`, or no text.
     """
-    from datasets import Dataset, Features, Value
+    from datasets import Dataset, Features, Value, config
     from datasets import __version__ as datasets_version
 
     scan = _scan(path)
@@ -78,7 +79,8 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
     # The digest makes the cache of `datasets` know the content.
     made = {"path": str(path), "source": repo_id, "shift": shift, "digest": digest}
     features = Features({name: Value(kind) for name, kind in COLUMNS.items()})
-    dataset = Dataset.from_generator(_rows, features=features, gen_kwargs=made)
+    with writing_cache(config.HF_DATASETS_CACHE):
+        dataset = Dataset.from_generator(_rows, features=features, gen_kwargs=made)
     ranks = dataset.with_format("numpy")["rank"][:]
     if (ranks[1:] < ranks[:-1]).any():
         dataset = dataset.select(np.argsort(ranks, kind="stable"))

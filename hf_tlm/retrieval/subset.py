@@ -31,6 +31,7 @@ from hf_tlm.retrieval.manifest import (
 )
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
+from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_directory, sha256
 from hf_tlm.utils.options import named
 from hf_tlm.utils.shown import dataset_of, instead
@@ -136,7 +137,7 @@ class Subset:
             RetrievalError: not a saved subset, an empty one, written in another format version, or its data are damaged.
         """
         import pyarrow.parquet as pq
-        from datasets import Dataset
+        from datasets import Dataset, config
 
         directory = Path(named("directory", directory, RetrievalError, needed=True, what="a folder"))
         manifest = _read_manifest(directory)
@@ -164,7 +165,8 @@ class Subset:
         if not pq.read_metadata(data).num_rows:
             raise RetrievalError(f"{directory} is an empty subset: it holds no passage. Retrieve it again.")
         # The cache of `datasets` knows a file by its path and time; the digest makes it know the content.
-        return cls(Dataset.from_parquet(str(data), config_name=found), manifest)
+        with writing_cache(config.HF_DATASETS_CACHE):
+            return cls(Dataset.from_parquet(str(data), config_name=found), manifest)
 
     @classmethod
     def open(cls, name: str) -> Subset:

@@ -49,12 +49,13 @@ from hf_tlm.training.checkpoints import (
 )
 from hf_tlm.training.cost import TimeBudgetCallback
 from hf_tlm.training.optimizers import grouped_optimizer
+from hf_tlm.utils.disk import disk_problem
 from hf_tlm.utils.memory import give_back_freed_memory, keep_freed_memory
 from hf_tlm.utils.seals import SEAL, write_seal
 from hf_tlm.utils.signals import ignore_sigterm
 
 logger = logging.getLogger(__name__)
-# How torch.save says that the system could not write: it has no error type for it.
+# How torch.save says that there is no place to write to: it has no error type for it.
 _TORCH_WRITE_ERROR = re.compile(r"PytorchStreamWriter|inline_container|cannot be opened|Parent directory .* does not exist")
 
 
@@ -216,10 +217,9 @@ class ResumableTrainer(Trainer):
         """Keep the first error of the disk instead of raising it."""
         try:
             yield
-        except (OSError, SafetensorError, HfTlmError) as error:
-            self._failure = self._failure or error
-        except RuntimeError as error:
-            if not _TORCH_WRITE_ERROR.search(str(error)):
+        except Exception as error:  # That of tokenizers has no type of its own.
+            known = isinstance(error, (OSError, SafetensorError, HfTlmError)) or _TORCH_WRITE_ERROR.search(str(error))
+            if not known and disk_problem(error) is None:
                 raise
             self._failure = self._failure or error
 
@@ -228,15 +228,16 @@ class ResumableTrainer(Trainer):
         failed = torch.tensor([self._failure is not None], dtype=torch.int64, device=self.args.device)
         if not self.accelerator.gather(failed).any():
             return
+        problem = None if self._failure is None else disk_problem(self._failure, folder)
         # Nobody is writing any more.
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)
         whole = [path for _, path in checkpoints_in(folder.parent) if (path / SEAL).is_file()]
         before = f"The checkpoint before it, {whole[-1]}, is intact" if whole else "There is no checkpoint before it"
-        cause = self._failure or "another process could not write its part"
+        cause = problem or self._failure or "another process could not write its part"
+        do = "Then run" if problem else "Free or enlarge the disk, or make the folder writable, then run"
         raise CheckpointError(
-            f"Could not save {folder}: {cause}. {before}. Free or enlarge the disk, or make the folder writable, then run "
-            "the same command: it continues."
+            f"Could not save {folder}: {cause}. {before}. {do} the same command: it continues."
         ) from self._failure
 
 

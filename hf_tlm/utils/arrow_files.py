@@ -19,6 +19,7 @@ import pyarrow as pa
 from datasets import Dataset, config
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.seals import checksum
@@ -69,8 +70,10 @@ def find_rows(file: Path, rows: int | None = None) -> Dataset | None:
 
 def map_rows(rows: Dataset, function: Callable, **options: Any) -> Dataset:
     """`rows.map` of a function that makes one row of each, again where what the cache holds is damaged."""
+    places = [file.parent for file in _files(rows)] or [Path(config.HF_DATASETS_CACHE)]
     try:
-        found = rows.map(function, **options)
+        with writing_cache(places[0]):
+            found = rows.map(function, **options)
         problem = None if len(found) == len(rows) else f"{len(found):,} rows of {len(rows):,}"
         problem = problem or next(filter(None, map(_broken, _files(found))), None)
     except (OSError, pa.ArrowException) as error:
@@ -80,7 +83,8 @@ def map_rows(rows: Dataset, function: Callable, **options: Any) -> Dataset:
     if problem is not None:
         name = options.get("desc", "Rows")
         logger.warning("%s: what the cache holds is damaged and will be made again (%s).", name, problem)
-        found = rows.map(function, load_from_cache_file=False, **options)
+        with writing_cache(places[0]):
+            found = rows.map(function, load_from_cache_file=False, **options)
     for file in _files(found):
         if problem is not None or not _seal(file).exists():
             with contextlib.suppress(OSError, HfTlmError):  # A cache that others made, and that cannot be written.

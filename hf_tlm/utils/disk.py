@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -13,10 +14,13 @@ from pathlib import Path
 _QUOTED = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")
 _PHRASES = {os.strerror(code): code for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)}
 _PHRASES |= {"disk is full": errno.ENOSPC, "readonly database": errno.EROFS}  # of SQLite
-_FREE, _OTHER = "free some space or choose another folder", "choose another folder"
+# How numpy and torch say that a file took less than they wrote, for which they have no number.
+_CUT_SHORT = re.compile(r"^\d+ requested and \d+ written$|PytorchStreamWriter failed writing|unexpected pos|iostream error")
+_OTHER = "choose another folder"
+_OTHER_CACHE = "set HF_HOME or HF_DATASETS_CACHE to a folder on another disk"
 _WORDS = {
-    errno.ENOSPC: f"The disk{{of}} is full{{free}}: {_FREE}",
-    errno.EDQUOT: f"The quota on the disk{{of}} is used up: {_FREE}",
+    errno.ENOSPC: "The disk{of} is full{free}: free some space or {other}",
+    errno.EDQUOT: "The quota on the disk{of} is used up: free some space or {other}",
     errno.EROFS: f"The file system{{of}} is read-only: {_OTHER}",
     errno.EACCES: f"There is no permission{{for_}}: {_OTHER}, or have it made yours",
     errno.EIO: f"The disk{{of}} fails (input/output error): {_OTHER} on another disk",
@@ -25,6 +29,8 @@ _WORDS[errno.EPERM] = _WORDS[errno.EACCES]
 _CACHE = dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "read-only")
 _CACHE |= dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "no folder")
 _VARIABLES = ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "HF_HOME")
+# Whatever fails while one of these is handled, as closing the file does, fails by it.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def disk_problem(error: BaseException, path: str | os.PathLike | None = None) -> str | None:
@@ -45,7 +51,9 @@ def disk_problem(error: BaseException, path: str | os.PathLike | None = None) ->
         if code not in _WORDS:
             continue
         of, for_ = ("", "") if place is None else (f" of {place}", f" for {place}")
-        return _WORDS[code].format(of=of, for_=for_, free=_free(place))
+        cache = None if place is None else _cache_of(place)
+        other = _OTHER_CACHE if place and cache and place.absolute().is_relative_to(cache) else _OTHER
+        return _WORDS[code].format(of=of, for_=for_, free=_free(place), other=other)
     return None
 
 
@@ -54,19 +62,43 @@ def told(error: Exception, path: str | os.PathLike, otherwise: str = "") -> str:
     return disk_problem(error, path) or str(error).rstrip(".") + (f". {otherwise}" if otherwise else "")
 
 
-def cache_problem(error: BaseException) -> str | None:
-    """As `disk_problem`, of what libraries write to their caches while they read a file; None for an error of reading."""
-    only_written = any(_code(one) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) for one in _causes(error))
-    problem = disk_problem(error)
+def cache_problem(error: BaseException, folder: str | os.PathLike) -> str | None:
+    """As `disk_problem`, of what libraries write to a cache while they read a file; None for an error of reading.
+
+    Args:
+        folder: the cache.
+    """
+    only_written = any(_code(one) in (*_FULL, errno.EROFS) for one in _causes(error))
+    problem = disk_problem(error, folder if only_written else None)
     return problem if only_written or (problem or "").startswith("The cache ") else None
 
 
+@contextlib.contextmanager
+def writing_cache(folder: str | os.PathLike) -> Iterator[None]:
+    """Name the folder in the error of a full disk within the block: `datasets` does not say where it writes.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        full = next((code for one in _causes(error) if (code := _code(one)) in _FULL), None)
+        if full is None:
+            raise
+        raise OSError(full, os.strerror(full), os.fspath(folder)) from error
+
+
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it was raised from; of what it was raised beside, a full disk."""
     seen: set[int] = set()
+    beside = False
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        yield error
-        error = error.__cause__
+        if not beside or _code(error) in _FULL:
+            yield error
+        beside = beside or error.__cause__ is None
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _code(error: BaseException) -> int | None:
@@ -77,6 +109,8 @@ def _code(error: BaseException) -> int | None:
     text = str(error)[:10_000]
     if (quoted := _QUOTED.search(text)) is not None:
         return int(quoted[1] or quoted[2])
+    if _CUT_SHORT.search(text) is not None and isinstance(error, (OSError, RuntimeError)):
+        return errno.ENOSPC
     return next((code for phrase, code in _PHRASES.items() if phrase in text), None)
 
 

@@ -4,10 +4,17 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import datasets
 import pytest
+from datasets import Dataset
 
 from attacks.attack import assert_refused, call
+from hf_tlm.corpora import tables
+from hf_tlm.retrieval import Subset
+from hf_tlm.tasks import TaskError, load_task
+from hf_tlm.utils.arrow_files import map_rows
 from hf_tlm.utils.disk import disk_problem
 from support.warm import ROOT
 
@@ -18,6 +25,11 @@ class SafetensorError(Exception):
 
 def raised_from(error, cause):
     error.__cause__ = cause
+    return error
+
+
+def raised_beside(error, other):
+    error.__context__ = other
     return error
 
 
@@ -32,6 +44,11 @@ CASES = {
         "The disk of /out is full",
     ),
     "arrow": (OSError("[Errno 28] Error writing bytes to file. Detail: [errno 28] No space"), "/out is full"),
+    "numpy": (OSError("15000 requested and 12784 written"), "/out is full"),
+    "torch": (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "/out is full"),
+    "torch's stream": (RuntimeError("basic_ios::clear: iostream error"), "/out is full"),
+    "tokenizers": (Exception("No space left on device (os error 28)"), "/out is full"),
+    "closing": (raised_beside(ValueError("I/O operation on closed file"), OSError(28, "No space left")), "/out is full"),
     "sqlite": (RuntimeError("(sqlite3.OperationalError) database or disk is full"), "/out is full"),
     "datasets": (raised_from(RuntimeError("generating the dataset"), OSError(30, "Read-only", "/x")), "/x is read-only"),
 }
@@ -44,7 +61,13 @@ def test_the_problem_in_words(case):
 
 
 @pytest.mark.parametrize(
-    "error", [OSError("plain"), FileNotFoundError(2, "No such file"), ValueError("error 28"), KeyError()]
+    "error",
+    [
+        OSError("plain"),
+        FileNotFoundError(2, "No such file"),
+        ValueError("error 28"),
+        raised_beside(KeyError(), PermissionError(13, "Permission denied")),
+    ],
 )
 def test_others_are_none_of_the_disk(error):
     assert disk_problem(error, "/out") is None
@@ -57,6 +80,9 @@ def test_a_cache_is_named_with_its_variable(tmp_path, monkeypatch):
         assert problem.startswith(f"The cache {tmp_path / 'cache'} is read-only: set HF_HOME or HF_DATASETS_CACHE to a ")
     full = disk_problem(OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "cache")))
     assert full.startswith(f"The disk of {tmp_path / 'cache'} is full (") and "bytes free" in full
+    assert full.endswith(": free some space or set HF_HOME or HF_DATASETS_CACHE to a folder on another disk")
+    above = disk_problem(OSError(errno.ENOSPC, "No space left on device", str(tmp_path)))
+    assert above.endswith(": free some space or choose another folder")
 
 
 def raise_case(case):
@@ -66,6 +92,31 @@ def raise_case(case):
 @pytest.mark.parametrize("case", CASES)
 def test_a_recipe_ends_with_one_line(case):
     assert_refused(call(raise_case, case), disk_problem(CASES[case][0]).partition(" (")[0], "run the same command")
+
+
+def test_a_cache_that_is_full_is_named(tmp_path, monkeypatch, made_toys):
+    """`datasets` does not say where it writes, and fails once more as it closes the file."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    rows = Dataset.from_file(Dataset.from_parquet(str(made_toys.corpus)).cache_files[0]["filename"])
+
+    def write(*args, **options):
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            raise ValueError("I/O operation on closed file")
+
+    for owner, name in ((Dataset, "map"), (Dataset, "from_parquet"), (tables, "load_dataset")):
+        monkeypatch.setattr(owner, name, write)
+    for work, words in (
+        (lambda: map_rows(rows, len), f"The disk of {Path(rows.cache_files[0]['filename']).parent} is full ("),
+        (lambda: Subset.load(made_toys.subset), f"The disk of {tmp_path} is full ("),
+        (lambda: load_task(str(made_toys.task)), f"train.jsonl: The disk of {tmp_path} is full ("),
+    ):
+        with pytest.raises((OSError, TaskError)) as found:
+            work()
+        problem = str(found.value) if found.type is TaskError else disk_problem(found.value)
+        assert words in problem and "set HF_HOME or HF_DATASETS_CACHE to a folder on another disk" in problem
 
 
 def test_a_cache_that_is_a_file(toys, tmp_path):

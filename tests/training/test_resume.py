@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from hf_tlm.training import TlmArguments
 from hf_tlm.training.checkpoints import CheckpointError, damage, last_complete_checkpoint
@@ -161,24 +162,36 @@ def test_a_checkpoint_of_the_model_alone_is_not_resumed(tmp_path, data, tokenize
     assert last_complete_checkpoint(tmp_path) is None and "holds the model alone" in caplog.text
 
 
-@pytest.mark.parametrize("file", ["optimizer.pt", "model.safetensors", "seal.json"])
-def test_a_save_that_fails_leaves_the_one_before(tmp_path, data, tokenizer, whole, file, monkeypatch):
-    run = trainer(tmp_path, data, tokenizer, **SAVING, callbacks=[At(4, lambda model: _break(file, monkeypatch))])
-    with pytest.raises(CheckpointError, match=r"checkpoint-6: .*No space left.*checkpoint-3, is intact"):
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize(
+    "file,error",
+    [
+        ("optimizer.pt", RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")),
+        ("scheduler.pt", RuntimeError("basic_ios::clear: iostream error")),
+        ("rng_state.pth", Exception(f"{FULL} (os error 28)")),  # As tokenizers has it.
+        ("model.safetensors", SafetensorError(FULL)),
+        ("seal.json", OSError(28, FULL)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_save_that_fails_leaves_the_one_before(tmp_path, data, tokenizer, whole, file, error, monkeypatch):
+    run = trainer(tmp_path, data, tokenizer, **SAVING, callbacks=[At(4, lambda model: _break(file, error, monkeypatch))])
+    with pytest.raises(CheckpointError, match=r"checkpoint-6: The disk of .*checkpoint-6 is full.*checkpoint-3, is intact"):
         run.train(resume_from_checkpoint=True)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
     same(again(tmp_path, data, tokenizer), whole)
 
 
-def _break(file, monkeypatch):
+def _break(file, error, monkeypatch):
     """From now on, writing that file fails."""
-    from safetensors import SafetensorError
     from transformers import modeling_utils
 
     from hf_tlm.utils import seals
 
-    def failing(error, original):
+    def failing(original):
         def write(*args, **kwargs):
             if not any(str(argument).endswith(file) for argument in args[:2]):
                 return original(*args, **kwargs)
@@ -188,11 +201,8 @@ def _break(file, monkeypatch):
 
         return write
 
-    full = "No space left on device"
-    torch_error = RuntimeError(f"[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed: {full}")
-    monkeypatch.setattr(torch, "save", failing(torch_error, torch.save))
-    monkeypatch.setattr(modeling_utils, "safe_save_file", failing(SafetensorError(full), modeling_utils.safe_save_file))
-    monkeypatch.setattr(seals, "atomic_write", failing(OSError(28, full), seals.atomic_write))
+    for owner, name in ((torch, "save"), (modeling_utils, "safe_save_file"), (seals, "atomic_write")):
+        monkeypatch.setattr(owner, name, failing(getattr(owner, name)))
 
 
 @pytest.mark.parametrize("step", [4, 5, 8])
