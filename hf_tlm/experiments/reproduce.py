@@ -63,7 +63,8 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     Raises:
         HfTlmError: before anything is begun, an option that a recipe lacks or refuses, a task that there is not or that TLM
             has no use for, or records of steps that were made with other settings, of other inputs or on other data; or
-            see `check_exports`; with `prepare_only`, at the end, steps that failed.
+            see `check_exports`; with `prepare_only`, at the end, steps that failed; without it, those that failed and of
+            which a full disk has kept no record.
     """
     if export_int8:
         check_exports(plan, prepare_only)
@@ -101,9 +102,10 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
             _tokenise(plan, [step for step in here if step.kind == "train_tlm" and not done(step)])
         except PointsError as error:
             failed = failed or error
-    if prepare_only and failed:
+    table = write_table(plan)
+    if failed and (prepare_only or not table.failures):
         raise failed
-    return write_table(plan)
+    return table
 
 
 def _left_to_others(plan: Plan, steps: Sequence[Step]) -> set[str]:

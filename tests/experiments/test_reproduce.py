@@ -27,6 +27,7 @@ from hf_tlm.experiments.table import Table
 from hf_tlm.metrics import paired_bootstrap, scorer
 from hf_tlm.runs import PointsError, format_score, sharing
 from hf_tlm.tasks import TaskError
+from hf_tlm.utils.files import atomic_write
 from support.toys import FAST, TINY_CONFIGS, sentences
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -299,6 +300,18 @@ def test_failures_are_named_and_the_rest_goes_on(work, tmp_path, faked):
     with pytest.raises(PointsError, match="iss-20-layer=9: "):
         reproduce(plan, prepare_only=True)
     assert [name for name in faked if name.startswith("tokenised")] == ["tokenised scierc/broken/seed-0"]
+
+
+def test_a_run_whose_record_cannot_be_written_has_failed(work, tmp_path, faked, monkeypatch):
+    def write(path, content):
+        if Path(path).parent.name == "runs":
+            raise HfTlmError("The disk is full")
+        atomic_write(path, content)
+
+    monkeypatch.setattr(sys.modules["hf_tlm.experiments.reproduce"], "atomic_write", write)
+    plan = planned(work, tmp_path / "out", ["task only"], seeds=[0])
+    with pytest.raises(PointsError, match="task-only/seed-0: The disk is full"):
+        reproduce(plan)
 
 
 def test_the_recipe_fails_when_a_run_did(work, tmp_path, faked, monkeypatch, capsys):
