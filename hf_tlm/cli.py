@@ -221,7 +221,7 @@ def _run(command: str, arguments: Sequence[str]) -> None:
     if options and not HELP & set(arguments):
         run(lambda: launch(command, options, sys.argv[1:]))
     else:
-        run(_load(COMMANDS[command][0]).main)
+        run(lambda: _load(COMMANDS[command][0]).main())
 
 
 def _load(recipe: str) -> ModuleType:

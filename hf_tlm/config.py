@@ -11,6 +11,7 @@ the command line too, takes back a value of an earlier file.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import copy
 import difflib
@@ -37,7 +38,7 @@ from hf_tlm.utils.disk import disk_problem
 from hf_tlm.utils.options import RANGES, problem
 from hf_tlm.utils.outline import outline
 from hf_tlm.utils.shown import for_terminal, suggestion
-from hf_tlm.utils.signals import Terminated, on_sigterm
+from hf_tlm.utils.signals import Terminated, never_lost, on_sigterm
 from hf_tlm.utils.variables import check_variables
 
 if TYPE_CHECKING:
@@ -391,16 +392,18 @@ def run(main: Callable[[], Any]) -> None:
     1 for an `HfTlmError`, a disk that is full or cannot be written or a GPU without memory left, 130 for Ctrl-C, 143 for
     SIGTERM. Others are bugs and keep their traceback.
     """
-    if not HELP & set(sys.argv[1:]):
-        from transformers.utils import logging
-
-        # Bars of loading and writing weights would bury those of the jobs; the Trainer's and datasets' own stay.
-        logging.disable_progress_bar()
     try:
-        with on_sigterm(_terminate), _plain_output():
+        with on_sigterm(_terminate), never_lost(), _plain_output():
+            if not HELP & set(sys.argv[1:]):
+                from transformers.utils import logging
+
+                # Bars of loading and writing weights would bury those of the jobs; the Trainer's and datasets' own stay.
+                logging.disable_progress_bar()
             check_variables()
             main()
             _leave_process_group()
+            # All is done: Ctrl-C need not stop Python where it tidies up, with a traceback.
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     except HfTlmError as error:
         _stop(str(error), 1)
     except KeyboardInterrupt:

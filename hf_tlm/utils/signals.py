@@ -6,8 +6,12 @@ import contextlib
 import multiprocessing.util
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
+
+# Seconds after which a signal that was lost is sent again.
+_AGAIN = 0.05
 
 
 class Terminated(SystemExit):
@@ -47,6 +51,28 @@ def on_sigterm(handler: Callable[[], None]) -> Iterator[None]:
     finally:
         # None stands for a handler that was not set from Python and cannot be set again from it.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+
+
+@contextlib.contextmanager
+def never_lost() -> Iterator[None]:
+    """Send Ctrl-C and SIGTERM again within the block where what they raised was dropped, as Python drops it in `__del__`."""
+    numbers = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
+    owner, before = os.getpid(), sys.unraisablehook
+
+    def look(dropped: sys.UnraisableHookArgs) -> None:
+        number = numbers.get(dropped.exc_type) if os.getpid() == owner else None
+        if number is None:
+            before(dropped)
+        else:  # Later, and from a thread: now it would be dropped as well.
+            timer = threading.Timer(_AGAIN, os.kill, (owner, number))
+            timer.daemon = True
+            timer.start()
+
+    sys.unraisablehook = look
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def end_at_once() -> None:

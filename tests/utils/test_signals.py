@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -31,6 +32,42 @@ def test_a_recipe_ends_with_a_message(capsys, main, message):
         run(main)
     assert end.value.code == 143 and message in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Finalized:
+    """Whose `__del__`, where Python drops what is raised, a signal comes in."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __del__(self):
+        signal.raise_signal(self.number)
+        len("so that Python looks for signals")
+
+
+@pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_one_is_not_lost_that_comes_while_an_object_goes(capsys, number, status):
+    def main():
+        Finalized(number)
+        time.sleep(10)
+
+    before = sys.unraisablehook
+    with pytest.raises(SystemExit) as end:
+        run(main)
+    assert end.value.code == status and capsys.readouterr().err.startswith("\nError: ")
+    assert sys.unraisablehook is before
+
+
+def test_what_else_is_dropped_is_told_as_ever(capsys, monkeypatch):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+
+    class Broken:
+        def __del__(self):
+            raise KeyError
+
+    run(Broken)
+    assert [dropped.exc_type for dropped in told] == [KeyError]
 
 
 def test_one_that_no_step_answers_goes_to_the_previous_handler():
