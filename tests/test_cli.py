@@ -36,6 +36,15 @@ def hf_tlm(capsys, monkeypatch, *arguments, status=None):
     return said.out if status == 0 else said.err
 
 
+def test_ctrl_c_while_a_command_is_loaded_is_one_line(capsys, monkeypatch):
+    def load(recipe):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_load", load)
+    said = hf_tlm(capsys, monkeypatch, "train", "--help", status=130)
+    assert said == "\nError: Interrupted. What was finished is on disk. To go on, run the same command.\n"
+
+
 def test_every_recipe_is_a_command():
     """A new recipe is a line of `COMMANDS`."""
     assert sorted(RECIPES) == sorted(path.stem for path in (ROOT / "recipes").glob("*.py"))

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,6 +155,7 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
         raise HfTlmError(f"Cannot write under {path.parent}: {reason}.") from error
     try:
         yield work.path
+        _share(work.path)
         sync_tree(work.path)
         _put(work.path, path)
         sync_folder(path.parent)
@@ -165,6 +167,16 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
         raise HfTlmError(f"Cannot write {path}: {told(error, path)}. What was there before is unchanged.") from error
     finally:
         work.release()
+
+
+def _share(folder: Path) -> None:
+    """Let whoever may read a folder read its files: those of safetensors are their writer's alone."""
+    readers = folder.stat().st_mode & 0o444
+    for path in folder.rglob("*"):
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode) and readers & ~mode:
+            with contextlib.suppress(OSError):  # Not every file system has modes.
+                path.chmod(stat.S_IMODE(mode) | readers)
 
 
 def _put(work: Path, path: Path) -> None:

@@ -1,6 +1,8 @@
 import os
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.files import atomic_directory, atomic_write, sha256
@@ -12,6 +14,21 @@ def test_directory_appears_whole(tmp_path):
         assert not (tmp_path / "a" / "out").exists()
     assert (tmp_path / "a" / "out" / "one").read_text() == "1"
     assert os.listdir(tmp_path / "a") == ["out"]
+
+
+@pytest.mark.parametrize("umask,mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_whoever_may_read_a_directory_may_read_its_files(tmp_path, umask, mode):
+    """safetensors makes them the writer's alone; others on a cluster could not load the model."""
+    before = os.umask(umask)
+    try:
+        with atomic_directory(tmp_path / "out") as work:
+            (work / "mlm").mkdir()
+            save_file({"weight": torch.ones(2)}, work / "mlm" / "model.safetensors")
+            (work / "run").touch(mode=0o700)
+    finally:
+        os.umask(before)
+    found = [path.stat().st_mode & 0o777 for path in (tmp_path / "out/mlm/model.safetensors", tmp_path / "out/run")]
+    assert found == [mode, mode | 0o100]
 
 
 def test_directory_is_replaced_whole(tmp_path):

@@ -1,5 +1,6 @@
 """SIGTERM: one message and status 143, the handler of before, and children that end."""
 
+import atexit
 import os
 import signal
 import subprocess
@@ -56,6 +57,13 @@ def test_one_is_not_lost_that_comes_while_an_object_goes(capsys, number, status)
         run(main)
     assert end.value.code == status and capsys.readouterr().err.startswith("\nError: ")
     assert sys.unraisablehook is before
+
+
+def test_ctrl_c_after_the_end_has_no_traceback(monkeypatch):
+    at_exit = []
+    monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
+    run(lambda: None)
+    assert at_exit == [(signal.signal, signal.SIGINT, signal.SIG_DFL)]
 
 
 def test_what_else_is_dropped_is_told_as_ever(capsys, monkeypatch):
