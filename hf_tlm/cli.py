@@ -22,6 +22,7 @@ from typing import NoReturn
 from hf_tlm.commands import COMMANDS, command_of
 from hf_tlm.errors import HfTlmError
 from hf_tlm.presets import describe, did_you_mean, find, presets, recipes_folder
+from hf_tlm.utils.output import drop_output
 from hf_tlm.version import __version__
 
 # Option -> how the names of its presets begin; None: those of no other option.
@@ -159,6 +160,7 @@ def launch(command: str, options: Mapping[str, str], arguments: Sequence[str]) -
     import torch
     from accelerate.commands.config.config_args import default_config_file
     from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     options = dict(options)
@@ -172,6 +174,8 @@ def launch(command: str, options: Mapping[str, str], arguments: Sequence[str]) -
     given = [part for name, value in options.items() for part in (f"--{name}", value)]
     try:
         launch_command(launch_command_parser().parse_args([*plain, *given, "--module", "hf_tlm.cli", command, *arguments]))
+    except SignalException as end:  # Of its own, which it has sent on to the processes.
+        sys.exit(128 + end.sigval)
     except ChildFailedError as error:  # The processes have said why.
         sys.exit(max(error.get_first_failure()[1].exitcode, 1))
     except subprocess.CalledProcessError as error:
@@ -194,8 +198,8 @@ def main() -> None:
             show(arguments)
         except HfTlmError as error:
             _exit(f"Error: {error}", 1)
-        except BrokenPipeError:  # Of `hf-tlm presets | head`; Python would say so when it closes its output.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:  # Of `hf-tlm presets | head`.
+            drop_output()
     elif (command := command_of(name)) is not None:
         _run(command, arguments)
     else:

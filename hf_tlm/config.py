@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import contextlib
 import copy
 import difflib
 import errno
@@ -27,7 +26,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin, get_type_hints
 
@@ -37,6 +36,7 @@ from hf_tlm.presets import did_you_mean, find
 from hf_tlm.utils.disk import disk_problem
 from hf_tlm.utils.options import RANGES, problem
 from hf_tlm.utils.outline import outline
+from hf_tlm.utils.output import nobody_reads, plain_output
 from hf_tlm.utils.shown import for_terminal, suggestion
 from hf_tlm.utils.signals import Terminated, never_lost, on_sigterm
 from hf_tlm.utils.variables import check_variables
@@ -50,6 +50,8 @@ _JSON = ("executor_options", "grid")
 RENAMED = {"max_words": "passage_words"}
 # Halves of characters, which stand for bytes that are none, and the end of a name to the system.
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
+# What gloo and NCCL say where the process at the other end has gone.
+_BROKEN_CONNECTION = re.compile(r"Connection (closed|reset) by peer|remote process exited|Broken pipe")
 OTHERS_WAIT = 3.0  # seconds
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
 
@@ -393,7 +395,7 @@ def run(main: Callable[[], Any]) -> None:
     SIGTERM. Others are bugs and keep their traceback.
     """
     try:
-        with on_sigterm(_terminate), never_lost(), _plain_output():
+        with on_sigterm(_terminate), never_lost(), plain_output():
             if not HELP & set(sys.argv[1:]):
                 from transformers.utils import logging
 
@@ -413,6 +415,10 @@ def run(main: Callable[[], Any]) -> None:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             _stop(f"A name is longer than that of a file can be: {error.filename!r:.60}... Give another.", 1)
+        if isinstance(error, BrokenPipeError) and nobody_reads():
+            _stop("Nobody reads what is printed any more. What was finished is on disk. To go on, run the same command.", 1)
+        if ended := _process_problem(error):
+            _stop(f"{ended}. What was finished is on disk: then run the same command.", 1)
         if gpu := _gpu_problem(error):
             _stop(f"{gpu}. What was finished is on disk.", 1)
         if (problem := disk_problem(error)) is None:
@@ -432,23 +438,13 @@ def _gpu_problem(error: Exception) -> str | None:
     )
 
 
-@contextlib.contextmanager
-def _plain_output() -> Iterator[None]:
-    """Names and texts out of files, in what is printed and logged, command no terminal."""
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_PlainFormatter())
-    stream: Any = sys.stdout
-    write = stream.write
-    stream.write = lambda text: write(for_terminal(text))
-    try:
-        yield
-    finally:
-        stream.write = write
-
-
-class _PlainFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return for_terminal(super().format(record))
+def _process_problem(error: Exception) -> str | None:
+    """What to do where another process of the same job was killed, without a full stop; None for another error."""
+    distributed = sys.modules.get("torch.distributed")
+    joined = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    if not joined or not _BROKEN_CONNECTION.search(str(error)):
+        return None
+    return "Another process of this job has ended: what it said is above, or it was killed"
 
 
 def _leave_process_group() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,21 @@ def test_models_by_name_from_any_folder(tmp_path, monkeypatch):
     assert read_config(ModelArguments().model_config).num_hidden_layers == 2
     with pytest.raises(ModelError, match="neither a JSON file, a preset, nor .* Did you mean models/bert_tiny?"):
         read_config("models/bert_tinny")
+
+
+@pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_the_launcher_is_its_status(monkeypatch, number, status):
+    """As of a run of one process; the launcher has sent it on."""
+    from accelerate.commands import launch as launcher
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    def end(arguments):
+        raise SignalException("Process 7 got signal", number)
+
+    monkeypatch.setattr(launcher, "launch_command", end)
+    with pytest.raises(SystemExit) as stop:
+        launch("train", {"num_processes": "2"}, [])
+    assert stop.value.code == status
 
 
 def test_launch_options_are_taken_out(tmp_path, monkeypatch):

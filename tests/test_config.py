@@ -1,3 +1,5 @@
+import os
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -242,6 +244,56 @@ def test_run_turns_errors_into_messages(error, status, message, capsys):
         run(main)
     assert stop.value.code == status
     assert message in capsys.readouterr().err
+
+
+def test_a_killed_process_of_a_job_is_one_line_of_the_others(monkeypatch, capsys):
+    """As gloo says it."""
+    error = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:397.")
+
+    def main():
+        raise error
+
+    with pytest.raises(RuntimeError, match="closed by peer"):  # A server's, say.
+        run(main)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.raises(SystemExit) as stop:
+        run(main)
+    assert stop.value.code == 1
+    assert capsys.readouterr().err.startswith("\nError: Another process of this job has ended")
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_output_that_nobody_reads_is_one_line(monkeypatch, capsys, lines):
+    """As behind `| head`, in the middle and at the end."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as pipe, pytest.raises(SystemExit) as stop:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        run(lambda: print("a line\n" * lines))
+    assert stop.value.code == 1 and capsys.readouterr().err.startswith("\nError: Nobody reads what is printed any more.")
+
+
+def test_a_broken_pipe_of_another_kind_is_a_bug():
+    def main():
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run(main)
+
+
+def test_output_that_was_closed_before(monkeypatch):
+    """As `>&-` and daemons close it."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    done = []
+
+    def main():
+        print("a line")
+        print("another", file=sys.stderr)
+        done.append(True)
+
+    run(main)
+    assert done
 
 
 def test_run_keeps_tracebacks_of_bugs():
