@@ -391,8 +391,9 @@ def _shortened(message: str) -> str:
 def run(main: Callable[[], Any]) -> None:
     """Call a recipe's `main` and turn the errors a user can mend into one message and an exit status.
 
-    1 for an `HfTlmError`, a disk that is full or cannot be written or a GPU without memory left, 130 for Ctrl-C, 143 for
-    SIGTERM. Others are bugs and keep their traceback.
+    1 for an `HfTlmError`, a disk that is full or cannot be written, output that nobody reads any more, another process of
+    the job that was killed or a GPU without memory left, 130 for Ctrl-C, 143 for SIGTERM. Others are bugs and keep their
+    traceback.
     """
     try:
         with on_sigterm(_terminate), never_lost(), plain_output():

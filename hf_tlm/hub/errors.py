@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub.repo_id import Repo
+from hf_tlm.utils.disk import cache_problem
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -132,6 +133,8 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
         return (
             f"{constants.ENDPOINT} does not answer as a Hub does when asked for the {name}. Check HF_ENDPOINT, or a proxy."
         )
+    if reading and (problem := cache_problem(cause, constants.HF_HUB_CACHE)):
+        return f"The {name} could not be fetched. {problem}."
     return f"The {name} could not be used: {redacted(cause)}"
 
 

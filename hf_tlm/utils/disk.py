@@ -14,6 +14,7 @@ from pathlib import Path
 _QUOTED = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")
 _PHRASES = {os.strerror(code): code for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)}
 _PHRASES |= {"disk is full": errno.ENOSPC, "readonly database": errno.EROFS}  # of SQLite
+_PHRASES["Not enough disk space"] = errno.ENOSPC  # of datasets
 # How numpy and torch say that a file took less than they wrote, for which they have no number.
 _CUT_SHORT = re.compile(r"^\d+ requested and \d+ written$|PytorchStreamWriter failed writing|unexpected pos|iostream error")
 _OTHER = "choose another folder"

@@ -12,6 +12,9 @@ from datasets import Dataset
 
 from attacks.attack import assert_refused, call
 from hf_tlm.corpora import tables
+from hf_tlm.errors import HubError
+from hf_tlm.hub import Repo
+from hf_tlm.hub.errors import explaining
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import TaskError, load_task
 from hf_tlm.utils.arrow_files import map_rows
@@ -117,6 +120,16 @@ def test_a_cache_that_is_full_is_named(tmp_path, monkeypatch, made_toys):
             work()
         problem = str(found.value) if found.type is TaskError else disk_problem(found.value)
         assert words in problem and "set HF_HOME or HF_DATASETS_CACHE to a folder on another disk" in problem
+
+
+@pytest.mark.parametrize("words", [os.strerror(errno.ENOSPC), "Not enough disk space. Needed: 9 GB"])
+def test_a_cache_too_full_for_a_repository_is_named(tmp_path, monkeypatch, words):
+    """The Hub's client does not say where it writes; `datasets` has words of its own."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(HubError) as found, explaining(Repo("alice/toy", None, "model")):
+        raise OSError(words)
+    assert f"alice/toy could not be fetched. The disk of {tmp_path} is full (" in str(found.value)
 
 
 def test_a_cache_that_is_a_file(toys, tmp_path):
