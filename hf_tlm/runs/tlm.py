@@ -39,6 +39,7 @@ from hf_tlm.training import (
     ArgumentsError,
     Cost,
     ModelArguments,
+    ScoreModelArguments,
     Setup,
     TlmArguments,
     TlmTrainer,
@@ -120,14 +121,16 @@ def run_tlm(
         return _best_round(runs, task, args)
     tell_of_other_stage(args)
     tell_of_no_saving(args)
-    if subset is not None and args.process_index == 0:
+    # A score model's task has lost its test split, so it is another: whoever selects is told. Nobody reads what it had to beat.
+    reported = args.process_index == 0 and not isinstance(args, ScoreModelArguments)
+    if subset is not None and reported:
         subset.tell_of_other_task(task)
     passages = None if subset is None else subset.dataset
     with claimed:
         teacher = ask_teacher(task, passages, args)
         setup = prepare(task, passages, args, model_args, teacher)
     details |= {"pairs": "text_pair" in task.train.column_names, **started(details)}
-    if args.process_index == 0:
+    if reported:
         details["baselines"] = to_beat(task)
     args = setup.args
     if setup.initialization is not None:
@@ -141,6 +144,7 @@ def run_tlm(
         records = share_seeds(args, one, alone=args.pushes_checkpoints)
     if args.process_index == 0:
         details |= averaged_seeds(task, output_dir, records)
+    if reported:
         details |= beside(task, output_dir, records, details["baselines"])
     run = Run(records, summarise(records), details, output_dir)
     run.write(args, tlm_card)

@@ -1,6 +1,7 @@
 """Score models: trained on the task, found again, or given as checkpoints."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -69,6 +70,15 @@ def test_one_is_trained_on_the_task_and_found_again(task, subset, monkeypatch, t
     assert train_score_model(task, subset, args, model_args) == folder
     with pytest.raises(TypeError):
         train_score_model(task, subset, arguments(learning_rate=1e-3), model_args)
+
+
+def test_one_is_no_run_of_another_task_and_has_nothing_to_beat(task, subset, monkeypatch, tmp_path, caplog):
+    """It is trained without the test split, as the subset's task is not; and a linear model took longer than it."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    with caplog.at_level(logging.WARNING):
+        folder = train_score_model(task, subset, arguments(max_steps=1), ModelArguments(**MODEL))
+    assert "test" in task.splits and "retrieved for" not in caplog.text
+    assert "baselines" not in json.loads((folder / "results.json").read_text()) and not list(tmp_path.rglob("baselines-*"))
 
 
 @pytest.mark.parametrize("start", ["a config", "a checkpoint"])
