@@ -503,12 +503,16 @@ def test_grids_and_few_shot_splits(task, tmp_path):
     assert "test: errors, the surest first" in page.tables
 
     record = json.loads((point / "results.json").read_text())
-    record |= {"method": "prompt", "k": 2, "splits": record.pop("seeds"), "scored_split": "validation"}
+    (split,) = record.pop("seeds")
+    record |= {"method": "prompt", "k": 2, "splits": [split, {**split, "seed": 7}], "scored_split": "validation"}
     write_json(tmp_path / "few" / "results.json", record)
-    write_lines(tmp_path / "few" / "split-0" / "predictions" / "test.jsonl", classified(task, "validation", {1}))
+    for seed in (0, 7):
+        write_lines(tmp_path / "few" / f"split-{seed}" / "predictions" / "test.jsonl", classified(task, "validation", {1}))
     page = page_of(tmp_path / "few", tmp_path, task=task)
-    assert page.tables["test: errors, the surest first"][1][1] == task.validation["text"][1]
-    assert "are on the task's validation split" in page.sections["scores"]
+    errors = page.tables["test: errors, the surest first, of split 0, the best on validation"]
+    assert errors[0][-1] == "wrong in splits (of 2)" and errors[1][1] == task.validation["text"][1]
+    assert any(caption.endswith("counts of 2 splits together") for caption in page.tables)
+    assert "are on the task's validation split: there is no test split with labels" in page.sections["scores"]
 
 
 def test_the_recipe(run, tmp_path, monkeypatch, capsys):

@@ -87,8 +87,8 @@ def cost(run: RunFolder) -> Section | None:
     values = [(of, *(hours(name, part.get(name)) for name in names)) for of, part in rows]
     table = make_table("Training, by seed and stage", (Column("of"), *(COST[name] for name in names)), values)
     about = (
-        "FLOPs are 6 x tokens x parameters, with padding, as the TLM paper counts them; measured FLOPs are what forward and "
-        "backward passes really did. RoBERTa-Large's pretraining took 4.36e21."
+        "FLOPs are 6 x tokens x parameters (each as often as it is applied), with padding, as the TLM paper counts them; "
+        "measured FLOPs are what forward and backward passes really did. RoBERTa-Large's pretraining took 4.36e21."
     )
     return Section("Cost", "cost", [table, Text(about)])
 
@@ -108,7 +108,7 @@ def scores(run: RunFolder) -> Section | None:
         return None
     metrics = list(dict.fromkeys(name for summary in splits.values() for name in summary))
     metrics.sort(key=lambda name: (name != run.metric, name == "loss"))
-    of = "split" if run.kind == "few_shot" else "seed"
+    of = run.part
     columns = [Column("metric"), Column("on"), Column("mean", "number", "{:.2f}")]
     word, figure = seed_figure(run.record.get("seed_figure"))
     beside = ["±", *([word] if word != "mean" else [])] if len(run.seeds) > 1 else []
@@ -126,7 +126,7 @@ def scores(run: RunFolder) -> Section | None:
     about = f"± is the sample standard deviation over the {of}s. " if len(run.seeds) > 1 else ""
     about += "Checkpoints were chosen by the validation score." if _chose_checkpoints(run) else ""
     if (scored := run.record.get("scored_split")) not in (None, "test"):
-        about += f" Test scores are on the task's {scored} split: test has no labels."
+        about += f" Test scores are on the task's {scored} split: there is no test split with labels."
     return Section("Scores", "scores", [make_table("In percent", columns, rows), *_lead_tables(run), Text(about)])
 
 
@@ -182,7 +182,7 @@ def _chose_checkpoints(run: RunFolder) -> bool:
 def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
     """(name, figure, what it is of) of the few numbers that come first."""
     found = []
-    n, of = len(run.seeds), "split" if run.kind == "few_shot" else "seed"
+    n, of = len(run.seeds), run.part
     word, figure = seed_figure(run.record.get("seed_figure"))
     for split in reversed(SPLITS):
         score = summary_of(run, split).get(run.metric or "")

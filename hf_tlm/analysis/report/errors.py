@@ -81,7 +81,7 @@ def confusions(found: Predictions) -> list[Any]:
     shown = fewer_classes(confusion([(row.gold, row.predicted) for row in all_rows], found.names))
     n = len(found.seeds)
     caption = f"{found.split}: share of each true class (row) by predicted class (column), and counts"
-    caption += f" of {n} seeds together" if n > 1 else ""
+    caption += f" of {n} {found.part}s together" if n > 1 else ""
     names = [printable(name, LONGEST_NAME) for name in shown.names]
     counts = [[f"{count:,}" for count in row] for row in shown.counts.tolist()]
     return [Matrix(caption, names, counts, shown.shares.tolist())]
@@ -106,7 +106,7 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
         "tagging": probability | {"score": Column("share of tags right", "number", "{:.2f}")},
     }.get(found.kind, probability | {"of_gold": Column("of gold", "number", "{:.3f}")})
     columns += numbers.values()
-    columns += [Column(f"wrong in seeds (of {len(found.seeds)})", "number")] if several else []
+    columns += [Column(f"wrong in {found.part}s (of {len(found.seeds)})", "number")] if several else []
 
     def values(at: int) -> list[Any]:
         row = judged[at]
@@ -119,7 +119,8 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
         return [row.id, *([rows.texts[at]] if rows else []), gold, predicted, *shown, *misses]
 
     of = "Rows, the farthest off first" if regression else "Errors, the surest first"
-    caption = f"{found.split}: {of.lower()}" + (f", of seed {seed}, the best on validation" if len(found.seeds) > 1 else "")
+    which = f", of {found.part} {seed}, the best on validation" if len(found.seeds) > 1 else ""
+    caption = f"{found.split}: {of.lower()}{which}"
     return texts_table(caption, columns, map(values, wrong), len(wrong), options)
 
 

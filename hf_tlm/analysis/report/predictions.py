@@ -57,7 +57,7 @@ class Predictions:
     """Of one split.
 
     by_seed: seed -> a `Judged` for each row, in one order. names: of the classes, in the model's order.
-    seedless: nothing of the model is random, so that its one seed goes with every seed of another's.
+    seedless: nothing of the model is random, so that its one seed goes with every seed of another's. part: as of `RunFolder`.
     """
 
     kind: str
@@ -65,6 +65,7 @@ class Predictions:
     by_seed: Mapping[int, Sequence[Judged]]
     names: Sequence[str] = ()
     seedless: bool = False
+    part: str = "seed"
 
     @property
     def seeds(self) -> list[int]:
@@ -130,17 +131,18 @@ def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, li
         path = predictions_file(run.seed_folder(seed), split)
         lines = _read_lines(path) if path.is_file() else []
         if not lines:
-            missing.append(f"No {split} predictions of seed {seed} ({path.relative_to(run.path)}).")
+            missing.append(f"No {split} predictions of {run.part} {seed} ({path.relative_to(run.path)}).")
             continue
         judge = JUDGES.get(run.task_kind, _classified)
         rows = [_judged(judge, line, path, at) for at, line in enumerate(lines, 1)]
         if found and [row.id for row in rows] != [row.id for row in next(iter(found.values()))]:
-            missing.append(f"The {split} predictions of seed {seed} are of other rows than those before: left out.")
+            missing.append(f"The {split} predictions of {run.part} {seed} are of other rows than those before: left out.")
             continue
         found[seed] = rows
         probabilities = lines[0].get("probabilities")
         names = names or tuple(probabilities if isinstance(probabilities, Mapping) else ())
-    return (Predictions(run.task_kind, split, found, names, run.kind == BASELINE) if found else None), missing
+    read = Predictions(run.task_kind, split, found, names, run.kind == BASELINE, run.part) if found else None
+    return read, missing
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

@@ -67,10 +67,15 @@ class RunFolder:
     def task_kind(self) -> str:
         return self.record.get("kind", "classification")
 
+    @property
+    def part(self) -> str:
+        """What a model of the run is of: a seed, or a split of few-shot learning."""
+        return "split" if self.kind == "few_shot" else "seed"
+
     def seed_folder(self, seed: int) -> Path:
         if self.kind == BASELINE:
             return self.path
-        folder = self.home / f"{'split' if self.kind == 'few_shot' else 'seed'}-{seed}"
+        folder = self.home / f"{self.part}-{seed}"
         return folder / folder.name if self.apart else folder
 
     @property
@@ -134,7 +139,7 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
         home = path / f"round-{number}"
     kind = "grid" if "grid" in record else _kind(record)
     run = RunFolder(name, path, kind, record, home=home, missing=missing)
-    part = "splits" if kind == "few_shot" else "seeds"
+    part = f"{run.part}s"
     records = record.get(part, []) if RESULTS_FILE in files else _finished(run)
     if not isinstance(records, list) or not all(isinstance(seed, dict) and "seed" in seed for seed in records):
         raise AnalysisError(

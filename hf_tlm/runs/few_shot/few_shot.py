@@ -70,7 +70,9 @@ class FewShotRun:
             table += f"\n\nTo beat, from as many examples: {line}."
         if found := self.splits[-1].get("price"):
             table += f"\n\nA prediction costs {price_line(found)}."
-        return table if scored == "test" else f"{table}\n\nTest scores are on the task's {scored} split: test has no labels."
+        if scored != "test":
+            table += f"\n\nTest scores are on the task's {scored} split: there is no test split with labels."
+        return table
 
 
 def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArguments) -> FewShotRun:
