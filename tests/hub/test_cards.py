@@ -286,6 +286,14 @@ CARDS = {
 }
 
 
+def test_whatever_loads_code_of_the_folder_is_told_to_trust_it():
+    """A tokenizer too: it asks for the config, and a stranger was asked whether to run it."""
+    adapter = with_objective("cocolm", model={**RUN["model"], "use_peft": True})
+    for card in (CARDS["pretrained_cocolm"](), CARDS["tlm_cocolm"](), tlm_card(adapter, 1)):
+        loads = [line for line in card.splitlines() if "AutoTokenizer.from_pretrained(" in line]
+        assert all("trust_remote_code=True" in line for line in loads), loads
+
+
 @pytest.mark.parametrize("name", CARDS)
 def test_golden(name):
     card, golden = CARDS[name](), Path(__file__).parent / "golden" / f"{name}.md"
