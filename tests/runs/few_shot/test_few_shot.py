@@ -205,6 +205,13 @@ def _settings(tmp_path):
     return args, wordpiece(), prompt_for("toy", ["down", "none", "up"], TEMPLATE, LABEL_WORDS)
 
 
+def test_the_baseline_is_scored_without_a_word_of_pinned_memory(task, checkpoint, tmp_path, recwarn):
+    """torch warned of it for each split, between the figures."""
+    steps = {"splits": 1, "learning_rates": [1e-3], "max_steps": 1, "eval_steps": 1}
+    go(tmp_path / "out", task, checkpoint, method="finetune", use_cpu=False, **steps)
+    assert not [one for one in recwarn if "pin_memory" in str(one.message)]
+
+
 @pytest.mark.slow
 def test_the_baseline_learns_from_the_same_examples(task, checkpoint, tmp_path):
     run = go(tmp_path / "out", task, checkpoint, method="finetune", splits=1, learning_rates=[1e-3], weight_decay=0.02)
