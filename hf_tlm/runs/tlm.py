@@ -121,7 +121,7 @@ def run_tlm(
         return _best_round(runs, task, args)
     tell_of_other_stage(args)
     tell_of_no_saving(args)
-    # A score model's task has lost its test split, so it is another: whoever selects is told. Nobody reads what it had to beat.
+    # A score model's task has lost its test split, so it is another: who selects is told. Nor has it anything to beat.
     reported = args.process_index == 0 and not isinstance(args, ScoreModelArguments)
     if subset is not None and reported:
         subset.tell_of_other_task(task)

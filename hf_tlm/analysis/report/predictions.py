@@ -57,7 +57,8 @@ class Predictions:
     """Of one split.
 
     by_seed: seed -> a `Judged` for each row, in one order. names: of the classes, in the model's order.
-    seedless: nothing of the model is random, so that its one seed goes with every seed of another's. part: as of `RunFolder`.
+    seedless: nothing of the model is random, so that its one seed goes with every seed of another's.
+    part: what the seeds are of, as of `RunFolder`.
     """
 
     kind: str
