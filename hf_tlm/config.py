@@ -406,7 +406,8 @@ def run(main: Callable[[], Any]) -> None:
             main()
             _leave_process_group()
             # All is done: Ctrl-C need not stop Python where it tidies up, with a traceback.
-            atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     except HfTlmError as error:
         _stop(str(error), 1)
     except KeyboardInterrupt:

@@ -35,6 +35,14 @@ def test_a_recipe_ends_with_a_message(capsys, main, message):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.fixture
+def ctrl_c():
+    """Python's own handler, though the tests run in the background, where Ctrl-C is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Finalized:
     """Whose `__del__`, where Python drops what is raised, a signal comes in."""
 
@@ -47,7 +55,7 @@ class Finalized:
 
 
 @pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_one_is_not_lost_that_comes_while_an_object_goes(capsys, number, status):
+def test_one_is_not_lost_that_comes_while_an_object_goes(ctrl_c, capsys, number, status):
     def main():
         Finalized(number)
         time.sleep(10)
@@ -59,11 +67,14 @@ def test_one_is_not_lost_that_comes_while_an_object_goes(capsys, number, status)
     assert sys.unraisablehook is before
 
 
-def test_ctrl_c_after_the_end_has_no_traceback(monkeypatch):
+def test_ctrl_c_after_the_end_has_no_traceback(ctrl_c, monkeypatch):
     at_exit = []
     monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
     run(lambda: None)
     assert at_exit == [(signal.signal, signal.SIGINT, signal.SIG_DFL)]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # As in the background, where it stays so.
+    run(lambda: None)
+    assert len(at_exit) == 1
 
 
 def test_what_else_is_dropped_is_told_as_ever(capsys, monkeypatch):
