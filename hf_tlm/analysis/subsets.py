@@ -90,6 +90,11 @@ def draw_sources(shares: Sequence[measures.SourceShare], corpora: Mapping[str, S
     return figure
 
 
+def _ranks(group: Any, to: str) -> str:
+    """The ranks of a group, from the first on."""
+    return f"{group.first:,}" if group.first == group.last else f"{group.first:,}{to}{group.last:,}"
+
+
 @style()
 def draw_influence(found: measures.RankInfluence) -> Figure:
     """By group of ranks, where the middle half and nine tenths of influence are, and its mean with standard deviation."""
@@ -103,8 +108,7 @@ def draw_influence(found: measures.RankInfluence) -> Figure:
     look = series_style(1) | {"linestyle": ""}
     axes.errorbar(at, mean, deviation, elinewidth=0.9, capsize=2, label="mean, standard deviation", **look)
     axes.use_sticky_edges = False  # Bars would have no margin below.
-    names = [f"{g.first:,}" if g.first == g.last else f"{g.first:,}–{g.last:,}" for g in found.bins]
-    axes.set_xticks(at, names, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_xticks(at, [_ranks(group, "–") for group in found.bins], rotation=45, ha="right", rotation_mode="anchor")
     axes.set(xlabel="BM25 rank", ylabel="influence\n(loss per learning rate)")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=False)
     axes.grid(False, axis="x")
@@ -231,7 +235,7 @@ def influence(subsets: Subsets, folder: Path, bins: int) -> Findings | None:
             rows.append(row | {"deviation": group.deviation, **dict(zip(quantiles, group.quantiles, strict=True))})
         files += save_figure(draw_influence(own), folder, f"subsets_influence_{path}", rows)
         table = [
-            (f"{group.first:,} to {group.last:,}", f"{group.passages:,}", f"{group.mean:.3g}", f"{group.deviation:.3g}")
+            (_ranks(group, " to "), f"{group.passages:,}", f"{group.mean:.3g}", f"{group.deviation:.3g}")
             for group in own.bins
         ]
         spearman = "not defined, as one of the two does not vary" if np.isnan(own.spearman) else f"{own.spearman:.3f}"

@@ -108,8 +108,7 @@ def load_corpus(
         )
     if files:
         _check_text_files(sample_by, files, corpus)
-        # Enough to recognise it by, and nothing of the machine it was read on.
-        label = ",".join("/".join(Path(os.path.abspath(pattern)).parts[-2:]) for pattern in patterns)
+        label = ",".join(map(_short_name, patterns))
         whole, parts = _digest(settings), []
         root = Path(os.path.commonpath([file.parent for file in files]))
         for file in files:
@@ -196,6 +195,13 @@ def _in_folder(root: Path) -> set[Path]:
         return data
     of_unknown_data = not articles and any(not _is_hidden(path, root) for path in there - pages)
     return set() if of_unknown_data else pages
+
+
+def _short_name(pattern: str) -> str:
+    """The last two names of a path, none above the working folder: enough to recognise it by, and little of the machine."""
+    path, here = os.path.abspath(pattern), os.getcwd()
+    inside = here != os.sep and path.startswith(here + os.sep)
+    return "/".join(Path(os.path.relpath(path, here) if inside else path).parts[-2:])
 
 
 def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -66,9 +66,11 @@ def publish_model(
                 f"{folder} holds a linear model, which `hf-tlm predict` answers with; what is published are networks, as "
                 "`hf-tlm train` and `hf-tlm pretrain` leave them. To share its files as they are: hf upload."
             )
+        inside = _models_in(folder) if names else []
         raise HubError(
             f"{folder} holds no model: expected config.json (or adapter_config.json) and safetensors, as "
             "`hf-tlm train` and `hf-tlm pretrain` leave them, or an export of `hf-tlm export`."
+            + (f" There is one in {inside[0]}: give that." if inside else "")
         )
     if SEAL in names and (problem := seal_problem(folder)) is not None:
         raise HubError(
@@ -85,6 +87,12 @@ def publish_model(
         kept = _beside_weights(there, published(folder))
         options |= {"replace": ["onnx/*.onnx"], "kept": kept}
     return _publish(folder, repo_id, "model", f"Model of hf_tlm {__version__}", card, options)
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """Folders with a model one or two below: of splits, of seeds, of points of a grid."""
+    files = (path for depth in ("*", "*/*") for name in (CONFIG, ADAPTER_CONFIG) for path in folder.glob(f"{depth}/{name}"))
+    return sorted({path.parent for path in files if any(path.parent.glob("*.safetensors"))})
 
 
 def _beside_weights(there: Sequence[str], export: Mapping[str, Path]) -> set[str]:

@@ -199,6 +199,11 @@ def test_influence_that_says_nothing():
         rank_against_influence(ranked([1, 2], [3.0, 4.0]), bins=0)
 
 
+def test_ranks_in_the_table(tmp_path):
+    found = views.influence({"toy": ranked([1, 1, 2, 3], [8.0, 6.0, 5.0, 4.0])}, tmp_path, 2)
+    assert "| 1 " in found.text and "| 2 to 3 " in found.text
+
+
 def test_case_studies_are_the_tasks_texts_and_theirs(retrieved):
     task, subset = make_task(), retrieved[6]
     texts = dict(zip(task.train["id"], task.train["text"], strict=True))

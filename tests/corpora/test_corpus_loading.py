@@ -353,6 +353,17 @@ class FakeHub:
         return Dataset.from_list(ROWS).to_iterable_dataset()
 
 
+def test_a_name_has_no_folder_above_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "work" / "data").mkdir(parents=True)
+    (tmp_path / "work" / "texts.txt").write_text("a passage\n")
+    (tmp_path / "work" / "data" / "texts.txt").write_text("a passage\n")
+    monkeypatch.chdir(tmp_path / "work")
+    names = [load_corpus(given).name for given in ("texts.txt", "./data/*.txt", str(tmp_path / "work/texts.txt"))]
+    assert names == ["texts.txt", "data/*.txt", "texts.txt"]
+    monkeypatch.chdir(tmp_path / "work" / "data")
+    assert load_corpus("../texts.txt").name == "work/texts.txt"
+
+
 def test_hub_corpus_is_pinned_to_a_commit(monkeypatch):
     hub = FakeHub(monkeypatch)
     corpus = load_corpus("someone/texts@main", config_name="en", split="validation")

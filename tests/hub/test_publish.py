@@ -1,6 +1,7 @@
 """Folders of runs and subsets through the loopback Hub: what arrives, what its card says, and what is refused."""
 
 import json
+import re
 
 import pytest
 from datasets import load_dataset
@@ -83,7 +84,9 @@ def test_a_subset(hub, subset, tmp_path):
 
 def test_what_cannot_be_published(hub, model, tmp_path):
     with pytest.raises(HubError, match="holds no model"):
-        publish_model(tmp_path, "alice/toy")
+        publish_model(tmp_path / "none", "alice/toy")
+    with pytest.raises(HubError, match=f"holds no model.* There is one in {re.escape(str(model))}: give that"):
+        publish_model(model.parent, "alice/toy")
     with pytest.raises(HubError, match="holds no subset"):
         publish_subset(model, "alice/toy")
     for publish, kind in ((publish_model, "model"), (publish_subset, "subset")):
