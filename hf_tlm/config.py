@@ -37,7 +37,7 @@ from hf_tlm.utils.disk import disk_problem
 from hf_tlm.utils.options import RANGES, problem
 from hf_tlm.utils.outline import outline
 from hf_tlm.utils.output import nobody_reads, plain_output
-from hf_tlm.utils.shown import for_terminal, suggestion
+from hf_tlm.utils.shown import for_terminal, shown_path, suggestion
 from hf_tlm.utils.signals import Terminated, never_lost, on_sigterm
 from hf_tlm.utils.variables import check_variables
 
@@ -52,6 +52,7 @@ RENAMED = {"max_words": "passage_words"}
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 # What gloo and NCCL say where the process at the other end has gone.
 _BROKEN_CONNECTION = re.compile(r"Connection (closed|reset) by peer|remote process exited|Broken pipe")
+_NO_EFFECT = re.compile(r"^(\w+) .*has no effect", re.DOTALL)
 OTHERS_WAIT = 3.0  # seconds
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
 
@@ -170,6 +171,7 @@ def parse(
         parser.epilog = "\n".join(f"Every option of {name} is accepted too; {HELP_ALL} lists them." for name in extended)
     more = f"Show the options of {', '.join(extended)} too and exit." if extended else argparse.SUPPRESS
     parser.add_argument(HELP_ALL, action="help", help=more)
+    defaults = {action.dest: action.default for action in parser._actions}
     if not helps:
         paths = config_files(args)
         actions = _actions(parser, classes)
@@ -182,13 +184,29 @@ def parse(
         _check_options(parser, args)
     try:
         *parsed, unknown = parser.parse_args_into_dataclasses(args=args, return_remaining_strings=True)
-    except HfTlmError:
+    except HfTlmError as error:
+        if where := _given_by_file(str(error), args, recipe, defaults):
+            raise type(error)(f"{error} {where}") from error
         raise
     except Exception as error:  # Of any type, from __post_init__ of the dataclasses: transformers' checks of its arguments.
         raise ConfigError(f"{type(error).__name__}: {' '.join(str(error).split()):.500}") from error
     if unknown:
         parser.error(f"unknown argument {unknown[0]}")
     return tuple(parsed[: len(dataclasses)])
+
+
+def _given_by_file(message: str, args: Sequence[str], recipe: str, defaults: Mapping[str, Any]) -> str:
+    """Which `--config` file has the option that a message says has no effect, and how to go without; else nothing."""
+    found = _NO_EFFECT.match(message)
+    if found is None or any(word.partition("=")[0].replace("-", "_") == f"__{found[1]}" for word in args):
+        return ""
+    name = found[1]
+    file = next((path for path in reversed(config_files(args)) if name in read_configs([path], recipe)), None)
+    if file is None:
+        return ""
+    default = defaults.get(name)
+    words = default if isinstance(default, list) else ["null" if default is None else str(default)]
+    return f"It is in {shown_path(file)}: --{name} {' '.join(map(str, words))} takes it back."
 
 
 def _check_options(parser: argparse.ArgumentParser, args: Sequence[str]) -> None:

@@ -9,7 +9,9 @@ from hf_tlm.config import ConfigError, config_files, parse, run
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval import RetrievalArguments
-from hf_tlm.training import TlmArguments
+from hf_tlm.runs import CheckpointArguments
+from hf_tlm.runs.few_shot import FewShotArguments
+from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.utils.options import option
 
 
@@ -53,6 +55,23 @@ def test_values_win_over_files_and_are_checked_as_they_are(tmp_path):
     with pytest.raises(ConfigError, match="Unknown key 'rates' in the values given for train_tlm. Did you mean rate"):
         parse(One, Two, values={"rates": 2}, **arguments)
     assert config_files(["--size", "3", "--config", "a.yaml", "b.yaml", "--rate", "1"]) == ["a.yaml", "b.yaml"]
+
+
+def test_a_file_with_an_option_that_has_no_effect_is_named(tmp_path):
+    (tmp_path / "scale.yaml").write_text("few_shot: {max_steps: 60}")
+    (tmp_path / "more.yaml").write_text("k: 8")
+    base = ["--model_name_or_path", "x", "--output_dir", str(tmp_path), "--method", "zero_shot"]
+
+    def asked(*args):
+        parse(FewShotArguments, CheckpointArguments, recipe="few_shot", description="", args=[*base, *args])
+
+    files = ["--config", str(tmp_path / "scale.yaml"), str(tmp_path / "more.yaml")]
+    with pytest.raises(ArgumentsError, match=r"max_steps 60 has no effect.* in \S*scale.yaml: --max_steps 1000 takes it"):
+        asked(*files)
+    asked(*files, "--max_steps", "1000")
+    for given in (["--max_steps", "70"], ["--max_steps=70"], ["--max-steps", "70"]):
+        with pytest.raises(ArgumentsError, match=r"max_steps 70 has no effect.* Leave it out\.$"):
+            asked(*files, *given)
 
 
 def test_null_takes_back_a_number_of_a_file(tmp_path, capsys):
