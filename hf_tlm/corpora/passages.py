@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
-from numbers import Integral
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.options import Range, check_number
 from hf_tlm.utils.scripts import UNSPACED_SET, unspaced_share
 
 # A sentence ends at a terminator, possibly followed by closing quotes or brackets, before white space; CJK stops need
@@ -34,8 +35,7 @@ def split_passages(text: str, max_words: int) -> list[str]:
     """
     if not isinstance(text, str):
         raise HfTlmError(f"text: expected a text; received {'none' if text is None else f'a {type(text).__name__}'}.")
-    if isinstance(max_words, bool) or not isinstance(max_words, Integral) or max_words < 1:
-        raise HfTlmError(f"max_words: expected a whole number, 1 or more; received {max_words!r:.60}.")
+    check_number(HfTlmError, "max_words", max_words, Range(1, math.inf, whole=True))
     passages: list[str] = []
     start = end = words = 0
     for first, last, count in _pieces(text, max_words, _words_of(text)):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset
@@ -320,7 +319,7 @@ def _check_tokenizable(dataset: Any, tokenizer: Any, max_length: Any) -> None:
         )
     for name in ("text", "text_pair"):
         if name in dataset.column_names and (found := _other_than_text(dataset, name)):
-            raise TokenizerError(f"dataset: expected texts in the column {name}; received {found}. Leave such rows out.")
+            raise TokenizerError(f"dataset: expected texts in the column {name}; received {found}.")
     if not callable(tokenizer):
         raise TokenizerError(
             f"tokenizer: expected a tokenizer of transformers; received {tokenizer!r:.60}. Pass what "
@@ -330,13 +329,16 @@ def _check_tokenizable(dataset: Any, tokenizer: Any, max_length: Any) -> None:
 
 
 def _other_than_text(dataset: Dataset, name: str) -> str | None:
-    """What a column has that is no text; None where all are texts."""
-    column = dataset.data.column(name)
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return f"{column.type}"
+    """What a column has that is no text, and what to do; None where all are texts."""
+    rows = without_format(dataset)
+    if not len(rows) or rows.format["type"] == "custom":  # What a transform makes is known when it is read.
+        return None
+    kind = str(getattr(rows.features[name], "dtype", rows.features[name]))
+    if kind not in ("string", "large_string", "string_view"):
+        return f"{kind}. Make texts of it with dataset.map"
     # Rows may be chosen from a table that has more.
-    if column.null_count and any(text is None for text in dataset[name]):
-        return "rows without one"
+    if rows.data.column(name).null_count and any(text is None for text in rows[name]):
+        return "rows without one. Leave such rows out"
     return None
 
 

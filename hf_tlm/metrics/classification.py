@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import datasets
 import numpy as np
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics.base import TaskMetric, undefined
+from hf_tlm.utils.options import of_python
 
 
 class _ClassificationMetric(TaskMetric):
@@ -32,14 +35,27 @@ class _ClassificationMetric(TaskMetric):
             HfTlmError: one is no index of a class.
         """
         for what, values in (("predictions", predictions), ("references", references)):
-            given = np.asarray([] if values is None else values)
-            numbers = given.dtype.kind in "biuf" and given.ndim == 1
-            if given.size and not (numbers and (given >= 0).all() and (given == np.floor(given)).all()):
-                raise HfTlmError(
-                    f"{self.name}: expected {what} to be indices of classes, [N]; received {given.tolist()!r:.60}. Take the "
-                    "argmax of logits, number names of classes, and leave texts without a label out."
-                )
+            if values is None or _are_classes(values):
+                continue
+            raise HfTlmError(
+                f"{self.name}: expected {what} to be indices of classes, [N]; received {of_python(values)!r:.60}. Take the "
+                "argmax of logits, number names of classes, and leave texts without a label out."
+            )
         super().add_batch(predictions=predictions, references=references, **options)
+
+
+def _are_classes(values: Any) -> bool:
+    """Whether values are whole numbers, 0 or more, one after the other."""
+    try:
+        given = np.asarray(of_python(values))
+        # Whole numbers of pandas may be objects.
+        given = np.asarray(given.tolist()) if given.dtype.kind == "O" else given
+    except ValueError:  # Lists of several lengths.
+        return False
+    if not given.size:
+        return True
+    numbers = given.dtype.kind in "biuf" and given.ndim == 1
+    return bool(numbers and (given >= 0).all() and (given == np.floor(given)).all())
 
 
 class MicroF1(_ClassificationMetric):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.options import of_python
 
 
 class WeightedSum:
@@ -24,7 +25,7 @@ class WeightedSum:
     def __init__(self, *parts: tuple[float, Any]):
         for part in parts:
             pair = isinstance(part, (tuple, list)) and len(part) == 2
-            if not (pair and isinstance(part[0], Real) and callable(part[1])):
+            if not (pair and isinstance(of_python(part[0]), Real) and callable(part[1])):
                 raise HfTlmError(
                     f"{type(self).__name__} takes pairs of a weight and a loss, as (1.0, TaskLoss()); received {part!r:.60}."
                 )

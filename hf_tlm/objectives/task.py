@@ -34,10 +34,11 @@ class TaskLoss:
 
     def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):
         check_number(HfTlmError, "label_smoothing", label_smoothing, Range(0, 1, below=True))
-        for weight in () if class_weights is None else of_python(class_weights):
+        weights = None if class_weights is None else [of_python(weight) for weight in of_python(class_weights)]
+        for weight in weights or ():
             check_number(HfTlmError, "class_weights", weight, Range(0, 1e6))
         self.label_smoothing = label_smoothing
-        self.class_weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.class_weights = None if weights is None else torch.tensor(weights, dtype=torch.float32)
 
     def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Summed over the texts, a scalar. logits: float [B, C]; labels: int64 [B]."""

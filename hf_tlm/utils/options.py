@@ -229,13 +229,14 @@ def named(
 
 
 def of_python(value: Any) -> Any:
-    """A number of numpy as Python's, an array as a list of them, a path as text; other values as they are.
+    """A number of numpy or torch as Python's, an array as a list of them, a path as text; other values as they are.
 
     Records are JSON, which knows no others, and random generators take no other seeds.
     """
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
+    package = type(value).__module__.partition(".")[0]
+    return value.tolist() if package in ("numpy", "torch") and hasattr(value, "tolist") else value
 
 
 def _settled(name: str, value: Any, is_list: bool, error: type[HfTlmError]) -> Any:
@@ -252,7 +253,7 @@ def _settled(name: str, value: Any, is_list: bool, error: type[HfTlmError]) -> A
 
 def check_number(error: type[HfTlmError], name: str, value: Any, of: Range) -> None:
     """Raise `error` for an argument of a function that is not in a range."""
-    if not of.holds(value):
+    if not of.holds(of_python(value)):
         raise error(f"{name}: expected {of}; received {value!r:.60}.")
 
 
@@ -266,7 +267,7 @@ def check_numbers(error: type[HfTlmError], **values: Any) -> None:
 def check_ranges(arguments: Any, error: type[HfTlmError]) -> None:
     """Raise `error` for a field of a dataclass's instance that is not in its range, or none of its choices.
 
-    Numbers of numpy become Python's, paths texts, and sequences lists.
+    Numbers of numpy and torch become Python's, paths texts, and sequences lists.
     """
     for entry in fields(arguments):
         given = getattr(arguments, entry.name)

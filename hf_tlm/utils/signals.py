@@ -1,4 +1,4 @@
-"""SIGTERM, by which schedulers and clusters ask a process to end."""
+"""SIGTERM, by which schedulers and clusters ask a process to end, and Ctrl-C."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict
 from transformers import PreTrainedTokenizerBase
@@ -378,3 +379,17 @@ def test_a_column_of_other_things_than_texts(given, tokenizer):
             tokenize(rows, tokenizer, 8)
     # Rows without a text may be in the table that others were chosen from.
     assert len(tokenize(Dataset.from_dict({"text": ["a", None]}).select([0]), tokenizer, 8)) == 1
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+def test_whatever_holds_texts_is_tokenised(kind, tokenizer):
+    texts = pa.array(["a", "b"])
+    column = texts.dictionary_encode() if pa.types.is_dictionary(kind) else texts.cast(kind)
+    expected = tokenize(Dataset.from_dict({"text": ["a", "b"]}), tokenizer, 8)["input_ids"][:]
+    assert tokenize(Dataset(pa.table({"text": column})), tokenizer, 8)["input_ids"][:] == expected
+
+
+def test_texts_that_a_transform_makes_and_no_texts(tokenizer):
+    made = Dataset.from_dict({"text": [1, 2]}).with_transform(lambda rows: {"text": ["a"] * len(rows["text"])})
+    assert len(tokenize(made, tokenizer, 8)) == 2
+    assert len(tokenize(Dataset.from_dict({"text": []}), tokenizer, 8)) == 0

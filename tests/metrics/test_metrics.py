@@ -1,5 +1,7 @@
 import numpy as np
+import pandas
 import pytest
+import torch
 from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import EvalPrediction
 
@@ -130,6 +132,7 @@ def test_outputs_of_other_shapes(name, outputs, labels):
         (["a", "b"], ["a", "b"], "predictions"),
         ([1, 0], [1, -100], "references"),
         ([1.0, float("nan")], [1, 0], "predictions"),
+        ([[1, 0], [1]], [1, 0], "predictions"),
     ],
 )
 @pytest.mark.parametrize("name", KIND_METRICS["classification"])
@@ -139,6 +142,15 @@ def test_what_is_no_class_is_not_scored(name, predictions, references, what):
         load_metric(name).compute(predictions=predictions, references=references)
     whole = load_metric(name).compute(predictions=np.array([1.0, 0.0]), references=[1, 0])
     assert whole == load_metric(name).compute(predictions=[1, 0], references=[1, 0])
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [np.array([1, 0], dtype=object), pandas.Series([1, 0], dtype="Int64"), torch.tensor([1.0, 0.0], requires_grad=True)],
+    ids=["objects", "Int64", "tensor with a gradient"],
+)
+def test_classes_of_frames_and_tensors(classes):
+    assert load_metric("macro_f1").compute(predictions=classes, references=classes)["macro_f1"] == 1
 
 
 def test_names_of_metrics_are_texts():

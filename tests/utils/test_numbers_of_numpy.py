@@ -4,10 +4,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 
 from hf_tlm.corpora import load_corpus
+from hf_tlm.errors import HfTlmError
 from hf_tlm.influence import SelectionArguments
+from hf_tlm.objectives import Mlm, TaskLoss, TeacherLoss, WeightedSum
 from hf_tlm.retrieval import Bm25Settings, retrieve
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments
 from hf_tlm.training.run_folder import settings
@@ -28,6 +31,17 @@ def test_options_are_pythons(seeds, tmp_path):
 def test_other_options():
     assert type(ModelArguments(vocab_size=np.int64(100)).vocab_size) is int
     assert type(SelectionArguments(subset="s", fraction=np.float32(0.5)).fraction) is float
+
+
+def test_numbers_of_torch():
+    args = TlmArguments(output_dir="unused", seeds=torch.arange(2), learning_rate=torch.tensor(0.5), **QUIET)
+    assert (args.seeds, args.learning_rate) == ([0, 1], 0.5) and type(args.learning_rate) is float
+    for weights in (torch.tensor([0.5, 2]), [torch.tensor(0.5), np.float32(2)], torch.nn.Parameter(torch.tensor([0.5, 2]))):
+        assert TaskLoss(class_weights=weights).class_weights.tolist() == [0.5, 2]
+    assert TaskLoss(torch.tensor(0.5)).label_smoothing == TeacherLoss(torch.tensor(0.5)).temperature == 0.5
+    WeightedSum((torch.tensor(1.0), Mlm()), (np.array(2), TaskLoss()))
+    with pytest.raises(HfTlmError, match=r"^class_weights: expected a number from 0 to 1e\+06; received -1"):
+        TaskLoss(class_weights=torch.tensor([1.0, -1.0]))
 
 
 def test_paths_are_texts(tmp_path):

@@ -175,7 +175,7 @@ def _draws(task: Task, args: FinetuneArguments) -> list[Task]:
 
 
 def check_finetuning(checkpoint: CheckpointArguments, args: FinetuneArguments) -> None:
-    """What can be said against options of fine-tuning before there is a task.
+    """Refuse options of fine-tuning that do not go together, for which it needs no task.
 
     Raises:
         ArgumentsError: FSDP, use_peft with Muon or crf, or label smoothing with crf.
