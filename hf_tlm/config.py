@@ -39,6 +39,7 @@ from hf_tlm.utils.outline import outline
 from hf_tlm.utils.output import nobody_reads, plain_output
 from hf_tlm.utils.shown import for_terminal, shown_path, suggestion
 from hf_tlm.utils.signals import Terminated, never_lost, on_sigterm
+from hf_tlm.utils.torch_problems import gpu_problem, process_problem
 from hf_tlm.utils.variables import check_variables
 
 if TYPE_CHECKING:
@@ -50,8 +51,6 @@ _JSON = ("executor_options", "grid")
 RENAMED = {"max_words": "passage_words"}
 # Halves of characters, which stand for bytes that are none, and the end of a name to the system.
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-# What gloo and NCCL say where the process at the other end has gone.
-_BROKEN_CONNECTION = re.compile(r"Connection (closed|reset) by peer|remote process exited|Broken pipe")
 _NO_EFFECT = re.compile(r"^(\w+) .*has no effect", re.DOTALL)
 OTHERS_WAIT = 3.0  # seconds
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
@@ -437,34 +436,13 @@ def run(main: Callable[[], Any]) -> None:
             _stop(f"A name is longer than that of a file can be: {error.filename!r:.60}... Give another.", 1)
         if isinstance(error, BrokenPipeError) and nobody_reads():
             _stop("Nobody reads what is printed any more. What was finished is on disk. To go on, run the same command.", 1)
-        if ended := _process_problem(error):
+        if ended := process_problem(error):
             _stop(f"{ended}. What was finished is on disk: then run the same command.", 1)
-        if gpu := _gpu_problem(error):
+        if gpu := gpu_problem(error):
             _stop(f"{gpu}. What was finished is on disk.", 1)
         if (problem := disk_problem(error)) is None:
             raise
         _stop(f"{problem}. What was finished is on disk: then run the same command.", 1)
-
-
-def _gpu_problem(error: Exception) -> str | None:
-    """What to do about a GPU whose memory is full, without a full stop; None for an error of another kind."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(error, torch.OutOfMemoryError):
-        return None
-    said = re.split(r"(?<= is free)\.", str(error))[0].rstrip(".")  # Then come processes and advice of torch's own.
-    return (
-        f"{said}. Take fewer texts at a time (--per_device_train_batch_size, with --total_batch_size for those of a step; "
-        "--per_device_eval_batch_size), shorter ones (--max_length) or a smaller model, or free the GPU of other processes"
-    )
-
-
-def _process_problem(error: Exception) -> str | None:
-    """What to do where another process of the same job was killed, without a full stop; None for another error."""
-    distributed = sys.modules.get("torch.distributed")
-    joined = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    if not joined or not _BROKEN_CONNECTION.search(str(error)):
-        return None
-    return "Another process of this job has ended: what it said is above, or it was killed"
 
 
 def _leave_process_group() -> None:

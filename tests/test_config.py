@@ -279,6 +279,9 @@ def test_a_killed_process_of_a_job_is_one_line_of_the_others(monkeypatch, capsys
         run(main)
     assert stop.value.code == 1
     assert capsys.readouterr().err.startswith("\nError: Another process of this job has ended")
+    error = ConnectionError("[Errno 104] Connection reset by peer")  # Of a Hub's client, in such a job.
+    with pytest.raises(ConnectionError):
+        run(main)
 
 
 @pytest.mark.parametrize("lines", [1, 100_000])

@@ -148,7 +148,7 @@ def train_wordpiece(
     """
     from tokenizers import BertWordPieceTokenizer
 
-    check_numbers(TokenizerError, vocab_size=vocab_size, max_length=max_length)
+    check_numbers(TokenizerError, vocab_size=vocab_size)
     _check_texts(texts)
     signs, many = alphabet_of(_each(texts))
     # None: with lower case.

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 # What of a folder stays here, by the name of a file or of a folder on the way to it: hidden files, what is needed only
 # to continue training or to see damage, the seeds, rounds, stages, points and trials that the published model was chosen
-# from, what was predicted with it, pages that show it, what a teacher says, which quotes passages, and the tokenizer that a
-# pretraining goes on with, which the model beside it has too.
+# from, what was predicted with it, pages that show it, and what a teacher says, which quotes passages.
 NOT_PUBLISHED = (
     *(".*", "*.tmp", "checkpoint-*", "seed-*", "round-[0-9]*", "stage[12]", "points", "trials", "training", "runs", "logs"),
-    *("predictions", "analysis", "tokenizer", TEACHER_FILE),
+    *("predictions", "analysis", TEACHER_FILE),
     *("__pycache__", "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin"),
     "seal.json",
 )
@@ -138,6 +137,8 @@ def published(folder: str | os.PathLike) -> dict[str, Path]:
     folder = Path(folder)
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
     paths = {name: paths[name] for name in sorted(paths) if not _stays(PurePosixPath(name).parts)}
+    if "tokenizer_config.json" in paths:  # That which a pretraining goes on with; its model has the same.
+        paths = {name: path for name, path in paths.items() if not name.startswith("tokenizer/")}
     if broken := [name for name, path in paths.items() if path.is_symlink() and not path.is_file()]:
         raise HubError(
             f"{folder} has links to folders or to nothing, which cannot be published: {', '.join(broken)}. Put copies of "

@@ -107,7 +107,7 @@ def check_objectives(objectives: Any, trained: Mapping[str, bool]) -> None:
     Args:
         trained: stream -> whether it is trained on.
     """
-    if objectives is None:
+    if objectives is None or objectives == {}:
         return
     needed = [stream for stream, is_trained in trained.items() if is_trained]
     found = f"a {type(objectives).__name__}"

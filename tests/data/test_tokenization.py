@@ -54,6 +54,10 @@ def test_trained_tokenizer_round_trips(tokenizer, tmp_path):
     assert [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id] == [0, 1, 4]
 
 
+def test_a_vocabulary_for_texts_of_any_length():
+    assert train_wordpiece(["the gene binds"], 60, max_length=int(1e30)).model_max_length == int(1e30)
+
+
 def test_cased_vocabulary():
     tokenizer = train_wordpiece(["Gene gene Gene gene"] * 5, 60, lowercase=False)
     assert tokenizer.tokenize("Gene") != tokenizer.tokenize("gene")

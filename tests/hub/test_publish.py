@@ -72,6 +72,13 @@ def test_metadata_that_cannot_be_read(hub, model, metadata):
     assert not hub.log
 
 
+def test_the_only_tokenizer_goes_with_its_model(hub, model):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink()
+    publish_model(model, "alice/toy")
+    assert "tokenizer/tokenizer.json" in hub.files("alice/toy")
+
+
 def test_a_subset(hub, subset, tmp_path):
     publish_subset(tmp_path / "subset", "alice/passages", language="de")
     card = hub.files("alice/passages", "dataset")["README.md"].decode()

@@ -92,6 +92,10 @@ def test_texts_longer_than_the_positions_are_refused_when_training_begins(tmp_pa
             made(tmp_path, data, tokenizer, **changes).train()
 
 
+def test_an_empty_choice_of_objectives_is_the_default(tmp_path, data, tokenizer):
+    assert [*made(tmp_path, data, tokenizer, objectives={}).objectives] == [*made(tmp_path, data, tokenizer).objectives]
+
+
 def test_labels_are_those_of_the_rows_that_were_chosen(tmp_path, data, tokenizer):
     found = Dataset.from_list([{"input_ids": [2, 5, 3], "label": label} for label in (0, 9)])
     assert made(tmp_path, data, tokenizer, train_dataset=found.select([0]))
