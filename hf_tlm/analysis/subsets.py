@@ -90,7 +90,7 @@ def draw_sources(shares: Sequence[measures.SourceShare], corpora: Mapping[str, S
     return figure
 
 
-def _ranks(group: Any, to: str) -> str:
+def _ranks(group: measures.RankBin, to: str) -> str:
     """The ranks of a group, from the first on."""
     return f"{group.first:,}" if group.first == group.last else f"{group.first:,}{to}{group.last:,}"
 

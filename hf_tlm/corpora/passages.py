@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.options import Range, check_number
 from hf_tlm.utils.scripts import UNSPACED_SET, unspaced_share
+from hf_tlm.utils.shown import kind_of
 
 # A sentence ends at a terminator, possibly followed by closing quotes or brackets, before white space; CJK stops need
 # no space after them.
@@ -34,7 +35,7 @@ def split_passages(text: str, max_words: int) -> list[str]:
         HfTlmError: max_words is not a positive whole number, or `text` is no text.
     """
     if not isinstance(text, str):
-        raise HfTlmError(f"text: expected a text; received {'none' if text is None else f'a {type(text).__name__}'}.")
+        raise HfTlmError(f"text: expected a text; received {kind_of(text)}.")
     check_number(HfTlmError, "max_words", max_words, Range(1, math.inf, whole=True))
     passages: list[str] = []
     start = end = words = 0

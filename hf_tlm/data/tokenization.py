@@ -22,6 +22,7 @@ from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.options import check_numbers, named, of_python
 from hf_tlm.utils.scripts import alphabet_of
 from hf_tlm.utils.seals import keep_sealed
+from hf_tlm.utils.shown import kind_of
 
 logger = logging.getLogger(__name__)
 # What a folder with a tokenizer has some of: what its words are in.
@@ -201,7 +202,7 @@ def _check_texts(texts: Any) -> None:
     if isinstance(texts, str):
         what, given = "one text", "[text]"
     elif not isinstance(texts, Iterable):
-        what, given = "none" if texts is None else f"a {type(texts).__name__}", "a list"
+        what, given = kind_of(texts), "a list"
     elif iter(texts) is texts:
         what, given = f"a {type(texts).__name__}, which can be read once", "list(texts)"
     if what:
@@ -212,8 +213,7 @@ def _each(texts: Iterable[str]) -> Iterator[str]:
     """The texts; a TokenizerError for the first that is none."""
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            found = "none" if text is None else f"a {type(text).__name__}"
-            raise TokenizerError(f"texts: expected texts; received {found}, after {row:,} texts. Give texts alone.")
+            raise TokenizerError(f"texts: expected texts; received {kind_of(text)}, after {row:,} texts. Give texts alone.")
         yield text
 
 

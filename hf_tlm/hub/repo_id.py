@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from hf_tlm.errors import HubError
+from hf_tlm.utils.shown import kind_of
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"(?P<id>{_PART}/{_PART})(?:@(?P<revision>[^@\s]+))?")
@@ -54,6 +55,5 @@ def find_repo(name: str, type: str) -> Repo | None:
         HubError: it is no name at all.
     """
     if not isinstance(name, (str, os.PathLike)):
-        found = "none" if name is None else f"a {name.__class__.__name__}"
-        raise HubError(f"Expected a local path, or a {type} repository of the Hub as owner/name; received {found}.")
+        raise HubError(f"Expected a local path, or a {type} repository of the Hub as owner/name; received {kind_of(name)}.")
     return None if os.path.exists(name) else parse_repo(str(name), type)

@@ -34,7 +34,7 @@ from hf_tlm.retrieval.report import describe_selection, retrieval_report
 from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_directory, sha256
 from hf_tlm.utils.options import named
-from hf_tlm.utils.shown import dataset_of, instead
+from hf_tlm.utils.shown import dataset_of, instead, kind_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -76,8 +76,8 @@ class Subset:
 
     def __post_init__(self):
         if not hasattr(self.dataset, "with_format"):
-            found = "none" if self.dataset is None else f"a {type(self.dataset).__name__}"
-            raise RetrievalError(f"dataset: expected a datasets.Dataset; received {found}. Give {dataset_of(self.dataset)}.")
+            found, made = kind_of(self.dataset), dataset_of(self.dataset)
+            raise RetrievalError(f"dataset: expected a datasets.Dataset; received {found}. Give {made}.")
         if not isinstance(self.manifest, dict) or not NEEDED.keys() <= self.manifest.keys():
             found = f"{self.manifest!r:.60}"
             raise RetrievalError(f"manifest: expected {', '.join(NEEDED)}, as a saved subset has; received {found}. {_FROM}")

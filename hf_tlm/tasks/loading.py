@@ -22,7 +22,7 @@ from hf_tlm.tasks.rows import Canonical, advice, canonical, ids_of, stored, with
 from hf_tlm.tasks.sampling import content_place, sample, strata
 from hf_tlm.tasks.spec import ROLES, SPLITS, Task, TaskError, TaskSpec
 from hf_tlm.utils.options import check_given, check_numbers
-from hf_tlm.utils.shown import dataset_of
+from hf_tlm.utils.shown import dataset_of, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -156,10 +156,9 @@ def _plain(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, D
             isinstance(one, (list, tuple)) and not any(isinstance(row, Mapping) for row in one) for one in data.values()
         )
         one = data if columns or not isinstance(splits, Mapping) else other[0]
-        received = "none" if one is None else f"a {type(one).__name__}"
         made = f" Make one of it with {dataset_of(one)}." if isinstance(one, Iterable) else ""
         raise TaskError(
-            f"A task is a name, a path, a datasets.Dataset, or a mapping of splits to them; received {received}.{made}"
+            f"A task is a name, a path, a datasets.Dataset, or a mapping of splits to them; received {kind_of(one)}.{made}"
         )
     if lazy := [name for name, rows in splits.items() if rows.format["type"] == "custom"]:
         raise TaskError(

@@ -16,6 +16,7 @@ from hf_tlm.tasks.loading import kind_module
 from hf_tlm.tasks.reading import stream_file, stream_hub
 from hf_tlm.tasks.rows import advice, canonical, ids_of, with_fields
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
+from hf_tlm.utils.shown import kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +98,8 @@ def data_name(data: Any) -> str:
     """
     if isinstance(data, (str, os.PathLike)):
         return os.fspath(data)
-    kind = "none" if data is None else f"a {type(data).__name__}"
     written = " Write it to one: Dataset.to_json(file), DataFrame.to_csv(file, index=False)." if data is not None else ""
-    raise TaskError(f"data: expected a file, or a Hub id (owner/name); received {kind}.{written}")
+    raise TaskError(f"data: expected a file, or a Hub id (owner/name); received {kind_of(data)}.{written}")
 
 
 def _stream(path: str, spec: TaskSpec, chunk: int, separator: str | None) -> Iterator[dict[str, list]]:

@@ -56,7 +56,7 @@ from hf_tlm.utils.signals import ignore_sigterm
 
 logger = logging.getLogger(__name__)
 # How torch.save says that there is no place to write to: it has no error type for it.
-_TORCH_WRITE_ERROR = re.compile(r"PytorchStreamWriter|inline_container|cannot be opened|Parent directory .* does not exist")
+_TORCH_WRITE_ERROR = re.compile(r"inline_container|cannot be opened|Parent directory .* does not exist")
 
 
 class ResumableTrainer(Trainer):

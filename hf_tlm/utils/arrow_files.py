@@ -70,10 +70,14 @@ def find_rows(file: Path, rows: int | None = None) -> Dataset | None:
 
 def map_rows(rows: Dataset, function: Callable, **options: Any) -> Dataset:
     """`rows.map` of a function that makes one row of each, again where what the cache holds is damaged."""
-    places = [file.parent for file in _files(rows)] or [Path(config.HF_DATASETS_CACHE)]
+    place = next((file.parent for file in _files(rows)), Path(config.HF_DATASETS_CACHE))
+
+    def mapped(**more: Any) -> Dataset:
+        with writing_cache(place):
+            return rows.map(function, **options, **more)
+
     try:
-        with writing_cache(places[0]):
-            found = rows.map(function, **options)
+        found = mapped()
         problem = None if len(found) == len(rows) else f"{len(found):,} rows of {len(rows):,}"
         problem = problem or next(filter(None, map(_broken, _files(found))), None)
     except (OSError, pa.ArrowException) as error:
@@ -83,8 +87,7 @@ def map_rows(rows: Dataset, function: Callable, **options: Any) -> Dataset:
     if problem is not None:
         name = options.get("desc", "Rows")
         logger.warning("%s: what the cache holds is damaged and will be made again (%s).", name, problem)
-        with writing_cache(places[0]):
-            found = rows.map(function, load_from_cache_file=False, **options)
+        found = mapped(load_from_cache_file=False)
     for file in _files(found):
         if problem is not None or not _seal(file).exists():
             with contextlib.suppress(OSError, HfTlmError):  # A cache that others made, and that cannot be written.

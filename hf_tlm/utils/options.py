@@ -19,6 +19,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints, overload
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.shown import kind_of
 
 T = TypeVar("T")
 # What is too large to be meant. A step number is an int32 in places; torch takes no other seeds.
@@ -197,8 +198,7 @@ def check_given(error: type[HfTlmError], **given: tuple[Any, type]) -> None:
     """Raise `error` for an argument of a function that is none of its class: of options, most of all."""
     for name, (value, cls) in given.items():
         if not isinstance(value, cls):
-            found = "none" if value is None else f"a {type(value).__name__}"
-            raise error(f"{name}: expected a {cls.__name__}; received {found}. Give {cls.__name__}(...).")
+            raise error(f"{name}: expected a {cls.__name__}; received {kind_of(value)}. Give {cls.__name__}(...).")
 
 
 @overload
@@ -218,14 +218,11 @@ def named(
     """
     if isinstance(value, (str, os.PathLike)):
         return os.fspath(value)
-    if value is None and needed:
-        raise error(f"{option}: expected {what}; received none.")
-    if value is None:
+    if value is None and not needed:
         return None
-    raise error(
-        f"{option}: expected {what}; received a {type(value).__name__}. Save it with save_pretrained(folder), "
-        "and give the folder."
-    )
+    save = "save" if hasattr(value, "save") else "save_pretrained"  # A subset's, a scorer's; a model's, a tokenizer's.
+    advice = "" if value is None else f" Save it with {save}(folder), and give the folder."
+    raise error(f"{option}: expected {what}; received {kind_of(value)}.{advice}")
 
 
 def of_python(value: Any) -> Any:

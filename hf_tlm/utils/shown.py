@@ -34,6 +34,11 @@ def for_terminal(text: str) -> str:
     return _COMMANDS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def kind_of(value: Any) -> str:
+    """What was received in the place of something else, without its content."""
+    return "none" if value is None else f"a {type(value).__name__}"
+
+
 def instead(value: Any, maker: str, *, data: bool = True, splits: str = "dataset") -> str:
     """What was received in the place of an object, without its content, and the call that makes one of it.
 
@@ -41,7 +46,7 @@ def instead(value: Any, maker: str, *, data: bool = True, splits: str = "dataset
         maker: the name of the function, which takes a name or a path: `load_task`.
         data: whether it takes a `datasets.Dataset` too. splits: what it takes of a `DatasetDict`.
     """
-    kind = "none" if value is None else f"a {type(value).__name__}"
+    kind = kind_of(value)
     if isinstance(value, (str, os.PathLike)):
         name = json.dumps(os.fspath(value), ensure_ascii=False)
         return f"received {kind if isinstance(value, os.PathLike) else name}. Give {maker}({name})."

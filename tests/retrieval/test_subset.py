@@ -46,6 +46,11 @@ def test_save_and_load_give_the_same_subset(either, tmp_path):
     assert contents(tmp_path / "again") == contents(tmp_path / "saved")
 
 
+def test_a_subset_for_its_folder_says_how_it_is_saved(subset):
+    with pytest.raises(RetrievalError, match=r"expected a folder; received a Subset. Save it with save\(folder\)"):
+        Subset.load(subset)
+
+
 def test_two_runs_give_the_same_bytes_and_no_paths(either, request, tmp_path, make_task, make_corpus):
     options = {"top_k": 2} if either.manifest["retriever"] == "bm25" else {"retriever": "random", "num_passages": 3}
     other = retrieve(make_task(), make_corpus(), cache_dir=str(tmp_path / "elsewhere"), **options)
