@@ -386,6 +386,7 @@ def test_tables_of_the_papers():
         "small_body": set(),
         "larger_body": set(),
         "thousand_labels": set(),
+        "hundred_labels": set(),
         "tuning": set(),
         "tuning_seeds": set(),
         "tuning_objectives": set(),
