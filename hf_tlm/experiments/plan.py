@@ -9,12 +9,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from hf_tlm.commands import command_of
 from hf_tlm.config import read_configs
-from hf_tlm.experiments.arms import Arm, ReproductionError, TaskEntry, check_arms, slug
+from hf_tlm.experiments.arms import Arm, ReproductionError, Settings, TaskEntry, check_arms, slug
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.influence.checks import BY_TEACHER, without_effect
 from hf_tlm.tasks import TaskArguments
@@ -264,154 +265,173 @@ def make_plan(
         raise ReproductionError(f"A table's name has lower-case letters, digits and `_`; received {table_name!r}.")
     if not (tasks and arms and seeds):
         raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
-    missing = [arm.name for arm in arms if arm.pretrained == "" and pretrained is None]
-    for kind in ("average", "teacher", "average"):  # An average may teach, and of pupils there may be one.
-        missing += [arm.name for arm in arms if arm.name not in missing and getattr(arm, kind) in missing]
+    missing = [] if pretrained is not None else _without_encoder(arms)
     arms = [arm for arm in arms if arm.name not in missing]
     if not arms:
         raise ReproductionError(f"{', '.join(missing)}: no pretrained encoder was given. Give --pretrained, or other arms.")
-    left_out = tuple(f"{name}: no pretrained encoder was given (--pretrained)" for name in missing)
+    left_out = [f"{name}: no pretrained encoder was given (--pretrained)" for name in missing]
     _check_distinct("arm", [slug(arm.name) for arm in arms])
     by_name = check_arms(arms)
-    _check_distinct("task", [_name(entry.task) for entry in tasks])
+    placed = [_Task.of(entry, tasks_dir, seeds) for entry in tasks]
+    _check_distinct("task", [task.name for task in placed])
+    for task in placed:
+        _check_distinct("seed", task.seeds)
     check_options(tasks, arms, files, objective_options or {})
     if tokenizer_name is not None and not any(_shares_tokenizer(arm) for arm in arms):
         raise ReproductionError("--tokenizer_name has no effect, as no arm shares it with others. Leave it out.")
-    shared = _Shared(
+    steps = _Steps(
+        by_name,
+        pretrained,
         dict(corpus or {}),
         tokenizer_name,
         tokenizer_passages,
+        dict(budget or {}),
+        objective_options or {},
         *(read_configs(files, recipe) for recipe in ("select_influence", "train_tlm")),
     )
-    trainings, averages = [], []
-    for entry in tasks:
-        name = _name(entry.task)
-        local = None if tasks_dir is None else Path(tasks_dir) / entry.task
-        path = str(local) if local is not None and local.is_dir() else entry.task
-        own_seeds = entry.seeds or seeds
-        _check_distinct("seed", own_seeds)
-        for position, seed in enumerate(own_seeds):
-            for arm in arms:
-                if (arm.baseline or arm.average) is not None and position > 0:
-                    continue  # Nothing of it is random, or it is of all seeds.
-                if arm.average is not None:
-                    if len(own_seeds) > 1:
-                        averages.append(_average(name, path, entry, arm, own_seeds, shared.train_tlm))
-                    else:
-                        left_out += (f"{arm.name}, {name}: an average is of several seeds, and there is one",)
-                    continue
-                own = {} if arm.objective is None else (objective_options or {}).get(arm.objective, {})
-                options = {**(budget or {}), **own}
-                teachers = _teachers(name, by_name.get(arm.teacher or ""), seed, own_seeds)
-                step = shared.training(name, path, entry, arm, seed, pretrained, options, teachers)
-                trainings.append((position, step))
-    trainings.sort(key=lambda item: item[0])
-    teach = {teacher for _, step in trainings for teacher in step.teachers}
-    phases = [*shared.phases, *([step for _, step in trainings if (step.name in teach) is first] for first in (True, False))]
-    phases.append(averages)
+    trainings = steps.trainings(placed, arms)
+    averages = []
+    for task, arm in product(placed, [arm for arm in arms if arm.average is not None]):
+        if len(task.seeds) > 1:
+            averages.append(steps.average(task, arm))
+        else:
+            left_out.append(f"{arm.name}, {task.name}: an average is of several seeds, and there is one")
+    teach = {teacher for step in trainings for teacher in step.teachers}
+    by_turn = ([step for step in trainings if (step.name in teach) is first] for first in (True, False))
+    phases = tuple(tuple(phase) for phase in (*steps.phases, *by_turn, averages) if phase)
     records = None if records_dir is None else Path(records_dir)
-    return Plan(
-        tuple(tuple(phase) for phase in phases if phase), Path(output_dir), tuple(files), left_out, records, table_name
-    )
+    return Plan(phases, Path(output_dir), tuple(files), tuple(left_out), records, table_name)
 
 
-def _teachers(task: str, arm: Arm | None, seed: int, seeds: Sequence[int]) -> dict[str, str]:
-    """The inputs of a pupil: the arm's training of the same seed, or of an average all that it is the average of."""
-    if arm is None:
-        return {}
-    if arm.average is None or len(seeds) == 1:
-        return {"teacher": f"{task}/{slug(arm.average or arm.name)}/seed-{seed}"}
-    return {f"teacher {number}": f"{task}/{slug(arm.average)}/seed-{one}" for number, one in enumerate(seeds)}
-
-
-def _of_data(entry: TaskEntry, train_tlm: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a task's options those of its data, which a section of train_tlm says too."""
-    given = {**train_tlm, **entry.settings.get("train_tlm", {})}
-    return {name: given[name] for name in OF_TASK if name in given}
-
-
-def _average(name: str, path: str, entry: TaskEntry, arm: Arm, seeds: Sequence[int], train_tlm: Mapping[str, Any]) -> Step:
-    """An average takes the first seed's place."""
-    members = {f"seed_{seed}": f"{name}/{slug(str(arm.average))}/seed-{seed}" for seed in seeds}
-    folder = f"{name}/{slug(arm.name)}/seed-{seeds[0]}"
-    return Step(AVERAGE, folder, path, _of_data(entry, train_tlm), members, arm, seeds[0])
+def _without_encoder(arms: Sequence[Arm]) -> list[str]:
+    """Names of the arms that fine-tune the table's encoder, which there is not, and of those that need such an arm."""
+    missing = [arm.name for arm in arms if arm.pretrained == ""]
+    for kind in ("average", "teacher", "average"):  # An average may teach, and of pupils there may be one.
+        missing += [arm.name for arm in arms if arm.name not in missing and getattr(arm, kind) in missing]
+    return missing
 
 
 def _shares_tokenizer(arm: Arm) -> bool:
     return arm.subset is not None and (arm.tokenizer == "shared" or arm.subset.method == "iss")
 
 
-class _Shared:
-    """The steps that arms have in common, made as they are asked for."""
+@dataclass(frozen=True)
+class _Task:
+    """A task of the table. name: in folders. path: as recipes take it. settings: recipe -> its own options."""
 
-    def __init__(
-        self,
-        corpus: dict[str, Any],
-        tokenizer_name: str | None,
-        tokenizer_passages: int,
-        select_influence: Mapping[str, Any],
-        train_tlm: Mapping[str, Any],
-    ):
-        self.corpus, self.tokenizer_name, self.tokenizer_passages = corpus, tokenizer_name, tokenizer_passages
-        self.select_influence, self.train_tlm = select_influence, train_tlm
-        self._steps: dict[str, Step] = {}
+    name: str
+    path: str
+    seeds: Sequence[int]
+    settings: Settings
+
+    @classmethod
+    def of(cls, entry: TaskEntry, tasks_dir: str | None, seeds: Sequence[int]) -> _Task:
+        """seeds: of a task without seeds of its own."""
+        local = None if tasks_dir is None else Path(tasks_dir) / entry.task
+        path = str(local) if local is not None and local.is_dir() else entry.task
+        # Of a registered task, a folder, or a Hub id with a revision.
+        name = slug(Path(entry.task.partition("@")[0]).name).replace("-", "_")
+        return cls(name, path, entry.seeds or seeds, entry.settings)
+
+    def of_recipe(self, recipe: str) -> Mapping[str, Any]:
+        return self.settings.get(recipe, {})
+
+    def run(self, arm: str, seed: int) -> str:
+        """The name of an arm's training."""
+        return f"{self.name}/{slug(arm)}/seed-{seed}"
+
+
+@dataclass
+class _Steps:
+    """The steps of a table's arms, those that they have in common made as they are asked for.
+
+    budget, objective_options: options of train_tlm that tasks and arms may override.
+    select_influence, train_tlm: the sections of the configuration files.
+    """
+
+    arms: Mapping[str, Arm]
+    pretrained: str | None
+    corpus: dict[str, Any]
+    tokenizer_name: str | None
+    tokenizer_passages: int
+    budget: dict[str, Any]
+    objective_options: Mapping[str, Mapping[str, Any]]
+    select_influence: Mapping[str, Any]
+    train_tlm: Mapping[str, Any]
+    shared: dict[str, Step] = field(default_factory=dict)
 
     @property
     def phases(self) -> list[list[Step]]:
         """Tokenizers; what is retrieved; what is drawn or chosen in comparison with that."""
         phases: list[list[Step]] = [[], [], []]
-        for step in self._steps.values():
+        for step in self.shared.values():
             phases[0 if step.kind == TOKENIZER else 2 if {"like", "subset"} & set(step.inputs) else 1].append(step)
         return phases
 
-    def training(
-        self,
-        name: str,
-        path: str,
-        entry: TaskEntry,
-        arm: Arm,
-        seed: int,
-        pretrained: str | None,
-        common: dict[str, Any],
-        teachers: Mapping[str, str],
-    ) -> Step:
-        """The training of one seed.
+    def trainings(self, tasks: Sequence[_Task], arms: Sequence[Arm]) -> list[Step]:
+        """The trainings of all tasks and arms, the first seeds' first."""
+        return [
+            self.training(task, arm, task.seeds[place])
+            for place in range(max(len(task.seeds) for task in tasks))
+            for task in tasks
+            for arm in arms
+            # Nothing of a baseline is random.
+            if place < len(task.seeds) and arm.average is None and (arm.baseline is None or place == 0)
+        ]
 
-        Args:
-            common: options of train_tlm that tasks and arms may override.
-            teachers: the inputs that teach it.
-        """
-        folder = f"{name}/{slug(arm.name)}/seed-{seed}"
+    def training(self, task: _Task, arm: Arm, seed: int) -> Step:
+        """The training of one seed."""
+        folder = task.run(arm.name, seed)
         if arm.baseline is not None:
-            options = {**_of_data(entry, self.train_tlm), "baseline": arm.baseline}
-            return Step("baseline", folder, path, options, {}, arm, seed)
+            return Step("baseline", folder, task.path, {**self._of_data(task), "baseline": arm.baseline}, {}, arm, seed)
         if arm.subset is None:
-            options = {**entry.settings.get("finetune", {}), **arm.settings.get("finetune", {})}
-            options |= {"model_name_or_path": arm.pretrained or pretrained, "seed": seed}
-            return Step("finetune", folder, path, options, {}, arm, seed)
-        tokenizer = ({}, {}) if arm.tokenizer == "own" else self._tokenizer(name, path, entry)
-        options = {**tokenizer[0], **common, **entry.settings.get("train_tlm", {})}
+            options = {**task.of_recipe("finetune"), **arm.settings.get("finetune", {})}
+            options |= {"model_name_or_path": arm.pretrained or self.pretrained, "seed": seed}
+            return Step("finetune", folder, task.path, options, {}, arm, seed)
+        tokenizer = ({}, {}) if arm.tokenizer == "own" else self._tokenizer(task)
+        of_objective = self.objective_options.get(arm.objective or "", {})
+        options = {**tokenizer[0], **self.budget, **of_objective, **task.of_recipe("train_tlm")}
         if arm.subset.retriever is None:
             options["rho1"] = 0
         if arm.objective is not None:
             options["objective"] = arm.objective
         options |= {**arm.settings.get("train_tlm", {}), "seed": seed}
-        subset = self._subset(name, path, entry, arm)
-        inputs = {**tokenizer[1], **({} if subset is None else {"subset": subset})}
-        return Step("train_tlm", folder, path, options, {**inputs, **teachers}, arm, seed)
+        subset = self._subset(task, arm)
+        inputs = {**tokenizer[1], **({} if subset is None else {"subset": subset}), **self._teachers(task, arm, seed)}
+        return Step("train_tlm", folder, task.path, options, inputs, arm, seed)
 
-    def _tokenizer(self, name: str, path: str, entry: TaskEntry) -> tuple[dict[str, str], dict[str, str]]:
+    def average(self, task: _Task, arm: Arm) -> Step:
+        """An average takes the first seed's place."""
+        members = {f"seed_{seed}": task.run(str(arm.average), seed) for seed in task.seeds}
+        first = task.seeds[0]
+        return Step(AVERAGE, task.run(arm.name, first), task.path, self._of_data(task), members, arm, first)
+
+    def _of_data(self, task: _Task) -> dict[str, Any]:
+        """Of a task's options those of its data, which a section of train_tlm says too."""
+        given = {**self.train_tlm, **task.of_recipe("train_tlm")}
+        return {name: given[name] for name in OF_TASK if name in given}
+
+    def _teachers(self, task: _Task, arm: Arm, seed: int) -> dict[str, str]:
+        """The inputs of a pupil: its teacher's training of the same seed, or all that a teacher is the average of."""
+        if arm.teacher is None:
+            return {}
+        teacher = self.arms[arm.teacher]
+        if teacher.average is None or len(task.seeds) == 1:
+            return {"teacher": task.run(teacher.average or teacher.name, seed)}
+        return {f"teacher {number}": task.run(teacher.average, one) for number, one in enumerate(task.seeds)}
+
+    def _tokenizer(self, task: _Task) -> tuple[dict[str, str], dict[str, str]]:
         """As an option, or as an input."""
         if self.tokenizer_name is not None:
             return {"tokenizer_name": self.tokenizer_name}, {}
         passages = self.tokenizer_passages if self.corpus.get("corpus") else 0
-        merged = {**self.train_tlm, **entry.settings.get("train_tlm", {})}
+        merged = {**self.train_tlm, **task.of_recipe("train_tlm")}
         of_data = [option for option in OF_TASK if option != "metric"]
         options = {name: merged[name] for name in (*OF_TOKENIZER, "max_length", *of_data) if name in merged}
-        step = Step(TOKENIZER, f"{name}/tokenizer", path, {"passages": passages, **options, **self.corpus})
+        step = Step(TOKENIZER, f"{task.name}/tokenizer", task.path, {"passages": passages, **options, **self.corpus})
         return {}, {"tokenizer_name": self._add(step)}
 
-    def _subset(self, name: str, path: str, entry: TaskEntry, arm: Arm) -> str | None:
+    def _subset(self, task: _Task, arm: Arm) -> str | None:
         """The step of an arm's subset; None for task data only."""
         chosen = arm.subset
         assert chosen is not None
@@ -419,30 +439,29 @@ class _Shared:
             return None
         if not self.corpus.get("corpus"):
             raise ReproductionError(f"Arm {arm.name} needs a corpus: give --corpus.")
-        own = dict(arm.settings.get("retrieve", {}))
+        own, folder = dict(arm.settings.get("retrieve", {})), f"{task.name}/subsets"
         draw = {"seed": own.pop("seed")} if "seed" in own else {}
-        options = {**self.corpus, **entry.settings.get("retrieve", {}), **own}
-        bm25 = self._add(Step("retrieve", f"{name}/subsets/bm25{_suffix(own)}", path, options))
+        options = {**self.corpus, **task.of_recipe("retrieve"), **own}
+        bm25 = self._add(Step("retrieve", f"{folder}/bm25{_suffix(own)}", task.path, options))
         if chosen.retriever == "random":
-            folder = f"{name}/subsets/random{_suffix(own | draw)}"
-            return self._add(Step("retrieve", folder, path, {**options, **draw, "retriever": "random"}, {"like": bm25}))
+            drawn = {**options, **draw, "retriever": "random"}
+            return self._add(Step("retrieve", f"{folder}/random{_suffix(own | draw)}", task.path, drawn, {"like": bm25}))
         if chosen.method is None:
             return bm25
         assert chosen.fraction is not None
-        settings = dict(arm.settings.get("select_influence", {}))
-        folder = f"{name}/subsets/{chosen.method}-{100 * chosen.fraction:g}{_suffix({**own, **settings})}"
-        options = {"method": chosen.method, "fraction": chosen.fraction}
-        inputs = {"subset": bm25}
+        settings = arm.settings.get("select_influence", {})
+        options, inputs = {"method": chosen.method, "fraction": chosen.fraction}, {"subset": bm25}
         if chosen.method == "iss":
-            option, tokenizer = self._tokenizer(name, path, entry)
-            options, inputs = {**options, **option}, {**inputs, **tokenizer}
-        options |= {**entry.settings.get("select_influence", {}), **settings}
+            option, tokenizer = self._tokenizer(task)
+            options, inputs = options | option, inputs | tokenizer
+        options |= {**task.of_recipe("select_influence"), **settings}
         if chosen.method in BY_TEACHER:
             _check_teacher(arm.name, chosen.method, {**self.select_influence, **options}.get("teacher"))
-        return self._add(Step("select_influence", folder, path, options, inputs))
+        name = f"{folder}/{chosen.method}-{100 * chosen.fraction:g}{_suffix({**own, **settings})}"
+        return self._add(Step("select_influence", name, task.path, options, inputs))
 
     def _add(self, step: Step) -> str:
-        if self._steps.setdefault(step.name, step) != step:
+        if self.shared.setdefault(step.name, step) != step:
             raise ReproductionError(
                 f"Two arms would make different subsets in {step.name}. Give their options shorter values."
             )
@@ -458,11 +477,6 @@ def _check_teacher(arm: str, method: str, named: Any) -> None:
             f"Arm {arm} selects by {method}, which needs {needs}; received {' '.join(map(str, teachers)):.60}. Name "
             f"who teaches in the arm's options: select_influence: {{teacher: {such}}}."
         )
-
-
-def _name(task: str) -> str:
-    """Of a registered task, a folder, or a Hub id with a revision."""
-    return slug(Path(task.partition("@")[0]).name).replace("-", "_")
 
 
 def _suffix(options: Mapping[str, Any]) -> str:

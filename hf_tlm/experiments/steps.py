@@ -249,7 +249,7 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
     task = task_args.load()
     seeds = [seed_folder(folder, record["seed"]) for folder, record in zip(folders, records, strict=True)]
     scores = averaged_scores(task, seeds)
-    if missing := [split for split in ("validation", "test") if split in records[0] and split not in scores]:
+    if missing := [split for split in SPLITS if split in records[0] and split not in scores]:
         raise ReproductionError(
             f"The predictions of {', '.join(step.inputs.values())} on {missing[0]} are not all in {plan.output_dir}: "
             "the runs were made elsewhere, their folders are gone, or the task has no average."
@@ -258,17 +258,21 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
     details: dict[str, Any] = {name: records[0][name] for name in names if name in records[0]}
     details |= _compared(task, {split: seed_answers(task, seeds, split) for split in scores})
     if teachers := [record["teacher"] for record in records if "teacher" in record]:
-        # Each is asked anew; one that all seeds share was trained once.
-        asking = [{**one, "training": None} for one in teachers]
-        trained = {str(one["training"]): {"training": one["training"]} for one in teachers if one.get("training")}
-        parts = [*asking, *trained.values()]
-        details["teacher"] = {name: sum(teacher_cost(one, name) for one in parts) for name in ("flops", "seconds")}
+        details["teacher"] = _teachers_together(teachers)
     if all("price" in record for record in records):
         of_each = ("megabytes", "parameters", "milliseconds")  # Not texts a second, which do not add up.
         details["price"] = _added([{name: record["price"].get(name, {}) for name in of_each} for record in records])
     cost = _added([record["cost"] for record in records])
     parameters = sum(record["parameters"] for record in records)
     return {**details, **scores, "averaged": len(records), "cost": cost, "parameters": parameters}
+
+
+def _teachers_together(teachers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What they cost: each is asked anew; one that all seeds share was trained once."""
+    asking = [{**one, "training": None} for one in teachers]
+    trained = {str(one["training"]): {"training": one["training"]} for one in teachers if one.get("training")}
+    parts = [*asking, *trained.values()]
+    return {name: sum(teacher_cost(one, name) for one in parts) for name in ("flops", "seconds")}
 
 
 def _added(several: Sequence[Any]) -> dict[str, Any]:
@@ -377,7 +381,7 @@ def _is_record(found: Mapping[str, Any]) -> bool:
     if not ended or found["kind"] not in TRAININGS:
         return True
     metric, cost = found.get("metric"), found.get("cost")
-    scores = [found[split] for split in ("validation", "test") if split in found]
+    scores = [found[split] for split in SPLITS if split in found]
     return (
         type(found.get("seed")) is int
         and isinstance(metric, str)

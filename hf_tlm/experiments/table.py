@@ -212,87 +212,67 @@ class Table:
         return text + (f", {rest} to be done." if rest else ".")
 
     def _note(self) -> str:
+        """How the runs were made, and what each column says that is there."""
         runs = [run for row in self.rows for run in row.runs]
         if not runs:
             return ""
-        machines = " and ".join(dict.fromkeys(_machine(run["environment"]) for run in runs))
-        commands = Counter(run["started_by"] for run in runs)  # Another table's too, of runs that are in both.
-        most = commands.most_common(MAX_COMMANDS)
-        shares = [f"`{text}`" + (f" ({n} of the runs)" if len(commands) > 1 else "") for text, n in most]
-        if rest := len(commands) - len(most):
-            shares.append(
-                f"{rest} more, which the runs' records name ({commands.total() - sum(n for _, n in most)} of the runs),"
-            )
-        made = f"Made by {', '.join(shares)}"
-        if commits := dict.fromkeys(_short(run["commit"]) for run in runs if run["commit"]):
-            made += f" at commit {', '.join(commits)}"
-        last = " (of stage 1 alone, the last)" if any(list(run.get("stages", ())) == ["1"] for run in runs) else ""
-        lines = [
-            f"{made} on {machines}. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the checkpoint "
-            f"best on validation{last}. Tokens (without padding), FLOPs (6 x tokens with padding x parameters) and hours "
-            "are of one run."
-        ]
-        if any(row.subset_seconds is not None for row in self.rows):
-            lines.append(
+        kinds = {run["kind"] for run in runs}
+        priced = [run["int8"] for run in runs if run.get("int8")]
+        where, checked = (sorted({str(one.get(name)) for one in priced}) for name in ("processor", "checked_on"))
+        notes = [
+            (
+                any(row.subset_seconds is not None for row in self.rows),
                 "All seeds have one subset. Subset hours of a part of BM25's are without BM25's own; of several parts by "
-                "influence, the first one's include training the score model, which all of them use."
-            )
-        if self._taught:
-            lines.append(
+                "influence, the first one's include training the score model, which all of them use.",
+            ),
+            (
+                self._taught,
                 "What the teacher cost is on top of the others: asking it (2 x tokens x parameters) and, where its folder "
-                "tells, training it; of a linear one FLOPs are not counted."
-            )
-        scratch = [run for run in runs if run["kind"] == "train_tlm"]
-        for task in dict.fromkeys(run["task"] for run in scratch):
-            own = [run for run in scratch if run["task"] == task]
-            steps = _range([run["cost"]["steps"] for run in own])
-            parameters = _range([run["parameters"] for run in own])
-            lines.append(f"{task}, trained from scratch: {steps} steps, {parameters} parameters.")
-        if any(run["kind"] == "baseline" for run in runs):
-            lines.append(
+                "tells, training it; of a linear one FLOPs are not counted.",
+            ),
+            *((True, text) for text in _sizes([run for run in runs if run["kind"] == "train_tlm"])),
+            (
+                "baseline" in kinds,
                 "The linear model is a support vector machine on TF-IDF of words and punctuation marks, chosen on "
-                "validation; nothing of it is random."
-            )
-        if any(row.lead for row in self.rows):
-            lines.append(
+                "validation; nothing of it is random.",
+            ),
+            (
+                any(row.lead for row in self.rows),
                 "Over linear: points that the mean over seeds is above the linear model on test (without one on "
                 "validation), in brackets the 95% interval over resampled texts (paired bootstrap); a line has it when the "
-                "records of all its finished seeds have their answers."
-            )
-        if any(row.with_linear for row in self.rows):
-            lines.append(
-                "With linear: what each seed's model and the linear one score on test, their probabilities averaged."
-            )
-        if self._priced("price"):
-            lines.append(
+                "records of all its finished seeds have their answers.",
+            ),
+            (
+                any(row.with_linear for row in self.rows),
+                "With linear: what each seed's model and the linear one score on test, their probabilities averaged.",
+            ),
+            (
+                self._priced("price"),
                 "MB are those of weights, configuration and tokenizer; ms a text are of one text of 128 tokens on one core, "
-                "by torch in float32."
-                + (
-                    " Those of the linear model are of what pickle keeps, and of 128 words, by scikit-learn."
-                    if any(run["kind"] == "baseline" and run.get("price") for run in runs)
-                    else ""
-                )
-            )
-        if self._priced("int8"):
-            priced = [run["int8"] for run in runs if run.get("int8")]
-            where, checked = (sorted({str(one.get(name)) for one in priced}) for name in ("processor", "checked_on"))
-            lines.append(
+                "by torch in float32.",
+            ),
+            (
+                any(run["kind"] == "baseline" and run.get("price") for run in runs),
+                "Those of the linear model are of what pickle keeps, and of 128 words, by scikit-learn.",
+            ),
+            (
+                bool(priced),
                 f"int8 is the model's graph in 8 bits, run by onnxruntime on one core of {' or '.join(where)}; its drop are "
                 f"the points of the metric that it is below float32 on {', '.join(checked)}. A line has them "
-                "when all of its finished seeds have."
-            )
-        if self._priced("int8", "memory_megabytes"):
-            lines.append(
-                "Memory is the most that a process of Python, onnxruntime and tokenizers takes, with batches of 256 tokens."
-            )
-        if any("averaged" in run for run in runs):
-            lines.append(
+                "when all of its finished seeds have.",
+            ),
+            (
+                self._priced("int8", "memory_megabytes"),
+                "Memory is the most that a process of Python, onnxruntime and tokenizers takes, with batches of 256 tokens.",
+            ),
+            (
+                any("averaged" in run for run in runs),
                 "An average is of the probabilities that the seeds' models give: one classifier of them all, whose tokens, "
-                "FLOPs, hours, MB and ms are theirs together."
-            )
-        if any(run["kind"] == "finetune" for run in runs):
-            lines.append("What fine-tuned encoders cost is without their pretraining.")
-        return " ".join(lines)
+                "FLOPs, hours, MB and ms are theirs together.",
+            ),
+            ("finetune" in kinds, "What fine-tuned encoders cost is without their pretraining."),
+        ]
+        return " ".join([_made(runs), *(text for is_said, text in notes if is_said)])
 
     def _published_note(self) -> str:
         """What the columns of the papers are, and by how much their experiments were larger."""
@@ -302,31 +282,28 @@ class Table:
         sources = "; ".join(f"{paper} is {PAPERS[paper]}" for paper in papers)
         lines = [f"**Published** figures are the papers' own, not measured here ({sources})."]
         scratch = [run for row in self.rows for run in row.runs if run["kind"] == "train_tlm"]
-        if scratch:
-            flops = fmean(run["cost"]["flops"] for run in scratch)
-            size = fmean(run["parameters"] for run in scratch)
-            lines.append(f"A run here has {flops:.2g} FLOPs and {size / 1e6:.3g} million parameters on average.")
-            for row in self.published:
-                if row.flops is not None:
-                    assert row.parameters is not None and row.data is not None
-                    lines.append(
-                        f"{row.source}, {row.row}: {row.flops:.3g} FLOPs, {_times(row.flops / flops)} times ours, "
-                        f"{row.parameters / 1e6:.0f} million parameters, {row.data / 1e9:g} GB of text."
-                    )
-            if untold := dict.fromkeys(row.source for row in self.published if row.flops is None):
-                smallest = PUBLISHED["TLM Table 2: TLM (small-scale)"].flops
-                assert smallest is not None
+        if not scratch:
+            return lines[0]
+        flops = fmean(run["cost"]["flops"] for run in scratch)
+        size = fmean(run["parameters"] for run in scratch)
+        lines.append(f"A run here has {flops:.2g} FLOPs and {size / 1e6:.3g} million parameters on average.")
+        for row in self.published:
+            if row.flops is not None:
+                assert row.parameters is not None and row.data is not None
                 lines.append(
-                    f"{', '.join(untold)}: no FLOPs are printed there; TLM's smallest scale has {smallest:.3g}, "
-                    f"{_times(smallest / flops)} times ours."
+                    f"{row.source}, {row.row}: {row.flops:.3g} FLOPs, {_times(row.flops / flops)} times ours, "
+                    f"{row.parameters / 1e6:.0f} million parameters, {row.data / 1e9:g} GB of text."
                 )
-            corpora = dict.fromkeys(
-                f"{corpus['size']:,} passages ({corpus['name']})"
-                for run in scratch
-                if (corpus := (run["subset"] or {}).get("corpus"))
+        if untold := dict.fromkeys(row.source for row in self.published if row.flops is None):
+            smallest = PUBLISHED["TLM Table 2: TLM (small-scale)"].flops
+            assert smallest is not None
+            lines.append(
+                f"{', '.join(untold)}: no FLOPs are printed there; TLM's smallest scale has {smallest:.3g}, "
+                f"{_times(smallest / flops)} times ours."
             )
-            if corpora:
-                lines.append(f"Our corpus: {', '.join(corpora)}; the papers' have 16 GB (BERT's) or 160 GB (RoBERTa's).")
+        used = [corpus for run in scratch if (corpus := (run["subset"] or {}).get("corpus"))]
+        if corpora := dict.fromkeys(f"{corpus['size']:,} passages ({corpus['name']})" for corpus in used):
+            lines.append(f"Our corpus: {', '.join(corpora)}; the papers' have 16 GB (BERT's) or 160 GB (RoBERTa's).")
         return " ".join(lines)
 
 
@@ -371,6 +348,36 @@ def _lead_of(metric: str, labels: str, first: tuple[str, ...], second: tuple[str
 
 def _interval(lead: Lead | None) -> str:
     return "" if lead is None else f"{100 * lead.difference:+.1f} ({100 * lead.low:+.1f} to {100 * lead.high:+.1f})"
+
+
+def _made(runs: Sequence[Mapping[str, Any]]) -> str:
+    """By which commands, at which commits and where, and what every table's numbers are."""
+    machines = " and ".join(dict.fromkeys(_machine(run["environment"]) for run in runs))
+    commands = Counter(run["started_by"] for run in runs)  # Another table's too, of runs that are in both.
+    most = commands.most_common(MAX_COMMANDS)
+    shares = [f"`{text}`" + (f" ({n} of the runs)" if len(commands) > 1 else "") for text, n in most]
+    if rest := len(commands) - len(most):
+        shares.append(
+            f"{rest} more, which the runs' records name ({commands.total() - sum(n for _, n in most)} of the runs),"
+        )
+    commits = ", ".join(dict.fromkeys(_short(run["commit"]) for run in runs if run["commit"]))
+    where = f"{f' at commit {commits}' if commits else ''} on {machines}"
+    last = " (of stage 1 alone, the last)" if any(list(run.get("stages", ())) == ["1"] for run in runs) else ""
+    return (
+        f"Made by {', '.join(shares)}{where}. Scores are in percent, mean "
+        f"± standard deviation over seeds (n - 1), of the checkpoint best on validation{last}. Tokens (without padding), "
+        "FLOPs (6 x tokens with padding x parameters) and hours are of one run."
+    )
+
+
+def _sizes(scratch: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each task's runs from scratch, how long and how large they are."""
+    lines = []
+    for task in dict.fromkeys(run["task"] for run in scratch):
+        own = [run for run in scratch if run["task"] == task]
+        steps, parameters = _range([run["cost"]["steps"] for run in own]), _range([run["parameters"] for run in own])
+        lines.append(f"{task}, trained from scratch: {steps} steps, {parameters} parameters.")
+    return lines
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
