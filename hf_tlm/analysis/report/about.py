@@ -39,7 +39,7 @@ def what_was_run(run: RunFolder, predicted: Mapping[str, Rows | None]) -> Sectio
         predicted: by split the rows that were, where the task is at hand.
     """
     record = run.record
-    blocks: list[Block] = [Facts(_facts(run, predicted))]
+    blocks: list[Block] = [Facts(list(_facts(run, predicted)))]
     if isinstance(command := record.get("command"), str):
         blocks.append(Code(command))
     settings = settings_of(run)
@@ -96,13 +96,7 @@ def cost(run: RunFolder) -> Section | None:
 def scores(run: RunFolder) -> Section | None:
     """Every metric on every split: mean, deviation, every seed; of pretraining the losses."""
     if run.kind == "pretrain":
-        found = [
-            (part, name.replace("_", " "), value)
-            for part in ("training", "validation")
-            for name, value in (run.record.get(part) or {}).items()
-        ]
-        losses = (Column("on"), Column("what"), Column("value", "number", "{:.4f}"))
-        return Section("Scores", "scores", [make_table("Losses (nats) and shares", losses, found)]) if found else None
+        return _losses(run)
     splits = {split: summary_of(run, split) for split in SPLITS}
     if not any(splits.values()):
         return None
@@ -128,6 +122,17 @@ def scores(run: RunFolder) -> Section | None:
     if (scored := run.record.get("scored_split")) not in (None, "test"):
         about += f" Test scores are on the task's {scored} split: there is no test split with labels."
     return Section("Scores", "scores", [make_table("In percent", columns, rows), *_lead_tables(run), Text(about)])
+
+
+def _losses(run: RunFolder) -> Section | None:
+    """Of a pretraining."""
+    found = [
+        (part, name.replace("_", " "), value)
+        for part in ("training", "validation")
+        for name, value in (run.record.get(part) or {}).items()
+    ]
+    columns = (Column("on"), Column("what"), Column("value", "number", "{:.4f}"))
+    return Section("Scores", "scores", [make_table("Losses (nats) and shares", columns, found)]) if found else None
 
 
 def _lead_tables(run: RunFolder) -> list[Table]:
@@ -181,38 +186,53 @@ def _chose_checkpoints(run: RunFolder) -> bool:
 
 def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
     """(name, figure, what it is of) of the few numbers that come first."""
-    found = []
+    of_scores = _loss_tiles(run) if run.kind == "pretrain" else _score_tiles(run)
+    return [*of_scores, *_cost_tiles(run), *(_passage_tile(run) if run.kind == "subset" else ())]
+
+
+def _score_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
+    """The score on each split, test first, and what the first is to beat."""
     n, of = len(run.seeds), run.part
     word, figure = seed_figure(run.record.get("seed_figure"))
-    for split in reversed(SPLITS):
-        score = summary_of(run, split).get(run.metric or "")
-        if score is not None and run.kind != "pretrain":
-            said = f"{format_score(score)} %", "" if run.kind == BASELINE else f"{n} {of}{'s' * (n > 1)}"
-            if word != "mean" and n > 1:
-                said = f"{100 * figure(score['values']):.2f} %", f"{word} of {said[1]}, mean {said[0]}"
-            found.append((f"{split} {metric_name(run.metric)}", *said))
-            to_beat = [] if len(found) > 1 else list(_to_beat(run, split, run.metric or ""))
-            # The last is the linear model; a lead is of the mean.
+    scores = {split: summary_of(run, split).get(run.metric or "") for split in reversed(SPLITS)}
+    scored = [(split, score) for split, score in scores.items() if score is not None]
+    for place, (split, score) in enumerate(scored):
+        said = f"{format_score(score)} %", "" if run.kind == BASELINE else f"{n} {of}{'s' * (n > 1)}"
+        if word != "mean" and n > 1:
+            said = f"{100 * figure(score['values']):.2f} %", f"{word} of {said[1]}, mean {said[0]}"
+        yield f"{split} {metric_name(run.metric)}", *said
+        if place == 0 and (to_beat := list(_to_beat(run, split, run.metric or ""))):
+            name, value = to_beat[-1]  # The linear model; a lead is of the mean.
             lead = _lead(run, split) if word == "mean" else None
             unsure = lead is not None and lead[1] <= 0 <= lead[2]
             chance = "; the difference may be chance of these texts" if unsure else ""
-            found += [("to beat", f"{100 * value:.2f} %", f"{name}, on {split}{chance}") for name, value in to_beat[-1:]]
-    for name, value in (run.record.get("validation") or {}).items() if run.kind == "pretrain" else ():
+            yield "to beat", f"{100 * value:.2f} %", f"{name}, on {split}{chance}"
+
+
+def _loss_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
+    for name, value in (run.record.get("validation") or {}).items():
         if name.endswith("_loss") and value is not None:
-            found.append((f"validation {name.replace('_', ' ')}", f"{value:.3f}", "nats"))
+            yield f"validation {name.replace('_', ' ')}", f"{value:.3f}", "nats"
+
+
+def _cost_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
+    """Means over the seeds, or what the run records of itself."""
     costs = [record["cost"] for record in run.seeds if isinstance(record.get("cost"), Mapping)]
     costs = costs or [part for part in [run.record.get("cost")] if isinstance(part, Mapping)]
     if costs:
         each = " a seed" if run.seeds else ""
-        for name, title, format in (("real_tokens", "tokens", "{:,.0f}"), ("flops", "FLOPs", "{:.2e}")):
-            mean = sum(part.get(name) or 0 for part in costs) / len(costs)
-            found.append((f"{title}{each}", format.format(mean), "not padding" if title == "tokens" else ""))
-        found.append((f"time{each}", duration(sum(part.get("seconds") or 0 for part in costs) / len(costs)), "of training"))
-    if run.kind == "subset":
-        counts = run.record.get("counts") or {}
-        size = (run.record.get("selection") or {}).get("size", counts.get("union"))
-        found += [("passages", f"{size:,}", f"of {counts.get('passages', 0):,}")] if size else []
-    return found
+        tokens, flops, seconds = (
+            sum(part.get(name) or 0 for part in costs) / len(costs) for name in ("real_tokens", "flops", "seconds")
+        )
+        yield f"tokens{each}", f"{tokens:,.0f}", "not padding"
+        yield f"FLOPs{each}", f"{flops:.2e}", ""
+        yield f"time{each}", duration(seconds), "of training"
+
+
+def _passage_tile(run: RunFolder) -> Iterator[tuple[str, str, str]]:
+    counts = run.record.get("counts") or {}
+    if size := (run.record.get("selection") or {}).get("size", counts.get("union")):
+        yield "passages", f"{size:,}", f"of {counts.get('passages', 0):,}"
 
 
 def summary_of(run: RunFolder, split: str) -> dict[str, dict[str, Any]]:
@@ -239,18 +259,41 @@ def duration(seconds: float) -> str:
     return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _facts(run: RunFolder, predicted: Mapping[str, Rows | None]) -> list[tuple[str, str]]:
-    record, facts = run.record, [("Kind of run", TITLES[run.kind])]
+def _facts(run: RunFolder, predicted: Mapping[str, Rows | None]) -> Iterator[tuple[str, str]]:
+    record = run.record
     manifest = record if run.kind == "subset" else record.get("subset")
+    yield "Kind of run", TITLES[run.kind]
+    yield from _data_facts(run)
+    if rows := {split: found for split, found in predicted.items() if found is not None}:
+        rare = [
+            f"{split} {100 * found.rare_share(found.rare_below):.1f}% (in none: {100 * found.rare_share(1):.1f}%)"
+            for split, found in rows.items()
+        ]
+        below = next(iter(rows.values())).rare_below
+        yield f"Words that fewer than {below} training texts have", ", ".join(rare)
+    if run.kind == "tlm" and manifest is None:
+        yield "Subset", "none: task data only"
+    if isinstance(manifest, Mapping):
+        yield from subset_facts(manifest)
+    if isinstance(corpus := record.get("corpus"), Mapping) and run.kind == "pretrain":
+        yield "Corpus", f"{corpus.get('name')} ({corpus.get('tokens') or 0:,} tokens)"
+    yield from _model_facts(run)
+    if isinstance(prompt := record.get("prompt"), Mapping):
+        yield "Prompt", str(prompt.get("template"))
+
+
+def _data_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
+    """What the task is, and what became of its rows."""
+    record = run.record
     if isinstance(task := record.get("task"), str):
-        facts.append(("Task", f"{task} ({run.task_kind.replace('_', ' ')})"))
+        yield "Task", f"{task} ({run.task_kind.replace('_', ' ')})"
     if isinstance(held_out := record.get("held_out"), Mapping):
         shares = ", ".join(f"{split} {100 * share:g}%" for split, share in held_out.items())
-        facts.append(("Held out of the table", f"{shares} of the texts of every class"))
+        yield "Held out of the table", f"{shares} of the texts of every class"
     if isinstance(sampled := record.get("train_sampled"), Mapping):
         counts = [sampled.get("examples"), sampled.get("of")]
         if all(type(count) is int for count in counts):
-            facts.append(("Training examples", f"{counts[0]:,} of {counts[1]:,}, of every class its share"))
+            yield "Training examples", f"{counts[0]:,} of {counts[1]:,}, of every class its share"
     for name, title in (
         ("dropped", "Rows left out"),
         ("repeated_texts", "Texts repeated within the split"),
@@ -261,38 +304,25 @@ def _facts(run: RunFolder, predicted: Mapping[str, Rows | None]) -> list[tuple[s
                 (of.replace(".", " "), int(count)) for of, count in _flat(found) if re.fullmatch("[1-9][0-9]{0,15}", count)
             ]
             if shown := ", ".join(f"{of} {count:,}" for of, count in rows):
-                facts.append((title, shown))
-    rare = [
-        f"{split} {100 * found.rare_share(found.rare_below):.1f}% (in none: {100 * found.rare_share(1):.1f}%)"
-        for split, found in predicted.items()
-        if found is not None
-    ]
-    if rare:
-        below = next(found.rare_below for found in predicted.values() if found is not None)
-        facts.append((f"Words that fewer than {below} training texts have", ", ".join(rare)))
-    if run.kind == "tlm" and manifest is None:
-        facts.append(("Subset", "none: task data only"))
-    if isinstance(manifest, Mapping):
-        facts += subset_facts(manifest)
-    if isinstance(corpus := record.get("corpus"), Mapping) and run.kind == "pretrain":
-        facts.append(("Corpus", f"{corpus.get('name')} ({corpus.get('tokens') or 0:,} tokens)"))
-    model = record.get("model")
+                yield title, shown
+
+
+def _model_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
+    """Where the model comes from, its size and its price."""
+    model = run.record.get("model")
     if not isinstance(model, Mapping):
         model = {}
     if (start := model.get("model_name_or_path")) is not None:
-        facts.append(("Model", f"from the checkpoint {start}"))
+        yield "Model", f"from the checkpoint {start}"
     elif model.get("model_config"):
-        facts.append(("Model", f"from scratch, {model['model_config']}"))
-    if (one := next(iter(run.seeds), record)).get("parameters"):
+        yield "Model", f"from scratch, {model['model_config']}"
+    if (one := next(iter(run.seeds), run.record)).get("parameters"):
         trained = one.get("trained_parameters", one["parameters"])
         some = f", {trained:,} of them trained" if trained < one["parameters"] else ""
-        facts.append(("Parameters", f"{one['parameters']:,}{some} ({one.get('model_type', 'model')})"))
+        yield "Parameters", f"{one['parameters']:,}{some} ({one.get('model_type', 'model')})"
     if "price" in one:
         with suppress(Unfit):  # Somebody else's record may say anything.
-            facts.append(("A prediction", price_line(PRICE(one["price"]))))
-    if isinstance(prompt := record.get("prompt"), Mapping):
-        facts.append(("Prompt", str(prompt.get("template"))))
-    return facts
+            yield "A prediction", price_line(PRICE(one["price"]))
 
 
 def subset_facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:

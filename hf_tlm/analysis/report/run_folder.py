@@ -104,28 +104,16 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     path = Path(path)
     check_links(path)
     name = name or path.resolve().name
-    files = {
-        file: read_json(path / file)
-        for file in (RESULTS_FILE, SETTINGS_FILE, MANIFEST, GRID_FILE)
-        if (path / file).is_file()
-    }
+    places = [path / file for file in (RESULTS_FILE, SETTINGS_FILE, MANIFEST, GRID_FILE)]
+    files = {place.name: read_json(place) for place in places if place.is_file()}
     for file in (RESULTS_FILE, SETTINGS_FILE, MANIFEST):
         check_record(files.get(file, {}), path / file)
-    if MANIFEST in files and not {RESULTS_FILE, SETTINGS_FILE} & set(files):
-        return RunFolder(name, path, "subset", files[MANIFEST], home=path)
+    if not {RESULTS_FILE, SETTINGS_FILE} & set(files):
+        return _of_others(path, name, files.get(MANIFEST))
     if is_baseline(record := files.get(RESULTS_FILE, {})):
         check_seed(seed := baseline_seed(record), path / RESULTS_FILE)
         return RunFolder(name, path, BASELINE, record, [seed], home=path)
-    if not {RESULTS_FILE, SETTINGS_FILE} & set(files):
-        if folders := sorted(folder for folder in path.glob(f"{SEED}*") if _is_of_a_seed(folder)):
-            return _of_arm(name, path, [read_run(folder) for folder in folders])
-        if (path / LINEAR / RESULTS_FILE).is_file():  # What `hf-tlm baseline` leaves, of which prediction takes the same.
-            return read_run(path / LINEAR, name)
-        raise AnalysisError(
-            f"{path} holds no run: expected {RESULTS_FILE} or {SETTINGS_FILE}, as `hf-tlm train`, finetune, few-shot, "
-            f"pretrain and baseline leave them, or a subset's {MANIFEST}."
-        )
-    record = files.get(RESULTS_FILE) or files[SETTINGS_FILE]
+    record = record or files[SETTINGS_FILE]
     missing = [] if RESULTS_FILE in files else [f"The run is not finished: there is no {RESULTS_FILE} yet."]
     home = path
     if GRID_FILE in files and isinstance(chosen := files[GRID_FILE].get("chosen"), dict):
@@ -137,20 +125,25 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
         record = {**record, "grid": files[GRID_FILE]}
     if type(number := record.get("round")) is int:
         home = path / f"round-{number}"
-    kind = "grid" if "grid" in record else _kind(record)
-    run = RunFolder(name, path, kind, record, home=home, missing=missing)
-    part = f"{run.part}s"
-    records = record.get(part, []) if RESULTS_FILE in files else _finished(run)
-    if not isinstance(records, list) or not all(isinstance(seed, dict) and "seed" in seed for seed in records):
-        raise AnalysisError(
-            f"{path / RESULTS_FILE}: `{part}` must be a list of records with their `seed`. The file is damaged."
-        )
-    for seed in records:
-        check_seed(seed, path / RESULTS_FILE if RESULTS_FILE in files else run.seed_folder(seed["seed"]) / RESULTS_FILE)
-    run.seeds.extend(records)
-    if kind != "pretrain" and (left := sorted(set(run.started_seeds) - {seed["seed"] for seed in records})):
+    run = RunFolder(name, path, _kind(record), record, home=home, missing=missing)
+    run.seeds.extend(_finished_seeds(run, RESULTS_FILE in files))
+    if run.kind != "pretrain" and (left := sorted(set(run.started_seeds) - {seed["seed"] for seed in run.seeds})):
         missing.append(f"Not finished: seed {', '.join(map(str, left))}.")
     return run
+
+
+def _of_others(path: Path, name: str, manifest: dict[str, Any] | None) -> RunFolder:
+    """A folder without a run of its own: a subset, an arm's runs, or what `hf-tlm baseline` leaves."""
+    if manifest is not None:
+        return RunFolder(name, path, "subset", manifest, home=path)
+    if folders := sorted(folder for folder in path.glob(f"{SEED}*") if _is_of_a_seed(folder)):
+        return _of_arm(name, path, [read_run(folder) for folder in folders])
+    if (path / LINEAR / RESULTS_FILE).is_file():  # Of baselines prediction takes the same.
+        return read_run(path / LINEAR, name)
+    raise AnalysisError(
+        f"{path} holds no run: expected {RESULTS_FILE} or {SETTINGS_FILE}, as `hf-tlm train`, finetune, few-shot, "
+        f"pretrain and baseline leave them, or a subset's {MANIFEST}."
+    )
 
 
 def check_links(folder: Path) -> None:
@@ -204,6 +197,8 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _kind(record: Mapping[str, Any]) -> str:
+    if "grid" in record:
+        return "grid"
     if "corpus_fingerprint" in record:
         return "pretrain"
     if "method" in record and "k" in record:
@@ -211,10 +206,23 @@ def _kind(record: Mapping[str, Any]) -> str:
     return "tlm" if "subset" in record else "finetune"
 
 
-def _finished(run: RunFolder) -> list[dict[str, Any]]:
-    """The records of a run's seeds that are finished while the run is not."""
-    files = [(seed, run.seed_folder(seed) / RESULTS_FILE) for seed in run.started_seeds]
-    return [{"seed": seed, **read_json(path)} for seed, path in files if path.is_file()]
+def _finished_seeds(run: RunFolder, finished: bool) -> list[dict[str, Any]]:
+    """The records of a run's finished seeds, which it has itself once it is finished.
+
+    Raises:
+        AnalysisError: one is not what recipes write.
+    """
+    part, results = f"{run.part}s", run.path / RESULTS_FILE
+    if finished:
+        records = run.record.get(part, [])
+    else:
+        files = [(seed, run.seed_folder(seed) / RESULTS_FILE) for seed in run.started_seeds]
+        records = [{"seed": seed, **read_json(path)} for seed, path in files if path.is_file()]
+    if not isinstance(records, list) or not all(isinstance(seed, dict) and "seed" in seed for seed in records):
+        raise AnalysisError(f"{results}: `{part}` must be a list of records with their `seed`. The file is damaged.")
+    for seed in records:
+        check_seed(seed, results if finished else run.seed_folder(seed["seed"]) / RESULTS_FILE)
+    return records
 
 
 @dataclasses.dataclass(frozen=True)
