@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from hf_tlm.runs.finetuning.loading import load_pretrained
 from hf_tlm.runs.price import price, price_line
 from hf_tlm.runs.records import classified, predictions_jsonl, started
 from hf_tlm.runs.sharing import run_shared
-from hf_tlm.runs.summary import aggregate, format_table
+from hf_tlm.runs.summary import SPLITS, format_table, summarise
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.run_folder import RESULTS_FILE, claim, finish, finished, settings
@@ -59,7 +58,7 @@ class FewShotRun:
 
         Where it is not the task's test split that was scored, that is said.
         """
-        rows = [{"split": record["seed"], **_chosen(record), **_scores(record)} for record in self.splits]
+        rows = [_row(record) for record in self.splits]
         if len(rows) > 1:
             last = dict.fromkeys(rows[0], "") | {"split": "mean ± std"}
             for split, scores in self.summary.items():
@@ -133,51 +132,13 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     points = []
     if args.method != "zero_shot":
         points = [Point(*values) for values in product(seeds, args.learning_rates, args.batch_sizes)]
-
-    folder_of = partial(split_folder, output_dir)
-    whole: set[int] = set()
-
-    def tested(seed: int) -> bool:
-        if seed not in whole and finished(folder_of(seed), args, local=True) is not None:
-            whole.add(seed)
-        return seed in whole
-
-    def trained(point: Point) -> bool:
-        folder = point.folder(output_dir)
-        # Who tests a split removes the models of its points, maybe while they are looked at here.
-        return (
-            tested(point.split)
-            or (finished(folder, args, local=True) is not None and (folder / "model").is_dir())
-            or tested(point.split)
-        )
-
-    def train(point: Point) -> None:
-        folder = point.folder(output_dir)
-        episode = episodes[point.split]
-        assert episode is not None  # Without one nothing is trained.
-        record = method.train(point, episode, folder)
-        record = {"learning_rate": point.learning_rate, "batch_size": point.batch_size, **record}
-        if args.process_index == 0:
-            finish(folder, record, "model")
-
-    def test(seed: int) -> None:
-        own = [point for point in points if point.split == seed]
-        record = _test_split(method, task, episodes[seed], scored, own, folder_of(seed), args)
-        if args.process_index == 0:
-            if own:
-                record["price"] = price(folder_of(seed) / "model")
-            finish(folder_of(seed), {"seed": seed, **record}, "model", PREDICTIONS, EXAMPLES_FILE)
-            for point in own:
-                shutil.rmtree(point.folder(output_dir) / "model", ignore_errors=True)
-
+    work = _Work(task, args, method, scored, episodes, points)
     with claimed:
-        run_shared(points, lambda point: point.folder(output_dir), trained, train)
-        run_shared(seeds, folder_of, tested, test)
+        run_shared(points, lambda point: point.folder(output_dir), work.trained, work.train)
+        run_shared(seeds, work.folder, work.tested, work.test)
 
-    records = [read_object(folder_of(seed) / RESULTS_FILE) for seed in seeds]
-    summary: dict[str, dict[str, Any]] = {
-        split: aggregate([record[split] for record in records]) for split in ("validation", "test") if split in records[0]
-    }
+    records = [read_object(work.folder(seed) / RESULTS_FILE) for seed in seeds]
+    summary = summarise(records)
     run = FewShotRun(records, summary, details, output_dir)
     if args.process_index == 0:
         atomic_write(output_dir / TABLE_FILE, run.to_text() + "\n")
@@ -201,53 +162,84 @@ def _method(
     return method, {"template": prompt.template, "label_words": dict(prompt.label_words)}
 
 
-def _test_split(
-    method: Prompted | WithHead,
-    task: Task,
-    episode: Episode | None,
-    scored: str,
-    points: Sequence[Point],
-    folder: Path,
-    args: FewShotArguments,
-) -> dict[str, Any]:
-    """Test the best point of a split, and leave its model in `folder/model`; without points the checkpoint as it is."""
-    record: dict[str, Any] = {}
-    model = None
-    if points:
-        model = folder / "model"
-        found = [read_object(point.folder(folder.parent) / RESULTS_FILE) for point in points]
-        best = max(range(len(found)), key=lambda index: found[index]["validation"][task.metric])
-        record = {**found[best], "points": found}
-        source = points[best].folder(folder.parent) / "model"
-        with args.main_process_first(local=False, desc="choosing the model"):
-            if args.process_index == 0:
-                # A copy: the point's own is whole until the split is finished, also after a kill.
-                with atomic_directory(model) as work:
-                    shutil.copytree(source, work, dirs_exist_ok=True)
-    scores, logits = method.score(episode, model, scored)
-    record["test"] = scores
-    if args.process_index == 0:
-        text = predictions_jsonl(
-            "classification", task.label_names, task.splits[scored], classified(logits, task.label_names)
+@dataclass
+class _Work:
+    """The trainings and the tests of a run.
+
+    episodes: of each split, by its seed, the examples; None where there are none.
+    points: all that are trained.
+    """
+
+    task: Task
+    args: FewShotArguments
+    method: Prompted | WithHead
+    scored: str
+    episodes: Mapping[int, Episode | None]
+    points: Sequence[Point]
+    whole: set[int] = field(default_factory=set)  # Splits that are known to be tested.
+
+    def folder(self, seed: int) -> Path:
+        return split_folder(self.args.folder, seed)
+
+    def tested(self, seed: int) -> bool:
+        if seed not in self.whole and finished(self.folder(seed), self.args, local=True) is not None:
+            self.whole.add(seed)
+        return seed in self.whole
+
+    def trained(self, point: Point) -> bool:
+        folder = point.folder(self.args.folder)
+        # Who tests a split removes the models of its points, maybe while they are looked at here.
+        return (
+            self.tested(point.split)
+            or (finished(folder, self.args, local=True) is not None and (folder / "model").is_dir())
+            or self.tested(point.split)
         )
+
+    def train(self, point: Point) -> None:
+        folder, episode = point.folder(self.args.folder), self.episodes[point.split]
+        assert episode is not None  # Without one nothing is trained.
+        record = self.method.train(point, episode, folder)
+        if self.args.process_index == 0:
+            finish(folder, {"learning_rate": point.learning_rate, "batch_size": point.batch_size, **record}, "model")
+
+    def test(self, seed: int) -> None:
+        """Test the best point of a split, whose model then is the split's; without points the checkpoint as it is."""
+        folder, episode = self.folder(seed), self.episodes[seed]
+        rows, names = self.task.splits[self.scored], self.task.label_names
+        own = [point for point in self.points if point.split == seed]
+        record = self._best(own, folder / "model") if own else {}
+        record["test"], logits = self.method.score(episode, folder / "model" if own else None, self.scored)
+        if self.args.process_index > 0:
+            return
+        text = predictions_jsonl("classification", names, rows, classified(logits, names))
         atomic_write(predictions_file(folder, "test"), text)
         if episode is not None:
             drawn = {"train": episode.train["id"][:], "validation": episode.validation["id"][:]}
             _write(folder / EXAMPLES_FILE, drawn)
-    return record
+        if own:
+            record["price"] = price(folder / "model")
+        finish(folder, {"seed": seed, **record}, "model", PREDICTIONS, EXAMPLES_FILE)
+        for point in own:
+            shutil.rmtree(point.folder(self.args.folder) / "model", ignore_errors=True)
+
+    def _best(self, points: Sequence[Point], model: Path) -> dict[str, Any]:
+        """The record of the point best on its validation examples, whose model is copied."""
+        folders = [point.folder(self.args.folder) for point in points]
+        found = [read_object(folder / RESULTS_FILE) for folder in folders]
+        best = max(range(len(found)), key=lambda index: found[index]["validation"][self.task.metric])
+        with self.args.main_process_first(local=False, desc="choosing the model"):
+            if self.args.process_index == 0:
+                # A copy: the point's own is whole until the split is finished, also after a kill.
+                with atomic_directory(model) as work:
+                    shutil.copytree(folders[best] / "model", work, dirs_exist_ok=True)
+        return {**found[best], "points": found}
 
 
-def _chosen(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: record[name] for name in ("learning_rate", "batch_size", "best_step") if name in record}
-
-
-def _scores(record: dict[str, Any]) -> dict[str, str]:
-    return {
-        f"{split} {name}": f"{100 * value:.2f}"
-        for split in ("validation", "test")
-        if split in record
-        for name, value in record[split].items()
-    }
+def _row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A split's row of the table."""
+    row = {name: record[name] for name in ("learning_rate", "batch_size", "best_step") if name in record}
+    scores = {f"{split} {name}": value for split in SPLITS for name, value in record.get(split, {}).items()}
+    return {"split": record["seed"], **row, **{name: f"{100 * value:.2f}" for name, value in scores.items()}}
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
