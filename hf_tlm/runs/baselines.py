@@ -137,7 +137,7 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
         tasks = list(draws[: max(1, MOST_TEXTS // sum(map(len, draws[0].splits.values())))])
         ids = [[one.train["id"][:], one.validation["id"][:]] for one in tasks]
         of += "-" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
-    of += "-characters" if by_character(*_texts(task)) else ""
+    of += "-characters" if _by_character(task) else ""
     file = cache_folder() / f"baselines-{_FORMAT}-{of}-{task.metric}.json"
     found = find_object(file) or {}
     if _is_kept(found):
@@ -263,7 +263,7 @@ def linear_model(task: Task) -> Baseline:
                     num_labels=task.num_labels,
                     n_grams=n,
                     temperature=best_temperature(margins, model.classes_, references["validation"]),
-                    by_character=by_character(*_texts(task)),
+                    by_character=_by_character(task),
                 )
     return _baseline(task, LINEAR, settings, predictions, begun, chosen)
 
@@ -272,15 +272,18 @@ def _scored(task: Task) -> Iterator[tuple[str, Dataset]]:
     return ((split, rows) for split, rows in task.splits.items() if split != "train")
 
 
-def _texts(task: Task) -> list[Sequence[str]]:
-    """The training texts, of pairs both columns."""
-    return [task.train[column] for column in COLUMNS if column in task.train.column_names]
+def _columns(task: Task) -> list[str]:
+    return [column for column in COLUMNS if column in task.train.column_names]
+
+
+def _by_character(task: Task) -> bool:
+    return by_character(*(task.train[column] for column in _columns(task)))
 
 
 def _most(task: Task) -> int:
     """The longest n-grams that are tried."""
     texts = task.train["text"]
-    words = sum(map(len, texts)) if by_character(*_texts(task)) else sum(len(text.split()) for text in texts)
+    words = sum(map(len, texts)) if _by_character(task) else sum(len(text.split()) for text in texts)
     return max(n for n in N_GRAMS if n < 3 or words <= MOST_WORDS_FOR_TRIGRAMS)
 
 
@@ -292,9 +295,8 @@ def _features(
     Yields:
         n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F].
     """
-    columns = [column for column in COLUMNS if column in task.train.column_names]
-    most, pattern, counted = _most(task), tokens(by_character(*_texts(task))), {}
-    for column in columns:
+    most, pattern, counted = _most(task), tokens(_by_character(task)), {}
+    for column in _columns(task):
         counter = CountVectorizer(token_pattern=pattern, ngram_range=(1, most), dtype=np.float32)
         counts = {"train": counter.fit_transform(task.train[column])}
         counts["train"].sort_indices()  # As those of the other splits are: sums are the same to the bit.

@@ -35,7 +35,7 @@ from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.hub.commit import Push
 from hf_tlm.models import TrainedModel, export_adapter, export_stock, trained_parameters
 from hf_tlm.objective_specs import OBJECTIVES
-from hf_tlm.runs.records import cost_lines, published_lines, started
+from hf_tlm.runs.records import cost_lines, logged_scores, published_lines, started
 from hf_tlm.training import (
     ArgumentsError,
     ModelArguments,
@@ -227,7 +227,7 @@ def _train(
             callbacks=[pushes],
         )
         trainer.train(resume_from_checkpoint=True)
-    validation = {} if held is None else _scores(final_scores(trainer), "eval_")
+    validation = {} if held is None else logged_scores(final_scores(trainer), "eval_")
     model = trained_model(trainer)
     assert isinstance(model, (TrainedModel, PeftModel))  # As it came in.
     trainer.save_state()
@@ -241,7 +241,7 @@ def _train(
         "parameters": model.num_parameters(),
         "trained_parameters": trained_parameters(model),
         "cost": trainer.cost().to_dict(),
-        "training": _scores(logged[-1], "corpus/") if logged else {},
+        "training": logged_scores(logged[-1], "corpus/") if logged else {},
         "validation": validation,
         "validation_blocks": 0 if held is None else len(held),
         "initialization": None if initialization is None else initialization.report,
@@ -271,12 +271,6 @@ def _prepared(
             yield StreamedBlocks(shards, preparation)
     else:
         yield StreamedBlocks(shards)
-
-
-def _scores(entry: dict[str, float], prefix: str) -> dict[str, float]:
-    """Losses and shares of a line of the log, without their prefix and what was measured by a clock."""
-    names = [name for name in entry if name.startswith(prefix) and not name.endswith(("runtime", "per_second", "_time"))]
-    return {name.removeprefix(prefix): entry[name] for name in names}
 
 
 def _tokenizer(

@@ -171,6 +171,12 @@ def predictions_jsonl(kind: str, label_names: Sequence[str], rows: Dataset, pred
     return "".join(lines)
 
 
+def logged_scores(entry: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Losses and scores of a line of the log, without their prefix and what was measured by a clock."""
+    names = [name for name in entry if name.startswith(prefix) and not name.endswith(("runtime", "per_second", "_time"))]
+    return {name.removeprefix(prefix): entry[name] for name in names}
+
+
 def cost_lines(cost: Mapping[str, float], each: str = "") -> list[str]:
     """What a run cost, for a person, from `Cost.to_dict`. each: what it is the cost of, such as " a seed"."""
     measured = f", {cost['measured_flops']:.3g} measured" if cost.get("measured_flops") else ""

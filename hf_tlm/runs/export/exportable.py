@@ -121,8 +121,7 @@ def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Ex
         set_token_types(tokenizer, stock.config)
     if source.spec.kind == "regression":
         stock.config.problem_type = "regression"
-    quiet: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
-    args = FinetuneArguments(output_dir=scratch, use_cpu=True, **quiet, **source.arguments)
+    args = source.finetune_arguments(scratch, use_cpu=True)
     restore = getattr(kind, "restore", None)
     decoder = stock if restore is None else restore(stock, source.folder, args)
     return Exportable(source, kind, stock, tokenizer, args, decoder)

@@ -133,10 +133,6 @@ class Prompted:
     tokenizer: PreTrainedTokenizerBase
     prompt: Prompt
 
-    @property
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return compute_metrics_for(self.task.metric, *self.task.spec.further_metrics)
-
     def classifier(self, episode: Episode | None, folder: Path | None = None) -> PromptClassifier:
         """The checkpoint's masked LM, or the one in `folder`, with the split's demonstrations.
 
@@ -209,12 +205,12 @@ class Prompted:
         found = trainer.predict(classifier.inputs(rows)).predictions
         assert isinstance(found, np.ndarray)
         logits = averaged(found, classifier.draws)
-        return self.metrics(EvalPrediction(logits, np.asarray(rows["label"][:]))), logits
+        return _scores(self.task, logits, rows["label"][:]), logits
 
     def _metrics_of_sets(self, sets: int) -> Callable[[EvalPrediction], dict[str, float]]:
         def metrics(found: EvalPrediction) -> dict[str, float]:
             assert isinstance(found.predictions, np.ndarray) and isinstance(found.label_ids, np.ndarray)
-            return self.metrics(EvalPrediction(averaged(found.predictions, sets), found.label_ids[::sets]))
+            return _scores(self.task, averaged(found.predictions, sets), found.label_ids[::sets])
 
         return metrics
 
@@ -257,8 +253,7 @@ class WithHead:
             processing_class=tokenizer,
         )
         logits = held_out.outputs(trainer)
-        metrics = compute_metrics_for(self.task.metric, *self.task.spec.further_metrics)
-        return metrics(EvalPrediction(logits, np.asarray(rows["label"][:]))), logits
+        return _scores(self.task, logits, rows["label"][:]), logits
 
     def _arguments(self, **values: Any) -> FinetuneArguments:
         """The options that both have in common, and `values`."""
@@ -268,3 +263,9 @@ class WithHead:
         args = FinetuneArguments(**changed | values)
         self.args.track_as_part(args, args.folder)
         return args
+
+
+def _scores(task: Task, logits: np.ndarray, labels: Sequence[int] | np.ndarray) -> dict[str, float]:
+    """The task's metrics, and the accuracy."""
+    metrics = compute_metrics_for(task.metric, *task.spec.further_metrics)
+    return metrics(EvalPrediction(logits, np.asarray(labels)))

@@ -33,7 +33,7 @@ from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, check_kind, kind_modul
 from hf_tlm.runs.finetuning.loading import load_finetuned, load_model, load_pretrained
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.price import price
-from hf_tlm.runs.records import SAVED_FILE, predictions_jsonl, read_saved, saved_settings, started
+from hf_tlm.runs.records import SAVED_FILE, logged_scores, predictions_jsonl, read_saved, saved_settings, started
 from hf_tlm.runs.sharing import share_seeds
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers import ask_teacher, check_passage_options, content_of, open_teacher
@@ -263,7 +263,11 @@ class _Run:
             "trained_parameters": trained_parameters(model),
             "train_examples": len(chosen),
             "cost": trainer.cost().to_dict(),
-            "history": _history(trainer.state.log_history),
+            "history": [
+                {"step": entry["step"], **logged_scores(entry, "eval_")}
+                for entry in trainer.state.log_history
+                if "eval_loss" in entry
+            ],
             "tables": {},
         }
         written = {}
@@ -328,22 +332,6 @@ def _taught(args: FinetuneArguments, kind: str) -> WeightedSum:
     """The task loss, and the teacher's beside it."""
     own = TaskLoss(args.label_smoothing_factor) if kind == "classification" else ValueLoss()
     return WeightedSum((1.0, own), (args.teacher_weight, TeacherLoss(args.teacher_temperature)))
-
-
-def _history(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The validation scores of every evaluation during training, without what a clock measured."""
-    return [
-        {
-            "step": entry["step"],
-            **{
-                name.removeprefix("eval_"): value
-                for name, value in entry.items()
-                if name.startswith("eval_") and not name.endswith(("runtime", "per_second")) and np.isscalar(value)
-            },
-        }
-        for entry in log
-        if "eval_loss" in entry
-    ]
 
 
 def _export(

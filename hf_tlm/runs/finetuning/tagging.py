@@ -215,9 +215,9 @@ def tables(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict
     for tag in sorted({*support, *chosen} - {None}, key=lambda tag: (-support[tag], tag)) + [None] * (None in support):
         right = pairs[tag, tag] if tag is not None else 0
         rates = {
-            "precision": right / max(1, chosen[tag]) if tag is not None else 0.0,
+            "precision": right / max(1, chosen[tag]),
             "recall": right / max(1, support[tag]),
-            "f1": 2 * right / max(1, support[tag] + chosen[tag]) if tag is not None else 0.0,
+            "f1": 2 * right / max(1, support[tag] + chosen[tag]),
         }
         table.append({"tag": tag, "support": support[tag]} | rates)
     truncated = sum(prediction.get("truncated_words", 0) for prediction in predictions)

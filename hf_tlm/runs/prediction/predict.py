@@ -170,8 +170,7 @@ def open_predictor(
         ModelError: its files do not go together.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        quiet: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
-        args = FinetuneArguments(output_dir=scratch, **quiet, **source.arguments, **options)
+        args = source.finetune_arguments(scratch, **options)
         if args.device.type == "cpu":
             args.dataloader_pin_memory = False  # As in training.
         if exported is not None:

@@ -18,6 +18,7 @@ from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import class_names, reading
 from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
+from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.prediction.arguments import check_models
 from hf_tlm.runs.records import SAVED_FILE, read_saved
 from hf_tlm.tasks import TaskError, TaskSpec
@@ -58,6 +59,11 @@ class Source:
     stock: bool = False
     fills_masks: bool = False
     linear: bool = False
+
+    def finetune_arguments(self, folder: str, **options: Any) -> FinetuneArguments:
+        """Its `arguments` and further `options` for a Trainer that says nothing, and does not train, in a folder."""
+        quiet: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
+        return FinetuneArguments(output_dir=folder, **quiet, **self.arguments, **options)
 
 
 def find_source(

@@ -36,6 +36,13 @@ class Answers:
     disagreement: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
+def held_out(what: str, probabilities: np.ndarray, labels: np.ndarray, **further: float) -> dict[str, Any]:
+    """What a report says of a classifier's answers, float [N, C], for texts of known classes that it has not learned."""
+    right, largest = (probabilities.argmax(1) == labels).mean(), np.bincount(labels).max() / len(labels)
+    of_all = {"largest_class": round(float(largest), 4)}
+    return {"held_out": what, "held_out_accuracy": round(float(right), 4), **further, **of_all}
+
+
 def progress(items: Iterable[T], description: str, unit: str) -> Iterable[T]:
     """The items with a bar, on the first process."""
     return tqdm(items, desc=description, unit=unit, disable=place_in_job()[0] > 0)

@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.models.linear_start import logistic_regression
 from hf_tlm.runs.linear import by_character, tfidf
-from hf_tlm.runs.teachers.answers import LEAST, Answers, progress
+from hf_tlm.runs.teachers.answers import LEAST, Answers, held_out, progress
 from hf_tlm.tasks import Task
 
 FOLDS = 5
@@ -66,24 +66,18 @@ class LinearTeacher:
         texts, labels, classes = list(task.train["text"]), np.asarray(task.train["label"][:]), task.num_labels
         folds = _folds(texts, labels)
         (n, c), tried = _choose(texts, labels, classes)
-        held_out = np.full((len(texts), classes), LEAST)
+        answers = np.full((len(texts), classes), LEAST)
         for train, test in tqdm(folds, desc="Asking the teacher", unit=" folds"):
-            held_out[test] = _Linear(n, c, [texts[i] for i in train], labels[train], classes)([texts[i] for i in test])
-        report = {
-            "n_grams": n,
-            "C": c,
-            "settings_tried": tried,
-            "held_out": "held-out training texts",
-            "held_out_accuracy": round(float((held_out.argmax(1) == labels).mean()), 4),
-            "held_out_cross_entropy": round(_cross_entropy(held_out, labels), 4),
-            "largest_class": round(float(np.bincount(labels).max() / len(labels)), 4),
-        }
+            answers[test] = _Linear(n, c, [texts[i] for i in train], labels[train], classes)([texts[i] for i in test])
+        report: dict[str, Any] = {"n_grams": n, "C": c, "settings_tried": tried}
+        loss = round(_cross_entropy(answers, labels), 4)
+        report |= held_out("held-out training texts", answers, labels, held_out_cross_entropy=loss)
         said = np.zeros((0, classes))
         if passages is not None and len(passages):
             model, rows = _Linear(n, c, texts, labels, classes), passages["text"]
             chunks = progress(range(0, len(rows), CHUNK), "Asking the teacher of passages", " chunks")
             said = np.concatenate([model(rows[start : start + CHUNK]) for start in chunks])
-        return Answers(held_out, said, report)
+        return Answers(answers, said, report)
 
 
 class _Linear:

@@ -25,7 +25,7 @@ from hf_tlm.models.adapters import ADAPTER_FILE, ADAPTER_WEIGHTS, read_adapter
 from hf_tlm.models.loading import SAFE_WEIGHTS
 from hf_tlm.runs.prediction.predict import Predictor, open_predictor
 from hf_tlm.runs.prediction.source import Source, find_source
-from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, entropy, progress
+from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, entropy, held_out, progress
 from hf_tlm.tasks import Task
 from hf_tlm.training.run_folder import RECORDS, RESULTS_FILE, run_of
 from hf_tlm.training.teacher import lineage, teacher_cost
@@ -88,8 +88,9 @@ class ModelTeacher:
         splits = {"validation texts": task.validation, "training texts": task.train}
         if passages is not None:
             splits["passages"] = passages.select_columns(["text"])
-        said = {name: np.zeros((len(rows), max(1, task.num_labels))) for name, rows in splits.items()}
-        own_entropy = np.zeros(len(splits.get("passages", ())))
+        width = max(1, task.num_labels)
+        said = {"passages": np.zeros((0, width)), **{name: np.zeros((len(rows), width)) for name, rows in splits.items()}}
+        own_entropy = np.zeros(len(said["passages"]))
         tokens, parameters, flops, seconds, rank = 0, 0, 0.0, 0.0, place_in_job()[0]
         for number, one in enumerate(self.models, 1):
             with open_predictor(one.source, **self.options) as predictor:
@@ -106,19 +107,10 @@ class ModelTeacher:
             AcceleratorState._reset_state()
         report: dict[str, Any] = {"parameters": parameters, "tokens": tokens, "flops": flops, "seconds": round(seconds, 3)}
         if task.kind == "classification":
-            labels = np.asarray(task.validation["label"][:])
-            right = float((said["validation texts"].argmax(1) == labels).mean())
-            largest = float(np.bincount(labels).max() / len(labels))
-            report |= {
-                "held_out": "validation texts",
-                "held_out_accuracy": round(right, 4),
-                "largest_class": round(largest, 4),
-            }
-        nothing = np.zeros((0, max(1, task.num_labels)))
-        passages_said = said.get("passages", nothing)
+            report |= held_out("validation texts", said["validation texts"], np.asarray(task.validation["label"][:]))
         # The mean divergence from the average is the average's entropy less the mean one.
-        apart = np.maximum(entropy(passages_said) - own_entropy, 0.0) if task.kind == "classification" else own_entropy
-        return Answers(said["training texts"], passages_said, report, apart)
+        apart = np.maximum(entropy(said["passages"]) - own_entropy, 0.0) if task.kind == "classification" else own_entropy
+        return Answers(said["training texts"], said["passages"], report, apart)
 
 
 def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:

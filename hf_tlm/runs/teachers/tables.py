@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from hf_tlm.corpora.tables import suffix_of
 from hf_tlm.errors import ArgumentsError
-from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix
+from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, held_out
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.reading import BUILDERS, read_file
 from hf_tlm.utils.seals import checksum
@@ -94,9 +94,7 @@ class TableTeacher:
         if known and task.kind == "classification":
             rows = validation.sum(1) > 0
             labels = np.asarray(task.validation["label"][:])[rows]
-            right, largest = (validation[rows].argmax(1) == labels).mean(), np.bincount(labels).max() / len(labels)
-            report |= {"held_out": f"{known:,} validation texts", "held_out_accuracy": round(float(right), 4)}
-            report["largest_class"] = round(float(largest), 4)
+            report |= held_out(f"{known:,} validation texts", validation[rows], labels)
         return Answers(train, said, report)
 
     def _keys(self, rows: Dataset) -> list[str]:
@@ -138,26 +136,8 @@ class TableTeacher:
         return numbers
 
     def _probabilities(self, task: Task, rows: Dataset, mapping: Mapping[str, str]) -> np.ndarray:
-        wanted, columns = set(mapping) or set(task.label_names), set(rows.column_names)
-        if "probabilities" in columns:
-            objects = rows["probabilities"][:]
-            if not objects or not all(isinstance(one, Mapping) for one in objects):
-                raise ArgumentsError(f"teacher {self.path}: expected objects, class -> share, in the column probabilities.")
-            if other := [row for row, one in enumerate(objects) if set(one) != set(objects[0])]:
-                raise ArgumentsError(
-                    f"teacher {self.path}: expected the same classes in every row of probabilities; row {other[0]} has "
-                    f"{', '.join(objects[other[0]]):.100}, and row 0 {', '.join(objects[0]):.100}."
-                )
-            cells = {name: [one[name] for one in objects] for name in objects[0]}
-        elif prefixed := [name for name in rows.column_names if name.startswith(PREFIX)]:
-            cells = {name.removeprefix(PREFIX): rows[name][:] for name in prefixed}
-        elif there := wanted & columns:
-            cells = {name: rows[name][:] for name in rows.column_names if name in there}
-        else:
-            raise ArgumentsError(
-                f"teacher {self.path}: expected a column for every class ({', '.join(sorted(wanted)):.200}), called like it "
-                f"or {PREFIX}<class>; it has {', '.join(rows.column_names):.200}."
-            )
+        """The answers of all rows in the task's classes, float64 [N, C]."""
+        cells = self._cells(rows, set(mapping) or set(task.label_names))
         matrix = class_matrix(list(cells), task.label_names, mapping, f"the teacher {self.path}")
         shares = np.stack([self._numbers(column) for column in cells.values()], axis=1)
         sums = shares.sum(1)
@@ -168,3 +148,24 @@ class TableTeacher:
             )
         said = np.maximum(shares @ matrix, LEAST)
         return said / said.sum(1, keepdims=True)
+
+    def _cells(self, rows: Dataset, classes: set[str]) -> dict[str, list[Any]]:
+        """Of each class that has a share what the rows have for it."""
+        if "probabilities" in rows.column_names:
+            objects = rows["probabilities"][:]
+            if not objects or not all(isinstance(one, Mapping) for one in objects):
+                raise ArgumentsError(f"teacher {self.path}: expected objects, class -> share, in the column probabilities.")
+            if other := [row for row, one in enumerate(objects) if set(one) != set(objects[0])]:
+                raise ArgumentsError(
+                    f"teacher {self.path}: expected the same classes in every row of probabilities; row {other[0]} has "
+                    f"{', '.join(objects[other[0]]):.100}, and row 0 {', '.join(objects[0]):.100}."
+                )
+            return {name: [one[name] for one in objects] for name in objects[0]}
+        columns = {name.removeprefix(PREFIX): name for name in rows.column_names if name.startswith(PREFIX)}
+        columns = columns or {name: name for name in rows.column_names if name in classes}
+        if not columns:
+            raise ArgumentsError(
+                f"teacher {self.path}: expected a column for every class ({', '.join(sorted(classes)):.200}), called like "
+                f"it or {PREFIX}<class>; it has {', '.join(rows.column_names):.200}."
+            )
+        return {name: rows[column][:] for name, column in columns.items()}
