@@ -147,26 +147,35 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
         {
             "name": same[0].name,
             "settings": {"draws": len(same)} if draws else same[0].settings,
-            "scores": {
-                split: {metric: float(np.mean([one.scores[split][metric] for one in same])) for metric in scores}
-                for split, scores in same[0].scores.items()
-            },
+            "scores": _mean_scores([one.scores for one in same]),
         }
         for same in zip(*made, strict=True)
     ]
-    linear = {
-        split: {
-            "classes": classes.tolist(),
-            "probabilities": softmax(one.model.logits(task.splits[split]), axis=-1).round(6).tolist(),
-        }
-        for one in made[0]
-        if one.model is not None and not draws
-        for split, classes in one.predictions.items()
-    }
-    found = {"baselines": baselines, "linear": linear}
+    models = [] if draws else [one for one in made[0] if one.model is not None]
+    found = {"baselines": baselines, "linear": _answers(models[0], task) if models else {}}
     with contextlib.suppress(HfTlmError):  # A cache that cannot be written: made again by the next run.
         atomic_write(file, json.dumps(found) + "\n")
     return found
+
+
+def _mean_scores(several: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """The means over draws: split -> metric -> score."""
+    return {
+        split: {metric: float(np.mean([scores[split][metric] for scores in several])) for metric in metrics}
+        for split, metrics in several[0].items()
+    }
+
+
+def _answers(baseline: Baseline, task: Task) -> dict[str, dict[str, Any]]:
+    """What the linear model says of each split, as JSON values."""
+    assert baseline.model is not None
+    return {
+        split: {
+            "classes": classes.tolist(),
+            "probabilities": softmax(baseline.model.logits(task.splits[split]), axis=-1).round(6).tolist(),
+        }
+        for split, classes in baseline.predictions.items()
+    }
 
 
 def _is_kept(found: Mapping[str, Any]) -> bool:

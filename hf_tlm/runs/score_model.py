@@ -102,21 +102,24 @@ def score_models(
     models = [_whole(name, task, options) for name in names]
     for model in models:
         nn.Module.to(model, device=args.device, dtype=dtype)
+    return models, _tokenizer(names, task, model_args), described
+
+
+def _tokenizer(names: Sequence[str], task: Task, model_args: ModelArguments) -> PreTrainedTokenizerBase:
+    """The one that is asked for, or that of all checkpoints."""
+    own, trust = model_args.tokenizer_name, model_args.trust_remote_code
     # The revision is the checkpoints': another repository has its own.
-    revision = None if model_args.tokenizer_name else model_args.model_revision
-    tokenizer = load_tokenizer(
-        model_args.tokenizer_name or names[0], revision=revision, trust_remote_code=model_args.trust_remote_code
-    )
-    check_known(tokenizer, spread_texts(task.train), model_args.tokenizer_name or names[0])
-    if not model_args.tokenizer_name:
-        for name in names[1:]:
-            own = load_tokenizer(name, revision=revision, trust_remote_code=model_args.trust_remote_code)
-            if own.get_vocab() != tokenizer.get_vocab():
-                raise ArgumentsError(
-                    f"The tokenizers of {names[0]} and {name} have other tokens. Scores are averaged over checkpoints of "
-                    "one run: give those, or --tokenizer_name if one tokenizer is all theirs."
-                )
-    return models, tokenizer, described
+    revision = None if own else model_args.model_revision
+    first, *others = [own] if own else names
+    tokenizer = load_tokenizer(first, revision=revision, trust_remote_code=trust)
+    check_known(tokenizer, spread_texts(task.train), first)
+    for name in others:
+        if load_tokenizer(name, revision=revision, trust_remote_code=trust).get_vocab() != tokenizer.get_vocab():
+            raise ArgumentsError(
+                f"The tokenizers of {first} and {name} have other tokens. Scores are averaged over checkpoints of one run: "
+                "give those, or --tokenizer_name if one tokenizer is all theirs."
+            )
+    return tokenizer
 
 
 def _check_layer(layer: int, model_args: ModelArguments) -> None:

@@ -62,15 +62,10 @@ def format_score(score: Mapping[str, Any]) -> str:
     return text if score["std"] is None else f"{text} ± {100 * score['std']:.2f}"
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return format_score(value)
-    return value if isinstance(value, str) else str(value)
-
-
 def format_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """A markdown table, padded to be readable as text; values of `aggregate` become percentages, and no name is markup."""
-    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    values = ([row[column] for column in columns] for row in rows)
+    cells = [[format_score(one) if isinstance(one, Mapping) else str(one) for one in row] for row in values]
     return markdown_table(columns, cells, padded=True, longest=500).rstrip("\n")
 
 

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +156,7 @@ def export_onnx(
     check_installed()
     check_dtypes(dtypes)
     check_numbers(ArgumentsError, opset=opset, max_drop=max_drop, max_length=max_length, batch_size=batch_size)
-    reduced = [dtype for dtype in ONNX_FILES if dtype in dtypes and dtype != "fp32"]
-    if task is not None and data is not None:
-        raise ArgumentsError("Give a task, whose labels tell what int8 loses, or data without labels; received both.")
-    if reduced and task is None and data is None:
-        raise without_texts(reduced)
-    if text_columns is not None and data is None:
-        raise ArgumentsError("text_columns are of data, which was not given. Leave them out.")
+    _check_texts(task, data, text_columns, dtypes)
     if "int8" not in dtypes and (keep_float or not per_channel):
         raise ArgumentsError("per_channel and keep_float are of int8, which is not among the dtypes. Leave them out.")
     if others := [part for part in keep_float if part not in PARTS]:
@@ -194,17 +187,10 @@ def export_onnx(
         with atomic_directory(output) as folder:
             _write_loaded(folder, model)
             files: dict[str, dict[str, Any]] = {}
-            for dtype in ("fp32", *reduced):
-                makers: dict[str, Callable[[Any], Any]] = {
-                    "fp32": lambda graph: graph,
-                    "int8": partial(quantized, per_channel=per_channel, keep_float=keep_float),
-                    "fp16": half,
-                }
-                parts = [makers[dtype](graph) for graph in graphs]
-                made = averaged(parts, shares=model.averages_shares) if model.others else parts[0]
-                path = folder / ONNX_FILES[dtype]
-                save(made, path)
+            for dtype in (dtype for dtype in ONNX_FILES if dtype == "fp32" or dtype in dtypes):
                 settings = {"per_channel": per_channel, "keep_float": list(keep_float)} if dtype == "int8" else {}
+                path = folder / ONNX_FILES[dtype]
+                save(_graph_of(model, graphs, dtype, settings), path)
                 measured = check.measure(OnnxModel(folder, dtype), dtype, max_drop, settings)
                 digest = {"bytes": path.stat().st_size, "sha256": sha256(path)}
                 # Of multiple choice, as of torch, it is not taken: what a text is there depends on the choices.
@@ -220,6 +206,28 @@ def export_onnx(
     if page is not None:
         fill_page(output, page, runtime, texts=page_texts, model=page_model)
     return Exported(output, record)
+
+
+def _check_texts(
+    task: Task | None, data: str | None, text_columns: str | Sequence[str] | None, dtypes: Sequence[str]
+) -> None:
+    """Raise an ArgumentsError for texts that are twice there, or not where they are needed."""
+    if task is not None and data is not None:
+        raise ArgumentsError("Give a task, whose labels tell what int8 loses, or data without labels; received both.")
+    reduced = [dtype for dtype in ONNX_FILES if dtype in dtypes and dtype != "fp32"]
+    if reduced and task is None and data is None:
+        raise without_texts(reduced)
+    if text_columns is not None and data is None:
+        raise ArgumentsError("text_columns are of data, which was not given. Leave them out.")
+
+
+def _graph_of(model: Exportable, graphs: Sequence[Any], dtype: str, settings: Mapping[str, Any]) -> Any:
+    """The graph of one file: of a type, and where there are several models their average."""
+    if dtype == "int8":
+        graphs = [quantized(graph, **settings) for graph in graphs]
+    elif dtype == "fp16":
+        graphs = [half(graph) for graph in graphs]
+    return averaged(graphs, shares=model.averages_shares) if model.others else graphs[0]
 
 
 def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os.PathLike | None) -> Path:
@@ -238,7 +246,7 @@ def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os
         output_dir = run.parent / "-".join([*here.relative_to(run.parent).parts, "onnx"])
     output = Path(output_dir)
     for folder in (*(Path(name).resolve() for name in names), *(source.folder.resolve() for source in sources)):
-        if folder == output.resolve() or folder in output.resolve().parents:
+        if output.resolve().is_relative_to(folder):
             raise ArgumentsError(f"--output_dir {output} is in the folder of the model, which stays as it is. Give another.")
     # Before the work, not when it is to be written.
     there = next(place for place in (output, *output.absolute().parents) if place.exists())

@@ -82,22 +82,26 @@ def check_page(
             f"--page is for classifiers whose body transformers.js knows ({', '.join(BODIES)}); this is a {model_type} for "
             f"{kind.replace('_', ' ')}. Leave it out."
         )
-    repo = None if model is None else parse_repo(model, "model")
-    # What else may be in a name of a branch, transformers.js does not take for one.
-    if model is not None and (repo is None or not re.fullmatch(r"[\w.-]+", repo.revision or "main")):
-        expected = "a repository of the Hub, owner/name or owner/name@revision"
-        raise ArgumentsError(f"--page_model: expected {expected}; received {model!r:.200}.")
+    if model is not None:
+        repo = parse_repo(model, "model")
+        # What else may be in a name of a branch, transformers.js does not take for one.
+        if repo is None or not re.fullmatch(r"[\w.-]+", repo.revision or "main"):
+            expected = "a repository of the Hub, owner/name or owner/name@revision"
+            raise ArgumentsError(f"--page_model: expected {expected}; received {model!r:.200}.")
     if not set(_DTYPES).intersection(dtypes):
         raise ArgumentsError("--page takes int8 or fp32, which is not among the dtypes. Add one.")
     if texts and about["pairs"]:
         raise ArgumentsError("--page_texts are single texts, and the model takes pairs. Leave them out.")
     if any(not text.strip() for text in texts):
         raise ArgumentsError("--page_texts: one of them is blank. Leave it out.")
-    page = Path(page)
+    _check_place(Path(page), map(Path, others))
+
+
+def _check_place(page: Path, others: Iterable[Path]) -> None:
     place = page.resolve()
-    for folder in map(Path, others):
+    for folder in others:
         other = folder.resolve()
-        if place == other or place in other.parents or other in place.parents:
+        if place.is_relative_to(other) or other.is_relative_to(place):
             raise ArgumentsError(f"--page {page} and {folder} are not apart: none may be in the other. Give another --page.")
     if page.is_file() or (page.is_dir() and any(page.iterdir()) and not (page / PAGE_FILE).is_file()):
         raise ArgumentsError(f"--page {page} is not empty and holds no page. Give another folder, or empty this one.")

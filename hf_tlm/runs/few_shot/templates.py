@@ -144,8 +144,8 @@ def prompt_for(
             fit a task of pairs or of single texts.
     """
     own = PROMPTS.get(task.removeprefix("glue_"))
-    if template is None:
-        template = None if own is None else own.template
+    if template is None and own is not None:
+        template = own.template
     if template is None:
         raise PromptError(
             f"Task {task} has no prompt of its own (those that have: {', '.join(PROMPTS)}). Give --template, for instance "

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from peft import PeftModel
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, set_seed
 
 from hf_tlm.data.text_checks import spread_texts, warn_of_cut
@@ -242,13 +243,9 @@ class _Run:
         terms = getattr(kind, "loss_terms", None)
         set_seed(seed)
         model = load_model(task, self.checkpoint, config, args)
-        trainer = FinetuneTrainer(
-            model,
-            args.for_seed(folder, seed, task.metric, label_names(task.spec.kind)),
+        trainer = self._trainer(
+            *(model, args, seed, validation),
             train_dataset=features,
-            eval_dataset=validation.by_length,
-            data_collator=kind.collator(tokenizer, args),
-            processing_class=tokenizer,
             compute_metrics=lambda found: validation.score(task, validation.in_order(found.predictions), model, args),
             callbacks=[self.pushes],
             loss_terms=terms and partial(terms, args=args),
@@ -284,7 +281,7 @@ class _Run:
                 atomic_write(folder / "train_ids.json", json.dumps(rows["id"][:]) + "\n")
             files = {
                 SAVED_FILE: saved_settings(task, vars(args)),
-                "README.md": finetuned_card({**self.details, "summary": {}, "seeds": [record]}, seed),
+                "README.md": self._card(record),
             }
             _export(trained, tokenizer, folder / "model", files, PEFT_TASK_TYPES.get(task.spec.kind))
             record["price"] = price(folder / "model")
@@ -293,6 +290,23 @@ class _Run:
                 shutil.rmtree(left, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
         return record
+
+    def _trainer(
+        self, model: nn.Module, args: FinetuneArguments, seed: int, held_out: EvaluationSet, **options: Any
+    ) -> FinetuneTrainer:
+        kind = self.task.spec.kind
+        return FinetuneTrainer(
+            model,
+            args.for_seed(seed_folder(self.args.folder, seed), seed, self.task.metric, label_names(kind)),
+            eval_dataset=held_out.by_length,
+            data_collator=kind_module(kind).collator(self.tokenizer, args),
+            processing_class=self.tokenizer,
+            **options,
+        )
+
+    def _card(self, record: dict[str, Any]) -> str:
+        """The card of the model of one seed."""
+        return finetuned_card({**self.details, "summary": {}, "seeds": [record]}, record["seed"])
 
     def _score(self, split: str, predictions: list[dict[str, Any]], record: dict[str, Any]) -> str:
         """Add a split's scores and tables to the record of a seed; returns the predictions as JSON lines."""
@@ -310,19 +324,12 @@ class _Run:
         for name, value in read_saved(model_folder)[2].items():
             setattr(args, name, value)  # Some was settled on validation.
         model = load_finetuned(model_folder, kind, args, self.checkpoint.trust_remote_code)
-        trainer = FinetuneTrainer(
-            model,
-            args.for_seed(folder, record["seed"], self.task.metric, label_names(kind)),
-            data_collator=kind_module(kind).collator(self.tokenizer, args),
-            processing_class=self.tokenizer,
-            eval_dataset=test.by_length,
-        )
+        trainer = self._trainer(model, args, record["seed"], test)
         text = self._score("test", test.decode(test.outputs(trainer), model, args), record)
         if trainer.is_world_process_zero():
             unseal(folder)
             atomic_write(predictions_file(folder, "test"), text)
-            card = finetuned_card({**self.details, "summary": {}, "seeds": [record]}, record["seed"])
-            atomic_write(model_folder / "README.md", card)
+            atomic_write(model_folder / "README.md", self._card(record))
             finish(folder, record, "model", PREDICTIONS, "train_ids.json")
         trainer.accelerator.wait_for_everyone()
         return record

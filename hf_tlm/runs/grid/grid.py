@@ -64,16 +64,12 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         record: `grid.json`, see `hf_tlm.runs.grid.GridRun`.
     """
     metric, select_by, chosen = record["metric"], record["select_by"], record["chosen"]
-    finished = [point for point in record["points"] if "validation" in point]
-    ranked = sorted(finished, key=lambda point: -point["validation"][metric][select_by])
+    finished, failed = ([point for point in record["points"] if what in point] for what in ("validation", "failed"))
     rows = []
-    for point in ranked:
-        scores = point["validation"][metric]
-        shown = {name: _percent(scores[name]) for name in FIGURES}
-        rows.append({**_cells(point), **shown, "": "chosen" if point["folder"] == chosen["folder"] else ""})
-    rows += [
-        {**_cells(point), **dict.fromkeys(FIGURES, ""), "": "failed"} for point in record["points"] if "failed" in point
-    ]
+    for point in sorted(finished, key=lambda point: -point["validation"][metric][select_by]):
+        state = "chosen" if point["folder"] == chosen["folder"] else ""
+        rows.append({**_shown(point["values"]), **_percents(point["validation"][metric]), "": state})
+    rows += [{**_shown(point["values"]), **dict.fromkeys(FIGURES, ""), "": "failed"} for point in failed]
     seeds = record["seeds"]
     listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     lines = [
@@ -85,14 +81,14 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         format_table(rows, [*record["points"][0]["values"], *FIGURES, ""]),
     ]
     if trials := record.get("trials"):
-        trial_rows = [{**{n: _short(v) for n, v in t["values"].items()}, metric: _percent(t["score"])} for t in trials]
+        trial_rows = [{**_shown(trial["values"]), metric: _percent(trial["score"])} for trial in trials]
         names = list(trials[0]["values"])
         title = f"The values were chosen by {len(trials)} trials of seed {seeds[0]} (Optuna), in the order they were run:"
         lines += ["", title, "", format_table(trial_rows, [*names, metric])]
     if "test" in chosen:
         lines += ["", f"Test scores of the chosen point, which no choice has seen{_reported(record)}:"]
-        lines += ["", _test_table(chosen["test"])]
-    failed = [point for point in record["points"] if "failed" in point]
+        test_rows = [{"metric": name, **_percents(scores)} for name, scores in chosen["test"].items()]
+        lines += ["", format_table(test_rows, ["metric", *FIGURES])]
     if failed:
         lines += ["", "Failed:", "", *(f"- {point['folder']}: {point['failed']}" for point in failed)]
     return "\n".join(lines) + "\n"
@@ -107,17 +103,12 @@ def _reported(record: Mapping[str, Any]) -> str:
     return f"; the run's figure is the {word} of {score['n']} seeds, {record['metric']} {_percent(figure(score['values']))}"
 
 
-def _test_table(summary: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = [{"metric": name, **{f: _percent(scores[f]) for f in FIGURES}} for name, scores in summary.items()]
-    return format_table(rows, ["metric", *FIGURES])
+def _shown(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
 
 
-def _cells(point: Mapping[str, Any]) -> dict[str, str]:
-    return {name: _short(value) for name, value in point["values"].items()}
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _percents(scores: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _percent(scores[name]) for name in FIGURES}
 
 
 def _percent(score: float | None) -> str:
@@ -181,12 +172,9 @@ def run_grid(
     output_dir = args.folder
     _check_values(grid, args)
     if trials is None:
-        points = grid.points()
+        runs = _runs(grid.points(), checkpoint, args, seeds)
     else:
         check_search(grid)
-        points = []
-    arguments = {point_name(point): _point_arguments(args, point, seeds) for point in points}
-    starts = {point_name(point): _point_checkpoint(checkpoint, point) for point in points}
     claimed = _claim(task, checkpoint, args, grid)
 
     record: dict[str, Any] = {"task": task.name, "metric": task.metric, "select_by": grid.select_by, "seeds": seeds}
@@ -195,9 +183,8 @@ def run_grid(
     if trials is not None:
         with claimed:
             found = search(task, checkpoint, args, grid, trials, seeds[0])
-        points, record["trials"] = [found.values], found.trials
-        arguments = {point_name(found.values): _point_arguments(args, found.values, seeds)}
-        starts = {point_name(found.values): checkpoint}
+        record["trials"] = found.trials
+        runs = _runs([found.values], checkpoint, args, seeds)
 
     def folder(name: str) -> Path:
         return output_dir / POINTS / name
@@ -207,27 +194,27 @@ def run_grid(
         return [seed["seed"] for seed in _seeds(folder(name))] == seeds
 
     def run(name: str) -> None:
-        finetune(task, starts[name], arguments[name], test=False)
+        finetune(task, runs[name].checkpoint, runs[name].args, test=False)
 
     failures: Mapping[Path, HfTlmError] = {}
     try:
         with claimed:
-            run_shared(list(arguments), folder, done, run)
+            run_shared(list(runs), folder, done, run)
     except PointsError as error:
         failures = error.failures
-        if len(failures) == len(points):
+        if len(failures) == len(runs):
             # What they have in common is told once.
             first = next(iter(failures.values()))
             raise (first if len(set(map(str, failures.values()))) == 1 else error) from None
 
     record["points"] = [
-        {"values": shown_values(point), "folder": f"{POINTS}/{name}"}
+        {"values": shown_values(one.values), "folder": f"{POINTS}/{name}"}
         | (
             {"failed": str(failures[folder(name)])}
             if folder(name) in failures
             else {"validation": figures([seed["validation"] for seed in _seeds(folder(name))])}
         )
-        for point, name in zip(points, arguments, strict=True)
+        for name, one in runs.items()
     ]
     best = choose(record["points"], task.metric, grid.select_by)
     record["chosen"] = {"values": best["values"], "folder": best["folder"]}
@@ -240,7 +227,7 @@ def run_grid(
         return there == json.loads(json.dumps(record))
 
     def publish() -> None:
-        chosen = finetune(task, starts[name], arguments[name])
+        chosen = finetune(task, runs[name].checkpoint, runs[name].args)
         if args.process_index == 0:
             _publish_chosen(record, chosen, output_dir)
 
@@ -285,20 +272,32 @@ def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments,
     return Claim(args.folder)
 
 
-def _point_arguments(args: FinetuneArguments, point: Mapping[str, Any], seeds: list[int]) -> FinetuneArguments:
-    """The arguments of one point of a grid; an ArgumentsError for values that cannot be, or not beside the others."""
-    folder = str(args.folder / POINTS / point_name(point))
-    # Only what the whole grid comes to is published.
-    changes = {name: value for name, value in point.items() if name != CHECKPOINT}
-    changes |= dict.fromkeys(("hub_model_id", "hub_private_repo", "hub_revision"))
-    changes |= {"push_to_hub": False, "hub_strategy": "end", "output_dir": folder, "seeds": list(seeds)}
-    one = replace(args, **changes)
-    args.track_as_part(one, folder)
-    return one
+@dataclass
+class _PointRun:
+    """A point of a grid, and what `finetune` is given for it."""
+
+    values: Mapping[str, Any]
+    checkpoint: CheckpointArguments
+    args: FinetuneArguments
 
 
-def _point_checkpoint(checkpoint: CheckpointArguments, point: Mapping[str, Any]) -> CheckpointArguments:
-    return replace(checkpoint, model_name_or_path=point[CHECKPOINT]) if CHECKPOINT in point else checkpoint
+def _runs(
+    points: Sequence[Mapping[str, Any]], checkpoint: CheckpointArguments, args: FinetuneArguments, seeds: list[int]
+) -> dict[str, _PointRun]:
+    """Name -> run of each point; an ArgumentsError for values that cannot be, or not beside the others."""
+    runs = {}
+    for point in points:
+        name = point_name(point)
+        folder = str(args.folder / POINTS / name)
+        changes = {option: value for option, value in point.items() if option != CHECKPOINT}
+        # Only what the whole grid comes to is published.
+        changes |= dict.fromkeys(("hub_model_id", "hub_private_repo", "hub_revision"))
+        changes |= {"push_to_hub": False, "hub_strategy": "end", "output_dir": folder, "seeds": list(seeds)}
+        one = replace(args, **changes)
+        args.track_as_part(one, folder)
+        start = replace(checkpoint, model_name_or_path=point[CHECKPOINT]) if CHECKPOINT in point else checkpoint
+        runs[name] = _PointRun(point, start, one)
+    return runs
 
 
 def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: Path) -> None:

@@ -78,23 +78,15 @@ class Grid:
             raise GridError(f"A grid is a mapping of arguments to lists of values; received {self.values!r:.80}.")
         if self.select_by not in SELECTIONS:
             raise GridError(f"select_by must be one of {', '.join(SELECTIONS)}; received {self.select_by!r}.")
-        if self.seeds is not None and not (
-            isinstance(self.seeds, list) and self.seeds and all(type(seed) is int for seed in self.seeds)
-        ):
-            raise GridError(f"seeds of a grid must be a list of whole numbers; received {self.seeds!r:.80}.")
-        if self.seeds is not None and len(set(self.seeds)) < len(self.seeds):
-            raise GridError(f"seeds of a grid holds a seed twice: {self.seeds}. Each is one run.")
+        if self.seeds is not None:
+            _check_seeds(self.seeds)
         ranges = {
             name: value if isinstance(value, Range) else Range.of(name, value)
             for name, value in self.values.items()
             if isinstance(value, (Mapping, Range))
         }
-        lists = {
-            name: list(value) if isinstance(value, (list, tuple)) else [value]
-            for name, value in self.values.items()
-            if name not in ranges
-        }
-        lists = _typed(lists)
+        given = {name: value for name, value in self.values.items() if name not in ranges}
+        lists = _typed({name: list(of) if isinstance(of, (list, tuple)) else [of] for name, of in given.items()})
         for name, listed in lists.items():
             if not listed or any(value in listed[:i] for i, value in enumerate(listed)):
                 raise GridError(f"{name} needs values, each once; received {listed}.")
@@ -115,9 +107,7 @@ class Grid:
             GridError: no such file, not YAML, or not of this form; see `Grid` for others.
         """
         content = _read_yaml(source) if isinstance(source, (str, os.PathLike)) else source
-        if not isinstance(content, Mapping):
-            raise GridError(f"A grid is a mapping of arguments to lists of values; received {content!r:.80}.")
-        if "grid" not in content:
+        if not isinstance(content, Mapping) or "grid" not in content:
             content = {"grid": content}
         for key in content:
             if key not in KEYS:
@@ -137,6 +127,13 @@ class Grid:
                 f"{', '.join(ranges)}: a range has no list of values to combine. Give a list, or --optuna_trials to search."
             )
         return [dict(zip(self.values, values, strict=True)) for values in itertools.product(*lists.values())]
+
+
+def _check_seeds(seeds: Any) -> None:
+    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
+        raise GridError(f"seeds of a grid must be a list of whole numbers; received {seeds!r:.80}.")
+    if len(set(seeds)) < len(seeds):
+        raise GridError(f"seeds of a grid holds a seed twice: {seeds}. Each is one run.")
 
 
 def point_name(point: Mapping[str, Any]) -> str:

@@ -185,21 +185,16 @@ class PredictionFile(contextlib.ExitStack):
         elif self.format == "txt":
             self._write("".join(f"{_cell(one['prediction'])}\n" for one in predictions))
         elif self.format == "jsonl":
-            before = _records(source or {}, len(predictions), set(predictions[0]) if predictions else set())
             lines = (
-                json.dumps({"id": identifier, **row, **found}, ensure_ascii=False, default=str) + "\n"
-                for identifier, row, found in zip(rows["id"], before, predictions, strict=True)
+                json.dumps({"id": identifier, **record}, ensure_ascii=False, default=str) + "\n"
+                for identifier, record in zip(rows["id"], _records(source or {}, predictions), strict=True)
             )
             self._write("".join(lines))
         else:
-            self._add_table(source or {}, [_flat(found) for found in predictions])
+            self._add_table(_records(source or {}, [_flat(found) for found in predictions]))
         self.written += len(predictions)
 
-    def _add_table(self, source: Mapping[str, Sequence[Any]], found: Sequence[Mapping[str, Any]]) -> None:
-        records = [
-            {**row, **one}
-            for row, one in zip(_records(source, len(found), set(found[0]) if found else set()), found, strict=True)
-        ]
+    def _add_table(self, records: list[dict[str, Any]]) -> None:
         if self.format == "parquet":
             self._kept.append(_table(records))
         elif self.format == "xlsx":
@@ -235,10 +230,11 @@ def _dialect(like: Path | None, separator: str | None) -> tuple[str, str]:
     return ",", ""
 
 
-def _records(source: Mapping[str, Sequence[Any]], count: int, taken: set[str]) -> list[dict[str, Any]]:
-    """The rows of the input, whose columns make way for those of predictions."""
-    names = [f"input_{name}" if name in taken else name for name in source]
-    return [dict(zip(names, row, strict=True)) for row in zip(*source.values(), strict=True)] if names else [{}] * count
+def _records(source: Mapping[str, Sequence[Any]], found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the input, whose columns make way for those of predictions, and these behind them."""
+    names = [f"input_{name}" if found and name in found[0] else name for name in source]
+    rows = zip(*source.values(), strict=True) if names else [()] * len(found)
+    return [{**dict(zip(names, row, strict=True)), **one} for row, one in zip(rows, found, strict=True)]
 
 
 def _flat(found: Mapping[str, Any]) -> dict[str, Any]:

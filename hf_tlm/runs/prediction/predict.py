@@ -111,24 +111,11 @@ def predict(
         raise ArgumentsError(f"backend must be torch or onnx; received {backend!r:.60}.")
     check_dtypes([onnx_dtype])
     names, data = model_names(model_name_or_path), data_name(data)
-    sources = [
-        find_source(
-            name,
-            trust_remote_code=trust_remote_code,
-            text_columns=text_columns,
-            max_length=max_length,
-            files=FILES if backend == "torch" else [*TOKENIZER_FILES, CRF_FILE, WEIGHTS_FILE, ONNX_FILES[onnx_dtype]],
-        )
-        for name in names
-    ]
-    for name, one in zip(names, sources, strict=True):
-        if backend == "torch" and (one.folder / EXPORT_FILE).is_file() and not any(one.folder.glob("*.safetensors")):
-            raise ModelError(f"{name} is an export: its graphs are for onnxruntime. Give --backend onnx.")
-    if len(names) > 1:
-        check_alike(names, sources)
+    graph = None if backend == "torch" else ONNX_FILES[onnx_dtype]
+    wanted = {"trust_remote_code": trust_remote_code, "text_columns": text_columns, "max_length": max_length}
+    sources = _sources(names, graph, **wanted)
     if max_length is not None and all(one.linear for one in sources):
         raise ArgumentsError("max_length has no effect: a linear model reads whole texts. Leave it out.")
-    source = sources[0]
     file = _file(names, data, output, predict_format, sources, separator)
     with contextlib.ExitStack() as stack:
         opened: dict[int, Predictor] = {}
@@ -144,7 +131,7 @@ def predict(
         if main:
             stack.enter_context(file)
         bar = stack.enter_context(tqdm(desc="Predicting", unit=" rows", disable=not main))
-        for rows, columns in unlabelled_chunks(data, source.spec, drop_bad_rows=drop_bad_rows, separator=separator):
+        for rows, columns in unlabelled_chunks(data, sources[0].spec, drop_bad_rows=drop_bad_rows, separator=separator):
             answers = [predictor(rows) for predictor in predictors]
             predictions = answers[0] if len(answers) == 1 else average(answers)
             if main:
@@ -351,6 +338,23 @@ def check_predictable(task: Task, predicting: PredictArguments, output_dir: str,
     file = PredictionFile(place, predicting.predict_format, task.spec, task.label_names)
     _check_place(file.path, predicting.predict, Path(output_dir))
     next(unlabelled_chunks(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows), None)
+
+
+def _sources(names: Sequence[str], graph: str | None, **options: Any) -> list[Source]:
+    """The models, which can be averaged where they are several.
+
+    Args:
+        graph: the file of an export that is asked; None: torch is.
+        options: of `find_source`.
+    """
+    files = FILES if graph is None else [*TOKENIZER_FILES, CRF_FILE, WEIGHTS_FILE, graph]
+    sources = [find_source(name, files=files, **options) for name in names]
+    for name, one in zip(names, sources, strict=True):
+        if graph is None and (one.folder / EXPORT_FILE).is_file() and not any(one.folder.glob("*.safetensors")):
+            raise ModelError(f"{name} is an export: its graphs are for onnxruntime. Give --backend onnx.")
+    if len(names) > 1:
+        check_alike(names, sources)
+    return sources
 
 
 def _file(
