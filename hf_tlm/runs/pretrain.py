@@ -280,8 +280,7 @@ def _tokenizer(
     source = model_args.tokenizer_source
     if source is not None:
         tokenizer = load_tokenizer(**source)
-        with tqdm(disable=True) as bar:
-            check_known(tokenizer, (row["text"] for row in _rows(corpus, bar)), source["name_or_path"])
+        check_known(tokenizer, (row["text"] for row in _rows(corpus)), source["name_or_path"])
     else:
 
         def make() -> PreTrainedTokenizerBase:
@@ -312,7 +311,8 @@ def _sample(corpus: Corpus, count: int, validation_share: float, among: int | No
     return [text for _, text in sorted(kept, reverse=True)]
 
 
-def _rows(corpus: Corpus, bar: tqdm) -> Iterator[dict[str, str]]:
+def _rows(corpus: Corpus, bar: tqdm | None = None) -> Iterator[dict[str, str]]:
     for _, batch in corpus.batches():
-        bar.update(len(batch))
+        if bar is not None:
+            bar.update(len(batch))
         yield from batch.to_pylist()

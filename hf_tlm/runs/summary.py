@@ -115,16 +115,11 @@ class SeededRun:
         """The end of a run, for a person."""
         asked, lines = [self.details["metric"], *self.details.get("further_metrics", ())], []
         # What a metric brings along, too; every classifier has its accuracy.
-        word, figure = seed_figure(self.details.get("seed_figure"))
         metrics = dict.fromkeys([*asked, *(name for name in self.summary["validation"] if name != "accuracy")])
         for split in SPLITS:
             for metric in metrics:
                 if score := self.summary.get(split, {}).get(metric):
-                    said = format_score(score) + (f" over {score['n']} seeds" if score["n"] > 1 else "")
-                    if word != "mean" and score["n"] > 1:
-                        of_seeds = f"the {word} of {score['n']} seeds (mean {format_score(score)})"
-                        said = f"{100 * figure(score['values']):.2f}, {of_seeds}"
-                    lines.append(f"{split:<12}{metric} {said}")
+                    lines.append(f"{split:<12}{metric} {_of_seeds(score, self.details.get('seed_figure'))}")
         if averaged := self.details.get("averaged"):
             said = ", ".join(f"{split} {100 * averaged[split][asked[0]]:.2f}" for split in SPLITS if split in averaged)
             lines.append(f"averaged     {asked[0]} {said}: what the models of all {averaged['n']} seeds say, averaged")
@@ -143,6 +138,16 @@ class SeededRun:
         lines.append(f"model        {self.output_dir}")
         lines += published_lines(self.push)
         return "\n".join(lines)
+
+
+def _of_seeds(score: Mapping[str, Any], asked: str | None) -> str:
+    """A score, and of how many seeds it is which figure."""
+    if score["n"] == 1:
+        return format_score(score)
+    word, figure = seed_figure(asked)
+    if word == "mean":
+        return f"{format_score(score)} over {score['n']} seeds"
+    return f"{100 * figure(score['values']):.2f}, the {word} of {score['n']} seeds (mean {format_score(score)})"
 
 
 def beside_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -181,6 +181,10 @@ class PromptClassifier:
 
     def to_dict(self) -> dict[str, Any]:
         """What prompt.json holds."""
+        examples = self.examples
+        if examples is not None:
+            columns = [name for name in ("text", "text_pair", "label") if name in examples.column_names]
+            examples = examples.select_columns(columns).to_list()
         return {
             "template": self.prompt.template,
             "label_words": dict(self.prompt.label_words),
@@ -189,7 +193,7 @@ class PromptClassifier:
             "sets": self.sets,
             "similarity_model": self.similarity_model,
             **{name: value for name in _LATER if (value := getattr(self, name)) not in (None, False)},
-            "examples": None if self.examples is None else self._shown().to_list(),
+            "examples": examples,
         }
 
     def save(self, folder: str | os.PathLike, files: Mapping[str, str] | None = None) -> None:
@@ -257,10 +261,6 @@ class PromptClassifier:
             {"prediction": classes[int(np.argmax(row))], "probabilities": dict(zip(classes, row, strict=True))}
             for row in shares
         ]
-
-    def _shown(self) -> Dataset:
-        assert self.examples is not None  # With demonstrations there are examples.
-        return self.examples.select_columns([c for c in ("text", "text_pair", "label") if c in self.examples.column_names])
 
     @cached_property
     def _example_vectors(self) -> np.ndarray:

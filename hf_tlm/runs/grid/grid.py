@@ -186,20 +186,17 @@ def run_grid(
         record["trials"] = found.trials
         runs = _runs([found.values], checkpoint, args, seeds)
 
-    def folder(name: str) -> Path:
-        return output_dir / POINTS / name
-
-    def done(name: str) -> bool:
+    def done(one: _PointRun) -> bool:
         # More seeds may be asked for than there were.
-        return [seed["seed"] for seed in _seeds(folder(name))] == seeds
+        return [seed["seed"] for seed in _seeds(one.args.folder)] == seeds
 
-    def run(name: str) -> None:
-        finetune(task, runs[name].checkpoint, runs[name].args, test=False)
+    def run(one: _PointRun) -> None:
+        finetune(task, one.checkpoint, one.args, test=False)
 
     failures: Mapping[Path, HfTlmError] = {}
     try:
         with claimed:
-            run_shared(list(runs), folder, done, run)
+            run_shared(runs, lambda one: one.args.folder, done, run)
     except PointsError as error:
         failures = error.failures
         if len(failures) == len(runs):
@@ -207,18 +204,9 @@ def run_grid(
             first = next(iter(failures.values()))
             raise (first if len(set(map(str, failures.values()))) == 1 else error) from None
 
-    record["points"] = [
-        {"values": shown_values(one.values), "folder": f"{POINTS}/{name}"}
-        | (
-            {"failed": str(failures[folder(name)])}
-            if folder(name) in failures
-            else {"validation": figures([seed["validation"] for seed in _seeds(folder(name))])}
-        )
-        for name, one in runs.items()
-    ]
+    record["points"] = [one.record(failures.get(one.args.folder)) for one in runs]
     best = choose(record["points"], task.metric, grid.select_by)
     record["chosen"] = {"values": best["values"], "folder": best["folder"]}
-    name = Path(best["folder"]).name
 
     def published() -> bool:
         there = find_object(output_dir / GRID_FILE) or {}
@@ -227,7 +215,8 @@ def run_grid(
         return there == json.loads(json.dumps(record))
 
     def publish() -> None:
-        chosen = finetune(task, runs[name].checkpoint, runs[name].args)
+        one = runs[record["points"].index(best)]
+        chosen = finetune(task, one.checkpoint, one.args)
         if args.process_index == 0:
             _publish_chosen(record, chosen, output_dir)
 
@@ -280,15 +269,22 @@ class _PointRun:
     checkpoint: CheckpointArguments
     args: FinetuneArguments
 
+    def record(self, failure: HfTlmError | None) -> dict[str, Any]:
+        """What `grid.json` says of it."""
+        folder = self.args.folder
+        about = {"values": shown_values(self.values), "folder": f"{POINTS}/{folder.name}"}
+        if failure is not None:
+            return {**about, "failed": str(failure)}
+        return {**about, "validation": figures([seed["validation"] for seed in _seeds(folder)])}
+
 
 def _runs(
     points: Sequence[Mapping[str, Any]], checkpoint: CheckpointArguments, args: FinetuneArguments, seeds: list[int]
-) -> dict[str, _PointRun]:
-    """Name -> run of each point; an ArgumentsError for values that cannot be, or not beside the others."""
-    runs = {}
+) -> list[_PointRun]:
+    """The points' runs; an ArgumentsError for values that cannot be, or not beside the others."""
+    runs = []
     for point in points:
-        name = point_name(point)
-        folder = str(args.folder / POINTS / name)
+        folder = str(args.folder / POINTS / point_name(point))
         changes = {option: value for option, value in point.items() if option != CHECKPOINT}
         # Only what the whole grid comes to is published.
         changes |= dict.fromkeys(("hub_model_id", "hub_private_repo", "hub_revision"))
@@ -296,7 +292,7 @@ def _runs(
         one = replace(args, **changes)
         args.track_as_part(one, folder)
         start = replace(checkpoint, model_name_or_path=point[CHECKPOINT]) if CHECKPOINT in point else checkpoint
-        runs[name] = _PointRun(point, start, one)
+        runs.append(_PointRun(point, start, one))
     return runs
 
 

@@ -334,9 +334,9 @@ def check_predictable(task: Task, predicting: PredictArguments, output_dir: str,
     if predicting.predict is None:
         return
     place = Path(predicting.predict_output or f"{FOLDER}/rows.{SUFFIXES.get(predicting.predict_format, 'jsonl')}")
-    _check_place(place, predicting.predict, Path(output_dir))
+    _check_place(place, predicting.predict, [Path(output_dir)])
     file = PredictionFile(place, predicting.predict_format, task.spec, task.label_names)
-    _check_place(file.path, predicting.predict, Path(output_dir))
+    _check_place(file.path, predicting.predict, [Path(output_dir)])
     next(unlabelled_chunks(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows), None)
 
 
@@ -370,21 +370,21 @@ def _file(
         suffix = SUFFIXES.get(predict_format, predict_format)
         output = beside if predict_format == "glue" else beside / f"{uncompressed(Path(data)).stem}.{suffix}"
     folders = [*map(Path, names), *(source.folder for source in sources)]
-    for folder in folders:
-        _check_place(Path(output), data, folder)
-    likeness: dict[str, Any] = {"like": Path(data), "separator": separator}
-    file = PredictionFile(Path(output), predict_format, sources[0].spec, sources[0].label_names, **likeness)
-    for folder in folders:
-        _check_place(file.path, data, folder)
+    _check_place(Path(output), data, folders)
+    first, like = sources[0], Path(data)
+    file = PredictionFile(Path(output), predict_format, first.spec, first.label_names, like=like, separator=separator)
+    _check_place(file.path, data, folders)
     return file
 
 
-def _check_place(path: Path, data: str, folder: Path) -> None:
+def _check_place(path: Path, data: str, folders: Sequence[Path]) -> None:
     """Predictions take the place of neither what they are of nor the model's files."""
-    place, folder = path.resolve(), folder.resolve()
+    place = path.resolve()
     if Path(data).is_file() and place == Path(data).resolve():
         raise ArgumentsError(f"predict_output {path} is the file to predict on. Give another.")
-    if place.exists() and folder in place.parents:
+    for folder in map(Path.resolve, folders):
+        if not place.exists() or folder not in place.parents:
+            continue
         name = place.relative_to(folder)
         own = name.parts[0].startswith((SEED, SPLIT)) or str(name) in {SEAL, SETTINGS_FILE, RESULTS_FILE}
         if (folder / SEAL).is_file():

@@ -38,8 +38,9 @@ class TableTeacher:
     def __init__(self, task: Task, path: Path, mapping: Mapping[str, str]):
         if suffix_of(path) not in BUILDERS:
             raise ArgumentsError(f"teacher {path}: the types of files are {', '.join(BUILDERS)}; received {path.suffix!r}.")
-        self.path, self.digest = path, f"{checksum(path)} {sorted(mapping.items())}"
-        self.about = {"model": f"the answers in {path.name}", "file": {"name": path.name, "xxh3": checksum(path)}}
+        file = {"name": path.name, "xxh3": checksum(path)}
+        self.path, self.digest = path, f"{file['xxh3']} {sorted(mapping.items())}"
+        self.about = {"model": f"the answers in {path.name}", "file": file}
         rows = read_file(path, {})
         texts = [name for name in ("text", "text_pair") if name in task.train.column_names]
         self.keys = texts if set(texts) <= set(rows.column_names) else ["id"]
