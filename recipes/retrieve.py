@@ -54,50 +54,39 @@ def main() -> None:
     retrieval_args.check(args.output_dir)
 
     with owned(args.output_dir):
-        make(task_args, corpus_args, retrieval_args, args, report_args, hub_args)
+        # 2. The task, whose training texts are the queries, and the corpus.
+        task, corpus = task_args.load(), corpus_args.load(optional=retrieval_args.retriever == "elasticsearch")
 
+        # 3. Retrieve.
+        subset = retrieval_args.retrieve(task, corpus)
 
-def make(
-    task_args: TaskArguments,
-    corpus_args: PassageArguments,
-    retrieval_args: RetrievalArguments,
-    args: RetrieveArguments,
-    report_args: ReportArguments,
-    hub_args: SubsetHubArguments,
-) -> None:
-    """The subset's folder, and what is said of it."""
-    # 2. The task, whose training texts are the queries, and the corpus.
-    task, corpus = task_args.load(), corpus_args.load(optional=retrieval_args.retriever == "elasticsearch")
+        # 4. Save, and say what was found.
+        subset.save(args.output_dir, report=retrieval.retrieval_report(subset, task if args.quote_task_texts else None))
+        print("\n" + subset.summary())
+        for query, passage, score in subset.examples(task, args.num_examples):
+            print(f"\n  task text: {query:.200}\n  retrieved: {passage:.200}  (BM25 {score:.1f})")
+        sample = subset.dataset.select(range(0, len(subset.dataset), 1 + len(subset.dataset) // SAMPLE))["text"][:]
+        whole = corpus is not None and corpus.max_words is None  # Passages of an index of elasticsearch are what they are.
+        if whole and corpus_args.passage_words != 0 and (unseen := share_beyond(sample, WORDS)) > 0.1:
+            print(
+                f"\n{unseen:.0%} of the passages' words are beyond the first {WORDS}, which is what training on 128 tokens "
+                f"sees of each. --passage_words {WORDS} retrieves passages of that length."
+            )
+        of_lines = corpus_args.corpus_sample_by == "line" and corpus and any(".txt" in part.name for part in corpus.parts)
+        words = sum(len(text.split()) for text in sample) / len(sample)
+        if of_lines and words < 20:
+            print(
+                f"\nThe passages have {words:.0f} words on average, since every line of a .txt file is one. If lines are no "
+                f"texts of their own, --corpus_sample_by paragraph or document, with --passage_words {WORDS}, makes longer "
+                "ones."
+            )
+        print(f"\nSaved to {args.output_dir}; its report.md has counts, sources and examples.")
+        if page := report_args.write(args.output_dir, task, subset):
+            print(f"Report: {page}.")
 
-    # 3. Retrieve.
-    subset = retrieval_args.retrieve(task, corpus)
-
-    # 4. Save, and say what was found.
-    subset.save(args.output_dir, report=retrieval.retrieval_report(subset, task if args.quote_task_texts else None))
-    print("\n" + subset.summary())
-    for query, passage, score in subset.examples(task, args.num_examples):
-        print(f"\n  task text: {query:.200}\n  retrieved: {passage:.200}  (BM25 {score:.1f})")
-    sample = subset.dataset.select(range(0, len(subset.dataset), 1 + len(subset.dataset) // SAMPLE))["text"][:]
-    whole = corpus is not None and corpus.max_words is None  # Passages of an index of elasticsearch are what they are.
-    if whole and corpus_args.passage_words != 0 and (unseen := share_beyond(sample, WORDS)) > 0.1:
-        print(
-            f"\n{unseen:.0%} of the passages' words are beyond the first {WORDS}, which is what training on 128 tokens sees "
-            f"of each. --passage_words {WORDS} retrieves passages of that length."
-        )
-    of_lines = corpus_args.corpus_sample_by == "line" and corpus and any(".txt" in part.name for part in corpus.parts)
-    words = sum(len(text.split()) for text in sample) / len(sample)
-    if of_lines and words < 20:
-        print(
-            f"\nThe passages have {words:.0f} words on average, since every line of a .txt file is one. If lines are no "
-            f"texts of their own, --corpus_sample_by paragraph or document, with --passage_words {WORDS}, makes longer ones."
-        )
-    print(f"\nSaved to {args.output_dir}; its report.md has counts, sources and examples.")
-    if page := report_args.write(args.output_dir, task, subset):
-        print(f"Report: {page}.")
-
-    # 5. Publish it, with --push_to_hub.
-    if push := hub_args.publish(args.output_dir):
-        print(push.to_text())
+        # 5. Publish it, with --push_to_hub.
+        if push := hub_args.publish(args.output_dir):
+            print(push.to_text())
 
 
 if __name__ == "__main__":

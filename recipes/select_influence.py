@@ -17,7 +17,7 @@ share of the passages. Run the same command again to continue an interrupted run
 
 from __future__ import annotations
 
-from hf_tlm import retrieval, runs, training
+from hf_tlm import retrieval, runs
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.hub import SubsetHubArguments
@@ -45,50 +45,38 @@ def main() -> None:
         hub_args.check()
 
     with owned(args.output_dir):
-        make(task_args, selection, model_args, report_args, args, hub_args)
+        # 2. The labelled task, whose validation split decides, and the subset to choose from.
+        task, subset = task_args.load(), retrieval.Subset.open(selection.subset)
+        selection.check(task, subset, args.output_dir, args.teacher if args.taught else None)
 
+        # 3. The score model, and every passage's influence; or what a teacher says of it. The controls need neither.
+        scorer = described = scores = None
+        if selection.method == "iss":
+            models, tokenizer, described = runs.score_models(
+                task,
+                subset,
+                selection.score_model,
+                args,
+                model_args,
+                max_length=selection.score_max_length,
+                layer=selection.layer,
+            )
+            scorer = selection.scorer(models, tokenizer)
+        elif selection.method in BY_TEACHER:
+            scores = runs.teacher_scores(task, subset, selection.method, args)
+        processes = {"process_index": args.process_index, "num_processes": args.world_size}
+        smaller = selection.select(task, subset, scorer, scores=scores, score_model=described, **processes)
 
-def make(
-    task_args: TaskArguments,
-    selection: SelectionArguments,
-    model_args: ModelArguments,
-    report_args: ReportArguments,
-    args: training.ScoreModelArguments,
-    hub_args: SubsetHubArguments,
-) -> None:
-    """The smaller subset's folder, and what is said of it."""
-    # 2. The labelled task, whose validation split decides, and the subset to choose from.
-    task, subset = task_args.load(), retrieval.Subset.open(selection.subset)
-    selection.check(task, subset, args.output_dir, args.teacher if args.taught else None)
-
-    # 3. The score model, and every passage's influence; or what a teacher says of it. The controls need neither.
-    scorer = described = scores = None
-    if selection.method == "iss":
-        models, tokenizer, described = runs.score_models(
-            task,
-            subset,
-            selection.score_model,
-            args,
-            model_args,
-            max_length=selection.score_max_length,
-            layer=selection.layer,
-        )
-        scorer = selection.scorer(models, tokenizer)
-    elif selection.method in BY_TEACHER:
-        scores = runs.teacher_scores(task, subset, selection.method, args)
-    processes = {"process_index": args.process_index, "num_processes": args.world_size}
-    smaller = selection.select(task, subset, scorer, scores=scores, score_model=described, **processes)
-
-    # 4. Save, say what was kept, and publish it with --push_to_hub.
-    if args.process_index == 0:
-        smaller.save(
-            args.output_dir, report=retrieval.retrieval_report(smaller, task if selection.quote_task_texts else None)
-        )
-        print(f"\n{smaller.summary()}\nSaved to {args.output_dir}.")
-        if page := report_args.write(args.output_dir, task, smaller):
-            print(f"Report: {page}.")
-        if push := hub_args.publish(args.output_dir):
-            print(push.to_text())
+        # 4. Save, say what was kept, and publish it with --push_to_hub.
+        if args.process_index == 0:
+            smaller.save(
+                args.output_dir, report=retrieval.retrieval_report(smaller, task if selection.quote_task_texts else None)
+            )
+            print(f"\n{smaller.summary()}\nSaved to {args.output_dir}.")
+            if page := report_args.write(args.output_dir, task, smaller):
+                print(f"Report: {page}.")
+            if push := hub_args.publish(args.output_dir):
+                print(push.to_text())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.training.base_arguments import SeedsArguments
@@ -74,55 +74,79 @@ def run_shared(
         LockError: a lock cannot be made.
     """
     rank, processes = place_in_job()
-    folders = [folder(point) for point in points]
-    names = [name(point) if name else path.name for point, path in zip(points, folders, strict=True)]
-    needs = [[points.index(needed) for needed in after(point)] for point in points]
-    left, failures = list(range(len(points))), {}
+    work, failures = _Points(points, folder, done, after, name), {}
     awaited: set[int] = set()
     while True:
-        taken, lock, others = None, None, set()
-        if rank == 0:
-            left, free = _look(left, needs, lambda i: done(points[i]))
-            taken, lock = _take_one(free, left, folders.__getitem__, lambda i: done(points[i]))
-            others = {i for i in free if i in left}
+        taken, lock, others = work.take() if rank == 0 else (None, None, set())
         with lock or contextlib.nullcontext():
-            taken, looked_too_early, ended = agree((taken, not others, not left), processes)
+            taken, looked_too_early, ended = agree((taken, not others, not work.left), processes)
             if taken is not None:
                 if taken in awaited:
-                    logger.warning("%s was left unfinished by another process and is continued here.", names[taken])
+                    logger.warning("%s was left unfinished by another process and is continued here.", work.names[taken])
                 awaited = set()
                 try:
                     run(points[taken])
                 except HfTlmError as error:
                     if processes > 1 or not keep_going:
                         raise
-                    failures[folders[taken]] = error
-                    logger.warning("%s failed: %s", names[taken], error)
-                left = [i for i in left if i != taken]
+                    failures[work.folders[taken]] = error
+                    logger.warning("%s failed: %s", work.names[taken], error)
+                work.left.remove(taken)
                 continue
         if ended:
             break
         if looked_too_early:  # What was free is finished by now, and something else may be free.
             continue
         if rank == 0 and others != awaited:
-            logger.warning("Waiting for other processes, which work on %s.", ", ".join(sorted(names[i] for i in others)))
+            held = ", ".join(sorted(work.names[i] for i in others))
+            logger.warning("Waiting for other processes, which work on %s.", held)
             awaited = others
         time.sleep(POLL_SECONDS)
     if failures:
-        raise PointsError(failures, dict(zip(folders, names, strict=True)), len(points))
+        raise PointsError(failures, dict(zip(work.folders, work.names, strict=True)), len(points))
 
 
-def _look(left: Sequence[int], needs: Sequence[Sequence[int]], done: Callable[[int], bool]) -> tuple[list[int], list[int]]:
-    """Which points are left, and which of them nothing holds up. Whether a point is done is asked of the latter alone."""
-    unknown, ended = set(left), {}
+class _Points(Generic[P]):
+    """The points of `run_shared`, by their places, and which of them are left, as the first process of the job knows."""
 
-    def has_ended(i: int) -> bool:
-        if i not in ended:
-            ended[i] = i not in unknown or (all(map(has_ended, needs[i])) and done(i))
-        return ended[i]
+    def __init__(
+        self,
+        points: Sequence[P],
+        folder: Callable[[P], Path],
+        done: Callable[[P], bool],
+        after: Callable[[P], Collection[P]],
+        name: Callable[[P], str] | None,
+    ):
+        self.points, self.done = points, done
+        self.folders = [folder(point) for point in points]
+        self.names = [name(point) if name else path.name for point, path in zip(points, self.folders, strict=True)]
+        self.needs = [[points.index(needed) for needed in after(point)] for point in points]
+        self.left = list(range(len(points)))
 
-    still = [i for i in left if not has_ended(i)]
-    return still, [i for i in still if all(map(has_ended, needs[i]))]
+    def take(self) -> tuple[int | None, AbstractContextManager | None, set[int]]:
+        """The first free point that nobody works on, with its lock held; without one those that others work on."""
+        free = self._free()
+        for index in free:
+            lock = try_lock(self.folders[index])
+            if lock is None:
+                continue
+            if not self.done(self.points[index]):
+                return index, lock, set()
+            with lock:
+                self.left.remove(index)  # It was finished just now.
+        return None, None, {index for index in free if index in self.left}
+
+    def _free(self) -> list[int]:
+        """Of the points that are left those that nothing holds up. Whether a point is done is asked of these alone."""
+        unknown, ended = set(self.left), {}
+
+        def has_ended(i: int) -> bool:
+            if i not in ended:
+                ended[i] = i not in unknown or (all(map(has_ended, self.needs[i])) and self.done(self.points[i]))
+            return ended[i]
+
+        self.left = [i for i in self.left if not has_ended(i)]
+        return [i for i in self.left if all(map(has_ended, self.needs[i]))]
 
 
 def once(folder: Path, done: Callable[[], bool], run: Callable[[], None]) -> None:
@@ -168,18 +192,3 @@ def share_seeds(
             if together:
                 run_shared(args.run_seeds, folder, is_done, run, keep_going=False)
     return [run(seed) for seed in args.run_seeds]
-
-
-def _take_one(
-    free: list[int], left: list[int], folder: Callable[[int], Path], done: Callable[[int], bool]
-) -> tuple[int | None, AbstractContextManager | None]:
-    """The first free point that nobody works on, with its lock held. One that was finished just now leaves `left`."""
-    for index in free:
-        lock = try_lock(folder(index))
-        if lock is None:
-            continue
-        if not done(index):
-            return index, lock
-        with lock:
-            left.remove(index)
-    return None, None

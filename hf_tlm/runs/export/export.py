@@ -186,19 +186,8 @@ def export_onnx(
         ]
         with atomic_directory(output) as folder:
             _write_loaded(folder, model)
-            files: dict[str, dict[str, Any]] = {}
-            for dtype in (dtype for dtype in ONNX_FILES if dtype == "fp32" or dtype in dtypes):
-                settings = {"per_channel": per_channel, "keep_float": list(keep_float)} if dtype == "int8" else {}
-                path = folder / ONNX_FILES[dtype]
-                save(_graph_of(model, graphs, dtype, settings), path)
-                measured = check.measure(OnnxModel(folder, dtype), dtype, max_drop, settings)
-                digest = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-                # Of multiple choice, as of torch, it is not taken: what a text is there depends on the choices.
-                costs = {} if choices or dtype not in dtypes else _costs(folder, dtype, model)
-                files[ONNX_FILES[dtype]] = {"dtype": dtype, **digest, **settings, **measured, **costs}
-            if "fp32" not in dtypes:
-                (folder / ONNX_FILES["fp32"]).unlink()
-                del files[ONNX_FILES["fp32"]]
+            int8 = {"per_channel": per_channel, "keep_float": list(keep_float)}
+            files = _write_graphs(folder, model, graphs, check, dtypes, max_drop, int8)
             record = _record(names, sources, model, check, files, opset)
             (folder / EXPORT_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             (folder / "README.md").write_text(onnx_card(record), encoding="utf-8")
@@ -221,13 +210,37 @@ def _check_texts(
         raise ArgumentsError("text_columns are of data, which was not given. Leave them out.")
 
 
-def _graph_of(model: Exportable, graphs: Sequence[Any], dtype: str, settings: Mapping[str, Any]) -> Any:
-    """The graph of one file: of a type, and where there are several models their average."""
-    if dtype == "int8":
-        graphs = [quantized(graph, **settings) for graph in graphs]
-    elif dtype == "fp16":
-        graphs = [half(graph) for graph in graphs]
-    return averaged(graphs, shares=model.averages_shares) if model.others else graphs[0]
+def _write_graphs(
+    folder: Path,
+    model: Exportable,
+    graphs: Sequence[Any],
+    check: _RandomCheck | _TextCheck,
+    dtypes: Sequence[str],
+    max_drop: float,
+    int8: Mapping[str, Any],
+) -> dict[str, dict[str, Any]]:
+    """Write and check a file of each type, float32 even where it is not asked for; returns what the record says of each.
+
+    Args:
+        graphs: in float32, of each of the model's members.
+        int8: the arguments of `quantized`.
+    """
+    files: dict[str, dict[str, Any]] = {}
+    for dtype in ("fp32", *(name for name in ONNX_FILES if name in dtypes and name != "fp32")):
+        settings, made, path = int8 if dtype == "int8" else {}, graphs, folder / ONNX_FILES[dtype]
+        if dtype != "fp32":
+            made = [quantized(graph, **int8) if dtype == "int8" else half(graph) for graph in graphs]
+        save(averaged(made, shares=model.averages_shares) if model.others else made[0], path)
+        measured = check.measure(OnnxModel(folder, dtype), dtype, max_drop, settings)
+        digest = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        # Of multiple choice, as of torch, it is not taken: what a text is there depends on the choices.
+        timed = dtype in dtypes and model.source.spec.kind != "multiple_choice"
+        costs = _costs(folder, dtype, model) if timed else {}
+        files[ONNX_FILES[dtype]] = {"dtype": dtype, **digest, **settings, **measured, **costs}
+    if "fp32" not in dtypes:
+        (folder / ONNX_FILES["fp32"]).unlink()
+        del files[ONNX_FILES["fp32"]]
+    return files
 
 
 def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os.PathLike | None) -> Path:

@@ -29,6 +29,10 @@ from hf_tlm.utils.seals import check_seal
 
 PAGE_FILE = "page.json"
 TRANSFORMERS_JS = "@huggingface/transformers@4.3.1"
+_INSTALL = (
+    f"Where there is a network run `npm install --ignore-scripts {TRANSFORMERS_JS}` in a folder, and give it with "
+    "--page_runtime."
+)
 # Of the version that transformers.js names as its own.
 ONNXRUNTIME_WEB = "onnxruntime-web@1.31.0-dev.20260914-8d85527a0"
 # File of a package -> its sha256. onnxruntime without WebGPU: half as large, and a small model gains nothing from a GPU.
@@ -209,7 +213,7 @@ def read_runtime(folder: str | os.PathLike | None = None) -> dict[str, bytes]:
         found |= _of_npm(package, list(names)) if folder is None else _of_folder(Path(folder), package, list(names))
         for name, digest in names.items():
             if hashlib.sha256(found[name]).hexdigest() != digest:
-                raise ArgumentsError(f"{name} is not that of {package}, which the page needs. {_how_to_install()}")
+                raise ArgumentsError(f"{name} is not that of {package}, which the page needs. {_INSTALL}")
     return found
 
 
@@ -218,7 +222,7 @@ def _of_folder(folder: Path, package: str, names: Sequence[str]) -> dict[str, by
     try:
         return {name: (place / name).read_bytes() for name in names}
     except OSError as error:
-        raise ArgumentsError(f"{folder} lacks {error.filename} of {package}. {_how_to_install()}") from error
+        raise ArgumentsError(f"{folder} lacks {error.filename} of {package}. {_INSTALL}") from error
 
 
 def _of_npm(package: str, names: Sequence[str]) -> dict[str, bytes]:
@@ -227,16 +231,11 @@ def _of_npm(package: str, names: Sequence[str]) -> dict[str, bytes]:
         try:
             done = subprocess.run(command, cwd=work, capture_output=True, text=True)
         except OSError as error:
-            raise ArgumentsError(f"--page fetches {package} by npm, which is not installed. {_how_to_install()}") from error
+            raise ArgumentsError(f"--page fetches {package} by npm, which is not installed. {_INSTALL}") from error
         packed = [*Path(work).glob("*.tgz")]
         if done.returncode or len(packed) != 1:
             told = " ".join((done.stderr or done.stdout).split())
-            raise ArgumentsError(f"npm cannot fetch {package}: {told:.200}. {_how_to_install()}")
+            raise ArgumentsError(f"npm cannot fetch {package}: {told:.200}. {_INSTALL}")
         with tarfile.open(packed[0]) as archive:
             members = {name: archive.extractfile(f"package/dist/{name}") for name in names}
             return {name: member.read() for name, member in members.items() if member is not None}
-
-
-def _how_to_install() -> str:
-    command = f"npm install --ignore-scripts {TRANSFORMERS_JS}"
-    return f"Where there is a network run `{command}` in a folder, and give it with --page_runtime."
