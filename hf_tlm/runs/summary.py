@@ -6,16 +6,16 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from transformers import TrainingArguments
+from typing import Any, Self
 
 from hf_tlm.hub.commit import Push
 from hf_tlm.runs.baselines import to_beat_line
 from hf_tlm.runs.price import price_line
 from hf_tlm.runs.records import cost_lines, published_lines
+from hf_tlm.training.base_arguments import BaseArguments
+from hf_tlm.training.publishing import publish_run
 from hf_tlm.training.run_folder import RESULTS_FILE, copy_best_model
 from hf_tlm.training.teacher import cost_line, described
 from hf_tlm.utils.files import atomic_write
@@ -93,23 +93,24 @@ class SeededRun:
     def to_dict(self) -> dict[str, Any]:
         return {**self.details, "summary": self.summary, "seeds": self.seeds}
 
-    def write(
-        self, args: TrainingArguments, card: Callable[[Mapping[str, Any], int], str], source: Path | None = None
-    ) -> None:
-        """Make the model of the best seed that of the folder, with `results.json` and its card.
+    def write(self, args: BaseArguments, card: Callable[[Mapping[str, Any], int], str], source: Path | None = None) -> Self:
+        """Make the model of the best seed that of the folder, with `results.json` and its card, and publish it if asked for.
 
         The first process writes, and the others wait: they may be about to read it.
 
         card: (the record of the run, seed) -> README.md.
         source: where the folders of the seeds are, if not in that of the run.
+
+        Returns:
+            The run, with its `push`.
         """
         with args.main_process_first(local=False, desc="publishing the model"):
-            if args.process_index > 0:
-                return
-            record, seed = self.to_dict(), self.best["seed"]
-            copy_best_model(seed_folder(source or self.output_dir, seed) / "model", self.output_dir)
-            atomic_write(self.output_dir / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
-            atomic_write(self.output_dir / "README.md", card(record, seed))
+            if args.process_index == 0:
+                record, seed = self.to_dict(), self.best["seed"]
+                copy_best_model(seed_folder(source or self.output_dir, seed) / "model", self.output_dir)
+                atomic_write(self.output_dir / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
+                atomic_write(self.output_dir / "README.md", card(record, seed))
+        return replace(self, push=publish_run(self.output_dir, args))
 
     def to_text(self) -> str:
         """The end of a run, for a person."""

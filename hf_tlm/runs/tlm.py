@@ -50,7 +50,7 @@ from hf_tlm.training import (
 )
 from hf_tlm.training.initialization import Initialization
 from hf_tlm.training.prepare import tell_of_no_saving, tell_of_other_stage
-from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run, publish_run
+from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run
 from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
 from hf_tlm.training.stages import begin_stage
@@ -146,9 +146,7 @@ def run_tlm(
         details |= averaged_seeds(task, output_dir, records)
     if reported:
         details |= beside(task, output_dir, records, details["baselines"])
-    run = Run(records, summarise(records), details, output_dir)
-    run.write(args, tlm_card)
-    run = replace(run, push=publish_run(output_dir, args))
+    run = Run(records, summarise(records), details, output_dir).write(args, tlm_card)
     pushes.check()
     return run
 
@@ -184,9 +182,7 @@ def _best_round(runs: Sequence[Run], task: Task, args: TlmArguments) -> Run:
         for name in ("flops", "seconds"):
             one_round[name] = sum(seed["cost"][name] for seed in run.seeds) + teacher_cost(teacher_report, name)
     details = {**best.details, "arguments": settings(args), "rounds": rounds, "round": runs.index(best) + 1}
-    run = replace(best, details=details, output_dir=args.folder)
-    run.write(args, tlm_card, best.output_dir)
-    return replace(run, push=publish_run(args.folder, args))
+    return replace(best, details=details, output_dir=args.folder).write(args, tlm_card, best.output_dir)
 
 
 def _run_seed(

@@ -44,7 +44,7 @@ from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.optimizers import check_adapted
-from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run, publish_run
+from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run
 from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings, unseal
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
@@ -154,17 +154,15 @@ def finetune(
     if teacher is not None:
         details |= teacher.write(output_dir if args.process_index == 0 else None)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
-        run = _Run(task, checkpoint, args, details, *pretrained, pushes, test, teacher, passages)
-        records = share_seeds(args, run.seed, run.has_all, alone=args.pushes_checkpoints)
+        seeds = _Seeds(task, checkpoint, args, details, *pretrained, pushes, test, teacher, passages)
+        records = share_seeds(args, seeds.train, seeds.has_all, alone=args.pushes_checkpoints)
     if args.process_index == 0:
         details |= averaged_seeds(task, output_dir, records)
         if args.train_fraction == 1:  # Else baselines are of draws, too.
             details |= beside(task, output_dir, records, details["baselines"])
-    result = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir)
-    result.write(args, finetuned_card)
-    result = replace(result, push=publish_run(output_dir, args))
+    run = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir).write(args, finetuned_card)
     pushes.check()
-    return result
+    return run
 
 
 def _draws(task: Task, args: FinetuneArguments) -> list[Task]:
@@ -194,7 +192,7 @@ def check_finetuning(checkpoint: CheckpointArguments, args: FinetuneArguments) -
 
 
 @dataclass
-class _Run:
+class _Seeds:
     """What the seeds of a run have in common."""
 
     task: Task
@@ -224,7 +222,7 @@ class _Run:
         """Whether a finished seed has its test scores, where they are asked for."""
         return not self.test or self.task.test is None or "test" in record
 
-    def seed(self, seed: int) -> dict[str, Any]:
+    def train(self, seed: int) -> dict[str, Any]:
         """Training, evaluation, predictions and export of one seed; loaded where it is finished."""
         folder = seed_folder(self.args.folder, seed)
         if (record := finished(folder, self.args, fields=SEED)) is not None:
