@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,6 @@ from hf_tlm.training import (
     prepare,
     run_stage,
 )
-from hf_tlm.training.initialization import Initialization
 from hf_tlm.training.prepare import tell_of_no_saving, tell_of_other_stage
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run
 from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings
@@ -140,8 +138,8 @@ def run_tlm(
         if args.teacher_output is not None and subset is not None and args.process_index == 0:
             answered_subset(subset, teacher, task.label_names).save(args.teacher_output)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
-        one = partial(_run_seed, task=task, setup=setup, args=args, model_args=model_args, details=details, pushes=pushes)
-        records = share_seeds(args, one, alone=args.pushes_checkpoints)
+        seeds = _Seeds(task, setup, model_args, details, pushes)
+        records = share_seeds(args, seeds.train, alone=args.pushes_checkpoints)
     if args.process_index == 0:
         details |= averaged_seeds(task, output_dir, records)
     if reported:
@@ -185,92 +183,86 @@ def _best_round(runs: Sequence[Run], task: Task, args: TlmArguments) -> Run:
     return replace(best, details=details, output_dir=args.folder).write(args, tlm_card, best.output_dir)
 
 
-def _run_seed(
-    seed: int,
-    *,
-    task: Task,
-    setup: Setup,
-    args: TlmArguments,
-    model_args: ModelArguments,
-    details: Mapping[str, Any],
-    pushes: CheckpointPushes,
-) -> dict[str, Any]:
-    """Both stages, evaluation, predictions and export of one seed; loaded where they are finished."""
-    folder = seed_folder(args.folder, seed)
-    if (record := finished(folder, args, fields=SEED)) is not None:
-        return record
-    compute_metrics = compute_metrics_for(task.metric)
-    stages: dict[str, Any] = {}
-    total = Cost()
-    make_model = setup.make_model
-    for stage in args.stages:
-        stage_args = args.for_stage(stage, stage_folder(folder, stage), seed, task.metric)
-        start = partial(_begun, make_model, stage, args, seed, setup.initialization)
-        if stage == 2 and model_args.use_peft and model_args.model_name_or_path is None:
-            start = partial(_adapted, start, model_args, stage_folder(folder, 1) / "model")
-        model, cost, scores = run_stage(
-            *(stage, start, stage_args, setup.data[stage], setup.tokenizer),
+@dataclass
+class _Seeds:
+    """What the seeds of a run have in common."""
+
+    task: Task
+    setup: Setup
+    model_args: ModelArguments
+    details: Mapping[str, Any]
+    pushes: CheckpointPushes
+
+    def train(self, seed: int) -> dict[str, Any]:
+        """Both stages, evaluation, predictions and export of one seed; loaded where they are finished."""
+        task, setup, args = self.task, self.setup, self.setup.args
+        folder = seed_folder(args.folder, seed)
+        if (record := finished(folder, args, fields=SEED)) is not None:
+            return record
+        compute_metrics = compute_metrics_for(task.metric)
+        stages: dict[str, Any] = {}
+        total = Cost()
+        model: TrainedModel | PeftModel | None = None
+        for stage in args.stages:
+            stage_args = args.for_stage(stage, stage_folder(folder, stage), seed, task.metric)
+            start = partial(self._begun, stage, seed, model)
+            model, cost, scores = run_stage(
+                *(stage, start, stage_args, setup.data[stage], setup.tokenizer),
+                compute_metrics=compute_metrics,
+                id2label=task.id2label,
+                callbacks=[self.pushes],
+                attn_implementation=self.model_args.attn_implementation,
+            )
+            stages[str(stage)] = {"cost": cost.to_dict(), "validation": scores, "max_length": stage_args.max_length}
+            total += cost
+        assert model is not None  # There is a stage.
+        trainer = TlmTrainer(
+            model,
+            stage_args,
+            train_dataset=setup.data[stage].train,
+            eval_dataset=setup.data[stage].validation,
+            processing_class=setup.tokenizer,
             compute_metrics=compute_metrics,
-            id2label=task.id2label,
-            callbacks=[pushes],
-            attn_implementation=model_args.attn_implementation,
         )
-        stages[str(stage)] = {"cost": cost.to_dict(), "validation": scores, "max_length": stage_args.max_length}
-        total += cost
-        make_model = _returning(model)
-    trainer = TlmTrainer(
-        model,
-        stage_args,
-        train_dataset=setup.data[stage].train,
-        eval_dataset=setup.data[stage].validation,
-        processing_class=setup.tokenizer,
-        compute_metrics=compute_metrics,
-    )
-    if trainer.is_fsdp_enabled:
-        # Left to itself the Trainer would shard the model, which FSDP does with an optimizer only.
-        trainer.accelerator.prepare_model(model.to(args.device), evaluation_mode=True)  # type: ignore[arg-type]  # transformers' wrapper loses its `self`.
-    record = {
-        "seed": seed,
-        "model_type": model.config.model_type,
-        "parameters": model.num_parameters(),
-        "trained_parameters": trained_parameters(model),
-        "cost": total.to_dict(),
-        "stages": stages,
-    }
-    predictions, names = {}, task.label_names
-    for split, rows, source in (
-        ("validation", setup.data[stage].validation, task.validation),
-        ("test", setup.test, task.test),
-    ):
-        if rows is not None:
-            by_length, order = longest_first(rows)
-            output = trainer.predict(by_length, metric_key_prefix=split)
-            assert output.metrics is not None and isinstance(output.predictions, np.ndarray)  # The rows have labels.
-            record[split] = {name: output.metrics[f"{split}_{name}"] for name in (task.metric, "accuracy")}
-            answers = classified(in_first_order(output.predictions, order), names)
-            predictions[split] = predictions_jsonl("classification", names, source, answers)
-    if trainer.is_world_process_zero():
-        for split, text in predictions.items():
-            atomic_write(predictions_file(folder, split), text)
-        card = tlm_card({**details, "summary": {}, "seeds": [record]}, seed)
-        saved = saved_settings(task, {"max_length": stage_args.max_length})
-        export_model(model, setup.tokenizer, folder / "model", {SAVED_FILE: saved, "README.md": card})
-        record["price"] = price(folder / "model")
-        finish(folder, record, "model", PREDICTIONS)
-    trainer.accelerator.wait_for_everyone()
-    return record
+        if trainer.is_fsdp_enabled:
+            # Left to itself the Trainer would shard the model, which FSDP does with an optimizer only.
+            trainer.accelerator.prepare_model(model.to(args.device), evaluation_mode=True)  # type: ignore[arg-type]  # transformers' wrapper loses its `self`.
+        record = {
+            "seed": seed,
+            "model_type": model.config.model_type,
+            "parameters": model.num_parameters(),
+            "trained_parameters": trained_parameters(model),
+            "cost": total.to_dict(),
+            "stages": stages,
+        }
+        predictions, names = {}, task.label_names
+        for split, rows, source in (
+            ("validation", setup.data[stage].validation, task.validation),
+            ("test", setup.test, task.test),
+        ):
+            if rows is not None:
+                by_length, order = longest_first(rows)
+                output = trainer.predict(by_length, metric_key_prefix=split)
+                assert output.metrics is not None and isinstance(output.predictions, np.ndarray)  # The rows have labels.
+                record[split] = {name: output.metrics[f"{split}_{name}"] for name in (task.metric, "accuracy")}
+                answers = classified(in_first_order(output.predictions, order), names)
+                predictions[split] = predictions_jsonl("classification", names, source, answers)
+        if trainer.is_world_process_zero():
+            for split, text in predictions.items():
+                atomic_write(predictions_file(folder, split), text)
+            card = tlm_card({**self.details, "summary": {}, "seeds": [record]}, seed)
+            saved = saved_settings(task, {"max_length": stage_args.max_length})
+            export_model(model, setup.tokenizer, folder / "model", {SAVED_FILE: saved, "README.md": card})
+            record["price"] = price(folder / "model")
+            finish(folder, record, "model", PREDICTIONS)
+        trainer.accelerator.wait_for_everyone()
+        return record
 
-
-def _returning(model: TrainedModel | PeftModel) -> Callable[[], TrainedModel | PeftModel]:
-    return lambda: model
-
-
-def _adapted(make_model, lora: ModelArguments, base: Path) -> PeftModel:
-    return add_lora(make_model(), lora, base)
-
-
-def _begun(make_model, stage: int, args: TlmArguments, seed: int, initialization: Initialization | None):
-    """The model that a stage begins with."""
-    model = make_model()
-    begin_stage(model, stage, args, seed, initialization)
-    return model
+    def _begun(self, stage: int, seed: int, left: TrainedModel | PeftModel | None) -> TrainedModel | PeftModel:
+        """The model that a stage begins with, made of what the stage before has left."""
+        args, lora = self.setup.args, self.model_args
+        model: Any = self.setup.make_model() if left is None else left
+        begin_stage(model, stage, args, seed, self.setup.initialization)
+        if stage == 2 and lora.use_peft and lora.model_name_or_path is None:
+            return add_lora(model, lora, stage_folder(seed_folder(args.folder, seed), 1) / "model")
+        return model
