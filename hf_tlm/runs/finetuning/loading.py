@@ -36,19 +36,13 @@ def load_pretrained(
             none of the layers that are to be adapted.
         HubError, TokenizerError: see `checkpoint_folder`, `load_tokenizer`, `check_known`.
     """
-    options = _options(checkpoint)
+    name, source = checkpoint.model_name_or_path, checkpoint.tokenizer_source
     folder = _folder(checkpoint)
-    with reading(f"a config from {checkpoint.model_name_or_path!r}"):
-        config = AutoConfig.from_pretrained(folder, **_labels(task), **options)
-    tokenizer = load_tokenizer(**checkpoint.tokenizer_source, masking=False)
-    check_fit(
-        config,
-        checkpoint.model_name_or_path,
-        max_length=max_length,
-        tokenizer=tokenizer,
-        tokenizer_name=checkpoint.tokenizer_source["name_or_path"],
-    )
-    check_known(tokenizer, spread_texts(task.train), checkpoint.tokenizer_source["name_or_path"])
+    with reading(f"a config from {name!r}"):
+        config = AutoConfig.from_pretrained(folder, **_labels(task), **_options(checkpoint))
+    tokenizer = load_tokenizer(**source, masking=False)
+    check_fit(config, name, max_length=max_length, tokenizer=tokenizer, tokenizer_name=source["name_or_path"])
+    check_known(tokenizer, spread_texts(task.train), source["name_or_path"])
     if checkpoint.use_peft:
         check_targets(checkpoint, config, checkpoint.trust_remote_code)
     set_token_types(tokenizer, config)

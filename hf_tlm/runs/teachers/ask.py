@@ -84,7 +84,7 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
                 "teacher_passage_length task is of passages, and teacher_marks takes sentences as long as the task's texts "
                 "instead. Leave one of them out."
             )
-    mapping, (name, *more) = read_mapping(args.teacher_labels), args.teacher
+    mapping, name = read_mapping(args.teacher_labels), args.teacher[0]
     if mapping and (name in (LINEAR, SELF) or task.kind == "regression"):
         raise ArgumentsError("teacher_labels has no effect: this teacher has no names of classes of its own. Leave it out.")
     if name == SELF:
@@ -92,20 +92,23 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
     if name == LINEAR:
         return LinearTeacher(task)
     if files := [one for one in args.teacher if Path(one).is_file()]:
-        if more:
-            raise ArgumentsError(
-                f"teacher {files[0]} is a file of answers, which stands alone: the others are to be left out."
-            )
-        if args.teacher_passage_length == "task":
-            raise ArgumentsError(
-                "teacher_passage_length task asks of parts of passages, and a file has answers for whole ones. Leave it out."
-            )
-        if args.teacher_marks:
-            raise ArgumentsError(
-                "teacher_marks asks of marked sentences, and a file has answers for passages as they are. Leave it out."
-            )
-        return TableTeacher(task, Path(name), mapping)
+        return _open_table(task, args, files[0], mapping)
     return ModelTeacher(task, args.teacher, mapping, {option: getattr(args, option) for option in MACHINE})
+
+
+def _open_table(task: Task, args: Any, file: str, mapping: Mapping[str, str]) -> TableTeacher:
+    """A file of answers; an ArgumentsError for what it cannot be asked."""
+    if len(args.teacher) > 1:
+        raise ArgumentsError(f"teacher {file} is a file of answers, which stands alone: the others are to be left out.")
+    if args.teacher_passage_length == "task":
+        raise ArgumentsError(
+            "teacher_passage_length task asks of parts of passages, and a file has answers for whole ones. Leave it out."
+        )
+    if args.teacher_marks:
+        raise ArgumentsError(
+            "teacher_marks asks of marked sentences, and a file has answers for passages as they are. Leave it out."
+        )
+    return TableTeacher(task, Path(file), mapping)
 
 
 def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
