@@ -7,7 +7,6 @@ import json
 import logging
 import shutil
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +76,37 @@ def search(
     """
     check_search(grid)
     folder, asked = args.folder / "trials", _asked(grid, seed)
-    run = partial(_run_trials, task, checkpoint, args, grid, trials, seed, folder, asked)
+
+    def run() -> None:
+        import optuna
+
+        study = None
+        with args.main_process_first(desc="opening the study"):
+            if args.process_index == 0:
+                study = _open_study(folder)
+                _write_trials(study, folder, asked)
+        make_trainer = _trainer_factory(task, checkpoint, args, seed, folder)
+        for number in range(len(_read(folder, asked)), trials):
+            trainer = make_trainer(number)
+            trainer.hyperparameter_search(
+                hp_space=lambda trial: _draw(trial, grid, args),
+                compute_objective=trainer.score_of,
+                n_trials=1,
+                direction="maximize",
+                backend="optuna",
+                study_name=STUDY,
+                storage=_storage(folder),
+                load_if_exists=True,
+                # By the number, so that a study that was interrupted goes on as it would have.
+                sampler=optuna.samplers.TPESampler(seed=seed + number),
+                pruner=optuna.pruners.NopPruner(),
+            )
+            if study is not None:
+                _write_trials(study, folder, asked)
+                for left in folder.glob("run-*"):
+                    shutil.rmtree(left, ignore_errors=True)
+            trainer.accelerator.wait_for_everyone()
+
     # Each trial waits for those before it: processes cannot share them, and one works while the others wait.
     once(folder, lambda: len(_read(folder, asked)) >= trials, run)
     done = _read(folder, asked)[:trials]
@@ -107,46 +136,6 @@ def _read(folder: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
             "delete that folder."
         )
     return found["trials"]
-
-
-def _run_trials(
-    task: Task,
-    checkpoint: CheckpointArguments,
-    args: FinetuneArguments,
-    grid: Grid,
-    trials: int,
-    seed: int,
-    folder: Path,
-    asked: dict[str, Any],
-) -> None:
-    import optuna
-
-    study = None
-    with args.main_process_first(desc="opening the study"):
-        if args.process_index == 0:
-            study = _open_study(folder)
-            _write_trials(study, folder, asked)
-    make_trainer = _trainer_factory(task, checkpoint, args, seed, folder)
-    for number in range(len(_read(folder, asked)), trials):
-        trainer = make_trainer(number)
-        trainer.hyperparameter_search(
-            hp_space=lambda trial: _draw(trial, grid, args),
-            compute_objective=trainer.score_of,
-            n_trials=1,
-            direction="maximize",
-            backend="optuna",
-            study_name=STUDY,
-            storage=_storage(folder),
-            load_if_exists=True,
-            # By the number, so that a study that was interrupted goes on as it would have.
-            sampler=optuna.samplers.TPESampler(seed=seed + number),
-            pruner=optuna.pruners.NopPruner(),
-        )
-        if study is not None:
-            _write_trials(study, folder, asked)
-            for left in folder.glob("run-*"):
-                shutil.rmtree(left, ignore_errors=True)
-        trainer.accelerator.wait_for_everyone()
 
 
 def _storage(folder: Path) -> str:
