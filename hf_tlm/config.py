@@ -368,7 +368,7 @@ def _typed(key: str, value: Any, action: Any) -> Any:
             kind = "a mapping" if isinstance(item, Mapping) else "a list" if item is not None else "none"
             raise ConfigError(f"{key}: expected a single value; received {kind}{'' if item is None else f': {item!r:.60}'}.")
     try:
-        typed = [_written(item) if action.type is None else action.type(_written(item)) for item in values]
+        typed = [written(item) if action.type is None else action.type(written(item)) for item in values]
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"{key}: {' '.join(str(error).split()):.300}") from error
     except (TypeError, ValueError) as error:
@@ -390,7 +390,7 @@ def _at_home(value: Any) -> Any:
     return {key: _at_home(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
     """A value as on the command line, where a mapping is JSON."""
     return json.dumps(value) if isinstance(value, (Mapping, bool)) else str(value)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.commands import command_of
-from hf_tlm.config import read_configs
+from hf_tlm.config import read_configs, written
 from hf_tlm.experiments.arms import Arm, ReproductionError, Settings, TaskEntry, check_arms, slug
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.influence.checks import BY_TEACHER, without_effect
@@ -193,7 +193,7 @@ class Plan:
         if step.kind == "retrieve" and "passage_words" not in {**read_configs(self.files, step.kind), **values}:
             values["passage_words"] = 0  # As tables have it; the recipe's own default is another.
         for name, value in {**values, "output_dir": str(self.folder(step))}.items():
-            parts += [f"--{name}", *map(_written, value if isinstance(value, list) else [value])]
+            parts += [f"--{name}", *map(written, value if isinstance(value, list) else [value])]
         return shlex.join(parts)
 
     def settings(self, step: Step) -> dict[str, Any]:
@@ -482,12 +482,6 @@ def _check_teacher(arm: str, method: str, named: Any) -> None:
 def _suffix(options: Mapping[str, Any]) -> str:
     """What distinguishes a subset in the name of its folder: `-top_k=50`."""
     return "".join(f"-{name}=" + re.sub(r"[^A-Za-z0-9.-]+", "_", str(value)) for name, value in options.items())
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, Mapping) else str(value)
 
 
 def _check_distinct(what: str, names: Sequence[Any]) -> None:

@@ -280,31 +280,9 @@ class Table:
             return ""
         papers = dict.fromkeys(row.paper for row in self.published)
         sources = "; ".join(f"{paper} is {PAPERS[paper]}" for paper in papers)
-        lines = [f"**Published** figures are the papers' own, not measured here ({sources})."]
+        text = f"**Published** figures are the papers' own, not measured here ({sources})."
         scratch = [run for row in self.rows for run in row.runs if run["kind"] == "train_tlm"]
-        if not scratch:
-            return lines[0]
-        flops = fmean(run["cost"]["flops"] for run in scratch)
-        size = fmean(run["parameters"] for run in scratch)
-        lines.append(f"A run here has {flops:.2g} FLOPs and {size / 1e6:.3g} million parameters on average.")
-        for row in self.published:
-            if row.flops is not None:
-                assert row.parameters is not None and row.data is not None
-                lines.append(
-                    f"{row.source}, {row.row}: {row.flops:.3g} FLOPs, {_times(row.flops / flops)} times ours, "
-                    f"{row.parameters / 1e6:.0f} million parameters, {row.data / 1e9:g} GB of text."
-                )
-        if untold := dict.fromkeys(row.source for row in self.published if row.flops is None):
-            smallest = PUBLISHED["TLM Table 2: TLM (small-scale)"].flops
-            assert smallest is not None
-            lines.append(
-                f"{', '.join(untold)}: no FLOPs are printed there; TLM's smallest scale has {smallest:.3g}, "
-                f"{_times(smallest / flops)} times ours."
-            )
-        used = [corpus for run in scratch if (corpus := (run["subset"] or {}).get("corpus"))]
-        if corpora := dict.fromkeys(f"{corpus['size']:,} passages ({corpus['name']})" for corpus in used):
-            lines.append(f"Our corpus: {', '.join(corpora)}; the papers' have 16 GB (BERT's) or 160 GB (RoBERTa's).")
-        return " ".join(lines)
+        return " ".join([text, *(_larger(self.published, scratch) if scratch else ())])
 
 
 def _row(step: Step, records: Mapping[str, dict[str, Any] | None]) -> Row:
@@ -377,6 +355,30 @@ def _sizes(scratch: Sequence[Mapping[str, Any]]) -> list[str]:
         own = [run for run in scratch if run["task"] == task]
         steps, parameters = _range([run["cost"]["steps"] for run in own]), _range([run["parameters"] for run in own])
         lines.append(f"{task}, trained from scratch: {steps} steps, {parameters} parameters.")
+    return lines
+
+
+def _larger(published: Sequence[Published], scratch: Sequence[Mapping[str, Any]]) -> list[str]:
+    """By how much the papers' experiments were larger than these runs from scratch."""
+    flops, size = fmean(run["cost"]["flops"] for run in scratch), fmean(run["parameters"] for run in scratch)
+    lines = [f"A run here has {flops:.2g} FLOPs and {size / 1e6:.3g} million parameters on average."]
+    for row in published:
+        if row.flops is not None:
+            assert row.parameters is not None and row.data is not None
+            lines.append(
+                f"{row.source}, {row.row}: {row.flops:.3g} FLOPs, {_times(row.flops / flops)} times ours, "
+                f"{row.parameters / 1e6:.0f} million parameters, {row.data / 1e9:g} GB of text."
+            )
+    if untold := dict.fromkeys(row.source for row in published if row.flops is None):
+        smallest = PUBLISHED["TLM Table 2: TLM (small-scale)"].flops
+        assert smallest is not None
+        lines.append(
+            f"{', '.join(untold)}: no FLOPs are printed there; TLM's smallest scale has {smallest:.3g}, "
+            f"{_times(smallest / flops)} times ours."
+        )
+    used = [corpus for run in scratch if (corpus := (run["subset"] or {}).get("corpus"))]
+    if corpora := dict.fromkeys(f"{corpus['size']:,} passages ({corpus['name']})" for corpus in used):
+        lines.append(f"Our corpus: {', '.join(corpora)}; the papers' have 16 GB (BERT's) or 160 GB (RoBERTa's).")
     return lines
 
 
