@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -315,14 +316,11 @@ def _text(runs: Mapping[str, RunLog], quantities: list[str], lacking: list[str],
         seeds = f"{len(run.seeds)} seeds" if len(run.seeds) > 1 else "one seed"
         missing = [quantity for quantity in quantities if quantity not in run.quantities]
         lines.append(f"- {name}: {seeds}" + (f"; not logged: {', '.join(missing)}" if missing else ""))
-        for seed in run.seeds:
-            for quantity in quantities:
-                bad = [x["steps"] for _, x, value in seed.points.get(quantity, ()) if not math.isfinite(value)]
-                if bad:
-                    where = f"at step {', '.join(f'{step:g}' for step in bad[:5])}" + (", ..." if len(bad) > 5 else "")
-                    lines.append(
-                        f"- {name}, seed {seed.seed or 0}: {quantity} is not finite {where}; the others' mean is drawn"
-                    )
+        for seed, quantity in product(run.seeds, quantities):
+            bad = [x["steps"] for _, x, value in seed.points.get(quantity, ()) if not math.isfinite(value)]
+            if bad:
+                where = f"at step {', '.join(f'{step:g}' for step in bad[:5])}" + (", ..." if len(bad) > 5 else "")
+                lines.append(f"- {name}, seed {seed.seed or 0}: {quantity} is not finite {where}; the others' mean is drawn")
     lines += [f"- {name} is left out: its log does not tell {AXES[options.x]}" for name in lacking]
     others = sorted({name for run in runs.values() for name in run.quantities} - set(quantities))
     if others:

@@ -81,13 +81,17 @@ def draw_sources(shares: Sequence[measures.SourceShare], corpora: Mapping[str, S
         )
         axes.barh(places + index, 100 * np.array(values), height=1, linewidth=0.3, label=label(name), **look)
     firsts = [next(iter(own.values())) for own in groups]
-    names = [f"{one.others:,} others" if one.source is None else label(one.source or "(none)") for one in firsts]
+    names = [label(_source(one)) for one in firsts]
     axes.set_yticks(places + (len(bars) - 1) / 2, names)
     axes.set(xlabel="share of passages (%)", ylim=(places[-1] + len(bars), -1))
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
     _legend(figure, axes, len(bars))
     return figure
+
+
+def _source(share: measures.SourceShare) -> str:
+    return f"{share.others:,} others" if share.source is None else share.source or "(none)"
 
 
 def _ranks(group: measures.RankBin, to: str) -> str:
@@ -208,10 +212,9 @@ def sources(subsets: Subsets, folder: Path, top: int) -> Findings:
         figure = draw_sources(rows, {name: members for name, members in own.items() if members})
         files += save_figure(figure, folder, f"subsets_sources{suffix}", [asdict(row) for row in rows])
     table = []
-    for at in range(0, len(shares), len(subsets)):
-        row = shares[at : at + len(subsets)]
-        first = row[0]
-        line = [f"{first.others:,} others" if first.source is None else first.source or "(none)"]
+    for _, group in groupby(shares, key=lambda share: share.source):
+        row = list(group)
+        line = [_source(row[0])]
         for share in row:
             line += [f"{share.share:.1%}", "" if share.ratio is None else f"{share.ratio:.2f}"]
         table.append(line)

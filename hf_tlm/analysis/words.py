@@ -176,35 +176,34 @@ def draw_frequencies(
     figure, axes = new_figure(width=WIDTH, height=0.8 + LINE * len(lines))
     axes.set(xscale="log", ylim=(len(lines) - 0.4, -0.6))
     shown = [(y, at) for y, (_, at) in enumerate(lines) if at is not None]
-    percents = {name: [100 * shares[at] for _, at in shown] for name, shares in frequencies.items()}
-    everything = [value for values in percents.values() for value in values]
+    percents = 100 * np.array([[shares[at] for _, at in shown] for shares in frequencies.values()])
     # 0 has no place on a logarithmic axis; it gets one left of all others.
-    none = min(filter(None, everything), default=1e-2) / 2
-    if 0 in everything:
+    none = percents[percents > 0].min() / 2 if percents.any() else 5e-3
+    places, lacking = np.where(percents > 0, percents, none), not percents.all()
+    if lacking:
         axes.axvline(none, color="#808080", linewidth=0.8, linestyle=":")
         place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
         axes.annotate("none", (none, 1), (0, 2), ha="center", fontsize=6.5, **place)
-    for index, (name, values) in enumerate(percents.items()):
+    for index, (name, values) in enumerate(zip(frequencies, places, strict=True)):
         look = series_style(index) | {"linestyle": "none"}
         hollow = {"markerfacecolor": "none"} if index % 2 else {}
-        axes.plot([value or none for value in values], [y for y, _ in shown], label=name, zorder=3, **look, **hollow)
-    for (y, at), *values in zip(shown, *percents.values(), strict=True):
-        values = [value or none for value in values]
-        axes.plot([min(values), max(values)], [y, y], color="#b0b0b0", linewidth=0.8, zorder=2)
-        if rows[at].get("ratio", "") != "":
-            axes.text(1.02, y, f"×{rows[at]['ratio']:.2f}", transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
+        axes.plot(values, [y for y, _ in shown], label=name, zorder=3, **look, **hollow)
+    for (y, word), values in zip(shown, places.T, strict=True):
+        axes.plot([values.min(), values.max()], [y, y], color="#b0b0b0", linewidth=0.8, zorder=2)
+        if (ratio := rows[word].get("ratio", "")) != "":
+            axes.text(1.02, y, f"×{ratio:.2f}", transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
     axes.set_yticks(range(len(lines)), [shortened(text, NAME_WIDTH) for text, _ in lines])
     for text, (_, at) in zip(axes.get_yticklabels(), lines, strict=True):
         text.set_fontweight("bold" if at is None else "normal")
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("share of the subset's words (%)")
     label_decades(axes.xaxis)
-    if 0 in everything:
+    if lacking:
         for minor in (False, True):  # The place of 0 has no number.
             ticks = axes.get_xticks(minor=minor)
             axes.set_xticks(ticks[(ticks > 1.05 * none) & (ticks <= axes.get_xlim()[1])], minor=minor)
-    ratio = f"×: {' / '.join(frequencies)}" if len(frequencies) == 2 else None
-    add_legend(figure, ncols=4, handletextpad=0.2, title=ratio)
+    title = f"×: {' / '.join(frequencies)}" if len(frequencies) == 2 else None
+    add_legend(figure, ncols=4, handletextpad=0.2, title=title)
     return save_figure(figure, directory, "words", rows)
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any, TypeGuard
 
 from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Folded, Section, Table, Text, make_table
@@ -100,28 +101,37 @@ def scores(run: RunFolder) -> Section | None:
     splits = {split: summary_of(run, split) for split in SPLITS}
     if not any(splits.values()):
         return None
-    metrics = list(dict.fromkeys(name for summary in splits.values() for name in summary))
-    metrics.sort(key=lambda name: (name != run.metric, name == "loss"))
     of = run.part
     columns = [Column("metric"), Column("on"), Column("mean", "number", "{:.2f}")]
-    word, figure = seed_figure(run.record.get("seed_figure"))
+    word, _ = seed_figure(run.record.get("seed_figure"))
     beside = ["±", *([word] if word != "mean" else [])] if len(run.seeds) > 1 else []
     columns += [Column(name, "number", "{:.2f}") for name in beside]
     columns += [Column(f"{of} {record['seed']}", "number", "{:.2f}") for record in run.seeds]
-    rows = []
-    for metric in metrics:
-        for split, summary in splits.items():
-            if (score := summary.get(metric)) is not None:
-                each = [(record.get(split) or {}).get(metric) for record in run.seeds]
-                values = [score["mean"], *[score["std"], figure(score["values"])][: len(beside)], *each]
-                rows.append((metric_name(metric), split, *(None if value is None else 100 * value for value in values)))
-                for name, value in (*_averaged(run, split, metric), *_to_beat(run, split, metric)):
-                    rows.append((metric_name(metric), f"{split}: {name}", 100 * value, *[None] * (len(columns) - 3)))
+    rows = list(_score_rows(run, splits, len(beside)))
     about = f"± is the sample standard deviation over the {of}s. " if len(run.seeds) > 1 else ""
     about += "Checkpoints were chosen by the validation score." if _chose_checkpoints(run) else ""
     if (scored := run.record.get("scored_split")) not in (None, "test"):
         about += f" Test scores are on the task's {scored} split: there is no test split with labels."
     return Section("Scores", "scores", [make_table("In percent", columns, rows), *_lead_tables(run), Text(about)])
+
+
+def _score_rows(run: RunFolder, splits: Mapping[str, Mapping[str, Any]], beside: int) -> Iterator[tuple]:
+    """Of each metric and split the scores, and below them what else the record has.
+
+    Args:
+        splits: split -> what `summary_of` gives.
+        beside: how many figures of all seeds there are beside the mean.
+    """
+    metrics = list(dict.fromkeys(name for summary in splits.values() for name in summary))
+    metrics.sort(key=lambda name: (name != run.metric, name == "loss"))
+    _, figure = seed_figure(run.record.get("seed_figure"))
+    for metric, (split, summary) in product(metrics, splits.items()):
+        if (score := summary.get(metric)) is not None:
+            each = [(record.get(split) or {}).get(metric) for record in run.seeds]
+            values = [score["mean"], *[score["std"], figure(score["values"])][:beside], *each]
+            yield metric_name(metric), split, *(None if value is None else 100 * value for value in values)
+            for name, value in (*_averaged(run, split, metric), *_to_beat(run, split, metric)):
+                yield metric_name(metric), f"{split}: {name}", 100 * value, *[None] * (beside + len(each))
 
 
 def _losses(run: RunFolder) -> Section | None:

@@ -203,19 +203,17 @@ def verdict(runs: tuple[RunFolder, RunFolder], lead: Lead | None = None) -> str 
     if f"{abs(apart):.2f}" == "0.00":
         return f"{a} and {b} are equal in {what}: {figures}."
     ahead, behind = (b, a) if apart > 0 else (a, b)
-    said = f"{ahead} is ahead of {behind} in {what} by {abs(apart):.2f} points: {figures}"
-    texts = ""
+    sentences = [f"{ahead} is ahead of {behind} in {what} by {abs(apart):.2f} points: {figures}."]
+    seedless = [run.kind == BASELINE for run in runs]
+    if deviations and not all(seedless):
+        more = "no more" if abs(apart) <= max(deviations) else "more"
+        sentences.append(f"That is {more} than the standard deviation of seeds ({max(deviations):.2f}).")
+    elif not all(seedless):
+        sentences.append(f"Of one seed{'' if any(seedless) else ' each'}: how much seeds differ is not known.")
     if lead is not None and word == "mean":
         chance = "is more than chance of these texts" if lead.sure else "may be chance of these texts"
-        texts = f" The lead {chance} ({(lead if apart > 0 else lead.reversed).interval})."
-    if all(run.kind == BASELINE for run in runs):
-        return f"{said}.{texts}"
-    if not deviations:
-        of = "one seed" if any(run.kind == BASELINE for run in runs) else "one seed each"
-        return f"{said}. Of {of}: how much seeds differ is not known.{texts}"
-    less = abs(apart) <= max(deviations)
-    than = f"{'no more' if less else 'more'} than the standard deviation of seeds ({max(deviations):.2f})"
-    return f"{said}. That is {than}.{texts}"
+        sentences.append(f"The lead {chance} ({(lead if apart > 0 else lead.reversed).interval}).")
+    return " ".join(sentences)
 
 
 def _split_of(runs: tuple[RunFolder, RunFolder]) -> str | None:
