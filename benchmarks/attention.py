@@ -12,13 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from results_file import run_sections
 
 LAYERS, HEADS, WIDTH, WARM = 12, 12, 64, 3

@@ -15,13 +15,10 @@ import io
 import json
 import math
 import os
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from corpus_sample import corpus_sample  # noqa: E402
-from results_file import run_sections  # noqa: E402
+from corpus_sample import corpus_sample
+from results_file import run_sections
 
 CONFIGS = ["recipes/configs/pretrain/tiny.yaml", "recipes/configs/pretrain/cocolm_tiny.yaml"]
 SCL, NO_SCL = "with SCL", "without SCL"

@@ -17,11 +17,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from coco_lm import CONFIGS, MEASURES, SCL, draw  # noqa: E402
-from corpus_sample import corpus_sample  # noqa: E402
-from results_file import run_sections  # noqa: E402
+from coco_lm import CONFIGS, MEASURES, SCL, draw
+from corpus_sample import corpus_sample
+from results_file import ROOT, run_sections
 
 TITLES = {"log": "COCO-LM's tiny model, for longer"}
 NOTES = {

@@ -285,24 +285,35 @@ def compare(sides: dict[str, Side], names: list[str]) -> bool:
     width, odd = max(map(len, names)), {}
     for name in names:
         if failed := [each for each in needs(name) if odd.get(each) == "failed"]:
-            odd[name] = "failed"
-            print(f"{name:{width}}  not run: {failed[0]} failed", flush=True)
-            continue
-        seconds = {label: side.run(name) for label, side in sides.items()}
-        if bad := [label for label, taken in seconds.items() if taken is None]:
-            odd[name], text = "failed", f"FAILS {' and '.join(bad)}"
-            lines = [f"{label}: {line}" for label in bad for line in sides[label].last_lines(name)]
+            state, text, lines = "failed", f"not run: {failed[0]} failed", []
         else:
-            counts, lines = compare_folders(*(side.folder / name for side in sides.values()), paths)
-            text = f"identical ({', '.join(f'{number:,} {what}' for what, number in sorted(counts.items()))})"
-            if lines or not counts:
-                odd[name], text = "differs", f"{len(lines):,} difference{'s' * (len(lines) != 1)}"
-                if upstream := [each for each in needs(name) if each in odd]:
-                    text += f" (and {', '.join(upstream)}, which it takes, differs)"
-            text += "   " + " / ".join(f"{taken:.1f} s" for taken in seconds.values())
-        shown = lines if odd.get(name) == "failed" else lines[:SHOWN]
-        print("\n    ".join([f"{name:{width}}  {text}", *shown]), flush=True)
+            state, text, lines = compare_command(name, sides, paths, [each for each in needs(name) if each in odd])
+        if state != "identical":
+            odd[name] = state
+        print("\n    ".join([f"{name:{width}}  {text}", *lines]), flush=True)
     return not odd
+
+
+def compare_command(
+    name: str, sides: dict[str, Side], paths: dict[str, str], differing: list[str]
+) -> tuple[str, str, list[str]]:
+    """Run one command on both sides: identical, differs or failed, what is said of it, and the lines below that.
+
+    differing: commands whose results it takes, which differ already.
+    """
+    seconds = {label: side.run(name) for label, side in sides.items()}
+    if bad := [label for label, taken in seconds.items() if taken is None]:
+        lines = [f"{label}: {line}" for label in bad for line in sides[label].last_lines(name)]
+        return "failed", f"FAILS {' and '.join(bad)}", lines
+    counts, lines = compare_folders(*(side.folder / name for side in sides.values()), paths)
+    taken = "   " + " / ".join(f"{each:.1f} s" for each in seconds.values())
+    if counts and not lines:
+        found = ", ".join(f"{number:,} {what}" for what, number in sorted(counts.items()))
+        return "identical", f"identical ({found}){taken}", []
+    text = f"{len(lines):,} difference{'s' * (len(lines) != 1)}"
+    if differing:
+        text += f" (and {', '.join(differing)}, which it takes, differs)"
+    return "differs", text + taken, lines[:SHOWN]
 
 
 def main() -> None:

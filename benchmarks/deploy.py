@@ -30,43 +30,12 @@ TOKENS = 256  # Of a batch, as `hf-tlm predict --backend onnx` has it.
 PASSES = 50
 # What operators of onnxruntime are, once it has fused those of the graph.
 KINDS = {
-    "products with weights": (
-        "DynamicQuantizeMatMul",
-        "MatMulIntegerToFloat",
-        "MatMulInteger",
-        "DynamicQuantizeLinear",
-        "Gemm",
-    ),
-    "products and softmax of attention": ("MatMul", "FusedMatMul", "Softmax"),
-    "GELU, gates, sums": (
-        "Gelu",
-        "BiasGelu",
-        "QuickGelu",
-        "FastGelu",
-        "Erf",
-        "Mul",
-        "Add",
-        "Sub",
-        "Max",
-        "Min",
-        "ReduceMax",
-        "Div",
-    ),
-    "layer norms": ("LayerNormalization", "SkipLayerNormalization"),
-    "moving numbers": (
-        "Transpose",
-        "Split",
-        "Slice",
-        "Reshape",
-        "Concat",
-        "Expand",
-        "Gather",
-        "Where",
-        "Cast",
-        "Squeeze",
-        "Unsqueeze",
-    ),
-    "rotary positions": ("RotaryEmbedding",),
+    "products with weights": "DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger DynamicQuantizeLinear Gemm".split(),
+    "products and softmax of attention": "MatMul FusedMatMul Softmax".split(),
+    "GELU, gates, sums": "Gelu BiasGelu QuickGelu FastGelu Erf Mul Add Sub Max Min ReduceMax Div".split(),
+    "layer norms": "LayerNormalization SkipLayerNormalization".split(),
+    "moving numbers": "Transpose Split Slice Reshape Concat Expand Gather Where Cast Squeeze Unsqueeze".split(),
+    "rotary positions": "RotaryEmbedding".split(),
 }
 # Of the small body, of the scale tlm/night, of MiniLM's shape, and how wide static embeddings are.
 SMALL_WORDS, NIGHT_WORDS, MINILM_WORDS, STATIC_WIDTH = 8_000, 16_000, 30_522, 256
@@ -208,39 +177,18 @@ def _static(side: str, folder: Path):
 
 def main() -> None:
     # What only the driver needs: the sides are measured in processes of this same file.
-    import argparse
     import importlib.util
 
     from results_file import ROOT, ResultsFile
 
     from hf_tlm.tasks import load_task
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", required=True, metavar="TASK=FOLDER", help="finished runs of tlm/coffee")
-    parser.add_argument("--encoders", nargs="+", default=[], metavar="TASK=FOLDER", help="MiniLM, by hf-tlm finetune")
-    parser.add_argument("--tasks_dir", required=True)
-    parser.add_argument("--corpus", required=True, help="vocabularies of the shapes are trained on it")
-    parser.add_argument(
-        "--shapes",
-        nargs="*",
-        choices=["2 x 64", "night", "MiniLM"],
-        default=["2 x 64", "night", "MiniLM"],
-        help="with random weights; MiniLM's is left out beside --encoders",
-    )
-    parser.add_argument("--sections", nargs="+", choices=["price", "scores"], default=["price", "scores"])
-    parser.add_argument("--output_dir", default="runs/deploy")
-    parser.add_argument("--results_dir", default=str(ROOT / "benchmarks" / "results"))
-    options = parser.parse_args()
+    options, models, encoders = _arguments(str(ROOT / "benchmarks" / "results"))
     output = Path(options.output_dir)
-    models, encoders = (
-        {name: Path(folder) for name, _, folder in (pair.partition("=") for pair in pairs)}
-        for pairs in (options.models, options.encoders)
-    )
-    if others := sorted({*encoders} - {*models}):
-        parser.error(f"--encoders: of the tasks of --models ({', '.join(models)}); received {', '.join(others)}")
     tasks = {name: load_task(str(Path(options.tasks_dir) / name)) for name in models}
     file = ResultsFile(options.results_dir, "deploy", SECTIONS, NOTES)
 
+    # 1. The models of the tasks, exported and scored.
     first = next(iter(models))
     scored = models if "scores" in options.sections else {first: models[first]}
     scores = [_scores(name, tasks[name], models[name], encoders.get(name), output) for name in scored]
@@ -248,6 +196,8 @@ def main() -> None:
         file.add("scores", scores)
     if "price" not in options.sections:
         return
+
+    # 2. The models whose sizes alone matter. Of each the folder that torch loads, and that of its graphs.
     texts = _texts(tasks[first], models[first], output / "texts.json")
     sizes = {
         "2 x 64": (ROOT / "recipes/configs/models/modernbert_2x64.json", SMALL_WORDS),
@@ -256,11 +206,12 @@ def main() -> None:
     }
     names = [name for name in options.shapes if not (encoders and name == "MiniLM")]
     shapes = {name: _shape(*sizes[name], options.corpus, output / name.lower().replace(" ", "")) for name in names}
-    # Of each the folder that torch loads, and that of its graphs.
     sides = {"coffee": (models[first], output / f"{first}-onnx"), **{name: (one, one) for name, one in shapes.items()}}
     if encoders:
         name, encoder = next(iter(encoders.items()))
         sides["MiniLM"] = (encoder, output / f"{name}-minilm-onnx")
+
+    # 3. Each is measured in a process of its own.
     rows = []
     for name, (stock, exported) in sides.items():
         for side in ("torch", "fp32", "int8"):
@@ -285,6 +236,35 @@ def main() -> None:
         Path(options.results_dir) / "deploy.svg",
     )
     print("\n" + file.to_text())
+
+
+def _arguments(results_dir: str):
+    """The options, and by task the folders of models and of encoders."""
+    import argparse
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", required=True, metavar="TASK=FOLDER", help="finished runs of tlm/coffee")
+    parser.add_argument("--encoders", nargs="+", default=[], metavar="TASK=FOLDER", help="MiniLM, by hf-tlm finetune")
+    parser.add_argument("--tasks_dir", required=True)
+    parser.add_argument("--corpus", required=True, help="vocabularies of the shapes are trained on it")
+    parser.add_argument(
+        "--shapes",
+        nargs="*",
+        choices=["2 x 64", "night", "MiniLM"],
+        default=["2 x 64", "night", "MiniLM"],
+        help="with random weights; MiniLM's is left out beside --encoders",
+    )
+    parser.add_argument("--sections", nargs="+", choices=["price", "scores"], default=["price", "scores"])
+    parser.add_argument("--output_dir", default="runs/deploy")
+    parser.add_argument("--results_dir", default=results_dir)
+    options = parser.parse_args()
+    models, encoders = (
+        {name: Path(folder) for name, _, folder in (pair.partition("=") for pair in pairs)}
+        for pairs in (options.models, options.encoders)
+    )
+    if others := sorted({*encoders} - {*models}):
+        parser.error(f"--encoders: of the tasks of --models ({', '.join(models)}); received {', '.join(others)}")
+    return options, models, encoders
 
 
 def _scores(name: str, task, model: Path, encoder: Path | None, output: Path) -> dict:

@@ -9,16 +9,13 @@ batches of 64 texts. Both orders by turns, `--repeats` times; medians. Writes be
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from results_file import run_sections
+from results_file import ROOT, run_sections
 
-ROOT = Path(__file__).resolve().parent.parent
 # Task -> tokens after which a text is cut in stage 2.
 TASKS = {"imdb": 512, "hyperpartisan": 512, "agnews": 128, "rct_ei": 128, "chemprot": 128, "scierc": 128}
 TITLES = {"evaluation": "Scoring a validation split, texts as they come and longest first"}

@@ -17,7 +17,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from corpus_sample import ROOT, data_dir
 from results_file import ResultsFile
 

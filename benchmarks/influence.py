@@ -18,14 +18,13 @@ import argparse
 import itertools
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import influence_measures as measures  # noqa: E402
 import influence_peer  # noqa: E402
+from measuring import fresh  # noqa: E402
 from results_file import ResultsFile  # noqa: E402
 
 TITLES = {
@@ -58,12 +57,6 @@ NOTES = {
     "there. `Spearman` and `same best 20%`, the share of our best passages that are among bergson's, are means over task "
     "gradients; `difference` is the largest of a score from ours, relative to the largest of ours.",
 }
-
-
-def fresh(function, **arguments):
-    """Run a function in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, **arguments).result()
 
 
 def setting_of(options: argparse.Namespace, body: str) -> measures.Setting:

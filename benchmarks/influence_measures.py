@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from retrieval_measures import Memory, seconds
+from measuring import GpuMemory, Memory, seconds
 from training_measures import BODIES
 
 VOCABULARY, LENGTH, BATCH = 30_522, 128, 32
@@ -352,21 +350,6 @@ def projection(setting: Setting, *, tasks: int, dimensions: list[int]) -> list[d
                 }
             )
     return found
-
-
-class GpuMemory:
-    """Megabytes that tensors had on the GPU: `before` and at the `peak`."""
-
-    def __enter__(self):
-        import torch
-
-        self._gpu = torch.cuda
-        self._gpu.reset_peak_memory_stats()
-        self.before = self._gpu.memory_allocated() / 2**20
-        return self
-
-    def __exit__(self, *error):
-        self.peak = self._gpu.max_memory_allocated() / 2**20
 
 
 def memory(setting: Setting, *, side: str, layer: int, tasks: int) -> dict[str, float]:

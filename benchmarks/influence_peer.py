@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import influence_measures as measures
 
 # What needs a gradient: as bergson's own workers have it, the input embedding, which makes the backward pass go through the

@@ -10,16 +10,12 @@ benchmarks/results/modernbert.json and .md.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from contextlib import nullcontext
-from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from results_file import run_sections
+from results_file import ROOT, run_sections
 
-ROOT = Path(__file__).resolve().parent.parent
 # What is done -> (texts, tokens of a text, dropout).
 PASSES = {
     "training, stage 1": (32, 128, 0.0),

@@ -15,14 +15,11 @@ import argparse
 import dataclasses
 import json
 import os
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from corpus_sample import corpus_sample, data_dir  # noqa: E402
-from objectives_step import CONFIGS, measure_step  # noqa: E402
-from results_file import run_sections  # noqa: E402
+from corpus_sample import corpus_sample, data_dir
+from objectives_step import CONFIGS, measure_step
+from results_file import run_sections
 
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 # `minutes` is the paper's 12 x 256 at half the width and a third of the depth: some five minutes a model on two cores, which

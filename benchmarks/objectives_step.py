@@ -6,15 +6,10 @@ and to learn, and two of the main model, of the corrupted and of the cropped tex
 
 from __future__ import annotations
 
-import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from retrieval_measures import Memory
+from measuring import Memory, fresh
 
 VOCABULARY, BATCH, LENGTH, MASKED, CROPPED = 30_522, 16, 128, 0.15, 0.9
 SIZE = {"hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4, "intermediate_size": 1024}
@@ -151,17 +146,12 @@ def _memory(model_name: str, side: str, threads: int) -> float:
     return memory.peak - before
 
 
-def _fresh(function, *arguments):
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
-
-
 def measure_step(models: list[str], *, repeats: int, threads: int) -> list[dict]:
     """Rows: seconds and memory of each composite, and of the passes of the plain models and of their bodies alone."""
     rows = []
     for model in models:
-        times = _fresh(_times, model, repeats, threads)
-        memory = {side: [_fresh(_memory, model, side, threads)] for side in SIDES}
+        times = fresh(_times, model, repeats, threads)
+        memory = {side: [fresh(_memory, model, side, threads)] for side in SIDES}
         for figure, values in (("seconds a step", times), ("memory", memory)):
             for against, parts in (("plain models", SIDES[1:3]), ("bodies", SIDES[3:])):
                 ratios = [a / (b + c) for a, b, c in zip(*(values[side] for side in (SIDES[0], *parts)), strict=True)]

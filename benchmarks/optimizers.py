@@ -10,16 +10,12 @@ model in turn, on the gradients of the pass before. Medians over rounds. Writes 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
-from transformers import AutoConfig, set_seed
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from results_file import run_sections
+from transformers import AutoConfig, set_seed
 
 from hf_tlm.models import TlmModel
 from hf_tlm.training.optimizers import Muon, layer_matrices, parameter_groups

@@ -28,13 +28,11 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from transformers import AutoTokenizer, TrainerCallback, set_seed
-from transformers import logging as transformers_logging
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from corpus_sample import ROOT, data_dir
 from records import pack, unpack
 from results_file import machine
+from transformers import AutoTokenizer, TrainerCallback, set_seed
+from transformers import logging as transformers_logging
 
 from hf_tlm import load_corpus, load_task, retrieve
 from hf_tlm.config import parse

@@ -29,6 +29,11 @@ def machine() -> str:
     return f"{model}, {os.cpu_count()} cores"
 
 
+def machine_and_load() -> str:
+    """Other processes slow figures of time down, so how busy the machine was is told with them."""
+    return f"{machine()}, load average {os.getloadavg()[0]:.1f} at the start"
+
+
 class ResultsFile:
     """`<folder>/<name>.json` and `.md`, written after every section: a long run that is stopped keeps what it has.
 

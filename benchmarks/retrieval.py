@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import retrieval_measures as measures  # noqa: E402
-from perturbed_corpus import make_corpus  # noqa: E402
-from results_file import run_sections  # noqa: E402
+import retrieval_measures as measures
+from corpus_sample import data_dir
+from measuring import fresh
+from perturbed_corpus import make_corpus
+from results_file import run_sections
 
 TITLES = {
     "search": "Searching, end to end from query texts to the top K (ids, scores); one thread unless it says otherwise",
@@ -46,18 +43,12 @@ NOTES = {
 }
 
 
-def fresh(function, **arguments):
-    """Run a function in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, **arguments).result()
-
-
 class Benchmark:
     """One method per section: its rows."""
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
-        self.data = os.environ.get("HF_TLM_DATA", str(ROOT.parent / "shared" / "data"))
+        self.data = str(data_dir())
         self.work_dir = Path(options.work_dir).absolute()
         # Where `datasets` keeps its copies, of child processes too.
         os.environ["HF_DATASETS_CACHE"] = str(self.work_dir / "datasets")

@@ -7,46 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import threading
 import time
 from pathlib import Path
 from statistics import median
 
+from measuring import Memory, seconds
+
 K1, B = 1.5, 0.75
 WARM = ["some words to compile with", "other words"]
-
-
-class Memory:
-    """Megabytes: resident `before` and at the `peak`, and the peak of the `anonymous` part as seen every 10 ms. Linux."""
-
-    def __enter__(self):
-        self.before = self.now("VmRSS")
-        self.anonymous, self._stop = self.now("RssAnon"), threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error):
-        self._stop.set()
-        self._thread.join()
-        self.anonymous = max(self.anonymous, self.now("RssAnon"))
-        # The kernel counts in batches: right after the peak began anew it can be a little below what was resident.
-        self.peak = max(self.before, self.now("VmHWM"))
-
-    def _watch(self):
-        while not self._stop.wait(0.01):
-            self.anonymous = max(self.anonymous, self.now("RssAnon"))
-
-    @staticmethod
-    def now(name: str) -> float:
-        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return int(lines[name].split()[0]) / 1024
-
-
-def seconds(function) -> float:
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
 
 
 def query_texts(data: str, number: int | None) -> list[str]:

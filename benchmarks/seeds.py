@@ -19,9 +19,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from results_file import ResultsFile, machine  # noqa: E402
+from corpus_sample import data_dir
+from results_file import ROOT, ResultsFile, machine_and_load
 
 TITLES = {"seeds": "Several seeds on one machine"}
 NOTES = {
@@ -31,7 +30,7 @@ NOTES = {
 
 
 def command(work_dir: Path, options: argparse.Namespace) -> list[str]:
-    data = Path(os.environ.get("HF_TLM_DATA", ROOT.parent / "shared/data"))
+    data = data_dir()
     task, subset = ["--task", str(data / "tasks/scierc")], work_dir / "subset"
     begin = [sys.executable, "-m", "hf_tlm.cli"]
     if not (subset / "manifest.json").is_file():
@@ -71,7 +70,7 @@ def main() -> None:
     options = parser.parse_args()
     work_dir, cores = Path(options.work_dir).resolve(), os.cpu_count() or 1
     work_dir.mkdir(parents=True, exist_ok=True)
-    hardware = f"{machine()}, load average {os.getloadavg()[0]:.1f} at the start"
+    hardware = machine_and_load()
     line, number = command(work_dir, options), min(cores, options.num_seeds)
     sides = {"one process, a thread a core": (1, cores), f"{number} processes, a thread each": (number, 1)}
     runs: dict[str, list[float]] = {side: [] for side in sides}

@@ -13,13 +13,13 @@ import argparse
 import json
 from pathlib import Path
 
+from results_file import ROOT
 from reuters import posts_and_summaries, reuters_task
 
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.runs import aggregate, format_table, run_tlm
 from hf_tlm.training import ModelArguments, TlmArguments
 
-ROOT = Path(__file__).resolve().parent.parent
 MODEL = {
     "model_type": "bert",
     "hidden_size": 128,

@@ -12,13 +12,10 @@ import argparse
 import os
 import subprocess
 import sys
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from results_file import ResultsFile, machine  # noqa: E402
+from results_file import ROOT, ResultsFile, machine_and_load
 
 TITLES = {"startup": "Seconds to start"}
 NOTES = {"startup": "Fresh processes that take turns, files in the disk cache; medians, the fastest and the slowest."}
@@ -54,8 +51,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--results_dir", default=str(ROOT / "benchmarks" / "results"))
     options = parser.parse_args()
-    # Other processes slow these figures down, so how busy the machine was is told with them.
-    hardware = f"{machine()}, load average {os.getloadavg()[0]:.1f} at the start"
+    hardware = machine_and_load()
     runs: dict[str, list[float]] = {what: [] for what in commands()}
     for repeat in range(options.repeats + 1):
         for what, arguments in commands().items():

@@ -25,9 +25,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from results_file import ROOT
+
 from hf_tlm.runs.summary import aggregate, format_table
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 CONFIG = "recipes/configs/tlm/tiny.yaml"
 METHODS = {"ISS": "iss", "DSIR": "dsir", "BM25": "bm25-rank", "random": "random"}
@@ -83,57 +84,64 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--name", default="tlm_tiny", help="Name of the result files.")
     options = parser.parse_args()
-    data = os.environ.get("HF_TLM_DATA", "../shared/data")
-    runs = Path(options.output_dir)
-
-    commands: dict[str, list[str]] = {}
+    data, runs = os.environ.get("HF_TLM_DATA", "../shared/data"), Path(options.output_dir)
     subsets = {arm: subset_of(arm) for arm in options.arms}
-    made = dict.fromkeys(subset for subset in subsets.values() if subset)
-    if made:
-        made = {subset_of("BM25 subset"): None, **made}
-    for task, subset in itertools.product(options.tasks, made):
+    made = make_subsets(options.tasks, list(filter(None, subsets.values())), data, runs)
+
+    def row_of(cell: tuple[str, str, str]) -> dict:
+        embeddings, task, arm = cell
+        return {"task": task, "arm": arm, **train(task, subsets[arm], embeddings, options.seeds, data, runs)}
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(row_of, itertools.product(options.embeddings, options.tasks, options.arms)))
+    write(rows, made, options)
+
+
+def make_subsets(tasks: list[str], subsets: list[Subset], data: str, runs: Path) -> list[str]:
+    """Make what is not there, BM25's first, which the others are kept of; the commands of all."""
+    commands = []
+    made = dict.fromkeys([subset_of("BM25 subset"), *subsets]) if subsets else {}
+    for task, subset in itertools.product(tasks, made):
         output = runs / f"{task}-{subset.name}"
         arguments = ["--task", f"{data}/tasks/{task}"]
         arguments += [part.format(bm25=runs / f"{task}-bm25") for part in subset.arguments]
         whole = subset.recipe == "retrieve"
         arguments += ["--corpus", f"{data}/corpus/*.parquet"] if whole else ["--report_to", "none", "--disable_tqdm", "true"]
         arguments += ["--output_dir", str(output)]
-        commands[str(output)] = [subset.recipe, *arguments]
+        commands.append(shlex.join(["python", f"recipes/{subset.recipe}.py", "--config", CONFIG, *arguments]))
         if not (ROOT / output / "manifest.json").is_file():
             call(subset.recipe, *arguments)
+    return commands
 
-    def train(cell: tuple[str, str, str]) -> dict:
-        embeddings, task, arm = cell
-        name = subsets[arm].name if subsets[arm] else None
-        output = runs / f"{task}-{name or 'task'}-{embeddings}"
-        source = ["--subset", str(runs / f"{task}-{name}")] if name else ["--rho1", "0"]
-        arguments = ["--task", f"{data}/tasks/{task}", *source, "--embedding_init", embeddings]
-        arguments += ["--seeds", *options.seeds, "--report_to", "none", "--disable_tqdm", "true"]
-        command = call("train_tlm", *arguments, "--output_dir", str(output), threads=1)
-        result = json.loads((ROOT / output / "results.json").read_text(encoding="utf-8"))
-        seeds = result["seeds"]
-        return {
-            "task": task,
-            "arm": arm,
-            "embeddings": embeddings,
-            "metric": result["metric"],
-            "validation": result["summary"]["validation"][result["metric"]],
-            "test": result["summary"]["test"][result["metric"]],
-            "after stage 1": aggregate([s["stages"]["1"]["validation"] for s in seeds])[result["metric"]],
-            "real tokens": seeds[0]["cost"]["real_tokens"],
-            "FLOPs": seeds[0]["cost"]["flops"],
-            "parameters": seeds[0]["parameters"],
-            "spectral": result.get("initialization", {}).get("spectral"),
-            "subset passages": (result["subset"] or {}).get("counts", {}).get("union"),
-            "command": command,
-            "environment": result["environment"],
-        }
 
-    cells = list(itertools.product(options.embeddings, options.tasks, options.arms))
-    with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(train, cells))
+def train(task: str, subset: Subset | None, embeddings: str, seeds: list[str], data: str, runs: Path) -> dict:
+    """Train an arm's seeds on one thread; what the table has of them."""
+    output = runs / f"{task}-{subset.name if subset else 'task'}-{embeddings}"
+    source = ["--subset", str(runs / f"{task}-{subset.name}")] if subset else ["--rho1", "0"]
+    arguments = ["--task", f"{data}/tasks/{task}", *source, "--embedding_init", embeddings]
+    arguments += ["--seeds", *seeds, "--report_to", "none", "--disable_tqdm", "true"]
+    command = call("train_tlm", *arguments, "--output_dir", str(output), threads=1)
+    result = json.loads((ROOT / output / "results.json").read_text(encoding="utf-8"))
+    metric, first = result["metric"], result["seeds"][0]
+    return {
+        "embeddings": embeddings,
+        "metric": metric,
+        "validation": result["summary"]["validation"][metric],
+        "test": result["summary"]["test"][metric],
+        "after stage 1": aggregate([seed["stages"]["1"]["validation"] for seed in result["seeds"]])[metric],
+        "real tokens": first["cost"]["real_tokens"],
+        "FLOPs": first["cost"]["flops"],
+        "parameters": first["parameters"],
+        "spectral": result.get("initialization", {}).get("spectral"),
+        "subset passages": (result["subset"] or {}).get("counts", {}).get("union"),
+        "command": command,
+        "environment": result["environment"],
+    }
+
+
+def write(rows: list[dict], subset_commands: list[str], options: argparse.Namespace) -> None:
+    """The JSON file and the page."""
     RESULTS.mkdir(exist_ok=True)
-    subset_commands = [shlex.join(["python", f"recipes/{c[0]}.py", "--config", CONFIG, *c[1:]]) for c in commands.values()]
     record = {"config": (ROOT / CONFIG).read_text(encoding="utf-8"), "subset_commands": subset_commands, "rows": rows}
     (RESULTS / f"{options.name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     columns = ["task", "metric", "arm", "embeddings", "validation", "test", "real tokens", "FLOPs"]

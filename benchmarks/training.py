@@ -19,16 +19,13 @@ import itertools
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean, median
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import training_curves  # noqa: E402
-import training_loops as loops  # noqa: E402
-import training_measures as measures  # noqa: E402
-from results_file import run_sections  # noqa: E402
-from training_gpu import FLASH, GpuSections  # noqa: E402
+import training_curves
+import training_loops as loops
+import training_measures as measures
+from results_file import run_sections
+from training_gpu import FLASH, GpuSections
 
 TITLES = {
     "throughput": "Real tokens per second",
@@ -134,6 +131,10 @@ class Benchmark(GpuSections):
     def _repeats(self, default: int = 3) -> range:
         return range(self.options.repeats or default)
 
+    def _short(self, function, **arguments):
+        """What a function gives in a process of its own, for the short texts."""
+        return measures.fresh(function, **arguments, **self.data["short"])
+
     def throughput(self) -> list[dict]:
         rows = []
         for texts, body in itertools.product(self.options.texts, self._bodies("4x256", "12x768")):
@@ -170,15 +171,8 @@ class Benchmark(GpuSections):
         rows = []
         for body, packing in itertools.product(self._bodies("4x256", "12x768"), self._packing()):
             steps = self.options.steps or CURVE_STEPS[body]
-            run = measures.fresh(
-                training_curves.curves,
-                body=body,
-                packing=packing,
-                steps=steps,
-                seed=0,
-                setting=self.device,
-                **self.data["short"],
-            )
+            arguments = {"body": body, "packing": packing, "steps": steps}
+            run = self._short(training_curves.curves, seed=0, setting=self.device, **arguments)
             differences = [abs(a - b) for a, b in zip(run["ours"], run["plain"], strict=True)]
             rows.append(
                 {
@@ -204,17 +198,8 @@ class Benchmark(GpuSections):
             for repeat in self._repeats():
                 plain.append(self._train("plain", body, steps, repeat, "short"))
                 for length, found in runs.items():
-                    found.append(
-                        measures.fresh(
-                            loops.full_rows,
-                            body=body,
-                            steps=steps,
-                            seed=repeat,
-                            length=length,
-                            setting=self.setting,
-                            **self.data["short"],
-                        )
-                    )
+                    arguments = {"body": body, "steps": steps, "seed": repeat, "length": length}
+                    found.append(self._short(loops.full_rows, setting=self.setting, **arguments))
             for found in runs.values():
                 rows.append(
                     {
@@ -234,11 +219,9 @@ class Benchmark(GpuSections):
         rows = []
         for body in self._bodies("4x256", "12x768"):
             steps = self.options.steps or OVERHEAD_STEPS[body]
-            data = self.data["short"] | self.data["labelled"] | {"warm": OVERHEAD_WARM}
-            runs = [
-                measures.fresh(loops.overhead, body=body, steps=steps, seed=repeat, setting=self.setting, **data)
-                for repeat in self._repeats(5)
-            ]
+            arguments = {"body": body, "steps": steps, "setting": self.setting, "warm": OVERHEAD_WARM}
+            arguments |= self.data["labelled"]
+            runs = [self._short(loops.overhead, seed=repeat, **arguments) for repeat in self._repeats(5)]
             pairs = [pair for run in runs for pair in zip(run["trainer"], run["loop"], strict=True)]
             rows.append(
                 {
@@ -260,9 +243,7 @@ class Benchmark(GpuSections):
         for body in self._bodies("4x256"):
             steps = self.options.steps or STEPS[body]
             setting = replace(self.device, backend=self.options.compile_backend)
-            arms = measures.fresh(
-                loops.precision, body=body, steps=steps, seed=0, packing="group", setting=setting, **self.data["short"]
-            )
+            arms = self._short(loops.precision, body=body, steps=steps, seed=0, packing="group", setting=setting)
             exact = median(arms["float32"]["seconds"])
             for name, arm in arms.items():
                 taken = median(arm["seconds"])
@@ -285,7 +266,7 @@ class Benchmark(GpuSections):
         for batch, packing, workers in itertools.product((32, 256), self._packing(), (0, 2)):
             setting, batches = replace(self.cpu, batch=batch), self.options.steps or 100
             arguments = {"packing": packing, "workers": workers, "batches": batches, "setting": setting}
-            runs = [measures.fresh(loops.pipeline, **arguments, **self.data["short"]) for _ in self._repeats()]
+            runs = [self._short(loops.pipeline, **arguments) for _ in self._repeats()]
             row = {"texts a batch": batch, "layout": packing, "workers": workers, "ms a batch": 1000 * median(runs)}
             rows.append(row | {"batches": batches, "repeats": len(runs)})
             print(rows[-1])
@@ -295,9 +276,8 @@ class Benchmark(GpuSections):
         rows = []
         for body, packing in itertools.product(self._bodies("4x256", "12x768"), self._packing()):
             steps, repeats = self.options.steps or STEPS[body], len(self._repeats())
-            run = measures.fresh(
-                loops.step, body=body, packing=packing, steps=steps, repeats=repeats, setting=self.cpu, **self.data["short"]
-            )
+            arguments = {"body": body, "packing": packing, "steps": steps, "repeats": repeats}
+            run = self._short(loops.step, setting=self.cpu, **arguments)
             rows += [{"body": body, "layout": packing, **part, "steps": steps, "repeats": repeats} for part in run]
             print(rows[-2:])
         return rows

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from training_loops import texts_of
 from training_measures import MAX_LENGTH, Setting, Watch, load, ours, plain
 

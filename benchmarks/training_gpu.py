@@ -8,9 +8,7 @@ import traceback
 from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import training_measures as measures
 from training_measures import Setting
 
@@ -34,15 +32,9 @@ class GpuSections:
             if not arms:
                 sys.exit(f"No arm of ours of {body} ran: there is none whose kernels could be timed. The errors are above.")
             best = max(arms, key=lambda arm: arm["real tokens/s"])
-            found = measures.fresh(
-                longest_kernels,
-                side=best["side"],
-                body=body,
-                steps=PROFILED_STEPS,
-                warm=WARM,
-                setting=self._arm(best["attention"], best["compiled"] == "yes"),
-                **self.data["short"],
-            )
+            setting = self._arm(best["attention"], best["compiled"] == "yes")
+            arguments = {"side": best["side"], "body": body, "steps": PROFILED_STEPS, "warm": WARM}
+            found = self._short(longest_kernels, setting=setting, **arguments)
             arm = {name: best[name] for name in ("body", "side", "attention", "compiled")}
             rows += [{**arm, **row} for row in found]
             print(rows)
@@ -76,16 +68,8 @@ class GpuSections:
     def _measured(self, body: str, side: str, attention: str, compiled: bool) -> dict:
         steps, run, failed = self.options.steps or STEPS, {}, None
         try:
-            run = measures.fresh(
-                measures.train,
-                side=side,
-                body=body,
-                steps=steps,
-                seed=0,
-                setting=self._arm(attention, compiled),
-                warm=WARM,
-                **self.data["short"],
-            )
+            arguments = {"side": side, "body": body, "steps": steps, "warm": WARM}
+            run = self._short(measures.train, seed=0, setting=self._arm(attention, compiled), **arguments)
         except Exception as error:
             # One arm that this GPU or this torch cannot run must not cost the figures of the others.
             failed = type(error).__name__

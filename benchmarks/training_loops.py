@@ -4,12 +4,9 @@ least, and what half precision and compilation bring. Each function runs in a pr
 from __future__ import annotations
 
 import copy
-import sys
 from dataclasses import replace
 from itertools import chain, repeat
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from training_measures import COMPILED_WARM, LEARNING_RATE, WARM, WEIGHT_DECAY, Setting, load, ours
 
 
@@ -202,14 +199,7 @@ def pipeline(*, packing: str, workers: int, batches: int, setting: Setting, rows
 
 # Operators of torch by what they are for; random numbers are drawn by `hf_tlm.models.cpu_kernels` or by `bernoulli_`.
 PARTS = {
-    "matrix products": {
-        "aten::mm",
-        "aten::addmm",
-        "aten::addmm_",
-        "aten::bmm",
-        "aten::baddbmm",
-        "mkldnn::_linear_pointwise",
-    },
+    "matrix products": "aten::mm aten::addmm aten::addmm_ aten::bmm aten::baddbmm mkldnn::_linear_pointwise".split(),
     "dropout's random numbers": {"dropout_noise", "aten::bernoulli_"},
     "optimizer and clipping": {"aten::_fused_adamw_", "aten::linalg_vector_norm", "aten::_foreach_mul_"},
 }

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from retrieval_measures import Memory
+from measuring import GpuMemory, Memory
+from measuring import fresh as fresh  # As the sections of training.py take it.
 
 MAX_LENGTH, BATCH, TEXTS = 128, 32, 26_000
 BODIES = {
@@ -100,28 +97,6 @@ class Setting:
 
     def memory(self) -> Memory | GpuMemory:
         return GpuMemory() if self.device == "cuda" else Memory()
-
-
-class GpuMemory:
-    """Megabytes that torch has allocated on the GPU: `before`, and at the `peak`."""
-
-    def __enter__(self):
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-        self.before = torch.cuda.memory_allocated() / 2**20
-        return self
-
-    def __exit__(self, *error):
-        import torch
-
-        self.peak = torch.cuda.max_memory_allocated() / 2**20
-
-
-def fresh(function, **arguments):
-    """Run a function in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, **arguments).result()
 
 
 def prepare(*, data: str, work_dir: str, passages: int, vocab_size: int) -> dict[str, dict[str, str]]:
