@@ -160,24 +160,21 @@ class LinearModel:
             return False
         if self.classes.ndim != 1 or len(self.classes) < 2:
             return False
-        counts = {column: len(terms) for column, terms in self.terms.items()}
         rows = 1 if len(self.classes) == 2 else len(self.classes)
-        shapes = [
-            *((self.idf[column].shape, (count,)) for column, count in counts.items()),
-            (self.weights.shape, (rows, sum(counts.values()))),
-            (self.biases.shape, (rows,)),
-            (self.classes.shape, (len(self.classes),)),
-        ]
+        shapes = {column: (len(terms),) for column, terms in self.terms.items()}
+        numbers = (*self.idf.values(), self.weights, self.biases)
         return (
-            all(found == expected for found, expected in shapes)
+            {column: idf.shape for column, idf in self.idf.items()} == shapes
+            and self.weights.shape == (rows, sum(map(len, self.terms.values())))
+            and self.biases.shape == (rows,)
             and all(len(set(terms)) == len(terms) for terms in self.terms.values())
             and self.classes.dtype == np.int64
-            and all(one.dtype == np.float32 for one in (*self.idf.values(), self.weights, self.biases))
+            and all(one.dtype == np.float32 for one in numbers)
             and len(set(self.classes.tolist())) == len(self.classes)
             and 0 <= self.classes.min()
             and self.classes.max() < self.num_labels
             # What is larger is no such model's, and its sums would not be finite.
-            and all((np.abs(one) < _MOST).all() for one in (*self.idf.values(), self.weights, self.biases))
+            and all((np.abs(one) < _MOST).all() for one in numbers)
         )
 
 

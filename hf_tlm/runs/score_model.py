@@ -72,6 +72,7 @@ def score_models(
     check_task(task, "Selection by influence", "classification")
     check_subset(subset)
     check_given(ArgumentsError, args=(args, ScoreModelArguments), model_args=(model_args, ModelArguments))
+    described: Any
     if list(names) == [SCRATCH]:
         longest = max(args.max_length, args.corpus_max_length or 0)
         if max_length is not None and max_length > longest:
@@ -81,10 +82,9 @@ def score_models(
             )
         _check_layer(layer, model_args)
         folder = train_score_model(task, subset, args, model_args)
-        names, about = [str(folder)], _described(folder, args, model_args)
-        described: dict[str, Any] | list[str] = about
+        names, described = [str(folder)], _described(folder, args, model_args)
         if args.process_index == 0:
-            _warn_if_useless(about["validation"]["accuracy"], task)
+            _warn_if_useless(described["validation"]["accuracy"], task)
     elif SCRATCH in names:
         raise ArgumentsError(f"score_model is scratch, or checkpoints; received both: {', '.join(names)}.")
     else:

@@ -65,15 +65,8 @@ class Demonstrations:
 
 
 @torch.inference_mode()
-def embed(
-    rows: Dataset,
-    model_name_or_path: str,
-    *,
-    max_length: int = 128,
-    batch_size: int = 32,
-    device: str | torch.device = "cpu",
-) -> np.ndarray:
-    """float32 [N, H]: mean-pooled last hidden states of the rows' texts (pairs in one input), of length 1.
+def embed(rows: Dataset, model_name_or_path: str, *, batch_size: int = 32, device: str | torch.device = "cpu") -> np.ndarray:
+    """float32 [N, H]: mean-pooled last hidden states of the rows' first 128 tokens (pairs in one input), of length 1.
 
     Args:
         model_name_or_path: any encoder by folder or Hub id; LM-BFF's was trained for it (Sentence-BERT).
@@ -86,7 +79,7 @@ def embed(
     with reading(f"the similarity model {model_name_or_path!r}"):
         model = AutoModel.from_pretrained(folder).eval().to(device)
     columns = [name for name in ("text", "text_pair") if name in rows.column_names]
-    tokenized = tokenize(rows.select_columns(columns), tokenizer, max_length, description="Tokenising for similarity")
+    tokenized = tokenize(rows.select_columns(columns), tokenizer, 128, description="Tokenising for similarity")
     vectors = []
     for batch in DataLoader(tokenized, batch_size=batch_size, collate_fn=DataCollatorWithPadding(tokenizer)):
         hidden = model(**batch.to(device)).last_hidden_state.float()

@@ -140,7 +140,7 @@ class PredictionFile(contextlib.ExitStack):
         if self.format == "xlsx":
             check_excel(self.path)
         self.separator, self.mark = _dialect(like, separator) if self.format == "csv" else ("\t", "")
-        self.spec, self.written = spec, 0
+        self.written = 0
         self._columns: list[str] = []
         self._kept: list[pa.Table] = []
 

@@ -47,8 +47,6 @@ from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.run_names import EXPORT_FILE, PREDICTIONS, SEED, SPLIT
 from hf_tlm.utils.seals import SEAL, read_seal
 
-# Beside a model; it is not published.
-FOLDER = PREDICTIONS
 SUFFIXES = {"squad": "json", None: "jsonl"}
 
 
@@ -333,7 +331,7 @@ def check_predictable(task: Task, predicting: PredictArguments, output_dir: str,
     check_task(task)
     if predicting.predict is None:
         return
-    place = Path(predicting.predict_output or f"{FOLDER}/rows.{SUFFIXES.get(predicting.predict_format, 'jsonl')}")
+    place = Path(predicting.predict_output or f"{PREDICTIONS}/rows.{SUFFIXES.get(predicting.predict_format, 'jsonl')}")
     _check_place(place, predicting.predict, [Path(output_dir)])
     file = PredictionFile(place, predicting.predict_format, task.spec, task.label_names)
     _check_place(file.path, predicting.predict, [Path(output_dir)])
@@ -366,7 +364,7 @@ def _file(
     separator: str | None,
 ) -> PredictionFile:
     if output is None:
-        beside = Path(names[0]) / FOLDER if len(names) == 1 and Path(names[0]).is_dir() else Path(FOLDER)
+        beside = Path(names[0]) / PREDICTIONS if len(names) == 1 and Path(names[0]).is_dir() else Path(PREDICTIONS)
         suffix = SUFFIXES.get(predict_format, predict_format)
         output = beside if predict_format == "glue" else beside / f"{uncompressed(Path(data)).stem}.{suffix}"
     folders = [*map(Path, names), *(source.folder for source in sources)]
