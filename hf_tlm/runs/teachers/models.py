@@ -106,10 +106,11 @@ class ModelTeacher:
             # Its precision is the process's until then, and the run's own may be another.
             AcceleratorState._reset_state()
         report: dict[str, Any] = {"parameters": parameters, "tokens": tokens, "flops": flops, "seconds": round(seconds, 3)}
+        apart = own_entropy
         if task.kind == "classification":
             report |= held_out("validation texts", said["validation texts"], np.asarray(task.validation["label"][:]))
-        # The mean divergence from the average is the average's entropy less the mean one.
-        apart = np.maximum(entropy(said["passages"]) - own_entropy, 0.0) if task.kind == "classification" else own_entropy
+            # The mean divergence from the average is the average's entropy less the mean one.
+            apart = np.maximum(entropy(said["passages"]) - own_entropy, 0.0)
         return Answers(said["training texts"], said["passages"], report, apart)
 
 
@@ -162,16 +163,16 @@ def _digest(folder: Path) -> str:
 
 def _described(one: _Model) -> dict[str, Any]:
     """What a card says of it: its name, and of one on the Hub the commit; its licence where its card names one."""
-    repo = find_repo(one.name, "model")
-    fetched = repo is not None and is_fetched(one.source.folder)
-    folder = fetch(repo, allow_patterns=["README.md"]) if repo is not None and fetched else one.source.folder
+    name, folder = str(displayed_name(one.name)), one.source.folder
+    revision: str | None = None
+    if (repo := find_repo(one.name, "model")) is not None and is_fetched(folder):
+        name, revision = repo.id, folder.name
+        folder = fetch(repo, allow_patterns=["README.md"])
     card, license = folder / "README.md", None
     if card.is_file():
         with card.open(encoding="utf-8", errors="replace") as file:
             found = _LICENSE.search(file.read(1 << 16))
         license = found[1] if found else None
-    revision = one.source.folder.name if fetched else None
-    name = repo.id if repo is not None and fetched else str(displayed_name(one.name))
     return {"name": name, "revision": revision, "license": license, "digest": one.digest}
 
 
