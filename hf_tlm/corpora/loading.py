@@ -20,7 +20,7 @@ from hf_tlm.corpora.passages import SAMPLE_BY
 from hf_tlm.corpora.reading import BUILDERS, Columns, builder_of, read_file, read_rows
 from hf_tlm.corpora.tables import COMPRESSIONS, suffix_of
 from hf_tlm.hub.errors import explaining
-from hf_tlm.hub.repo_id import Repo
+from hf_tlm.hub.repo_id import Repo, may_be_repo
 from hf_tlm.utils.arrow_files import without_format
 from hf_tlm.utils.options import problem
 from hf_tlm.utils.shown import instead
@@ -77,72 +77,77 @@ def load_corpus(
     if sample_by not in SAMPLE_BY:
         raise CorpusError(f"sample_by: expected one of {', '.join(SAMPLE_BY)}; received {sample_by!r}.")
     columns = (text_column, id_column, source_column)
-    settings = {"columns": columns, "max_words": max_words} | ({} if sample_by == "line" else {"sample_by": sample_by})
     if isinstance(corpus, Dataset):
         _check_text_files(sample_by, [], "a data set")
-        corpus = without_format(corpus)
-        digest = _digest(settings)
-        read = [c if c in corpus.column_names else c.partition(".")[0] for c in columns if c is not None]
-        for batch in corpus.iter(1000):
-            for name in (c for c in read if c in corpus.column_names):
-                digest.update(repr(batch[name]).encode())
-        return _one_part("in-memory", digest.hexdigest()[:16], corpus, "row", "in-memory", columns, max_words)
-    if isinstance(corpus, os.PathLike):
-        corpus = [corpus]
-    if not isinstance(corpus, Sequence) or not all(isinstance(one, (str, os.PathLike)) for one in corpus):
+        return _of_rows(without_format(corpus), columns, max_words)
+    name, patterns = _patterns(corpus)
+    files, without = _find(patterns)
+    if files:
+        if without:
+            raise CorpusError(
+                f"Of the corpus {', '.join(without)} matches no file, beside others that do. Correct it, or leave it out."
+            )
+        hub = {"revision": revision, "config_name": config_name, "split": None if split == "train" else split}
+        if given := [option for option, value in hub.items() if value is not None]:
+            raise CorpusError(
+                f"{', '.join(given)} of the corpus: for a dataset of the Hub, and {name} is files. Leave it out."
+            )
+        _check_text_files(sample_by, files, name)
+        return _of_files(files, ",".join(map(_short_name, patterns)), columns, max_words, sample_by, skip_bad_files)
+    path = name.partition("@")[0]
+    if len(patterns) != 1 or not may_be_repo(path) or glob.has_magic(path) or builder_of(Path(path)):
+        listed = not isinstance(corpus, str) and len(patterns) > 1
+        texts = " If the list is of texts, give load_corpus(Dataset.from_dict({'text': texts}))." if listed else ""
+        raise CorpusError(
+            f"No corpus {name!r:.200}: no file matches, and it is not a Hub id (owner/name). File types: "
+            f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}.{texts}"
+        )
+    _check_text_files(sample_by, [], name)
+    return _hub_corpus(name, revision, config_name, split, streaming, columns, max_words)
+
+
+def _patterns(corpus: Any) -> tuple[str, list[str]]:
+    """What files, or a Hub id, are called together, and each by itself."""
+    if isinstance(corpus, str):
+        return corpus, [part for part in corpus.split(",") if part]
+    paths = [corpus] if isinstance(corpus, os.PathLike) else corpus
+    if not isinstance(paths, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
         made = instead(corpus, "load_corpus", splits='dataset["train"]')
         raise CorpusError(f"corpus: expected files, a Hub id or a datasets.Dataset; {made}")
-    listed = not isinstance(corpus, str)
-    patterns = [part for part in corpus.split(",") if part] if isinstance(corpus, str) else [*map(os.fspath, corpus)]
-    corpus = corpus if isinstance(corpus, str) else ",".join(patterns)
-    files, without = _find(patterns)
-    if files and without:
-        raise CorpusError(
-            f"Of the corpus {', '.join(map(str, without))} matches no file, beside others that do. Correct it, or leave it "
-            "out."
-        )
-    hub = {"revision": revision, "config_name": config_name, "split": None if split == "train" else split}
-    if files and (given := [name for name, value in hub.items() if value is not None]):
-        raise CorpusError(
-            f"{', '.join(given)} of the corpus: for a dataset of the Hub, and {corpus} is files. Leave it out."
-        )
-    if files:
-        _check_text_files(sample_by, files, corpus)
-        label = ",".join(map(_short_name, patterns))
-        whole, parts = _digest(settings), []
-        root = Path(os.path.commonpath([file.parent for file in files]))
-        for file in files:
-            name, size = file.relative_to(root).as_posix(), file.stat().st_size
-            content = f"{name}\0{size}\0".encode() + _ends(file)
-            whole.update(content)
-            own = _digest(settings)
-            own.update(content)
-            documents = partial(read_file, file, name, columns, sample_by)
-            parts.append(Part(name, own.hexdigest()[:16], documents, size, max_words, id_column))
-        return Corpus(label, whole.hexdigest()[:16], max_words=max_words, parts=tuple(parts), skip_bad_files=skip_bad_files)
-    path, _, at = str(corpus).partition("@")
-    if (
-        len(patterns) != 1
-        or path.count("/") != 1
-        or path.startswith((".", "/", "~"))
-        or glob.has_magic(path)
-        or builder_of(Path(path))
-    ):
-        texts = " If the list is of texts, give load_corpus(Dataset.from_dict({'text': texts}))."
-        raise CorpusError(
-            f"No corpus {corpus!r:.200}: no file matches, and it is not a Hub id (owner/name). File types: "
-            f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}."
-            + (texts if listed and len(patterns) > 1 else "")
-        )
-    _check_text_files(sample_by, [], corpus)
-    if at and revision and at != revision:
-        raise CorpusError(f"{corpus} names the revision {at}, and the option another, {revision}. Give one of them.")
-    return _hub_corpus(path, at or revision, config_name, split, streaming, columns, max_words)
+    patterns = [*map(os.fspath, paths)]
+    return ",".join(patterns), patterns
 
 
 def _check_text_files(sample_by: str, files: Sequence[Path], corpus: Any) -> None:
     if sample_by != "line" and not any(builder_of(file) == "text" for file in files):
         raise CorpusError(f"sample_by {sample_by}: for .txt and .md files, and {corpus} has none. Leave it out.")
+
+
+def _of_rows(rows: Dataset, columns: Columns, max_words: int | None) -> Corpus:
+    digest = _digest({"columns": columns, "max_words": max_words})
+    read = [name if name in rows.column_names else name.partition(".")[0] for name in columns if name is not None]
+    for batch in rows.iter(1000):
+        for name in read:
+            if name in rows.column_names:
+                digest.update(repr(batch[name]).encode())
+    return _one_part("in-memory", digest.hexdigest()[:16], rows, "row", "in-memory", columns, max_words)
+
+
+def _of_files(
+    files: Sequence[Path], name: str, columns: Columns, max_words: int | None, sample_by: str, skip_bad_files: bool
+) -> Corpus:
+    settings = {"columns": columns, "max_words": max_words} | ({} if sample_by == "line" else {"sample_by": sample_by})
+    whole, parts = _digest(settings), []
+    root = Path(os.path.commonpath([file.parent for file in files]))
+    for file in files:
+        place, size = file.relative_to(root).as_posix(), file.stat().st_size
+        content = f"{place}\0{size}\0".encode() + _ends(file)
+        whole.update(content)
+        own = _digest(settings)
+        own.update(content)
+        documents = partial(read_file, file, place, columns, sample_by)
+        parts.append(Part(place, own.hexdigest()[:16], documents, size, max_words, id_column=columns[1]))
+    return Corpus(name, whole.hexdigest()[:16], max_words=max_words, parts=tuple(parts), skip_bad_files=skip_bad_files)
 
 
 def _one_part(name, fingerprint, rows, prefix: str, source: str, columns: Columns, max_words: int | None) -> Corpus:
@@ -152,9 +157,13 @@ def _one_part(name, fingerprint, rows, prefix: str, source: str, columns: Column
     return Corpus(name, fingerprint, max_words=max_words, parts=(part,))
 
 
-def _hub_corpus(path, revision, config_name, split, streaming, columns: Columns, max_words: int | None) -> Corpus:
+def _hub_corpus(name, revision, config_name, split, streaming, columns: Columns, max_words: int | None) -> Corpus:
     from huggingface_hub import HfApi
 
+    path, _, at = name.partition("@")
+    if at and revision and at != revision:
+        raise CorpusError(f"{name} names the revision {at}, and the option another, {revision}. Give one of them.")
+    revision = at or revision
     try:
         with explaining(Repo(path, revision, "dataset")):
             sha = HfApi().dataset_info(path, revision=revision).sha
@@ -171,21 +180,12 @@ def _digest(settings: dict[str, Any]):
     return hashlib.sha256(json.dumps(settings).encode())
 
 
-def _is_readme(path: Path) -> bool:
-    """Whether it says what the data beside it are."""
-    return path.stem.upper().startswith("README")
-
-
-def _is_hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
-
-
 def _in_folder(root: Path) -> set[Path]:
     """The files below a folder that can be read; Markdown where there is nothing else, as it mostly is about the data."""
     there = {path for path in root.rglob("*") if path.is_file() or path.is_symlink()}
     readable = {path for path in there if builder_of(path)}
     pages = {path for path in readable if suffix_of(path) == ".md"}
-    articles = {path for path in pages if not _is_readme(path)}
+    articles = {path for path in pages if not path.stem.upper().startswith("README")}
     if data := readable - pages:
         if articles:
             logger.warning(
@@ -193,8 +193,8 @@ def _in_folder(root: Path) -> set[Path]:
                 *(len(articles), root),
             )
         return data
-    of_unknown_data = not articles and any(not _is_hidden(path, root) for path in there - pages)
-    return set() if of_unknown_data else pages
+    unknown = [path for path in there - pages if not any(name.startswith(".") for name in path.relative_to(root).parts)]
+    return pages if articles or not unknown else set()
 
 
 def _short_name(pattern: str) -> str:
@@ -216,38 +216,36 @@ def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     without = []
     is_output = functools.cache(_is_output)
     for asked in patterns:
-        pattern = os.path.expanduser(asked)
-        root = Path(os.path.abspath(pattern))
-        if os.path.isdir(pattern):
-            matches = _in_folder(root)
-        else:
-            names = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
-            matches = {Path(os.path.abspath(name)) for name in names}
-            if unknown := sorted(path for path in matches if path.is_file() and not builder_of(path)):
-                raise CorpusError(
-                    f"{unknown[0]}: unknown file type. Known: {', '.join(BUILDERS)}, each also with "
-                    f"{' or '.join(COMPRESSIONS)}."
-                )
-            while os.path.isfile(root) or glob.has_magic(str(root)):
-                root = root.parent
+        root, matches = _matches(os.path.expanduser(asked))
         if lost := sorted(path for path in matches if path.is_symlink() and not path.exists()):
             raise CorpusError(f"{lost[0]} is a link to {os.readlink(lost[0])}, which is not there. Mend or remove it.")
-        own = {path for path in matches if path.is_file()}
-        inputs = {path for path in own if not any(map(is_output, _folders_between(root, path)))}
-        if left_out := len(own) - len(inputs):
+        files = {path for path in matches if path.is_file()}
+        inputs = {path for path in files if not any(is_output(each) for each in path.parents if root in each.parents)}
+        if left_out := len(files) - len(inputs):
             where = "hidden folders or folders that hf_tlm wrote (subsets, indexes, runs, models)"
             what = f"of {asked} {left_out:,} files are in {where}"
             if not inputs:
                 raise CorpusError(f"No corpus: {what}, all there are. Give another, or name files there themselves.")
             logger.warning("Left out of the corpus: %s.", what)
         found |= inputs
-        without += [] if own else [asked]
+        without += [] if files else [asked]
     return sorted(found), without
 
 
-def _folders_between(root: Path, path: Path) -> list[Path]:
-    """The folders below `root` that lead to a file below it."""
-    return [folder for folder in path.parents if root in folder.parents]
+def _matches(pattern: str) -> tuple[Path, set[Path]]:
+    """The folder that a path, folder or glob is searched from, and what it matches."""
+    root = Path(os.path.abspath(pattern))
+    if os.path.isdir(pattern):
+        return root, _in_folder(root)
+    names = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
+    matches = {Path(os.path.abspath(name)) for name in names}
+    if unknown := sorted(path for path in matches if path.is_file() and not builder_of(path)):
+        raise CorpusError(
+            f"{unknown[0]}: unknown file type. Known: {', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}."
+        )
+    while os.path.isfile(root) or glob.has_magic(str(root)):
+        root = root.parent
+    return root, matches
 
 
 def _is_output(folder: Path) -> bool:

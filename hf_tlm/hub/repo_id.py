@@ -48,6 +48,11 @@ def parse_repo(name: str, type: str) -> Repo | None:
     return Repo(match["id"], match["revision"], type)
 
 
+def may_be_repo(name: str) -> bool:
+    """Whether what is no file here may be meant as `owner/name`, rather than as a path."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
 def find_repo(name: str, type: str) -> Repo | None:
     """The repository that a name means; None for an existing local path, or for what cannot be a repository's name.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import logging
 import re
@@ -54,7 +55,7 @@ def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -
     width, identifier = None, None
     try:
         with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(itertools.chain(file, [""]), 1):  # A sentence ends at the file's end, too.
                 line = line.rstrip("\n")
                 cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
                 if not line.strip():
@@ -73,8 +74,6 @@ def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -
                         sentence[role].append(cells[place])
     except UnicodeDecodeError as error:
         raise TaskError(f"{path} is not UTF-8 text: {error}.") from error
-    if sentence["tokens"]:
-        yield _row(sentence, columns, identifier)
 
 
 def _row(sentence: dict[str, list[str]], columns: Mapping[str, str], identifier: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 from datasets import Dataset
 
 from hf_tlm.corpora.tables import uncompressed
+from hf_tlm.hub.repo_id import may_be_repo
 from hf_tlm.tasks.held_out import SHARE, hold_out
 from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
 from hf_tlm.tasks.registry import TASKS, registered_task
@@ -90,7 +91,8 @@ def load_task(
         splits = read_splits(spec, columns or spec.columns, separator)
     else:
         spec, registered = TaskSpec(name=name or _name_of(task), path="memory"), False
-        splits = _in_memory(spec, task)
+        splits = _plain(spec, task)
+        splits = splits if isinstance(task, Dataset) else named_splits(spec, splits)
     if isinstance(text_columns, str):
         text_columns = (text_columns,)
     some = splits.get("train", splits.get(TABLE))
@@ -98,16 +100,7 @@ def load_task(
         kind = _kind_of_columns(some.column_names, columns or {})
     if kind not in (None, spec.kind):
         spec = dataclasses.replace(spec, kind=kind, metric="", further_metrics=(), classes=(), columns={})
-    if isinstance(metric, Mapping):
-        if unknown := [name for name in metric if name not in TASKS]:
-            raise TaskError(
-                f"metric names tasks that are not registered: {', '.join(unknown)}; there are {', '.join(TASKS)}."
-            )
-        metric = metric.get(spec.name.removeprefix("glue_")) if registered else None
-    if metric is not None:
-        scores = (spec.metric, *spec.further_metrics)
-        further = tuple(name for name in scores if name != metric) if metric in scores else ()
-        spec = dataclasses.replace(spec, metric=metric, further_metrics=further)
+    spec = _with_metric(spec, metric, registered)
     if ROLES[spec.kind] and (text_columns is not None or label_column is not None):
         raise TaskError(
             f"Task {spec.name}: --text_column and --label_column are of classification and regression. Say which column of "
@@ -128,6 +121,21 @@ def load_task(
     return dataclasses.replace(made, held_out=held_out)
 
 
+def _with_metric(spec: TaskSpec, metric: str | Mapping[str, str] | None, registered: bool) -> TaskSpec:
+    """The spec with the metric that was given for it; its own are reported beside it, if it is one of them."""
+    if isinstance(metric, Mapping):
+        if unknown := [name for name in metric if name not in TASKS]:
+            raise TaskError(
+                f"metric names tasks that are not registered: {', '.join(unknown)}; there are {', '.join(TASKS)}."
+            )
+        metric = metric.get(spec.name.removeprefix("glue_")) if registered else None
+    if metric is None:
+        return spec
+    scores = (spec.metric, *spec.further_metrics)
+    further = tuple(name for name in scores if name != metric) if metric in scores else ()
+    return dataclasses.replace(spec, metric=metric, further_metrics=further)
+
+
 def _check_hub_options(spec: TaskSpec, task: str, config_name: str | None, revision: str | None) -> None:
     if Path(spec.path).exists() and (config_name is not None or revision is not None):
         given = ", ".join(name for name, value in (("config", config_name), ("revision", revision)) if value is not None)
@@ -135,12 +143,6 @@ def _check_hub_options(spec: TaskSpec, task: str, config_name: str | None, revis
         raise TaskError(f"{given} of the task: for a dataset of the Hub, and {task} is a {kind}. Leave it out.")
     if "@" in task and None not in (spec.revision, revision) and spec.revision != revision:
         raise TaskError(f"{task} names the revision {spec.revision}, and the option another, {revision}. Give one of them.")
-
-
-def _in_memory(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Data sets as `read_splits` gives them."""
-    splits = _plain(spec, data)
-    return splits if isinstance(data, Dataset) else named_splits(spec, splits)
 
 
 def _plain(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, Dataset]:
@@ -210,7 +212,7 @@ def _find(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
     path, _, revision = task.partition("@")
     if spec := registered_task(path, config_name):
         return dataclasses.replace(spec, revision=revision or None), True
-    if path.count("/") == 1 and not path.startswith((".", "/", "~")):
+    if may_be_repo(path):
         return TaskSpec(name=path.split("/")[1], path=path, revision=revision or None), False
     raise TaskError(
         f"No task {task!r}: it is neither a registered task ({', '.join(TASKS)}), nor a folder or file here, nor a Hub id "
@@ -276,50 +278,75 @@ def task_from_datasets(
     names = reader.label_names(spec, splits["train"])
     if label_names is not None and sorted(label_names) == sorted(names):
         names = tuple(label_names)
-    problems: list[str] = []
-    faults: set[str] = set()
-    checked: dict[str, Dataset] = {}
-    report: dict[str, dict[str, Any]] = {}
-    for split in SPLITS:
-        if split == "test" and split in splits and reader.unlabelled(spec, splits[split]):
-            logger.warning("Task %s: the test split has no labels and is left out.", spec.name)
-        elif split in splits:
-            found = _read(spec, split, splits[split], names, (numbers or {}).get(split))
-            faults.update(found.bad)
-            if found.bad and not drop_bad_rows:
-                problems += found.problems
-            elif not len(found.rows):
-                raise TaskError(f"Task {spec.name}, {split}: every row is unusable ({', '.join(found.bad)}).")
-            else:
-                checked[split] = found.rows
-                report[split] = {"dropped": found.bad}
-    if problems:
-        raise TaskError(
-            f"Task {spec.name} has unusable rows:\n- " + "\n- ".join(problems) + "\nMend them, or leave them out with "
-            f"--drop_bad_rows.{advice(spec, faults)}"
-        )
-    for split, counts in report.items():
-        if counts["dropped"]:
-            more = advice(spec, counts["dropped"])
-            logger.warning("Task %s, %s: left out %s.%s", spec.name, split, counts["dropped"], more)
+    checked, dropped = _usable(spec, splits, names, numbers or {}, drop_bad_rows)
     sampled_of = None
     if max_train_samples is not None and max_train_samples < len(checked["train"]):
         sampled_of = len(checked["train"])
         checked["train"] = _sampled(spec, checked["train"], max_train_samples)
-    for split, rows in checked.items():
-        report[split] = {"examples": len(rows), **report[split], **reader.report(spec, rows, names)}
-    seen_in_training = set(reader.content(checked["train"]))
-    for split in checked:
-        contents = reader.content(checked[split])
-        report[split]["repeated_texts"] = len(contents) - len(set(contents))
-        if split != "train":
-            report[split]["texts_also_in_train"] = sum(content in seen_in_training for content in contents)
+    report = _report(spec, checked, names, dropped)
     task = Task(spec, {split: stored(rows) for split, rows in checked.items()}, names, report, sampled_of=sampled_of)
     if label_names is not None:
         task.label_names = _renamed(spec, names, label_names)
     if spec.classes and len(spec.classes) != task.num_labels:
         logger.warning("Task %s has %d classes here; the papers report %d.", spec.name, task.num_labels, len(spec.classes))
     return task
+
+
+def _usable(
+    spec: TaskSpec,
+    splits: Mapping[str, Dataset],
+    names: tuple[str, ...],
+    numbers: Mapping[str, Sequence[int]],
+    drop_bad_rows: bool,
+) -> tuple[dict[str, Dataset], dict[str, dict[str, int]]]:
+    """The rows of each split that can be used; and how many were left out, by reason.
+
+    Raises:
+        TaskError: no row can be used, or there are others and they are not to be dropped.
+    """
+    problems: list[str] = []
+    faults: set[str] = set()
+    checked, dropped = {}, {}
+    for split in SPLITS:
+        if split == "test" and split in splits and kind_module(spec.kind).unlabelled(spec, splits[split]):
+            logger.warning("Task %s: the test split has no labels and is left out.", spec.name)
+        elif split in splits:
+            found = _read(spec, split, splits[split], names, numbers.get(split))
+            faults.update(found.bad)
+            if found.bad and not drop_bad_rows:
+                problems += found.problems
+            elif not len(found.rows):
+                raise TaskError(f"Task {spec.name}, {split}: every row is unusable ({', '.join(found.bad)}).")
+            else:
+                checked[split], dropped[split] = found.rows, found.bad
+    if problems:
+        raise TaskError(
+            f"Task {spec.name} has unusable rows:\n- " + "\n- ".join(problems) + "\nMend them, or leave them out with "
+            f"--drop_bad_rows.{advice(spec, faults)}"
+        )
+    for split, bad in dropped.items():
+        if bad:
+            logger.warning("Task %s, %s: left out %s.%s", spec.name, split, bad, advice(spec, bad))
+    return checked, dropped
+
+
+def _report(
+    spec: TaskSpec, splits: Mapping[str, Dataset], names: tuple[str, ...], dropped: Mapping[str, dict[str, int]]
+) -> dict[str, dict[str, Any]]:
+    """What `Task.report` says of the splits."""
+    reader, report = kind_module(spec.kind), {}
+    seen_in_training = set(reader.content(splits["train"]))
+    for split, rows in splits.items():
+        contents = reader.content(rows)
+        report[split] = {
+            "examples": len(rows),
+            "dropped": dropped[split],
+            **reader.report(spec, rows, names),
+            "repeated_texts": len(contents) - len(set(contents)),
+        }
+        if split != "train":
+            report[split]["texts_also_in_train"] = sum(content in seen_in_training for content in contents)
+    return report
 
 
 def _sampled(spec: TaskSpec, rows: Dataset, size: int) -> Dataset:

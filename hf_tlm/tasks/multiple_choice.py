@@ -9,7 +9,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from hf_tlm.tasks.rows import Bad, check_text, column_of, columns_of
+from hf_tlm.tasks.rows import Bad, check_text, class_names, column_of, columns_of
 from hf_tlm.tasks.spec import TaskError, TaskSpec
 
 
@@ -50,7 +50,7 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
         (labels,) = columns_of(spec, split, rows, "label")
         feature = rows.features[column_of(spec, "label", rows)]
         if isinstance(feature, ClassLabel):
-            labels = [None if label is None or label < 0 else feature.names[label] for label in labels]
+            labels = class_names(labels, feature.names)
     for context, question, row_options, label in zip(contexts, questions, options, labels, strict=True):
         problem = check_text("context", context) or check_text("question", question)
         problem = problem or check_text("option", *(row_options or [None] if isinstance(row_options, list) else [None]))
@@ -58,14 +58,19 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
             problem = Bad(f"another number of options than {number}", f"{len(row_options)} options")
         if problem or not labelled:
             yield problem or _row(context, question, row_options)
-        elif label in (None, -1, ""):
-            yield Bad("no label")
         else:
-            right = names.index(label) if label in names else label
-            if isinstance(right, int) and 0 <= right < len(names):
-                yield (*_row(context, question, row_options), right)
-            else:
-                yield Bad("a label that is no option", f"label {label!r}, options {', '.join(names)}")
+            right = _right(label, names)
+            yield right if isinstance(right, Bad) else (*_row(context, question, row_options), right)
+
+
+def _right(label: Any, names: tuple[str, ...]) -> int | Bad:
+    """The index of the right option."""
+    if label in (None, -1, ""):
+        return Bad("no label")
+    right = names.index(label) if label in names else label
+    if isinstance(right, int) and 0 <= right < len(names):
+        return right
+    return Bad("a label that is no option", f"label {label!r}, options {', '.join(names)}")
 
 
 def _row(context: Any, question: Any, options: list[Any]) -> tuple[str, str, list[str]]:

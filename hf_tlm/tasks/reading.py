@@ -188,9 +188,7 @@ def read_file(path: Path, columns: Mapping[str, str], separator: str | None = No
         raise TaskError(f"{path} is empty: it has no examples, and no columns.")
     try:
         _check_type(path)
-        suffix = suffix_of(path)
-        if separator is not None:
-            separator_of(path, separator)
+        suffix, separator = suffix_of(path), separator_of(path, separator)
         if suffix in SUFFIXES:
             rows = list(read_conll(path, columns))
             if any(row["id"] is None for row in rows):
@@ -202,7 +200,7 @@ def read_file(path: Path, columns: Mapping[str, str], separator: str | None = No
             return Dataset(open_parquet(path).read())
         if suffix == ".xlsx":
             return Dataset.from_dict(read_excel(path))
-        return read_rows(path, BUILDERS[suffix], separator_of(path, separator))
+        return read_rows(path, BUILDERS[suffix], separator)
     except TaskError:
         raise
     except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
@@ -252,11 +250,9 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
     """
     if path.stat().st_size == 0:  # The readers would find no columns in it.
         return
-    _check_type(path)
-    suffix = suffix_of(path)
-    if separator is not None:
-        separator_of(path, separator)
     try:
+        _check_type(path)
+        suffix, separator = suffix_of(path), separator_of(path, separator)
         if suffix == ".txt" and spec.kind != "tagging":
             yield from _chunks(({spec.text_columns[0]: line.rstrip("\n")} for line in path.open(encoding="utf-8-sig")), rows)
         elif suffix in SUFFIXES:
@@ -268,7 +264,7 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
         elif suffix == ".xlsx":
             yield from Dataset.from_dict(read_excel(path)).iter(rows)
         else:
-            yield from row_batches(path, BUILDERS[suffix], rows, separator_of(path, separator))
+            yield from row_batches(path, BUILDERS[suffix], rows, separator)
     except TaskError:
         raise
     except Exception as error:  # See read_file.

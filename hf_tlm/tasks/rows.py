@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -38,6 +37,11 @@ def check_plain(what: str, *values: Any) -> Bad | None:
     """What is wrong with values of a row that may be texts or numbers, of which texts are made; None if nothing is."""
     others = [value for value in values if isinstance(value, (list, dict, bytes))]
     return Bad(f"{what} that is a {type(others[0]).__name__}", f"{what} {others[0]!r:.40}") if others else None
+
+
+def class_names(labels: Iterable[int | None], names: Sequence[str]) -> list[str | None]:
+    """Labels of `ClassLabel` by name; None for a null, and for the -1 by which the Hub marks rows without a label."""
+    return [None if label is None or label < 0 else names[label] for label in labels]
 
 
 def column_of(spec: TaskSpec, role: str, rows: Dataset) -> str | None:
@@ -183,18 +187,11 @@ def stored(rows: Dataset) -> Dataset:
         HfTlmError: the cache cannot be written.
     """
     file = cache_folder() / f"rows-{rows._fingerprint}.arrow"
-    table = _mapped(file)
-    if table is None:
+    try:
+        table = MemoryMappedTable.from_file(str(file))
+    except (OSError, pa.ArrowException):  # There is none, or a damaged one.
         with atomic_file(file) as stream, pa.ipc.new_stream(stream, rows.data.table.schema) as writer:
             writer.write_table(rows.data.table)
         table = MemoryMappedTable.from_file(str(file))
     # `Dataset.from_file` would make a fingerprint of the file's path and time.
     return Dataset(table, info=rows.info, fingerprint=rows._fingerprint)
-
-
-def _mapped(file: Path) -> MemoryMappedTable | None:
-    """The table in a file; None where there is none, or a damaged one, which is made again."""
-    try:
-        return MemoryMappedTable.from_file(str(file))
-    except (OSError, pa.ArrowException):
-        return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from hf_tlm.tasks.rows import Bad, check_plain, column_of, columns_of
+from hf_tlm.tasks.rows import Bad, check_plain, class_names, column_of, columns_of
 from hf_tlm.tasks.spec import TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -76,8 +76,8 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
     tags: list[Any] = [()] * len(rows)
     if labelled:
         (tags,) = columns_of(spec, split, rows, "tags")
-        if class_names := _class_names(spec, rows):
-            tags = [_named(of, class_names) for of in tags]
+        if known := _class_names(spec, rows):
+            tags = [None if of is None else class_names(of, known) for of in tags]
     index = {name: position for position, name in enumerate(names)}
     for words, of in zip(sentences, tags, strict=True):
         if not words:
@@ -100,10 +100,6 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
             yield Bad("different numbers of tokens and tags", f"{len(words)} tokens, {len(of)} tags")
         else:
             yield (list(map(str, words)), [index.get(str(tag), -1) for tag in of])
-
-
-def _named(tags: list[int | None] | None, names: list[str]) -> list[str | None] | None:
-    return None if tags is None else [None if tag is None or tag < 0 else names[tag] for tag in tags]
 
 
 def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, Any]:

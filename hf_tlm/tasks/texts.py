@@ -12,7 +12,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, Value
 
-from hf_tlm.tasks.rows import Bad, check_text, missing
+from hf_tlm.tasks.rows import Bad, check_text, class_names, missing
 from hf_tlm.tasks.spec import TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -48,20 +48,36 @@ def checked_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     feature = train.features[spec.label_column]
     named = feature.names if isinstance(feature, ClassLabel) else None
     found = named or labels(spec, train)
+    classes = {str(label) for label in found if label is not None}  # Of 1 and "1" there is one, of 1 and true two.
+    _check_classes(spec, found, classes)
+    if named:
+        return tuple(named)
+    values = set(found) - {None}
+    if values == set(spec.classes):
+        return spec.classes
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in found if value is not None):
+        if spec.classes and sorted(values) != list(range(len(values))):
+            raise TaskError(
+                f"Task {spec.name}: integer labels must be 0 .. n-1 without gaps in train; found {sorted(values)[:20]}."
+            )
+        return tuple(map(str, sorted(values)))
+    return tuple(sorted(classes))
+
+
+def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> None:
+    """Raise a TaskError unless labels are of two classes or more, whose names are `classes`, as many as the metric has."""
     if lists := [label for label in found if isinstance(label, (list, dict))]:
         raise TaskError(
             f"Task {spec.name}: a label in {spec.label_column!r} is a {type(lists[0]).__name__}, not a class. Several "
             "classes a text (multi-label) are not supported: a text has one. A tag a word is --task_kind tagging; for "
             "classes choose with --label_column."
         )
-    values = set(found) - {None}
-    if numbers := [value for value in values if isinstance(value, float)]:
+    if numbers := [label for label in found if isinstance(label, float)]:
         raise TaskError(
             f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(numbers)}; TLM classifies. "
             "Give a column of class names or class indices with --label_column, or learn the numbers with --task_kind "
             "regression (`hf-tlm finetune`)."
         )
-    classes = {str(label) for label in found if label is not None}  # Of 1 and "1" there is one, of 1 and true two.
     _check_alike(spec, classes)
     if len(classes) < 2:
         unlabelled = "" if None not in found else "; null, blank and -1 are no label (if -1 is a class, write names)"
@@ -73,17 +89,6 @@ def checked_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
         raise TaskError(
             f"Task {spec.name}: the metric f1 is of two classes; there are {len(classes)}. Use macro_f1 or micro_f1."
         )
-    if named:
-        return tuple(named)
-    if values == set(spec.classes):
-        return spec.classes
-    if all(isinstance(value, int) and not isinstance(value, bool) for value in found if value is not None):
-        if spec.classes and sorted(values) != list(range(len(values))):
-            raise TaskError(
-                f"Task {spec.name}: integer labels must be 0 .. n-1 without gaps in train; found {sorted(values)[:20]}."
-            )
-        return tuple(map(str, sorted(values)))
-    return tuple(sorted(classes))
 
 
 def _check_alike(spec: TaskSpec, classes: set[str]) -> None:
@@ -139,7 +144,7 @@ def labels(spec: TaskSpec, rows: Dataset) -> list[Any]:
     """
     feature, values = rows.features[spec.label_column], rows[spec.label_column][:]
     if isinstance(feature, ClassLabel):
-        return [None if value is None or value < 0 else feature.names[value] for value in values]
+        return class_names(values, feature.names)
     values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
     if all(value is None or isinstance(value, float) and value.is_integer() for value in values):
         # What pandas makes of integers where one is missing, in this split or when the file was written.

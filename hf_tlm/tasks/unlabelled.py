@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from datasets import Dataset
 
+from hf_tlm.hub.repo_id import may_be_repo
 from hf_tlm.tasks.loading import kind_module
 from hf_tlm.tasks.reading import stream_file, stream_hub
 from hf_tlm.tasks.rows import advice, canonical, ids_of, with_fields
@@ -106,7 +107,7 @@ def _stream(path: str, spec: TaskSpec, chunk: int, separator: str | None) -> Ite
     if Path(path).is_file():
         return stream_file(Path(path), spec, chunk, separator)
     name, _, revision = path.partition("@")
-    if name.count("/") != 1 or name.startswith((".", "/", "~")) or Path(name).exists():
+    if not may_be_repo(name) or Path(name).exists():
         raise TaskError(f"No file {path!r} to predict on: give a file, or a Hub id (owner/name).")
     hub = dataclasses.replace(spec, path=name, revision=revision or None)
     if name != spec.path:
