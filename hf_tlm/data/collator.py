@@ -88,19 +88,9 @@ class TlmCollator:
         self._crop = None if self.crop_fraction is None else Cropper(self.tokenizer, self.crop_fraction, self.seed)
 
     def __call__(self, texts: list[dict]) -> dict[str, torch.Tensor]:
-        if not texts or "input_ids" not in texts[0]:
-            found = ", ".join(texts[0]) if texts else "none"
-            raise ValueError(
-                f"TlmCollator takes tokenised texts, with input_ids; received {found}. hf_tlm.data.tokenize makes them."
-            )
-        if other := [text for text in texts if text.keys() != texts[0].keys()]:
-            raise ValueError(
-                f"TlmCollator takes texts with the same columns; received one with {', '.join(texts[0])} and one with "
-                f"{', '.join(other[0])}. Task texts and corpus texts are batches of their own."
-            )
+        _check_texts(texts)
         training = "draw" in texts[0]
-        row_length = self.row_length if training else self.eval_row_length
-        layout, input_ids, types = _flattened(texts, row_length)
+        layout, input_ids, types = _flattened(texts, self.row_length if training else self.eval_row_length)
         batch = {}
         # The ecosystem has both names; without one these are corpus texts, and nothing learns the task.
         label = next((name for name in ("label", "labels") if name in texts[0]), None)
@@ -114,41 +104,56 @@ class TlmCollator:
                 f"The texts have the token {input_ids.max()}, and the tokenizer {len(self.special)} tokens. Pass the one "
                 "that the texts were tokenised with."
             )
-        masking = self.mlm_probability > 0 and training
-        if masking:
-            draws = np.array([text["draw"] for text in texts], dtype=np.int64)[layout.text_of]
-            special = self.special[input_ids]
-            starts = None
-            if self._continues is not None:
-                starts = word_starts(self._continues[input_ids], ~special, layout.positions)
-            input_ids, mlm_labels = mask_tokens(
-                input_ids,
-                ~special | self.mask_special,
-                draws,
-                layout.positions,
-                seed=self.seed,
-                mlm_probability=self.mlm_probability,
-                mask_token_id=self.tokenizer.mask_token_id,
-                vocab_size=len(self.tokenizer),
-                mask_share=1.0 if self.replacing else 0.8,
-                random_share=0.0 if self.replacing else 0.1,
-                spans=self.spans,
-                starts=starts,
-            )
-        batch |= layout.rows(input_ids, types, self.tokenizer.pad_token_id)
-        if masking:
-            batch["mlm_labels"] = layout.table(mlm_labels, -100)
-            if self.thinning:
-                numbers = single(chances(self.seed, draws, layout.positions, starts))
-                batch["chances"] = layout.table(numbers, 1, np.float32)
-            if self.replacing:
-                numbers = single(uniforms(self.seed, draws, layout.positions, stream=3))
-                batch["uniforms"] = layout.table(numbers, 0, np.float32)
-            if self._crop is not None:
-                cropped, input_ids, types = _flattened(self._crop(texts, self.special), row_length)
-                rows = cropped.rows(input_ids, types, self.tokenizer.pad_token_id)
-                batch |= {f"crop_{name}": values for name, values in rows.items()}
+        of_masks: dict[str, np.ndarray] = {}
+        if training and self.mlm_probability > 0:
+            input_ids, of_masks = self._masked(texts, layout, input_ids)
+        batch |= layout.rows(input_ids, types, self.tokenizer.pad_token_id) | of_masks
         return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+    def _masked(self, texts: list[dict], layout: Layout, input_ids: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """The tokens of training draws with masks, int64 [T], and what a masked batch has beside its rows."""
+        draws = np.array([text["draw"] for text in texts], dtype=np.int64)[layout.text_of]
+        special = self.special[input_ids]
+        starts = None
+        if self._continues is not None:
+            starts = word_starts(self._continues[input_ids], ~special, layout.positions)
+        input_ids, labels = mask_tokens(
+            input_ids,
+            ~special | self.mask_special,
+            draws,
+            layout.positions,
+            seed=self.seed,
+            mlm_probability=self.mlm_probability,
+            mask_token_id=self.tokenizer.mask_token_id,
+            vocab_size=len(self.tokenizer),
+            mask_share=1.0 if self.replacing else 0.8,
+            random_share=0.0 if self.replacing else 0.1,
+            spans=self.spans,
+            starts=starts,
+        )
+        found = {"mlm_labels": layout.table(labels, -100)}
+        if self.thinning:
+            found["chances"] = layout.table(single(chances(self.seed, draws, layout.positions, starts)), 1, np.float32)
+        if self.replacing:
+            found["uniforms"] = layout.table(single(uniforms(self.seed, draws, layout.positions, stream=3)), 0, np.float32)
+        if self._crop is not None:
+            cropped, crop_ids, types = _flattened(self._crop(texts, self.special), self.row_length)
+            rows = cropped.rows(crop_ids, types, self.tokenizer.pad_token_id)
+            found |= {f"crop_{name}": values for name, values in rows.items()}
+        return input_ids, found
+
+
+def _check_texts(texts: list[dict]) -> None:
+    if not texts or "input_ids" not in texts[0]:
+        found = ", ".join(texts[0]) if texts else "none"
+        raise ValueError(
+            f"TlmCollator takes tokenised texts, with input_ids; received {found}. hf_tlm.data.tokenize makes them."
+        )
+    if other := [text for text in texts if text.keys() != texts[0].keys()]:
+        raise ValueError(
+            f"TlmCollator takes texts with the same columns; received one with {', '.join(texts[0])} and one with "
+            f"{', '.join(other[0])}. Task texts and corpus texts are batches of their own."
+        )
 
 
 def thinned(batch: dict[str, torch.Tensor], mlm_probability: float) -> dict[str, torch.Tensor]:

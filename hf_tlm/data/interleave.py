@@ -231,6 +231,31 @@ def _lengths(stream: str, given: Any) -> np.ndarray:
     return found
 
 
+def _check_sizes(rho1: Any, **sizes: int | None) -> None:
+    """Raise an HfTlmError for a rho1 that is none, or for a size that is no whole number of its range."""
+    number = isinstance(rho1, Real) and not math.isnan(rho1)
+    if not number or rho1 < 0 or (math.isfinite(rho1) and rho1 != int(rho1)):
+        raise HfTlmError(f"rho1 is a number of corpus batches per task batch: 0, 1, 2, ... or inf; received {rho1!r}.")
+    for name, value in sizes.items():
+        whole = Range(0 if name in ("steps_per_epoch", "seed") else 1, math.inf, whole=True)
+        if value is not None and not whole.holds(value):
+            raise HfTlmError(f"{name} is {whole}; received {value!r}.")
+
+
+def _check_batch_tokens(
+    batch_tokens: int, task_lengths: np.ndarray, corpus_lengths: np.ndarray, corpus_stream: Callable | None
+) -> None:
+    """Raise an HfTlmError where batches cannot be of so many tokens."""
+    if corpus_stream is not None:
+        raise HfTlmError("Batches of a corpus that is streamed are measured in texts: total_batch_size, not _tokens.")
+    longest = max(task_lengths.max(initial=0), corpus_lengths.max(initial=0))
+    if batch_tokens < longest:
+        raise HfTlmError(
+            f"A text of {longest} tokens is longer than a batch of {batch_tokens} per process and micro-batch. Raise "
+            "the batch, lower max_length, or accumulate less."
+        )
+
+
 class InterleavedBatchSampler:
     """Batches of draws (see `InterleavedDataset`) for one epoch of `steps_per_epoch` optimizer steps.
 
@@ -269,19 +294,15 @@ class InterleavedBatchSampler:
         steps_per_epoch: int | None = None,
         seed: int = 0,
     ):
-        number = isinstance(rho1, Real) and not math.isnan(rho1)
-        if not number or rho1 < 0 or (math.isfinite(rho1) and rho1 != int(rho1)):
-            raise HfTlmError(f"rho1 is a number of corpus batches per task batch: 0, 1, 2, ... or inf; received {rho1!r}.")
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("batch_tokens", batch_tokens, 1),
-            ("world_size", world_size, 1),
-            ("gradient_accumulation_steps", gradient_accumulation_steps, 1),
-            ("steps_per_epoch", steps_per_epoch, 0),
-            ("seed", seed, 0),
-        ):
-            if value is not None and not (whole := Range(least, math.inf, whole=True)).holds(value):
-                raise HfTlmError(f"{name} is {whole}; received {value!r}.")
+        _check_sizes(
+            rho1,
+            batch_size=batch_size,
+            batch_tokens=batch_tokens,
+            world_size=world_size,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            steps_per_epoch=steps_per_epoch,
+            seed=seed,
+        )
         task_lengths, corpus_lengths = _lengths("task", task_lengths), _lengths("corpus", corpus_lengths)
         if rho1 > 0 and len(corpus_lengths) == 0 and corpus_stream is None:
             raise HfTlmError(f"rho1 = {rho1:g} needs corpus texts, and there are none. Give a subset or set rho1 to 0.")
@@ -289,14 +310,8 @@ class InterleavedBatchSampler:
             raise HfTlmError(f"rho1 = {rho1:g} needs task texts, and there are none. Give a task or set rho1 to inf.")
         if (batch_size is None) == (batch_tokens is None):
             raise HfTlmError("Give batch_size (texts) or batch_tokens, one of them.")
-        if corpus_stream is not None and batch_tokens is not None:
-            raise HfTlmError("Batches of a corpus that is streamed are measured in texts: total_batch_size, not _tokens.")
-        longest = max((int(lengths.max()) for lengths in (task_lengths, corpus_lengths) if len(lengths)), default=0)
-        if batch_tokens is not None and batch_tokens < longest:
-            raise HfTlmError(
-                f"A text of {longest} tokens is longer than a batch of {batch_tokens} per process and micro-batch. Raise "
-                "the batch, lower max_length, or accumulate less."
-            )
+        if batch_tokens is not None:
+            _check_batch_tokens(batch_tokens, task_lengths, corpus_lengths, corpus_stream)
         self.rho1 = rho1
         # None, as a sampler's batches may differ in size: accelerate would drop those that are not `batch_size` long.
         self.batch_size = batch_size
@@ -310,9 +325,7 @@ class InterleavedBatchSampler:
         if batch_tokens is not None:
             group = max(1, int(per_step / max(1.0, float(np.mean(corpus_lengths if rho1 > 0 else task_lengths)))))
         self.streams = {
-            name: _Stream(
-                np.asarray(lengths), [seed, number], batch_tokens is not None, group, GROUPED_STEPS * group * group_by_length
-            )
+            name: _Stream(lengths, [seed, number], batch_tokens is not None, group, GROUPED_STEPS * group * group_by_length)
             for number, (name, lengths) in enumerate(((TASK, task_lengths), (CORPUS, corpus_lengths)))
         }
         if corpus_stream is not None:
