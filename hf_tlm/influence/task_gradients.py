@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save
 
 from hf_tlm.errors import InfluenceError
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.json_files import find_format
 
 # Blocks stay on the device until they have so many bytes, or half of what a GPU has free. The others are brought there again
 # and again. On a CPU that costs little: the files are mapped, and the system keeps their pages.
@@ -39,7 +40,7 @@ class TaskGradients:
     """
 
     def __init__(self, folder: Path, device: torch.device):
-        meta = _read_meta(folder)
+        meta = find_format(folder / _META, _FORMAT)
         assert meta is not None
         self.folder, self.device, self.stops, self.settings = folder, device, meta["stops"], meta["settings"]
         self._digest = xxhash.xxh3_64_hexdigest(json.dumps(meta).encode())
@@ -52,7 +53,7 @@ class TaskGradients:
 
         Another process may have begun to make some of them; what there is of other settings is removed.
         """
-        if (found := _read_meta(folder)) and found["settings"] != settings:
+        if (found := find_format(folder / _META, _FORMAT)) and found["settings"] != settings:
             shutil.rmtree(folder)
         meta = {"format": _FORMAT, "stops": stops, "settings": settings}
         atomic_write(folder / _META, json.dumps(meta, indent=2) + "\n")
@@ -61,7 +62,7 @@ class TaskGradients:
     @classmethod
     def find(cls, folder: Path, device: torch.device, **settings: Any) -> TaskGradients | None:
         """Those in a folder, be they finished or not; None if there are none, or others than these settings say."""
-        meta = _read_meta(folder)
+        meta = find_format(folder / _META, _FORMAT)
         if meta is None or any(meta["settings"].get(name) != value for name, value in settings.items()):
             return None
         return cls(folder, device)
@@ -137,14 +138,6 @@ class TaskGradients:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"block-{self._digest}-{number:05d}.safetensors"
-
-
-def _read_meta(folder: Path) -> dict[str, Any] | None:
-    try:
-        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return meta if meta.get("format") == _FORMAT else None
 
 
 def _room(device: torch.device) -> int:

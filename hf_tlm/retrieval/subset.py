@@ -33,6 +33,7 @@ from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
 from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_directory, sha256
+from hf_tlm.utils.json_files import find_format
 from hf_tlm.utils.options import named
 from hf_tlm.utils.shown import dataset_of, instead, kind_of
 
@@ -338,11 +339,7 @@ def _write_parquet(dataset: Dataset, path: Path) -> None:
 
 def _read_manifest(directory: Path) -> dict[str, Any] | None:
     """The manifest of a saved subset, of whatever version; None if the folder has none."""
-    try:
-        manifest = json.loads((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
+    return find_format(directory / MANIFEST_FILE, FORMAT)
 
 
 def _version(manifest: dict[str, Any]) -> str:

@@ -52,6 +52,15 @@ def find_object(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def find_format(path: Path, format: Any) -> dict[str, Any] | None:
+    """The JSON object in a file whose entry `format` is this; None where there is none, whatever else the file holds."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) and content.get("format") == format else None
+
+
 def entry(content: Any, *names: str) -> Any:
     """What an object has by the names on the way to it; None where it is not."""
     for name in names:

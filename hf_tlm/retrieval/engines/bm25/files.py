@@ -22,6 +22,7 @@ from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.engines.bm25.tiles import MANY, Tile
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 from hf_tlm.utils import seals
+from hf_tlm.utils.json_files import find_format
 from hf_tlm.utils.scripts import SCRIPTS
 
 # dtype and number of dimensions
@@ -313,11 +314,8 @@ def order_of_ids(ids: pa.ChunkedArray) -> np.ndarray:
 
 
 def read_meta(directory: Path) -> dict[str, Any] | None:
-    try:
-        meta = json.loads((directory / META_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return meta if isinstance(meta, dict) and meta.get("format") == FORMAT else None
+    """The description of an index, of whatever version; None if the folder has none."""
+    return find_format(directory / META_FILE, FORMAT)
 
 
 def written(directory: Path) -> tuple[int, int] | None:

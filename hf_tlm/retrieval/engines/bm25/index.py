@@ -55,8 +55,9 @@ KEY_BYTES = 64 * 2**20  # of a batch's candidates
 MAX_BATCH = 2048
 
 
-def corpus_of(name: str, fingerprint: str, parts: list[str] | None) -> dict[str, Any]:
-    return {"name": name, "fingerprint": fingerprint, "parts": parts or [fingerprint]}
+def _about(name: str, fingerprint: str, parts: list[str] | None, analyzer: Analyzer) -> dict[str, Any]:
+    corpus = {"name": name, "fingerprint": fingerprint, "parts": parts or [fingerprint]}
+    return {"corpus": corpus, "analyzer": analyzer.to_dict()}
 
 
 class Index:
@@ -111,7 +112,7 @@ class Index:
             HfTlmError: the disk cannot be written; what was there before is intact.
         """
         directory = Path(directory).absolute()
-        about = {"corpus": corpus_of(corpus_name, fingerprint, parts), "analyzer": (analyzer or Analyzer()).to_dict()}
+        about = _about(corpus_name, fingerprint, parts, analyzer or Analyzer())
         with awaited(directory):
             return cls(directory, write_index(directory, None, dataset, about, num_threads, progress))
 
@@ -177,7 +178,7 @@ class Index:
         if not (directory / META_FILE).exists():  # A folder that is read-only has no place for a lock, and needs none.
             with awaited(directory):
                 if not (directory / META_FILE).exists():
-                    about = {"corpus": corpus_of(corpus_name, fingerprint, parts), "analyzer": analyzer.to_dict()}
+                    about = _about(corpus_name, fingerprint, parts, analyzer)
                     return cls(directory, write_index(directory, None, dataset, about, num_threads))
         return cls.load(directory, fingerprint=fingerprint, analyzer=analyzer)
 
@@ -200,10 +201,7 @@ class Index:
             if read_meta(self.directory) != self.meta | {"checksum": digest_of(self.meta)}:
                 raise ChangedIndexError(f"The index {self.directory} was changed since it was opened: load it again.")
             parts = self.parts + (parts or [fingerprint])
-            about = {
-                "corpus": corpus_of(corpus_name or self.corpus_name, fingerprint, parts),
-                "analyzer": self.meta["analyzer"],
-            }
+            about = _about(corpus_name or self.corpus_name, fingerprint, parts, self.analyzer)
             return type(self)(self.directory, write_index(self.directory, self, dataset, about, num_threads))
 
     def terms(self) -> tuple[list[str], np.ndarray]:
