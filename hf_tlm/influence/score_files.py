@@ -168,14 +168,10 @@ def open_scores(
         **scorer.settings,
         "scorer": scorer.fingerprint,
     }
-    folder = _cache_folder(settings) if work_dir is None else Path(work_dir)
+    digest = xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True).encode())
+    folder = cache_folder() / f"influence-{digest}" if work_dir is None else Path(work_dir)
     claim = _claim(folder, settings, main)
     return ScoreFiles(folder, (len(subset_rows), -(-len(task_rows) // task_batch_size)), claim)
-
-
-def _cache_folder(settings: dict[str, Any]) -> Path:
-    digest = xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True).encode())
-    return cache_folder() / f"influence-{digest}"
 
 
 def _claim(folder: Path, settings: dict[str, Any], main: bool) -> Claim:

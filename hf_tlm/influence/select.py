@@ -100,22 +100,16 @@ def select(
     batches = {"corpus_batch_size": corpus_batch_size, "task_batch_size": task_batch_size}
     check_selection(method, **sizes, **batches, balance=balance, task_split=task_split, group_loss=group_loss)
     size = check_inputs(task, subset, method, **sizes, task_split=task_split)
-    if method == "iss" and scorer is None:
-        raise InfluenceError("Selection by influence needs a scorer: an InfluenceScorer of the score model.")
-    if method in BY_TEACHER and (scores is None or len(scores.values) != len(subset)):
-        received = "none" if scores is None else f"{len(scores.values):,}"
-        raise InfluenceError(
-            f"Selection by {method} needs the scores of a teacher for the {len(subset):,} passages, which "
-            f"hf_tlm.runs.teacher_scores gives; received {received}."
-        )
-    _check_sharding(method, sharding, num_processes)
+    _check_given(method, subset, scorer, scores, sharding, num_processes)
     made: dict[str, Any] = {"method": method, **{name: value for name, value in sizes.items() if value is not None}}
     columns: dict[str, np.ndarray] = {}
     if method == "iss":
         assert scorer is not None
         max_length = scorer.max_length(max_length)
         rows, classes, left_out = _task_rows(task, task_split, scorer.tokenizer, max_length, task_batch_size, balance)
-        passages = _passage_rows(subset, scorer.tokenizer, max_length)
+        texts = subset.dataset.select_columns("text")
+        passages = tokenize(texts, scorer.tokenizer, max_length, description="Tokenising passages")
+        passages = passages.add_column("id", subset.dataset["id"][:])
         if sharding is None:
             processes = {"process_index": process_index, "num_processes": num_processes}
             influence = score(rows, passages, scorer, work_dir, task_batch_size=task_batch_size, **processes)
@@ -147,22 +141,22 @@ def select(
             "scorer_fingerprint": scorer.fingerprint,
             **scorer.settings,
         }
-    elif scores is not None and method in BY_TEACHER:
-        assert size is not None
-        chosen = best_rows(scores.values, size, scores.classes if balance else None)
-        columns = {"teacher_score": scores.values[chosen].astype(np.float32)}
-        made |= {"balance": balance, "passages_without_score": int(np.isnan(scores.values).sum()), **scores.about}
-    elif method == "dsir":
-        weights = log_importance_weights(example_texts(task.train), subset.dataset["text"])
-        assert size is not None
-        chosen = resample(weights, subset.dataset["id"][:], size, seed)
-        made |= {"num_buckets": NUM_BUCKETS, "seed": seed}
-    elif method == "random":
-        chosen = np.sort(np.random.default_rng(seed % 2**64).permutation(len(subset))[:size])
-        made |= {"seed": seed}
     else:
-        assert size is not None
-        chosen = np.arange(size)
+        assert size is not None  # Only iss takes top_k instead.
+        if method in BY_TEACHER:
+            assert scores is not None
+            chosen = best_rows(scores.values, size, scores.classes if balance else None)
+            columns = {"teacher_score": scores.values[chosen].astype(np.float32)}
+            made |= {"balance": balance, "passages_without_score": int(np.isnan(scores.values).sum()), **scores.about}
+        elif method == "dsir":
+            weights = log_importance_weights(example_texts(task.train), subset.dataset["text"])
+            chosen = resample(weights, subset.dataset["id"][:], size, seed)
+            made |= {"num_buckets": NUM_BUCKETS, "seed": seed}
+        elif method == "random":
+            chosen = np.sort(np.random.default_rng(seed % 2**64).permutation(len(subset))[:size])
+            made |= {"seed": seed}
+        else:
+            chosen = np.arange(size)
     return _selected(subset, chosen, columns, made)
 
 
@@ -199,7 +193,16 @@ def check_inputs(
     return num_passages if fraction is None else max(1, round(fraction * len(subset)))
 
 
-def _check_sharding(method: str, sharding: Sharding | None, num_processes: int) -> None:
+def _check_given(method, subset, scorer, scores, sharding, num_processes) -> None:
+    """Whether what the method chooses by is there, and nothing beside it that it has no use for."""
+    if method == "iss" and scorer is None:
+        raise InfluenceError("Selection by influence needs a scorer: an InfluenceScorer of the score model.")
+    if method in BY_TEACHER and (scores is None or len(scores.values) != len(subset)):
+        received = "none" if scores is None else f"{len(scores.values):,}"
+        raise InfluenceError(
+            f"Selection by {method} needs the scores of a teacher for the {len(subset):,} passages, which "
+            f"hf_tlm.runs.teacher_scores gives; received {received}."
+        )
     if sharding is None:
         return
     check_executor(method, sharding.executor, sharding.num_shards, sharding.workers, None)
@@ -231,12 +234,6 @@ def _task_rows(
         classes += [int(label)] * batches
     chosen = np.concatenate(kept)
     return rows.select(chosen), classes, len(rows) - len(chosen)
-
-
-def _passage_rows(subset: Subset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """Tokenised passages with their ids, in the subset's order."""
-    rows = tokenize(subset.dataset.select_columns("text"), tokenizer, max_length, description="Tokenising passages")
-    return rows.add_column("id", subset.dataset["id"][:])
 
 
 def _selected(subset: Subset, rows: np.ndarray, columns: dict[str, np.ndarray], made: dict[str, Any]) -> Subset:

@@ -52,7 +52,8 @@ def score_sharded(
     from hf_tlm.retrieval.engines.sharded.executors import cluster
     from hf_tlm.retrieval.engines.sharded.stages import lock, open_workspace, run_stage
 
-    executor, options = sharding.executor, _options(sharding)
+    executor = sharding.executor
+    options, threads = _shares(sharding)
     remote = executor == "jobs"
     scores = open_scores(task_rows, subset_rows, scorer, None if remote else work_dir, task_batch_size)
     # A bucket may serve several runs: what depends on other settings is in another folder of it.
@@ -63,7 +64,8 @@ def score_sharded(
         return scores
     with lock(workspace), cluster(executor, options, PRELOAD):
         _share(workspace, task_rows, subset_rows, scorer, scores, missing)
-        worker = steps.Worker(_device(scorer), _threads(sharding, options))
+        device = "cpu" if scorer.device.type == "cpu" and torch.accelerator.is_available() else None
+        worker = steps.Worker(device, threads)
         run_stage(steps.FitTask(workspace, worker, task_batch_size), 1, executor, options)
         run_stage(steps.ScoreShards(workspace, worker, missing, tasks), tasks, executor, options, "Scoring")
         _collect(workspace, scores, missing)
@@ -85,28 +87,17 @@ def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
     from hf_tlm.retrieval.engines.sharded.executors import check_executor
     from hf_tlm.retrieval.engines.sharded.stages import open_workspace
 
-    check_executor(sharding.executor, _options(sharding))
+    check_executor(sharding.executor, _shares(sharding)[0])
     if work_dir is not None or sharding.executor == "jobs":
         open_workspace(work_dir or "", sharding.executor)
 
 
-def _options(sharding: Sharding) -> dict:
-    options = dict(sharding.options)
-    workers = options.get("workers") if sharding.workers is None else sharding.workers
-    if sharding.executor == "local":
-        workers = workers or min(sharding.num_shards, torch.get_num_threads())
-    return options | {"workers": workers or -1}
+def _shares(sharding: Sharding) -> tuple[dict, int | None]:
+    """The executor's options, and the threads of a task; those of this process are shared out."""
+    from hf_tlm.retrieval.engines.sharded.executors import share_out
 
-
-def _threads(sharding: Sharding, options: dict) -> int | None:
-    """Of a task: those of this process are shared out; None leaves the number to torch."""
-    if sharding.executor == "local":
-        return None if options["workers"] == 1 else max(1, torch.get_num_threads() // options["workers"])
-    return None if sharding.executor == "jobs" else options.get("cpus_per_task", 1)
-
-
-def _device(scorer: InfluenceScorer) -> str | None:
-    return "cpu" if scorer.device.type == "cpu" and torch.accelerator.is_available() else None
+    workers = sharding.options.get("workers") if sharding.workers is None else sharding.workers
+    return share_out(sharding.executor, sharding.options, workers, sharding.num_shards, torch.get_num_threads())
 
 
 def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFiles, missing: list[int]) -> None:

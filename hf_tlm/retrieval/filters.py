@@ -353,7 +353,7 @@ def near_duplicates(
     @functools.lru_cache(CACHED_TEXTS)
     def ngrams_of(index: int) -> frozenset[tuple[str, ...]]:
         found = words(texts[index])
-        return frozenset(tuple(found[i : i + ngram]) for i in range(max(1, len(found) - ngram + 1)))
+        return frozenset(_ngram_set(found, ngram) or [tuple(found)])
 
     repeats = np.full(len(texts), -1, np.int64)
     staying: defaultdict[tuple[int, int], list[int]] = defaultdict(list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,23 @@ class HitUnion:
         for name, array in vars(self).items():
             getattr(longer, name)[: len(array)] = array
         vars(self).update(vars(longer))
+
+
+def union_of(hits: Iterable[tuple[np.ndarray, np.ndarray]], total: int, size: int = 0) -> tuple[HitUnion, list[int]]:
+    """The union of the hits of `total` queries, of which a progress bar tells, and the numbers of those that have none.
+
+    Args:
+        hits: of each query in turn, see `HitUnion.add`.
+        size: passages that there is room for at once.
+    """
+    from tqdm.auto import tqdm
+
+    union, without_hits = HitUnion(size), []
+    for query, (documents, scores) in enumerate(tqdm(hits, total=total, desc="Retrieving", unit=" queries")):
+        union.add(query, documents, scores)
+        if len(documents) == 0:
+            without_hits.append(query)
+    return union, without_hits
 
 
 @dataclass

@@ -141,7 +141,8 @@ def _counts(made: dict[str, Any], rows: int) -> str:
     settings = {**made, **(made.get("analyzer") or {})}
     if settings.get("top_k_requested") == settings.get("top_k"):
         settings.pop("top_k_requested", None)
-    used = [f"{name.replace('_', ' ')} {_value(settings[name])}" for name in SETTINGS if settings.get(name) is not None]
+    given = [name for name in SETTINGS if settings.get(name) is not None]
+    used = [f"{name.replace('_', ' ')} {for_markdown(_plain(settings[name]))}" for name in given]
     lines = ["## Counts", "", markdown_table((" ", " "), table, texts=2), f"Settings: {', '.join(used)}."]
     if selection:
         lines += ["", f"Selection: {for_markdown(describe_selection(selection), 1000)}."]
@@ -281,10 +282,6 @@ def _names(ids: Sequence[str] | None, number: int) -> str:
         return ""
     more = ", …" if number > len(ids[:NAMED_IDS]) else ""
     return f" ({', '.join(for_markdown(name) for name in ids[:NAMED_IDS])}{more})"
-
-
-def _value(value: Any) -> str:
-    return for_markdown(value if isinstance(value, str) else _plain(value))
 
 
 def _plain(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,7 @@ def retrieve(
     guard = Decontaminator(held_out_texts(task)) if decontaminate else None
 
     method: dict[str, Any]
+    repeated: list[str] | None = None
     if retriever == "random":
         assert corpus is not None and num_passages is not None  # Checked above.
         found, leaked, repeated = _random(corpus.to_dataset(str(folder)), num_passages, seed, guard, deduplicate)
@@ -140,29 +142,16 @@ def retrieve(
         search = RetrievalRequest(
             task.name, query_ids, queries, top_k, settings, max_query_terms, folder, index_dir, num_threads, query_batch_size
         )
-        if elastic is not None:
-            found = search_elastic(search, corpus, elastic)
-        else:
-            assert corpus is not None  # Checked above.
-            if retriever == "sharded":
-                found = search_shards(search, corpus, sharding or Sharding())
-            else:
-                found = search_corpus(retriever, search, corpus)
+        found = _search(retriever, search, corpus, sharding, elastic)
         # An index of other making has an analyzer of its own.
         foreign = retriever == "elasticsearch" and found.counts["fingerprint"] is None
-        analyzer = str.split if foreign else settings.analyzer
-        empty = [query_ids[query] for query, text in enumerate(queries) if not analyzer(text)]
-        found.counts = {
-            "queries": len(queries),
-            "empty_queries": len(empty),
-            "first_empty_queries": empty[:NAMED_EXAMPLES],
-            **found.counts,
-            "queries_without_hits": len(found.without_hits),
-            "first_queries_without_hits": [query_ids[query] for query in found.without_hits[:NAMED_EXAMPLES]],
-        }
+        found.counts = _with_queries(found, search, str.split if foreign else settings.analyzer)
         _warn_of_no_hits(found.counts)
         _warn_of_a_large_union(found, top_k, by_default)
         found, leaked = _clean(found, guard)
+        found.columns["best_query"] = [query_ids[query] for query in found.columns["best_query"]]
+        if deduplicate is not None:
+            found, repeated = _distinct(found, deduplicate)
         method = {
             "query_mode": query_mode,
             "max_query_terms": max_query_terms,
@@ -177,10 +166,6 @@ def retrieve(
             **({"script": settings.script} if settings.script else {}),
             **({"analyzed_by": "the index's"} if foreign else {}),
         }
-        found.columns["best_query"] = [query_ids[query] for query in found.columns["best_query"]]
-        repeated = None
-        if deduplicate is not None:
-            found, repeated = _distinct(found, deduplicate)
     if len(found.passages) == 0:
         raise RetrievalError(f"No passage is left for {task.name}: all {len(leaked)} that were found hold held-out texts.")
     manifest = {
@@ -191,8 +176,9 @@ def retrieve(
         "retriever": retriever,
         **dict.fromkeys(METHOD_FIELDS),
         **method,
-        "decontamination": guard
-        and {
+        "decontamination": None
+        if guard is None
+        else {
             "ngram": guard.ngram,
             "threshold": guard.threshold,
             "min_characters": guard.min_characters,
@@ -206,6 +192,27 @@ def retrieve(
         "versions": {"hf_tlm": __version__, **{name: version(name) for name in PACKAGES}},
     }
     return Subset(_dataset(found, manifest), manifest)
+
+
+def _search(retriever: str, search: RetrievalRequest, corpus, sharding, elastic) -> RetrievalResult:
+    if elastic is not None:
+        return search_elastic(search, corpus, elastic)
+    if retriever == "sharded":
+        return search_shards(search, corpus, sharding or Sharding())
+    return search_corpus(retriever, search, corpus)
+
+
+def _with_queries(found: RetrievalResult, search: RetrievalRequest, analyzer: Callable[[str], list[str]]) -> dict[str, Any]:
+    """What was counted, and the queries: how many there are, have no word, and found nothing."""
+    empty = [identifier for identifier, text in zip(search.query_ids, search.queries, strict=True) if not analyzer(text)]
+    return {
+        "queries": len(search.queries),
+        "empty_queries": len(empty),
+        "first_empty_queries": empty[:NAMED_EXAMPLES],
+        **found.counts,
+        "queries_without_hits": len(found.without_hits),
+        "first_queries_without_hits": [search.query_ids[query] for query in found.without_hits[:NAMED_EXAMPLES]],
+    }
 
 
 def _warn_of_no_hits(counts: dict[str, Any]) -> None:
@@ -346,6 +353,6 @@ def _dataset(found: RetrievalResult, manifest: dict[str, Any]) -> Dataset:
     return Dataset(InMemoryTable(table.cast(schema)), split=NamedSplit("train"), fingerprint=fingerprint)
 
 
-def _texts(passages: Dataset):
+def _texts(passages: Dataset) -> Iterator[str]:
     for batch in passages.select_columns("text").iter(batch_size=READ_ROWS):
         yield from batch["text"]

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.bm25 import Bm25Settings, Hits
+from hf_tlm.retrieval.bm25 import Bm25Settings
 from hf_tlm.retrieval.engines import packages as backends
 from hf_tlm.retrieval.engines.bm25.files import META_FILE, ChangedIndexError, order_of_ids
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
-from hf_tlm.retrieval.hit_union import HitUnion, RetrievalResult
+from hf_tlm.retrieval.hit_union import RetrievalResult, union_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -124,7 +124,7 @@ def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> Retr
         if search.max_query_terms is not None:
             asked = rarest_terms(queries, tokenized, search.max_query_terms)
         hits = backends.search(asked, tokenized, search.top_k, backend=engine, settings=search.settings, tie_key=order)
-    union, without_hits = _join(search, hits, len(passages))
+    union, without_hits = union_of(hits, len(search.queries), len(passages))
     rows = union.order(order)
     search.check_found(len(rows), len(passages))
     without_hits = [number for number in without_hits if queries.offsets[number] < queries.offsets[number + 1]]
@@ -249,15 +249,3 @@ def _concatenated(parts: Sequence[Part], folder: Path) -> Dataset:
     from datasets import concatenate_datasets
 
     return concatenate_datasets([part.to_dataset(str(folder)) for part in parts])
-
-
-def _join(search: RetrievalRequest, hits: Iterator[Hits], num_passages: int) -> tuple[HitUnion, list[int]]:
-    """(union, numbers of queries without hits)."""
-    from tqdm.auto import tqdm
-
-    union, without_hits = HitUnion(num_passages), []
-    for query, (documents, scores) in enumerate(tqdm(hits, total=len(search.queries), desc="Retrieving", unit=" queries")):
-        union.add(query, documents, scores)
-        if len(documents) == 0:
-            without_hits.append(query)
-    return union, without_hits

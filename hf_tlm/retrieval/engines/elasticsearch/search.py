@@ -31,7 +31,7 @@ from hf_tlm.retrieval.engines.elasticsearch.client import (
     reason_of,
     with_retries,
 )
-from hf_tlm.retrieval.hit_union import HitUnion, RetrievalResult
+from hf_tlm.retrieval.hit_union import RetrievalResult, union_of
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
@@ -253,17 +253,14 @@ def retrieve_elastic(
         RetrievalError: see `check_settings` and `search`; no passage at all was found.
     """
     from datasets import Dataset
-    from tqdm.auto import tqdm
 
     check_settings(bm25, max_query_terms)
     positions: dict[str, int] = {}
-    union, without_hits = HitUnion(), []
-    hits = search(queries, top_k, settings, bm25, query_ids=query_ids)
-    for query, (ids, scores) in enumerate(tqdm(hits, total=len(queries), desc="Retrieving", unit=" queries")):
-        documents = np.array([positions.setdefault(identifier, len(positions)) for identifier in ids], np.int64)
-        union.add(query, documents, scores)
-        if not len(ids):
-            without_hits.append(query)
+    hits = (
+        (np.array([positions.setdefault(identifier, len(positions)) for identifier in ids], np.int64), scores)
+        for ids, scores in search(queries, top_k, settings, bm25, query_ids=query_ids)
+    )
+    union, without_hits = union_of(hits, len(queries))
     if not positions:
         raise RetrievalError(
             f"None of the {len(queries)} queries finds a passage in index {settings.index!r}. Check that task and corpus "

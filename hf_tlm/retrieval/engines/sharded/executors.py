@@ -278,6 +278,21 @@ def check_executor(name: str, options: dict[str, Any]) -> None:
             raise RetrievalError("This is inside a Job. Start it elsewhere: it submits its own.")
 
 
+def share_out(
+    name: str, options: dict[str, Any], workers: int | None, tasks: int, cores: int
+) -> tuple[dict[str, Any], int | None]:
+    """The options of an executor with the tasks at a time, and the threads of each; None: its machine's.
+
+    Args:
+        workers: tasks at a time; None: as many as local ones can have a core of these, elsewhere no limit.
+    """
+    threads = None if name == "jobs" else options.get("cpus_per_task", 1)
+    if name == "local":
+        workers = workers or min(tasks, cores)
+        threads = max(1, cores // workers)
+    return {**options, "workers": workers or -1}, threads
+
+
 @contextlib.contextmanager
 def cluster(name: str, options: dict[str, Any], preload: list[str]) -> Iterator[None]:
     """What the tasks of a run need to be there, for its time.

@@ -90,8 +90,7 @@ def write_shard(folder: Path, pieces: Iterable[Piece], skip_bad_files: bool) -> 
             try:
                 for batch in piece.passages():
                     writer.write_batch(batch)
-                    for entry in pc.value_counts(batch["source"]).to_pylist():
-                        own[entry["values"]] += entry["counts"]
+                    own += _sources_of(batch)
             except CorpusError as error:
                 if not skip_bad_files:
                     raise
@@ -125,10 +124,14 @@ def spread(corpus: Corpus, workspace: Workspace, num_shards: int, cache_dir: str
                     for start in range(first, last, READ_ROWS):
                         table = passages[start : min(start + READ_ROWS, last)]
                         writer.write_table(table.cast(FEATURES.arrow_schema).combine_chunks())
-                        for entry in pc.value_counts(table["source"]).to_pylist():
-                            sources[entry["values"]] += entry["counts"]
+                        sources += _sources_of(table)
             first_only = (corpus.skipped, corpus.bad_files) if shard == 0 else (0, {})
             _write_counts(folder, sources, *first_only)
+
+
+def _sources_of(rows: pa.RecordBatch | pa.Table) -> Counter[str]:
+    """Passages per source."""
+    return Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(rows["source"]).to_pylist()})
 
 
 def _write_counts(folder: Path, sources: Counter[str], skipped: int, bad_files: dict[str, str]) -> None:

@@ -82,28 +82,23 @@ def retrieve_sharded(
             another run or is in use, a file cannot be read, ids repeat, there is no passage, or a shard failed.
         CorpusError: the corpus cannot be read.
     """
-    settings, options = settings or Bm25Settings(), dict(executor_options or {})
+    settings, options = settings or Bm25Settings(), executor_options or {}
     workers = options.get("workers") if workers is None else workers
     check_engine("bm25", settings)
     check_numbers(RetrievalError, top_k=top_k, num_shards=num_shards, workers=workers, max_query_terms=max_query_terms)
     if importlib.util.find_spec("datatrove") is None:
         raise RetrievalError("Sharded retrieval needs datatrove: pip install 'hf-tlm[sharded]'.")
     from hf_tlm.retrieval.engines.sharded import steps
-    from hf_tlm.retrieval.engines.sharded.executors import check_executor, cluster
+    from hf_tlm.retrieval.engines.sharded.executors import check_executor, cluster, share_out
     from hf_tlm.retrieval.engines.sharded.pieces import plan, spread
     from hf_tlm.retrieval.engines.sharded.stages import lock, open_workspace, run_stage
 
-    if executor == "local":
-        if num_shards > MOST_LOCAL:
-            raise RetrievalError(
-                f"--num_shards: expected at most {MOST_LOCAL:,} with the local executor, whose shards take turns on this "
-                f"machine's cores; received {num_shards:,}."
-            )
-        workers = workers or min(num_shards, os.cpu_count() or 1)
-        threads: int | None = max(1, (os.cpu_count() or 1) // workers)
-    else:
-        threads = None if executor == "jobs" else options.get("cpus_per_task", 1)
-    options["workers"] = workers or -1
+    if executor == "local" and num_shards > MOST_LOCAL:
+        raise RetrievalError(
+            f"--num_shards: expected at most {MOST_LOCAL:,} with the local executor, whose shards take turns on this "
+            f"machine's cores; received {num_shards:,}."
+        )
+    options, threads = share_out(executor, options, workers, num_shards, os.cpu_count() or 1)
     check_executor(executor, options)
     workspace = open_workspace(work_dir, executor)
     if not isinstance(queries, TokenizedTexts):
