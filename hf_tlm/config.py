@@ -147,29 +147,10 @@ def parse(
     outlines = {cls: outline(cls) for cls in dataclasses if isinstance(cls, str) and helps}
     extended = [name for cls in outlines.values() for name in cls.extends]
     classes: Any = [outlines[cls] if short_help and cls in outlines else imported(cls) for cls in dataclasses]
-    shown: Any = [_titled(cls) for cls in classes] if helps else classes
-    parser = _hf_argument_parser()(
-        shown,
-        description=description,
-        formatter_class=_HelpFormatter,
-        allow_abbrev=False,
-    )
-    _check_values(parser, () if helps else classes)
-    for action in parser._actions:
-        # The positive's text would say the contrary of what it does.
-        if action.option_strings and action.option_strings[0] == f"--no_{action.dest}":
-            action.help = f"Switch --{action.dest} off."
-    required = [f"{action.option_strings[0]} {action.dest.upper()}" for action in parser._actions if action.required]
-    parser.usage = " ".join(["%(prog)s", *required, "[options]"])
-    # Hundreds of lines of usage would hide the error.
-    parser.error = functools.partial(_refuse, parser)  # type: ignore[method-assign]  # Of this parser alone.
-    parser.add_argument(
-        "--config", nargs="+", default=[], metavar="YAML", help="Files of defaults or presets (tlm/coffee), later ones win."
-    )
+    parser = _parser([_titled(cls) for cls in classes] if helps else classes, description, extended)
     if extended and short_help:
         parser.epilog = "\n".join(f"Every option of {name} is accepted too; {HELP_ALL} lists them." for name in extended)
-    more = f"Show the options of {', '.join(extended)} too and exit." if extended else argparse.SUPPRESS
-    parser.add_argument(HELP_ALL, action="help", help=more)
+    _check_values(parser, () if helps else classes)
     defaults = {action.dest: action.default for action in parser._actions}
     if not helps:
         paths = config_files(args)
@@ -192,6 +173,25 @@ def parse(
     if unknown:
         parser.error(f"unknown argument {unknown[0]}")
     return tuple(parsed[: len(dataclasses)])
+
+
+def _parser(classes: Any, description: str, extended: Sequence[str]) -> HfArgumentParser:
+    """The parser of the classes' fields, with `--config` and `--help_all`, which shows the options of `extended` too."""
+    parser = _hf_argument_parser()(classes, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+    for action in parser._actions:
+        # The positive's text would say the contrary of what it does.
+        if action.option_strings and action.option_strings[0] == f"--no_{action.dest}":
+            action.help = f"Switch --{action.dest} off."
+    required = [f"{action.option_strings[0]} {action.dest.upper()}" for action in parser._actions if action.required]
+    parser.usage = " ".join(["%(prog)s", *required, "[options]"])
+    # Hundreds of lines of usage would hide the error.
+    parser.error = functools.partial(_refuse, parser)  # type: ignore[method-assign]  # Of this parser alone.
+    parser.add_argument(
+        "--config", nargs="+", default=[], metavar="YAML", help="Files of defaults or presets (tlm/coffee), later ones win."
+    )
+    more = f"Show the options of {', '.join(extended)} too and exit." if extended else argparse.SUPPRESS
+    parser.add_argument(HELP_ALL, action="help", help=more)
+    return parser
 
 
 def _given_by_file(message: str, args: Sequence[str], recipe: str, defaults: Mapping[str, Any]) -> str:
@@ -350,23 +350,11 @@ def _typed(key: str, value: Any, action: Any) -> Any:
         if isinstance(text, str) and _NO_TEXT.search(text):
             raise ConfigError(f"{key}: expected text; received {text!r:.60}, which holds what is no character.")
     value = _at_home(value)
-    types = {action.hint, *get_args(action.hint)}
-    types = {get_origin(one) or one for one in types} | {of for one in types for of in get_args(one)}
+    _check_shape(key, value, action)
     if value is None:
-        if type(None) not in types:
-            raise ConfigError(f"{key}: expected a value; received none. Leave the key out for its default.")
-        return value
+        return None
     is_list = isinstance(value, list)
-    if is_list and action.nargs != "+":
-        raise ConfigError(f"{key}: expected one value; received the list {value!r:.60}.")
-    if is_list and not value and action.default != []:
-        raise ConfigError(f"{key}: expected one value or more; received an empty list.")
-    takes_json = dict in types or key in _JSON or (str in types and action.nargs == "+")
     values = value if is_list else [value]
-    for item in values:
-        if item is None or isinstance(item, list) or (isinstance(item, Mapping) and not takes_json):
-            kind = "a mapping" if isinstance(item, Mapping) else "a list" if item is not None else "none"
-            raise ConfigError(f"{key}: expected a single value; received {kind}{'' if item is None else f': {item!r:.60}'}.")
     try:
         typed = [written(item) if action.type is None else action.type(written(item)) for item in values]
     except argparse.ArgumentTypeError as error:
@@ -376,6 +364,28 @@ def _typed(key: str, value: Any, action: Any) -> Any:
     if action.choices is not None and any(item not in action.choices for item in typed):
         raise ConfigError(f"{key}: expected one of {list(action.choices)}; received {value!r:.60}.")
     return typed if is_list or action.nargs == "+" else typed[0]
+
+
+def _check_shape(key: str, value: Any, action: Any) -> None:
+    """Raise a ConfigError for none, a list or a mapping where the option takes no such value."""
+    types = {action.hint, *get_args(action.hint)}
+    types = {get_origin(one) or one for one in types} | {of for one in types for of in get_args(one)}
+    if value is None:
+        if type(None) not in types:
+            raise ConfigError(f"{key}: expected a value; received none. Leave the key out for its default.")
+        return
+    is_list = isinstance(value, list)
+    if is_list and action.nargs != "+":
+        raise ConfigError(f"{key}: expected one value; received the list {value!r:.60}.")
+    if is_list and not value and action.default != []:
+        raise ConfigError(f"{key}: expected one value or more; received an empty list.")
+    takes_json = dict in types or key in _JSON or (str in types and action.nargs == "+")
+    for item in value if is_list else [value]:
+        if item is None:
+            raise ConfigError(f"{key}: expected a single value; received none.")
+        if isinstance(item, list) or (isinstance(item, Mapping) and not takes_json):
+            kind = "a list" if isinstance(item, list) else "a mapping"
+            raise ConfigError(f"{key}: expected a single value; received {kind}: {item!r:.60}.")
 
 
 def _at_home(value: Any) -> Any:
@@ -393,11 +403,6 @@ def _at_home(value: Any) -> Any:
 def written(value: Any) -> str:
     """A value as on the command line, where a mapping is JSON."""
     return json.dumps(value) if isinstance(value, (Mapping, bool)) else str(value)
-
-
-def _plain(message: str) -> str:
-    """A message of argparse, which names an option by all of its spellings, without those that nobody uses."""
-    return _shortened(re.sub(r"^argument (--\w+)(/--[\w-]+)*:", r"\1:", message))
 
 
 def _shortened(message: str) -> str:
@@ -459,16 +464,14 @@ def _terminate() -> None:
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     """Refuse a command line by the command's name."""
     _let_the_first_tell()
-    message = _plain(re.sub(r"(--\w+)(/--[\w-]+)+", r"\1", message))  # One spelling of an option, as in --help.
+    message = re.sub(r"(--\w+)(/--[\w-]+)+", r"\1", message)  # One spelling of an option, as in --help.
+    message = _shortened(re.sub(r"^argument (--\w+:)", r"\1", message))
     name, _, wrong = message.partition(": ")
     if re.fullmatch(r"expected (one|at least one) argument", wrong):
-        message += f". {_first_sentence(parser._option_string_actions[name].help)}".rstrip(". ") + "."
+        help = (parser._option_string_actions[name].help or "").replace("%%", "%")
+        first_sentence = re.split(r"(?<=\.)\s", help, maxsplit=1)[0]  # What it takes.
+        message += f". {first_sentence}".rstrip(". ") + "."
     parser.exit(2, f"Error: {message}\nSee {parser.prog} --help.\n")
-
-
-def _first_sentence(help: str | None) -> str:
-    """What an option takes, as its help begins."""
-    return re.split(r"(?<=\.)\s", (help or "").replace("%%", "%"), maxsplit=1)[0]
 
 
 def _let_the_first_tell() -> bool:

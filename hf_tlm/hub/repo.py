@@ -13,9 +13,10 @@ from typing import Any
 from hf_tlm.errors import HubError
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo, find_repo
-from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.files import atomic_write, files_in
 from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SETTINGS_FILE, STAGE_FILE, TABLE_FILE
 from hf_tlm.utils.seals import check_seal
+from hf_tlm.utils.shown import few
 
 # Formats that `torch.load` and the like unpickle; what is pickled may run any code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -117,7 +118,7 @@ def fetch(
             files = api.list_repo_files(**options, revision=revision.resolved)
         except (httpx2.TransportError, OfflineModeIsEnabled):
             folder = Path(snapshot_download(**options, **filters, ignore_patterns=unwanted, local_files_only=True))
-            check([path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()])
+            check(list(files_in(folder)))
             return folder
         unwanted += check(files)
         return Path(snapshot_download(**options, **filters, ignore_patterns=unwanted))
@@ -143,8 +144,7 @@ def file_sizes(repo: Repo, token: str | None = None) -> tuple[Repo, dict[str, in
             sizes = {entry.path: entry.size for entry in tree if isinstance(entry, RepoFile)}
         except (httpx2.TransportError, OfflineModeIsEnabled):
             folder = Path(snapshot_download(repo.id, revision=commit, local_files_only=True, **options))
-            files = [path for path in folder.rglob("*") if path.is_file()]
-            sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+            sizes = {name: path.stat().st_size for name, path in files_in(folder).items()}
     for name in sizes:
         if {"", ".", ".."} & set(name.split("/")) or "\\" in name or ":" in name:
             raise HubError(f"{repo} has a file {name!r}, whose name leads out of its folder. Nothing of it was fetched.")
@@ -183,7 +183,7 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
     code = [file for file in files if file.endswith(".py")]
     if code and not trust_remote_code:
         raise HubError(
-            f"{repo} has Python files of its own ({_some(code)}), which loading it could run. Read them on the Hub; "
+            f"{repo} has Python files of its own ({few(code)}), which loading it could run. Read them on the Hub; "
             "if you trust them, give trust_remote_code (--trust_remote_code)."
         )
     safe = {PurePosixPath(file).parent for file in files if file.endswith(".safetensors")}
@@ -193,7 +193,7 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
     refused = [file for file in (*pickled, *indices) if all(map(FOLDERS.fullmatch, file.split("/")[:-1]))]
     if refused and not allow_pickle:
         raise HubError(
-            f"The weights of {repo} are pickles ({_some(refused)}), which can run code when they are read; safetensors "
+            f"The weights of {repo} are pickles ({few(refused)}), which can run code when they are read; safetensors "
             "cannot. Use a revision with safetensors (its page may offer one as a pull request: @refs/pr/N). If you trust "
             "this one, download it and give the folder; of TLM and COCO-LM, convert it: hf-tlm publish "
             "--legacy_checkpoint."
@@ -203,10 +203,6 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
 
 def _matches(file: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch(PurePosixPath(file).name, pattern) for pattern in patterns)
-
-
-def _some(files: list[str]) -> str:
-    return ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
 
 
 def checkpoint_folder(

@@ -164,44 +164,34 @@ def shared_parameters(main: PreTrainedModel, generator: PreTrainedModel, frozen:
     Raises:
         ModelError: it shall be, and the two have none of one name and width.
     """
-    body, theirs = f"{generator.base_model_prefix}.", dict(main.base_model.named_modules())
-    same = {
-        name: name
-        for name, module in generator.base_model.named_modules()
-        if isinstance(module, nn.Embedding) and name in theirs and module.weight.shape == theirs[name].weight.shape
-    }
-    # Families may name those of tokens differently.
-    same[_token_embeddings(body_of(generator))] = _token_embeddings(body_of(main))
-    embeddings = {
-        f"{body}{name}.weight": f"main.{main.base_model_prefix}.{source}.weight"
-        for name, source in same.items()
-        if not frozen
-    }
+    body, source_body = f"{generator.base_model_prefix}.", f"main.{main.base_model_prefix}."
+    theirs = dict(main.base_model.named_modules())
 
+    def alike(kind: type[nn.Module]) -> list[str]:
+        """Names of the modules of a kind that both bodies have, with weights of one shape."""
+        own = {name: module for name, module in generator.base_model.named_modules() if isinstance(module, kind)}
+        return [name for name in own if name in theirs and own[name].weight.shape == theirs[name].weight.shape]
+
+    shared: dict[str, str] = {}
+    if not frozen:
+        # Families may name those of tokens differently.
+        tokens = {_token_embeddings(body_of(generator)): _token_embeddings(body_of(main))}
+        same = {name: name for name in alike(nn.Embedding)} | tokens
+        shared = {f"{body}{name}.weight": f"{source_body}{source}.weight" for name, source in same.items()}
     if norm:
-        norms = [
-            name
-            for name, module in generator.base_model.named_modules()
-            if name.startswith("embeddings.")
-            and isinstance(module, nn.LayerNorm)
-            and name in theirs
-            and module.weight.shape == theirs[name].weight.shape
-        ]
+        norms = [name for name in alike(nn.LayerNorm) if name.startswith("embeddings.")]
         if not norms or frozen:
             raise ModelError(
                 "share_embedding_norm is for two models that learn together and have a LayerNorm in their embeddings, of "
                 "one width: electra or albert. Leave it out."
             )
-        embeddings |= {
-            f"{body}{name}.{part}": f"main.{main.base_model_prefix}.{name}.{part}"
-            for name in norms
-            for part, _ in theirs[name].named_parameters()
-        }
+        parts = [f"{name}.{part}" for name in norms for part, _ in theirs[name].named_parameters()]
+        shared |= {f"{body}{part}": f"{source_body}{part}" for part in parts}
 
     def inside(name: str) -> str:
         return f"auxiliary.{name}" if name.startswith(body) else f"auxiliary.mlm_head.{name}"
 
-    ties = {inside(target): source for target, source in embeddings.items()}
+    ties = {inside(target): source for target, source in shared.items()}
     for target, source in generator.get_expanded_tied_weights_keys().items():
-        ties[inside(target)] = embeddings.get(source) or inside(source)
+        ties[inside(target)] = shared.get(source) or inside(source)
     return ties

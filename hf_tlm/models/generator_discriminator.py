@@ -28,6 +28,7 @@ from hf_tlm.models.generator import Generator, sample_tokens, shared_parameters
 from hf_tlm.models.loading import classes_of, hub_options, load_classifier, reading
 from hf_tlm.models.prediction_heads import ClmHeads, ContrastHead, CorruptionOutput, LmLoss, RtdHead
 from hf_tlm.models.tail import encode_masked_positions, places
+from hf_tlm.models.tlm import renew_classifier
 from hf_tlm.utils.options import named
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,28 @@ def _apart(device: torch.device) -> Iterator[None]:
     """Without gradients, and with random numbers that are given back."""
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
+
+
+def _check_embeddings(main: PreTrainedModel, auxiliary: PreTrainedModel, *, corrects: bool, frozen: bool) -> None:
+    """Raise a ModelError if token embeddings are of another size than what they are multiplied or shared with."""
+    (tokens, width), (auxiliary_tokens, auxiliary_width) = (embedding_weight(model).shape for model in (main, auxiliary))
+    if corrects and width != main.config.hidden_size:
+        raise ModelError(
+            "Corrective language modelling multiplies hidden states by token embeddings, and those of this "
+            f"{main.config.model_type} body have {main.config.hidden_size} and {width} numbers. Give both the same "
+            "size, or take another body: cocolm, modernbert."
+        )
+    if frozen and auxiliary_tokens != tokens:
+        raise ModelError(
+            f"The frozen auxiliary model predicts {auxiliary_tokens:,} tokens, and the main model has {tokens:,}. "
+            "Give both the same vocabulary."
+        )
+    if not frozen and (auxiliary_tokens, auxiliary_width) != (tokens, width):
+        raise ModelError(
+            "The auxiliary model shares the main model's token embeddings, and theirs differ: "
+            f"{(auxiliary_tokens, auxiliary_width)} and {(tokens, width)} (vocabulary, width). Give both the same "
+            "vocabulary and embedding_size."
+        )
 
 
 class GeneratorDiscriminator(TrainedModel):
@@ -101,24 +124,7 @@ class GeneratorDiscriminator(TrainedModel):
         ):
             if value not in known:
                 raise ModelError(f"{name} must be {' or '.join(known)}; received {value!r}.")
-        width = embedding_weight(main).shape[1]
-        if heads == "clm" and width != main.config.hidden_size:
-            raise ModelError(
-                "Corrective language modelling multiplies hidden states by token embeddings, and those of this "
-                f"{main.config.model_type} body have {main.config.hidden_size} and {width} numbers. Give both the same "
-                "size, or take another body: cocolm, modernbert."
-            )
-        shapes = [tuple(embedding_weight(model).shape) for model in (main, auxiliary)]
-        if frozen and shapes[0][0] != shapes[1][0]:
-            raise ModelError(
-                f"The frozen auxiliary model predicts {shapes[1][0]:,} tokens, and the main model has {shapes[0][0]:,}. "
-                "Give both the same vocabulary."
-            )
-        if not frozen and shapes[0] != shapes[1]:
-            raise ModelError(
-                f"The auxiliary model shares the main model's token embeddings, and theirs differ: {shapes[1]} and "
-                f"{shapes[0]} (vocabulary, width). Give both the same vocabulary and embedding_size."
-            )
+        _check_embeddings(main, auxiliary, corrects=heads == "clm", frozen=frozen)
         self.main, self.auxiliary = main, Generator(auxiliary, frozen)
         self.rtd_head = self.clm_heads = None
         if heads == "clm":
@@ -240,10 +246,7 @@ class GeneratorDiscriminator(TrainedModel):
 
     def reset_classifier(self) -> None:
         """Initialise the classification head afresh; everything else stays."""
-        fresh = AutoModelForSequenceClassification.from_config(self.main.config)
-        for name, child in fresh.named_children():
-            if name != self.main.base_model_prefix:
-                getattr(self.main, name).load_state_dict(child.state_dict())
+        renew_classifier(self.main)
 
     def forward(
         self,

@@ -25,6 +25,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from hf_tlm.errors import HfTlmError, ModelError
 from hf_tlm.models.families import family_of, longest_input
+from hf_tlm.utils.shown import few
 
 WEIGHTS, SAFE_WEIGHTS = "pytorch_model.bin", "model.safetensors"
 TRAINER_STATE = "trainer_state.json"  # Of a folder checkpoint-*.
@@ -106,11 +107,7 @@ def weight_problems(
             if name in state and state[name].shape != shape
         ],
     }
-    return "; ".join(
-        f"{what}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        for what, names in problems.items()
-        if names
-    )
+    return "; ".join(f"{what}: {few(names)}" for what, names in problems.items() if names)
 
 
 @contextmanager

@@ -208,14 +208,7 @@ class TlmModel(TrainedModel):
 
     def reset_classifier(self) -> None:
         """Initialise the classification head afresh; body and masked-LM head stay."""
-        fresh = AutoModelForSequenceClassification.from_config(self.config)
-        for name, child in fresh.named_children():
-            if name != self.base_model_prefix:
-                own = getattr(self, name)
-                # An adapter trains a copy of the head, see `hf_tlm.models.adapters`.
-                if isinstance(own, ModulesToSaveWrapper):
-                    own = own.modules_to_save[own.active_adapter]
-                own.load_state_dict(child.state_dict())
+        renew_classifier(self)
 
     def forward(
         self,
@@ -242,17 +235,11 @@ class TlmModel(TrainedModel):
         if masked is not None and mlm_labels is not None and labels is None:
             hidden = encode_masked_positions(body_of(self), masked, *inputs)
             return TlmOutput(mlm_loss=self._mlm_loss(hidden, masked, mlm_labels))
-        return self._heads(encode(body_of(self), *inputs), masked, mlm_labels, labels)
+        return self._heads(encode(body_of(self), *inputs), masked, mlm_labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable
-    def _heads(
-        self,
-        texts: EncodedTexts,
-        masked: torch.Tensor | None,
-        mlm_labels: torch.Tensor | None,
-        labels: torch.Tensor | None,
-    ) -> TlmOutput:
+    def _heads(self, texts: EncodedTexts, masked: torch.Tensor | None, mlm_labels: torch.Tensor | None) -> TlmOutput:
         logits, mlm_loss = self.family.classify(self, texts), None
         if masked is not None and mlm_labels is not None:
             mlm_loss = self._mlm_loss(texts.hidden.flatten(0, 1)[masked], masked, mlm_labels)
@@ -262,6 +249,18 @@ class TlmModel(TrainedModel):
     def _mlm_loss(self, hidden: torch.Tensor, masked: torch.Tensor, mlm_labels: torch.Tensor) -> torch.Tensor:
         """hidden: float [M, H], of the masked positions: projecting these alone is most of the speed of a small model."""
         return self.mlm_head(hidden, mlm_labels.flatten()[masked], self.max_logits)
+
+
+def renew_classifier(model: PreTrainedModel) -> None:
+    """Initialise the classification head of a model with a stock classifier's modules afresh; everything else stays."""
+    fresh = AutoModelForSequenceClassification.from_config(model.config)
+    for name, child in fresh.named_children():
+        if name != model.base_model_prefix:
+            own = getattr(model, name)
+            # An adapter trains a copy of the head, see `hf_tlm.models.adapters`.
+            if isinstance(own, ModulesToSaveWrapper):
+                own = own.modules_to_save[own.active_adapter]
+            own.load_state_dict(child.state_dict())
 
 
 def gather_fsdp(model: PreTrainedModel) -> PreTrainedModel:

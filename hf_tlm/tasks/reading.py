@@ -29,6 +29,7 @@ from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
 from hf_tlm.tasks.formats import SUFFIXES, is_squad_json, read_conll, read_excel, read_squad_json
 from hf_tlm.tasks.spec import SPLITS, TaskError, TaskSpec
+from hf_tlm.utils.shown import few
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
 # Archives and compressions that are not read.
@@ -140,7 +141,7 @@ def _only_table(folder: Path) -> Path:
     tables = [folder / name for name in names if suffix_of(Path(name)) in BUILDERS and (folder / name).is_file()]
     if len(tables) == 1:
         return tables[0]
-    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    shown = few(names, 10)
     raise TaskError(
         f"{folder} holds {shown or 'nothing'}: expected files called train, validation (valid, dev) and test, or one table "
         f"({', '.join(BUILDERS)}), of which some texts are held out. Rename the files, or give one of them as the task."

@@ -81,8 +81,6 @@ class ModelArguments(InitializationArguments, LoraArguments):
             setattr(self, name, named(name, getattr(self, name), ArgumentsError))
         check_ranges(self, ArgumentsError)
         check_effects(self, ArgumentsError)
-        LoraArguments.__post_init__(self)
-        InitializationArguments.__post_init__(self)
         if self.model_name_or_path is not None:
             # What is recorded, and what a card calls the base model, is the id.
             self.model_name_or_path, self.model_revision = split_revision(self.model_name_or_path, self.model_revision)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from hf_tlm.errors import ArgumentsError
+from hf_tlm.utils.shown import suggestion
 from hf_tlm.utils.variables import uses_fsdp
 
 LAMB, MUON = "lamb", "muon"
@@ -80,9 +80,8 @@ def check_optimizer(args: TrainingArguments) -> None:
     """
     known = [*OWN, *(name.value for name in OptimizerNames)]
     if args.optim not in known:
-        close = get_close_matches(str(args.optim).lower(), known, n=3)
-        hint = f"Did you mean {' or '.join(close)}?" if close else f"Take {', '.join(OWN)}, adamw_torch, ..."
-        raise ArgumentsError(f"optim: there is no {str(args.optim)!r:.60}. {hint}")
+        hint = suggestion(str(args.optim).lower(), known) or f" Take {', '.join(OWN)}, adamw_torch, ..."
+        raise ArgumentsError(f"optim: there is no {str(args.optim)!r:.60}.{hint}")
     if args.optim == LAMB and find_spec("pytorch_optimizer") is None:
         raise ArgumentsError("optim lamb comes from the package pytorch_optimizer: pip install 'hf-tlm[optim]'.")
     if args.optim in OWN and args.optim_args:

@@ -25,7 +25,7 @@ from hf_tlm.training.base_arguments import BaseArguments, PublishedArguments
 from hf_tlm.training.checkpoints import best_of, checkpoints_in
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE, ProtocolError
 from hf_tlm.training.stages import STAGE_FILE
-from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.files import atomic_directory, files_in
 from hf_tlm.utils.seals import SEAL
 
 logger = logging.getLogger(__name__)
@@ -170,13 +170,12 @@ class CheckpointPushes(TrainerCallback):
             )
 
     def _push(self, folder: Path) -> None:
-        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
         assert self.args.hub_model_id is not None  # push_to_hub needs it.
         try:
             push(
                 *(folder, self.args.hub_model_id),
                 message="What the run needs to continue",
-                files=files,
+                files=files_in(folder),
                 replace=["[!.]*"],  # Everything else on the branch; .gitattributes is the Hub's.
                 token=self.args.hub_token,
                 private=self.args.hub_private_repo,

@@ -230,8 +230,8 @@ class RunArguments(PublishedArguments):
                 f"total_batch_tokens {self.total_batch_tokens} cannot be split evenly over {self.world_size} processes. "
                 "Choose a multiple."
             )
-        most = self.per_device_train_batch_size * max(self.max_length, self.corpus_max_length or 0)
         longest = max(self.max_length, self.corpus_max_length or 0)
+        most = self.per_device_train_batch_size * longest
         fewest = -(-share // most)
         # More micro-batches would be too small for the longest text.
         for count in range(fewest, max(fewest, share // longest) + 1):

@@ -167,15 +167,10 @@ def claim(
             if (there := _section(found, section).get(name, defaults.get(name))) != here
             and not (isinstance(there, str) and details[section][name] in (there, places.get(there)))
             and ("files" in found or name not in _LATER)
-            # Wherever they lie: their content is compared below.
+            # Wherever they lie: their content is compared beside.
             and not (name in wanted["files"] and name in _section(found, "files"))
         ]
-        # Folders from before files counted do not have them, and some count records.
-        changed += [
-            f"the files of {name} {wanted['model'][name]} have changed"
-            for name, files in wanted["files"].items()
-            if "files" in found and files != _without_records(_section(found, "files").get(name))
-        ]
+        changed += _changed_files(found, wanted)
         changed += [f"another {name.replace('_', ' ')}" for name in data if found.get(name) != wanted[name]]
         if changed:
             raise ProtocolError(
@@ -215,11 +210,16 @@ def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _without_records(files: Any) -> Any:
-    """What `local_files` gives of one option, as an earlier version wrote it."""
-    if not isinstance(files, list):
-        return files
-    return [file for file in files if not (isinstance(file, list) and file and file[0] in RECORDS)]
+def _changed_files(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Whose local files are others than those that settings have; folders from before files counted have none."""
+    changed = []
+    for name, files in wanted["files"].items() if "files" in found else ():
+        there = _section(found, "files").get(name)
+        if isinstance(there, list):  # Earlier versions counted records too.
+            there = [file for file in there if not (isinstance(file, list) and file and file[0] in RECORDS)]
+        if files != there:
+            changed.append(f"the files of {name} {wanted['model'][name]} have changed")
+    return changed
 
 
 def copy_best_model(source: Path, target: Path) -> None:

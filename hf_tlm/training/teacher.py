@@ -154,17 +154,17 @@ def lineage(report: Any) -> list[dict[str, Any]]:
 
 def doubts(report: Mapping[str, Any]) -> list[str]:
     """What speaks against a teacher, a sentence each."""
-    found = []
+    found, held_out = [], report.get("held_out", "held-out training texts")
     right, largest = report.get("held_out_accuracy"), report.get("largest_class", 1.0)
     if right is not None and right - largest < LEAST_GAIN * (1 - largest):
         found.append(
-            f"The teacher tells {100 * right:.1f}% of {report.get('held_out', 'held-out training texts')} right, not or "
+            f"The teacher tells {100 * right:.1f}% of {held_out} right, not or "
             f"hardly more than the {100 * largest:.1f}% of their largest class: it has nothing to teach. Leave it out."
         )
     if right is not None and (certain := _mean_confidence(report)) > right + MOST_OVERCONFIDENT:
         found.append(
             f"The teacher is {100 * certain:.0f}% sure of its class of a passage on average and {100 * right:.0f}% right on "
-            f"{report.get('held_out', 'held-out training texts')}: its answers are nearly labels, with its mistakes. "
+            f"{held_out}: its answers are nearly labels, with its mistakes. "
             "--teacher_temperature above 1 softens them."
         )
     if marks := report.get("marks_without_passages"):

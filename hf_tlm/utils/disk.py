@@ -47,12 +47,12 @@ def disk_problem(error: BaseException, path: str | os.PathLike | None = None) ->
         if not isinstance(named, (str, bytes, os.PathLike)):
             named = path
         place = None if named is None else Path(os.fsdecode(named))
-        if place is not None and code in _CACHE and (cache := _cache_of(place)) is not None:
+        cache = None if place is None else _cache_of(place)
+        if cache is not None and code in _CACHE:
             return f"The cache {cache} is {_CACHE[code]}: set HF_HOME or HF_DATASETS_CACHE to a folder that can be written"
         if code not in _WORDS:
             continue
         of, for_ = ("", "") if place is None else (f" of {place}", f" for {place}")
-        cache = None if place is None else _cache_of(place)
         other = _OTHER_CACHE if place and cache and place.absolute().is_relative_to(cache) else _OTHER
         return _WORDS[code].format(of=of, for_=for_, free=_free(place), other=other)
     return None

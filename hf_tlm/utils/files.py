@@ -269,6 +269,11 @@ def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
         stream.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
+def files_in(folder: Path) -> dict[str, Path]:
+    """The files in a folder and in the folders in it, by their paths from it."""
+    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+
+
 def sha256(path: str | os.PathLike) -> str:
     """Hex digest of a file's content."""
     with open(path, "rb") as file:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -137,6 +137,11 @@ def suggestion(name: str, known: Iterable[str], most: int = 3) -> str:
     """A sentence that names those of `known` that are like a name, with a space before it; nothing where none is."""
     close = difflib.get_close_matches(name, list(known), n=most)
     return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def figures(value: float, digits: int = 2) -> str:
