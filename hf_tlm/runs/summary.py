@@ -15,7 +15,6 @@ from hf_tlm.runs.baselines import to_beat_line
 from hf_tlm.runs.price import price_line
 from hf_tlm.runs.records import cost_lines, published_lines
 from hf_tlm.training.base_arguments import BaseArguments
-from hf_tlm.training.publishing import publish_run
 from hf_tlm.training.run_folder import RESULTS_FILE, copy_best_model
 from hf_tlm.training.teacher import cost_line, described
 from hf_tlm.utils.files import atomic_write
@@ -104,6 +103,8 @@ class SeededRun:
         Returns:
             The run, with its `push`.
         """
+        from hf_tlm.training.publishing import publish_run  # With the Trainer, which reports and tables do without.
+
         with args.main_process_first(local=False, desc="publishing the model"):
             if args.process_index == 0:
                 record, seed = self.to_dict(), self.best["seed"]

@@ -42,7 +42,8 @@ def disk_problem(error: BaseException, path: str | os.PathLike | None = None) ->
         path: what was being written, for an error that does not say.
     """
     for one in _causes(error):
-        code = _code(one)
+        if (code := _code(one)) not in (*_CACHE, *_WORDS):
+            continue
         named = getattr(one, "filename", None)
         if not isinstance(named, (str, bytes, os.PathLike)):
             named = path

@@ -8,7 +8,9 @@ from functools import cached_property
 import numpy as np
 import torch
 from datasets import Dataset
+from torch import nn
 from torch.utils.data import SequentialSampler
+from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.interleave import TASK, InterleavedBatchSampler
 from hf_tlm.models import applied_parameters
@@ -40,12 +42,24 @@ class FinetuneTrainer(SampledTrainer):
 
     def __init__(
         self,
-        *args,
+        model: nn.Module,
+        args: FinetuneArguments,
+        *,
+        data_collator: Callable,
+        processing_class: PreTrainedTokenizerBase,
+        train_dataset: Dataset | None = None,
         loss_terms: Callable[[dict[str, torch.Tensor]], torch.Tensor] | None = None,
         objective: WeightedSum | None = None,
         **kwargs,
     ):
-        super().__init__(*args, **kwargs)
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_dataset,
+            data_collator=data_collator,
+            processing_class=processing_class,
+            **kwargs,
+        )
         # Stock models differ in what they make of a count of labels; none is given to them.
         self.model_accepts_loss_kwargs = False
         self.loss_terms = loss_terms
