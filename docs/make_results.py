@@ -92,9 +92,9 @@ TOPICS = (
     ),
     Topic(
         "few_labels",
-        "A thousand labels",
-        "What are retrieved text, a teacher and a pretrained encoder worth where labels are few?",
-        ["thousand_labels/thousand_labels.md", "thousand_labels/more_teachers.md"],
+        "Few labels",
+        "What are retrieved text, a teacher and a pretrained encoder worth with a hundred labels, and with a thousand?",
+        ["hundred_labels/hundred_labels.md", "thousand_labels/thousand_labels.md", "thousand_labels/more_teachers.md"],
     ),
     Topic(
         "plateau",
@@ -400,21 +400,28 @@ def index_text() -> str:
     )
 
 
-README_TABLE = re.compile(r"(<!-- generated: results -->\n)(.*?)(<!-- end -->)", re.S)
+README_TABLE = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
+
+
+def readme_tables() -> dict[str, str]:
+    """The tables of README by their names: of the small tasks, and of few labels."""
+    arms = {arm: arm for arm in ("majority class", "linear", "task only", "random", "BM25")}
+    columns = {title: (arm, "coffee/main") for title, arm in arms.items()}
+    columns["averaged"] = ("BM25, averaged", "additions/additions")
+    columns |= {"GPU minutes": ("BM25", "gpu_minutes/main"), "MiniLM fine-tuned": ("pretrained", "cpu/main")}
+    small = arm_cells(columns, ("chemprot", "scierc", "acl_arc", "hyperpartisan"))
+    few: dict[tuple[str, str], dict[str, str]] = {}
+    arms |= {"taught": "BM25 and linear teacher", "MiniLM fine-tuned": "pretrained"}
+    for labels, table in (("100", "hundred_labels/hundred_labels"), ("1,000", "thousand_labels/thousand_labels")):
+        columns_of_few = {title: (arm, table) for title, arm in arms.items()}
+        few |= arm_cells(columns_of_few, ("agnews", "rct_ei"), f"{{}}, {labels} labels")
+    return {"results": arms_table(columns, small), "labels": arms_table(arms, few)}
 
 
 def readme_text() -> str:
-    """README with its table of results made anew."""
-    few, arms = "thousand_labels/thousand_labels", ("majority class", "linear", "task only", "random", "BM25")
-    columns = {arm: (arm, "coffee/main") for arm in arms}
-    columns["averaged"] = ("BM25, averaged", "additions/additions")
-    columns |= {"GPU minutes": ("BM25", "gpu_minutes/main"), "MiniLM fine-tuned": ("pretrained", "cpu/main")}
-    cells = arm_cells(columns, ("chemprot", "scierc", "acl_arc", "hyperpartisan"))
-    columns = {arm: (arm, few) for arm in arms} | {"averaged": ("BM25, averaged", few)}
-    columns["MiniLM fine-tuned"] = ("pretrained", few)
-    cells |= arm_cells(columns, ("agnews", "rct_ei"), "{}, 1,000 labels")
-    table = arms_table(dict.fromkeys(title for found in cells.values() for title in found), cells)
-    return README_TABLE.sub(lambda match: f"{match[1]}\n{table}\n\n{match[3]}", README.read_text(encoding="utf-8"))
+    """README with its tables of results made anew."""
+    tables, text = readme_tables(), README.read_text(encoding="utf-8")
+    return README_TABLE.sub(lambda match: f"{match[1]}\n{tables[match[2]]}\n\n{match[4]}", text)
 
 
 def make_pages() -> dict[Path, str]:
