@@ -17,12 +17,11 @@ share of the passages. Run the same command again to continue an interrupted run
 
 from __future__ import annotations
 
-from hf_tlm import retrieval, runs
+from hf_tlm import retrieval
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.influence import SelectionArguments
-from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ArgumentsError, ModelArguments
 from hf_tlm.utils.locks import owned
@@ -50,22 +49,9 @@ def main() -> None:
         selection.check(task, subset, args.output_dir, args.teacher if args.taught else None)
 
         # 3. The score model, and every passage's influence; or what a teacher says of it. The controls need neither.
-        scorer = described = scores = None
-        if selection.method == "iss":
-            models, tokenizer, described = runs.score_models(
-                task,
-                subset,
-                selection.score_model,
-                args,
-                model_args,
-                max_length=selection.score_max_length,
-                layer=selection.layer,
-            )
-            scorer = selection.scorer(models, tokenizer)
-        elif selection.method in BY_TEACHER:
-            scores = runs.teacher_scores(task, subset, selection.method, args)
-        processes = {"process_index": args.process_index, "num_processes": args.world_size}
-        smaller = selection.select(task, subset, scorer, scores=scores, score_model=described, **processes)
+        from hf_tlm.runs.score_model import select_part  # With torch and the Trainer, which --help does without.
+
+        smaller = select_part(task, subset, selection, args, model_args)
 
         # 4. Save, say what was kept, and publish it with --push_to_hub.
         if args.process_index == 0:

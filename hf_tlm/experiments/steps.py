@@ -29,9 +29,8 @@ from hf_tlm.runs.beside import Answers, classes_of, seed_answers, with_linear
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.runs.price import linear_price
 from hf_tlm.runs.records import environment
-from hf_tlm.runs.score_model import score_models
+from hf_tlm.runs.score_model import select_part
 from hf_tlm.runs.summary import SPLITS
-from hf_tlm.runs.teachers import teacher_scores
 from hf_tlm.runs.tlm import run_tlm
 from hf_tlm.tasks import Task, TaskArguments
 from hf_tlm.training import Cost, ModelArguments, ScoreModelArguments, TlmArguments, prepare
@@ -168,27 +167,12 @@ def _make_selection(
     args: Any,
 ) -> dict[str, Any]:
     task, subset = task_args.load(), Subset.open(selection.subset)
-    scorer = described = scores = None
-    processes = {"process_index": args.process_index, "num_processes": args.world_size}
     # Selections of one task share a score model and its scores in the cache, which one of them makes and the others find.
     together: AbstractContextManager = awaited(plan.folder(step).with_name("influence"))
     together = together if selection.method == "iss" and args.process_index == 0 else nullcontext()
     with together:
         begun = time.time()  # What is waited for is another selection's time.
-        if selection.method == "iss":
-            models, tokenizer, described = score_models(
-                task,
-                subset,
-                selection.score_model,
-                args,
-                model_args,
-                max_length=selection.score_max_length,
-                layer=selection.layer,
-            )
-            scorer = selection.scorer(models, tokenizer)
-        elif selection.method in BY_TEACHER:
-            scores = teacher_scores(task, subset, selection.method, args)
-        smaller = selection.select(task, subset, scorer, scores=scores, score_model=described, **processes)
+        smaller = select_part(task, subset, selection, args, model_args)
     if args.process_index == 0:
         smaller.save(plan.folder(step), report=retrieval_report(smaller))
     return {"subset": describe_subset(smaller), "wall_seconds": round(time.time() - begun, 1)}

@@ -20,10 +20,12 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from hf_tlm.data import load_tokenizer
 from hf_tlm.data.text_checks import check_known, spread_texts
 from hf_tlm.hub.repo import checkpoint_folder
+from hf_tlm.influence import SelectionArguments
+from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.models import TlmModel
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
-from hf_tlm.runs.teachers import content_of, open_teacher
+from hf_tlm.runs.teachers import content_of, open_teacher, teacher_scores
 from hf_tlm.runs.tlm import run_tlm
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
@@ -103,6 +105,32 @@ def score_models(
     for model in models:
         nn.Module.to(model, device=args.device, dtype=dtype)
     return models, _tokenizer(names, task, model_args), described
+
+
+def select_part(
+    task: Task,
+    subset: Subset,
+    selection: SelectionArguments,
+    args: ScoreModelArguments,
+    model_args: ModelArguments,
+) -> Subset:
+    """The part of a subset that `selection` keeps, by a score model's influence, by what a teacher says, or by neither."""
+    scorer = described = scores = None
+    if selection.method == "iss":
+        models, tokenizer, described = score_models(
+            task,
+            subset,
+            selection.score_model,
+            args,
+            model_args,
+            max_length=selection.score_max_length,
+            layer=selection.layer,
+        )
+        scorer = selection.scorer(models, tokenizer)
+    elif selection.method in BY_TEACHER:
+        scores = teacher_scores(task, subset, selection.method, args)
+    processes = {"process_index": args.process_index, "num_processes": args.world_size}
+    return selection.select(task, subset, scorer, scores=scores, score_model=described, **processes)
 
 
 def _tokenizer(names: Sequence[str], task: Task, model_args: ModelArguments) -> PreTrainedTokenizerBase:

@@ -242,7 +242,10 @@ class _Seeds:
         set_seed(seed)
         model = load_model(task, self.checkpoint, config, args)
         trainer = self._trainer(
-            *(model, args, seed, validation),
+            model,
+            args,
+            seed,
+            validation,
             train_dataset=features,
             compute_metrics=lambda found: validation.score(task, validation.in_order(found.predictions), model, args),
             callbacks=[self.pushes],
