@@ -78,10 +78,10 @@ def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
     """Everything that can be refused before there is a score model.
 
     Raises:
-        InfluenceError: datatrove is missing.
+        InfluenceError: datatrove is missing, or a number is out of range.
         RetrievalError: see `score_sharded`.
     """
-    check_numbers(InfluenceError, num_shards=sharding.num_shards, workers=sharding.workers)
+    check_numbers(InfluenceError, num_shards=sharding.num_shards, workers=_workers(sharding))
     if importlib.util.find_spec("datatrove") is None:
         raise InfluenceError("Scoring on executors needs datatrove: pip install 'hf-tlm[sharded]'.")
     from hf_tlm.retrieval.engines.sharded.executors import check_executor
@@ -92,12 +92,17 @@ def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
         open_workspace(work_dir or "", sharding.executor)
 
 
+def _workers(sharding: Sharding) -> int | None:
+    """Tasks at a time, which the executor's options may say, too."""
+    return sharding.options.get("workers") if sharding.workers is None else sharding.workers
+
+
 def _shares(sharding: Sharding) -> tuple[dict, int | None]:
     """The executor's options, and the threads of a task; those of this process are shared out."""
     from hf_tlm.retrieval.engines.sharded.executors import share_out
 
-    workers = sharding.options.get("workers") if sharding.workers is None else sharding.workers
-    return share_out(sharding.executor, sharding.options, workers, sharding.num_shards, torch.get_num_threads())
+    threads = torch.get_num_threads()
+    return share_out(sharding.executor, sharding.options, _workers(sharding), sharding.num_shards, threads)
 
 
 def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFiles, missing: list[int]) -> None:

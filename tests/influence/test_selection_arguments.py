@@ -80,6 +80,8 @@ def test_what_is_refused(args, message):
         (["local", "--executor_options", "[1]"], "must be a JSON object"),
         (["local", "--work_dir", "s3://bucket/work"], "needs a folder as work_dir"),
         (["local", "--executor_options", '{"nonsense": 1}'], "no option nonsense"),
+        (["local", "--executor_options", '{"workers": "2"}'], "workers: expected .*; received '2'"),
+        (["local", "--executor_options", '{"workers": 0}'], "workers: expected .*; received 0"),
     ],
 )
 def test_executors_are_refused_before_a_score_model_is_trained(args, message):
