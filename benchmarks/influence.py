@@ -17,15 +17,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import influence_measures as measures  # noqa: E402
-import influence_peer  # noqa: E402
-from measuring import fresh  # noqa: E402
-from results_file import ResultsFile  # noqa: E402
+import influence_measures as measures
+import influence_peer
+from measuring import fresh
+from results_file import ROOT, ResultsFile
 
 TITLES = {
     "speed": "Passages per second",

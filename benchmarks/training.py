@@ -24,6 +24,7 @@ from statistics import mean, median
 import training_curves
 import training_loops as loops
 import training_measures as measures
+from measuring import fresh
 from results_file import run_sections
 from training_gpu import FLASH, GpuSections
 
@@ -101,7 +102,7 @@ class Benchmark(GpuSections):
             attention=options.attn or "sdpa",
         )
         self._check()
-        self.data = measures.fresh(
+        self.data = fresh(
             measures.prepare,
             data=os.environ.get("HF_TLM_DATA", "../shared/data"),
             work_dir=options.work_dir,
@@ -133,7 +134,7 @@ class Benchmark(GpuSections):
 
     def _short(self, function, **arguments):
         """What a function gives in a process of its own, for the short texts."""
-        return measures.fresh(function, **arguments, **self.data["short"])
+        return fresh(function, **arguments, **self.data["short"])
 
     def throughput(self) -> list[dict]:
         rows = []
@@ -163,9 +164,7 @@ class Benchmark(GpuSections):
         return rows
 
     def _train(self, side: str, body: str, steps: int, seed: int, texts: str) -> dict:
-        return measures.fresh(
-            measures.train, side=side, body=body, steps=steps, seed=seed, setting=self.setting, **self.data[texts]
-        )
+        return fresh(measures.train, side=side, body=body, steps=steps, seed=seed, setting=self.setting, **self.data[texts])
 
     def curves(self) -> list[dict]:
         rows = []
@@ -293,7 +292,7 @@ class Benchmark(GpuSections):
     def corpus(self) -> list[dict]:
         rows = []
         for megabytes in self.options.corpus_sizes:
-            run = measures.fresh(
+            run = fresh(
                 measures.train_on_size, megabytes=megabytes, threads=self.options.threads, work_dir=self.options.work_dir
             )
             rows.append({"corpus, MB": megabytes, **run})

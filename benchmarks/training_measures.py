@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from measuring import GpuMemory, Memory
-from measuring import fresh as fresh  # As the sections of training.py take it.
 
 MAX_LENGTH, BATCH, TEXTS = 128, 32, 26_000
 BODIES = {

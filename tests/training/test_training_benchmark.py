@@ -26,10 +26,9 @@ def benchmark(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     spec = importlib.util.spec_from_file_location("training_benchmark", BENCHMARKS / "training.py")
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     spec.loader.exec_module(module)
     # A process for each run would import torch dozens of times.
-    monkeypatch.setattr(module.measures, "fresh", lambda function, **arguments: function(**arguments))
+    monkeypatch.setattr(module, "fresh", lambda function, **arguments: function(**arguments))
     return module
 
 
