@@ -9,6 +9,7 @@ or beside networks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,9 @@ from pathlib import Path
 from hf_tlm import runs
 from hf_tlm.config import parse, run
 from hf_tlm.runs import BaselineArguments
+from hf_tlm.runs.baseline_arguments import names_of
 from hf_tlm.tasks import TaskArguments
+from hf_tlm.utils.files import check_writable
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
 
@@ -29,6 +32,11 @@ class OutputArguments:
         None, "Folder for scores, predictions and the linear model, one in it for each. Default: none are written."
     )
 
+    def folder(self, name: str) -> Path:
+        """Where a baseline goes; for where there is an output_dir."""
+        assert self.output_dir is not None
+        return Path(self.output_dir) / name.replace(" ", "-")
+
 
 def main() -> None:
     # 1. Arguments.
@@ -37,20 +45,26 @@ def main() -> None:
     if int(os.environ.get("RANK", "0")) > 0:
         return  # One process has nothing to share with others that `accelerate launch` started.
 
-    # 2. The task, and its scores without a network.
-    task = task_args.load()
-    made = runs.make_baselines(task, baseline_args.baseline)
+    with contextlib.ExitStack() as stack:
+        # 2. Where they go. What cannot be written in the end is refused before anything is fitted.
+        if args.output_dir is not None:
+            for folder in map(args.folder, names_of(baseline_args.baseline)):
+                check_writable(folder)
+                stack.enter_context(owned(folder))
 
-    # 3. Say them, and save them with --output_dir.
+        # 3. The task, and its scores without a network; with --output_dir they are saved.
+        task = task_args.load()
+        made = runs.make_baselines(task, baseline_args.baseline)
+        if args.output_dir is not None:
+            for one in made:
+                one.save(args.folder(one.name), task)
+
+    # 4. What came of it.
     rows = []
     for one in made:
         scores = {f"{split} {task.metric}": f"{100 * score[task.metric]:.2f}" for split, score in one.scores.items()}
         chosen = ", ".join(f"{name} {value}" for name, value in one.settings.items())
         rows.append({"baseline": one.name, **scores, "seconds": f"{one.seconds:.1f}", "chosen": chosen})
-        if args.output_dir is not None:
-            folder = Path(args.output_dir) / one.name.replace(" ", "-")
-            with owned(folder):
-                one.save(folder, task)
     scored = " and ".join(f"{len(part):,} {split}" for split, part in task.splits.items() if split != "train")
     print(f"\n{task.name}: {len(task.train):,} training texts, scored on {scored} texts, {task.num_labels} classes\n")
     print(runs.format_table(rows, list(rows[0])))

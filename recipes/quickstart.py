@@ -21,7 +21,7 @@ from pathlib import Path
 from hf_tlm import analysis, corpora, retrieval, runs, tasks, training
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.files import atomic_write, check_writable
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
 
@@ -49,6 +49,7 @@ def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise HfTlmError("The quickstart is a demonstration for one process: run `hf-tlm quickstart`.")
 
+    check_writable(quick.output_dir)
     with owned(quick.output_dir):
         make(quick, Path(quick.output_dir))
 

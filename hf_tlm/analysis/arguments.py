@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks.arguments import TaskArguments
+from hf_tlm.utils.files import check_writable
 from hf_tlm.utils.options import check_ranges, option
 
 if TYPE_CHECKING:
@@ -254,7 +255,11 @@ def analyze(what: str, args: AnalyzeArguments, task: AnalyzedTask, options: Any)
 
     Args:
         options: an instance of its class in `ARGUMENTS`.
+
+    Raises:
+        ArgumentsError: the folder of figures cannot be written. AnalysisError: see there.
     """
+    check_writable(args.folder)
     module = "report.page" if what == "report" else what
     return importlib.import_module(f"hf_tlm.analysis.{module}").analyze(args, task, options)
 

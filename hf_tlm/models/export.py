@@ -25,7 +25,7 @@ from hf_tlm.models.base import TrainedModel, body_of, save_tokenizer
 from hf_tlm.models.composite_files import CLM_HEADS_FILE, CORRUPTION_FILE, DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE
 from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
 from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel
-from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.files import atomic_directory, check_writable
 from hf_tlm.utils.json_files import one_of, read_fields, real, truth
 from hf_tlm.utils.options import check_given, named
 
@@ -92,14 +92,14 @@ def check_replaceable(output_dir: str | os.PathLike, released: str | os.PathLike
     Raises:
         ModelError: the folder is that of the released model, or holds something else than a model (with its masked LM in
             `mlm`), which writing another there would remove.
+        ArgumentsError: it cannot be written, see `check_writable`.
     """
     output_dir = Path(output_dir)
     if Path(released).resolve() == output_dir.resolve():
         raise ModelError(f"The converted model would replace the released one in {released}. Choose another output folder.")
+    check_writable(output_dir, f"Cannot write a model to {output_dir}", replaced=True)
     if not output_dir.exists():
         return
-    if not output_dir.is_dir():
-        raise ModelError(f"Cannot write a model to {output_dir}: it is a file. Choose a folder.")
     files = {path.name: path for path in output_dir.iterdir()}
     others = sorted(name for name, path in files.items() if path.is_dir() and name != MLM_SUBFOLDER)
     if others or (files and "config.json" not in files):

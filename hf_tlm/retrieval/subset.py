@@ -32,7 +32,7 @@ from hf_tlm.retrieval.manifest import (
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
 from hf_tlm.utils.disk import writing_cache
-from hf_tlm.utils.files import atomic_directory, sha256
+from hf_tlm.utils.files import atomic_directory, check_writable, sha256
 from hf_tlm.utils.json_files import find_format
 from hf_tlm.utils.options import named
 from hf_tlm.utils.shown import dataset_of, instead, kind_of
@@ -348,11 +348,15 @@ def _version(manifest: dict[str, Any]) -> str:
 
 
 def check_replaceable(directory: Path) -> None:
-    """Raise RetrievalError unless the folder is missing, empty, or a saved subset and nothing else."""
+    """Check that a subset can be saved to a folder.
+
+    Raises:
+        RetrievalError: it is neither missing nor empty, and holds something else than a saved subset.
+        ArgumentsError: it cannot be written, see `check_writable`.
+    """
+    check_writable(directory, f"Cannot save a subset to {directory}", replaced=True)
     if not directory.exists():
         return
-    if not directory.is_dir():
-        raise RetrievalError(f"Cannot save a subset to {directory}: it is a file. Choose a folder.")
     files = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}
     subset = _read_manifest(directory) is not None
     others = sorted(files - {DATA_FILE, MANIFEST_FILE, CARD_FILE, REPORT_FILE})

@@ -18,3 +18,8 @@ class BaselineArguments:
         "majority class: the training split's largest. linear: a support vector machine on TF-IDF, chosen on validation.",
         choices=["all", MAJORITY, LINEAR],
     )
+
+
+def names_of(baseline: str) -> list[str]:
+    """The baselines that one of `BaselineArguments`' choices stands for."""
+    return [MAJORITY, LINEAR] if baseline == "all" else [baseline]

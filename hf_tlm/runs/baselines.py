@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import Lead, load_metric
-from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
+from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY, names_of
 from hf_tlm.runs.linear import COLUMNS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature, by_character, tokens
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings
 from hf_tlm.tasks import Task
@@ -99,7 +99,7 @@ def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:
         TaskError: the task is of another kind than classification.
     """
     makers = {MAJORITY: majority_class, LINEAR: linear_model}
-    return [maker(task) for name, maker in makers.items() if baseline in ("all", name)]
+    return [makers[name](task) for name in names_of(baseline)]
 
 
 def to_beat(task: Task, draws: Sequence[Task] = ()) -> list[dict[str, Any]]:

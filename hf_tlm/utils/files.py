@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from hf_tlm.errors import HfTlmError
+from hf_tlm.errors import ArgumentsError, HfTlmError
 from hf_tlm.utils.disk import disk_problem, told
 from hf_tlm.utils.flock import Flock
 
@@ -261,6 +261,33 @@ def _check_place(path: Path) -> None:
         other = False
     if other or (path.is_symlink() and os.readlink(path).startswith("/proc/")):  # /dev/stdout is such a link.
         raise HfTlmError(f"Cannot write {path}: expected a file or a new name; this is a pipe or a device.")
+
+
+def check_writable(folder: str | os.PathLike, what: str | None = None, *, replaced: bool = False) -> None:
+    """Refuse a folder that nothing could be written to, before the work whose result is to be there.
+
+    Args:
+        folder: it need not be there yet.
+        what: the beginning of the message. Default: the folder as --output_dir.
+        replaced: whether it appears as a whole, as of `atomic_directory`, which makes it in the folder above.
+
+    Raises:
+        ArgumentsError: a file is there, the nearest folder that is there cannot be written in, or no folder can have
+            that name.
+    """
+    folder = Path(folder)
+    what = what or f"--output_dir {folder}"
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # Of a name that is too long, say.
+        raise ArgumentsError(f"{what}: {told(error, folder, 'Give another')}.") from error
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
+    if replaced and there == folder and there.is_dir():
+        there = folder.resolve().parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ArgumentsError(f"{what}: {there} is no folder that can be written in. Give another.")
 
 
 def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:

@@ -154,6 +154,13 @@ def test_one_failure_does_not_stop_the_others(tmp_path, task, monkeypatch, capsy
     fails(RECIPE, *given, message="words: No word occurs 100000 times")
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path):
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file/out"):
+        given = ["--what", "words", "--task", tmp_path / "nowhere", "--output_dir", place]
+        fails(RECIPE, *given, message=f"words: --output_dir {place}: {tmp_path / 'file'} is no folder that can be")
+
+
 def test_what_is_no_model(tmp_path):
     (tmp_path / "texts.txt").write_text("the gene binds.\n")
     (tmp_path / "subset").mkdir()

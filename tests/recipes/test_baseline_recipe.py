@@ -29,3 +29,20 @@ def test_the_linear_model_is_kept_and_predicts(work, tmp_path):
 def test_what_it_cannot_do(work):
     fails("recipes/baseline.py", "--task", work / "nowhere", message="nowhere")
     fails("recipes/baseline.py", "--task", work / "task", "--baseline", "quadratic", message="invalid choice: 'quadratic'")
+
+
+@pytest.mark.parametrize("recipe", ["baseline", "retrieve", "quickstart"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_task_is_read(work, tmp_path, recipe):
+    """It was refused when all had been fitted."""
+    (tmp_path / "file").touch()
+    corpus = ("--corpus", work / "nowhere") if recipe == "retrieve" else ()
+    for place in (tmp_path / "file", tmp_path / "file" / "out"):
+        given = ("--task", work / "nowhere", *corpus, "--output_dir", place)
+        fails(f"recipes/{recipe}.py", *given, message=f"{tmp_path / 'file'} is no folder that can be written in")
+
+
+def test_a_baseline_whose_own_folder_cannot_be_written_is_refused_before(work, tmp_path):
+    (tmp_path / "linear").touch()
+    given = ("recipes/baseline.py", "--task", work / "nowhere", "--output_dir", tmp_path)
+    fails(*given, message=f"{tmp_path / 'linear'} is no folder that can be written in")
+    fails(*given, "--baseline", "majority class", message="nowhere")

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from hf_tlm.corpora import load_corpus
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.retrieval.manifest import CARD_FILE, COLUMNS, DATA_FILE, MANIFEST_FILE, REPORT_FILE
 
@@ -116,7 +117,7 @@ def test_nothing_else_is_ever_overwritten(subset, tmp_path):
     for path, named in ((folder, "thesis.txt"), (tmp_path / "saved", "notes.txt"), (foreign, MANIFEST_FILE)):
         with pytest.raises(RetrievalError, match=f"not empty and holds something else.*{named}"):
             subset.save(path)
-    with pytest.raises(RetrievalError, match="it is a file"):
+    with pytest.raises(ArgumentsError, match="Cannot save a subset to .*file is no folder that can be written in"):
         subset.save(tmp_path / "file")
     assert contents(tmp_path) == before
 

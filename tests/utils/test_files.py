@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.files import atomic_directory, atomic_write, sha256
+from hf_tlm.errors import ArgumentsError, HfTlmError
+from hf_tlm.utils.files import atomic_directory, atomic_write, check_writable, sha256
 
 
 def test_directory_appears_whole(tmp_path):
@@ -14,6 +14,33 @@ def test_directory_appears_whole(tmp_path):
         assert not (tmp_path / "a" / "out").exists()
     assert (tmp_path / "a" / "out" / "one").read_text() == "1"
     assert os.listdir(tmp_path / "a") == ["out"]
+
+
+def test_what_could_not_be_written_is_told_before(tmp_path, monkeypatch):
+    """Root may write everywhere: without permission is a folder here of which the system says so."""
+    (tmp_path / "file").touch()
+    for name in ("kept", "others"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: allowed(path, mode) and os.fspath(path) != str(tmp_path / "others"))
+    for folder, there in (("file", "file"), ("file/a/b", "file"), ("others", "others"), ("others/a/b", "others")):
+        for replaced in (True, False):
+            if (folder, replaced) == ("others", True):
+                continue
+            with pytest.raises(ArgumentsError) as found:
+                check_writable(tmp_path / folder, replaced=replaced)
+            said = f"--output_dir {tmp_path / folder}: {tmp_path / there} is no folder that can be written in. Give another."
+            assert str(found.value) == said
+    with pytest.raises(ArgumentsError, match=r"^--page: .*others is no folder"):
+        check_writable(tmp_path / "others/inner", "--page", replaced=True)
+    with pytest.raises(ArgumentsError, match="File name too long"):
+        check_writable(tmp_path / ("x" * 300))
+    check_writable(tmp_path / "others", replaced=True)
+    check_writable(tmp_path / "others/inner")
+    for folder in ("kept", "kept/new", "a/b/c"):
+        check_writable(tmp_path / folder)
+        check_writable(tmp_path / folder, replaced=True)
+    assert sorted(os.listdir(tmp_path)) == ["file", "kept", "others"]
 
 
 @pytest.mark.parametrize("umask,mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])

@@ -42,7 +42,7 @@ from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.run_folder import run_of
 from hf_tlm.training.teacher import lineage
-from hf_tlm.utils.files import atomic_directory, sha256
+from hf_tlm.utils.files import atomic_directory, check_writable, sha256
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.options import check_numbers
 from hf_tlm.utils.run_names import EXPORT_FILE, SETTINGS_FILE
@@ -261,10 +261,7 @@ def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os
     for folder in (*(Path(name).resolve() for name in names), *(source.folder.resolve() for source in sources)):
         if output.resolve().is_relative_to(folder):
             raise ArgumentsError(f"--output_dir {output} is in the folder of the model, which stays as it is. Give another.")
-    # Before the work, not when it is to be written.
-    there = next(place for place in (output, *output.absolute().parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ArgumentsError(f"--output_dir {output}: {there} is no folder that can be written in. Give another.")
+    check_writable(output, replaced=True)  # Before the work, not when it is to be written.
     if output.is_dir() and any(output.iterdir()) and not (output / EXPORT_FILE).is_file():
         raise ArgumentsError(f"--output_dir {output} is not empty and holds no export. Give another, or empty this one.")
     return output

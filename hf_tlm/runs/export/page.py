@@ -22,7 +22,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.cards import BODIES
 from hf_tlm.hub.repo_id import parse_repo
 from hf_tlm.models.onnx_session import ONNX_FILES
-from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.files import atomic_directory, check_writable
 from hf_tlm.utils.json_files import mapped, one_of, read_fields, record, truth, words
 from hf_tlm.utils.run_names import EXPORT_FILE
 from hf_tlm.utils.seals import check_seal
@@ -109,6 +109,7 @@ def _check_place(page: Path, others: Iterable[Path]) -> None:
             raise ArgumentsError(f"--page {page} and {folder} are not apart: none may be in the other. Give another --page.")
     if page.is_file() or (page.is_dir() and any(page.iterdir()) and not (page / PAGE_FILE).is_file()):
         raise ArgumentsError(f"--page {page} is not empty and holds no page. Give another folder, or empty this one.")
+    check_writable(page, f"--page {page}", replaced=True)
 
 
 def write_page(

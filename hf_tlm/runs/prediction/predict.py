@@ -44,6 +44,7 @@ from hf_tlm.tasks.unlabelled import data_name
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
+from hf_tlm.utils.files import check_writable
 from hf_tlm.utils.run_names import EXPORT_FILE, PREDICTIONS, SEED, SPLIT
 from hf_tlm.utils.seals import SEAL, read_seal
 
@@ -102,7 +103,8 @@ def predict(
 
     Raises:
         ModelError: it holds no model that predicts, or its files do not go together; see `check_alike`.
-        ArgumentsError: the format is unknown or does not go with the task; the file is a folder, the data, or a model's.
+        ArgumentsError: the format is unknown or does not go with the task; the file is a folder, the data, or a model's, or
+            cannot be written.
         TaskError: see `unlabelled`.
     """
     if backend not in ("torch", "onnx"):
@@ -335,6 +337,8 @@ def check_predictable(task: Task, predicting: PredictArguments, output_dir: str,
     _check_place(place, predicting.predict, [Path(output_dir)])
     file = PredictionFile(place, predicting.predict_format, task.spec, task.label_names)
     _check_place(file.path, predicting.predict, [Path(output_dir)])
+    if predicting.predict_output is not None:  # Else it is in output_dir, which the training writes.
+        check_writable(file.path.parent, f"predict_output {file.path}")
     next(unlabelled_chunks(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows), None)
 
 
@@ -372,6 +376,7 @@ def _file(
     first, like = sources[0], Path(data)
     file = PredictionFile(Path(output), predict_format, first.spec, first.label_names, like=like, separator=separator)
     _check_place(file.path, data, folders)
+    check_writable(file.path.parent, f"Predictions go to {file.path}")
     return file
 
 

@@ -272,6 +272,9 @@ def test_a_page_is_refused_before_any_work(run, tmp_path, monkeypatch):
     for page in (run / "page", out, out / "page", out.parent):
         with pytest.raises(ArgumentsError, match="are not apart"):
             export_onnx(str(run), out, dtypes=["fp32"], page=page)
+    (run.parent / "a-file").touch()
+    with pytest.raises(ArgumentsError, match="--page .*a-file is no folder that can be written in"):
+        export_onnx(str(run), out, dtypes=["fp32"], page=run.parent / "a-file" / "page")
     with pytest.raises(ArgumentsError, match="lacks .*npm install"):
         export_onnx(str(run), out, dtypes=["fp32"], page=tmp_path / "page", page_runtime=tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))

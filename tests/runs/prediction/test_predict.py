@@ -7,7 +7,7 @@ import json
 import pytest
 from datasets import Dataset
 
-from hf_tlm.runs import predict
+from hf_tlm.runs import PredictArguments, check_predictable, predict
 from hf_tlm.runs.prediction.files import PredictionFile, glue_task, glue_value
 from hf_tlm.tasks import TaskSpec
 from support.tiny_checkpoints import go, pretrained
@@ -58,6 +58,23 @@ def test_nothing_is_left_of_a_file_that_fails(run, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
     predict(str(run), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", drop_bad_rows=True, **CPU)
     assert [line["id"] for line in lines(tmp_path / "out.jsonl")] == ["0"]
+
+
+def test_predictions_that_cannot_be_written_are_refused_before_models_load(run, unlabelled_file, tmp_path, monkeypatch):
+    module = importlib.import_module("hf_tlm.runs.prediction.predict")
+    monkeypatch.setattr(module, "open_predictor", lambda *_, **__: pytest.fail("A model is loaded."))
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="Predictions go to .*out.csv: .*file is no folder that can be written in"):
+        predict(str(run), str(unlabelled_file), tmp_path / "file" / "out.csv", **CPU)
+
+
+def test_predictions_that_cannot_be_written_are_refused_before_the_training(unlabelled_file, tmp_path, task):
+    (tmp_path / "file").touch()
+    predicting = PredictArguments(predict=str(unlabelled_file), predict_output=str(tmp_path / "file" / "out.csv"))
+    with pytest.raises(ValueError, match="predict_output .*out.csv: .*file is no folder that can be written in"):
+        check_predictable(task, predicting, str(tmp_path / "run"))
+    predicting.predict_output = None
+    check_predictable(task, predicting, str(tmp_path / "run"))
 
 
 def test_what_cannot_predict(run, unlabelled_file, tmp_path):
