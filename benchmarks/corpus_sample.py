@@ -1,4 +1,4 @@
-"""The text that the benchmarks of pretraining read."""
+"""Where the data of benchmarks is, and the text that those of pretraining read."""
 
 from __future__ import annotations
 
