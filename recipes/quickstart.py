@@ -78,7 +78,7 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     rows = [_baseline_row(task, baseline) for baseline in runs.make_baselines(task)]
     arms = {"no stage 1": (None, {"stage": "2"}), "task only": (None, {}), "random subset": (chance, {})}
     arms["BM25 subset"] = (bm25, {})
-    if "text_pair" not in task.train.column_names:
+    if not task.has_pairs:
         arms["BM25 and teacher"] = (bm25, {"teacher": "linear"})
     rows += [_train_arm(quick, output, task, arm, subset, options) for arm, (subset, options) in arms.items()]
 

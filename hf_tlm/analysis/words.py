@@ -38,7 +38,7 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_words
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
-from hf_tlm.tasks.spec import check_task
+from hf_tlm.tasks.spec import check_task, columns_of_texts
 from hf_tlm.utils.markdown import markdown_table
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def to_markdown(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequ
 def _count_words(rows: Dataset, classes: int = 1) -> tuple[np.ndarray, list[str]]:
     """(int64 [V, classes], the words): how often the texts of each class have each word, both texts of pairs."""
     vocabulary, counts = Vocabulary(), np.zeros((0, classes), np.int64)
-    columns = [name for name in ("text", "text_pair") if name in rows.column_names]
+    columns = columns_of_texts(rows)
     for table in rows.with_format("arrow").iter(batch_size=READ_ROWS):
         labels = table["label"].to_numpy() if classes > 1 else np.zeros(len(table), np.int64)
         for column in columns:

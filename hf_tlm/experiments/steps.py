@@ -33,6 +33,7 @@ from hf_tlm.runs.score_model import select_part
 from hf_tlm.runs.summary import SPLITS
 from hf_tlm.runs.tlm import run_tlm
 from hf_tlm.tasks import Task, TaskArguments
+from hf_tlm.tasks.spec import columns_of_texts
 from hf_tlm.training import Cost, ModelArguments, ScoreModelArguments, TlmArguments, prepare
 from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_directory
@@ -134,7 +135,7 @@ def _make_tokenizer(
 ) -> dict[str, Any]:
     """The texts are the task's and a sample of the whole corpus: no arm's subset has words that another arm lacks."""
     rows = task_args.load().train
-    texts = [text for name in ("text", "text_pair") if name in rows.column_names for text in rows[name][:]]
+    texts = [text for name in columns_of_texts(rows) for text in rows[name][:]]
     made: dict[str, Any] = {"task_texts": len(texts), "corpus_passages": 0, "corpus": None}
     corpus = corpus_args.load(optional=True)
     if corpus is not None and args.passages:

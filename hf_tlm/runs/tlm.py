@@ -127,7 +127,7 @@ def run_tlm(
     with claimed:
         teacher = ask_teacher(task, passages, args)
         setup = prepare(task, passages, args, model_args, teacher)
-    details |= {"pairs": "text_pair" in task.train.column_names, **started(details)}
+    details |= {"pairs": task.has_pairs, **started(details)}
     if reported:
         details["baselines"] = to_beat(task)
     args = setup.args

@@ -164,6 +164,11 @@ class Task:
         return self.splits.get("test")
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether an example is a pair of texts."""
+        return "text_pair" in self.train.column_names
+
+    @property
     def num_labels(self) -> int:
         return len(self.label_names)
 
@@ -236,6 +241,11 @@ class Task:
                         digest.update(repr(row).encode())
         digest.update(repr(self.label_names).encode())
         return digest.hexdigest()[:16]
+
+
+def columns_of_texts(rows: Dataset) -> list[str]:
+    """The columns with the texts of classification and regression: `text`, and of pairs `text_pair` too."""
+    return [name for name in ("text", "text_pair") if name in rows.column_names]
 
 
 def check_task(task: Any, user: str = "", *kinds: str) -> None:

@@ -155,8 +155,7 @@ def _method(
         return WithHead(task, checkpoint, args), None
     if checkpoint.use_peft:
         raise ArgumentsError("use_peft is for --method finetune: a prompt is answered by a whole masked LM. Leave it out.")
-    pairs = "text_pair" in task.train.column_names
-    prompt = prompt_for(task.name, task.label_names, args.template, args.label_words, pairs=pairs)
+    prompt = prompt_for(task.name, task.label_names, args.template, args.label_words, pairs=task.has_pairs)
     method = Prompted(task, checkpoint, args, tokenizer, prompt)
     method.classifier(episode)
     return method, {"template": prompt.template, "label_words": dict(prompt.label_words)}

@@ -16,6 +16,7 @@ from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models.loading import reading
 from hf_tlm.runs.few_shot.encoding import PromptEncoder, Texts
 from hf_tlm.runs.few_shot.templates import PromptError
+from hf_tlm.tasks.spec import columns_of_texts
 
 # The share of a class's examples, most similar first, that demonstrations are drawn from (LM-BFF, section 6.2).
 SIMILAR_SHARE = 0.5
@@ -78,8 +79,8 @@ def embed(rows: Dataset, model_name_or_path: str, *, batch_size: int = 32, devic
     tokenizer = load_tokenizer(model_name_or_path)
     with reading(f"the similarity model {model_name_or_path!r}"):
         model = AutoModel.from_pretrained(folder).eval().to(device)
-    columns = [name for name in ("text", "text_pair") if name in rows.column_names]
-    tokenized = tokenize(rows.select_columns(columns), tokenizer, 128, description="Tokenising for similarity")
+    texts = rows.select_columns(columns_of_texts(rows))
+    tokenized = tokenize(texts, tokenizer, 128, description="Tokenising for similarity")
     vectors = []
     for batch in DataLoader(tokenized, batch_size=batch_size, collate_fn=DataCollatorWithPadding(tokenizer)):
         hidden = model(**batch.to(device)).last_hidden_state.float()

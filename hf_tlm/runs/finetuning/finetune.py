@@ -137,10 +137,9 @@ def finetune(
         data = ("task_fingerprint", "kind", "metric", "further_metrics", "teacher_subset", "teacher_content")
         given = {"teacher_subset": None, **details, "teacher_content": content}
         claimed = claim(output_dir, given, data, args.process_index, options=(args, checkpoint))
-    pairs = "text_pair" in task.train.column_names
     if args.seed_figure != "mean":
         details["seed_figure"] = args.seed_figure
-    details |= {"pairs": pairs, **started(details)}
+    details |= {"pairs": task.has_pairs, **started(details)}
     if args.process_index == 0:
         if task.kind in ("classification", "regression"):
             sample, advice = spread_texts(task.train), "Give a longer --max_length, if the model's positions suffice."

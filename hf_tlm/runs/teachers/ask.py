@@ -137,7 +137,7 @@ def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
                 f"teacher_output {output} holds a subset without a teacher's answers, which would be lost. Choose another "
                 "folder."
             )
-    if not args.taught or (has_passages and "text_pair" not in task.train.column_names):
+    if not args.taught or (has_passages and not task.has_pairs):
         return
     why = "for pairs of texts" if has_passages else "without a subset"
     for entry in fields(args):
@@ -196,7 +196,7 @@ def asked_passages(task: Task, passages: Dataset | None, args: Any) -> Dataset |
     Raises:
         ArgumentsError: no text of the task has the marks of `teacher_marks`, or no sentence is found to mark likewise.
     """
-    if passages is None or not len(passages) or not args.teacher_passages or "text_pair" in task.train.column_names:
+    if passages is None or not len(passages) or not args.teacher_passages or task.has_pairs:
         return None
     if args.teacher_candidates is not None:
         passages = passages.select(range(min(args.teacher_candidates, len(passages))))
@@ -223,7 +223,7 @@ def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> Passag
     check_task(task)
     check_subset(subset)
     teacher = open_teacher(task, args)
-    if teacher is None or "text_pair" in task.train.column_names:
+    if teacher is None or task.has_pairs:
         why = (
             f"received {' '.join(args.teacher)}"
             if teacher is None

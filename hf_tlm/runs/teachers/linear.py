@@ -52,7 +52,7 @@ class LinearTeacher:
     def __init__(self, task: Task):
         if task.kind != "classification":
             raise ArgumentsError(f"teacher linear classifies, and {task.name} is a {task.kind} task. Leave --teacher out.")
-        if "text_pair" in task.train.column_names:
+        if task.has_pairs:
             raise ArgumentsError("teacher linear answers for single texts, and this task's are pairs. Leave --teacher out.")
         if by_character(task.train["text"]):
             self.digest = "linear 2"  # Answers of before characters were words are asked for again.

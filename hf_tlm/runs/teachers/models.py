@@ -27,6 +27,7 @@ from hf_tlm.runs.prediction.predict import Predictor, open_predictor
 from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, entropy, held_out, progress
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.spec import columns_of_texts
 from hf_tlm.training.run_folder import RECORDS, RESULTS_FILE, run_of
 from hf_tlm.training.teacher import lineage, teacher_cost
 from hf_tlm.utils.files import atomic_file
@@ -123,9 +124,8 @@ def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
         )
     if source.spec.kind != task.kind:
         raise ArgumentsError(f"The teacher {shown} is for {source.spec.kind} tasks, and {task.name} is a {task.kind} task.")
-    pairs = "text_pair" in task.train.column_names
-    if not source.stock and pairs != (len(source.spec.text_columns) == 2):
-        was, here = ("single texts", "pairs") if pairs else ("pairs of texts", "single texts")
+    if not source.stock and task.has_pairs != (len(source.spec.text_columns) == 2):
+        was, here = ("single texts", "pairs") if task.has_pairs else ("pairs of texts", "single texts")
         raise ArgumentsError(f"The teacher {shown} has learned {was}, and this task has {here}.")
     folders = [source.folder, *_base(source.folder)]
     for folder in folders:
@@ -212,7 +212,7 @@ def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, descrip
     missing = agree([start for start in starts if start not in kept], processes)
     for start in progress(missing, description, f" x {CHUNK} texts"):
         chunk = rows[start : start + CHUNK]
-        texts = Dataset.from_dict({name: chunk[name] for name in ("text", "text_pair") if name in chunk})
+        texts = Dataset.from_dict({name: chunk[name] for name in columns_of_texts(rows)})
         begun, before = time.monotonic(), predictor.tokens
         try:
             predictions = predictor(texts)

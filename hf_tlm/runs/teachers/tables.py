@@ -15,6 +15,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, held_out
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.reading import BUILDERS, read_file
+from hf_tlm.tasks.spec import columns_of_texts
 from hf_tlm.utils.seals import checksum
 
 PREFIX = "probability_"
@@ -42,7 +43,7 @@ class TableTeacher:
         self.path, self.digest = path, f"{file['xxh3']} {sorted(mapping.items())}"
         self.about = {"model": f"the answers in {path.name}", "file": file}
         rows = read_file(path, {})
-        texts = [name for name in ("text", "text_pair") if name in task.train.column_names]
+        texts = columns_of_texts(task.train)
         self.keys = texts if set(texts) <= set(rows.column_names) else ["id"]
         if not set(self.keys) <= set(rows.column_names):
             raise ArgumentsError(
