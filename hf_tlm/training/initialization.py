@@ -113,7 +113,7 @@ def with_initialization(
     options: InitializationArguments,
     *,
     objective: str = "mlm",
-    task_texts: tuple[LabelledTexts, LabelledTexts] | None = None,
+    task_texts: Sequence[LabelledTexts] | None = None,
 ) -> tuple[Callable[[], TrainedModel], Initialization]:
     """What makes the same models as `make_model` with other first weights, and those.
 

@@ -33,7 +33,7 @@ from hf_tlm.models.linear_start import LabelledTexts, check_linear_start
 from hf_tlm.models.loading import check_fit, reading
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.tasks import Task
-from hf_tlm.tasks.spec import check_task
+from hf_tlm.tasks.spec import check_task, columns_of_texts
 from hf_tlm.training.applicable import check_applicable, check_rdrop, check_together, of_other_stage
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.initialization import Initialization, with_initialization
@@ -86,88 +86,89 @@ def prepare(
     """
     check_task(task)
     check_given(ArgumentsError, args=(args, TlmArguments), model_args=(model_args, ModelArguments))
-    if corpus is not None and "text" not in (getattr(corpus, "column_names", None) or ()):
-        made = "subset.dataset" if hasattr(corpus, "manifest") else "Dataset.from_list(rows), of rows such as {'text': ...}"
-        raise ArgumentsError(
-            f"corpus: expected a datasets.Dataset with the column text; received a {type(corpus).__name__}. Give {made}."
-        )
+    corpus_texts = _texts_of(corpus)
     check_tlm(corpus is not None, args, model_args)
-    texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
-    source = model_args.tokenizer_source
+    texts = task.train.select_columns(columns_of_texts(task.train))
     corpus_length = args.corpus_max_length or args.max_length
     with args.main_process_first(desc="making the tokenizer"):
-        if source is not None:
-            tokenizer = load_tokenizer(**source)
-            for rows in [texts] if corpus is None else [texts, corpus.select_columns(["text"])]:
-                check_known(tokenizer, spread_texts(rows), source["name_or_path"])
-        else:
-            columns = [texts[column] for column in texts.column_names]
-            columns += [corpus["text"]] if corpus is not None else []
-            tokenizer = cached_wordpiece(
-                _Chain(columns),
-                model_args.vocab_size,
-                lowercase=model_args.lowercase,
-                max_length=max(args.max_length, corpus_length),
-            )
+        tokenizer = _tokenizer(model_args, texts, corpus_texts, max(args.max_length, corpus_length))
     config = source_config(model_args)
     check_stage_2(args, config, model_args)
     with args.main_process_first(desc="measuring the task"):
         args = with_task_defaults(args, task.train, tokenizer, longest_input(config))
     lengths = {stage: args.for_stage(stage, args.folder, args.seed, "").max_length for stage in args.stages}
-    longest = max(corpus_length, *lengths.values())
+    longest = max(lengths.values())
     tokenizer.model_max_length = lengths[args.stages[-1]]
     if args.process_index == 0:
         advice = "Give a longer --max_length, or --stage2_max_length (0: the task's own)."
-        warn_of_cut("the task's training texts", spread_texts(texts), tokenizer, max(lengths.values()), advice)
-    make_model = model_factory(args, model_args, tokenizer, id2label=task.id2label, max_length=longest)
+        warn_of_cut("the task's training texts", spread_texts(texts), tokenizer, longest, advice)
+    make_model = model_factory(args, model_args, tokenizer, id2label=task.id2label, max_length=max(corpus_length, longest))
     with args.main_process_first(desc="tokenising"):
         splits = {
-            (split, length): None if rows is None else tokenize(rows, tokenizer, length, description=f"Tokenising {split}")
-            for split, rows in (("train", task.train), ("validation", task.validation), ("test", task.test))
+            (split, length): tokenize(rows, tokenizer, length, description=f"Tokenising {split}")
+            for split, rows in task.splits.items()
             for length in set(lengths.values())
         }
-        passages, corpus_texts = None, None
-        if corpus is not None:
-            corpus_texts = corpus.select_columns(["text"])
-            passages = tokenize(corpus_texts, tokenizer, corpus_length, description="Tokenising the subset")
-            if args.process_index == 0 and 1 in args.stages and args.rho1 > 0:
-                warn_of_cut(
-                    "the subset's passages",
-                    spread_texts(corpus_texts),
-                    *(tokenizer, corpus_length),
-                    "Retrieve passages of that length (--passage_words {words} of `hf-tlm retrieve`), or give a longer "
-                    "--corpus_max_length.",
-                )
+        passages = None if corpus_texts is None else _tokenized_passages(corpus_texts, tokenizer, corpus_length, args)
     initialization = None
     if model_args.needs_initialization:
-        texts_of_run = splits["train", lengths[args.stages[0]]]
-        assert texts_of_run is not None  # A task has training texts.
-        rows = texts_of_run.select_columns(["input_ids"])
-        rows = rows if passages is None else concatenate_datasets([rows, passages])
+        rows = splits["train", lengths[args.stages[0]]].select_columns(["input_ids"])
+        linear = model_args.classifier_init == "linear"
         make_model, initialization = with_initialization(
             make_model,
-            rows["input_ids"],
+            (rows if passages is None else concatenate_datasets([rows, passages]))["input_ids"],
             tokenizer,
             model_args,
             objective=args.objective,
-            task_texts=_labelled(splits, max(lengths.values())) if model_args.classifier_init == "linear" else None,
+            task_texts=[LabelledTexts.of(splits[split, longest]) for split in ("train", "validation")] if linear else None,
         )
     data = {}
     for stage, length in lengths.items():
         train = splits["train", length]
         if teacher is not None:
-            with_passages = corpus_texts is not None and (stage == 1 or args.stage2_teacher_passages)
-            taught = tokenize(teacher.texts(corpus_texts), tokenizer, length) if with_passages else None
+            asked = corpus_texts if stage == 1 or args.stage2_teacher_passages else None
+            taught = None if asked is None else tokenize(teacher.texts(asked), tokenizer, length)
             train = teacher.answered(train, taught, args.teacher_share)
         data[stage] = StageData(train, splits["validation", length], passages if stage == 1 else None)
-    return Setup(args, tokenizer, data, splits["test", tokenizer.model_max_length], make_model, initialization)
+    return Setup(args, tokenizer, data, splits.get(("test", tokenizer.model_max_length)), make_model, initialization)
 
 
-def _labelled(splits: dict[tuple[str, int], Dataset | None], length: int) -> tuple[LabelledTexts, LabelledTexts]:
-    """The training and the validation split, tokenised at this length."""
-    train, validation = splits["train", length], splits["validation", length]
-    assert train is not None and validation is not None  # A task has both.
-    return LabelledTexts.of(train), LabelledTexts.of(validation)
+def _texts_of(corpus: Dataset | None) -> Dataset | None:
+    """The texts of the passages alone; an ArgumentsError where they are no passages."""
+    if corpus is None:
+        return None
+    if "text" not in (getattr(corpus, "column_names", None) or ()):
+        made = "subset.dataset" if hasattr(corpus, "manifest") else "Dataset.from_list(rows), of rows such as {'text': ...}"
+        raise ArgumentsError(
+            f"corpus: expected a datasets.Dataset with the column text; received a {type(corpus).__name__}. Give {made}."
+        )
+    return corpus.select_columns(["text"])
+
+
+def _tokenizer(
+    model_args: ModelArguments, texts: Dataset, passages: Dataset | None, max_length: int
+) -> PreTrainedTokenizerBase:
+    """The one that is named, which has to know the texts; or one that is trained on them."""
+    source, sets = model_args.tokenizer_source, [texts] if passages is None else [texts, passages]
+    if source is None:
+        columns = _Chain([rows[column] for rows in sets for column in rows.column_names])
+        return cached_wordpiece(columns, model_args.vocab_size, lowercase=model_args.lowercase, max_length=max_length)
+    tokenizer = load_tokenizer(**source)
+    for rows in sets:
+        check_known(tokenizer, spread_texts(rows), source["name_or_path"])
+    return tokenizer
+
+
+def _tokenized_passages(texts: Dataset, tokenizer: PreTrainedTokenizerBase, length: int, args: TlmArguments) -> Dataset:
+    """Token ids of the passages, with a warning where stage 1 sees too little of them."""
+    passages = tokenize(texts, tokenizer, length, description="Tokenising the subset")
+    if args.process_index == 0 and 1 in args.stages and args.rho1 > 0:
+        advice = (
+            "Retrieve passages of that length (--passage_words {words} of `hf-tlm retrieve`), or give a longer "
+            "--corpus_max_length."
+        )
+        warn_of_cut("the subset's passages", spread_texts(texts), tokenizer, length, advice)
+    return passages
 
 
 def tell_of_other_stage(args: TlmArguments) -> None:
