@@ -74,16 +74,19 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
             "model's own tokenizer, or make the model with vocab_size=len(tokenizer)."
         )
     for name, rows in datasets.items():
-        columns = getattr(rows, "column_names", None)
-        if rows is None or isinstance(rows, StreamedBlocks):
-            continue
-        if "input_ids" not in (columns or ()) or not hasattr(rows, "__len__"):
-            other = columns is not None and "input_ids" not in columns
-            found = f"one with the columns {', '.join(columns or ())}" if other else type(rows).__name__
-            raise ArgumentsError(
-                f"{name}_dataset: expected a datasets.Dataset with the column input_ids; received {found}. "
-                "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes it of texts, Dataset.from_list of a list."
-            )
+        if not (rows is None or isinstance(rows, StreamedBlocks)):
+            _check_tokenized(name, rows)
+
+
+def _check_tokenized(name: str, rows: Any) -> None:
+    columns = getattr(rows, "column_names", None)
+    if "input_ids" not in (columns or ()) or not hasattr(rows, "__len__"):
+        other = columns is not None and "input_ids" not in columns
+        found = f"one with the columns {', '.join(columns or ())}" if other else type(rows).__name__
+        raise ArgumentsError(
+            f"{name}_dataset: expected a datasets.Dataset with the column input_ids; received {found}. "
+            "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes it of texts, Dataset.from_list of a list."
+        )
 
 
 def check_there(train: Any, corpus: Any, rho1: float) -> None:
@@ -123,14 +126,19 @@ def check_objectives(objectives: Any, trained: Mapping[str, bool]) -> None:
     )
 
 
-def label_column(rows: Dataset | None) -> str | None:
+def check_classes(train: Dataset | None, evaluated: Any, config: PreTrainedConfig) -> str | None:
     """The column of labels of a task's texts; None without texts.
 
+    Args:
+        evaluated: texts that are evaluated on: one data set, or several by their names.
+        config: the model's; its `num_labels` is None without a classifier.
+
     Raises:
-        ArgumentsError: there is none: the masked LM would learn, and the task would not. Or there are two.
+        ArgumentsError: there is none: the masked LM would learn, and the task would not. Or there are two. Or it has what
+            is no class of the model.
     """
-    names = getattr(rows, "column_names", None)
-    if names is None:
+    names = getattr(train, "column_names", None)
+    if train is None or names is None:
         return None
     found = _labels_among(names, "train")
     if found is None:
@@ -138,6 +146,9 @@ def label_column(rows: Dataset | None) -> str | None:
             f"train_dataset has the columns {', '.join(names)}: expected label (or labels), an index of a class. Texts "
             "without labels are corpus_dataset."
         )
+    if config.num_labels is not None:
+        _check_labels(train, found, config.num_labels, "train")
+        _check_evaluated(evaluated, config.num_labels)
     return found
 
 
@@ -149,7 +160,7 @@ def _labels_among(names: Sequence[str], of: str) -> str | None:
     return found[0] if found else None
 
 
-def check_labels(rows: Dataset, column: str, classes: int, name: str = "train") -> None:
+def _check_labels(rows: Dataset, column: str, classes: int, name: str) -> None:
     """Raise an ArgumentsError for a label of `name`_dataset that is no class of the model, and not -100, which is none."""
     # All rows of the table take no time; those that were chosen from it do, and are looked at where others may be wrong.
     if _label_problem(rows.data.column(column), classes) is not None:
@@ -158,8 +169,7 @@ def check_labels(rows: Dataset, column: str, classes: int, name: str = "train") 
             raise ArgumentsError(f"{name}_dataset, {column}: {problem}")
 
 
-def check_evaluated(given: Any, classes: int) -> None:
-    """`check_labels` of the texts that are evaluated on: one data set, or several by their names."""
+def _check_evaluated(given: Any, classes: int) -> None:
     for rows in given.values() if isinstance(given, Mapping) else [given]:
         if isinstance(rows, Dataset) and "input_ids" not in rows.column_names:
             raise ArgumentsError(
@@ -167,7 +177,7 @@ def check_evaluated(given: Any, classes: int) -> None:
                 "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes them of texts."
             )
         if isinstance(rows, Dataset) and (column := _labels_among(rows.column_names, "eval")) is not None:
-            check_labels(rows, column, classes, "eval")
+            _check_labels(rows, column, classes, "eval")
 
 
 def _label_problem(labels: pa.ChunkedArray, classes: int) -> str | None:

@@ -44,15 +44,7 @@ from hf_tlm.training.cost import (
     training_flops,
 )
 from hf_tlm.training.energy import Energy
-from hf_tlm.training.given import (
-    check_evaluated,
-    check_given,
-    check_labels,
-    check_lengths,
-    check_objectives,
-    check_there,
-    label_column,
-)
+from hf_tlm.training.given import check_classes, check_given, check_lengths, check_objectives, check_there
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
 from hf_tlm.training.run_arguments import RunArguments
 
@@ -107,10 +99,7 @@ class TlmTrainer(SampledTrainer):
         assert model is not None and args is not None and processing_class is not None  # `check_given` has told of it.
         kwargs.pop("data_collator", None)  # None, as the Trainer's default is.
         weights = None
-        label = label_column(train_dataset)
-        if train_dataset is not None and label is not None and model.config.num_labels is not None:
-            check_labels(train_dataset, label, model.config.num_labels)
-            check_evaluated(kwargs.get("eval_dataset"), model.config.num_labels)
+        label = check_classes(train_dataset, kwargs.get("eval_dataset"), model.config)
         if args.class_balance and train_dataset is not None:
             classes = model.config.num_labels
             assert classes is not None  # The models have a classifier.
@@ -122,7 +111,6 @@ class TlmTrainer(SampledTrainer):
         check_objectives(objectives, trains)
         self.objectives = dict(objectives or tlm_objectives(args, weights))
         self.corpus_dataset = corpus_dataset
-        spec = OBJECTIVES[args.objective]
         self._terms, self._eval_terms, self._micro_batches = LossAverages(), LossAverages(), 1
         super().__init__(
             model=model,
@@ -130,19 +118,7 @@ class TlmTrainer(SampledTrainer):
             max_hours=args.max_hours,
             train_dataset=train_dataset,
             processing_class=processing_class,
-            data_collator=TlmCollator(
-                processing_class,
-                mlm_probability=max(args.mlm_probability, args.mlm_probability_end or 0.0),
-                seed=args.seed,
-                row_length=args.row_length if args.layout == "pack" else None,
-                eval_row_length=args.row_length if args.layout != "none" else None,
-                replacing=spec.corrupts,
-                spans=spec.masks_spans,
-                whole_word_mask=args.whole_word_mask,
-                thinning=args.mlm_probability_end is not None,
-                mask_special=spec.mask_special,
-                crop_fraction=args.crop_fraction if spec.contrasts and (args.scl or args.scl_cosines) else None,
-            ),
+            data_collator=_collator(args, processing_class),
             **kwargs,
         )
         if train_dataset is None:
@@ -153,13 +129,12 @@ class TlmTrainer(SampledTrainer):
                 module.max_logits = args.max_logits
             if isinstance(module, GeneratorDiscriminator):
                 self._settle(module)
-        self.averages = AveragedWeights(args.ema_decay) if args.ema_decay else None
-        if self.averages is not None:
-            self.add_callback(self.averages)
         check_rdrop(args.rdrop, any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()))
+        self.averages = AveragedWeights(args.ema_decay) if args.ema_decay else None
         self.energy = Energy(self.accelerator, args.energy_country) if args.track_energy else None
-        if self.energy is not None:
-            self.add_callback(self.energy)
+        for callback in (self.averages, self.energy):
+            if callback is not None:
+                self.add_callback(callback)
 
     def _settle(self, model: GeneratorDiscriminator) -> None:
         """Tell a model which of its losses are asked for."""
@@ -435,6 +410,24 @@ class TlmTrainer(SampledTrainer):
             seconds=round(self.clock.seconds, 3),
             **energy,
         )
+
+
+def _collator(args: RunArguments, tokenizer: PreTrainedTokenizerBase) -> TlmCollator:
+    """What makes the batches of a run."""
+    spec = OBJECTIVES[args.objective]
+    return TlmCollator(
+        tokenizer,
+        mlm_probability=max(args.mlm_probability, args.mlm_probability_end or 0.0),
+        seed=args.seed,
+        row_length=args.row_length if args.layout == "pack" else None,
+        eval_row_length=args.row_length if args.layout != "none" else None,
+        replacing=spec.corrupts,
+        spans=spec.masks_spans,
+        whole_word_mask=args.whole_word_mask,
+        thinning=args.mlm_probability_end is not None,
+        mask_special=spec.mask_special,
+        crop_fraction=args.crop_fraction if spec.contrasts and (args.scl or args.scl_cosines) else None,
+    )
 
 
 def _stream_of(batch: Mapping[str, torch.Tensor]) -> str:
