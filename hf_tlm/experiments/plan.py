@@ -261,15 +261,8 @@ def make_plan(
         ReproductionError: no task, arm or seed, or the same one twice; or no arm is left; or no name for the table's files;
             or see `check_options`.
     """
-    if not table_name or slug(table_name).replace("-", "_") != table_name:
-        raise ReproductionError(f"A table's name has lower-case letters, digits and `_`; received {table_name!r}.")
-    if not (tasks and arms and seeds):
-        raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
-    missing = [] if pretrained is not None else _without_encoder(arms)
-    arms = [arm for arm in arms if arm.name not in missing]
-    if not arms:
-        raise ReproductionError(f"{', '.join(missing)}: no pretrained encoder was given. Give --pretrained, or other arms.")
-    left_out = [f"{name}: no pretrained encoder was given (--pretrained)" for name in missing]
+    _check_table(table_name, tasks, arms, seeds)
+    arms, left_out = (arms, []) if pretrained is not None else _without_encoder(arms)
     _check_distinct("arm", [slug(arm.name) for arm in arms])
     by_name = check_arms(arms)
     placed = [_Task.of(entry, tasks_dir, seeds) for entry in tasks]
@@ -277,7 +270,7 @@ def make_plan(
     for task in placed:
         _check_distinct("seed", task.seeds)
     check_options(tasks, arms, files, objective_options or {})
-    if tokenizer_name is not None and not any(_shares_tokenizer(arm) for arm in arms):
+    if tokenizer_name is not None and not any(map(_shares_tokenizer, arms)):
         raise ReproductionError("--tokenizer_name has no effect, as no arm shares it with others. Leave it out.")
     steps = _Steps(
         by_name,
@@ -290,25 +283,35 @@ def make_plan(
         *(read_configs(files, recipe) for recipe in ("select_influence", "train_tlm")),
     )
     trainings = steps.trainings(placed, arms)
-    averages = []
-    for task, arm in product(placed, [arm for arm in arms if arm.average is not None]):
-        if len(task.seeds) > 1:
-            averages.append(steps.average(task, arm))
-        else:
-            left_out.append(f"{arm.name}, {task.name}: an average is of several seeds, and there is one")
-    teach = {teacher for step in trainings for teacher in step.teachers}
-    by_turn = ([step for step in trainings if (step.name in teach) is first] for first in (True, False))
-    phases = tuple(tuple(phase) for phase in (*steps.phases, *by_turn, averages) if phase)
+    averages, of_one_seed = steps.averages(placed, arms)
+    phases = tuple(tuple(phase) for phase in (*steps.phases, *_teachers_first(trainings), averages) if phase)
     records = None if records_dir is None else Path(records_dir)
-    return Plan(phases, Path(output_dir), tuple(files), tuple(left_out), records, table_name)
+    return Plan(phases, Path(output_dir), tuple(files), (*left_out, *of_one_seed), records, table_name)
 
 
-def _without_encoder(arms: Sequence[Arm]) -> list[str]:
-    """Names of the arms that fine-tune the table's encoder, which there is not, and of those that need such an arm."""
+def _check_table(name: str, tasks: Sequence[TaskEntry], arms: Sequence[Arm], seeds: Sequence[int]) -> None:
+    """Whether there is a name for the table's files, and something to run."""
+    if not name or slug(name).replace("-", "_") != name:
+        raise ReproductionError(f"A table's name has lower-case letters, digits and `_`; received {name!r}.")
+    if not (tasks and arms and seeds):
+        raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
+
+
+def _without_encoder(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
+    """The arms that fine-tune no encoder of the table, which has none, nor need such an arm; what is left out, and why."""
     missing = [arm.name for arm in arms if arm.pretrained == ""]
     for kind in ("average", "teacher", "average"):  # An average may teach, and of pupils there may be one.
         missing += [arm.name for arm in arms if arm.name not in missing and getattr(arm, kind) in missing]
-    return missing
+    left = [arm for arm in arms if arm.name not in missing]
+    if not left:
+        raise ReproductionError(f"{', '.join(missing)}: no pretrained encoder was given. Give --pretrained, or other arms.")
+    return left, [f"{name}: no pretrained encoder was given (--pretrained)" for name in missing]
+
+
+def _teachers_first(trainings: Sequence[Step]) -> tuple[list[Step], list[Step]]:
+    """The trainings that others learn from, and the others."""
+    teach = {teacher for step in trainings for teacher in step.teachers}
+    return [step for step in trainings if step.name in teach], [step for step in trainings if step.name not in teach]
 
 
 def _shares_tokenizer(arm: Arm) -> bool:
@@ -400,11 +403,17 @@ class _Steps:
         inputs = {**tokenizer[1], **({} if subset is None else {"subset": subset}), **self._teachers(task, arm, seed)}
         return Step("train_tlm", folder, task.path, options, inputs, arm, seed)
 
-    def average(self, task: _Task, arm: Arm) -> Step:
-        """An average takes the first seed's place."""
-        members = {f"seed_{seed}": task.run(str(arm.average), seed) for seed in task.seeds}
-        first = task.seeds[0]
-        return Step(AVERAGE, task.run(arm.name, first), task.path, self._of_data(task), members, arm, first)
+    def averages(self, tasks: Sequence[_Task], arms: Sequence[Arm]) -> tuple[list[Step], list[str]]:
+        """The averages of all tasks and arms, each in the place of its first seed; what is left out, and why."""
+        averages, left_out = [], []
+        for task, arm in product(tasks, [arm for arm in arms if arm.average is not None]):
+            if len(task.seeds) == 1:
+                left_out.append(f"{arm.name}, {task.name}: an average is of several seeds, and there is one")
+                continue
+            members = {f"seed_{seed}": task.run(str(arm.average), seed) for seed in task.seeds}
+            first = task.seeds[0]
+            averages.append(Step(AVERAGE, task.run(arm.name, first), task.path, self._of_data(task), members, arm, first))
+        return averages, left_out
 
     def _of_data(self, task: _Task) -> dict[str, Any]:
         """Of a task's options those of its data, which a section of train_tlm says too."""

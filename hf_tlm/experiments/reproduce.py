@@ -76,14 +76,13 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     def done(step: Step) -> bool:
         return step.name not in needed or _finished(plan, step) or _taken_over(plan, step)
 
-    def export(step: Step) -> None:
-        add_int8_price(plan, step)
-        write_table(plan)
-
-    left = _left_to_others(plan, [step for step in plan.preparations if not done(step)]) if prepare_only else set()
+    steps, left = plan.steps, set[str]()
+    if prepare_only:
+        left = _left_to_others(plan, [step for step in plan.preparations if not done(step)])
+        steps = tuple(step for step in plan.preparations if step.name not in left)
     try:
         run_shared(
-            [step for step in plan.preparations if step.name not in left] if prepare_only else plan.steps,
+            steps,
             plan.folder,
             done,
             lambda step: _run(plan, step, keep_checkpoints),
@@ -93,9 +92,7 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     except PointsError as error:
         failed = error
     if export_int8:
-        run_shared(
-            plan.trainings, plan.folder, lambda step: unpriced(plan, step) is None, export, name=lambda step: step.name
-        )
+        _export(plan)
     if prepare_only:
         try:
             here = [step for step in plan.trainings if left.isdisjoint(step.inputs.values())]
@@ -123,6 +120,16 @@ def _left_to_others(plan: Plan, steps: Sequence[Step]) -> set[str]:
                 logger.warning("%s is left to the machine that trains: %s", step.name, error)
                 left.add(step.name)
     return left
+
+
+def _export(plan: Plan) -> None:
+    """What the models of all finished trainings cost and lose in 8 bits."""
+
+    def export(step: Step) -> None:
+        add_int8_price(plan, step)
+        write_table(plan)
+
+    run_shared(plan.trainings, plan.folder, lambda step: unpriced(plan, step) is None, export, name=lambda step: step.name)
 
 
 def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:

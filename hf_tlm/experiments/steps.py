@@ -230,9 +230,8 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
     """The scores are of the predictions that the seeds left; what they cost is added up."""
     steps = [plan.by_name[name] for name in step.inputs.values()]
     records = [record for made in steps if (record := read_record(plan.record_file(made)))]
-    folders = [model_folder(plan, record) for record in records]
+    seeds = [seed_folder(model_folder(plan, record), record["seed"]) for record in records]
     task = task_args.load()
-    seeds = [seed_folder(folder, record["seed"]) for folder, record in zip(folders, records, strict=True)]
     scores = averaged_scores(task, seeds)
     if missing := [split for split in SPLITS if split in records[0] and split not in scores]:
         raise ReproductionError(
@@ -242,14 +241,21 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
     names = ("task_fingerprint", "metric", "environment", "subset")
     details: dict[str, Any] = {name: records[0][name] for name in names if name in records[0]}
     details |= _compared(task, {split: seed_answers(task, seeds, split) for split in scores})
-    if teachers := [record["teacher"] for record in records if "teacher" in record]:
-        details["teacher"] = _teachers_together(teachers)
-    if all("price" in record for record in records):
-        of_each = ("megabytes", "parameters", "milliseconds")  # Not texts a second, which do not add up.
-        details["price"] = _added([{name: record["price"].get(name, {}) for name in of_each} for record in records])
+    details |= _taught_and_priced(records)
     cost = _added([record["cost"] for record in records])
     parameters = sum(record["parameters"] for record in records)
     return {**details, **scores, "averaged": len(records), "cost": cost, "parameters": parameters}
+
+
+def _taught_and_priced(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the teachers of all these runs cost, and what all their models together, of what their records have."""
+    found: dict[str, Any] = {}
+    if teachers := [record["teacher"] for record in records if "teacher" in record]:
+        found["teacher"] = _teachers_together(teachers)
+    if all("price" in record for record in records):
+        of_each = ("megabytes", "parameters", "milliseconds")  # Not texts a second, which do not add up.
+        found["price"] = _added([{name: record["price"].get(name, {}) for name in of_each} for record in records])
+    return found
 
 
 def _teachers_together(teachers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
