@@ -152,20 +152,7 @@ def retrieve(
         found.columns["best_query"] = [query_ids[query] for query in found.columns["best_query"]]
         if deduplicate is not None:
             found, repeated = _distinct(found, deduplicate)
-        method = {
-            "query_mode": query_mode,
-            "max_query_terms": max_query_terms,
-            "top_k": min(top_k, found.counts["passages"]),
-            "top_k_requested": top_k,
-            "variant": settings.variant,
-            "k1": settings.k1,
-            "b": settings.b,
-            "delta": settings.used_delta,
-            "stopwords": None if foreign else settings.stopwords,
-            "stemmer": settings.stemmer,
-            **({"script": settings.script} if settings.script else {}),
-            **({"analyzed_by": "the index's"} if foreign else {}),
-        }
+        method = {"query_mode": query_mode, **_method(search, found.counts["passages"], foreign)}
     if len(found.passages) == 0:
         raise RetrievalError(f"No passage is left for {task.name}: all {len(leaked)} that were found hold held-out texts.")
     manifest = {
@@ -176,15 +163,7 @@ def retrieve(
         "retriever": retriever,
         **dict.fromkeys(METHOD_FIELDS),
         **method,
-        "decontamination": None
-        if guard is None
-        else {
-            "ngram": guard.ngram,
-            "threshold": guard.threshold,
-            "min_characters": guard.min_characters,
-            "passages": len(leaked),
-            "ids": leaked,
-        },
+        "decontamination": None if guard is None else _decontamination(guard, leaked),
         "deduplication": None
         if repeated is None
         else {"threshold": deduplicate, "passages": len(repeated), "ids": sorted(repeated)},
@@ -200,6 +179,35 @@ def _search(retriever: str, search: RetrievalRequest, corpus, sharding, elastic)
     if retriever == "sharded":
         return search_shards(search, corpus, sharding or Sharding())
     return search_corpus(retriever, search, corpus)
+
+
+def _method(search: RetrievalRequest, passages: int, foreign: bool) -> dict[str, Any]:
+    """What the manifest says of a search in so many passages. foreign: by the analyzer of an index of other making."""
+    settings = search.settings
+    return {
+        "max_query_terms": search.max_query_terms,
+        "top_k": min(search.top_k, passages),
+        "top_k_requested": search.top_k,
+        "variant": settings.variant,
+        "k1": settings.k1,
+        "b": settings.b,
+        "delta": settings.used_delta,
+        "stopwords": None if foreign else settings.stopwords,
+        "stemmer": settings.stemmer,
+        **({"script": settings.script} if settings.script else {}),
+        **({"analyzed_by": "the index's"} if foreign else {}),
+    }
+
+
+def _decontamination(guard: Decontaminator, leaked: list[str]) -> dict[str, Any]:
+    """What the manifest says of the passages that hold held-out texts."""
+    return {
+        "ngram": guard.ngram,
+        "threshold": guard.threshold,
+        "min_characters": guard.min_characters,
+        "passages": len(leaked),
+        "ids": leaked,
+    }
 
 
 def _with_queries(found: RetrievalResult, search: RetrievalRequest, analyzer: Callable[[str], list[str]]) -> dict[str, Any]:
