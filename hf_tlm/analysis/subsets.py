@@ -211,6 +211,12 @@ def sources(subsets: Subsets, folder: Path, top: int) -> Findings:
         own = {name: [member for member in members if member in names] for name, members in corpora.items()}
         figure = draw_sources(rows, {name: members for name, members in own.items() if members})
         files += save_figure(figure, folder, f"subsets_sources{suffix}", [asdict(row) for row in rows])
+    text = "Share of the passages, and its ratio to the source's share of the corpus."
+    return Findings("Sources", f"{text}\n\n{_source_table(subsets, shares)}", files)
+
+
+def _source_table(subsets: Subsets, shares: Sequence[measures.SourceShare]) -> str:
+    """A row for each source, its share and ratio in each subset."""
     table = []
     for _, group in groupby(shares, key=lambda share: share.source):
         row = list(group)
@@ -219,8 +225,7 @@ def sources(subsets: Subsets, folder: Path, top: int) -> Findings:
             line += [f"{share.share:.1%}", "" if share.ratio is None else f"{share.ratio:.2f}"]
         table.append(line)
     head = ["source", *(f"{name}{what}" for name in subsets for what in ("", ": ratio"))]
-    text = "Share of the passages, and its ratio to the source's share of the corpus."
-    return Findings("Sources", f"{text}\n\n{markdown_table(head, table)}", files)
+    return markdown_table(head, table)
 
 
 def influence(subsets: Subsets, folder: Path, bins: int) -> Findings | None:

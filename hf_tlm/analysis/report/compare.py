@@ -197,23 +197,28 @@ def verdict(runs: tuple[RunFolder, RunFolder], lead: Lead | None = None) -> str 
     word, figure = _figure_of(runs, scores)
     said_of = [100 * figure(score["values"]) for score in scores if score]
     apart = said_of[1] - said_of[0]
-    deviations = [100 * score["std"] for score in scores if score and score["std"] is not None]
     what = ("" if word == "mean" else f"the {word} of ") + f"{split} {metric_name(metric)}"
     figures = f"{said_of[1]:.2f} for {b}, {said_of[0]:.2f} for {a}"
     if f"{abs(apart):.2f}" == "0.00":
         return f"{a} and {b} are equal in {what}: {figures}."
     ahead, behind = (b, a) if apart > 0 else (a, b)
     sentences = [f"{ahead} is ahead of {behind} in {what} by {abs(apart):.2f} points: {figures}."]
-    seedless = [run.kind == BASELINE for run in runs]
-    if deviations and not all(seedless):
-        more = "no more" if abs(apart) <= max(deviations) else "more"
-        sentences.append(f"That is {more} than the standard deviation of seeds ({max(deviations):.2f}).")
-    elif not all(seedless):
-        sentences.append(f"Of one seed{'' if any(seedless) else ' each'}: how much seeds differ is not known.")
+    if not all(run.kind == BASELINE for run in runs):
+        sentences.append(_beside_seeds(runs, scores, abs(apart)))
     if lead is not None and word == "mean":
         chance = "is more than chance of these texts" if lead.sure else "may be chance of these texts"
         sentences.append(f"The lead {chance} ({(lead if apart > 0 else lead.reversed).interval}).")
     return " ".join(sentences)
+
+
+def _beside_seeds(runs: tuple[RunFolder, RunFolder], scores: Sequence[Any], lead: float) -> str:
+    """Whether a lead of so many points is more than the seeds of one run differ; baselines have none."""
+    deviations = [100 * score["std"] for score in scores if score["std"] is not None]
+    if not deviations:
+        each = "" if any(run.kind == BASELINE for run in runs) else " each"
+        return f"Of one seed{each}: how much seeds differ is not known."
+    more = "no more" if lead <= max(deviations) else "more"
+    return f"That is {more} than the standard deviation of seeds ({max(deviations):.2f})."
 
 
 def _split_of(runs: tuple[RunFolder, RunFolder]) -> str | None:
