@@ -153,14 +153,7 @@ def parse(
     _check_values(parser, () if helps else classes)
     defaults = {action.dest: action.default for action in parser._actions}
     if not helps:
-        paths = config_files(args)
-        actions = _actions(parser, classes)
-        for key, value in (read_configs(paths, recipe) | _renamed(values or {})).items():
-            place = "the values given" if values and key in values else ", ".join(map(str, paths))
-            _check_known(key, actions, f"{place} for {recipe}")
-            # Of all actions of that name: an option that is true by default has its --no_ beside it.
-            parser.set_defaults(**{key: _typed(key, value, actions[key])})
-            actions[key].required = False
+        _take_files(parser, classes, args, recipe, values or {})
         _check_options(parser, args)
     try:
         *parsed, unknown = parser.parse_args_into_dataclasses(args=args, return_remaining_strings=True)
@@ -173,6 +166,17 @@ def parse(
     if unknown:
         parser.error(f"unknown argument {unknown[0]}")
     return tuple(parsed[: len(dataclasses)])
+
+
+def _take_files(parser: Any, classes: Sequence[type], args: Sequence[str], recipe: str, values: Mapping[str, Any]) -> None:
+    """Let what the files give, and `values` after them, be the defaults of the command line."""
+    paths, actions = config_files(args), _actions(parser, classes)
+    for key, value in (read_configs(paths, recipe) | _renamed(values)).items():
+        place = "the values given" if key in values else ", ".join(map(str, paths))
+        _check_known(key, actions, f"{place} for {recipe}")
+        # Of all actions of that name: an option that is true by default has its --no_ beside it.
+        parser.set_defaults(**{key: _typed(key, value, actions[key])})
+        actions[key].required = False
 
 
 def _parser(classes: Any, description: str, extended: Sequence[str]) -> HfArgumentParser:
@@ -374,13 +378,13 @@ def _check_shape(key: str, value: Any, action: Any) -> None:
         if type(None) not in types:
             raise ConfigError(f"{key}: expected a value; received none. Leave the key out for its default.")
         return
-    is_list = isinstance(value, list)
-    if is_list and action.nargs != "+":
-        raise ConfigError(f"{key}: expected one value; received the list {value!r:.60}.")
-    if is_list and not value and action.default != []:
-        raise ConfigError(f"{key}: expected one value or more; received an empty list.")
+    if isinstance(value, list):
+        if action.nargs != "+":
+            raise ConfigError(f"{key}: expected one value; received the list {value!r:.60}.")
+        if not value and action.default != []:
+            raise ConfigError(f"{key}: expected one value or more; received an empty list.")
     takes_json = dict in types or key in _JSON or (str in types and action.nargs == "+")
-    for item in value if is_list else [value]:
+    for item in value if isinstance(value, list) else [value]:
         if item is None:
             raise ConfigError(f"{key}: expected a single value; received none.")
         if isinstance(item, list) or (isinstance(item, Mapping) and not takes_json):

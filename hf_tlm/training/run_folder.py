@@ -155,21 +155,7 @@ def claim(
     wanted = json.loads(json.dumps({**details, **shown, "files": local_files(details["model"])}, default=str))
     if path.is_file():
         found = read_object(path, ProtocolError, "Choose another --output_dir, or delete that folder to start over.")
-        defaults = {
-            entry.name: entry.default for given in options for entry in fields(given) if entry.default is not MISSING
-        }
-        defaults["teacher"] = NONE
-        places = places_of(output_dir)
-        changed = [
-            f"{name}: {there!r:.60} there, {here!r:.60} asked for"
-            for section in sections
-            for name, here in wanted[section].items()
-            if (there := _section(found, section).get(name, defaults.get(name))) != here
-            and not (isinstance(there, str) and details[section][name] in (there, places.get(there)))
-            and ("files" in found or name not in _LATER)
-            # Wherever they lie: their content is compared beside.
-            and not (name in wanted["files"] and name in _section(found, "files"))
-        ]
+        changed = _changed_options(output_dir, found, wanted, {name: details[name] for name in sections}, options)
         changed += _changed_files(found, wanted)
         changed += [f"another {name.replace('_', ' ')}" for name in data if found.get(name) != wanted[name]]
         if changed:
@@ -177,14 +163,12 @@ def claim(
                 f"{output_dir} holds a run with other settings ({'; '.join(changed[:5])}). Choose another "
                 "--output_dir, or delete that folder to start over."
             )
-        if process_index == 0:
-            _write_places(output_dir, details, shown)
-        return made
-    if process_index == 0:
+    elif process_index == 0:
         if output_dir.is_dir() and any(output_dir.iterdir()):
             raise ProtocolError(f"{output_dir} is not empty and holds no run. Choose an empty --output_dir.")
         atomic_write(path, json.dumps(wanted, indent=2) + "\n")
         made.new = True
+    if process_index == 0:
         _write_places(output_dir, details, shown)
     return made
 
@@ -208,6 +192,32 @@ def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A section of settings; empty where it is missing, or damaged."""
     section = content.get(name)
     return section if isinstance(section, dict) else {}
+
+
+def _changed_options(
+    folder: Path,
+    found: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    given: Mapping[str, Mapping[str, Any]],
+    options: Sequence[Any],
+) -> list[str]:
+    """What a run asks for otherwise than the settings that were found in its folder; options: see `claim`.
+
+    given: the sections of `wanted` as they were before they were shown.
+    """
+    defaults = {entry.name: entry.default for one in options for entry in fields(one) if entry.default is not MISSING}
+    defaults["teacher"] = NONE
+    places = places_of(folder)
+    return [
+        f"{name}: {there!r:.60} there, {here!r:.60} asked for"
+        for section, values in given.items()
+        for name, here in wanted[section].items()
+        if (there := _section(found, section).get(name, defaults.get(name))) != here
+        and not (isinstance(there, str) and values[name] in (there, places.get(there)))
+        and ("files" in found or name not in _LATER)
+        # Wherever they lie: their content is compared beside.
+        and not (name in wanted["files"] and name in _section(found, "files"))
+    ]
 
 
 def _changed_files(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
