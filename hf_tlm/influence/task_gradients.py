@@ -39,9 +39,7 @@ class TaskGradients:
         stops: of each block, the task batch after its last one.
     """
 
-    def __init__(self, folder: Path, device: torch.device):
-        meta = find_format(folder / _META, _FORMAT)
-        assert meta is not None
+    def __init__(self, folder: Path, device: torch.device, meta: dict[str, Any]):
         self.folder, self.device, self.stops, self.settings = folder, device, meta["stops"], meta["settings"]
         self._digest = xxhash.xxh3_64_hexdigest(json.dumps(meta).encode())
         self._kept: dict[int, Block] = {}
@@ -57,7 +55,7 @@ class TaskGradients:
             shutil.rmtree(folder)
         meta = {"format": _FORMAT, "stops": stops, "settings": settings}
         atomic_write(folder / _META, json.dumps(meta, indent=2) + "\n")
-        return cls(folder, device)
+        return cls(folder, device, meta)
 
     @classmethod
     def find(cls, folder: Path, device: torch.device, **settings: Any) -> TaskGradients | None:
@@ -65,7 +63,7 @@ class TaskGradients:
         meta = find_format(folder / _META, _FORMAT)
         if meta is None or any(meta["settings"].get(name) != value for name, value in settings.items()):
             return None
-        return cls(folder, device)
+        return cls(folder, device, meta)
 
     @classmethod
     def open(cls, folder: Path, device: torch.device, fingerprint: str) -> TaskGradients:

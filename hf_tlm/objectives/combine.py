@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -19,7 +19,8 @@ class WeightedSum:
     That is the paper's equation (TLM, section 3.1). A part with weight 0 is not computed.
 
     Raises:
-        HfTlmError: a part is no pair of a weight and a loss; a weight is negative or not finite, or no weight is positive.
+        HfTlmError: a part is no pair of a weight and a loss; a weight is negative or not finite, or no weight is positive;
+            two parts have one name, under which their counts and losses would be one.
     """
 
     def __init__(self, *parts: tuple[float, Any]):
@@ -36,6 +37,21 @@ class WeightedSum:
             )
         self.parts = [(weight, objective) for weight, objective in parts if weight > 0]
         self.divisor = 1.0
+        names = list(self._names())
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise HfTlmError(
+                f"{type(self).__name__} takes one loss of a name, by which it is counted and logged; received "
+                f"{names.count(twice[0])} that are called {twice[0]!r:.60}. Leave all but one out, or give a class of yours "
+                "another `name`."
+            )
+
+    def _names(self) -> Iterator[str]:
+        """The names of all parts that have one, also of sums within this one."""
+        for _, objective in self.parts:
+            if isinstance(objective, WeightedSum):
+                yield from objective._names()
+            elif (name := getattr(objective, "name", None)) is not None:
+                yield name
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The counts of all parts."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
-from hf_tlm.objectives.reductions import corruption_shares, mean, share
+from hf_tlm.objectives.reductions import corruption_shares, mean, read, share
 
 
 def copy_loss(copy_logits: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
@@ -181,8 +181,8 @@ class CorrectiveLm:
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Numbers of tokens that the means are over: `{"copy", "lm"}`, int64 scalars."""
-        real = batch["attention_mask"].sum()
-        return {"copy": real, "lm": real if self.all_tokens else (batch["mlm_labels"] != -100).sum()}
+        real = read(batch, "attention_mask", self).sum()
+        return {"copy": real, "lm": real if self.all_tokens else (read(batch, "mlm_labels", self) != -100).sum()}
 
     def __call__(
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
@@ -199,7 +199,7 @@ class CorrectiveLm:
         copy = mean(copy_loss(outputs.copy_logits, ~outputs.replaced), counts["copy"])
         lm = mean(outputs.lm_loss, counts["lm"])
         replaced, lm_right = outputs.replaced, outputs.lm_right
-        masked = (batch["mlm_labels"] != -100)[batch["attention_mask"].bool()]
+        masked = (read(batch, "mlm_labels", self) != -100)[read(batch, "attention_mask", self).bool()]
         kept = masked & ~replaced
         right = (outputs.copy_logits <= 0) == replaced
         return {

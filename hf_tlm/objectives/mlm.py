@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hf_tlm.objectives.reductions import mean
+from hf_tlm.objectives.reductions import mean, read
 
 
 class Mlm:
@@ -24,7 +24,7 @@ class Mlm:
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of masked positions: `{"mlm": int64 scalar}`."""
-        return {self.name: (batch["mlm_labels"] != -100).sum()}
+        return {self.name: (read(batch, "mlm_labels", self) != -100).sum()}
 
     def __call__(
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None

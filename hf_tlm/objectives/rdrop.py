@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.objectives.reductions import mean
+from hf_tlm.objectives.reductions import mean, read
 from hf_tlm.objectives.task import TaskLoss
 from hf_tlm.tasks.spec import NO_LABEL
 from hf_tlm.utils.options import Range, check_number
@@ -37,7 +37,7 @@ class RDrop(TaskLoss):
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """`{"loss", "task_loss", "rdrop_loss"}`: means of both cross-entropies and of both divergences."""
-        count, labels = (counts or self.count(batch))[self.name], batch["labels"]
+        count, labels = (counts or self.count(batch))[self.name], read(batch, "labels", self)
         logits = outputs.logits.float()
         both = self.cross_entropy(logits, labels.repeat(2))
         p, q = F.log_softmax(logits, dim=-1).chunk(2)

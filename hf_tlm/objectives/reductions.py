@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+
+from hf_tlm.errors import HfTlmError
+
+# What objectives read of batches, and where batches have it from.
+_OF_BATCHES = {
+    "mlm_labels": "which TlmCollator gives where it masks tokens (mlm_probability)",
+    "labels": "the texts' classes or values",
+    "teacher_probs": "a teacher's answers, a column of that name in the data that TlmCollator batches",
+    "attention_mask": "1 for tokens and 0 for padding",
+}
 
 
 def accumulation_dtype(device: torch.device | str) -> torch.dtype:
     """Return the dtype of sums over many tokens: float64, and float32 on Apple's GPUs (mps), which have no float64."""
     return torch.float32 if torch.device(device).type == "mps" else torch.float64
+
+
+def read(batch: Mapping[str, torch.Tensor], name: str, objective: Any) -> torch.Tensor:
+    """Return what an objective reads of a batch.
+
+    Raises:
+        HfTlmError: the batch has none.
+    """
+    if name not in batch:
+        raise HfTlmError(
+            f"{type(objective).__name__} reads {name} of a batch, {_OF_BATCHES[name]}; received one of "
+            f"{', '.join(batch) or 'nothing'}."
+        )
+    return batch[name]
 
 
 def share(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from hf_tlm.objectives.reductions import corruption_shares, mean, share
+from hf_tlm.objectives.reductions import corruption_shares, mean, read, share
 
 
 class ReplacedTokenDetection:
@@ -25,7 +25,7 @@ class ReplacedTokenDetection:
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of real tokens: `{"rtd": int64 scalar}`."""
-        return {self.name: batch["attention_mask"].sum()}
+        return {self.name: read(batch, "attention_mask", self).sum()}
 
     def __call__(
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.objectives.reductions import mean
+from hf_tlm.objectives.reductions import mean, read
 from hf_tlm.tasks.spec import NO_LABEL
 from hf_tlm.utils.options import Range, check_number, of_python
 
@@ -55,14 +55,14 @@ class TaskLoss:
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of texts with a label: `{"task": int64 scalar}`."""
-        return {self.name: (batch["labels"] != NO_LABEL).sum()}
+        return {self.name: (read(batch, "labels", self) != NO_LABEL).sum()}
 
     def __call__(
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """`{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
         count = (counts or self.count(batch))[self.name]
-        loss = mean(self.cross_entropy(outputs.logits, batch["labels"]), count)
+        loss = mean(self.cross_entropy(outputs.logits, read(batch, "labels", self)), count)
         return {"loss": loss, "task_loss": loss.detach()}
 
 
@@ -78,14 +78,15 @@ class ValueLoss:
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of texts with a value: `{"task": int64 scalar}`."""
-        return {self.name: batch["labels"].isfinite().sum()}
+        return {self.name: read(batch, "labels", self).isfinite().sum()}
 
     def __call__(
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """`{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
-        known = batch["labels"].isfinite()
-        total = F.mse_loss(outputs.logits[known, 0].float(), batch["labels"][known].float(), reduction="sum")
+        values = read(batch, "labels", self)
+        known = values.isfinite()
+        total = F.mse_loss(outputs.logits[known, 0].float(), values[known].float(), reduction="sum")
         loss = mean(total, (counts or self.count(batch))[self.name])
         return {"loss": loss, "task_loss": loss.detach()}
 

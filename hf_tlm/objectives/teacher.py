@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.objectives.reductions import mean
+from hf_tlm.objectives.reductions import mean, read
 from hf_tlm.utils.options import Range, check_number
 
 # The least probability whose logarithm is taken.
@@ -38,13 +38,13 @@ class TeacherLoss:
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of texts that have an answer: `{"teacher": int64 scalar}`."""
-        return {self.name: _answered(batch["teacher_probs"]).sum()}
+        return {self.name: _answered(read(batch, "teacher_probs", self)).sum()}
 
     def __call__(
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """`{"loss", "teacher_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
-        answers, logits = batch["teacher_probs"].float(), outputs.logits.float()
+        answers, logits = read(batch, "teacher_probs", self).float(), outputs.logits.float()
         if answers.shape[-1] == 1:
             known = _answered(answers)
             total = F.mse_loss(logits[known], answers[known], reduction="sum")

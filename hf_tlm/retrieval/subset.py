@@ -31,10 +31,11 @@ from hf_tlm.retrieval.manifest import (
 )
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_directory, check_writable, sha256
 from hf_tlm.utils.json_files import find_format
-from hf_tlm.utils.options import named
+from hf_tlm.utils.options import named, of_python
 from hf_tlm.utils.shown import dataset_of, instead, kind_of
 
 if TYPE_CHECKING:
@@ -281,8 +282,11 @@ class Subset:
         The query is the one that gave the passage's best rank; the score is the passage's best.
 
         Raises:
-            RetrievalError: a query is not in the task's training split.
+            TaskError: the task is none. RetrievalError: `n` is no whole number; a query is not in the task's training split.
         """
+        check_task(task)
+        if not isinstance(n := of_python(n), int):
+            raise RetrievalError(f"n: expected a whole number of passages; received {n!r:.60}.")
         rows = self.dataset[: max(n, 0)]
         found = [row for row, query in enumerate(rows["best_query"]) if query is not None]
         if not found:
@@ -295,7 +299,11 @@ class Subset:
         """Warn where the subset is known to have been retrieved for other data than the task's, or for other splits of them.
 
         Passages with a held-out text were left out by that task's validation and test.
+
+        Raises:
+            TaskError: the task is none.
         """
+        check_task(task)
         made_for = self.manifest["task"]
         if made_for["fingerprint"] not in (None, task.fingerprint):
             logger.warning(
@@ -314,8 +322,9 @@ class Subset:
             queries: their ids; None is all of the subset's, each once.
 
         Raises:
-            RetrievalError: one is not in the task's training split.
+            TaskError: the task is none. RetrievalError: one is not in the task's training split.
         """
+        check_task(task)
         position = {identifier: row for row, identifier in enumerate(task.train["id"][:])}
         asked = sorted({*self.dataset["best_query"][:]} - {None}) if queries is None else list(queries)
         if missing := [query for query in asked if query not in position]:

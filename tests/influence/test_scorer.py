@@ -15,8 +15,9 @@ import hf_tlm.influence.gradients as kinds
 from hf_tlm.data.tokenization import TokenizerError
 from hf_tlm.influence import InfluenceError, InfluenceScorer, draws
 from hf_tlm.influence.rows import MaskedTexts
-from hf_tlm.influence.task_gradients import KEPT_BYTES, _room
+from hf_tlm.influence.task_gradients import KEPT_BYTES, TaskGradients, _room
 from hf_tlm.models import export_stock
+from hf_tlm.utils.json_files import find_format
 from support.naive import (
     FAMILIES,
     MASKED,
@@ -327,6 +328,20 @@ def test_saved_and_loaded(tokenizer, tmp_path):
         options = {"layer": 0, "parameters": "*", "mlm_probability": MASKED, "seed": SEED, **options}
         with pytest.raises(InfluenceError, match="other models or with other settings"):
             InfluenceScorer([model], tokenizer, **options).load(tmp_path / "saved")
+
+
+def test_the_settings_of_gradients_are_read_once(tmp_path, monkeypatch):
+    made = TaskGradients.begin(tmp_path, torch.device("cpu"), [2, 3], {"fingerprint": "f"})
+    reads = []
+    monkeypatch.setattr(
+        "hf_tlm.influence.task_gradients.find_format", lambda *given: reads.append(given) or find_format(*given)
+    )
+    found = TaskGradients.find(tmp_path, torch.device("cpu"), fingerprint="f")
+    assert (
+        len(reads) == 1 and found._path(0) == made._path(0) and (found.stops, found.settings) == (made.stops, made.settings)
+    )
+    TaskGradients.begin(tmp_path, torch.device("cpu"), [2, 3], {"fingerprint": "f"})
+    assert len(reads) == 2
 
 
 def test_fit_in_a_folder_of_the_callers(tokenizer, tmp_path):

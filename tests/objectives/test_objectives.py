@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.objectives import Mlm, RDrop, TaskLoss, TeacherLoss, WeightedMean, WeightedSum
+from hf_tlm.objectives import (
+    CorrectiveLm,
+    Mlm,
+    RDrop,
+    ReplacedTokenDetection,
+    TaskLoss,
+    TeacherLoss,
+    ValueLoss,
+    WeightedMean,
+    WeightedSum,
+)
 from hf_tlm.objectives.reductions import accumulation_dtype, mean
 
 RHO2 = 20.0
@@ -83,6 +93,38 @@ def test_zero_weight_is_not_computed():
 def test_bad_weights(weights):
     with pytest.raises(HfTlmError, match="finite weights"):
         WeightedSum((weights[0], Mlm()), (weights[1], TaskLoss()))
+
+
+class Own(TaskLoss):
+    name = "own"
+
+
+def test_losses_of_one_name_are_refused():
+    """They were counted together and logged as one."""
+    for parts in ([(1.0, TaskLoss()), (2.0, TaskLoss(0.1))], [(1.0, TaskLoss()), (1.0, WeightedSum((1.0, RDrop(1.0))))]):
+        with pytest.raises(HfTlmError, match="^WeightedMean takes one loss of a name, .* received 2 that are called 'task'"):
+            WeightedMean(*parts)
+    outputs, batch = case()
+    assert set(WeightedSum((1.0, TaskLoss()), (1.0, Own())).count(batch)) == {"task", "own"}
+    WeightedSum((1.0, TaskLoss()), (0.0, TaskLoss(0.1)))
+
+
+@pytest.mark.parametrize(
+    "objective,lacking",
+    [
+        (Mlm(), "mlm_labels"),
+        (TaskLoss(), "labels"),
+        (ValueLoss(), "labels"),
+        (RDrop(1.0), "labels"),
+        (TeacherLoss(), "teacher_probs"),
+        (ReplacedTokenDetection(), "attention_mask"),
+        (CorrectiveLm(1.0), "attention_mask"),
+    ],
+)
+def test_a_batch_without_what_is_read_is_told(objective, lacking):
+    for ask in (lambda: objective({}, {"input_ids": torch.zeros(1, 2)}), lambda: objective.count({"input_ids": None})):
+        with pytest.raises(HfTlmError, match=f"^{type(objective).__name__} reads {lacking} of a batch, .*one of input_ids."):
+            ask()
 
 
 def test_nothing_masked_is_loss_zero_with_a_graph():

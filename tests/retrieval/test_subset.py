@@ -11,6 +11,7 @@ from hf_tlm.corpora import load_corpus
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.retrieval.manifest import CARD_FILE, COLUMNS, DATA_FILE, MANIFEST_FILE, REPORT_FILE
+from hf_tlm.tasks import TaskError
 
 
 @pytest.fixture
@@ -239,6 +240,18 @@ def test_examples_pair_passages_with_their_queries(subset, random_subset, make_t
     assert examples == list(zip([queries[query] for query in rows["best_query"]], rows["text"], rows["score"], strict=True))
     assert len(subset.examples(task, 1000)) == len(subset) and subset.examples(task, 0) == []
     assert random_subset.examples(task, 2) == []
+
+
+def test_examples_of_what_is_no_task(subset, random_subset, make_task):
+    for one in (subset, random_subset):
+        for ask in (lambda given: given.examples("x", 2), lambda given: given.rows_of_queries("x")):
+            with pytest.raises(TaskError, match="^task: expected a Task; "):
+                ask(one)
+        with pytest.raises(TaskError, match="^task: expected a Task; "):
+            one.tell_of_other_task("x")
+        with pytest.raises(RetrievalError, match="^n: expected a whole number of passages; received 'x'"):
+            one.examples(make_task(), "x")
+    assert subset.examples(make_task(), np.int64(2)) == subset.examples(make_task(), 2)
 
 
 def test_examples_of_another_task_are_refused(subset, make_task):

@@ -12,7 +12,8 @@ from typing import Any
 
 from hf_tlm.errors import ArgumentsError, HfTlmError
 from hf_tlm.hub.commit import Push
-from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
+from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, check_finetuning, finetune
+from hf_tlm.runs.finetuning.kinds import check_kind
 from hf_tlm.runs.grid.points import CHECKPOINT, Grid, GridError, point_name
 from hf_tlm.runs.grid.search import check_search, search
 from hf_tlm.runs.records import published_lines
@@ -160,6 +161,7 @@ def run_grid(
 
     Raises:
         GridError: a value that no point can differ in, or ranges without `trials`; a teacher.
+        ArgumentsError: without `trials`, a point whose values do not go together, see `finetune`.
         ProtocolError: the folder holds a run with other settings.
         HfTlmError: all points failed. Where only some did, the record says so.
     """
@@ -173,6 +175,8 @@ def run_grid(
     _check_values(grid, args)
     if trials is None:
         runs = _runs(grid.points(), checkpoint, args, seeds)
+        for one in runs:
+            check_kind(one.args, task.spec.kind)
     else:
         check_search(grid)
     claimed = _claim(task, checkpoint, args, grid)
@@ -292,6 +296,7 @@ def _runs(
         one = replace(args, **changes)
         args.track_as_part(one, folder)
         start = replace(checkpoint, model_name_or_path=point[CHECKPOINT]) if CHECKPOINT in point else checkpoint
+        check_finetuning(start, one)
         runs.append(_PointRun(point, start, one))
     return runs
 

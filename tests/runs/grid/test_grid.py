@@ -156,6 +156,24 @@ def test_values_that_cannot_be_points(tmp_path, fake, values, message):
     assert not (tmp_path / "out").exists() and not (tmp_path / "log").exists()
 
 
+@pytest.mark.parametrize(
+    "values,model,options,message",
+    [
+        ({"optim": ["adamw_torch", "muon"]}, {"use_peft": True}, {}, "optim muon is for whole matrices"),
+        ({"learning_rate": [1e-5]}, {"use_peft": True}, {"optim": "muon"}, "optim muon is for whole matrices"),
+        ({"label_smoothing_factor": [0.0, 0.1]}, {}, {"crf": True}, "smooths the loss of single tags"),
+        ({"doc_stride": [64, 32]}, {}, {}, "doc_stride .* has no effect on a classification task"),
+    ],
+)
+def test_points_that_cannot_be_run_are_refused_before_the_first(tmp_path, fake, values, model, options, message):
+    with pytest.raises(HfTlmError, match=message):
+        args = FinetuneArguments(output_dir=str(tmp_path / "out"), report_to="none", use_cpu=True, **options)
+        run_grid(
+            make_task(), CheckpointArguments(model_name_or_path="none", **model), args, Grid(dict(values), [0], "median")
+        )
+    assert not (tmp_path / "out").exists() and not (tmp_path / "log").exists()
+
+
 def start(folder, log, pause):
     """A process with fake runs. It is forked, as imports would take longer than all the rest."""
     child = os.fork()
