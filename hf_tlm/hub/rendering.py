@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants
 
+from hf_tlm.utils.run_names import SEED, SPLIT, STAGE
 from hf_tlm.utils.shown import as_code, as_literal, escape, figures, flat, for_terminal
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 # In the code blocks of a card, until it is published.
 PLACEHOLDER = "path/or/repo-id"
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+# A checkpoint's folder, and those that it is in within the folder of a run.
+_CHECKPOINT = re.compile(r"checkpoint-\d+")
+_IN_A_RUN = re.compile(rf"training|({STAGE}|{SEED}|{SPLIT}|round-)\d+")
 _HUB_DATASET = re.compile(rf"{_HUB_NAME.pattern}(@[\w./-]+)?")
 _HUB_CORPUS = re.compile(r"[\w][\w.-]*/[\w][\w.-]*@[0-9a-f]{40}\b")
 
@@ -135,8 +139,22 @@ def hub_dataset(corpus: str) -> str | None:
     return None if found is None else found[0]
 
 
-def displayed_name(name_or_path: str | None) -> str | None:
-    """A checkpoint as a card names it: its repo id, or the end of its path, without the folders of this machine."""
+def short_name(name_or_path: str | None) -> str | None:
+    """A checkpoint as the settings of a run have it: its repo id, or the last two names of its path."""
     if name_or_path is None or hub_name(name_or_path):
         return name_or_path
     return "/".join(re.split(r"[\\/]+", name_or_path.rstrip("\\/"))[-2:])
+
+
+def displayed_name(name_or_path: str | None) -> str | None:
+    """A checkpoint as a card names it: its repo id, or the end of its path, without the folders of this machine.
+
+    Of a checkpoint within a run (`training/checkpoint-50`, `seed-0/stage1/checkpoint-50`) the run's folder is named too.
+    """
+    parts = re.split(r"[\\/]+", (name_or_path or "").strip("\\/"))
+    first = len(parts) - 2
+    if name_or_path is None or hub_name(name_or_path) or not _CHECKPOINT.fullmatch(parts[-1]):
+        return short_name(name_or_path)
+    while first > 0 and _IN_A_RUN.fullmatch(parts[first]):
+        first -= 1
+    return "/".join(parts[max(first, 0) :])

@@ -19,7 +19,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.hub.rendering import displayed_name
+from hf_tlm.hub.rendering import short_name
 from hf_tlm.models import MLM_SUBFOLDER
 from hf_tlm.models.composite_files import GENERATOR
 from hf_tlm.objective_specs import OBJECTIVES
@@ -90,7 +90,7 @@ def recorded_teacher(teacher: Sequence[str]) -> list[str | None] | str | None:
 
     One alone is as it was before there could be several.
     """
-    names = [displayed_name(name) for name in teacher]
+    names = [short_name(name) for name in teacher]
     return names if len(names) > 1 else names[0]
 
 

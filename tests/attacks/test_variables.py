@@ -3,7 +3,7 @@
 import pytest
 
 from attacks.attack import assert_refused, attack
-from hf_tlm.utils.variables import check_variables
+from hf_tlm.utils.variables import SIZES, check_variables
 
 CASES = [
     ("finetune", "ACCELERATE_MIXED_PRECISION", "bogus"),
@@ -29,3 +29,19 @@ def test_values_that_launchers_set(monkeypatch):
     for name, value in {"LOCAL_RANK": "-1", "ACCELERATE_USE_CPU": "True", "ACCELERATE_MIXED_PRECISION": "BF16"}.items():
         monkeypatch.setenv(name, value)
     check_variables()
+
+
+@pytest.mark.parametrize("size", [None, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_one_process_of_several_that_were_asked_for_says_so(monkeypatch, caplog, size):
+    """What `accelerate launch --cpu --num_processes 2` sets, which starts one; MPI starts them all."""
+    for name in SIZES:
+        monkeypatch.delenv(name, raising=False)
+    check_variables()
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    check_variables()
+    assert not caplog.text  # As with one process.
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    if size is not None:
+        monkeypatch.setenv(size, "2")
+    check_variables()
+    assert ("asked for several processes and has started one, which works alone" in caplog.text) == (size is None)

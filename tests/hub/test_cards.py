@@ -13,6 +13,7 @@ from hf_tlm.hub.cards import METRIC_NAMES, converted_card, oldest_transformers, 
 from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_name, published_card
 from hf_tlm.hub.subset_card import size_category, subset_card
 from hf_tlm.tasks.spec import KIND_METRICS
+from hf_tlm.training.run_folder import recorded_teacher
 from support.card_records import COCO_LM, COST, INFO, PRETRAINED, REPORT, RUN, SELECTION, SUBSET, record
 
 
@@ -385,6 +386,16 @@ def test_a_base_model_is_named_without_the_folders_of_a_machine(tmp_path):
     assert hub_name(here) is None and displayed_name(here) == "runs/base" and displayed_name(here + "/") == "runs/base"
     assert hub_name("me/base@v1") == "me/base" and displayed_name("me/base@v1") == "me/base@v1"
     assert hub_name("bert-base-uncased") == "bert-base-uncased" and hub_name(None) is displayed_name(None) is None
+    for inside in ("training/checkpoint-50", "seed-0/stage1/checkpoint-50", "round-1/seed-3/training/checkpoint-7"):
+        checkpoint = tmp_path / "runs" / "base" / inside
+        checkpoint.mkdir(parents=True)
+        assert displayed_name(str(checkpoint)) == f"base/{inside}" == displayed_name(f"base/{inside}/")
+        card = tlm_card({**RUN, "model": {**RUN["model"], "model_name_or_path": str(checkpoint)}}, 1)
+        assert f"trained further from `base/{inside}`" in card and str(tmp_path) not in card
+        assert recorded_teacher([str(checkpoint)]) == "/".join(inside.split("/")[-2:])  # By which a run is known again.
+    for bare in ("/training/checkpoint-50", "training/checkpoint-50"):
+        assert displayed_name(bare) == "training/checkpoint-50"
+    assert displayed_name("/checkpoint-50") == "checkpoint-50"
     assert hub_name("a/b/c") is None and hub_name("./base") is None
     card = tlm_card({**RUN, "model": {**RUN["model"], "model_name_or_path": here}}, 1)
     assert "trained further from `runs/base`" in card and str(tmp_path) not in card and "base_model" not in card
