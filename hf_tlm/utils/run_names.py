@@ -16,6 +16,8 @@ SETTINGS_FILE, RESULTS_FILE, STAGE_FILE = "settings.json", "results.json", "stag
 GRID_FILE, TABLE_FILE, PLACES_FILE = "grid.json", "results.md", ".places.json"
 # What a teacher says of the subset, with examples.
 TEACHER_FILE = "teacher.json"
+# Of a few-shot split, the ids of its examples: of `train` and of `validation`.
+EXAMPLES_FILE = "examples.json"
 # Of a folder of ONNX graphs.
 EXPORT_FILE = "export.json"
 # Of a linear model on TF-IDF, what it is.

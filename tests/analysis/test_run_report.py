@@ -17,6 +17,7 @@ from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask, read_
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.about import highlights
 from hf_tlm.analysis.report.blocks import Column, make_table
+from hf_tlm.analysis.report.rows import document_frequency, lengths_and_rare_shares
 from hf_tlm.analysis.report.run_folder import settings_of
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets
@@ -512,6 +513,21 @@ def test_grids_and_few_shot_splits(task, tmp_path):
     errors = page.tables["test: errors, the surest first, of split 0, the best on validation"]
     assert errors[0][-1] == "wrong in splits (of 2)" and errors[1][1] == task.validation["text"][1]
     assert any(caption.endswith("counts of 2 splits together") for caption in page.tables)
+    texts = task.validation["text"][:]
+
+    def rare(training):
+        shares = []
+        for below in (5, 1):
+            lengths, found = lengths_and_rare_shares(texts, document_frequency(training), below)
+            shares.append(100 * (lengths * found).sum() / lengths.sum())
+        return "test {:.1f}% (in none: {:.1f}%)".format(*shares)
+
+    whole, own = rare(task.train["text"][:]), rare(task.train["text"][:2])
+    assert whole != own and whole in page.sections["run"]
+    write_json(tmp_path / "few" / "split-0" / "examples.json", {"train": task.train["id"][:2], "validation": []})
+    write_json(tmp_path / "few" / "split-7" / "examples.json", {"train": task.train["id"][2:4], "validation": []})
+    page = page_of(tmp_path / "few", tmp_path, task=task)
+    assert own in page.sections["run"]  # Those of split 0 are all that it learned from.
     assert "are on the task's validation split: there is no test split with labels" in page.sections["scores"]
 
 

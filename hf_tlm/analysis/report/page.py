@@ -28,8 +28,8 @@ from hf_tlm.metrics import Lead
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.teacher import described, doubts
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.json_files import listed, mapped, read_fields, real, record, truth, whole, words
-from hf_tlm.utils.run_names import TEACHER_FILE
+from hf_tlm.utils.json_files import find_object, listed, mapped, read_fields, real, record, truth, whole, words
+from hf_tlm.utils.run_names import EXAMPLES_FILE, TEACHER_FILE
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _predictions(
     """By split, what was predicted, and the rows it is of; adds to `missing`."""
     judged: dict[str, Predictions] = {}
     rows: dict[str, Rows | None] = {}
-    training = None if task is None else TrainingWords(task)
+    training = None if task is None else TrainingWords(task, _examples(run))
     scored = [split for split in SPLITS if any(split in record for record in run.seeds)]
     if run.kind == "few_shot":
         scored = ["test"]  # Every split has validation examples of its own.
@@ -225,6 +225,14 @@ def _predictions(
             "words. Give --task, the run's own."
         )
     return judged, rows
+
+
+def _examples(run: RunFolder) -> frozenset[str] | None:
+    """The ids of the training texts of a few-shot run's best split, whose errors are shown; None of other runs."""
+    if run.kind != "few_shot" or run.best_seed is None:
+        return None
+    drawn = (find_object(run.seed_folder(run.best_seed) / EXAMPLES_FILE) or {}).get("train")
+    return frozenset(map(str, drawn)) if isinstance(drawn, list) else None
 
 
 def _error_sections(

@@ -30,13 +30,19 @@ QUESTION_WORDS = ("who", "whom", "whose", "what", "when", "where", "which", "why
 
 @dataclass(frozen=True)
 class TrainingWords:
-    """In how many training texts of a task each word is: counted once, when it is asked for."""
+    """In how many training texts of a task each word is: counted once, when it is asked for.
+
+    ids: of the training texts, where a model learned from some of them alone, as in few-shot learning.
+    """
 
     task: Task
+    ids: frozenset[str] | None = None
 
     @cached_property
     def frequency(self) -> Counter[str]:
         train = self.task.train
+        if self.ids is not None:
+            train = train.select([row for row, identifier in enumerate(train["id"][:]) if identifier in self.ids])
         columns = [name for name in TEXTS[self.task.kind] if name in train.column_names]
         # A context is shared by many questions, and counts once.
         return document_frequency(text for name in columns for text in dict.fromkeys(_as_text(name, train[name][:])))
