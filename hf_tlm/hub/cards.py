@@ -113,6 +113,44 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
     )
 
 
+def prompted_card(run: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """The README.md of a masked LM that classifies by a prompt.
+
+    Args:
+        run: what `results.json` of `hf_tlm.runs.run_few_shot` says of the run, without its splits and their summary.
+        record: one of its splits.
+    """
+    from huggingface_hub import ModelCardData
+
+    base, metric, scored = run["model"]["model_name_or_path"], run["metric"], run["scored_split"]
+    shown = [metric, *(name for name in record["test"] if name != metric and name in METRIC_NAMES)]
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="fill-mask",  # What the weights do by themselves.
+        tags=["hf_tlm", "few-shot", "text-classification"],
+        base_model=hub_name(base),
+        metrics=sorted({METRIC_TYPES.get(name, "f1") for name in shown}),
+        model_name=f"{run['task']}-prompted",
+        eval_results=[
+            _result(_TEXTS[0], run["task"], scored, METRIC_TYPES.get(name, "f1"), METRIC_NAMES[name], record["test"][name])
+            for name in shown
+        ],
+    )
+    pairs = "{text_pair" in run["prompt"]["template"]
+    return render(
+        "prompted_model.md",
+        data,
+        run=run,
+        record=record,
+        arguments=run["arguments"],
+        example='{"text": ["A text."], "text_pair": ["Its second text."]}' if pairs else '{"text": ["A text of the task."]}',
+        shown=shown,
+        names=METRIC_NAMES,
+        splits=("validation", "test"),
+        base_name=displayed_name(base),
+    )
+
+
 def onnx_card(record: Mapping[str, Any]) -> str:
     """The README.md of an export.
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, ModelCard
 
-from hf_tlm.hub.cards import METRIC_NAMES, converted_card, oldest_transformers, pretrained_card, tlm_card
+from hf_tlm.hub.cards import METRIC_NAMES, converted_card, oldest_transformers, pretrained_card, prompted_card, tlm_card
 from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_name, published_card
 from hf_tlm.hub.subset_card import size_category, subset_card
 from hf_tlm.tasks.spec import KIND_METRICS
@@ -266,6 +266,7 @@ def pretrained(objective):
     return run
 
 
+RECORD = record(1, 0.52)
 CHOSEN = {**RUN["subset"], "selection": SELECTION, "counts": {**RUN["subset"]["counts"], "union": 4756}}
 FEWER = {**SUBSET, "selection": SELECTION, "counts": {**SUBSET["counts"], "union": 4756}}
 CARDS = {
@@ -285,6 +286,31 @@ CARDS = {
     "subset_iss": lambda: subset_card(FEWER, REPORT, INFO, engine="bm25", selection="in words"),
     "subset_random": lambda: subset_card({**SUBSET, "retriever": "random", "seed": 3}, REPORT, INFO),
 }
+
+
+def prompted(template="{text} It was {mask}.", **arguments):
+    prompt = {"template": template, "label_words": {"neg": "bad", "p|s": "good"}}
+    known = {name: RUN[name] for name in ("task", "metric", "environment")}
+    details = {**known, "k": 16, "scored_split": "validation", "prompt": prompt, "model": {"model_name_or_path": "them/lm"}}
+    baselines = [{"name": "linear", "scores": {"test": {"micro_f1": 0.4, "accuracy": 0.4}}}]
+    details |= {"arguments": {"max_steps": 1000, "max_length": 128, **arguments}, "baselines": baselines}
+    chosen = {"seed": 13, "learning_rate": 1e-5, "batch_size": 4, "best_step": 300, "points": [{}, {}]}
+    return prompted_card(details, {**chosen, **{split: RECORD[split] for split in ("validation", "test")}})
+
+
+def test_a_prompted_model():
+    card = prompted(demonstrations=True)
+    data = ModelCard(card).data.to_dict()
+    assert data["base_model"] == "them/lm" and data["pipeline_tag"] == "fill-mask" and "hf_tlm" in data["tags"]
+    (result,) = data["model-index"][0]["results"]
+    assert result["dataset"]["split"] == "validation" and [one["value"] for one in result["metrics"]] == [0.52, 0.52]
+    assert (
+        "- `good` for the class `p|s`" in card and "`{text} It was {mask}.`" in card and "| test | 52.00 | 52.00 |" in card
+    )
+    assert "**and the 16 training examples of each class**" in card and "| test, linear model on TF-IDF | 40.00 |" in card
+    assert "test is the task's validation split" in card and "of 2 trainings" in card and "step 300 of 1000" in card
+    pairs = prompted("{text:bare}? {mask}, {text_pair:lower}", demonstrations=False)
+    assert '"text_pair": ["Its second text."]' in pairs and "training examples of each class**" not in pairs
 
 
 def test_whatever_loads_code_of_the_folder_is_told_to_trust_it():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.errors import ArgumentsError
+from hf_tlm.hub.cards import prompted_card
 from hf_tlm.runs.baselines import to_beat, to_beat_line
 from hf_tlm.runs.few_shot.arguments import FewShotArguments
 from hf_tlm.runs.few_shot.points import Episode, Point, Prompted, WithHead, draw_episode, scored_split
@@ -79,7 +80,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     For each split the grid is trained on its examples; the point and the step best on its validation examples (the first of
     equals) are tested, on the task's test split, or on its validation split where that has no labels. The folder holds
     `results.json`, `results.md` and, for each split, `split-<seed>/`: `model`, which `PromptClassifier.from_pretrained`
-    loads, its test predictions and the ids of its examples.
+    loads, with its card, its test predictions and the ids of its examples.
 
     Finished points are not repeated, and an interrupted one continues, when the same settings are run in the same folder
     again; several such processes share the work.
@@ -131,7 +132,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     points = []
     if args.method != "zero_shot":
         points = [Point(*values) for values in product(seeds, args.learning_rates, args.batch_sizes)]
-    work = _Work(task, args, method, scored, episodes, points)
+    work = _Work(task, args, method, scored, episodes, points, details)
     with claimed:
         run_shared(points, lambda point: point.folder(output_dir), work.trained, work.train)
         run_shared(seeds, work.folder, work.tested, work.test)
@@ -166,6 +167,7 @@ class _Work:
 
     episodes: of each split, by its seed, the examples; None where there are none.
     points: all that are trained.
+    details: what is known of the run, for cards.
     """
 
     task: Task
@@ -174,6 +176,7 @@ class _Work:
     scored: str
     episodes: Mapping[int, Episode | None]
     points: Sequence[Point]
+    details: Mapping[str, Any]
     whole: set[int] = field(default_factory=set)  # Splits that are known to be tested.
 
     def folder(self, seed: int) -> Path:
@@ -216,6 +219,8 @@ class _Work:
             _write(folder / EXAMPLES_FILE, drawn)
         if own:
             record["price"] = price(folder / "model")
+        if own and self.details["prompt"] is not None:  # A model with a head has the card of fine-tuning.
+            atomic_write(folder / "model" / "README.md", prompted_card(self.details, {"seed": seed, **record}))
         finish(folder, {"seed": seed, **record}, "model", PREDICTIONS, EXAMPLES_FILE)
         for point in own:
             shutil.rmtree(point.folder(self.args.folder) / "model", ignore_errors=True)

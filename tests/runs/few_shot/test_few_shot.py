@@ -21,7 +21,7 @@ from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.run_folder import ProtocolError
 from support.prompts import FAST, LABEL_WORDS, NO_DROPOUT, TEMPLATE, byte_level, go, masked_lm, save, wordpiece
-from support.toys import make_task
+from support.toys import code_blocks, make_task
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,8 @@ def test_a_run_chooses_on_validation_and_tests_once(whole, task):
         for ours, line in zip(model.predict(task.test.remove_columns("label"), batch_size=5), lines, strict=True):
             assert ours["prediction"] == line["prediction"]
             assert ours["probabilities"] == pytest.approx(line["probabilities"], abs=2e-6)
+        card = (folder / "model" / "README.md").read_text(encoding="utf-8")
+        assert f"seed {record['seed']};" in card and code_blocks(card, folder / "model") == 1
         # Nothing is left of the others.
         assert {path.name for path in folder.glob("lr*/*")} == {"results.json", "seal.json"} and not list(
             out.rglob("checkpoint-*")
