@@ -411,7 +411,7 @@ def readme_tables() -> dict[str, str]:
     columns |= {"GPU minutes": ("BM25", "gpu_minutes/main"), "MiniLM fine-tuned": ("pretrained", "cpu/main")}
     small = arm_cells(columns, ("chemprot", "scierc", "acl_arc", "hyperpartisan"))
     few: dict[tuple[str, str], dict[str, str]] = {}
-    arms |= {"taught": "BM25 and linear teacher", "MiniLM fine-tuned": "pretrained"}
+    arms |= {"taught": "BM25 and linear teacher", "MiniLM fine-tuned": "pretrained", "its pupil": "BM25 and encoder teacher"}
     for labels, table in (("100", "hundred_labels/hundred_labels"), ("1,000", "thousand_labels/thousand_labels")):
         columns_of_few = {title: (arm, table) for title, arm in arms.items()}
         few |= arm_cells(columns_of_few, ("agnews", "rct_ei"), f"{{}}, {labels} labels")
