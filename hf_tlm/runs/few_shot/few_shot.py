@@ -219,8 +219,8 @@ class _Work:
             _write(folder / EXAMPLES_FILE, drawn)
         if own:
             record["price"] = price(folder / "model")
-        if own and self.details["prompt"] is not None:  # A model with a head has the card of fine-tuning.
-            atomic_write(folder / "model" / "README.md", prompted_card(self.details, {"seed": seed, **record}))
+            if self.details["prompt"] is not None:  # A model with a head has the card of fine-tuning.
+                atomic_write(folder / "model" / "README.md", prompted_card(self.details, {"seed": seed, **record}))
         finish(folder, {"seed": seed, **record}, "model", PREDICTIONS, EXAMPLES_FILE)
         for point in own:
             shutil.rmtree(point.folder(self.args.folder) / "model", ignore_errors=True)
