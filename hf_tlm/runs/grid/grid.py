@@ -161,7 +161,7 @@ def run_grid(
 
     Raises:
         GridError: a value that no point can differ in, or ranges without `trials`; a teacher.
-        ArgumentsError: without `trials`, a point whose values do not go together, see `finetune`.
+        ArgumentsError: a point whose values do not go together, see `finetune`; of a search every value is tried beforehand.
         ProtocolError: the folder holds a run with other settings.
         HfTlmError: all points failed. Where only some did, the record says so.
     """
@@ -173,12 +173,11 @@ def run_grid(
     seeds = list(grid.seeds or args.run_seeds)
     output_dir = args.folder
     _check_values(grid, args)
-    if trials is None:
-        runs = _runs(grid.points(), checkpoint, args, seeds)
-        for one in runs:
-            check_kind(one.args, task.spec.kind)
-    else:
+    if trials is not None:
         check_search(grid)
+    runs = _runs(grid.points() if trials is None else grid.each_value(), checkpoint, args, seeds)
+    for one in runs:
+        check_kind(one.args, task.spec.kind)
     claimed = _claim(task, checkpoint, args, grid)
 
     record: dict[str, Any] = {"task": task.name, "metric": task.metric, "select_by": grid.select_by, "seeds": seeds}

@@ -128,6 +128,13 @@ class Grid:
             )
         return [dict(zip(self.values, values, strict=True)) for values in itertools.product(*lists.values())]
 
+    def each_value(self) -> list[dict[str, Any]]:
+        """Points of a search that have every value of a list and both ends of a range, beside the first of the others."""
+        ends = {name: [of.min, of.max] if isinstance(of, Range) else of for name, of in self.values.items()}
+        first = {name: values[0] for name, values in ends.items()}
+        others = [first | {name: value} for name, values in ends.items() for value in values[1:]]
+        return [first, *others]
+
 
 def _check_seeds(seeds: Any) -> None:
     if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):

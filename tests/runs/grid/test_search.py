@@ -1,5 +1,7 @@
 """Searches on tiny models: trials are drawn from the grid, kept and continued, and the best is run with every seed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -118,3 +120,14 @@ def test_what_cannot_be_searched(tmp_path, base, monkeypatch):
     with pytest.raises(GridError, match=r"pip install 'hf-tlm\[search\]'"):
         run_grid(*parts(tmp_path / "out", base), Grid(SPACE), trials=2)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_no_trial_could_do_is_refused_before_the_first(tmp_path, base, fake):
+    task, checkpoint, args = parts(tmp_path / "out", base, optim="muon")
+    with pytest.raises(HfTlmError, match="optim muon is for whole matrices"):
+        run_grid(task, replace(checkpoint, use_peft=True), args, Grid(SPACE), trials=2)
+    with pytest.raises(HfTlmError, match="doc_stride .* has no effect on a classification task"):
+        run_grid(*parts(tmp_path / "out", base, doc_stride=32), Grid(SPACE), trials=2)
+    with pytest.raises(HfTlmError, match="weight_decay: expected .*; received -1"):
+        run_grid(*parts(tmp_path / "out", base), Grid(SPACE | {"weight_decay": [0.1, -1]}), trials=2)
+    assert not (tmp_path / "out").exists() and fake[0] == []
