@@ -314,6 +314,8 @@ def _text(runs: Mapping[str, RunLog], quantities: list[str], lacking: list[str],
     lines = [f"Drawn against {AXES[options.x]}: {', '.join(quantities)}."]
     for name, run in runs.items():
         seeds = f"{len(run.seeds)} seeds" if len(run.seeds) > 1 else "one seed"
+        if any(seed.of_checkpoints for seed in run.seeds):
+            seeds += f", fine-tuned from a pretraining's checkpoints, and drawn against that pretraining's {AXES[options.x]}"
         missing = [quantity for quantity in quantities if quantity not in run.quantities]
         lines.append(f"- {name}: {seeds}" + (f"; not logged: {', '.join(missing)}" if missing else ""))
         for seed, quantity in product(run.seeds, quantities):

@@ -48,11 +48,15 @@ class Curve:
 
 @dataclass
 class SeedLog:
-    """points: quantity -> [(stage, position by axis, value)]. ends: positions of the ends of stages but the last."""
+    """points: quantity -> [(stage, position by axis, value)]. ends: positions of the ends of stages but the last.
+
+    of_checkpoints: the points are of a pretraining's checkpoints, and their positions are where that was.
+    """
 
     seed: str
     points: dict[str, list[tuple[str, dict[str, float], float]]] = field(default_factory=dict)
     ends: list[dict[str, float]] = field(default_factory=list)
+    of_checkpoints: bool = False
 
     def curve(self, quantity: str) -> Curve | None:
         """None where this seed has not logged it."""
@@ -185,7 +189,7 @@ def _read_checkpoints(folder: Path) -> list[SeedLog]:
     record = read_json(folder / GRID_FILE) if (folder / GRID_FILE).is_file() else {}
     with checked_grid(folder / GRID_FILE):
         best = checkpoint_points(record)
-        seeds = [SeedLog(str(seed)) for seed in record.get("seeds", ())] if best else []
+        seeds = [SeedLog(str(seed), of_checkpoints=True) for seed in record.get("seeds", ())] if best else []
         for step, point in best.items():
             place, shown = {"steps": float(step)}, point["values"]["model_name_or_path"]
             start = Path(places_of(folder / point["folder"]).get(shown, shown))

@@ -166,6 +166,24 @@ def test_a_bad_grid_is_named(tmp_path, change):
         read_runs({"grid": tmp_path})
 
 
+def test_what_a_grid_over_checkpoints_is_drawn_against(tmp_path, unsaved):
+    """The pretraining's seconds, not the fine-tuning's; the text says so."""
+    points = []
+    for step in (4, 8):
+        entries = [entry(step, loss=1.0, seconds=30.0 * step)]
+        make_state(tmp_path / f"pre/checkpoint-{step}/trainer_state.json", entries)
+        scores = {"accuracy": {"median": 0.5, "values": [0.5]}}
+        start = {"model_name_or_path": str(tmp_path / f"pre/checkpoint-{step}")}
+        points.append({"values": start, "folder": f"points/{step}", "validation": scores})
+    write(tmp_path / "grid/grid.json", {"points": points, "seeds": [0], "metric": "accuracy"})
+    args = arguments(tmp_path, run=[f"grid={tmp_path / 'grid'}"])
+    (seed,) = read(tmp_path / "grid").seeds
+    assert drawn(seed, "eval_accuracy", "seconds") == [(120, 0.5), (240, 0.5)]
+    text = analyze(args, None, CurvesArguments(x="seconds")).text
+    told = "- grid: one seed, fine-tuned from a pretraining's checkpoints, and drawn against that pretraining's seconds"
+    assert f"{told} of training" in text.splitlines()
+
+
 def test_no_place(tmp_path):
     with pytest.raises(AnalysisError, match="There is no .*nowhere"):
         read_runs({"run": tmp_path / "nowhere"})
