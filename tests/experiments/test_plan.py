@@ -387,7 +387,6 @@ def test_tables_of_the_papers():
         "larger_body": set(),
         "thousand_labels": set(),
         "hundred_labels": set(),
-        "own_texts": set(),
         "tuning": set(),
         "tuning_seeds": set(),
         "tuning_objectives": set(),
