@@ -5,13 +5,14 @@ import html
 import json
 import logging
 import shutil
+import sys
 from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, is_progress_bar_enabled
 from safetensors.torch import save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -574,6 +575,18 @@ def test_an_asking_goes_on_where_it_was(task, runs, cache, monkeypatch):
     assert 1000 <= again.report["seconds"] < 1100, "what was asked before the interruption is on the bill"
     assert again.report["tokens"] == whole.report["tokens"] and again.report["flops"] == whole.report["flops"]
     assert (again.passages == whole.passages).all() and (again.train == whole.train).all() and not parts.exists()
+
+
+def test_a_teacher_is_asked_with_one_bar_for_each_split(task, runs, capfd, monkeypatch):
+    shown = sys.modules["datasets.utils.tqdm"]  # The package has a class of that name.
+    monkeypatch.setattr(shown, "HF_DATASETS_DISABLE_PROGRESS_BARS", None)
+    monkeypatch.setattr(shown, "_hf_datasets_progress_bars_disabled", False)
+    asked(task, PASSAGES, 10, str(runs[0]))
+    bars = capfd.readouterr().err.replace("\r", "\n")
+    assert all(
+        f"Asking the teacher of {split}: 100%" in bars for split in ("validation texts", "training texts", "passages")
+    )
+    assert "Tokenising" not in bars and is_progress_bar_enabled()
 
 
 def test_models_that_cannot_teach(task, runs, tmp_path):

@@ -127,7 +127,6 @@ def predict(
         predictors = [opened[place] for place in range(len(sources))]
         args = predictors[0].args
         main = args.process_index == 0
-        stack.enter_context(_without_bars_of_chunks())
         if main:
             stack.enter_context(file)
         bar = stack.enter_context(tqdm(desc="Predicting", unit=" rows", disable=not main))
@@ -149,6 +148,8 @@ def open_predictor(
 ) -> Iterator[Predictor]:
     """A model of `find_source`, ready to predict. All processes must call this, and what it gives.
 
+    It is given chunk after chunk, and who does so shows how far they are: `datasets` shows no bars until it is closed.
+
     Args:
         exported: the source's graph, to be asked instead of its weights.
         options: further `FinetuneArguments`; see `predict`.
@@ -156,7 +157,7 @@ def open_predictor(
     Raises:
         ModelError: its files do not go together.
     """
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, _without_bars_of_chunks():
         args = source.finetune_arguments(scratch, **options)
         if args.device.type == "cpu":
             args.dataloader_pin_memory = False  # As in training.
