@@ -164,7 +164,8 @@ def parse(
     except Exception as error:  # Of any type, from __post_init__ of the dataclasses: transformers' checks of its arguments.
         raise ConfigError(f"{type(error).__name__}: {' '.join(str(error).split()):.500}") from error
     if unknown:
-        parser.error(f"unknown argument {unknown[0]}")
+        hint = "; put a pattern of files in quotes, and commas between files" if os.path.exists(unknown[0]) else ""
+        parser.error(f"unknown argument {unknown[0]}{hint}")
     return tuple(parsed[: len(dataclasses)])
 
 

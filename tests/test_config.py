@@ -206,6 +206,9 @@ def test_bad_command_line_is_one_line(tmp_path, args, capsys):
         (["--name", "x", "--batch-siz=4"], "unknown argument --batch-siz; did you mean --batch_size?"),
         (["--name", "x", "--batch"], "unknown argument --batch; did you mean --batch_size?"),
         (["--name", "x", "--quiz"], "unknown argument --quiz"),
+        (["--name", "x", "y"], "unknown argument y"),
+        (["--name", "x", ".", "y"], "unknown argument .; put a pattern of files in quotes, and commas between files"),
+        (["--name", "x", "y" * 300], f"unknown argument {'y' * 300}"),
     ],
 )
 def test_an_unknown_option_is_told_with_what_was_meant(args, hint, capsys):
