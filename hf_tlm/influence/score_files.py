@@ -37,8 +37,8 @@ _FORMAT = 1
 class ScoreFiles:
     """The scores of N passages on T task batches, as `scores-<n>.npy` of 1,024 passages each in a folder.
 
-    A shard is float32 [n, T], NaN for passages without a score, a task batch's values one after the other. It appears as a
-    whole and is never changed. `scores[:, start:stop]` reads some columns of all of them.
+    A shard is float32 [n, T], NaN for passages without a score, a task batch's values one after the other, and then its
+    checksum. It appears as a whole and is never changed. `scores[:, start:stop]` reads some columns of all of them.
 
     Args:
         folder: of the shards and their settings.
@@ -48,6 +48,7 @@ class ScoreFiles:
 
     def __init__(self, folder: Path, shape: tuple[int, int], claim: Claim | None = None):
         self.folder, self.shape = folder, shape
+        self._sound: set[int] = set()  # Shards whose checksum was compared.
         self.claim = claim or Claim(folder)
 
     @property
@@ -59,11 +60,15 @@ class ScoreFiles:
         return range(number * SHARD_ROWS, min((number + 1) * SHARD_ROWS, self.shape[0]))
 
     def find(self, number: int) -> np.ndarray | None:
-        """A shard, memory-mapped; None if it is not there, or not whole."""
+        """A shard, memory-mapped; None if it is not there, or not whole, which is looked at once."""
+        path = self._path(number)
         try:
-            shard = np.load(self._path(number), mmap_mode="r")
+            shard = np.load(path, mmap_mode="r")
+            if number not in self._sound and not _is_sound(shard, path.read_bytes()):
+                return None
         except (OSError, ValueError, EOFError):
             return None
+        self._sound.add(number)
         return shard if shard.shape == (len(self.rows(number)), self.shape[1]) else None
 
     def missing(self) -> list[int]:
@@ -78,7 +83,8 @@ class ScoreFiles:
         """
         file = io.BytesIO()
         np.save(file, np.asfortranarray(scores, np.float32))
-        atomic_write(self._path(number), file.getvalue())
+        self._sound.discard(number)
+        atomic_write(self._path(number), file.getvalue() + _checksum(file.getvalue()))
 
     def __getitem__(self, key: tuple[slice, slice]) -> np.ndarray:
         """float32 [N, stop - start]: `scores[:, start:stop]`."""
@@ -174,6 +180,16 @@ def open_scores(
     return ScoreFiles(folder, (len(subset_rows), -(-len(task_rows) // task_batch_size)), claim)
 
 
+def _checksum(content: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(content)
+
+
+def _is_sound(shard: np.memmap, content: bytes) -> bool:
+    """Whether a file is the shard and its checksum; those of before there were checksums are taken without."""
+    end = shard.offset + shard.nbytes
+    return content[end:] in (b"", _checksum(content[:end]))
+
+
 def _claim(folder: Path, settings: dict[str, Any], main: bool) -> Claim:
     """Return when the folder is one of these settings; the main process makes it so if it is empty."""
     path, claim = folder / SETTINGS_FILE, Claim(folder, SETTINGS_FILE)
@@ -188,6 +204,8 @@ def _claim(folder: Path, settings: dict[str, Any], main: bool) -> Claim:
             time.sleep(POLL_SECONDS)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no JSON object")
     except ValueError as error:
         raise InfluenceError(f"{path} is damaged: {error}. Remove the folder, or choose another --work_dir.") from error
     if found != settings:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from hf_tlm.errors import InfluenceError
@@ -23,6 +23,7 @@ KEPT_BYTES = 1 << 30
 # Changes when the files would mean something else.
 _FORMAT = 2
 _META = "task_gradients.json"
+_CHECKSUM = "xxh3"
 
 # By key of a parameter, its named tensors.
 Block = dict[str, dict[str, torch.Tensor]]
@@ -32,8 +33,8 @@ class TaskGradients:
     """The gradients of task batches, in a folder, in blocks of consecutive batches.
 
     `block-<digest>-<n>.safetensors` has the gradients of such batches; `task_gradients.json`, which is written first and
-    whose digest that is, says which ones, and with what `settings` they are made. A block appears as a whole and is never
-    changed.
+    whose digest that is, says which ones, and with what `settings` they are made. A block appears as a whole, with a
+    checksum of its tensors, and is never changed.
 
     Attributes:
         stops: of each block, the task batch after its last one.
@@ -43,6 +44,7 @@ class TaskGradients:
         self.folder, self.device, self.stops, self.settings = folder, device, meta["stops"], meta["settings"]
         self._digest = xxhash.xxh3_64_hexdigest(json.dumps(meta).encode())
         self._kept: dict[int, Block] = {}
+        self._sound: set[int] = set()  # Blocks whose checksum was compared.
         self._free = _room(device)
 
     @classmethod
@@ -82,8 +84,8 @@ class TaskGradients:
             )
         if missing := [number for number in range(len(found.stops)) if not found.has(number)]:
             raise InfluenceError(
-                f"Of the task gradients in {folder} {len(missing)} of {len(found.stops)} blocks are missing. Make them with "
-                "InfluenceScorer.fit, which continues."
+                f"Of the task gradients in {folder} {len(missing)} of {len(found.stops)} blocks are missing or damaged. "
+                "Make them with InfluenceScorer.fit, which continues."
             )
         return found
 
@@ -101,7 +103,10 @@ class TaskGradients:
         return slice(self.stops[number - 1] if number else 0, self.stops[number])
 
     def has(self, number: int) -> bool:
-        return self._path(number).is_file()
+        """Whether a block is there, and whole, which is looked at once."""
+        if number not in self._sound and _is_sound(self._path(number)):
+            self._sound.add(number)
+        return number in self._sound
 
     def write(self, number: int, block: Block) -> None:
         """Write the gradients of a block.
@@ -110,7 +115,7 @@ class TaskGradients:
             HfTlmError: the disk cannot be written.
         """
         tensors = {f"{key}/{name}": x.contiguous().cpu() for key, parts in block.items() for name, x in parts.items()}
-        atomic_write(self._path(number), save(tensors))
+        atomic_write(self._path(number), save(tensors, {_CHECKSUM: _checksum(tensors)}))
 
     def blocks(self) -> Iterator[tuple[slice, Block]]:
         """The task batches of each block, and their gradients."""
@@ -136,6 +141,24 @@ class TaskGradients:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"block-{self._digest}-{number:05d}.safetensors"
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a file's tensors are as they were written; one of before there were checksums is taken without."""
+    try:
+        with safe_open(path, "pt") as file:
+            expected = (file.metadata() or {}).get(_CHECKSUM)
+            return expected is None or expected == _checksum({name: file.get_tensor(name) for name in file.keys()})
+    except (OSError, SafetensorError):
+        return False
+
+
+def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = xxhash.xxh3_128()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _room(device: torch.device) -> int:

@@ -26,7 +26,7 @@ from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.presets import find
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.teacher_arguments import NONE
-from hf_tlm.utils.files import atomic_file, atomic_write, sha256
+from hf_tlm.utils.files import atomic_file, atomic_write, remove_abandoned, sha256
 from hf_tlm.utils.json_files import Unfit, find_object, mapped, read_object, real, record, whole, words
 from hf_tlm.utils.locks import Claim
 from hf_tlm.utils.run_names import GRID_FILE, PLACES_FILE, RESULTS_FILE, SETTINGS_FILE, TEACHER_FILE
@@ -164,6 +164,7 @@ def claim(
                 "--output_dir, or delete that folder to start over."
             )
     elif process_index == 0:
+        remove_abandoned(path)  # What a kill left of its write.
         if output_dir.is_dir() and any(output_dir.iterdir()):
             raise ProtocolError(f"{output_dir} is not empty and holds no run. Choose an empty --output_dir.")
         atomic_write(path, json.dumps(wanted, indent=2) + "\n")

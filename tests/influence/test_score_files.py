@@ -110,7 +110,7 @@ def test_a_killed_run_continues(task_rows, subset_rows, tokenizer, expected, tmp
     assert (finished.fitted, finished.loaded, finished.scored) == (0, 0, [])
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "remove", "another shape"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "remove", "another shape", "a bit"])
 def test_a_damaged_shard_is_made_again(task_rows, subset_rows, tokenizer, expected, tmp_path, damage):
     found = score(task_rows, subset_rows, FakeScorer(tokenizer), tmp_path / "work", task_batch_size=TASK_BATCH)
     path = tmp_path / "work" / "scores-00002.npy"
@@ -118,13 +118,25 @@ def test_a_damaged_shard_is_made_again(task_rows, subset_rows, tokenizer, expect
         path.unlink()
     elif damage in ("cut", "empty"):
         path.write_bytes(path.read_bytes()[:-9] if damage == "cut" else b"")
+    elif damage == "a bit":
+        path.write_bytes(path.read_bytes()[:-20] + bytes([path.read_bytes()[-20] ^ 1]) + path.read_bytes()[-19:])
     else:
         np.save(path, np.zeros((7, 4), np.float32))
+    found = score_files.ScoreFiles(tmp_path / "work", found.shape)
     with pytest.raises(InfluenceError, match="scores-00002.npy is missing or damaged"):
         found[:, 0:1]
     scorer = FakeScorer(tokenizer)
     np.testing.assert_array_equal(scored(task_rows, subset_rows, scorer, tmp_path / "work"), expected)
     assert scorer.scored == subset_rows["id"][14:21]
+
+
+def test_shards_of_before_there_were_checksums_are_taken(task_rows, subset_rows, tokenizer, expected, tmp_path):
+    scored(task_rows, subset_rows, FakeScorer(tokenizer), tmp_path / "work")
+    for path in (tmp_path / "work").glob("*.npy"):
+        np.save(path, np.load(path))
+    scorer = FakeScorer(tokenizer)
+    np.testing.assert_array_equal(scored(task_rows, subset_rows, scorer, tmp_path / "work"), expected)
+    assert not scorer.scored
 
 
 def test_other_settings_are_refused_and_named(task_rows, subset_rows, tokenizer, tmp_path):
@@ -140,9 +152,10 @@ def test_other_settings_are_refused_and_named(task_rows, subset_rows, tokenizer,
     with pytest.raises(InfluenceError, match=r"task_batch_size \(5 there, 4 now\)"):
         score(task_rows, subset_rows, FakeScorer(tokenizer), folder, task_batch_size=4)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    (folder / SETTINGS_FILE).write_text("{")
-    with pytest.raises(InfluenceError, match="settings.json is damaged"):
-        scored(task_rows, subset_rows, FakeScorer(tokenizer), folder)
+    for content in ("{", "[]"):
+        (folder / SETTINGS_FILE).write_text(content)
+        with pytest.raises(InfluenceError, match="settings.json is damaged"):
+            scored(task_rows, subset_rows, FakeScorer(tokenizer), folder)
     (folder / SETTINGS_FILE).unlink()
     with pytest.raises(InfluenceError, match=r"holds scores \(scores-00000.npy ...\) and no settings.json"):
         scored(task_rows, subset_rows, FakeScorer(tokenizer), folder)

@@ -330,6 +330,25 @@ def test_saved_and_loaded(tokenizer, tmp_path):
             InfluenceScorer([model], tokenizer, **options).load(tmp_path / "saved")
 
 
+@pytest.mark.parametrize("damage", ["cut", "a bit", "none"])
+def test_a_damaged_block_of_gradients_is_made_again(tokenizer, tmp_path, damage):
+    made = InfluenceScorer([tiny("bert")], tokenizer, layer=0, parameters="*", mlm_probability=MASKED, seed=SEED)
+    made.fit(task_texts(), 2, tmp_path)
+    expected = made.score(passages())
+    (block,) = tmp_path.glob("block-*")
+    before = block.read_bytes()
+    block.unlink()
+    damaged = before[:-4] if damage == "cut" else before[:-1] + bytes([before[-1] ^ (damage == "a bit")])
+    block.write_bytes(damaged)
+    again = InfluenceScorer([tiny("bert")], tokenizer, layer=0, parameters="*", mlm_probability=MASKED, seed=SEED)
+    if damage != "none":
+        with pytest.raises(InfluenceError, match="1 of 1 blocks are missing or damaged"):
+            again.load(tmp_path)
+    again.fit(task_texts(), 2, tmp_path)
+    assert block.read_bytes() == before
+    np.testing.assert_array_equal(again.score(passages()), expected)
+
+
 def test_the_settings_of_gradients_are_read_once(tmp_path, monkeypatch):
     made = TaskGradients.begin(tmp_path, torch.device("cpu"), [2, 3], {"fingerprint": "f"})
     reads = []

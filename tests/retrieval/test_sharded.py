@@ -20,7 +20,7 @@ from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import VARIANTS, Bm25Settings
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
 from hf_tlm.retrieval.engines.engine import RetrievalRequest
-from hf_tlm.retrieval.engines.sharded import sharded
+from hf_tlm.retrieval.engines.sharded import sharded, workspace
 from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
 from hf_tlm.utils.locks import LockError, awaited
 from support.sharded_retrieval import WORDS, check_same, random_texts, rows_of, single, write_parts
@@ -352,6 +352,42 @@ def test_damaged_index_is_named(tmp_path):
     shutil.rmtree(tmp_path / "work" / "hits" / "00001")
     with pytest.raises(RetrievalError, match="00001/index/postings.bin is damaged"):
         retrieve_sharded(["word1"], corpus, 5, **arguments)
+
+
+def test_what_has_changed_in_a_work_dir_is_never_taken(tmp_path):
+    corpus = write_parts(tmp_path / "corpus", random_texts(60), 2)
+    expected = single(["word1", "word2"], corpus, 5, Bm25Settings(), tmp_path)
+    work = tmp_path / "work"
+
+    def again():
+        workspace._problem.cache_clear()  # A process looks once at a folder.
+        return retrieve_sharded(["word1", "word2"], corpus, 5, work_dir=work, num_shards=2, workers=1)
+
+    check_same(again(), expected)
+    shutil.copytree(work, tmp_path / "whole")
+    for name, later in (
+        ("queries/ids.npy", ("hits",)),
+        ("passages/00001/counts.json", ()),
+        ("passages/00001/passages.arrow", ("texts",)),
+        ("index/00001/frequencies.npy", ("statistics",)),
+        ("statistics/frequencies.npy", ("hits",)),
+        ("hits/00001/scores.bin", ("union",)),
+        ("union/union.arrow", ()),
+        ("texts/00001/passages.arrow", ()),
+    ):
+        shutil.rmtree(work)
+        shutil.copytree(tmp_path / "whole", work)
+        for folder in later:  # What was made of it is made anew.
+            shutil.rmtree(work / folder)
+        data = bytearray((work / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (work / name).write_bytes(data)
+        with pytest.raises(RetrievalError, match=f"{name} .*is damaged. Delete .*work, and the same call makes it again"):
+            again()
+    for content in ("[]", "3"):
+        (work / "run.json").write_text(content)
+        with pytest.raises(RetrievalError, match="run.json is damaged"):
+            again()
 
 
 def test_a_bug_shows_its_log(tmp_path, monkeypatch):

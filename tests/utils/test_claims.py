@@ -77,6 +77,14 @@ def test_an_interrupted_run_and_a_claim_of_before_stay(tmp_path, new, error):
     assert (tmp_path / "one" / "settings.json").is_file()
 
 
+def test_what_a_kill_left_of_the_claim_itself_is_no_other_run(tmp_path):
+    folder = tmp_path / "one"
+    folder.mkdir()
+    (folder / f".settings.json.{'0' * 32}").write_text("{")
+    assert claim(folder, {"model": {}}, (), 0).new
+    assert [path.name for path in folder.iterdir()] == ["settings.json"]
+
+
 def test_a_run_of_a_checkpoint_whose_seal_counted_goes_on(tmp_path):
     """Versions before seals were records counted `seal.json` among the files of a local model."""
     model, out = tmp_path / "checkpoint-2", tmp_path / "out"

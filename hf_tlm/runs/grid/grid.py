@@ -29,6 +29,7 @@ from hf_tlm.utils.json_files import find_object, read_object
 from hf_tlm.utils.locks import Claim, awaited
 from hf_tlm.utils.options import check_given
 from hf_tlm.utils.run_names import GRID_FILE, TABLE_FILE, seed_folder
+from hf_tlm.utils.seals import SEAL, seal_problem
 from hf_tlm.utils.seed_figures import seed_figure
 from hf_tlm.utils.shown import shown_values
 
@@ -215,7 +216,7 @@ def run_grid(
         there = find_object(output_dir / GRID_FILE) or {}
         if isinstance(there.get("chosen"), dict):
             there["chosen"].pop("test", None)
-        return there == json.loads(json.dumps(record))
+        return there == json.loads(json.dumps(record)) and _whole(output_dir)
 
     def publish() -> None:
         one = runs[record["points"].index(best)]
@@ -302,6 +303,7 @@ def _runs(
 
 def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: Path) -> None:
     """The chosen point's model, card and results at the top, and the table; `grid.json` says that all is there."""
+    (output_dir / GRID_FILE).unlink(missing_ok=True)  # It would say so of what another grid, or a kill, has left.
     copy_best_model(seed_folder(chosen.output_dir, chosen.best["seed"]) / "model", output_dir)
     for name in (RESULTS_FILE, CARD_FILE):
         atomic_write(output_dir / name, (chosen.output_dir / name).read_bytes())
@@ -309,6 +311,14 @@ def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: 
     scored = {**record, "chosen": {**record["chosen"], **({"test": figures(test)} if test else {})}}
     atomic_write(output_dir / TABLE_FILE, to_markdown(scored))
     atomic_write(output_dir / GRID_FILE, json.dumps(scored, indent=2) + "\n")
+
+
+def _whole(folder: Path) -> bool:
+    """Whether what was published there is as it was; a damaged part is told."""
+    problem = seal_problem(folder) if (folder / SEAL).is_file() else None  # Folders of before there were seals have none.
+    if problem is not None:
+        logger.warning("%s. It is made again.", problem)
+    return problem is None and find_object(folder / RESULTS_FILE) is not None
 
 
 def _seeds(folder: Path) -> list[dict[str, Any]]:

@@ -121,6 +121,36 @@ def test_a_finished_grid_is_not_repeated_and_may_grow(tmp_path, fake):
         go(tmp_path / "out", weight_decay=0.5)
 
 
+@pytest.mark.parametrize("name", ["config.json", "results.json", "seal.json"])
+def test_what_was_published_and_damaged_since_is_made_again(tmp_path, fake, caplog, name):
+    grid = {"learning_rate": RATES[:1], "num_train_epochs": EPOCHS[:1]}
+    go(tmp_path / "out", grid)
+    before = {file: (tmp_path / "out" / file).read_bytes() for file in ("config.json", "results.json", "seal.json")}
+    (tmp_path / "out" / name).write_bytes(before[name][:-3])
+    go(tmp_path / "out", grid)
+    assert {file: (tmp_path / "out" / file).read_bytes() for file in before} == before
+    assert "It is made again." in caplog.text
+    assert len(log(tmp_path)) == 3, "the point itself is whole, and is tested once more"
+
+
+def test_a_kill_in_the_middle_of_publishing_leaves_nothing_that_says_it_is_done(tmp_path, fake, monkeypatch):
+    small, large = {**GRID, "learning_rate": RATES[:2]}, GRID  # The best point of each is another.
+    go(tmp_path / "out", small)
+    published = report(tmp_path / "out")
+
+    def killed(source, target):
+        (target / "config.json").write_bytes((source / "config.json").read_bytes())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grid, "copy_best_model", killed)
+        with pytest.raises(KeyboardInterrupt):
+            go(tmp_path / "out", large)
+    assert (tmp_path / "out/config.json").read_bytes() != published["config.json"]
+    go(tmp_path / "out", small)
+    assert report(tmp_path / "out") == published
+
+
 def test_failing_points_are_in_the_table_and_the_others_are_chosen_from(tmp_path, fake):
     fake.fail = [(4e-5, 2)]
     run = go(tmp_path / "out")

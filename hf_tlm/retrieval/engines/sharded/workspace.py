@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,9 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Statistics
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
 from hf_tlm.utils.files import atomic_directory, atomic_write
+from hf_tlm.utils.seals import SEAL, seal_problem, write_seal
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -59,6 +62,7 @@ class Workspace:
             try:
                 with atomic_directory(self.path(name)) as folder:
                     yield folder
+                    write_seal(folder)
             except HfTlmError:
                 # A task that was given up for lost may have lived to finish it first, and it is the same.
                 if not self.has(name):
@@ -66,14 +70,19 @@ class Workspace:
             return
         with tempfile.TemporaryDirectory() as work:
             yield Path(work)
+            write_seal(work)
             for file in sorted(path for path in Path(work).rglob("*") if path.is_file()):
                 self._files.put_file(str(file), self.path(f"{name}/{file.relative_to(work).as_posix()}"))
             self._files.pipe_file(self.path(f"{name}/{MARKER}"), b"")
 
     def reading(self, name: str) -> Path:
-        """The folder, or a copy of it that lasts as long as this process."""
+        """The folder, or a copy of it that lasts as long as this process.
+
+        Raises:
+            RetrievalError: a file in it has changed since it was written; a process looks once at a folder.
+        """
         if self.local:
-            return Path(self.path(name))
+            return _sound(Path(self.path(name)), self.location)
         copy = _copies(self.location) / name
         if not copy.is_dir():
             with atomic_directory(copy) as folder:
@@ -81,13 +90,21 @@ class Workspace:
                     target = folder / file.rpartition(f"/{name}/")[2]
                     target.parent.mkdir(parents=True, exist_ok=True)
                     self._files.get_file(file, str(target))
-        return copy
+        return _sound(copy, self.location)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A JSON file beside the folders; None if it is not there."""
+        """A JSON file beside the folders; None if it is not there.
+
+        Raises:
+            ValueError: it holds no JSON object.
+        """
         if self.local:
-            return read_json(Path(self.path(name))) if Path(self.path(name)).is_file() else None
-        return json.loads(self._files.cat_file(self.path(name))) if self._files.exists(self.path(name)) else None
+            found = read_json(Path(self.path(name))) if Path(self.path(name)).is_file() else None
+        else:
+            found = json.loads(self._files.cat_file(self.path(name))) if self._files.exists(self.path(name)) else None
+        if found is not None and not isinstance(found, dict):
+            raise ValueError(f"{self.path(name)} holds no JSON object")
+        return found
 
     def write(self, name: str, value: dict[str, Any]) -> None:
         """A JSON file beside the folders."""
@@ -103,6 +120,22 @@ class Workspace:
         files = url_to_fs(self.location)[0]
         files.invalidate_cache()  # Other machines write here too.
         return files
+
+
+def _sound(folder: Path, location: str) -> Path:
+    """A folder, after a look at its seal: kernels and memory maps read without looking where."""
+    with contextlib.suppress(OSError):  # It has none: an earlier version wrote it.
+        status = os.stat(folder / SEAL)
+        if (problem := _problem(str(folder), status.st_ino, status.st_mtime_ns)) is not None:
+            raise RetrievalError(
+                f"{problem}: it is damaged. Delete {location}, and the same call makes it again; or choose another folder."
+            )
+    return folder
+
+
+@functools.cache
+def _problem(folder: str, *_: int) -> str | None:
+    return seal_problem(folder)
 
 
 @functools.cache
