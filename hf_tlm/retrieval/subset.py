@@ -147,6 +147,7 @@ class Subset:
             raise RetrievalError(
                 f"{directory} is not a saved subset: it has no readable {MANIFEST_FILE} of hf_tlm. Expected a folder "
                 "that Subset.save or `hf-tlm retrieve` wrote."
+                + (f" Of a file of texts it makes one: --corpus {directory}." if directory.is_file() else "")
             )
         if manifest.get("format_version") != FORMAT_VERSION:
             raise RetrievalError(

@@ -133,8 +133,12 @@ def test_saving_through_a_link_keeps_the_link(subset, tmp_path):
 def test_load_refuses_what_is_not_a_saved_subset(tmp_path):
     (tmp_path / MANIFEST_FILE).write_text("{broken")
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(RetrievalError, match="not a saved subset: it has no readable manifest.json"):
+        with pytest.raises(RetrievalError, match="not a saved subset: it has no readable manifest.json") as error:
             Subset.load(folder)
+        assert "--corpus" not in str(error.value)
+    (tmp_path / "unlabelled.csv").write_text("text\none\n")
+    with pytest.raises(RetrievalError, match=r"Of a file of texts it makes one: --corpus .*unlabelled\.csv\.$"):
+        Subset.load(tmp_path / "unlabelled.csv")
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
