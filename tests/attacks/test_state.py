@@ -173,6 +173,27 @@ def test_blocks_of_the_cache(cache, made_toys, name, damage):
     assert shards().to_dataset()["input_ids"][:] == before and shards().totals == totals
 
 
+@pytest.mark.parametrize("name", ["shard-00001/state.json", "totals.json"])
+def test_a_number_that_changed_in_what_blocks_are_continued_from(cache, made_toys, name):
+    corpus = load_corpus(str(made_toys.corpus))
+    tokenizer = train_wordpiece(corpus.to_dataset()["text"], 120)
+
+    def shards():
+        return BlockShards(corpus, tokenizer, 16, shard_size=4)
+
+    before, totals = shards().to_dataset()["input_ids"][:], shards().totals
+    folder = shards().folder
+    (folder / "totals.json").unlink() if "state" in name else None
+    for later in folder.glob("shard-*") if "state" in name else ():  # As a kill leaves it.
+        if later.name > "shard-00001":
+            shutil.rmtree(later)
+    content = json.loads((folder / name).read_text())
+    content["passages"] += 1
+    content["row" if "state" in name else "blocks"] += 1
+    (folder / name).write_text(json.dumps(content))
+    assert shards().to_dataset()["input_ids"][:] == before and shards().totals == totals
+
+
 @damaged
 def test_objects(tmp_path, damage, caplog):
     path = tmp_path / "record.json"
