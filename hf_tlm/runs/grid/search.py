@@ -23,6 +23,7 @@ from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.grid.points import Grid, GridError, Range
 from hf_tlm.runs.sharing import once
 from hf_tlm.tasks import Task
+from hf_tlm.utils.disk import disk_problem
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import read_object
 
@@ -72,7 +73,8 @@ def search(
         grid: lists are choices, ranges are drawn from.
 
     Raises:
-        GridError: see `check_search`; a study of another grid in this folder; or training failed in all trials.
+        GridError: see `check_search`; a study of another grid in this folder, or a damaged one; or training failed in all
+            trials.
     """
     check_search(grid)
     folder, asked = args.folder / "trials", _asked(grid, seed)
@@ -83,7 +85,7 @@ def search(
         study = None
         with args.main_process_first(desc="opening the study"):
             if args.process_index == 0:
-                study = _open_study(folder)
+                study = _open_study(folder, len(_read(folder, asked)))
                 _write_trials(study, folder, asked)
         make_trainer = _trainer_factory(task, checkpoint, args, seed, folder)
         for number in range(len(_read(folder, asked)), trials):
@@ -142,12 +144,33 @@ def _storage(folder: Path) -> str:
     return f"sqlite:///{(folder / STUDY_FILE).absolute()}"
 
 
-def _open_study(folder: Path) -> optuna.Study:
-    """The study of this folder, without what a killed process left running."""
+def _open_study(folder: Path, trials: int) -> optuna.Study:
+    """The study of this folder, without what a killed process left running.
+
+    Args:
+        trials: how many it has at least, as `TRIALS_FILE` is written after them.
+
+    Raises:
+        GridError: it is damaged.
+    """
     import optuna
+    from sqlalchemy.exc import DatabaseError
 
     folder.mkdir(parents=True, exist_ok=True)
-    study = optuna.create_study(study_name=STUDY, storage=_storage(folder), direction="maximize", load_if_exists=True)
+    problem = None
+    try:
+        study = optuna.create_study(study_name=STUDY, storage=_storage(folder), direction="maximize", load_if_exists=True)
+        found = len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE]))
+        if found < trials:
+            problem = f"it has {found} trials of {trials}"
+    except DatabaseError as error:
+        if disk_problem(error) is not None:
+            raise
+        problem = str(error.orig)
+    if problem is not None:
+        raise GridError(
+            f"{folder / STUDY_FILE} is damaged: {problem}. Choose another --output_dir, or delete {folder} to search anew."
+        )
     for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     return study

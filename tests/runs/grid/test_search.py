@@ -92,6 +92,19 @@ def test_a_killed_search_goes_on_as_it_would_have(tmp_path, base, fake):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[: len(data) // 2], lambda data: b"<html>" * 4000])
+def test_a_damaged_study_is_named_and_its_trials_stay(tmp_path, base, fake, damage):
+    search.search(*parts(tmp_path, base), Grid(SPACE), 2, SEED)
+    study, trials = tmp_path / "trials/study.db", tmp_path / "trials/trials.json"
+    before, data = trials.read_bytes(), study.read_bytes()
+    study.unlink()  # A new file: SQLite has the other one open.
+    study.write_bytes(damage(data))
+    with pytest.raises(GridError, match="study.db is damaged: .* or delete .*trials to search anew"):
+        search.search(*parts(tmp_path, base), Grid(SPACE), 3, SEED)
+    assert trials.read_bytes() == before
+
+
+@pytest.mark.slow
 def test_trials_whose_training_fails_are_the_worst(tmp_path, base, fake):
     _, plan = fake
     plan["fail"] = [0]
