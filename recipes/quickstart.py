@@ -21,7 +21,7 @@ from pathlib import Path
 from hf_tlm import analysis, corpora, retrieval, runs, tasks, training
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.files import atomic_write, check_writable
+from hf_tlm.utils.files import atomic_directory, atomic_write, check_writable
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
 
@@ -48,7 +48,6 @@ def main() -> None:
     (quick,) = parse(QuickstartArguments, recipe="quickstart", description=__doc__)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise HfTlmError("The quickstart is a demonstration for one process: run `hf-tlm quickstart`.")
-
     check_writable(quick.output_dir)
     with owned(quick.output_dir):
         make(quick, Path(quick.output_dir))
@@ -66,9 +65,7 @@ def make(quick: QuickstartArguments, output: Path) -> None:
 
     # 2. Retrieval: the passages that resemble the task, and as many random ones.
     bm25 = retrieval.retrieve(task, corpus, top_k=quick.top_k)
-    bm25.save(output / "subset-bm25")
     chance = retrieval.retrieve(task, corpus, retriever="random", num_passages=len(bm25.dataset), seed=quick.seed)
-    chance.save(output / "subset-random")
     print("\n" + bm25.summary())
     for query, passage, score in bm25.examples(task, 5):
         query, passage = (textwrap.shorten(text, 150, placeholder="...") for text in (query, passage))
@@ -87,9 +84,12 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     atomic_write(output / "table.json", json.dumps(rows, indent=2) + "\n")
     trained = [row for row in rows if "folder" in row]
     best = max(trained, key=lambda row: row[f"validation {task.metric}"]["mean"])
-    shutil.copytree(best["folder"], output / "model", dirs_exist_ok=True, ignore=shutil.ignore_patterns("seed-*"))
+    with atomic_directory(output / "model") as work:
+        shutil.copytree(best["folder"], work, dirs_exist_ok=True, ignore=shutil.ignore_patterns("seed-*"))
     other = next(row["folder"] for row in trained if row is not best)
     found = {"BM25": bm25, "random": chance}
+    for name, subset in found.items():  # Not before: a run with other options is refused by the arms of the one before.
+        subset.save(output / f"subset-{name.lower()}")
     page = analysis.write_report(best["folder"], output / "report.html", second=other, task=task, subsets=found)
     print(f"What happened, for any browser: {page}")
     print(f"Best on validation: {best['arm']}. Try it:\n")

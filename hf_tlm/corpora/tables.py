@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +25,7 @@ from datasets import Dataset, Features, Value, config, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from fsspec.compression import compr, register_compression
 
+from hf_tlm.utils.arrow_files import cached_rows
 from hf_tlm.utils.disk import cache_problem
 
 logger = logging.getLogger(__name__)
@@ -166,13 +168,14 @@ def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
     source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train"}
     with _checking(path, builder, separator):
         try:
-            return load_dataset(builder, **source, **_options(path, builder, separator))
+            return cached_rows(partial(load_dataset, builder, **source, **_options(path, builder, separator)))
         except DatasetGenerationError:
             # The columns of JSON and their types are those of its first block, at which the reader fails where later rows
             # have others. Of one block they are those of all rows.
             if builder != "json" or (size := _size(path)) <= _BLOCK:
                 raise
-            return load_dataset(builder, **source, **_options(path, builder, separator) | {"chunksize": size})
+            options = _options(path, builder, separator) | {"chunksize": size}
+            return cached_rows(partial(load_dataset, builder, **source, **options))
 
 
 def _size(path: Path) -> int:

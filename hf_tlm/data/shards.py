@@ -24,7 +24,7 @@ from hf_tlm.data.masking import with_draws
 from hf_tlm.data.tokenization import backend_settings
 from hf_tlm.utils.arrow_files import cache_folder, find_rows, seal_rows
 from hf_tlm.utils.files import atomic_directory, atomic_write
-from hf_tlm.utils.json_files import find_object
+from hf_tlm.utils.json_files import checked_text, find_checked
 from hf_tlm.utils.options import check_numbers
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ SCHEMA = Features({"input_ids": List(Value("int32"))}).arrow_schema
 BLOCKS_FILE, STATE_FILE, TOTALS_FILE = "blocks.arrow", "state.json", "totals.json"
 SHARD_SIZE = 1 << 14
 POLL_SECONDS = 0.05
-_CHECKSUM = "xxh3"
 # Changes when equal settings would give other blocks.
 _FORMAT = 1
 
@@ -95,7 +94,7 @@ class BlockShards:
         They are: shards, blocks, tokens (special ones not counted), tokens of the last block, passages, held-out passages
         among them, and the files that were left out.
         """
-        totals = _find(self.folder / TOTALS_FILE)
+        totals = find_checked(self.folder / TOTALS_FILE)
         return totals if totals is None or {"shards", "blocks", "tokens"} <= totals.keys() else None
 
     def find(self, number: int) -> Dataset | None:
@@ -138,8 +137,9 @@ class BlockShards:
         maker = BlockMaker(self.tokenizer, self.max_length, self.mode)
         at: dict[str, Any] = {"part": 0, "row": 0, "passages": 0, "held_out": 0, "bad_files": {}}
         if number:
-            at = _find(self.folder / f"shard-{number - 1:05d}" / STATE_FILE)
-            assert at is not None  # `find` has just looked.
+            before = find_checked(self.folder / f"shard-{number - 1:05d}" / STATE_FILE)
+            assert before is not None  # `find` has just looked.
+            at = before
             maker.restore(at["maker"])
         with tqdm(desc="Preparing blocks", unit=" passages", initial=at["passages"], disable=not progress) as bar:
             for _ in self._passages(maker, at, bar, pause):
@@ -167,7 +167,7 @@ class BlockShards:
         totals = {"shards": number, "blocks": (number - 1) * self.shard_size + len(last), "tokens": maker.tokens}
         totals |= {"last_block": len(last[-1]["input_ids"])}
         totals |= {name: at[name] for name in ("passages", "held_out", "bad_files")}
-        atomic_write(self.folder / TOTALS_FILE, _checked(totals))
+        atomic_write(self.folder / TOTALS_FILE, checked_text(totals))
 
     def validation(self, max_blocks: int, *, progress: bool = True) -> Dataset:
         """Return the first blocks made of held-out passages, at most `max_blocks`.
@@ -237,32 +237,15 @@ def _save(folder: Path, blocks: Sequence[np.ndarray], state: dict[str, Any]) -> 
         with pa.OSFile(str(work / BLOCKS_FILE), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
             writer.write_batch(pa.record_batch([column], schema=SCHEMA))
         seal_rows(work / BLOCKS_FILE, len(blocks))
-        (work / STATE_FILE).write_text(_checked({**state, "blocks": len(blocks)}), encoding="utf-8")
+        (work / STATE_FILE).write_text(checked_text({**state, "blocks": len(blocks)}), encoding="utf-8")
 
 
 def _load(folder: Path) -> Dataset | None:
     if not folder.is_dir():
         return None
-    state = _find(folder / STATE_FILE)
+    state = find_checked(folder / STATE_FILE)
     blocks = None if state is None else find_rows(folder / BLOCKS_FILE, state.get("blocks"))
     if blocks is not None and blocks.column_names == SCHEMA.names:
         return blocks
     logger.warning("%s is damaged and will be made again.", folder)
     return None
-
-
-def _checked(values: dict[str, Any]) -> str:
-    """Numbers as they are written, with their checksum: what is wrong by one would make other blocks."""
-    return json.dumps({**values, _CHECKSUM: _checksum(values)}) + "\n"
-
-
-def _find(path: Path) -> dict[str, Any] | None:
-    """What `_checked` wrote; None where it is not there, or damaged. Files of before there were checksums are taken."""
-    found = find_object(path)
-    if found is None or found.pop(_CHECKSUM, None) in (None, _checksum(found)):
-        return found
-    return None
-
-
-def _checksum(values: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(values).encode())

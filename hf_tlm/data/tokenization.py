@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.repo import TOKENIZER_FILES, checkpoint_folder
-from hf_tlm.utils.arrow_files import cache_folder, map_rows, without_format
+from hf_tlm.utils.arrow_files import cache_folder, is_whole, map_rows, seal_rows, without_format
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.options import check_numbers, named, of_python
 from hf_tlm.utils.scripts import alphabet_of
@@ -394,10 +394,11 @@ def text_lengths(dataset: Dataset | None) -> np.ndarray:
     if dataset is None or len(dataset) <= _IN_MEMORY:
         return np.concatenate([np.zeros(0, np.int32), *_lengths(dataset)])
     file = cache_folder() / f"lengths-{dataset._fingerprint}-{len(dataset)}.i32"
-    if not file.is_file() or file.stat().st_size != 4 * len(dataset):
+    if not is_whole(file) or file.stat().st_size != 4 * len(dataset):
         with atomic_file(file) as stream:
             for part in _lengths(dataset):
                 stream.write(part.data)
+        seal_rows(file, len(dataset))
     return np.memmap(file, np.int32, mode="r", shape=(len(dataset),))
 
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from hf_tlm.retrieval.manifest import (
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
 from hf_tlm.tasks.spec import check_task
+from hf_tlm.utils.arrow_files import cached_rows
 from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_directory, check_writable, sha256
 from hf_tlm.utils.json_files import find_format
@@ -169,7 +171,7 @@ class Subset:
             raise RetrievalError(f"{directory} is an empty subset: it holds no passage. Retrieve it again.")
         # The cache of `datasets` knows a file by its path and time; the digest makes it know the content.
         with writing_cache(config.HF_DATASETS_CACHE):
-            return cls(Dataset.from_parquet(str(data), config_name=found), manifest)
+            return cls(cached_rows(partial(Dataset.from_parquet, str(data), config_name=found)), manifest)
 
     @classmethod
     def open(cls, name: str) -> Subset:

@@ -31,7 +31,7 @@ from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.json_files import find_object
+from hf_tlm.utils.json_files import checked_text, find_checked
 from hf_tlm.utils.run_names import LINEAR_FILE, RESULTS_FILE, predictions_file
 from hf_tlm.utils.seals import write_seal
 
@@ -139,7 +139,7 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
         of += "-" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
     of += "-characters" if _by_character(task) else ""
     file = cache_folder() / f"baselines-{_FORMAT}-{of}-{task.metric}.json"
-    found = find_object(file) or {}
+    found = find_checked(file) or {}
     if _is_kept(found):
         return found
     made = [make_baselines(one, "all" if len(one.train) <= MOST_TEXTS else MAJORITY) for one in tasks]
@@ -154,7 +154,7 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
     models = [] if draws else [one for one in made[0] if one.model is not None]
     found = {"baselines": baselines, "linear": _answers(models[0], task) if models else {}}
     with contextlib.suppress(HfTlmError):  # A cache that cannot be written: made again by the next run.
-        atomic_write(file, json.dumps(found) + "\n")
+        atomic_write(file, checked_text(found))
     return found
 
 

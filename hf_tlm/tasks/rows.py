@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -13,6 +15,8 @@ from hf_tlm.corpora.tables import field_of
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_file
+
+logger = logging.getLogger(__name__)
 
 # Why a row cannot be used whose id another has.
 REPEATED = "a repeated id"
@@ -178,6 +182,21 @@ def canonical(
     return Canonical(Dataset.from_dict(data, features=features), kept, bad, problems)
 
 
+def _there(file: Path, rows: pa.Table) -> MemoryMappedTable | None:
+    """The table in a file, if it is that of these rows; None where there is none, or, with a warning, a damaged one."""
+    if not file.is_file():
+        return None
+    try:
+        table = MemoryMappedTable.from_file(str(file))
+        if table.table.schema.equals(rows.schema, check_metadata=True) and table.table.equals(rows):
+            return table
+        problem = "other rows"
+    except (OSError, pa.ArrowException) as error:
+        problem = str(error).partition("\n")[0]
+    logger.warning("%s is damaged and will be made again (%s).", file, problem)
+    return None
+
+
 def stored(rows: Dataset) -> Dataset:
     """Rows in memory, from now on memory-mapped from a file in the cache of `datasets` that is named by their content.
 
@@ -187,9 +206,8 @@ def stored(rows: Dataset) -> Dataset:
         HfTlmError: the cache cannot be written.
     """
     file = cache_folder() / f"rows-{rows._fingerprint}.arrow"
-    try:
-        table = MemoryMappedTable.from_file(str(file))
-    except (OSError, pa.ArrowException):  # There is none, or a damaged one.
+    table = _there(file, rows.data.table)
+    if table is None:
         with atomic_file(file) as stream, pa.ipc.new_stream(stream, rows.data.table.schema) as writer:
             writer.write_table(rows.data.table)
         table = MemoryMappedTable.from_file(str(file))

@@ -11,7 +11,9 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,23 +78,61 @@ def map_rows(rows: Dataset, function: Callable, **options: Any) -> Dataset:
         with writing_cache(place):
             return rows.map(function, **options, **more)
 
+    again = partial(mapped, load_from_cache_file=False)
+    return _sealed(mapped, again, options.get("desc", "Rows"), place, len(rows))
+
+
+def cached_rows(load: Callable[[], Dataset]) -> Dataset:
+    """What `datasets` reads into its cache, again where what is there is damaged."""
+    place = Path(config.HF_DATASETS_CACHE)
+
+    def again() -> Dataset:
+        for file in list(filter(_broken, place.rglob("*.arrow"))):
+            if (file.parent / config.DATASET_INFO_FILENAME).is_file():  # What was read of a file is in a folder of its own.
+                shutil.rmtree(file.parent, ignore_errors=True)
+        return load()
+
+    return _sealed(load, again, "Rows", place)
+
+
+def _sealed(
+    make: Callable[[], Dataset], again: Callable[[], Dataset], name: str, place: Path, expected: int | None = None
+) -> Dataset:
+    """What `make` finds in a cache or makes there, or where that is damaged `again`, with seals.
+
+    Args:
+        name: of what is made, for a warning.
+        place: the folder of its files, or one above it.
+        expected: how many rows there must be.
+    """
     try:
-        found = mapped()
-        problem = None if len(found) == len(rows) else f"{len(found):,} rows of {len(rows):,}"
+        found = make()
+        problem = None if expected in (None, len(found)) else f"{len(found):,} rows of {expected:,}"
         problem = problem or next(filter(None, map(_broken, _files(found))), None)
     except (OSError, pa.ArrowException) as error:
         if getattr(error, "errno", None) is not None:  # Of the system, as of a full disk; Arrow's have none.
             raise
         problem = str(error).partition("\n")[0]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # Of what it makes them of, or of a file whose first bytes are damaged.
+        if (problem := next(filter(None, map(_broken, sorted(place.rglob("*.arrow")))), None)) is None:
+            raise
     if problem is not None:
-        name = options.get("desc", "Rows")
         logger.warning("%s: what the cache holds is damaged and will be made again (%s).", name, problem)
-        found = mapped(load_from_cache_file=False)
+        found = again()
     for file in _files(found):
         if problem is not None or not _seal(file).exists():
             with contextlib.suppress(OSError, HfTlmError):  # A cache that others made, and that cannot be written.
                 seal_rows(file, len(found))
     return found
+
+
+def is_whole(file: Path) -> bool:
+    """Whether a file of a cache is there, and as it was when it was sealed, with a warning where it is not."""
+    problem = _broken(file) if file.is_file() else None
+    if problem is not None:
+        logger.warning("%s is damaged and will be made again (%s).", file, problem)
+    return problem is None and file.is_file()
 
 
 def _broken(file: Path) -> str | None:

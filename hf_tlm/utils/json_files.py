@@ -16,10 +16,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from hf_tlm.errors import HfTlmError
 
 logger = logging.getLogger(__name__)
 LARGEST = 64 << 20  # Bytes of a file; what recipes write has some thousand.
+_CHECKSUM = "xxh3"
 _AGAIN = "Make or download it again."
 # A value of JSON -> the same as it is used.
 Check = Callable[[Any], Any]
@@ -50,6 +53,27 @@ def find_object(path: Path) -> dict[str, Any] | None:
     except HfTlmError as problem:
         logger.warning("%s", problem)
         return None
+
+
+def checked_text(values: Mapping[str, Any]) -> str:
+    """The text of a file whose numbers are taken at their word: an object and its checksum, for `find_checked`."""
+    return json.dumps({**values, _CHECKSUM: _checksum(values)}) + "\n"
+
+
+def find_checked(path: Path) -> dict[str, Any] | None:
+    """The object that `checked_text` wrote; None where there is no file, or, with a warning, a damaged one.
+
+    A file of before there were checksums is taken.
+    """
+    found = find_object(path)
+    if found is None or found.pop(_CHECKSUM, None) in (None, _checksum(found)):
+        return found
+    logger.warning("%s is damaged (its checksum differs). It is made again.", path)
+    return None
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(values).encode())
 
 
 def find_format(path: Path, format: Any) -> dict[str, Any] | None:

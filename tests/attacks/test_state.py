@@ -9,8 +9,11 @@ from attacks.attack import assert_refused, attack
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import load_tokenizer, tokenize, train_wordpiece
 from hf_tlm.data.shards import BlockShards
+from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments.steps import read_record
+from hf_tlm.retrieval import Subset
+from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.grid.grid import _seeds
 from hf_tlm.runs.grid.points import GridError
 from hf_tlm.runs.grid.search import TRIALS_FILE, _read
@@ -108,6 +111,51 @@ def test_tokens_of_the_cache_with_a_flipped_bit(cache, made_toys, place, caplog)
         caplog.clear()
         assert tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)[:] == rows
         assert "what the cache holds is damaged and will be made again (its checksum differs)" in caplog.text
+
+
+def test_tokens_of_the_cache_whose_types_are_damaged(cache, made_toys, caplog):
+    tokenizer = train_wordpiece(load_task(str(made_toys.task)).train["text"], 120)
+    before = tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)
+    (file,), rows = [cache.__class__(file["filename"]) for file in before.cache_files], before[:]
+    del before
+    hurt(file, lambda data: data.replace(b'"dtype": "int32"', b'"dtype": "inu32"'))
+    assert tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)[:] == rows
+    assert "what the cache holds is damaged and will be made again (its checksum differs)" in caplog.text
+
+
+@pytest.mark.parametrize("old,new", [(b'"dtype": "string"', b'"dtype": "strhng"'), (b"enzyme", b"enzymf")])
+@pytest.mark.parametrize("what", ["subset", "table"])
+def test_what_datasets_keeps_of_a_file(cache, made_toys, tmp_path, caplog, what, old, new):
+    rows = [{"text": f"an enzyme binds {n}", "label": "ab"[n % 2]} for n in range(40)]
+    (tmp_path / "task.csv").write_text("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows))
+
+    def read():
+        return Subset.load(made_toys.subset).dataset[:] if what == "subset" else load_task(tmp_path / "task.csv").train[:]
+
+    before = read()
+    hurt(next(cache.glob("parquet/**/*.arrow" if what == "subset" else "csv/**/*.arrow")), lambda d: d.replace(old, new))
+    assert read() == before and "damaged and will be made again" in caplog.text
+    caplog.clear()
+    assert read() == before and "damaged" not in caplog.text
+
+
+def test_lengths_of_the_cache_with_a_flipped_bit(cache, made_toys, monkeypatch, caplog):
+    monkeypatch.setattr("hf_tlm.data.tokenization._IN_MEMORY", 5)
+    tokenizer = train_wordpiece(load_task(str(made_toys.task)).train["text"], 120)
+    rows = tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)
+    before = text_lengths(rows).tolist()
+    hurt(next(cache.rglob("lengths-*.i32")), lambda data: flip(data, 0.5))
+    assert text_lengths(rows).tolist() == before and "its checksum differs" in caplog.text
+
+
+def test_a_score_that_changed_in_the_baselines_of_the_cache(cache, made_toys, caplog):
+    task = load_task(str(made_toys.task))
+    before = to_beat(task)
+    (file,) = cache.rglob("baselines-*.json")
+    content = json.loads(file.read_text())
+    content["baselines"][0]["scores"]["test"][task.metric] += 0.1
+    file.write_text(json.dumps(content))
+    assert to_beat(task) == before and "its checksum differs" in caplog.text
 
 
 @damaged

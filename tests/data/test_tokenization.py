@@ -314,12 +314,25 @@ def test_processes_tokenise_at_once_or_are_killed(tokenizer, cache, tmp_path):
     assert names == ["cache", "rows", "rows"]
 
 
-def test_a_damaged_file_of_the_cache_is_made_again(cache, tmp_path):
-    folder = write_task(tmp_path / "films")
+DAMAGES = {
+    "cut": lambda data: data[:-100],
+    "a type": lambda data: data.replace(b'"dtype": "string"', b'"dtype": "strhng"'),
+    "a text": lambda data: data.replace(b"gene", b"genf", 1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_of_the_cache_is_made_again(cache, tmp_path, damage, caplog):
+    folder = write_task(tmp_path / "films", ["a gene binds", *TEXTS[1:]])
     expected = load_task(folder).train[:]
     for file in cache.glob("rows-*"):
-        file.write_bytes(file.read_bytes()[:-100])
+        data = damage(file.read_bytes())
+        file.unlink()
+        file.write_bytes(data)
     assert load_task(folder).train[:] == expected
+    assert "is damaged and will be made again" in caplog.text
+    caplog.clear()
+    assert load_task(folder).train[:] == expected and "damaged" not in caplog.text
 
 
 def test_a_cache_that_cannot_be_written_is_named(cache, tmp_path):

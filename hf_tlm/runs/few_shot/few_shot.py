@@ -136,6 +136,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     with claimed:
         run_shared(points, lambda point: point.folder(output_dir), work.trained, work.train)
         run_shared(seeds, work.folder, work.tested, work.test)
+        work.discard_models(points)  # Those that a kill has left.
 
     records = [read_object(work.folder(seed) / RESULTS_FILE) for seed in seeds]
     summary = summarise(records)
@@ -222,7 +223,11 @@ class _Work:
             if self.details["prompt"] is not None:  # A model with a head has the card of fine-tuning.
                 atomic_write(folder / "model" / "README.md", prompted_card(self.details, {"seed": seed, **record}))
         finish(folder, {"seed": seed, **record}, "model", PREDICTIONS, EXAMPLES_FILE)
-        for point in own:
+        self.discard_models(own)
+
+    def discard_models(self, points: Sequence[Point]) -> None:
+        """Remove the models of points whose split is tested, on the first process: the best one's is the split's too."""
+        for point in points if self.args.process_index == 0 else ():
             shutil.rmtree(point.folder(self.args.folder) / "model", ignore_errors=True)
 
     def _best(self, points: Sequence[Point], model: Path) -> dict[str, Any]:

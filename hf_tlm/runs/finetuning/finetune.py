@@ -225,6 +225,7 @@ class _Seeds:
         """Training, evaluation, predictions and export of one seed; loaded where it is finished."""
         folder = seed_folder(self.args.folder, seed)
         if (record := finished(folder, self.args, fields=SEED)) is not None:
+            self._discard_checkpoints(folder)  # A kill between record and removal has left them.
             return record if self.has_all(record) else self._tested(record, folder)
         task, args = self.task, self.args
         kind, config, tokenizer = kind_module(task.spec.kind), self.config, self.tokenizer
@@ -286,10 +287,14 @@ class _Seeds:
             _export(trained, tokenizer, folder / "model", files, PEFT_TASK_TYPES.get(task.spec.kind))
             record["price"] = price(folder / "model")
             finish(folder, record, "model", PREDICTIONS, "train_ids.json")
-            for left in folder.glob("checkpoint-*"):
-                shutil.rmtree(left, ignore_errors=True)
+        self._discard_checkpoints(folder)
         trainer.accelerator.wait_for_everyone()
         return record
+
+    def _discard_checkpoints(self, folder: Path) -> None:
+        """Remove those of a finished seed, on the first process."""
+        for left in folder.glob("checkpoint-*") if self.args.process_index == 0 else ():
+            shutil.rmtree(left, ignore_errors=True)
 
     def _trainer(
         self, model: nn.Module, args: FinetuneArguments, seed: int, held_out: EvaluationSet, **options: Any
