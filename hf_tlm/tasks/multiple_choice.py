@@ -70,7 +70,7 @@ def _right(label: Any, names: tuple[str, ...]) -> int | Bad:
     right = names.index(label) if label in names else label
     if isinstance(right, int) and 0 <= right < len(names):
         return right
-    return Bad("a label that is no option", f"label {label!r}, options {', '.join(names)}")
+    return Bad("a label that is no option", f"label {label!r}, options {', '.join(names)} or 0 to {len(names) - 1}")
 
 
 def _row(context: Any, question: Any, options: list[Any]) -> tuple[str, str, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -28,8 +29,10 @@ from hf_tlm.corpora.tables import (
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
 from hf_tlm.tasks.formats import SUFFIXES, is_squad_json, read_conll, read_excel, read_squad_json
-from hf_tlm.tasks.spec import SPLITS, TaskError, TaskSpec
+from hf_tlm.tasks.spec import ROLES, SPLITS, TaskError, TaskSpec
 from hf_tlm.utils.shown import few
+
+logger = logging.getLogger(__name__)
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
 # Archives and compressions that are not read.
@@ -50,8 +53,8 @@ def read_splits(
 ) -> dict[str, Dataset]:
     """The splits that there are; of a file, or a folder with one table that is called like no split, `TABLE` alone.
 
-    Fields of csv and tsv files are texts as they are written: 007 is not 7. Labels are numbers or truth values where all of
-    the splits' are.
+    Fields of csv and tsv files are texts as they are written: 007 is not 7. Labels, and offsets of answers, are numbers
+    where all of the splits' are; labels may be truth values.
 
     Args:
         columns: role -> column, for files whose columns have no names (CoNLL).
@@ -65,8 +68,11 @@ def read_splits(
         return named_splits(spec, _load_hub(spec))
     files = _files(spec, path) if path.is_dir() else {TABLE: path}
     splits = {split: read_file(file, columns or {}, separator) for split, file in files.items()}
-    written = [split for split, file in files.items() if BUILDERS.get(suffix_of(file)) == "csv"]
-    return splits | _with_values({split: splits[split] for split in written}, spec.label_column)
+    written = {split: splits[split] for split, file in files.items() if BUILDERS.get(suffix_of(file)) == "csv"}
+    given = [columns["starts"]] if columns and "starts" in columns else []
+    for column in dict.fromkeys([spec.label_column, *given, *ROLES["question_answering"]["starts"]]):
+        written = _with_values(written, column)
+    return splits | written
 
 
 def _files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
@@ -81,7 +87,26 @@ def _files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
             raise TaskError(f"{spec.path} holds several files for {split}: {', '.join(names)}. Keep one.{which}")
         if files:
             found[split] = files[0]
-    return found or {TABLE: _only_table(folder)}
+    if not found:
+        return {TABLE: _only_table(folder)}
+    for split in [split for split in ("validation", "test") if split not in found]:
+        names = [name for name in sorted(os.listdir(folder)) if _as_if(split, name)]
+        if others := [name for name in names if folder / name not in found.values()]:
+            logger.warning(
+                "Task %s: %s of %s is not read. For the split %s rename it: its name is %s.",
+                spec.name,
+                few(others, 5),
+                folder,
+                split,
+                " or ".join(_names(spec, split)),
+            )
+    return found
+
+
+def _as_if(split: str, name: str) -> bool:
+    """Whether a file that is called so may have been meant for a split: val.csv, Test.csv, testing.tsv, eval.jsonl."""
+    words = {"validation": ("val", "dev"), "test": ("test",)}[split]
+    return suffix_of(Path(name)) in (*BUILDERS, *SUFFIXES) and any(word in name.casefold() for word in words)
 
 
 def _with_values(splits: Mapping[str, Dataset], column: str) -> dict[str, Dataset]:

@@ -1,3 +1,4 @@
+import csv
 import gzip
 import json
 
@@ -51,6 +52,19 @@ def test_a_single_answer_need_be_no_list():
     assert validation(row)["answers"][:] == [["Paris"]] and validation(row)["starts"][:] == [[15]]
     with pytest.raises(TaskError, match="an answer without an offset; .*offset '15'"):
         validation(question() | {"answer_start": "15"})
+
+
+@pytest.mark.parametrize("column", ["answer_start", "begin"])
+def test_offsets_of_a_csv_are_numbers(tmp_path, column):
+    """All fields of a csv are read as texts; null offsets are why others are written as floats."""
+    for split, offsets in (("train", ["15", "30"]), ("dev", ["15.0", ""])):
+        rows = [("context", "question", "answer_text", column)]
+        rows += [(CONTEXT, f"{split} {n}?", CONTEXT[int(float(at)) :][:3] if at else "", at) for n, at in enumerate(offsets)]
+        with open(tmp_path / f"{split}.csv", "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows(rows)
+    columns = None if column == "answer_start" else {"starts": column}
+    task = load_task(str(tmp_path), kind="question_answering", columns=columns)
+    assert task.train["starts"][:] == [[15], [30]] and task.validation["starts"][:] == [[15], []]
 
 
 def test_an_empty_list_is_no_answer_and_null_is_an_error():

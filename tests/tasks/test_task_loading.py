@@ -1,6 +1,7 @@
 import gzip
 import json
 import logging
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -85,6 +86,18 @@ def test_two_files_for_a_split(tmp_path):
         write(tmp_path / name, RECORDS)
     with pytest.raises(TaskError, match="several files for validation: validation.csv, dev.csv. Keep one"):
         load_task(str(tmp_path))
+
+
+@pytest.mark.parametrize("name, split", [("val.csv", "validation"), ("Test.csv", "test"), ("testing.tsv", "test")])
+def test_a_file_that_was_meant_for_a_split_is_told(tmp_path, caplog, name, split):
+    """It was left out without a word; without validation texts training texts were to be held out."""
+    for other in {"train.csv", "dev.csv", "test.csv", "notes.md", name} - {"dev.csv" if split == "validation" else "test.csv"}:
+        write(tmp_path / other, RECORDS)
+    with nullcontext() if split == "test" else pytest.raises(TaskError, match="no validation examples"):
+        assert "test" not in load_task(str(tmp_path)).splits
+    called = {"test": "test", "validation": "validation or valid or dev"}[split]
+    (told,) = [record.message for record in caplog.records if "is not read" in record.message]
+    assert told.endswith(f": {name} of {tmp_path} is not read. For the split {split} rename it: its name is {called}.")
 
 
 def test_a_file_beside_what_is_it_compressed(tmp_path):
