@@ -282,7 +282,9 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
         if suffix == ".txt" and spec.kind != "tagging":
             yield from _chunks(({spec.text_columns[0]: line.rstrip("\n")} for line in path.open(encoding="utf-8-sig")), rows)
         elif suffix in SUFFIXES:
-            yield from _chunks(read_conll(path, spec.columns, tagged=False), rows)
+            sentences = enumerate(read_conll(path, spec.columns, tagged=False))
+            numbered = (row | {"id": str(number)} if row["id"] is None else row for number, row in sentences)
+            yield from _chunks(numbered, rows)
         elif is_squad_json(path):
             yield from read_squad_json(path).iter(rows)
         elif suffix == ".parquet":

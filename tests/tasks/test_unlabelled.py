@@ -4,6 +4,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from hf_tlm.tasks import TaskError, TaskSpec, reading, unlabelled
+from hf_tlm.tasks.unlabelled import unlabelled_chunks
 
 TEXTS = TaskSpec(name="t", path="memory")
 PAIRS = TaskSpec(name="t", path="memory", kind="regression", text_columns=("a", "b"))
@@ -55,6 +56,13 @@ def test_options_and_words(tmp_path):
     words = [{"id": "0", "tokens": ["The", "cat"]}, {"id": "1", "tokens": ["Runs"]}]
     assert rows(str(tmp_path / "new.conll"), TAGS) == words
     assert [len(chunk) for chunk in unlabelled(str(tmp_path / "new.conll"), TAGS, chunk=1)] == [1, 1]
+
+
+def test_sentences_without_an_id_have_their_number_in_the_source_s_columns_too(tmp_path):
+    """Predictions in JSON lines had the null of the source."""
+    (tmp_path / "new.conll").write_text("# sent_id = a\nThe\n\nRuns\n")
+    found = [chunk.source["id"] for chunk in unlabelled_chunks(str(tmp_path / "new.conll"), TAGS, chunk=1)]
+    assert found == [["a"], ["1"]]
 
 
 def test_questions_have_equally_many_options(tmp_path):
