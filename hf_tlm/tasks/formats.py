@@ -28,6 +28,7 @@ FEATURES = Features(
 )
 _HEAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[\s*\{')
 _ROWS = 2**20
+_NUMBER = re.compile(r"-?\d+")
 # What no cell can hold.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
@@ -41,7 +42,8 @@ def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -
     have another number of columns than the words have. The id is that of a comment `# sent_id = ...`, or None.
 
     Args:
-        tagged: False for a file without tags, of which only the words are read.
+        tagged: False for a file without tags, of which only the words are read; from where they are by default if their
+            column is none of such a file, as that of a task in another format.
 
     Raises:
         TaskError: no such column, lines with different numbers of columns, or not UTF-8.
@@ -50,6 +52,8 @@ def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -
     names = {"tokens": columns.get("tokens", "form" if universal else "0")}
     if tagged:
         names["tags"] = columns.get("tags", "xpos" if universal else "-1")
+    elif not (_NUMBER.fullmatch(names["tokens"]) or universal and names["tokens"] in CONLLU):
+        names["tokens"] = "form" if universal else "0"
     places = {role: _place(path, name, universal) for role, name in names.items()}
     sentence: dict[str, list[str]] = {role: [] for role in names}
     width, identifier = None, None
@@ -83,7 +87,7 @@ def _row(sentence: dict[str, list[str]], columns: Mapping[str, str], identifier:
 def _place(path: Path, name: str, universal: bool) -> int:
     if universal and name in CONLLU:
         return CONLLU.index(name)
-    if re.fullmatch(r"-?\d+", name):
+    if _NUMBER.fullmatch(name):
         return int(name)
     known = f", or of {', '.join(CONLLU)}" if universal else ""
     raise TaskError(f"{path}: a column is a number from 0 (or -1, -2 ... from the end){known}; received {name!r}.")

@@ -15,7 +15,7 @@ from datasets import Dataset
 from hf_tlm.hub.repo_id import may_be_repo
 from hf_tlm.tasks.loading import kind_module
 from hf_tlm.tasks.reading import stream_file, stream_hub
-from hf_tlm.tasks.rows import advice, canonical, ids_of, with_fields
+from hf_tlm.tasks.rows import advice, canonical, column_of, ids_of, missing, with_fields
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
 from hf_tlm.utils.shown import kind_of
 
@@ -44,7 +44,8 @@ def unlabelled_chunks(
 ) -> Iterator[Chunk]:
     """The rows of a file in the columns of a `Task` of this spec, without labels: `chunk` at most at once, in order.
 
-    Whatever labels the file has are not read. `id` is the source's, or the number of the row, from 0.
+    Whatever labels the file has are not read. `id` is the source's, or the number of the row, from 0: what is predicted on
+    need not have the ids that the training had.
 
     Args:
         path: a file as in a task's folder (of words alone in CoNLL's formats; .txt also for a text a line), or a Hub id,
@@ -66,7 +67,9 @@ def unlabelled_chunks(
             raise TaskError(f"Cannot read {path} after row {done}: {error}") from error
         if not ROLES[spec.kind]:
             spec = reader.with_columns_of(spec, rows)
-        ids = ids_of(spec, path, rows, [None] * len(rows))
+        _check_columns(path, spec, rows)
+        there = spec.id_column is None or spec.id_column in rows.column_names
+        ids = ids_of(spec if there else dataclasses.replace(spec, id_column=None), path, rows, [None] * len(rows))
         ids = [str(done + row) if identifier is None else identifier for row, identifier in enumerate(ids)]
         values = reader.read(spec, path, rows, (), labelled=False)
         features, numbers = reader.features(spec, labelled=False), range(done, done + len(ids))
@@ -89,6 +92,16 @@ def unlabelled_chunks(
             )
     if not done:
         raise TaskError(f"{path} has no rows to predict on.")
+
+
+def _check_columns(path: str, spec: TaskSpec, rows: Dataset) -> None:
+    """Raise a TaskError, which names options that commands which predict have, unless what is predicted on is there."""
+    roles = [role for role in ROLES[spec.kind] if role not in ("answers", "starts", "label", "tags")]
+    names = [column_of(spec, role, rows) or ROLES[spec.kind][role][0] for role in roles]
+    if absent := [name for name in (names if roles else spec.text_columns) if name not in rows.column_names]:
+        chosen = "" if roles else "Choose with --text_column and --text_pair_column, or "
+        told = f"{chosen}give the columns of the file the names that they had in training."
+        raise missing(spec, path, absent, rows, told[0].upper() + told[1:])
 
 
 def data_name(data: Any) -> str:

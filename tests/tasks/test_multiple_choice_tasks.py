@@ -64,7 +64,8 @@ def test_bad_rows_are_named_and_can_be_dropped(bad, message):
 
 @pytest.mark.parametrize("label", [3, -2])
 def test_numbers_out_of_range(label):
-    with pytest.raises(TaskError, match=f"1 of 2 rows with a label that is no option; .*label {label}, options A, B, C or 0 to 2"):
+    message = f"1 of 2 rows with a label that is no option; .*label {label}, options A, B, C or 0 to 2"
+    with pytest.raises(TaskError, match=message):
         task(row(0), row(label))
 
 

@@ -65,6 +65,35 @@ def test_sentences_without_an_id_have_their_number_in_the_source_s_columns_too(t
     assert found == [["a"], ["1"]]
 
 
+def test_what_is_predicted_on_need_not_have_the_training_s_ids(tmp_path):
+    """A text a line could not be predicted on by what was trained with --id_column."""
+    spec = TaskSpec(name="t", path="memory", id_column="nr")
+    (tmp_path / "new.txt").write_text("first\nsecond\n")
+    assert [row["id"] for row in rows(str(tmp_path / "new.txt"), spec)] == ["0", "1"]
+    assert [row["id"] for row in rows(write(tmp_path / "new.csv", [{"nr": 7, "text": "a"}]), spec)] == ["7"]
+
+
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        (TEXTS, "no column 'text'; the columns are words. Choose with --text_column and --text_pair_column, or give"),
+        (CHOICES, "no column 'passage', 'question', 'options'; the columns are words. Give"),
+        (TAGS, "no column 'tokens'; the columns are words. Give"),
+    ],
+)
+def test_a_column_that_is_not_there_is_told_with_what_a_prediction_can_be_told(tmp_path, spec, message):
+    """--columns and --task_kind, which were named, are options of a training alone."""
+    with pytest.raises(TaskError, match=f"{message} the columns of the file the names that they had in training.$"):
+        rows(write(tmp_path / "new.jsonl", [{"words": ["a"]}]), spec)
+
+
+def test_words_in_conll_s_columns_for_a_model_of_a_table(tmp_path):
+    (tmp_path / "new.txt").write_text("The DT\ncat NN\n")
+    for columns, words in (({"tokens": "words"}, ["The", "cat"]), ({"tokens": "1"}, ["DT", "NN"])):
+        spec = TaskSpec(name="t", path="memory", kind="tagging", columns=columns)
+        assert [row["tokens"] for row in rows(str(tmp_path / "new.txt"), spec)] == [words]
+
+
 def test_questions_have_equally_many_options(tmp_path):
     records = [{"passage": "p", "question": "q", "options": options} for options in (["x", "y", "z"], ["x", "y"])]
     path = write(tmp_path / "new.jsonl", records)
