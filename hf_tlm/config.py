@@ -34,6 +34,7 @@ from hf_tlm.commands import RECIPES
 from hf_tlm.errors import HfTlmError
 from hf_tlm.presets import did_you_mean, find
 from hf_tlm.utils.disk import disk_problem
+from hf_tlm.utils.files import check_working_folder
 from hf_tlm.utils.options import RANGES, problem
 from hf_tlm.utils.outline import outline
 from hf_tlm.utils.output import nobody_reads, plain_output
@@ -430,6 +431,7 @@ def run(main: Callable[[], Any]) -> None:
                 # Bars of loading and writing weights would bury those of the jobs; the Trainer's and datasets' own stay.
                 logging.disable_progress_bar()
             check_variables()
+            check_working_folder()
             main()
             _leave_process_group()
             # All is done: Ctrl-C need not stop Python where it tidies up, with a traceback.

@@ -1,4 +1,4 @@
-"""What a disk's error means, in words: full, over its quota, read-only, not ours, broken."""
+"""What a disk's error means, in words: full, over its quota, no place for large files, read-only, not ours, broken."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _OTHER_CACHE = "set HF_HOME or HF_DATASETS_CACHE to a folder on another disk"
 _WORDS = {
     errno.ENOSPC: "The disk{of} is full{free}: free some space or {other}",
     errno.EDQUOT: "The quota on the disk{of} is used up: free some space or {other}",
+    errno.EFBIG: "There are more bytes{for_} than a file may have (ulimit -f, or the file system's): raise it or {other}",
     errno.EROFS: f"The file system{{of}} is read-only: {_OTHER}",
     errno.EACCES: f"There is no permission{{for_}}: {_OTHER}, or have it made yours",
     errno.EIO: f"The disk{{of}} fails (input/output error): {_OTHER} on another disk",
@@ -31,7 +32,7 @@ _CACHE = dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "read-only")
 _CACHE |= dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "no folder")
 _VARIABLES = ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "HF_HOME")
 # Whatever fails while one of these is handled, as closing the file does, fails by it.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def disk_problem(error: BaseException, path: str | os.PathLike | None = None) -> str | None:

@@ -290,6 +290,18 @@ def check_writable(folder: str | os.PathLike, what: str | None = None, *, replac
         raise ArgumentsError(f"{what}: {there} is no folder that can be written in. Give another.")
 
 
+def check_working_folder() -> None:
+    """Refuse to work where the folder that a command was started in is not there any more: no path would be found.
+
+    Raises:
+        HfTlmError: it was removed.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise HfTlmError("The folder that this is started in has been removed. Change to one that is there.") from None
+
+
 def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
     """Write `content` (text as UTF-8) to `path` as `atomic_file` does."""
     with atomic_file(path) as stream:

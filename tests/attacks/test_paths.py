@@ -1,9 +1,12 @@
 """Every option that takes a path, in every recipe: what is not there, empty, of another kind, or of a hostile name."""
 
+import os
+
 import pytest
 
-from attacks.attack import assert_refused, attack, tree
+from attacks.attack import assert_refused, attack, call, tree
 from attacks.bad_input.paths import CASES, OUTPUTS, WRITTEN
+from hf_tlm import config
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,18 @@ def test_it_is_refused_in_one_line(toys, places, recipe, option, place):
     assert tree(folder) == before
     # A table of runs names those that failed, and the same command tries them again.
     assert not toys.out.exists() or (recipe, option) == ("reproduce", "corpus")
+
+
+def test_a_working_folder_that_was_removed_is_told(tmp_path):
+    outcome = call(_in_a_removed_folder, str(tmp_path / "gone"))
+    assert_refused(outcome, "The folder that this is started in has been removed.")
+
+
+def _in_a_removed_folder(folder):
+    os.mkdir(folder)
+    os.chdir(folder)
+    os.rmdir(folder)
+    config.run(lambda: print("not to be reached"))
 
 
 @pytest.mark.slow
