@@ -345,11 +345,12 @@ def quantized(model: Any, *, per_channel: bool = True, keep_float: Sequence[str]
         keep_float: of `PARTS`, what keeps its float32.
     """
     import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
 
     # It calls the product of a Gemm, which it takes apart, otherwise.
     excluded = [name + end for part in keep_float for name in _nodes_of(model, part) for end in ("", "_MatMul")]
-    with tempfile.TemporaryDirectory() as scratch, _without_root_warnings():
+    with tempfile.TemporaryDirectory() as scratch, _process_as_it_was():
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
         path = os.path.join(scratch, "model.onnx")
         quantize_dynamic(
             model,
@@ -366,13 +367,21 @@ def quantized(model: Any, *, per_channel: bool = True, keep_float: Sequence[str]
 
 
 @contextlib.contextmanager
-def _without_root_warnings() -> Iterator[None]:
-    """Without the advice to optimise the graph first, which the exporter has done."""
-    disabled, logging.root.manager.disable = logging.root.manager.disable, logging.WARNING
+def _process_as_it_was() -> Iterator[None]:
+    """What onnxruntime's tools change for the whole process is afterwards as before: logging, and where modules are found.
+
+    They log by the root logger, which takes a handler where it has none: a program's `logging.basicConfig` would then do
+    nothing. Their advice to optimise the graph first, which the exporter has done, is not shown.
+    """
+    disabled, handlers, path = logging.root.manager.disable, list(logging.root.handlers), list(sys.path)
+    logging.disable(max(disabled, logging.WARNING))
     try:
         yield
     finally:
-        logging.root.manager.disable = disabled
+        logging.disable(disabled)  # Not the attribute alone: loggers keep what was disabled until they are told.
+        for handler in set(logging.root.handlers).difference(handlers):
+            logging.root.removeHandler(handler)
+        sys.path[:] = path
 
 
 def _nodes_of(model: Any, part: str) -> list[str]:
@@ -386,9 +395,9 @@ def _nodes_of(model: Any, part: str) -> list[str]:
 
 def half(model: Any) -> Any:
     """The graph with weights and activations in float16; its logits are float32."""
-    from onnxruntime.transformers.float16 import convert_float_to_float16
+    with warnings.catch_warnings(), _process_as_it_was():
+        from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of weights too small for float16.
         made = convert_float_to_float16(model, keep_io_types=True)
     _strip(made)

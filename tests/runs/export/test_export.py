@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import math
 import os
 import re
@@ -43,6 +44,19 @@ def texts(tmp_path):
 
 def lines(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("make", [quantized, half])
+def test_logging_and_the_places_of_modules_are_as_before(exported, make, monkeypatch):
+    graph = onnx.load(exported.folder / "onnx/model.onnx")
+    for name in [name for name in sys.modules if name.startswith(("onnxruntime.quantization", "onnxruntime.transformers"))]:
+        monkeypatch.delitem(sys.modules, name)  # As in a process that exports for the first time.
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if "onnxruntime" not in place])
+    before = list(sys.path)
+    make(graph)
+    assert logging.root.handlers == [] and sys.path == before
+    assert logging.root.isEnabledFor(logging.WARNING)  # A program's own warnings, too.
 
 
 def test_what_is_written_and_said(exported):
