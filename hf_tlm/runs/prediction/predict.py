@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
@@ -51,6 +53,20 @@ from hf_tlm.utils.seals import SEAL, read_seal
 SUFFIXES = {"squad": "json", None: "jsonl"}
 
 
+@contextlib.contextmanager
+def _kept_random_states() -> Iterator[None]:
+    """Random states of Python, numpy and torch are afterwards as before: making a Trainer seeds them all."""
+    python, of_numpy = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(of_numpy)
+
+
+@_kept_random_states()
 def predict(
     model_name_or_path: str | os.PathLike | Sequence[str | os.PathLike],
     data: str,
@@ -74,7 +90,8 @@ def predict(
     the training: of our own folders nothing need be said again.
 
     Rows are read, tokenised, predicted and written 10,000 at a time, so that the file may be of any size; what is written
-    appears whole or not at all. With several processes each predicts a share of a chunk, and all must call this.
+    appears whole or not at all. With several processes each predicts a share of a chunk, and all must call this. Random
+    states are left as they are.
 
         predict("runs/tickets", "new.csv", "answered.csv")
 

@@ -3,9 +3,13 @@
 import csv
 import importlib
 import json
+import random
 
+import numpy as np
 import pytest
+import torch
 from datasets import Dataset
+from transformers import set_seed
 
 from hf_tlm.runs import PredictArguments, check_predictable, predict
 from hf_tlm.runs.prediction.files import PredictionFile, glue_task, glue_value
@@ -48,6 +52,16 @@ def test_predictions_are_those_of_the_run(run, unlabelled_file, tmp_path, monkey
         assert "label" not in one and (one["id"], one["prediction"]) == (other["id"], other["prediction"])
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
     assert predict(str(run), str(unlabelled_file), **CPU) == run / "predictions" / "texts.jsonl"
+
+
+def test_random_states_are_left_as_they_are(run, unlabelled_file, tmp_path):
+    drawn = []
+    for predicts in (False, True):
+        set_seed(5)
+        if predicts:
+            predict(str(run), str(unlabelled_file), tmp_path / "out.jsonl", **CPU)
+        drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1]
 
 
 def test_nothing_is_left_of_a_file_that_fails(run, tmp_path):
