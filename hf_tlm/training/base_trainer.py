@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from safetensors import SafetensorError
@@ -92,6 +93,18 @@ class ResumableTrainer(Trainer):
         self._failure: Exception | None = None
         self._resumed_from: str | None = None
 
+    def create_accelerator_and_postprocess(self):
+        # accelerate keeps one state a process, and refuses a precision that is not that of the trainer before.
+        if AcceleratorState._shared_state.get("_mixed_precision", self.args.mixed_precision) != self.args.mixed_precision:
+            AcceleratorState._reset_state()
+        super().create_accelerator_and_postprocess()
+        self._process_state = dict(AcceleratorState._shared_state)
+
+    def _take_process(self) -> None:
+        """Give accelerate this trainer's state of the process where arguments that were made since have emptied it."""
+        if "_mixed_precision" not in AcceleratorState._shared_state:
+            AcceleratorState._shared_state.update(self._process_state)
+
     @property
     def batch_sampler(self) -> InterleavedBatchSampler | None:
         """Of a subclass whose batches depend on nothing but the seed and the step."""
@@ -110,6 +123,7 @@ class ResumableTrainer(Trainer):
             NonFiniteLossError: the loss of a step is not finite on one of the processes.
             Terminated: stopped by SIGTERM, with a checkpoint of the last step.
         """
+        self._take_process()
         self._resumed_from = checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
         with self.interruption.listening(), reading_pickles(checkpoint, CheckpointError):
             return super().train(checkpoint, trial, ignore_keys_for_eval)
@@ -142,6 +156,7 @@ class ResumableTrainer(Trainer):
         return path
 
     def _get_dataloader(self, *args, **kwargs):
+        self._take_process()
         loader = super()._get_dataloader(*args, **kwargs)
         # In place of the Trainer's seeding: what our workers draw follows from the seed and a text's place alone.
         loader.base_dataloader.worker_init_fn = ignore_sigterm

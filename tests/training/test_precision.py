@@ -9,7 +9,8 @@ from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
 from hf_tlm.models import cpu_kernels
-from support.training_runs import NO_DROPOUT, OBJECTIVES, history, trainer
+from hf_tlm.training import TlmArguments, TlmTrainer
+from support.training_runs import NO_DROPOUT, OBJECTIVES, history, network, trainer
 
 
 class _Graphs(TrainerCallback):
@@ -50,6 +51,24 @@ def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer,
     bodies = 1 if objective == "mlm" else 2
     assert bodies <= graphs.counts[5] <= 6 * bodies and graphs.counts[5:] == [graphs.counts[5]] * 7, graphs.counts
     assert compiled.cost().measured_flops == eager.cost().measured_flops > 0
+
+
+def test_trainers_of_one_process_do_not_depend_on_each_other(tmp_path, data, tokenizer):
+    """Arguments of both precisions are made before either trains; others are made before the first is used again."""
+    options = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "max_steps": 1, "disable_tqdm": True}
+    made = {bf16: TlmArguments(output_dir=str(tmp_path), bf16=bf16, rho1=0, **options) for bf16 in (True, False)}
+    runs = {}
+    for bf16, args in made.items():
+        given = {"train_dataset": data["train"], "eval_dataset": data["validation"], "processing_class": tokenizer}
+        runs[bf16] = TlmTrainer(network(args, tokenizer, "bert", NO_DROPOUT), args, **given)
+        assert runs[bf16].accelerator.mixed_precision == ("bf16" if bf16 else "no")
+        runs[bf16].train()
+    scores = [runs[False].evaluate()["eval_loss"]]
+    TlmArguments(output_dir=str(tmp_path), rho1=0, **options)
+    scores.append(runs[False].evaluate()["eval_loss"])
+    assert scores[0] == scores[1] and runs[False].predict(data["validation"]).metrics["test_loss"] == scores[0]
+    TlmArguments(output_dir=str(tmp_path), rho1=0, **options)
+    assert runs[False].train().global_step == 1
 
 
 @pytest.mark.slow
