@@ -45,6 +45,7 @@ _BLOCK = 10 << 20  # Bytes of JSON that are read at once.
 _write_zstd = compr.get("zstd")
 # Headers that a warning was given of: shards have one header, and are read more than once.
 _told: set[tuple[str, ...]] = set()
+_told_of_quotes: set[str] = set()
 
 
 def field_of(cells: Iterable[Any], keys: Iterable[str]) -> list | None:
@@ -295,6 +296,7 @@ def _checking(path: Path, builder: str, separator: str) -> Iterator[None]:
         if problem := _csv_problem(path, separator, rows=1):
             raise ValueError(problem)
         _warn_of_repeated_names(path, separator)
+        _warn_of_quotes(path, separator)
     try:
         yield
     except Exception:
@@ -336,6 +338,51 @@ def _warn_of_repeated_names(path: Path, separator: str) -> None:
                 ", ".join(repeated),
                 repeated[0],
             )
+
+
+def _warn_of_quotes(path: Path, separator: str) -> None:
+    """Once for each file, on the first process: of lines that a quote which was meant as a letter has run together.
+
+    The field that it begins ends at the next quote, lines later and in the midst of a text.
+    """
+    if str(path) in _told_of_quotes or os.environ.get("RANK", "0") != "0":
+        return
+    _told_of_quotes.add(str(path))
+    lines: list[str] = []
+
+    def kept(file: Iterable[str]) -> Iterator[str]:
+        for line in file:
+            lines.append(line)
+            yield line
+
+    first, last, found = 0, 0, 0
+    with (
+        suppress(OSError, ValueError, EOFError, csv.Error),
+        fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="", compression="infer") as file,
+    ):
+        reader = csv.reader(kept(file), delimiter=separator)
+        for _ in reader:
+            if len(lines) > 1 and _ends_in_the_midst(lines, separator):
+                first, last = (first, last) if found else (reader.line_num - len(lines) + 1, reader.line_num)
+                found += 1
+            lines.clear()
+    if found:
+        logger.warning(
+            "%s: %s rows are each of several lines, the first of lines %d to %d, since a field begins with a double quote "
+            "that ends in the midst of a later line. Where a line is a row, put such fields in double quotes, and double "
+            "those within.",
+            *(path, f"{found:,}", first, last),
+        )
+
+
+def _ends_in_the_midst(lines: Sequence[str], separator: str) -> bool:
+    """Whether, in a row of several lines, what a quote began ends after the first line and before the end of a field."""
+    reader = csv.reader(lines, delimiter=separator, strict=True)
+    try:
+        list(reader)
+    except csv.Error:
+        return reader.line_num > 1
+    return False
 
 
 def _named(separator: str) -> str:

@@ -112,6 +112,25 @@ def test_a_name_that_two_columns_have_is_said(tmp_path, caplog, monkeypatch):
     assert "more than once" not in caplog.text
 
 
+def test_lines_that_an_unbalanced_quote_runs_together_are_told(tmp_path, caplog):
+    """Half of the rows, with their labels, were in the texts of the others, without a word."""
+    lines = [f'"unbalanced text {i}\t{"ab"[i % 2]}' if i < 20 else f"text {i}\t{'ab'[i % 2]}" for i in range(60)]
+    path = tmp_path / "odd.tsv"
+    path.write_text("\n".join(["text\tlabel", *lines]) + "\n")
+    for _ in range(2):
+        task = load_task(str(path))
+    assert sum(map(len, task.splits.values())) == 50
+    (told,) = [line for line in caplog.messages if "double quote" in line]
+    assert told.startswith(
+        f"{path}: 10 rows are each of several lines, the first of lines 2 to 3, since a field begins with"
+    )
+    caplog.clear()
+    fine = [f'"text {i}\nof ""two"" lines",{"ab"[i % 2]}' for i in range(30)] + [f'"text" {i},"a\nb"' for i in range(5)]
+    (tmp_path / "fine.csv").write_text("\r\n".join(["sep=,", "text,label", *fine, "last,a"]))
+    load_task(str(tmp_path / "fine.csv"))
+    assert "double quote" not in caplog.text
+
+
 def test_a_repeated_name_of_many_shards_is_said_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(tables, "_told", set())
     for number in range(3):
