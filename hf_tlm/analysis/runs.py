@@ -23,6 +23,7 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks.spec import KINDS
 from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.seed_figures import SEED_FIGURES
+from hf_tlm.utils.shown import kind_of
 
 _LARGEST = 10**300  # Of whole numbers; a sum of larger ones may be none that a float can hold.
 # Of a run, and of each of its seeds: what is not there, or empty, is missing, and analyses do without.
@@ -138,6 +139,7 @@ def find_results(places: Mapping[str, str | os.PathLike]) -> list[Result]:
     Raises:
         AnalysisError: no run with a task is there, or a file of one is not what recipes write.
     """
+    check_places(places)
     found: list[Result] = []
     for name, place in places.items():
         if not Path(place).is_dir():
@@ -150,6 +152,16 @@ def find_results(places: Mapping[str, str | os.PathLike]) -> list[Result]:
             "reproduce.py have written, or a folder of such folders."
         )
     return found
+
+
+def check_places(places: Any) -> None:
+    """Check that a function was given folders by their names.
+
+    Raises:
+        AnalysisError: it says what to pass.
+    """
+    if not isinstance(places, Mapping):
+        raise AnalysisError(f"places: expected folders by their names; received {kind_of(places)}. Give {{name: folder}}.")
 
 
 def read_json(path: Path) -> dict[str, Any]:

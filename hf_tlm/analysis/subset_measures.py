@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from hf_tlm.analysis.arguments import check_positive
 from hf_tlm.errors import AnalysisError
 from hf_tlm.retrieval.highlight import MarkedTerms, Spans, mark_shared, spans_to_markdown
-from hf_tlm.retrieval.subset import check_subset
+from hf_tlm.retrieval.subset import check_subset, check_subsets
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.shown import for_markdown
 
@@ -79,6 +79,7 @@ def source_shares(subsets: Mapping[str, Subset], top: int = 10) -> list[SourceSh
         AnalysisError: top below 1, no subset, or an empty one.
     """
     check_positive(top=top)
+    check_subsets(subsets)
     if not subsets:
         raise AnalysisError("There is no subset to show.")
     if empty := [name for name, subset in subsets.items() if not len(subset)]:
@@ -141,6 +142,7 @@ def size_against_k(subset: Subset) -> SizeAgainstK:
     Raises:
         AnalysisError: the subset is a part of what was retrieved; or it has no ranks.
     """
+    check_subset(subset)
     if selection := subset.manifest.get("selection"):
         raise AnalysisError(
             f"The subset is a part ({selection['size']:,} of {selection['of']:,} passages by {selection['method']}); what a "
@@ -187,6 +189,7 @@ def subset_overlap(subsets: Mapping[str, Subset]) -> Overlap:
         AnalysisError: fewer than two subsets; an empty one; their corpora are different ones or not known, so that the same
             id would be another passage.
     """
+    check_subsets(subsets)
     if len(subsets) < 2:
         raise AnalysisError(f"Overlap is between two or more subsets; received {len(subsets)}.")
     if empty := [name for name, subset in subsets.items() if not len(subset)]:
@@ -289,6 +292,7 @@ def rank_against_influence(subset: Subset, bins: int = 10) -> RankInfluence:
     from scipy.stats import spearmanr
 
     check_positive(bins=bins)
+    check_subset(subset)
     if "influence" not in subset.dataset.column_names:
         raise AnalysisError("The passages have no influence: the subset was not selected by ISS.")
     rank = ranks(subset)

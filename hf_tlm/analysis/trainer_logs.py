@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hf_tlm.analysis.arguments import AXES
-from hf_tlm.analysis.runs import is_number, read_json, subfolders
+from hf_tlm.analysis.runs import check_places, is_number, read_json, subfolders
 from hf_tlm.errors import AnalysisError
 from hf_tlm.training.checkpoints import STATE, checkpoints_in
 from hf_tlm.training.run_folder import places_of
@@ -97,6 +97,7 @@ def read_runs(places: Mapping[str, str | os.PathLike]) -> dict[str, RunLog]:
     Raises:
         AnalysisError: a place is not there, has no log or an empty one; a file is not what the Trainer writes.
     """
+    check_places(places)
     found: dict[str, RunLog] = {}
     for name, place in places.items():
         path = Path(place)

@@ -19,6 +19,7 @@ from hf_tlm.hub.repo import CODE, NAMES, is_ours
 from hf_tlm.hub.subset_configs import MANIFEST, check_alone, repo_files
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.json_files import mapped, read_fields, read_object, words
+from hf_tlm.utils.options import named
 from hf_tlm.utils.run_names import LINEAR_FILE, RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.seals import SEAL, seal_problem
 from hf_tlm.version import __version__
@@ -54,7 +55,7 @@ def publish_model(
         HubError: the folder holds no model, a run that is not finished, or an adapter to a model of this machine; for others
             see `hf_tlm.hub.push`.
     """
-    folder = Path(folder)
+    folder = Path(named("folder", folder, HubError, needed=True, what="a folder"))
     names = os.listdir(folder) if os.path.isdir(folder) else []
     if SETTINGS_FILE in names and RESULTS_FILE not in names:
         raise HubError(f"{folder} holds a run that is not finished. Run its command again, which continues it.")
@@ -120,7 +121,7 @@ def publish_subset(
         HubError: the folder holds no saved subset, or a damaged one, or the repository has some with names; for others see
             `hf_tlm.hub.push`.
     """
-    folder = Path(folder)
+    folder = Path(named("folder", folder, HubError, needed=True, what="a folder"))
     _check_subset(folder)
     repo = repo_to_push(repo_id, "dataset", options.get("revision"))
     check_alone(repo, options.get("token"), options.get("dry_run", False))
@@ -139,7 +140,7 @@ def publish_space(folder: str | os.PathLike, repo_id: str, *, license: str | Non
     """
     import yaml
 
-    folder = Path(folder)
+    folder = Path(named("folder", folder, HubError, needed=True, what="a folder"))
     files = {
         name: path
         for name, path in published(folder).items()

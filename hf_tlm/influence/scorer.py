@@ -99,7 +99,7 @@ class InfluenceScorer:
             found = next((model for model in given if not isinstance(model, TlmModel)), models)
             raise InfluenceError(
                 f"Influence takes a list of TlmModel; received {type(found).__name__}. Pass "
-                "[TlmModel.from_checkpoint(folder)], of a folder or Hub id of a classifier."
+                "[TlmModel.from_checkpoint(folder, id2label=task.id2label)], of a folder or Hub id of a classifier."
             )
         if not models:
             raise InfluenceError("Influence needs at least one model; received none.")

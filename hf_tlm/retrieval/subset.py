@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -399,3 +399,17 @@ def check_subset(subset: Any) -> None:
     """
     if not isinstance(subset, Subset):
         raise RetrievalError(f"subset: expected a Subset; {instead(subset, 'Subset.open', data=False)}")
+
+
+def check_subsets(subsets: Any) -> None:
+    """Check that a function was given subsets by their names.
+
+    Raises:
+        RetrievalError: it says what to pass.
+    """
+    if not isinstance(subsets, Mapping):
+        raise RetrievalError(
+            f"subsets: expected Subsets by their names; received {kind_of(subsets)}. Give {{name: subset}}."
+        )
+    for subset in subsets.values():
+        check_subset(subset)

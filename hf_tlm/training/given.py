@@ -50,7 +50,7 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
         raise ArgumentsError(
             "model: expected a TlmModel, GeneratorDiscriminator, or a TrainedModel of your own "
             f"(examples/own_model_and_loss.py); received {found}. TlmModel.from_config(config) makes "
-            "one from scratch, TlmModel.from_checkpoint(folder) of a stock checkpoint."
+            "one from scratch, TlmModel.from_checkpoint(folder, id2label=task.id2label) of a stock checkpoint."
         )
     if tokenizer is None:
         raise ArgumentsError(

@@ -17,7 +17,11 @@ from hf_tlm.analysis import (
     analyze,
     case_studies,
     case_studies_to_markdown,
+    find_results,
     rank_against_influence,
+    read_run,
+    read_runs,
+    report_page,
     size_against_k,
     source_shares,
     subset_overlap,
@@ -25,6 +29,7 @@ from hf_tlm.analysis import (
 from hf_tlm.analysis import subsets as views
 from hf_tlm.analysis.arguments import SubsetsArguments
 from hf_tlm.corpora import load_corpus
+from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.retrieval.manifest import COLUMNS
 from hf_tlm.tasks import load_task
@@ -64,6 +69,32 @@ def draw(seed, size, **manifest):
 def retrieved(corpus_rows, tmp_path_factory):
     corpus, cache = load_corpus(Dataset.from_list(corpus_rows)), str(tmp_path_factory.mktemp("cache"))
     return {k: retrieve(make_task(), corpus, top_k=k, cache_dir=cache) for k in (1, 2, 3, 6)}
+
+
+@pytest.mark.parametrize(
+    "call,match",
+    [
+        (lambda: size_against_k("runs/a"), r'subset: expected a Subset; received "runs/a". Give Subset.open\("runs/a"\)'),
+        (lambda: rank_against_influence(Dataset.from_dict({})), "subset: expected a Subset; received a Dataset"),
+        (lambda: source_shares({"a": "runs/a"}), 'subset: expected a Subset; received "runs/a"'),
+        (lambda: source_shares([draw(0, 9)]), "subsets: expected Subsets by their names; received a list"),
+        (lambda: subset_overlap({"a": draw(0, 9), "b": None}), "subset: expected a Subset"),
+        (lambda: report_page("runs/a"), r'run: expected a RunFolder; received "runs/a". Give read_run\("runs/a"\)'),
+        (lambda: find_results("runs/a"), "places: expected folders by their names; received a str"),
+        (lambda: read_runs(["runs/a"]), "places: expected folders by their names; received a list"),
+    ],
+)
+def test_names_in_the_place_of_subsets_and_runs_are_told(call, match):
+    with pytest.raises(HfTlmError, match=match):
+        call()
+
+
+def test_pages_of_runs_take_subsets_by_their_names(retrieved, tmp_path):
+    retrieved[1].save(tmp_path / "subset")
+    run = read_run(tmp_path / "subset")
+    for second, subsets in (("runs/b", None), (None, draw(0, 9)), (None, {"a": "runs/a"})):
+        with pytest.raises(HfTlmError, match="expected (a RunFolder|Subsets by their names|a Subset); received"):
+            report_page(run, second=second, subsets=subsets)
 
 
 def test_size_against_k_is_that_of_every_k(retrieved):

@@ -110,6 +110,12 @@ def test_what_cannot_be_published(hub, model, tmp_path):
     assert not [path for method, path in hub.log if method == "POST"]
 
 
+def test_objects_are_saved_before_they_are_published(hub, subset):
+    for publish, given in ((publish_subset, subset), (publish_model, AutoConfig.for_model("bert")), (publish_model, None)):
+        with pytest.raises(HubError, match="folder: expected a folder; received"):
+            publish(given, "alice/x", dry_run=True)
+
+
 def test_a_damaged_subset(hub, subset, tmp_path):
     data = tmp_path / "subset" / "data" / "train-00000-of-00001.parquet"
     data.write_bytes(data.read_bytes()[:-1])

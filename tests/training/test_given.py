@@ -41,6 +41,7 @@ def rows(length=3, **columns):
     [
         ({"args": "plain"}, r"args: expected a TlmArguments; received TrainingArguments. .*TlmArguments\(output_dir"),
         ({"model": "stock"}, r"received BertForSequenceClassification. TlmModel.from_config\(config\) makes one"),
+        ({"model": "stock"}, r"TlmModel.from_checkpoint\(folder, id2label=task.id2label\) of a stock checkpoint"),
         ({"model": "bert-base"}, "model: expected a TlmModel.*received 'bert-base'. TlmModel.from_config"),
         ({"model": nn.Linear(2, 2)}, "model: expected a TlmModel.*received Linear"),
         ({"model_init": lambda: None}, "model_init is not called here"),

@@ -25,11 +25,13 @@ from hf_tlm.analysis.runs import SPLITS
 from hf_tlm.errors import AnalysisError
 from hf_tlm.hub.repo import is_foreign
 from hf_tlm.metrics import Lead
+from hf_tlm.retrieval.subset import check_subsets
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.teacher import described, doubts
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object, listed, mapped, read_fields, real, record, truth, whole, words
 from hf_tlm.utils.run_names import EXAMPLES_FILE, TEACHER_FILE
+from hf_tlm.utils.shown import instead
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
@@ -137,6 +139,10 @@ def report_page(
     Raises:
         AnalysisError: the task is not that of the run, the two runs are of other rows, or a file is damaged.
     """
+    for name, folder in (("run", run), ("second", second)):
+        if not isinstance(folder, RunFolder) and (name == "run" or folder is not None):
+            raise AnalysisError(f"{name}: expected a RunFolder; {instead(folder, 'read_run', data=False)}")
+    check_subsets(subsets or {})
     return _page(run, second, task, subsets or {}, options or ReportPageArguments())[0]
 
 
