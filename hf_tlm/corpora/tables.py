@@ -41,7 +41,7 @@ COMPRESSIONS = (".gz", ".zst")
 SEPARATORS = (",", ";", "\t", "|")
 # The first line of a CSV file that is no header: it declares the separator to Excel.
 _DECLARED = re.compile(r'sep=([^\w\s"]|\t)\s*')
-_BLOCK = 10 << 20  # Bytes of JSON that are read at once.
+_BLOCK = 10 << 20  # Bytes of JSON that are read at once, and of a csv that are looked through for odd quotes.
 _write_zstd = compr.get("zstd")
 # Headers that a warning was given of: shards have one header, and are read more than once.
 _told: set[tuple[str, ...]] = set()
@@ -343,7 +343,8 @@ def _warn_of_repeated_names(path: Path, separator: str) -> None:
 def _warn_of_quotes(path: Path, separator: str) -> None:
     """Once for each file, on the first process: of lines that a quote which was meant as a letter has run together.
 
-    The field that it begins ends at the next quote, lines later and in the midst of a text.
+    The field that it begins ends at the next quote, lines later and in the midst of a text. Only the beginning of a large
+    file is looked at: reading it twice would take longer than retrieval from it.
     """
     if str(path) in _told_of_quotes or os.environ.get("RANK", "0") != "0":
         return
@@ -355,7 +356,7 @@ def _warn_of_quotes(path: Path, separator: str) -> None:
             lines.append(line)
             yield line
 
-    first, last, found = 0, 0, 0
+    first, last, found, size = 0, 0, 0, 0
     with (
         suppress(OSError, ValueError, EOFError, csv.Error),
         fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="", compression="infer") as file,
@@ -365,13 +366,16 @@ def _warn_of_quotes(path: Path, separator: str) -> None:
             if len(lines) > 1 and _ends_in_the_midst(lines, separator):
                 first, last = (first, last) if found else (reader.line_num - len(lines) + 1, reader.line_num)
                 found += 1
+            size += sum(map(len, lines))
             lines.clear()
+            if size > _BLOCK:
+                break
     if found:
         logger.warning(
-            "%s: %s rows are each of several lines, the first of lines %d to %d, since a field begins with a double quote "
+            "%s: %s rows%s are each of several lines, the first of lines %d to %d, since a field begins with a double quote "
             "that ends in the midst of a later line. Where a line is a row, put such fields in double quotes, and double "
             "those within.",
-            *(path, f"{found:,}", first, last),
+            *(path, f"{found:,}", f" in its first {_BLOCK >> 20} MB" if size > _BLOCK else "", first, last),
         )
 
 

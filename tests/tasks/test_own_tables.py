@@ -131,6 +131,17 @@ def test_lines_that_an_unbalanced_quote_runs_together_are_told(tmp_path, caplog)
     assert "double quote" not in caplog.text
 
 
+def test_a_large_csv_is_looked_through_for_odd_quotes_at_its_beginning(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(tables, "_BLOCK", 1 << 20)
+    rows = "".join(f"text {i},a\n" for i in range(1 << 17))
+    odd = '"unbalanced,a\nand "more,b\n'
+    for name, text in (("early", odd + rows + odd), ("late", rows + odd)):
+        (tmp_path / f"{name}.csv").write_text(f"text,label\n{text}")
+        tables._warn_of_quotes(tmp_path / f"{name}.csv", ",")
+    (told,) = caplog.messages
+    assert "early.csv: 1 rows in its first 1 MB are each of several lines, the first of lines 2 to 3" in told
+
+
 def test_a_repeated_name_of_many_shards_is_said_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(tables, "_told", set())
     for number in range(3):
