@@ -162,6 +162,18 @@ class TlmTrainer(SampledTrainer):
             if self.energy is not None:
                 self.energy.stop()
 
+    def hyperparameter_search(self, *args, **kwargs):
+        """Refuse: the Trainer's search makes its models by `model_init`, which is not called here.
+
+        Raises:
+            ArgumentsError: always; it says what to do.
+        """
+        raise ArgumentsError(
+            "hyperparameter_search makes models by model_init, which TlmTrainer does not call. Make a model and a "
+            "TlmTrainer for each of the settings, after set_seed, and compare evaluate(); hf_tlm.runs.run_grid searches those of a "
+            "fine-tuning."
+        )
+
     # Not in the constructor: a trainer that only evaluates needs no corpus.
     @cached_property
     def batch_sampler(self) -> InterleavedBatchSampler:

@@ -121,6 +121,11 @@ def test_without_a_model(tmp_path, data, tokenizer):
         TlmTrainer(None, args, train_dataset=data["train"], processing_class=tokenizer)
 
 
+def test_a_search_is_refused_with_what_to_do(tmp_path, data, tokenizer):
+    with pytest.raises(ArgumentsError, match="TlmTrainer does not call. Make a model and a TlmTrainer for each"):
+        made(tmp_path, data, tokenizer).hyperparameter_search(n_trials=2)
+
+
 def test_what_is_left_out_is_named(tmp_path, data, tokenizer):
     args = TlmArguments(output_dir=str(tmp_path), rho1=0, max_steps=2, **QUIET)
     given = {"model": TlmModel.from_config(config()), "args": args, "train_dataset": data["train"]}
