@@ -170,8 +170,8 @@ class TlmTrainer(SampledTrainer):
         """
         raise ArgumentsError(
             "hyperparameter_search makes models by model_init, which TlmTrainer does not call. Make a model and a "
-            "TlmTrainer for each of the settings, after set_seed, and compare evaluate(); hf_tlm.runs.run_grid searches those of a "
-            "fine-tuning."
+            "TlmTrainer for each of the settings, after set_seed, and compare evaluate(); hf_tlm.runs.run_grid searches "
+            "those of a fine-tuning."
         )
 
     # Not in the constructor: a trainer that only evaluates needs no corpus.
