@@ -131,7 +131,7 @@ def export_onnx(
         task: whose validation texts (test texts where there are none) the files are checked on: float32 must give torch's
             logits within 1e-4, and the metric of the others is measured. A masked LM predicts every seventh token instead.
         data: instead, texts without labels, see `unlabelled_chunks`: the share of predictions that stay the same is
-            measured. Without either there is float32 alone, checked on random tokens.
+            measured. Without either `dtypes` has to be fp32 alone, which is checked on random tokens.
         text_columns: of `data`, where they are called otherwise than in training.
         dtypes: fp32, int8, fp16.
         max_drop: points, hundredths of the metric, that int8 and fp16 may lose; they may lose one answer, too, where that
