@@ -94,7 +94,13 @@ TOPICS = (
         "few_labels",
         "Few labels",
         "What are retrieved text, a teacher and a pretrained encoder worth with a hundred labels, and with a thousand?",
-        ["hundred_labels/hundred_labels.md", "thousand_labels/thousand_labels.md", "thousand_labels/more_teachers.md"],
+        [
+            "hundred_labels/hundred_labels.md",
+            "own_texts/agnews.md",
+            "own_texts/rct_ei.md",
+            "thousand_labels/thousand_labels.md",
+            "thousand_labels/more_teachers.md",
+        ],
     ),
     Topic(
         "plateau",
@@ -411,11 +417,15 @@ def readme_tables() -> dict[str, str]:
     columns |= {"GPU minutes": ("BM25", "gpu_minutes/main"), "MiniLM fine-tuned": ("pretrained", "cpu/main")}
     small = arm_cells(columns, ("chemprot", "scierc", "acl_arc", "hyperpartisan"))
     few: dict[tuple[str, str], dict[str, str]] = {}
-    arms |= {"taught": "BM25 and linear teacher", "MiniLM fine-tuned": "pretrained", "its pupil": "BM25 and encoder teacher"}
+    arms |= {"taught": "BM25 and linear teacher", "MiniLM": "pretrained", "its pupil": "BM25 and encoder teacher"}
+    own = {"own texts, taught": "own texts and linear teacher", "own texts, pupil": "own texts and encoder teacher"}
+    del arms["random"]  # There is no room for it; the page has it.
     for labels, table in (("100", "hundred_labels/hundred_labels"), ("1,000", "thousand_labels/thousand_labels")):
         columns_of_few = {title: (arm, table) for title, arm in arms.items()}
+        if labels == "100":
+            columns_of_few |= {title: (arm, "own_texts/agnews", "own_texts/rct_ei") for title, arm in own.items()}
         few |= arm_cells(columns_of_few, ("agnews", "rct_ei"), f"{{}}, {labels} labels")
-    return {"results": arms_table(columns, small), "labels": arms_table(arms, few)}
+    return {"results": arms_table(columns, small), "labels": arms_table(arms | own, few)}
 
 
 def readme_text() -> str:
