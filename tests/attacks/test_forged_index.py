@@ -236,6 +236,7 @@ def test_a_description_that_nests_too_deep(index):
     refuse(index, "not an index")
 
 
+@pytest.mark.slow
 def test_random_changes_are_refused_or_harmless(index):
     """Of any bytes: a search of what is opened ends, within the passages there are."""
     rng = np.random.default_rng(0)

@@ -13,6 +13,7 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoConfig
 
 from hf_tlm import load_corpus
+from hf_tlm.analysis.report.run_folder import RunFolder
 from hf_tlm.corpora import CorpusError
 from hf_tlm.data import TokenizerError, cached_wordpiece, load_tokenizer, train_wordpiece
 from hf_tlm.errors import HfTlmError
@@ -72,8 +73,9 @@ def taking(argument, of):
 
 def called(function, folder, **given):
     """With nothing for every other argument but what names a folder."""
-    page = SimpleNamespace(path=folder, missing=[], record={})
-    others = {"args": SimpleNamespace(output_dir=str(folder), taught=[], folder=folder), "run": page}
+    run = object.__new__(RunFolder)
+    vars(run).update(path=folder, missing=[], record={})
+    others = {"args": SimpleNamespace(output_dir=str(folder), taught=[], folder=folder), "run": run}
     taken = inspect.signature(function).parameters.values()
     needed = [one.name for one in taken if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
     return function(**{name: others.get(name) for name in needed} | given)

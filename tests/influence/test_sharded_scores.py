@@ -76,6 +76,7 @@ def expected(rows, scorer, tmp_path):
     return files(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_two_processes_of_an_executor_give_the_same_files(rows, scorer, expected, tmp_path, capfd):
     found = score_sharded(*rows, scorer, Sharding(3, "local", workers=2), tmp_path / "work", task_batch_size=5)
     assert files(tmp_path / "work") == expected and len(expected) == 7

@@ -77,6 +77,7 @@ def test_several_models_predict_as_one(run, tmp_path):
         assert one["probabilities"] == pytest.approx(mean, abs=1e-5) and one["prediction"] == said
 
 
+@pytest.mark.slow
 def test_one_graph_of_several(run, tmp_path):
     folder, _ = run
     with pytest.raises(HfTlmError, match="Several models become one export: say with --output_dir"):

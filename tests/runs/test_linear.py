@@ -180,6 +180,7 @@ def test_of_pairs_both_texts_are_read(task, tmp_path):
         predict(str(tmp_path / "run"), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", text_columns="text", **CPU)
 
 
+@pytest.mark.slow
 def test_beside_a_network(task, folder, tmp_path, tokenizer):
     """The average of the two."""
     base = pretrained(tmp_path / "base", tokenizer, num_hidden_layers=1)

@@ -81,6 +81,7 @@ def wait_for(path):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_two_processes_share(tmp_path):
     processes = [start(tmp_path, NAMES, pause=0.1, processes=2) for _ in range(2)]
     assert [process.wait(60) for process in processes] == [0, 0]
@@ -91,6 +92,7 @@ def test_two_processes_share(tmp_path):
     assert work(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_points_of_a_killed_process_are_taken_over(tmp_path, caplog):
     other = start(tmp_path, ["a", "hang", "b"])
     wait_for(tmp_path / "hang" / "begun")

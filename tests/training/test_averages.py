@@ -130,6 +130,7 @@ def without_dropout(folder, tokenizer):
     stage_2(folder, tokenizer, config={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}).train()
 
 
+@pytest.mark.slow
 def test_two_processes_are_one(tmp_path, tokenizer):
     for processes in (1, 2):
         assert run_processes(without_dropout, tmp_path / str(processes), tokenizer, processes=processes) == [0] * processes

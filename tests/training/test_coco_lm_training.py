@@ -133,6 +133,7 @@ def test_contrast_draws_views_together(tmp_path, data, tokenizer):
     assert gaps[-1] > gaps[0] + 0.1
 
 
+@pytest.mark.slow
 def test_two_processes_are_one(tmp_path, tokenizer, corpus_rows):
     """Contrastive learning included, whose negatives are all processes'."""
     names = [f"{stream}/{name}" for stream in ("corpus", "task") for name in ("scl_loss", "lm_loss", *COSINES)]

@@ -101,6 +101,7 @@ def test_every_parameter_moves_and_both_losses_fall(tmp_path, data, tokenizer, m
         assert last < first, name
 
 
+@pytest.mark.slow
 def test_two_processes_are_one(tmp_path, tokenizer, corpus_rows):
     two_are_one(tmp_path, tokenizer, corpus_rows, ELECTRA, "corpus/rtd_loss", "task/mlm_loss")
 

@@ -156,6 +156,7 @@ def test_points_of_a_grid(fake, tmp_path, task, checkpoint, run_name, monkeypatc
     assert len(names) == 2 and steps_by_run(calls) == dict.fromkeys(names, [1, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
 def test_trials_of_a_search(fake, tmp_path, task, checkpoint, tracker):
     _, calls = fake(tracker)

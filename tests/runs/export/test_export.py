@@ -46,6 +46,7 @@ def lines(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [quantized, half])
 def test_logging_and_the_places_of_modules_are_as_before(exported, make, monkeypatch):
     graph = onnx.load(exported.folder / "onnx/model.onnx")

@@ -223,6 +223,7 @@ def report(folder):
     return {name: (folder / name).read_bytes() for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_two_processes_one_of_them_killed_come_to_the_same_table(tmp_path, fake):
     go(tmp_path / "whole")
