@@ -419,15 +419,14 @@ def readme_tables() -> dict[str, str]:
     columns |= {"GPU minutes": ("BM25", "gpu_minutes/main"), "MiniLM fine-tuned": ("pretrained", "cpu/main")}
     small = arm_cells(columns, ("chemprot", "scierc", "acl_arc", "hyperpartisan"))
     few: dict[tuple[str, str], dict[str, str]] = {}
-    arms |= {"taught": "BM25 and linear teacher", "MiniLM": "pretrained", "its pupil": "BM25 and encoder teacher"}
-    own = {"own texts, taught": "own texts and linear teacher", "own texts, pupil": "own texts and encoder teacher"}
     del arms["random"]  # There is no room for it; the page has it.
-    for labels, table in (("100", "hundred_labels/hundred_labels"), ("1,000", "thousand_labels/thousand_labels")):
-        columns_of_few = {title: (arm, table) for title, arm in arms.items()}
-        if labels == "100":
-            columns_of_few |= {title: (arm, "own_texts/agnews", "own_texts/rct_ei") for title, arm in own.items()}
+    arms |= {"taught": "BM25 and linear teacher", "MiniLM": "pretrained", "its pupil": "BM25 and encoder teacher"}
+    arms |= {"own texts, taught": "own texts and linear teacher", "own texts, pupil": "own texts and encoder teacher"}
+    own = ("own_texts/agnews", "own_texts/rct_ei")
+    for labels, *tables in (("100", "hundred_labels/hundred_labels", *own), ("1,000", "thousand_labels/thousand_labels")):
+        columns_of_few = {title: (arm, *tables) for title, arm in arms.items()}
         few |= arm_cells(columns_of_few, ("agnews", "rct_ei"), f"{{}}, {labels} labels")
-    return {"results": arms_table(columns, small), "labels": arms_table(arms | own, few)}
+    return {"results": arms_table(columns, small), "labels": arms_table(arms, few)}
 
 
 def readme_text() -> str:

@@ -157,7 +157,7 @@ def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
     digest = xxhash.xxh3_128()
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

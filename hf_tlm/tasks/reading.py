@@ -35,6 +35,11 @@ from hf_tlm.utils.shown import few
 logger = logging.getLogger(__name__)
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
+# Words in a file's name, of which latest.csv and device.csv have none.
+_MEANT = {
+    "validation": re.compile(r"(?<![a-z])(val(?![a-z])|valid|eval|dev(?![a-z])|develop)"),
+    "test": re.compile(r"(?<![a-z])test"),
+}
 # Archives and compressions that are not read.
 _PACKED = (".zip", ".bz2", ".xz", ".7z")
 # The rows of a source that has no splits.
@@ -105,8 +110,7 @@ def _files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
 
 def _as_if(split: str, name: str) -> bool:
     """Whether a file that is called so may have been meant for a split: val.csv, Test.csv, testing.tsv, eval.jsonl."""
-    words = {"validation": ("val", "dev"), "test": ("test",)}[split]
-    return suffix_of(Path(name)) in (*BUILDERS, *SUFFIXES) and any(word in name.casefold() for word in words)
+    return suffix_of(Path(name)) in (*BUILDERS, *SUFFIXES) and _MEANT[split].search(name.casefold()) is not None
 
 
 def _with_values(splits: Mapping[str, Dataset], column: str) -> dict[str, Dataset]:

@@ -91,7 +91,7 @@ def test_two_files_for_a_split(tmp_path):
 @pytest.mark.parametrize("name, split", [("val.csv", "validation"), ("Test.csv", "test"), ("testing.tsv", "test")])
 def test_a_file_that_was_meant_for_a_split_is_told(tmp_path, caplog, name, split):
     """It was left out without a word; without validation texts training texts were to be held out."""
-    for other in ("train.csv", "test.csv" if split == "validation" else "dev.csv", "notes.md", name):
+    for other in ("train.csv", "test.csv" if split == "validation" else "dev.csv", "notes.md", "latest.csv", name):
         write(tmp_path / other, RECORDS)
     with nullcontext() if split == "test" else pytest.raises(TaskError, match="no validation examples"):
         assert "test" not in load_task(str(tmp_path)).splits
