@@ -64,6 +64,9 @@ class TaskArguments:
         "Train on so many examples of the training split at most, of every class its share, the same in every run (default: "
         "all). Those of a smaller number are among those of a larger one.",
     )
+    max_eval_samples: int | None = option(
+        None, "The same of the validation split, by which checkpoints and settings are chosen (default: all)."
+    )
     drop_bad_rows: bool = option(
         False, "Leave out rows with null or blank texts, unknown labels, misplaced answers or repeated ids."
     )
@@ -97,6 +100,7 @@ class TaskArguments:
             validation_share=self.validation_share,
             test_share=self.test_share,
             max_train_samples=self.max_train_samples,
+            max_eval_samples=self.max_eval_samples,
             drop_bad_rows=self.drop_bad_rows,
         )
 

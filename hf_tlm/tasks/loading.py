@@ -45,6 +45,7 @@ def load_task(
     validation_share: float | None = None,
     test_share: float | None = None,
     max_train_samples: int | None = None,
+    max_eval_samples: int | None = None,
     drop_bad_rows: bool = False,
 ) -> Task:
     """A task with its data.
@@ -73,6 +74,7 @@ def load_task(
             many are held out for it (default for a table: 0.1; 0 for none); see `hf_tlm.tasks.held_out.hold_out`.
         max_train_samples: keep so many examples of the training split at most, of every class its share; see
             `hf_tlm.tasks.sampling.sample`. What is held out of a table is held out before.
+        max_eval_samples: the same of the validation split, by which checkpoints and settings are chosen.
         drop_bad_rows: leave out rows with null or blank text, without a label, an option, or an answer at its offset, of
             wrong lengths, with a repeated id, or (classification, outside train) with a label that train lacks, and count
             them in `Task.report`. By default they are an error.
@@ -115,6 +117,7 @@ def load_task(
         *(spec, splits),
         label_names=label_names,
         max_train_samples=max_train_samples,
+        max_eval_samples=max_eval_samples,
         drop_bad_rows=drop_bad_rows,
         numbers=numbers,
     )
@@ -241,6 +244,7 @@ def task_from_datasets(
     *,
     label_names: Sequence[str] | None = None,
     max_train_samples: int | None = None,
+    max_eval_samples: int | None = None,
     drop_bad_rows: bool = False,
     numbers: Mapping[str, Sequence[int]] | None = None,
 ) -> Task:
@@ -258,7 +262,7 @@ def task_from_datasets(
         TaskError, HfTlmError: see `load_task`.
     """
     check_given(TaskError, spec=(spec, TaskSpec))
-    check_numbers(TaskError, max_train_samples=max_train_samples)
+    check_numbers(TaskError, max_train_samples=max_train_samples, max_eval_samples=max_eval_samples)
     if isinstance(splits, Dataset):
         raise TaskError("splits: expected train and validation; received a Dataset. load_task(dataset) holds some out.")
     splits = _plain(spec, splits)
@@ -279,10 +283,14 @@ def task_from_datasets(
     if label_names is not None and sorted(label_names) == sorted(names):
         names = tuple(label_names)
     checked, dropped = _usable(spec, splits, names, numbers or {}, drop_bad_rows)
-    sampled_of = None
-    if max_train_samples is not None and max_train_samples < len(checked["train"]):
-        sampled_of = len(checked["train"])
-        checked["train"] = _sampled(spec, checked["train"], max_train_samples)
+    sampled_of = {}
+    for split, option, size in (
+        ("train", "max_train_samples", max_train_samples),
+        ("validation", "max_eval_samples", max_eval_samples),
+    ):
+        if size is not None and size < len(checked[split]):
+            sampled_of[split] = len(checked[split])
+            checked[split] = _sampled(spec, checked[split], option, size)
     report = _report(spec, checked, names, dropped)
     task = Task(spec, {split: stored(rows) for split, rows in checked.items()}, names, report, sampled_of=sampled_of)
     if label_names is not None:
@@ -349,8 +357,8 @@ def _report(
     return report
 
 
-def _sampled(spec: TaskSpec, rows: Dataset, size: int) -> Dataset:
-    """Rows of the training split, `size` of them.
+def _sampled(spec: TaskSpec, rows: Dataset, option: str, size: int) -> Dataset:
+    """Rows of a split, as many as the option says.
 
     Raises:
         TaskError: these are fewer than there are classes.
@@ -359,7 +367,7 @@ def _sampled(spec: TaskSpec, rows: Dataset, size: int) -> Dataset:
     groups = strata(rows, spec.kind, places)
     if spec.kind == "classification" and size < (classes := len(np.unique(groups))):
         raise TaskError(
-            f"Task {spec.name}: max_train_samples {size} is less than one example for each of {classes} classes. Give more; "
+            f"Task {spec.name}: {option} {size} is less than one example for each of {classes} classes. Give more; "
             "for a few examples a class there is hf-tlm few-shot."
         )
     chosen = rows.select(sample(groups, places, size))

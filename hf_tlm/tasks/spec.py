@@ -129,7 +129,7 @@ class Task:
     label_names: names of classes, options or tags; a label is an index into them. Empty for the other kinds.
     report: per split, what was found in the data: examples, dropped rows by reason, repeated texts.
     held_out: split -> its share, of those that were taken from a table without splits.
-    sampled_of: of how many examples those of train are a sample; None where they are all.
+    sampled_of: split -> of how many examples its own are a sample; without the splits that are whole.
     """
 
     spec: TaskSpec
@@ -137,7 +137,7 @@ class Task:
     label_names: tuple[str, ...]
     report: dict[str, dict[str, Any]] = field(default_factory=dict)
     held_out: dict[str, float] = field(default_factory=dict)
-    sampled_of: int | None = None
+    sampled_of: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -189,12 +189,12 @@ class Task:
     def about_splits(self) -> dict[str, Any]:
         """What records, cards and reports say of the splits, as JSON values.
 
-        These are the shares that were held out, the examples that train is a sample of, and by split the texts that train
-        has too, those that are there before, and the rows that were left out, by reason.
+        These are the shares that were held out, the examples that train and validation are samples of, and by split the
+        texts that train has too, those that are there before, and the rows that were left out, by reason.
         """
         held_out: dict[str, Any] = {"held_out": dict(self.held_out)} if self.held_out else {}
-        if self.sampled_of is not None:
-            held_out["train_sampled"] = {"examples": len(self.train), "of": self.sampled_of}
+        for split, size in self.sampled_of.items():
+            held_out[f"{split}_sampled"] = {"examples": len(self.splits[split]), "of": size}
         found = {"texts_also_in_train": self.texts_also_in_train}
         for key in ("repeated_texts", "dropped"):
             found[key] = {split: counts[key] for split, counts in self.report.items() if counts.get(key)}
@@ -202,7 +202,7 @@ class Task:
 
     def to_text(self) -> str:
         """One line on what is learned from: sizes, and what was left out, repeated, or is in training too."""
-        of = {} if self.sampled_of is None else {"train": f" of {self.sampled_of:,}"}
+        of = {split: f" of {size:,}" for split, size in self.sampled_of.items()}
         sizes = ", ".join(f"{split} {len(rows):,}{of.get(split, '')}" for split, rows in self.splits.items())
         classes = f", {self.num_labels} classes" if self.kind == "classification" else ""
         notes = []

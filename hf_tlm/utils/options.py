@@ -155,7 +155,7 @@ RANGES: dict[str, Range] = {
     **_each("validation_share test_share", _FRACTION),
     "shard_size": Range(1, 2**24, whole=True),
     # Retrieval and influence.
-    **_each("top_k num_passages max_query_terms max_train_samples", _COUNT),
+    **_each("top_k num_passages max_query_terms max_train_samples max_eval_samples", _COUNT),
     "query_batch_size": _TOKENS,
     "k1": _POSITIVE,
     "b": _SHARE,

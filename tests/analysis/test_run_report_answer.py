@@ -256,6 +256,10 @@ def test_a_sample_of_the_training_split_is_told(run, tmp_path):
     for found, said in (({"examples": 1000, "of": 26006}, True), ({"examples": "<b>", "of": None}, False)):
         (run / "results.json").write_text(json.dumps(record | {"train_sampled": found}))
         assert ("1,000 of 26,006, of every class its share" in page(run, tmp_path)) is said
+    chosen = {"validation_sampled": {"examples": 100, "of": 3343}}
+    (run / "results.json").write_text(json.dumps(record | chosen))
+    source = page(run, tmp_path)
+    assert "Validation examples" in source and "100 of 3,343, of every class its share" in source
 
 
 def test_what_of_the_task_was_left_out_and_repeated_is_told(run, tmp_path):

@@ -83,6 +83,12 @@ def test_held_out_texts_are_said():
 def test_a_sample_of_the_training_split_is_said():
     card = tlm_card(RUN | {"train_sampled": {"examples": 1000, "of": 26006}}, 1)
     assert " It was trained on 1,000 of the 26,006 examples of the training split, of every class its share." in card
+    assert "validation split is" not in card
+    both = {"train_sampled": {"examples": 1000, "of": 26006}, "validation_sampled": {"examples": 100, "of": 3343}}
+    said = "its share. Its validation split is 100 of 3,343 examples, of every class its share."
+    assert said in tlm_card(RUN | both, 1) and said.removeprefix("its share.") in tlm_card(
+        RUN | {"validation_sampled": both["validation_sampled"]}, 1
+    )
 
 
 @pytest.mark.parametrize(

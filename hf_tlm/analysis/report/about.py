@@ -300,10 +300,11 @@ def _data_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
     if isinstance(held_out := record.get("held_out"), Mapping):
         shares = ", ".join(f"{split} {100 * share:g}%" for split, share in held_out.items())
         yield "Held out of the table", f"{shares} of the texts of every class"
-    if isinstance(sampled := record.get("train_sampled"), Mapping):
-        counts = [sampled.get("examples"), sampled.get("of")]
-        if all(type(count) is int for count in counts):
-            yield "Training examples", f"{counts[0]:,} of {counts[1]:,}, of every class its share"
+    for split, title in (("train", "Training examples"), ("validation", "Validation examples")):
+        if isinstance(sampled := record.get(f"{split}_sampled"), Mapping):
+            counts = [sampled.get("examples"), sampled.get("of")]
+            if all(type(count) is int for count in counts):
+                yield title, f"{counts[0]:,} of {counts[1]:,}, of every class its share"
     for name, title in (
         ("dropped", "Rows left out"),
         ("repeated_texts", "Texts repeated within the split"),

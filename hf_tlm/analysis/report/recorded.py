@@ -138,8 +138,9 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("validation_share", "test_share"):
         with contextlib.suppress(KeyError, ValueError, TypeError):  # A task refuses what is no number.
             typed[name] = float(typed[name])
-    with contextlib.suppress(KeyError, ValueError, TypeError):
-        typed["max_train_samples"] = int(typed["max_train_samples"])
+    for name in ("max_train_samples", "max_eval_samples"):
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            typed[name] = int(typed[name])
     if "drop_bad_rows" in typed:
         typed["drop_bad_rows"] = str(typed["drop_bad_rows"]).lower() in ("true", "1", "yes")
     return typed

@@ -1,4 +1,4 @@
-"""A task with fewer labels: which examples stay, and what is said of it."""
+"""A task with fewer labels, for training or choosing: which examples stay, and what is said of it."""
 
 from collections import Counter
 
@@ -27,7 +27,7 @@ def splits(seed=0):
 @pytest.mark.parametrize("size", [4, 5, 30, 100, 333, 999])
 def test_so_many_of_every_class_its_share(size):
     task = load_task(splits(), max_train_samples=size)
-    assert len(task.train) == size == task.report["train"]["examples"] and task.sampled_of == 1000
+    assert len(task.train) == size == task.report["train"]["examples"] and task.sampled_of == {"train": 1000}
     found = Counter(task.label_names[label] for label in task.train["label"])
     for name, count in COUNTS.items():
         assert found[name] == max(found[name], 1) and abs(found[name] - size * count / 1000) <= (1 if size > 30 else 3), name
@@ -64,7 +64,7 @@ def test_by_definition():
 def test_no_more_than_there_are():
     for size in (1000, 5000):
         task = load_task(splits(), max_train_samples=size)
-        assert (len(task.train), task.sampled_of) == (1000, None)
+        assert (len(task.train), task.sampled_of) == (1000, {})
         assert task.fingerprint == load_task(splits()).fingerprint
         assert "train_sampled" not in task.about_splits()
 
@@ -86,7 +86,7 @@ def test_the_option_refuses_what_is_no_count():
 def test_what_is_held_out_of_a_table_stays(tmp_path):
     whole = load_task(Dataset.from_list(table()))
     task = load_task(Dataset.from_list(table()), max_train_samples=100)
-    assert len(task.train) == 100 and task.sampled_of == len(whole.train)
+    assert len(task.train) == 100 and task.sampled_of == {"train": len(whole.train)}
     for split in ("validation", "test"):
         assert task.splits[split]["text"][:] == whole.splits[split]["text"][:]
     assert set(task.train["id"]) < set(whole.train["id"]), "ids are those of the table"
@@ -98,15 +98,34 @@ def test_bad_rows_are_none_of_them():
     with pytest.raises(TaskError, match="unusable rows"):
         load_task(data, max_train_samples=10)
     task = load_task(data, max_train_samples=10, drop_bad_rows=True)
-    assert len(task.train) == 10 and None not in task.train["text"][:] and task.sampled_of == 30
+    assert len(task.train) == 10 and None not in task.train["text"][:] and task.sampled_of == {"train": 30}
     assert Counter(task.train["label"]) == {0: 5, 1: 5}
+
+
+def test_a_part_of_the_validation_split():
+    """Of every class its share; the other splits stay, and it is said."""
+    rows = table()
+    data = {"train": Dataset.from_list(rows), "validation": Dataset.from_list(rows), "test": Dataset.from_list(rows)}
+    task = load_task(data, max_eval_samples=40)
+    assert [len(split) for split in task.splits.values()] == [1000, 40, 1000] and task.sampled_of == {"validation": 1000}
+    found = Counter(task.label_names[label] for label in task.validation["label"])
+    assert set(found) == set(COUNTS) and abs(found["common"] - 28) <= 3 and task.report["validation"]["examples"] == 40
+    assert "train 1,000, validation 40 of 1,000, test 1,000" in task.to_text()
+    assert task.about_splits()["validation_sampled"] == {"examples": 40, "of": 1000}
+    both = load_task(data, max_train_samples=40, max_eval_samples=50)
+    assert both.sampled_of == {"train": 1000, "validation": 1000} and len(both.train) == 40
+    assert set(both.train["text"]) < set(both.validation["text"]), "smaller samples are parts of larger ones"
+    with pytest.raises(TaskError, match="max_eval_samples 3 is less than one example for each of 4 classes"):
+        load_task(data, max_eval_samples=3)
+    with pytest.raises(TaskError, match="max_eval_samples"):
+        TaskArguments("reviews.csv", max_eval_samples=0)
 
 
 def test_every_kind_of_task():
     for kind in ("question_answering", "multiple_choice", "tagging"):
         rows = Dataset.from_list(rows_of(kind, 40))
         task = load_task({"train": rows, "validation": rows.select(range(10))}, kind=kind, max_train_samples=12)
-        assert (len(task.train), task.sampled_of) == (12, 40), kind
+        assert (len(task.train), task.sampled_of) == (12, {"train": 40}), kind
 
 
 def test_a_regression_s_labels_are_of_all_sizes():
