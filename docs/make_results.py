@@ -4,9 +4,9 @@
     python docs/make_results.py --check   # say which are out of date, and fail where one is
 
 A page gathers what benchmarks wrote beside their records: the tables, each with its command and machine, and the pictures.
-What they say is written by hand in benchmarks/results/notes, one file a page; a figure there that neither a table of the
-page has nor a file that the note links is an error. In findings.md and plateau/findings.md every paragraph and item links
-the records of its own figures; what is worked out from them by hand is in italics.
+What they say is written by hand in benchmarks/results/notes, one file a page, whose first sentence, in bold, answers the
+page's question. A figure there that neither a table of the page has nor a file that the note links is an error. In
+findings.md and plateau/findings.md every paragraph and item links the records of its own figures; what is worked out from them by hand is in italics.
 """
 
 from __future__ import annotations
@@ -278,27 +278,30 @@ def arms_table(titles: Iterable[str], cells: Mapping[tuple[str, str], Mapping[st
 
 
 def note(topic: Topic) -> str:
-    """What is said of a page's tables by hand; nothing where nothing is."""
-    path = NOTES / f"{topic.page}.md"
-    return with_links(path.read_text(encoding="utf-8").strip(), "notes.md") if path.is_file() else ""
+    """What is said of a page's tables by hand."""
+    return with_links((NOTES / f"{topic.page}.md").read_text(encoding="utf-8").strip(), "notes.md")
 
 
-def linked(topic: Topic) -> list[str]:
-    """The texts of the result files that a page's note links."""
-    path = NOTES / f"{topic.page}.md"
-    targets = [target for _, target, _ in LINK.findall(path.read_text(encoding="utf-8"))] if path.is_file() else []
-    files = [RECORDS / target for target in targets if target.endswith(".md")]
-    return [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+def answer(topic: Topic) -> str:
+    """The first sentence of a page's note, which is in bold.
+
+    Raises:
+        ValueError: it begins otherwise.
+    """
+    found = re.match(r"\*\*(.+?)\*\*", note(topic))
+    if found is None:
+        raise ValueError(f"notes/{topic.page}.md does not begin with the page's answer, a sentence in bold.")
+    return found[1]
 
 
 def unfounded(text: str, evidence: str) -> list[str]:
     """The figures of a text that no figure of the evidence is, or is when it is rounded as they are.
 
-    Code, links and small whole numbers are left out.
+    Code, links, small whole numbers, and what is in italics between underscores, are left out.
     """
     there = {one.replace(",", "") for one in NUMBER.findall(evidence)}
     values = [float(one) for one in there]
-    plain = re.sub(r"`[^`]*`|\]\([^)]*\)|https?://\S+|(\d+ x )?10\^\d+|\d+ x \d+", "", text)
+    plain = re.sub(r"`[^`]*`|\]\([^)]*\)|https?://\S+|(\d+ x )?10\^\d+|\d+ x \d+|(?<!\w)_[^_]+_(?!\w)", "", text)
     missing = []
     for figure in NUMBER.findall(plain):
         bare = figure.replace(",", "")
@@ -330,26 +333,36 @@ def scores_under(file: Path, key: str) -> str:
     return " ".join(f"{number:.6f}" for number in found)
 
 
+def linked(text: str, folder: Path = RECORDS) -> list[str]:
+    """What stands in the records that a text links.
+
+    A link to `file.json#key` means what is under that key, to `file.md#part` what is under that heading.
+    """
+    evidence = []
+    for _, target, _ in LINK.findall(text):
+        name, _, key = target.partition("#")
+        record = folder / name
+        if not record.is_file():
+            continue
+        if record.suffix == ".md" and key:
+            found = re.search(rf"^#+ {re.escape(key)}$(.*?)(?=^#|\Z)", record.read_text(encoding="utf-8"), re.M | re.S)
+            evidence.append(found[1] if found else "")
+        elif record.suffix in (".md", ".csv"):
+            evidence.append(record.read_text(encoding="utf-8"))
+        elif key:
+            evidence.append(scores_under(record, key))
+    return evidence
+
+
 def unfounded_blocks(file: Path, folder: Path = RECORDS) -> list[str]:
     """The figures of a text written by hand that no record has which their paragraph or item links.
 
-    Links are those of a file in `benchmarks/results`. One to `file.json#key` means what is under that key, to `file.md#part`
-    what is under that heading. Italics between underscores are left out.
+    Links are those of a file in `benchmarks/results`; see `linked`.
     """
     missing = []
     for block in re.split(r"\n\n(?=\S)|\n(?=- )", file.read_text(encoding="utf-8")):
-        evidence = []
-        for _, target, _ in LINK.findall(block):
-            name, _, key = target.partition("#")
-            record = folder / name
-            if record.suffix == ".md" and key:
-                found = re.search(rf"^#+ {re.escape(key)}$(.*?)(?=^#|\Z)", record.read_text(encoding="utf-8"), re.M | re.S)
-                evidence.append(found[1] if found else "")
-            elif record.suffix in (".md", ".csv"):
-                evidence.append(record.read_text(encoding="utf-8"))
-            elif key:
-                evidence.append(scores_under(record, key))
-        missing += unfounded(re.sub(r"(?<!\w)_[^_]+_(?!\w)", "", block), "\n".join(evidence))
+        evidence = linked(block, folder)
+        missing += unfounded(block, "\n".join(evidence))
     return missing
 
 
@@ -363,8 +376,8 @@ def page_text(topic: Topic) -> str:
     scores = {scale: arm_cells({arm: (arm, f"{scale}/main") for arm in ARMS}) for scale in topic.tables}
     tables = [f"## {SCALES[scale]}\n\n{about}\n\n{arms_table(ARMS, cells)}" for scale, cells in scores.items()]
     sources = [source_text(source) for source in topic.sources]
-    said = note(topic)
-    if missing := unfounded(said, "\n".join([*tables, *sources, *linked(topic)])):
+    said = (NOTES / f"{topic.page}.md").read_text(encoding="utf-8").strip()
+    if missing := unfounded(said, "\n".join([*tables, *sources, *linked(said)])):
         raise ValueError(f"notes/{topic.page}.md has figures that no table has: {', '.join(missing)}.")
     for file in (FINDINGS[name] for name in topic.sources if name in FINDINGS):
         if missing := unfounded_blocks(file):
@@ -377,7 +390,7 @@ def page_text(topic: Topic) -> str:
         "<!-- Made by docs/make_results.py from benchmarks/results. -->",
         f"# {topic.title}",
         topic.question,
-        *([f"## What they say\n\n{said}"] if said else []),
+        f"## What they say\n\n{note(topic)}",
         *tables,
         *pictures,
         *map(with_heading, sources, topic.sources),
@@ -393,15 +406,15 @@ def with_heading(text: str, source: str) -> str:
 
 def index_text() -> str:
     """The page that lists the others."""
-    lines = [f"| [{topic.title}]({topic.page}.md) | {topic.question} |" for topic in TOPICS]
+    lines = [f"| [{topic.title}]({topic.page}.md) | {topic.question} | {answer(topic)} |" for topic in TOPICS]
     return "\n".join(
         [
             "<!-- Made by docs/make_results.py from benchmarks/results. -->\n",
             "# Results\n",
             "One page a topic, made from the records in `benchmarks/results`. Measured figures stand here and nowhere else, "
             "each table with its command and its machine: CPUs, where nothing else is said.\n",
-            "| page | question |",
-            "|---|---|",
+            "| page | question | answer |",
+            "|---|---|---|",
             *lines,
             "",
         ]

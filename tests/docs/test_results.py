@@ -101,6 +101,14 @@ def test_no_finding_is_said_to_have_no_record(file):
     assert not re.search(r"not (kept|recorded)|without\s+a\s+record|no\s+record", file.read_text(encoding="utf-8"))
 
 
+def test_a_page_begins_with_its_answer(tmp_path, monkeypatch):
+    assert all(f"| {make_results.answer(topic)} |" in make_results.index_text() for topic in TOPICS)
+    (tmp_path / "plateau.md").write_text("It **depends**.\n")
+    monkeypatch.setattr(make_results, "NOTES", tmp_path)
+    with pytest.raises(ValueError, match=r"notes/plateau.md does not begin with the page's answer"):
+        make_results.answer(next(topic for topic in TOPICS if topic.page == "plateau"))
+
+
 def test_findings_without_a_record_are_refused(tmp_path, monkeypatch):
     """Those of the plateau, of which the page itself is no record."""
     topic = next(topic for topic in TOPICS if topic.page == "plateau")
