@@ -6,7 +6,8 @@
 A page gathers what benchmarks wrote beside their records: the tables, each with its command and machine, and the pictures.
 What they say is written by hand in benchmarks/results/notes, one file a page, whose first sentence, in bold, answers the
 page's question. A figure there that neither a table of the page has nor a file that the note links is an error. In
-findings.md and plateau/findings.md every paragraph and item links the records of its own figures; what is worked out from them by hand is in italics.
+findings.md and plateau/findings.md every paragraph and item links the records of its own figures. What is worked out by
+hand is in italics.
 """
 
 from __future__ import annotations
