@@ -11,7 +11,7 @@ from hf_tlm.experiments.arms import ReproductionError
 from hf_tlm.experiments.plan import Plan, Step
 from hf_tlm.experiments.steps import model_folder, parse_task, read_record
 from hf_tlm.models.onnx_graph import check_installed
-from hf_tlm.runs.export import int8_price
+from hf_tlm.runs.export.int8 import int8_price
 from hf_tlm.runs.records import environment
 from hf_tlm.utils.files import atomic_write
 

@@ -8,18 +8,15 @@ if TYPE_CHECKING:
     from hf_tlm.runs.baseline_arguments import BaselineArguments
     from hf_tlm.runs.baselines import Baseline, linear_model, majority_class, make_baselines
     from hf_tlm.runs.evaluate import evaluate_checkpoint
-    from hf_tlm.runs.export import ExportArguments, Exported, export_onnx, write_page
+    from hf_tlm.runs.export.arguments import ExportArguments
+    from hf_tlm.runs.export.export import Exported, export_onnx
+    from hf_tlm.runs.export.page import write_page
     from hf_tlm.runs.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
     from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, check_finetuning, finetune
     from hf_tlm.runs.grid import Grid, GridArguments, GridRun, run_grid
     from hf_tlm.runs.linear import LinearModel
-    from hf_tlm.runs.prediction import (
-        PredictArguments,
-        PredictorArguments,
-        check_predictable,
-        predict,
-        predict_after,
-    )
+    from hf_tlm.runs.prediction.arguments import PredictArguments, PredictorArguments
+    from hf_tlm.runs.prediction.predict import check_predictable, predict, predict_after
     from hf_tlm.runs.pretrain import PretrainingRun, run_pretraining
     from hf_tlm.runs.score_model import score_models, train_score_model
     from hf_tlm.runs.sharing import PointsError, run_shared

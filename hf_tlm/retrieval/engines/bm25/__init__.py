@@ -6,13 +6,3 @@
 
 `benchmarks/retrieval_design.md` explains why it is fast.
 """
-
-from typing import TYPE_CHECKING
-
-from hf_tlm.utils.lazy import export_lazily
-
-if TYPE_CHECKING:
-    from hf_tlm.retrieval.engines.bm25.index import Index
-    from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
-
-__getattr__, __dir__, __all__ = export_lazily(__name__)
