@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 from hf_tlm.experiments.arms import ReproductionError
 from hf_tlm.experiments.plan import Plan, Step
 from hf_tlm.experiments.steps import model_folder, parse_task, read_record
 from hf_tlm.models.onnx_graph import check_installed
-from hf_tlm.runs.export.int8 import int8_price
+from hf_tlm.models.onnx_session import ONNX_FILES
+from hf_tlm.runs.export.export import export_onnx
+from hf_tlm.runs.price import megabytes
 from hf_tlm.runs.records import environment
+from hf_tlm.tasks import Task
 from hf_tlm.utils.files import atomic_write
 
 logger = logging.getLogger(__name__)
 
 INT8 = "int8"  # Of a record: what `int8_price` gives, and the processor.
+_MEASURED = ("score", "drop", "milliseconds", "texts_per_second", "memory_megabytes")
 
 
 def check_exports(plan: Plan, prepare_only: bool = False) -> None:
@@ -67,3 +73,30 @@ def add_int8_price(plan: Plan, step: Step) -> None:
         return
     record[INT8] = {**price, "processor": environment(use_cpu=True)["processor"]}
     atomic_write(plan.record_file(step), json.dumps(record, indent=2) + "\n")
+
+
+def int8_price(model: Path, task: Task, scratch: Path) -> dict[str, Any]:
+    """What a prediction of a finished model costs in 8 bits, by onnxruntime on one thread of this machine.
+
+    Args:
+        model: see `export_onnx`.
+        task: whose texts it is checked on; nothing is refused for what it loses.
+        scratch: folder for the export, beside others; what a kill left there is removed, and the folder at the end.
+
+    Returns:
+        megabytes of the graph, the configuration and the tokenizer; score and drop, the points that it loses, on
+        checked_on; milliseconds and texts_per_second, see `hf_tlm.runs.price.onnx_price`, and memory_megabytes, see
+        `onnx_memory` there.
+
+    Raises:
+        HfTlmError: see `export_onnx`.
+    """
+    shutil.rmtree(scratch, ignore_errors=True)  # Of a removal that was killed too, which `export_onnx` takes for no export.
+    try:
+        record = export_onnx(model, scratch, task=task, max_drop=100).record
+        file = record["files"][ONNX_FILES["int8"]]
+        measured = {name: file[name] for name in _MEASURED if name in file}
+        size = round(megabytes(scratch) + file["bytes"] / 1e6, 3)
+        return {"megabytes": size, **measured, "checked_on": record["checked_on"]["what"]}
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
