@@ -125,7 +125,7 @@ def _tokenize(data, offsets, lower, arena, starts, slots, at_word, ids, ends):
     return True
 
 
-def _buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+def buffers_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """(data uint8, offsets int64 [N + 1]) of a large_string array without nulls."""
     _, offsets, data = texts.buffers()
     if len(texts) == 0 or data is None:
@@ -147,7 +147,7 @@ def tokenize_words(
         texts = texts.combine_chunks()
     if texts.null_count:
         texts = texts.fill_null("")
-    data, offsets = _buffers(texts)
+    data, offsets = buffers_of(texts)
     needs_context = np.zeros(len(texts), bool)
     for letter in CONTEXT_LETTERS:
         first, second = letter.encode()
@@ -158,7 +158,7 @@ def tokenize_words(
     if needs_context.any():
         mask = pa.array(needs_context)
         lowered = pa.array([spread(text.lower()) for text in texts.filter(mask).to_pylist()], texts.type)
-        data, offsets = _buffers(pc.replace_with_mask(texts, mask, lowered))
+        data, offsets = buffers_of(pc.replace_with_mask(texts, mask, lowered))
     ids = np.empty((offsets[-1] - offsets[0]) // 2 + 1, np.int32)
     ends = np.zeros(len(texts) + 1, np.int64)
     at_word = np.array([0, offsets[0], 0, len(words)])

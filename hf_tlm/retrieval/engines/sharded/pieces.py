@@ -14,6 +14,7 @@ from numba import njit
 
 from hf_tlm.corpora.corpus import FEATURES, Corpus, CorpusError, Part
 from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.engines.bm25.tokenize import buffers_of
 from hf_tlm.retrieval.engines.sharded.workspace import PASSAGES_FILE, Workspace, read_table, shard_name, write_json
 
 READ_ROWS = 10_000
@@ -179,11 +180,8 @@ def hash_ids(ids: pa.ChunkedArray) -> np.ndarray:
     """uint64 [N], FNV-1a."""
     parts = [np.empty(0, np.uint64)]
     for chunk in ids.chunks:
-        if len(chunk):
-            _, offsets, data = chunk.buffers()
-            offsets = np.frombuffer(offsets, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
-            parts.append(np.empty(len(chunk), np.uint64))
-            _fnv1a(np.frombuffer(data or b"", np.uint8), offsets, parts[-1])
+        parts.append(np.empty(len(chunk), np.uint64))
+        _fnv1a(*buffers_of(chunk), parts[-1])
     return np.concatenate(parts)
 
 
