@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -84,8 +83,9 @@ class LocalFile:
 
     @cached_property
     def git_oid(self) -> str:
-        data = self.path.read_bytes()
-        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        from huggingface_hub.utils.sha import git_hash
+
+        return git_hash(self.path.read_bytes())
 
     def equals(self, remote: RepoFile) -> bool:
         if self.path.stat().st_size != remote.size:
