@@ -261,7 +261,7 @@ def test_fine_tuning_tokenises_a_tasks_texts_once(kind, tokenizer, cache, calls,
         calls.clear()
         task = load_task(folder)
         assert task.kind == kind
-        features = kind_module(kind).encode(task.train, tokenizer, arguments(max_length=max_length), task.label_names)
+        features = kind_module(kind).encode(task.train, tokenizer, arguments(max_length=max_length))
         assert {Path(file["filename"]).parent for file in features.cache_files} == {cache}
         return bool(calls), features[:]
 
@@ -274,7 +274,7 @@ def test_windows_are_made_again_for_another_cls_token(tokenizer, cache, tmp_path
     task = load_task(write_task(tmp_path / "task", **KINDS["question_answering"]))
     other = copy.deepcopy(tokenizer)
     other.cls_token = "[UNK]"
-    first, second = (kind_module(task.kind).encode(task.train, each, arguments(), ()) for each in (tokenizer, other))
+    first, second = (kind_module(task.kind).encode(task.train, each, arguments()) for each in (tokenizer, other))
     assert first._fingerprint != second._fingerprint
 
 

@@ -307,8 +307,8 @@ class _TextCheck:
         self.model, self.rows, self.task = model, rows, task
         self.batch_size = batch_size
         kind = model.kind
-        self.set = EvaluationSet(kind, rows, model.tokenizer, model.args, model.source.label_names)
-        self.collate = kind.collator(model.tokenizer, model.args)
+        self.set = EvaluationSet(kind, rows, model.tokenizer, model.args)
+        self.collate = kind.collator(model.tokenizer)
         self.reference = self.outputs(model)
         self.predictions = self.decoded(self.reference)
         self.metric = fill_mask.METRIC if kind is fill_mask else AGREEMENT if task is None else task.metric

@@ -41,14 +41,14 @@ def masked_rows(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_le
     return Dataset.from_dict(columns)
 
 
-def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: Any, label_names=()) -> Dataset:
+def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: Any) -> Dataset:
     """The rows of `masked_rows`, with token types where there are any."""
     if "token_type_ids" in tokenizer.model_input_names:
         return rows.add_column("token_type_ids", [[0] * len(ids) for ids in rows["input_ids"]])
     return rows
 
 
-def collator(tokenizer: PreTrainedTokenizerBase, args: Any) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
+def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
     """Return a function that pads features to a batch, int64 [B, S] each."""
     return lambda features: pad(features, tokenizer)
 

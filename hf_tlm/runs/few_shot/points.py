@@ -245,11 +245,11 @@ class WithHead:
             args.dataloader_pin_memory = False  # As in training.
         kind, rows, trust = kind_module("classification"), self.task.splits[split], self.checkpoint.trust_remote_code
         tokenizer = load_tokenizer(str(folder), trust_remote_code=trust, masking=False)
-        held_out = EvaluationSet(kind, rows, tokenizer, args, self.task.label_names)
+        held_out = EvaluationSet(kind, rows, tokenizer, args)
         trainer = FinetuneTrainer(
             load_finetuned(folder, "classification", args, trust),
             args,
-            data_collator=kind.collator(tokenizer, args),
+            data_collator=kind.collator(tokenizer),
             processing_class=tokenizer,
         )
         logits = held_out.outputs(trainer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,13 @@ from hf_tlm.tasks import Task
 AUTO_CLASS = "AutoModelForSequenceClassification"
 
 
-def encode(
-    rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names: Sequence[str]
-) -> Dataset:
+def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Dataset:
     """One feature a row: `input_ids`, `token_type_ids` where there are any, `label` (an index or a number), `example`."""
     features = tokenize(rows, tokenizer, args.max_length, description="Tokenising", all_types=True)
     return features.add_column("example", np.arange(len(rows)))
 
 
-def collator(
-    tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments
-) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
     """Return a function that pads features to batches.
 
     A batch is {"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}, and with a

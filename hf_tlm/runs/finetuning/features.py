@@ -185,10 +185,9 @@ class EvaluationSet:
         rows: Dataset,
         tokenizer: PreTrainedTokenizerBase,
         args: FinetuneArguments,
-        label_names: tuple[str, ...],
     ):
         self.kind, self.rows = kind, rows
-        self.features = kind.encode(rows, tokenizer, args, label_names)
+        self.features = kind.encode(rows, tokenizer, args)
         lengths = feature_lengths(self.features)
         self.by_length, self.order = longest_first(self.features, lengths)
         self.lengths = lengths[self.order]
@@ -236,19 +235,17 @@ class EvaluationSet:
         """One prediction a row."""
         return self.kind.decode(outputs, self.features, self.rows, model, args)
 
-    def with_validation_choices(
-        self, task: Task, outputs: Any, model: nn.Module, args: FinetuneArguments
-    ) -> FinetuneArguments:
+    def with_validation_choices(self, task: Task, outputs: Any, args: FinetuneArguments) -> FinetuneArguments:
         """`args`, and what these labelled rows decide of them."""
         validation_choices = getattr(self.kind, "validation_choices", None)
         if validation_choices is None:
             return args
         args = copy.copy(args)
-        for name, value in validation_choices(task, outputs, self.features, self.rows, model, args).items():
+        for name, value in validation_choices(task, outputs, self.features, self.rows, args).items():
             setattr(args, name, value)
         return args
 
     def score(self, task: Task, outputs: Any, model: nn.Module, args: FinetuneArguments) -> dict[str, float]:
         """The task's metrics on these rows, which decide what `args` leave open."""
-        args = self.with_validation_choices(task, outputs, model, args)
+        args = self.with_validation_choices(task, outputs, args)
         return self.kind.score(task, self.decode(outputs, model, args), self.rows)

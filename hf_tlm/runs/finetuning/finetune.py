@@ -209,10 +209,10 @@ class _Seeds:
     def held_out(self) -> dict[str, EvaluationSet]:
         """Validation, and test where there is one and it is asked for. Finished seeds need neither."""
         splits = ("validation", "test") if self.test else ("validation",)
-        kind, names = kind_module(self.task.spec.kind), self.task.label_names
+        kind = kind_module(self.task.spec.kind)
         with self.args.main_process_first(desc="tokenising"):
             return {
-                split: EvaluationSet(kind, self.task.splits[split], self.tokenizer, self.args, names)
+                split: EvaluationSet(kind, self.task.splits[split], self.tokenizer, self.args)
                 for split in splits
                 if split in self.task.splits
             }
@@ -232,10 +232,10 @@ class _Seeds:
         chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
         with args.main_process_first(desc="tokenising train"):
             rows = task.train if len(chosen) == len(task.train) else task.train.select(chosen)
-            features = kind.encode(rows, tokenizer, args, task.label_names)
+            features = kind.encode(rows, tokenizer, args)
             if self.teacher is not None:
                 taught = None if self.passages is None else self.teacher.texts(self.passages)
-                taught = taught and kind.encode(taught, tokenizer, args, task.label_names)
+                taught = taught and kind.encode(taught, tokenizer, args)
                 features = self.teacher.answered(features, taught, args.teacher_share)
         validation = self.held_out["validation"]
         terms = getattr(kind, "loss_terms", None)
@@ -272,7 +272,7 @@ class _Seeds:
         for split, held_out in self.held_out.items():
             outputs = held_out.outputs(trainer)
             if split == "validation":
-                args = held_out.with_validation_choices(task, outputs, model, args)
+                args = held_out.with_validation_choices(task, outputs, args)
             written[split] = self._score(split, held_out.decode(outputs, model, args), record)
         trained = trained_model(trainer)
         if trainer.is_world_process_zero():
@@ -304,7 +304,7 @@ class _Seeds:
             model,
             args.for_seed(seed_folder(self.args.folder, seed), seed, self.task.metric, label_names(kind)),
             eval_dataset=held_out.by_length,
-            data_collator=kind_module(kind).collator(self.tokenizer, args),
+            data_collator=kind_module(kind).collator(self.tokenizer),
             processing_class=self.tokenizer,
             **options,
         )

@@ -2,10 +2,10 @@
 
     AUTO_CLASS: str     the Auto class of transformers, such as "AutoModelForQuestionAnswering"
 
-    encode(rows, tokenizer, args, label_names) -> Dataset
+    encode(rows, tokenizer, args) -> Dataset
         Features in the order of the rows, several a row where it is long: `input_ids` (not padded), `token_type_ids` where
         the tokenizer makes them, `example` (int64, the row), labels where the rows have them, and what `decode` needs.
-    collator(tokenizer, args) -> Callable[[list[dict]], dict[str, Tensor]]
+    collator(tokenizer) -> Callable[[list[dict]], dict[str, Tensor]]
         Pads features to a batch, and drops the columns that the model does not take.
     decode(outputs, features, rows, model, args) -> list[dict]
         What the Trainer predicted for the features, as one JSON-ready dict a row, in the order of the rows: `prediction`,
@@ -21,7 +21,7 @@ And where a kind needs it:
         The same from a folder that its `save_pretrained` wrote, for the stock model of that folder.
     loss_terms(batch, args) -> Tensor
         int64 []: what the loss of a batch is the mean of, where that is not its rows.
-    validation_choices(task, outputs, features, rows, model, args) -> dict[str, Any]
+    validation_choices(task, outputs, features, rows, args) -> dict[str, Any]
         Options that the labels of validation decide, such as `null_threshold`; args -> their values from then on.
     tables(task, predictions, rows) -> dict[str, list[dict]]
         Tables for `results.json`.

@@ -35,7 +35,7 @@ def fill_in(question: str, option: str) -> str:
     return f"{question} {option}"
 
 
-def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names=()) -> Dataset:
+def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Dataset:
     """Make a feature of each row.
 
     It has `input_ids` and [`token_type_ids`] as a list for every option, `example`, and `labels` where the rows have a
@@ -98,7 +98,7 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
     return make_features(rows, tokenizer, encode_batch, settings, "Tokenising options")
 
 
-def collator(tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
+def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
     """Return a function that pads features to batches, on the tokenizer's side (XLNet reads its last token).
 
     A batch has `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, options, S] and [`labels`] int64 [B].

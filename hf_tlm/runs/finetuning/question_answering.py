@@ -143,7 +143,7 @@ def _best_of_windows(
     yield np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
-def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names=()) -> Dataset:
+def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Dataset:
     """The windows of every row, one feature each, in the order of rows and contexts.
 
     Args:
@@ -217,7 +217,7 @@ def _tokens_of_answer(batch: Mapping[str, list], row: int, begins: np.ndarray, e
     return int((ends <= start).sum()), int((begins < end).sum()) - 1
 
 
-def collator(tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
+def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
     """Return a function that pads features to batches, on the right whatever the tokenizer's side.
 
     So places in features are places in batches. A batch has `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, S]
@@ -248,9 +248,7 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
     return [_prediction(found, example, context, args.null_threshold) for example, context in enumerate(_contexts(rows))]
 
 
-def validation_choices(
-    task: Task, outputs, features: Dataset, rows: Dataset, model, args: FinetuneArguments
-) -> dict[str, Any]:
+def validation_choices(task: Task, outputs, features: Dataset, rows: Dataset, args: FinetuneArguments) -> dict[str, Any]:
     """The arguments of `decode` that labelled rows decide: `null_threshold`, by the F1 of all of them.
 
     What the arguments say, where they say something; None where no training question is unanswerable (SQuAD 1.1).

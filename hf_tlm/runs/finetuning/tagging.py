@@ -45,7 +45,7 @@ DROPPED, TRUNCATED = -1, -2  # In place of a word's first piece.
 SENTENCES = 256  # Decoded together.
 
 
-def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names=()) -> Dataset:
+def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Dataset:
     """Make a feature of each sentence.
 
     It has `input_ids`, [`token_type_ids`], `example`, `labels` where the rows have `tags`, and for `decode` `places`: of
@@ -117,7 +117,7 @@ def _warn_of_missing(features: Dataset, max_length: int) -> None:
         )
 
 
-def collator(tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
+def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
     """Return a function that pads features to batches, on the right whatever the tokenizer's side.
 
     So places in features are places in batches. A batch has `input_ids`, `attention_mask`, [`token_type_ids`, `labels`]

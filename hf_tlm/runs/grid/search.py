@@ -244,8 +244,8 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
     config, tokenizer = load_pretrained(task, checkpoint, args.max_length)
     chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
     with args.main_process_first(desc="tokenising"):
-        features = kind.encode(task.train.select(chosen), tokenizer, args, task.label_names)
-        validation = EvaluationSet(kind, task.validation, tokenizer, args, task.label_names)
+        features = kind.encode(task.train.select(chosen), tokenizer, args)
+        validation = EvaluationSet(kind, task.validation, tokenizer, args)
     base = args.for_seed(folder, seed, task.metric, label_names(task.spec.kind))
     base.load_best_model_at_end, base.save_strategy = False, "no"
     if args.select_by == "last":
@@ -260,7 +260,7 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
             model_init=lambda: load_model(task, checkpoint, config, args),
             train_dataset=features,
             eval_dataset=validation.by_length,
-            data_collator=kind.collator(tokenizer, args),
+            data_collator=kind.collator(tokenizer),
             processing_class=tokenizer,
             compute_metrics=lambda found: validation.score(
                 task, validation.in_order(found.predictions), trainer.trained, args

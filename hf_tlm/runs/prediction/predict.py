@@ -216,7 +216,7 @@ class _WithHead(Predictor):
     """A stock model with the head of the task."""
 
     def __init__(self, source: Source, args: FinetuneArguments, trust_remote_code: bool):
-        self.kind, self.names = kind_module(source.spec.kind), source.label_names
+        self.kind = kind_module(source.spec.kind)
         self.tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=False)
         self.model = load_finetuned(source.folder, source.spec.kind, args, trust_remote_code)
         _check_classes(self.model.config.num_labels, source)
@@ -224,12 +224,12 @@ class _WithHead(Predictor):
             set_token_types(self.tokenizer, self.model.config)
         if source.spec.kind == "regression":
             self.model.config.problem_type = "regression"
-        collator = self.kind.collator(self.tokenizer, args)
+        collator = self.kind.collator(self.tokenizer)
         self.trainer = FinetuneTrainer(self.model, args, data_collator=collator, processing_class=self.tokenizer)
         super().__init__(args, self.model)
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
-        chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args, self.names)
+        chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args)
         self.tokens += int(feature_lengths(chunk.features).sum())
         return chunk.decode(chunk.outputs(self.trainer), self.model, self.args)
 
@@ -257,9 +257,9 @@ class _Exported(Predictor):
             raise ModelError(f"{source.folder} is a masked LM with a prompt, which --backend torch alone predicts with.")
         if args.world_size > 1:
             raise ArgumentsError("--backend onnx computes in one process, with --num_threads; several were started.")
-        self.kind, self.names, self.exported = kind_module(source.spec.kind), source.label_names, exported
+        self.kind, self.exported = kind_module(source.spec.kind), exported
         self.tokenizer = load_tokenizer(str(source.folder), masking=False)
-        self.collate = self.kind.collator(self.tokenizer, args)
+        self.collate = self.kind.collator(self.tokenizer)
         with reading(f"the config in {source.folder}"):  # A stranger may have written it.
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
         self.model: nn.Module = _Config(config)
@@ -271,7 +271,7 @@ class _Exported(Predictor):
             self.model = restore(self.model, source.folder, args)
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
-        chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args, self.names)
+        chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args)
         self.tokens += int(feature_lengths(chunk.features).sum())
         outputs = chunk.outputs_of(
             *(self.exported, self.collate, self.args.per_device_eval_batch_size, self.exported.most_tokens)

@@ -16,8 +16,8 @@ LENGTHS = (3, 17, 1, 40, 9, 9, 2, 30, 1, 5)
 def rows():
     kind, tokenizer, args = kind_module("classification"), TOKENIZERS["bert"](), arguments(max_length=64)
     texts = [" ".join(["gene"] * length) for length in LENGTHS]
-    found = EvaluationSet(kind, Dataset.from_dict({"text": texts}), tokenizer, args, ("a", "b"))
-    return found, kind.collator(tokenizer, args)
+    found = EvaluationSet(kind, Dataset.from_dict({"text": texts}), tokenizer, args)
+    return found, kind.collator(tokenizer)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])

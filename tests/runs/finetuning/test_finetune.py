@@ -323,7 +323,7 @@ def test_the_order_of_examples_has_a_seed_of_its_own_if_it_is_given(base, tmp_pa
     batches = []
     for seeds in ({}, {"data_seed": 0}, {"data_seed": 1}):
         args = FinetuneArguments(**FAST, **seeds, select_by="last", eval_strategy="no")
-        features = classification.encode(task.train, tokenizer, args, task.label_names)
+        features = classification.encode(task.train, tokenizer, args)
         run = args.for_seed(tmp_path, 0, "macro_f1", ["labels"])
         model = BertForSequenceClassification(BertConfig(**TINY_CONFIGS["bert"]))
         trainer = FinetuneTrainer(model, run, data_collator=len, processing_class=tokenizer, train_dataset=features)

@@ -175,7 +175,7 @@ def test_without_unanswerable_training_questions_there_is_always_an_answer(token
         logits[:] = 0
         logits[:, 0] = 10  # [CLS]
     task = task_of("question_answering", ROWS[:2])
-    assert qa.validation_choices(task, nothing, features, rows, None, args) == {"null_threshold": None}
+    assert qa.validation_choices(task, nothing, features, rows, args) == {"null_threshold": None}
     predictions = qa.decode(nothing, features, rows, None, args)
     assert all(prediction["prediction"] and "null_odds" not in prediction for prediction in predictions)
 
@@ -190,13 +190,13 @@ def test_the_threshold_is_the_best_on_validation(tokenizers):
     start[2, features[2]["first"]], end[2, features[2]["first"]] = 19, 0
     end[2, 0] = 10
     task = task_of("question_answering", ROWS[:3])
-    settled = qa.validation_choices(task, (start, end), features, rows, None, args)
+    settled = qa.validation_choices(task, (start, end), features, rows, args)
     assert settled["null_threshold"] == pytest.approx(-10)  # Between the last answer and the next question.
     args.null_threshold = settled["null_threshold"]
     predictions = qa.decode((start, end), features, rows, None, args)
     assert qa.score(task, predictions, rows)["squad_f1"] == 1
     args.null_threshold = 2.5
-    assert qa.validation_choices(task, (start, end), features, rows, None, args) == {"null_threshold": 2.5}
+    assert qa.validation_choices(task, (start, end), features, rows, args) == {"null_threshold": 2.5}
 
 
 def test_very_long_contexts_and_questions(tokenizers):
@@ -215,7 +215,7 @@ def test_rows_without_labels(tokenizers):
     rows = Dataset.from_list(ROWS).remove_columns(["answers", "starts"])
     features = qa.encode(rows, tokenizers["bert"], arguments())
     assert "start_positions" not in features.column_names
-    batch = qa.collator(tokenizers["bert"], arguments())(list(features))
+    batch = qa.collator(tokenizers["bert"])(list(features))
     assert set(batch) == {"input_ids", "attention_mask", "token_type_ids"}
 
 
@@ -225,7 +225,7 @@ def test_predictions_do_not_depend_on_the_batch(family, tokenizers):
     tokenizer, args = tokenizers[family], arguments(max_length=32)
     rows = Dataset.from_list(ROWS)
     features = qa.encode(rows, tokenizer, args)
-    model, collate = tiny_model(family, qa.AUTO_CLASS), qa.collator(tokenizer, args)
+    model, collate = tiny_model(family, qa.AUTO_CLASS), qa.collator(tokenizer)
     alone, together = (predict(model, features, collate, batch_size) for batch_size in (1, 5))
     for one, other in zip(alone, together, strict=True):
         for logits, same, ids in zip(one, other, features["input_ids"], strict=True):
