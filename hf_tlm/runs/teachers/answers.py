@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.utils.locks import place_in_job
+from hf_tlm.utils.shown import few
 
 # The least probability of a class: a model that has not seen a class would say 0.
 LEAST = 1e-6
@@ -87,7 +88,7 @@ def class_matrix(own: Sequence[str], classes: Sequence[str], mapping: Mapping[st
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(f"{name:.40}" for name in names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    return few([f"{name:.40}" for name in names], 10)
 
 
 def most_certain(probabilities: np.ndarray, shares: np.ndarray, count: int, trust: str = "confidence") -> np.ndarray:
