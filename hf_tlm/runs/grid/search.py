@@ -70,13 +70,11 @@ def search(
     `study.db` (SQLite): the same call continues it, and what a killed trial had drawn is drawn again.
 
     Args:
-        grid: lists are choices, ranges are drawn from.
+        grid: lists are choices, ranges are drawn from; see `check_search`.
 
     Raises:
-        GridError: see `check_search`; a study of another grid in this folder, or a damaged one; or training failed in all
-            trials.
+        GridError: a study of another grid in this folder, or a damaged one; or training failed in all trials.
     """
-    check_search(grid)
     folder, asked = args.folder / "trials", _asked(grid, seed)
 
     def run() -> None:
