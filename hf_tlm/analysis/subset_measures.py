@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from hf_tlm.analysis.arguments import check_positive
 from hf_tlm.errors import AnalysisError
 from hf_tlm.retrieval.highlight import MarkedTerms, Spans, mark_shared, spans_to_markdown
+from hf_tlm.retrieval.report import how_found, origin
 from hf_tlm.retrieval.subset import check_subset, check_subsets
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.shown import for_markdown
@@ -156,12 +157,6 @@ def size_against_k(subset: Subset) -> SizeAgainstK:
         mean = total / counts
         square = np.bincount(rank, (score - mean[rank - 1]) ** 2, len(counts) + 1)[1:]
         return SizeAgainstK(np.arange(1, len(counts) + 1), counts.cumsum(), mean, np.sqrt(square / counts))
-
-
-def steps(largest: int) -> list[int]:
-    """1, 2, 5, 10, 20, 50, ... and the largest."""
-    found = [factor * 10**power for power in range(len(str(largest))) for factor in (1, 2, 5)]
-    return [step for step in found if step < largest] + [largest]
 
 
 @dataclass(frozen=True)
@@ -378,10 +373,8 @@ def case_studies_to_markdown(studies: Sequence[CaseStudy]) -> str:
     for number, study in enumerate(studies, 1):
         lines = [f"### {number}", f"> **Task text** {for_markdown(study.query_id)}: {spans_to_markdown(study.query)}"]
         for passage in study.passages:
-            queries = f"{passage.n_queries:,} {'query' if passage.n_queries == 1 else 'queries'}"
-            found = f"rank {passage.rank:,}, score {passage.score:,.1f}, hit by {queries}"
-            origin = for_markdown(passage.id) + (f", from {for_markdown(passage.source)}" if passage.source else "")
-            lines.append(f"> **Passage**, {found} ({origin}): {spans_to_markdown(passage.text)}")
+            found, place = how_found(vars(passage), passage.score), origin(vars(passage))
+            lines.append(f"> **Passage**, {found} ({place}): {spans_to_markdown(passage.text)}")
         blocks.append("\n\n".join([lines[0], "\n>\n".join(lines[1:])]))
     return "\n\n".join(blocks) + "\n"
 

@@ -15,6 +15,7 @@ from hf_tlm.analysis import subset_measures as measures
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, SubsetsArguments
 from hf_tlm.analysis.figures import PALETTE, WIDTH, add_legend, new_figure, save_figure, save_files, series_style, style
 from hf_tlm.errors import AnalysisError, HfTlmError
+from hf_tlm.retrieval.report import steps
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.shown import for_markdown
 
@@ -41,7 +42,7 @@ def draw_size(curves: Mapping[str, measures.SizeAgainstK]) -> Figure:
     figure, (above, below) = new_figure(2, 1, height=3.6, sharex=True)
     for index, (name, curve) in enumerate(curves.items()):
         look, known = series_style(index), ~np.isnan(curve.score)
-        at = np.array(measures.steps(len(curve.k)))
+        at = np.array(steps(len(curve.k)))
         above.plot(curve.k, curve.passages, label=label(name), markevery=at - 1, **look)
         if known.any():
             k, score, deviation = (values[known] for values in (curve.k, curve.score, curve.deviation))
@@ -49,7 +50,7 @@ def draw_size(curves: Mapping[str, measures.SizeAgainstK]) -> Figure:
             below.fill_between(k, score - deviation, score + deviation, color=look["color"], alpha=0.15, linewidth=0)
     above.set(xscale="log", ylabel="passages in the union", ylim=(0, None))
     below.set(xscale="log", xlabel="K, or rank k (log scale)", ylabel="BM25 score at rank k", ylim=(0, None))
-    ticks = measures.steps(max(len(curve.k) for curve in curves.values()))
+    ticks = steps(max(len(curve.k) for curve in curves.values()))
     below.set_xticks(ticks if len(ticks) < 8 else [tick for tick in ticks if str(tick).strip("0") == "1"], minor=False)
     below.set_xticks([], minor=True)
     for axes in (above, below):
@@ -186,7 +187,7 @@ def sizes(subsets: Subsets, folder: Path) -> Findings:
         files += save_figure(figure, folder, f"subsets_size{suffix}", rows)
     if curves:
         table = []
-        for k in measures.steps(max(len(curve.k) for curve in curves.values())):
+        for k in steps(max(len(curve.k) for curve in curves.values())):
             row = [f"{k:,}"]
             for curve in curves.values():
                 there = k <= len(curve.k)

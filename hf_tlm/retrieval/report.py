@@ -153,11 +153,17 @@ def _union(subset: SubsetLike) -> str:
     """Passages of rank k or better are the union of the queries' top k."""
     ranks = np.sort(_column(subset, "rank"))
     top_k = max(subset.manifest.get("top_k") or 0, int(ranks[-1]))
-    steps = [step for power in range(10) for step in (10**power, 2 * 10**power, 5 * 10**power) if step < top_k] + [top_k]
-    sizes = zip(steps, np.searchsorted(ranks, steps, side="right").tolist(), strict=True)
+    shown = steps(top_k)
+    sizes = zip(shown, np.searchsorted(ranks, shown, side="right").tolist(), strict=True)
     rows = [(f"{k:,}", f"{size:,}", _percent(size, len(ranks)), _bar(size, len(ranks))) for k, size in sizes]
     table = markdown_table(("K", *BARS), rows, texts=[3])
     return "\n\n".join(["## Size against K", "How many of these passages a smaller K gives.", table])
+
+
+def steps(largest: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50, ... and the largest."""
+    found = [factor * 10**power for power in range(len(str(largest))) for factor in (1, 2, 5)]
+    return [step for step in found if step < largest] + [largest]
 
 
 def _hits(subset: SubsetLike) -> str:
@@ -212,7 +218,7 @@ def _lengths(subset: SubsetLike) -> str:
 
 def _passages(subset: SubsetLike, number: int) -> str:
     rows = subset.dataset.select(range(min(number, len(subset))))
-    shown = [f"> {_unmarked(row)}\n>\n> {_origin(row)}" for row in rows]
+    shown = [f"> {_unmarked(row)}\n>\n> {origin(row)}" for row in rows]
     return "\n\n".join(["## Examples", *_numbered(shown)])
 
 
@@ -220,7 +226,7 @@ def _examples(subset: SubsetLike, task: Task | None, number: int) -> str:
     """Query and passage with the words that both have in bold (TLM, Table 8); without a task the passage alone."""
     rows = subset.dataset.select(_spread(_column(subset, "rank"), subset.dataset["best_query"][:], number))
     if task is None:
-        shown = [f"> {_found(row, row['score'])}: {_unmarked(row)}\n>\n> {_origin(row)}" for row in rows]
+        shown = [f"> {how_found(row, row['score'])}: {_unmarked(row)}\n>\n> {origin(row)}" for row in rows]
         return "\n\n".join(["## Examples", "Spread over the ranks. The task's texts are not quoted.", *_numbered(shown)])
     terms_of = MarkedTerms.of(subset.manifest)
     shown = []
@@ -229,13 +235,13 @@ def _examples(subset: SubsetLike, task: Task | None, number: int) -> str:
         query_spans, (passage_spans,) = mark_shared(query, [passage], terms_of)
         asked = f"> **Query** {for_markdown(row['best_query'])}: {spans_to_markdown(query_spans)}"
         shown.append(
-            f"{asked}\n>\n> **Passage**, {_found(row, score)}: {spans_to_markdown(passage_spans)}\n>\n> {_origin(row)}"
+            f"{asked}\n>\n> **Passage**, {how_found(row, score)}: {spans_to_markdown(passage_spans)}\n>\n> {origin(row)}"
         )
     intro = "Words that both have are bold, stop words aside. The examples are spread over the ranks, and over the queries."
     return "\n\n".join(["## Examples", intro, *_numbered(shown)])
 
 
-def _found(row: dict[str, Any], score: float) -> str:
+def how_found(row: dict[str, Any], score: float) -> str:
     """How a passage was found."""
     queries = f"{row['n_queries']:,} {'query' if row['n_queries'] == 1 else 'queries'}"
     return f"rank {row['rank']:,}, score {score:,.1f}, hit by {queries}"
@@ -264,7 +270,8 @@ def _unmarked(row: dict[str, Any]) -> str:
     return spans_to_markdown(marked_spans(row["text"], set(), MarkedTerms()))
 
 
-def _origin(row: dict[str, Any]) -> str:
+def origin(row: dict[str, Any]) -> str:
+    """Which passage it is, and where it comes from."""
     return for_markdown(row["id"]) + (f", from {for_markdown(row['source'])}" if row["source"] else "")
 
 
