@@ -23,14 +23,15 @@ from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo, may_be_repo
 from hf_tlm.utils.arrow_files import without_format
 from hf_tlm.utils.options import problem
+from hf_tlm.utils.run_names import MANIFEST_FILE, SETTINGS_FILE
 from hf_tlm.utils.shown import instead
 
 _SAMPLE = 1 << 16
 # By which file a folder that this package wrote is known.
 _OUTPUTS = {
-    "manifest.json": lambda content: content.get("format") == "hf_tlm.subset",
+    MANIFEST_FILE: lambda content: content.get("format") == "hf_tlm.subset",
     "index.json": lambda content: content.get("format") == "hf_tlm.index",
-    "settings.json": lambda content: {"arguments", "model"} <= set(content),
+    SETTINGS_FILE: lambda content: {"arguments", "model"} <= set(content),
     "config.json": lambda content: "model_type" in content,
 }
 

@@ -16,17 +16,17 @@ from hf_tlm.hub.commit import CARD, Push
 from hf_tlm.hub.push import REPLACED, published, push, repo_to_push
 from hf_tlm.hub.rendering import hub_name, published_card
 from hf_tlm.hub.repo import CODE, NAMES, is_ours
-from hf_tlm.hub.subset_configs import MANIFEST, check_alone, repo_files
+from hf_tlm.hub.subset_configs import check_alone, repo_files
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.json_files import mapped, read_fields, read_object, words
 from hf_tlm.utils.options import named
-from hf_tlm.utils.run_names import LINEAR_FILE, RESULTS_FILE, SETTINGS_FILE
+from hf_tlm.utils.run_names import EXPORT_FILE, LINEAR_FILE, MANIFEST_FILE, RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.seals import SEAL, seal_problem
 from hf_tlm.version import __version__
 
 logger = logging.getLogger(__name__)
 
-CONFIG, ADAPTER_CONFIG, EXPORT = "config.json", "adapter_config.json", "export.json"
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 
 
 def publish_model(
@@ -59,7 +59,7 @@ def publish_model(
     names = os.listdir(folder) if os.path.isdir(folder) else []
     if SETTINGS_FILE in names and RESULTS_FILE not in names:
         raise HubError(f"{folder} holds a run that is not finished. Run its command again, which continues it.")
-    exported = EXPORT in names and any(folder.glob("onnx/*.onnx"))
+    exported = EXPORT_FILE in names and any(folder.glob("onnx/*.onnx"))
     weights = exported or any(name.endswith(".safetensors") for name in names)
     if not ({CONFIG, ADAPTER_CONFIG}.intersection(names) and weights):
         if any(os.path.isfile(folder / part / LINEAR_FILE) for part in ("", "linear")):
@@ -100,7 +100,7 @@ def _beside_weights(there: Sequence[str], export: Mapping[str, Path]) -> set[str
     """What of an export stays as a repository has it: where there are weights, the config and the tokenizer are theirs."""
     if not any(name.endswith((".safetensors", ".bin")) and name not in export for name in there):
         return set()
-    return {name for name in there if name not in (EXPORT, CARD) and not fnmatch(name, "onnx/*.onnx")}
+    return {name for name in there if name not in (EXPORT_FILE, CARD) and not fnmatch(name, "onnx/*.onnx")}
 
 
 def _check_adapter(path: Path) -> None:
@@ -179,13 +179,13 @@ def publish_result(
 
 def _check_subset(folder: Path) -> None:
     try:
-        data = read_fields(folder / MANIFEST, {"files": mapped(words(200), 100)}, HubError)["files"].items()
+        data = read_fields(folder / MANIFEST_FILE, {"files": mapped(words(200), 100)}, HubError)["files"].items()
     except OSError:
         raise HubError(f"{folder} holds no subset: expected a folder that `hf-tlm retrieve` or Subset.save wrote.") from None
     if damaged := [name for name, digest in data if not (folder / name).is_file() or sha256(folder / name) != digest]:
         raise HubError(
-            f"{folder} is damaged or was edited: {', '.join(damaged)} is not what its {MANIFEST} describes. Copy it again, "
-            "or retrieve the subset again."
+            f"{folder} is damaged or was edited: {', '.join(damaged)} is not what its {MANIFEST_FILE} describes. Copy it "
+            "again, or retrieve the subset again."
         )
 
 

@@ -12,7 +12,7 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import LocalFile, Publication, Push
 from hf_tlm.hub.errors import UnansweredError, log_in, with_retries
 from hf_tlm.hub.repo_id import Repo, parse_repo
-from hf_tlm.utils.run_names import TEACHER_FILE
+from hf_tlm.utils.run_names import EXPORT_FILE, MANIFEST_FILE, TEACHER_FILE
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -35,9 +35,9 @@ REPLACED = {
         *("*configuration_*.py", "*modeling_*.py", "*tokenization_*.py"),
         *("*bert.py", "*embeddings.py", "*relative_positions.py", "*dict.txt"),  # COCO-LM's code, and its vocabulary.
         *("*corruption.json", "finetuned.json", "prompt.json", "grid.json", "results.*", "settings.json"),
-        *("onnx/*.onnx", "export.json"),  # Graphs of the old weights.
+        *("onnx/*.onnx", EXPORT_FILE),  # Graphs of the old weights.
     ),
-    "dataset": ("data/*", "manifest.json", "report.md"),
+    "dataset": ("data/*", MANIFEST_FILE, "report.md"),
     "space": ("index.html", "page.*", "model.js", "vendor/*", "model/*"),
 }
 

@@ -14,7 +14,7 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo, find_repo
 from hf_tlm.utils.files import atomic_write, files_in
-from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SETTINGS_FILE, STAGE_FILE, TABLE_FILE
+from hf_tlm.utils.run_names import EXPORT_FILE, GRID_FILE, MANIFEST_FILE, RESULTS_FILE, SETTINGS_FILE, STAGE_FILE, TABLE_FILE
 from hf_tlm.utils.seals import check_seal
 from hf_tlm.utils.shown import few
 
@@ -33,9 +33,9 @@ FOLDERS = re.compile(
 NAMES = (
     *("*.safetensors", "*.safetensors.index.json", "*config.json", "*tokenizer*.json", "added_tokens.json"),
     *("special_tokens_map.json", "vocab.*", "merges.txt", "dict.txt", "*.model", "chat_template.jinja"),
-    *(SETTINGS_FILE, RESULTS_FILE, TABLE_FILE, STAGE_FILE, GRID_FILE, "seal.json", "manifest.json", "report.md"),
+    *(SETTINGS_FILE, RESULTS_FILE, TABLE_FILE, STAGE_FILE, GRID_FILE, "seal.json", MANIFEST_FILE, "report.md"),
     *("corruption.json", "finetuned.json", "prompt.json", "trainer_state.json", "train_ids.json", "README.md"),
-    *("validation.jsonl", "test.jsonl", "train-*.parquet", "*.onnx", "export.json"),
+    *("validation.jsonl", "test.jsonl", "train-*.parquet", "*.onnx", EXPORT_FILE),
 )
 # What a run continues from, of which some are pickles.
 CONTINUING = (

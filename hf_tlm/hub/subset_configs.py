@@ -13,10 +13,10 @@ from hf_tlm.hub.commit import CARD
 from hf_tlm.hub.errors import UnansweredError, with_retries
 from hf_tlm.hub.rendering import PLACEHOLDER, published_card, render
 from hf_tlm.hub.repo_id import Repo
+from hf_tlm.utils.run_names import MANIFEST_FILE
 
 Result = TypeVar("Result")
-MANIFEST = "manifest.json"
-_MANIFEST_OF = re.compile(rf"(\w[\w.-]*)/{re.escape(MANIFEST)}")
+_MANIFEST_OF = re.compile(rf"(\w[\w.-]*)/{re.escape(MANIFEST_FILE)}")
 # Metadata that the card of the whole has from those of the subsets, one after another without repetition.
 _MERGED = ("license", "language", "tags", "task_categories", "size_categories", "source_datasets")
 

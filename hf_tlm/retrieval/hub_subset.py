@@ -26,7 +26,6 @@ from hf_tlm.retrieval.manifest import (
     DATA_FILE,
     FORMAT,
     FORMAT_VERSION,
-    MANIFEST_FILE,
     METHOD_FIELDS,
     REPORT_FILE,
     SubsetLike,
@@ -34,6 +33,7 @@ from hf_tlm.retrieval.manifest import (
 from hf_tlm.tasks.registry import registered_task
 from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_write, sha256
+from hf_tlm.utils.run_names import MANIFEST_FILE
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:

@@ -47,7 +47,6 @@ COLUMNS = {
 DATA_FILE = "data/train-00000-of-00001.parquet"
 # In the folder of one configuration of several.
 CONFIG_DATA_FILE = "train-00000-of-00001.parquet"
-MANIFEST_FILE = "manifest.json"
 CARD_FILE = "README.md"
 REPORT_FILE = "report.md"
 # What a manifest says of how passages were searched.

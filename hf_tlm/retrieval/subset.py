@@ -23,7 +23,6 @@ from hf_tlm.retrieval.manifest import (
     DATA_FILE,
     FORMAT,
     FORMAT_VERSION,
-    MANIFEST_FILE,
     NEEDED,
     REPORT_FILE,
     UNQUERIED,
@@ -38,6 +37,7 @@ from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_directory, check_writable, sha256
 from hf_tlm.utils.json_files import find_format
 from hf_tlm.utils.options import named, of_python
+from hf_tlm.utils.run_names import MANIFEST_FILE
 from hf_tlm.utils.shown import dataset_of, instead, kind_of
 
 if TYPE_CHECKING:

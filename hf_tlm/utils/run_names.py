@@ -20,6 +20,8 @@ TEACHER_FILE = "teacher.json"
 EXAMPLES_FILE = "examples.json"
 # Of a folder of ONNX graphs.
 EXPORT_FILE = "export.json"
+# Of a subset, what it says of itself.
+MANIFEST_FILE = "manifest.json"
 # Of a linear model on TF-IDF, what it is.
 LINEAR_FILE = "linear.json"
 SEED, SPLIT, STAGE, PREDICTIONS = "seed-", "split-", "stage", "predictions"

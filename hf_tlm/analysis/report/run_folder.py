@@ -16,9 +16,8 @@ from hf_tlm.analysis.runs import baseline_seed, check_record, check_seed, is_bas
 from hf_tlm.errors import AnalysisError
 from hf_tlm.hub.repo import is_fetched
 from hf_tlm.runs.baseline_arguments import LINEAR
-from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SEED, SETTINGS_FILE
+from hf_tlm.utils.run_names import GRID_FILE, MANIFEST_FILE, RESULTS_FILE, SEED, SETTINGS_FILE
 
-MANIFEST = "manifest.json"
 # Files that a page is made of, by their ends.
 _RECORDS = (".json", ".jsonl", ".parquet")
 BASELINE = "baseline"
@@ -104,12 +103,12 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     path = Path(path)
     check_links(path)
     name = name or path.resolve().name
-    places = [path / file for file in (RESULTS_FILE, SETTINGS_FILE, MANIFEST, GRID_FILE)]
+    places = [path / file for file in (RESULTS_FILE, SETTINGS_FILE, MANIFEST_FILE, GRID_FILE)]
     files = {place.name: read_json(place) for place in places if place.is_file()}
-    for file in (RESULTS_FILE, SETTINGS_FILE, MANIFEST):
+    for file in (RESULTS_FILE, SETTINGS_FILE, MANIFEST_FILE):
         check_record(files.get(file, {}), path / file)
     if not {RESULTS_FILE, SETTINGS_FILE} & set(files):
-        return _of_others(path, name, files.get(MANIFEST))
+        return _of_others(path, name, files.get(MANIFEST_FILE))
     if is_baseline(record := files.get(RESULTS_FILE, {})):
         check_seed(seed := baseline_seed(record), path / RESULTS_FILE)
         return RunFolder(name, path, BASELINE, record, [seed], home=path)
@@ -142,7 +141,7 @@ def _of_others(path: Path, name: str, manifest: dict[str, Any] | None) -> RunFol
         return read_run(path / LINEAR, name)
     raise AnalysisError(
         f"{path} holds no run: expected {RESULTS_FILE} or {SETTINGS_FILE}, as `hf-tlm train`, finetune, few-shot, "
-        f"pretrain and baseline leave them, or a subset's {MANIFEST}."
+        f"pretrain and baseline leave them, or a subset's {MANIFEST_FILE}."
     )
 
 

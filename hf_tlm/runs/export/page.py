@@ -178,7 +178,7 @@ def fill_page(
             # The Hub sends large files from other hosts.
             hosts += f" {constants.ENDPOINT}" + (" https://*.hf.co" if constants.ENDPOINT == _HUB else "")
         else:
-            for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "export.json", ONNX_FILES[dtype]):
+            for name in ("config.json", "tokenizer.json", "tokenizer_config.json", EXPORT_FILE, ONNX_FILES[dtype]):
                 (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(export / name, folder / "model" / name)
         about = {"title": title or record["model"], "dtype": _DTYPES[dtype], "pairs": record["pairs"], "texts": list(texts)}

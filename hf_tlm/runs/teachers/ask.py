@@ -19,7 +19,7 @@ from datasets import Dataset, List, Value
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.influence import PassageScores
 from hf_tlm.retrieval import Subset
-from hf_tlm.retrieval.subset import MANIFEST_FILE, check_replaceable, check_subset
+from hf_tlm.retrieval.subset import check_replaceable, check_subset
 from hf_tlm.runs.prediction.arguments import MACHINE
 from hf_tlm.runs.teachers.answers import Answers, certainty, most_certain, progress, read_mapping, task_lengths
 from hf_tlm.runs.teachers.linear import LinearTeacher
@@ -34,6 +34,7 @@ from hf_tlm.training.teacher_arguments import LINEAR, SELF
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import agree, place_in_job
+from hf_tlm.utils.run_names import MANIFEST_FILE
 from hf_tlm.utils.seals import keep_sealed, seal_problem
 from hf_tlm.utils.variables import uses_fsdp
 
