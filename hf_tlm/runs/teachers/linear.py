@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -68,27 +68,25 @@ class LinearTeacher:
         (n, c), tried = _choose(texts, labels, classes)
         answers = np.full((len(texts), classes), LEAST)
         for train, test in tqdm(folds, desc="Asking the teacher", unit=" folds"):
-            answers[test] = _Linear(n, c, [texts[i] for i in train], labels[train], classes)([texts[i] for i in test])
+            answers[test] = _fitted(n, c, [texts[i] for i in train], labels[train], classes)([texts[i] for i in test])
         report: dict[str, Any] = {"n_grams": n, "C": c, "settings_tried": tried}
         loss = round(_cross_entropy(answers, labels), 4)
         report |= held_out("held-out training texts", answers, labels, held_out_cross_entropy=loss)
         said = np.zeros((0, classes))
         if passages is not None and len(passages):
-            model, rows = _Linear(n, c, texts, labels, classes), passages["text"]
+            model, rows = _fitted(n, c, texts, labels, classes), passages["text"]
             chunks = progress(range(0, len(rows), CHUNK), "Asking the teacher of passages", " chunks")
             said = np.concatenate([model(rows[start : start + CHUNK]) for start in chunks])
         return Answers(answers, said, report)
 
 
-class _Linear:
-    """Texts -> probabilities, float64 [N, C]."""
-
-    def __init__(self, n: int, c: float, texts: Sequence[str], labels: np.ndarray, classes: int):
-        self.features, self.classes = tfidf(n, characters=by_character(texts)).fit(texts), classes
-        self.model = logistic_regression(self.features.transform(texts), labels, c, ITERATIONS)
-
-    def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        return _spread(self.model, self.features.transform(texts), self.classes)
+def _fitted(
+    n: int, c: float, texts: Sequence[str], labels: np.ndarray, classes: int
+) -> Callable[[Sequence[str]], np.ndarray]:
+    """A model fitted to texts, as a function: other texts -> probabilities, float64 [N, C]."""
+    features = tfidf(n, characters=by_character(texts)).fit(texts)
+    model = logistic_regression(features.transform(texts), labels, c, ITERATIONS)
+    return lambda others: _spread(model, features.transform(others), classes)
 
 
 def _spread(model: LogisticRegression, features: Any, classes: int) -> np.ndarray:
