@@ -294,7 +294,7 @@ def task_from_datasets(
     report = _report(spec, checked, names, dropped)
     task = Task(spec, {split: stored(rows) for split, rows in checked.items()}, names, report, sampled_of=sampled_of)
     if label_names is not None:
-        task.label_names = _renamed(spec, names, label_names)
+        task.label_names = _renamed(names, label_names)
     if spec.classes and len(spec.classes) != task.num_labels:
         logger.warning("Task %s has %d classes here; the papers report %d.", spec.name, task.num_labels, len(spec.classes))
     return task
@@ -385,7 +385,7 @@ def _class_names(label_names: Any) -> list[str]:
     return names
 
 
-def _renamed(spec: TaskSpec, names: tuple[str, ...], given: Sequence[str]) -> tuple[str, ...]:
+def _renamed(names: tuple[str, ...], given: Sequence[str]) -> tuple[str, ...]:
     """The names given, for classes that are only numbered, or are these.
 
     Raises:
