@@ -14,7 +14,7 @@ from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.runs import run_tlm
 from hf_tlm.runs.teachers import ask_teacher, check_passage_options
 from hf_tlm.runs.teachers.answers import most_certain
-from hf_tlm.runs.teachers.linear import _Linear
+from hf_tlm.runs.teachers.linear import _fitted
 from hf_tlm.runs.teachers.marks import MarkedPhrases, marks_without_passages, read_marks
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ModelArguments, TlmArguments
@@ -195,7 +195,7 @@ def test_a_teacher_is_asked_of_marked_sentences():
     task, texts = relation_task(), passages()
     made = asked(task, texts)
     every = MarkedPhrases(task.train["text"][:], read_marks(MARKS)).texts_of(texts)
-    model = _Linear(made.report["n_grams"], made.report["C"], task.train["text"][:], np.array(task.train["label"]), 3)
+    model = _fitted(made.report["n_grams"], made.report["C"], task.train["text"][:], np.array(task.train["label"]), 3)
     said = model(every)
     shares = np.bincount(task.train["label"][:]) / len(task.train)
     rows = most_certain(said, shares, 12)
