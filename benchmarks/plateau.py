@@ -41,7 +41,7 @@ from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TlmModel, export_model, load_exported
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.summary import format_table
-from hf_tlm.runs.teachers import ask_teacher
+from hf_tlm.runs.teachers.ask import ask_teacher
 from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, prepare
 from hf_tlm.training.cost import nominal_tokens, training_flops
 from hf_tlm.training.stages import begin_stage

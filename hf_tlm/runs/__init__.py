@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from hf_tlm.runs.export.page import write_page
     from hf_tlm.runs.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
     from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, check_finetuning, finetune
-    from hf_tlm.runs.grid import Grid, GridArguments, GridRun, run_grid
+    from hf_tlm.runs.grid.grid import GridRun, run_grid
+    from hf_tlm.runs.grid.points import Grid, GridArguments
     from hf_tlm.runs.linear import LinearModel
     from hf_tlm.runs.prediction.arguments import PredictArguments, PredictorArguments
     from hf_tlm.runs.prediction.predict import check_predictable, predict, predict_after
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from hf_tlm.runs.score_model import score_models, train_score_model
     from hf_tlm.runs.sharing import PointsError, run_shared
     from hf_tlm.runs.summary import aggregate, format_score, format_table
-    from hf_tlm.runs.teachers import teacher_scores
+    from hf_tlm.runs.teachers.ask import teacher_scores
     from hf_tlm.runs.tlm import ProtocolError, Run, run_tlm
 
 __getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -25,7 +25,7 @@ from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.models import TlmModel
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
-from hf_tlm.runs.teachers import content_of, open_teacher, teacher_scores
+from hf_tlm.runs.teachers.ask import content_of, open_teacher, teacher_scores
 from hf_tlm.runs.tlm import run_tlm
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task

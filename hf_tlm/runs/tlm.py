@@ -24,7 +24,7 @@ from hf_tlm.runs.price import price
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings, started
 from hf_tlm.runs.sharing import share_seeds
 from hf_tlm.runs.summary import SeededRun, summarise
-from hf_tlm.runs.teachers import (
+from hf_tlm.runs.teachers.ask import (
     answered_subset,
     ask_teacher,
     asked_passages,

@@ -8,7 +8,7 @@ from hf_tlm.data import tokenize
 from hf_tlm.influence import InfluenceScorer, select
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import PromptClassifier, run_tlm, score_models
-from hf_tlm.runs.teachers import ask_teacher
+from hf_tlm.runs.teachers.ask import ask_teacher
 from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments
 from support import prompts
 from support.gpu import DEVICE, ON_CPU, ON_DEVICE

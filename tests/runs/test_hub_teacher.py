@@ -12,7 +12,8 @@ from hf_tlm.analysis.report.page import report_page
 from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.errors import ArgumentsError, HubError
 from hf_tlm.models import ModelError
-from hf_tlm.runs.teachers import ask_teacher, models
+from hf_tlm.runs.teachers import models
+from hf_tlm.runs.teachers.ask import ask_teacher
 from hf_tlm.tasks import task_from_datasets
 from hf_tlm.training import TlmArguments
 from support.tiny_checkpoints import go, pretrained

@@ -30,9 +30,9 @@ from hf_tlm.objectives.task import class_weights
 from hf_tlm.retrieval import Subset, retrieval_report, retrieve
 from hf_tlm.runs import predict, run_tlm, teacher_scores
 from hf_tlm.runs.finetuning import FinetuneArguments
-from hf_tlm.runs.teachers import answered_subset, ask_teacher, check_passage_options, linear, models, open_teacher
+from hf_tlm.runs.teachers import linear, models
 from hf_tlm.runs.teachers.answers import class_matrix, most_certain, task_lengths
-from hf_tlm.runs.teachers.ask import corrected
+from hf_tlm.runs.teachers.ask import answered_subset, ask_teacher, check_passage_options, corrected, open_teacher
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments, TlmTrainer
 from hf_tlm.training.teacher import cost_line, described, doubts, lineage, repeats

@@ -37,7 +37,7 @@ from hf_tlm.runs.price import price
 from hf_tlm.runs.records import SAVED_FILE, logged_scores, predictions_jsonl, read_saved, saved_settings, started
 from hf_tlm.runs.sharing import share_seeds
 from hf_tlm.runs.summary import SeededRun, summarise
-from hf_tlm.runs.teachers import ask_teacher, check_passage_options, content_of, open_teacher
+from hf_tlm.runs.teachers.ask import ask_teacher, check_passage_options, content_of, open_teacher
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.sampling import strata
 from hf_tlm.tasks.spec import check_task

@@ -10,7 +10,9 @@ import pytest
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, sharing
-from hf_tlm.runs.grid import Grid, grid, run_grid
+from hf_tlm.runs.grid import grid
+from hf_tlm.runs.grid.grid import run_grid
+from hf_tlm.runs.grid.points import Grid
 from hf_tlm.training.run_folder import ProtocolError
 from support.toys import make_task
 

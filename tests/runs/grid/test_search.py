@@ -8,7 +8,9 @@ import torch
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
-from hf_tlm.runs.grid import Grid, GridError, run_grid, search
+from hf_tlm.runs.grid import search
+from hf_tlm.runs.grid.grid import run_grid
+from hf_tlm.runs.grid.points import Grid, GridError
 from support.tiny_checkpoints import FAST, pretrained
 from support.toys import make_task
 
