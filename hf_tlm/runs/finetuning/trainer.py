@@ -10,7 +10,6 @@ import torch
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import SequentialSampler
-from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.interleave import TASK, InterleavedBatchSampler
 from hf_tlm.models import applied_parameters
@@ -31,7 +30,7 @@ class FinetuneTrainer(SampledTrainer):
 
     Args:
         args: from `FinetuneArguments.for_seed`.
-        train_dataset: features of the task's kind; None for a trainer that only predicts.
+        train_dataset: features of the task's kind; a trainer that only predicts has none.
         eval_dataset: features by length, see `EvaluationSet`.
         loss_terms: batch -> int64 [], what its loss is the mean of; None where all batches have as many.
         objective: of training batches instead of the model's own loss, which then gets no labels (`hf_tlm.objectives`): with
@@ -45,21 +44,11 @@ class FinetuneTrainer(SampledTrainer):
         model: nn.Module,
         args: FinetuneArguments,
         *,
-        data_collator: Callable,
-        processing_class: PreTrainedTokenizerBase,
-        train_dataset: Dataset | None = None,
         loss_terms: Callable[[dict[str, torch.Tensor]], torch.Tensor] | None = None,
         objective: WeightedSum | None = None,
         **kwargs,
     ):
-        super().__init__(
-            model=model,
-            args=args,
-            train_dataset=train_dataset,
-            data_collator=data_collator,
-            processing_class=processing_class,
-            **kwargs,
-        )
+        super().__init__(model, args, **kwargs)
         # Stock models differ in what they make of a count of labels; none is given to them.
         self.model_accepts_loss_kwargs = False
         self.loss_terms = loss_terms
