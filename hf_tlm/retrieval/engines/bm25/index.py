@@ -273,14 +273,16 @@ class Index:
         rounds = -(-number // (size * threads))
         size = -(-number // (rounds * threads))  # Equal shares: no thread waits for another's larger batch.
 
+        sizes = self.table[:-1, 1]
+        begins = np.cumsum(sizes) - sizes  # The first passage of every tile.
+
         def arguments(tile: int, rows: slice | np.ndarray) -> TileArguments:
             return self.tile(tile), length_norms(settings, self.lengths[rows], statistics), self.order[rows]
 
         def tile_of(tile: int) -> TileArguments:
             if tile:
                 self.forget(tile - 1)
-            first = self._first[tile]
-            return arguments(tile, slice(first, first + int(self.table[tile, 1])))
+            return arguments(tile, slice(begins[tile], begins[tile] + sizes[tile]))
 
         sample = arguments(len(self.table) - 1, self.sampled) if len(self) >= 4 * len(self.sampled) else None
 
@@ -296,12 +298,6 @@ class Index:
                 if following is not None:
                     running.append(pool.submit(run, following))
                 yield from hits
-
-    @property
-    def _first(self) -> np.ndarray:
-        """The first passage of every tile."""
-        sizes = self.table[:-1, 1]
-        return np.cumsum(sizes) - sizes
 
     def forget(self, tile: int) -> None:
         """Let the system take back the memory of a tile that was read: what is resident does not grow with the corpus."""
