@@ -59,8 +59,9 @@ def main() -> None:
         push = hub.publish_subset(args.subset, args.repo_id, **options)
     else:
         subset = retrieval.Subset.load(args.subset)
-        report = (Path(args.subset) / "report.md").read_text(encoding="utf-8")  # With its examples.
-        push = subset.push_to_hub(args.repo_id, config=args.config_name, report=report, **options)
+        report = Path(args.subset) / "report.md"
+        text = report.read_text(encoding="utf-8", errors="replace") if report.is_file() else None  # With its examples.
+        push = subset.push_to_hub(args.repo_id, config=args.config_name, report=text, **options)
     print(push.to_text())
 
     # 4. Load it elsewhere, and compare.

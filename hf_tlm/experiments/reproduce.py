@@ -33,6 +33,7 @@ from hf_tlm.experiments.table import Table
 from hf_tlm.runs.records import command_line, environment
 from hf_tlm.runs.sharing import PointsError, run_shared
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.shown import shown_argument
 
 logger = logging.getLogger(__name__)
@@ -62,13 +63,14 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
 
     Raises:
         HfTlmError: before anything is begun, an option that a recipe lacks or refuses, a task that there is not or that TLM
-            has no use for, or records of steps that were made with other settings, of other inputs or on other data; or
-            see `check_exports`; with `prepare_only`, at the end, steps that failed; without it, those that failed and of
-            which a full disk has kept no record.
+            has no use for, records of steps that were made with other settings, of other inputs or on other data, or
+            something else where the table goes; or see `check_exports`; with `prepare_only`, at the end, steps that failed;
+            without it, those that failed and of which a full disk has kept no record.
     """
     if export_int8:
         check_exports(plan, prepare_only)
     check(plan, prepare_only)
+    _check_table_file(plan)
     write_table(plan)  # A folder of records that cannot be written is refused before there is work to lose.
     failed = None
     needed = _needed(plan)
@@ -206,6 +208,16 @@ def _check_settings(plan: Plan, step: Step, record: Mapping[str, Any]) -> None:
         f"{plan.folder(step)} was made {reason}. Choose another {option}, or delete {plan.record_file(step)} and that "
         "folder to make it again."
     )
+
+
+def _check_table_file(plan: Plan) -> None:
+    """Raise a ReproductionError where the table would take the place of something else, such as a run's results."""
+    path = plan.records / f"{plan.table_name}.json"
+    if "rows" not in (find_object(path) or {"rows": []}):
+        option = "--output_dir" if plan.records_dir is None else "--records_dir"
+        raise ReproductionError(
+            f"{path} is no table, which would take its place. Choose another {option}, or another --table_name."
+        )
 
 
 def write_table(plan: Plan) -> Table:

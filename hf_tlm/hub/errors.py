@@ -119,6 +119,11 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
         return f"The Hub does not accept your token. {log_in()}."
     if status == 403:
         return f"Your token may not write to the {name}. Use a token with write access, or a repository of your own."
+    if status == 413:
+        return (
+            f"What was sent is larger than the {name} may take (status 413). Look at the limits of your account at "
+            f"{constants.ENDPOINT}, or of a proxy on the way there."
+        )
     if isinstance(cause, OfflineModeIsEnabled):
         return (
             f"{absent}HF_HUB_OFFLINE is set, so the {name} cannot be asked for. "
@@ -139,8 +144,9 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
 
 
 def redacted(error: BaseException) -> str:
-    """An error's message without what may be a token."""
-    return re.sub(r"\bhf_(oauth_|jwt_)?[A-Za-z0-9]{8,}\S*|(?<=Bearer )\S+", "<token>", " ".join(str(error).split()))
+    """An error's message without what may be a token, and without the client's advice to read what a status means."""
+    message = re.sub(r" For more information check: \S+", "", " ".join(str(error).split()))
+    return re.sub(r"\bhf_(oauth_|jwt_)?[A-Za-z0-9]{8,}\S*|(?<=Bearer )\S+", "<token>", message)
 
 
 @contextmanager

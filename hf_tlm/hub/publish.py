@@ -208,9 +208,10 @@ def _publish(folder: Path, repo_id: str, type: str, message: str, card: Mapping[
         raise HubError(f"{folder} has no {CARD} that could name the {given[0]}. Write one, or leave the {given[0]} out.")
     with tempfile.TemporaryDirectory() as work:
         if CARD in files:
-            text = files[CARD].read_text(encoding="utf-8")
             try:
-                text = published_card(text, repo_id, **card)
+                text = published_card(files[CARD].read_text(encoding="utf-8"), repo_id, **card)
+            except UnicodeDecodeError as error:
+                raise HubError(f"{folder / CARD} is no text in UTF-8: {error}. Save it as one.") from error
             except ValueError as error:
                 raise HubError(f"The metadata of {folder / CARD} cannot be used: {error}. Correct them.") from error
             atomic_write(Path(work) / CARD, text)

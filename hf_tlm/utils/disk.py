@@ -62,7 +62,10 @@ def disk_problem(error: BaseException, path: str | os.PathLike | None = None) ->
 
 def told(error: Exception, path: str | os.PathLike, otherwise: str = "") -> str:
     """The error in words, or as the system says it, and then what to do `otherwise`; to end a sentence."""
-    return disk_problem(error, path) or str(error).rstrip(".") + (f". {otherwise}" if otherwise else "")
+    problem = disk_problem(error, path)
+    if problem is None and isinstance(error, (FileExistsError, NotADirectoryError)):
+        problem = f"a file is where a folder is expected ({error.filename}): {_OTHER}"
+    return problem or str(error).rstrip(".") + (f". {otherwise}" if otherwise else "")
 
 
 def cache_problem(error: BaseException, folder: str | os.PathLike) -> str | None:

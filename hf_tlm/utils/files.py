@@ -140,12 +140,15 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     moved back.
 
     Raises:
-        HfTlmError: the disk cannot be written (full, read-only, no permission), or a file is there; the message says why.
+        HfTlmError: the disk cannot be written (full, read-only, no permission), a file is there, or a folder that cannot be
+            replaced: a mounted disk, or one that holds the working folder. The message says why.
     """
     path = Path(path)
     _check_place(path)
     if path.is_file():
         raise HfTlmError(f"Cannot write {path}: expected a folder or a new name; this is a file.")
+    _check_replaceable(path, f"Cannot write {path}")
+    path = path.resolve()  # A link to a folder stays, and what it leads to changes: the link may lead to a larger disk.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path)
@@ -263,6 +266,18 @@ def _check_place(path: Path) -> None:
         raise HfTlmError(f"Cannot write {path}: expected a file or a new name; this is a pipe or a device.")
 
 
+def _check_replaceable(folder: Path, what: str) -> None:
+    """Refuse a folder that no other can take the place of: a mounted disk, or one that a process is started in."""
+    place = folder.resolve()
+    if os.path.ismount(place):
+        problem = "a disk is mounted there"
+    elif Path.cwd().is_relative_to(place):
+        problem = "this is started in it"
+    else:
+        return
+    raise ArgumentsError(f"{what}: it is replaced as a whole, which cannot be, as {problem}. Give a folder in it.")
+
+
 def check_writable(folder: str | os.PathLike, what: str | None = None, *, replaced: bool = False) -> None:
     """Refuse a folder that nothing could be written to, before the work whose result is to be there.
 
@@ -273,7 +288,7 @@ def check_writable(folder: str | os.PathLike, what: str | None = None, *, replac
 
     Raises:
         ArgumentsError: a file is there, the nearest folder that is there cannot be written in, or no folder can have
-            that name.
+            that name; one that is replaced is a mounted disk, or holds the working folder.
     """
     folder = Path(folder)
     what = what or f"--output_dir {folder}"
@@ -285,6 +300,7 @@ def check_writable(folder: str | os.PathLike, what: str | None = None, *, replac
         raise ArgumentsError(f"{what}: {told(error, folder, 'Give another')}.") from error
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
     if replaced and there == folder and there.is_dir():
+        _check_replaceable(folder, what)
         there = folder.resolve().parent
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ArgumentsError(f"{what}: {there} is no folder that can be written in. Give another.")

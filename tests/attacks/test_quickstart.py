@@ -49,6 +49,16 @@ def test_one_that_is_refused_leaves_its_folder_as_it_was(quickstart, monkeypatch
     assert tree(out) == before
 
 
+def test_a_folder_of_something_else_is_left_as_it_is(quickstart):
+    """Its own folder `model` would be replaced, whatever is in it."""
+    make, _, out = quickstart
+    (out / "model").mkdir(parents=True)
+    (out / "model" / "mine.txt").write_text("mine")
+    with pytest.raises(HfTlmError, match="quick is not empty and holds no quickstart. Choose an empty --output_dir"):
+        make(2)
+    assert list(tree(out)) == ["model/mine.txt"]
+
+
 def test_the_model_appears_as_a_whole(quickstart, monkeypatch):
     make, _, out = quickstart
     make(2)

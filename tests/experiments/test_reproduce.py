@@ -361,6 +361,18 @@ def test_what_stops_a_table_before_it_begins(work, whole, tmp_path, faked):
     assert faked == []
 
 
+def test_a_run_is_no_place_for_a_table(work, tmp_path, faked):
+    """Its results would be replaced."""
+    path = tmp_path / "run" / "results.json"
+    path.parent.mkdir()
+    path.write_text('{"seeds": []}')
+    with pytest.raises(ReproductionError, match="run/results.json is no table, which would take its place. Choose another"):
+        reproduce(planned(work, path.parent))
+    assert path.read_text() == '{"seeds": []}' and list(path.parent.iterdir()) == [path] and not faked
+    path.write_text("")  # A damaged table is made again.
+    assert reproduce(planned(work, path.parent)).rows
+
+
 def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
     plan = planned(work, tmp_path / "out", ["random", "BM25", "BM25 20%"])
     reproduce(plan, prepare_only=True)

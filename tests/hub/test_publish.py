@@ -72,6 +72,13 @@ def test_metadata_that_cannot_be_read(hub, model, metadata):
     assert not hub.log
 
 
+def test_a_card_that_is_no_text_in_utf_8(hub, model):
+    (model / "README.md").write_bytes("---\nlicense: mit\n---\nCafé\n".encode("latin-1"))
+    with pytest.raises(HubError, match="README.md is no text in UTF-8: .* Save it as one."):
+        publish_model(model, "alice/toy")
+    assert not hub.log
+
+
 def test_the_only_tokenizer_goes_with_its_model(hub, model):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).unlink()

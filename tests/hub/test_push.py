@@ -455,6 +455,14 @@ def test_without_a_network(hub, folder, sleeps, monkeypatch):
     assert not sleeps
 
 
+@pytest.mark.parametrize("status,said", [(413, "is larger than the model repository"), (422, "could not be used: .* '422 ")])
+def test_what_a_status_means(hub, folder, status, said):
+    hub.fail(lambda method, path: "/commit/" in path, status, times=1000)
+    with pytest.raises(HubError, match=said) as error:
+        push(folder, "alice/model", message="m")
+    assert "developer.mozilla.org" not in str(error.value) and "Nothing was published" in str(error.value)
+
+
 @pytest.mark.parametrize("token", ["hf_abcdefgh12", "hf_oauth_abcdefgh12", "hf_jwt_abcdefgh.ij-k_l.m", "Bearer secret"])
 def test_what_may_be_a_token_is_left_out(token):
     assert redacted(ValueError(f"no\n{token} here, in hf_tlm")).endswith("<token> here, in hf_tlm")

@@ -94,10 +94,39 @@ def test_failure_leaves_the_old_directory(tmp_path, error):
 
 def test_unwritable_place(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(HfTlmError, match="Choose another output folder"), atomic_directory(tmp_path / "file" / "out"):
+    wrong = r"a file is where a folder is expected \(.*\): choose another folder"
+    with pytest.raises(HfTlmError, match=wrong), atomic_directory(tmp_path / "file" / "out"):
         pass
-    with pytest.raises(HfTlmError, match="Cannot write"):
-        atomic_write(tmp_path / "file" / "x", "text")
+    for name in ("file/x", "file/a/x"):
+        with pytest.raises(HfTlmError, match=f"Cannot write .*{wrong}"):
+            atomic_write(tmp_path / name, "text")
+
+
+@pytest.mark.parametrize("folder,problem", [("/", "a disk is mounted there"), (".", "started in it"), ("..", "started in")])
+def test_a_folder_that_no_other_can_take_the_place_of(tmp_path, monkeypatch, folder, problem):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ArgumentsError, match=f"^--output_dir {folder}: .*{problem}.* Give a folder in it.$"):
+        check_writable(folder, replaced=True)
+    with pytest.raises(HfTlmError, match=f"^Cannot write .*{problem}"), atomic_directory(folder):
+        pass
+    check_writable(folder)
+    assert os.listdir(tmp_path) == ["here"] and not os.listdir()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_to_a_folder_stays(tmp_path, there):
+    """It may lead to a larger disk."""
+    (tmp_path / "disk").mkdir()
+    if there:
+        with atomic_directory(tmp_path / "disk" / "run") as work:
+            (work / "old").touch()
+    (tmp_path / "run").symlink_to("disk/run")
+    with atomic_directory(tmp_path / "run") as work:
+        assert work.parent == tmp_path / "disk"
+        (work / "new").touch()
+    assert (tmp_path / "run").is_symlink() and os.listdir(tmp_path / "run") == ["new"]
+    assert sorted(os.listdir(tmp_path)) == ["disk", "run"] and os.listdir(tmp_path / "disk") == ["run"]
 
 
 def test_write_and_digest(tmp_path):
