@@ -103,6 +103,35 @@ def test_classes_of_one_size_are_not_weighed(task, monkeypatch):
     assert np.array_equal(plain.coef_, weighed.coef_)
 
 
+@pytest.mark.parametrize("longest", [3, 2, 1])
+def test_of_many_classes_n_grams_are_chosen_last(task, monkeypatch, caplog, longest):
+    """C and weights for single words, then longer n-grams while they are better; of few classes all together."""
+    tried, best = [], (module.C[1], "balanced")
+    uneven = replace(task, splits={**task.splits, "train": task.train.select(range(1, len(task.train)))})
+
+    class Metric:
+        def compute(self, predictions, references):
+            n = 1 + max(0, len(tried) - 2 * len(module.C))
+            return {task.metric: min(n, longest) + (tried[-1] == best), "accuracy": 0.5}
+
+    def made(**given):
+        tried.append((given["C"], given["class_weight"]))
+        return LinearSVC(**given)
+
+    monkeypatch.setattr(module, "LinearSVC", made)
+    linear_model(uneven)
+    assert len(tried) == 3 * 2 * len(module.C) and not caplog.messages
+    tried.clear()
+    monkeypatch.setattr(module, "MOST_CLASSES_FOR_GRID", 2)
+    monkeypatch.setattr(module, "load_metric", lambda name: Metric())
+    found = linear_model(uneven)
+    # One longer one tells that it is no better.
+    assert len(tried) == 2 * len(module.C) + min(2, longest) and set(tried[2 * len(module.C) :]) == {best}
+    assert (found.settings["C"], found.settings["class_weight"]) == best
+    assert found.settings["n_grams"] == found.model.n_grams == longest
+    assert [message for message in caplog.messages if "3 classes: of its linear model C and the weights" in message]
+
+
 def test_texts_of_a_pair_are_told_apart(task):
     """What the label depends on stands in one of two columns, among words that the other has too."""
 
