@@ -59,16 +59,19 @@ logger = logging.getLogger(__name__)
 # How torch.save says that there is no place to write to: it has no error type for it.
 _TORCH_WRITE_ERROR = re.compile(r"inline_container|cannot be opened|Parent directory .* does not exist")
 
+# In a checkpoint's trainer state, beside the `Clock`: the sum of the losses of all steps.
+_LOSS = "Loss"
+
 
 class ResumableTrainer(Trainer):
     """`transformers.Trainer`; the only changes: when checkpoints count, how a run stops, what computes, what is shown.
 
     A checkpoint is sealed (`hf_tlm.training.checkpoints`) once every process has written its part, and older ones are
     removed only then, so that at every moment there is a complete one. `train(resume_from_checkpoint=True)` takes the
-    newest complete one, and starts from the beginning where there is none. Before every optimizer step the processes
-    agree on two things in one exchange: SIGTERM stops a run, and a loss that is not finite ends it. Bars have
-    names, logs are short lines, and trackers have a run a training (all of these: `hf_tlm.training.callbacks`). Steps take
-    the faster kernels of a device (`hf_tlm.models.cpu_kernels`).
+    newest complete one, and starts from the beginning where there is none; `train_loss` at the end is of all steps. Before
+    every optimizer step the processes agree on two things in one exchange: SIGTERM stops a run, and a loss that is not
+    finite ends it. Bars have names, logs are short lines, and trackers have a run a training (all of these:
+    `hf_tlm.training.callbacks`). Steps take the faster kernels of a device (`hf_tlm.models.cpu_kernels`).
 
     A subclass has `watch` begin with the micro-batches of each step in `get_batch_samples`, and `compute_loss` hands every
     training loss to it, by `add`.
@@ -92,6 +95,8 @@ class ResumableTrainer(Trainer):
         track_by_training(self, self.args.run_group or None)
         self._failure: Exception | None = None
         self._resumed_from: str | None = None
+        # Sum over the steps before a resume; None where the checkpoint is of a version that did not keep it.
+        self._loss_before: float | None = 0.0
 
     def create_accelerator_and_postprocess(self):
         # accelerate keeps one state a process, and refuses a precision that is not that of the trainer before.
@@ -126,7 +131,8 @@ class ResumableTrainer(Trainer):
         self._take_process()
         self._resumed_from = checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
         with self.interruption.listening(), reading_pickles(checkpoint, CheckpointError):
-            return super().train(checkpoint, trial, ignore_keys_for_eval)
+            output = super().train(checkpoint, trial, ignore_keys_for_eval)
+        return output._replace(training_loss=output.metrics.get("train_loss", output.training_loss))
 
     def training_step(self, model, *args, **kwargs):
         recomputing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
@@ -167,7 +173,17 @@ class ResumableTrainer(Trainer):
         # Of the best checkpoint, the one that a run resumes from knows the name, not where it is.
         if self._resumed_from is not None and (best := best_of(Path(self._resumed_from))) is not None and best.is_dir():
             self.state.best_model_checkpoint = str(best)
+        self._loss_before = self.state.stateful_callbacks.get(_LOSS, {}).get("sum") if self.state.global_step else 0.0
         return begun
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "train_loss" in logs and (before := self._initial_global_step):
+            if self._loss_before is None:
+                del logs["train_loss"]
+            else:  # The Trainer's is the mean over the steps since the resume.
+                here, steps = logs["train_loss"], self.state.global_step
+                logs["train_loss"] = (self._loss_before + here * (steps - before)) / steps
+        super().log(logs, start_time)
 
     def _run_epoch(self, *args, **kwargs):
         # A run killed between its last checkpoint and its end would otherwise train one step more when it resumes.
@@ -193,6 +209,10 @@ class ResumableTrainer(Trainer):
             # What a killed run left of this very checkpoint must not mix with it.
             shutil.rmtree(folder, ignore_errors=True)
         self.accelerator.wait_for_everyone()
+        if self._loss_before is not None:
+            here = self._total_loss_scalar + self.accelerator.gather(self._tr_loss[None]).mean().item()
+            kept: Any = self.state.stateful_callbacks  # A mapping, once the state is made.
+            kept[_LOSS] = {"sum": self._loss_before + here}
         self._failure = None
         try:
             with self._keeping_failures():

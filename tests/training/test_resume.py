@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 
 from hf_tlm.training import TlmArguments
 from hf_tlm.training.checkpoints import CheckpointError, damage, last_complete_checkpoint
+from hf_tlm.utils.seals import read_seal, write_seal
 from hf_tlm.utils.signals import Terminated
 from support.training_runs import (
     OBJECTIVES,
@@ -99,6 +100,39 @@ def test_every_objective_resumes_exactly(tmp_path, data, tokenizer, case):
         table = model.get_input_embeddings().weight
         ties.append({name for name, p in model.named_parameters(remove_duplicate=False) if p is table})
     assert ties[0] == ties[1] and len(ties[0]) > 1
+
+
+@pytest.mark.parametrize("last", [3, 4])
+def test_the_loss_at_the_end_is_of_all_steps(tmp_path, data, tokenizer, last):
+    """Also where no step is left, and of steps that no log had when the checkpoint was saved."""
+    settings = {**COMMON, "max_steps": 4, "save_strategy": "steps", "save_steps": 1, "logging_steps": 2}
+    expected = trainer(tmp_path / "whole", data, tokenizer, **settings).train()
+    losses = [entry["loss"] for entry in read_state(tmp_path / "whole/checkpoint-4")["log_history"] if "loss" in entry]
+    assert expected.training_loss == pytest.approx(sum(losses) / 2)
+    trainer(tmp_path / "cut", data, tokenizer, **settings, callbacks=[StopAfter(last)]).train()
+    run = trainer(tmp_path / "cut", data, tokenizer, **settings)
+    found = run.train(resume_from_checkpoint=True)
+    assert found.training_loss == run.state.log_history[-1]["train_loss"] == pytest.approx(expected.training_loss)
+
+
+def test_a_loss_that_is_not_known_as_a_whole_is_left_out(tmp_path, data, tokenizer):
+    """A checkpoint of before the sum was kept."""
+    settings = {**COMMON, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer(tmp_path, data, tokenizer, **settings, callbacks=[StopAfter(1)]).train()
+    state = read_state(tmp_path / "checkpoint-1")
+    del state["stateful_callbacks"]["Loss"]
+    (tmp_path / "checkpoint-1/trainer_state.json").write_text(json.dumps(state))
+    facts = read_seal(tmp_path / "checkpoint-1")
+    del facts["files"]
+    write_seal(tmp_path / "checkpoint-1", **facts)
+    run = trainer(tmp_path, data, tokenizer, **settings)
+    run.train(resume_from_checkpoint=True)
+    assert run.state.global_step == 2 and not any("train_loss" in entry for entry in run.state.log_history)
+    assert "Loss" not in read_state(tmp_path / "checkpoint-2")["stateful_callbacks"]
+
+
+def read_state(checkpoint):
+    return json.loads((checkpoint / "trainer_state.json").read_text())
 
 
 def test_the_best_checkpoint_is_found_where_the_folder_is_now(tmp_path, data, tokenizer):
