@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
-from hf_tlm.objectives.reductions import corruption_shares, mean, read, share
+from hf_tlm.objectives.reductions import CORRUPTION_SHARES, corruption_shares, mean, read, share
 
 
 def copy_loss(copy_logits: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
@@ -127,6 +127,10 @@ class CorrectiveLm:
     """
 
     name = "clm"
+    terms = (
+        *("copy_loss", "lm_loss", "copy_accuracy_replaced", "copy_accuracy_original"),
+        *("lm_accuracy_replaced", "lm_accuracy_original", *CORRUPTION_SHARES),
+    )
 
     def __init__(
         self, lambda_copy: float = 50.0, *, copy: bool = True, stop_gradient: bool = True, all_tokens: bool = False

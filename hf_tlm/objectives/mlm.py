@@ -20,7 +20,7 @@ class Mlm:
     which nothing was masked has loss 0.
     """
 
-    name = "mlm"
+    name, terms = "mlm", ("mlm_loss",)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of masked positions: `{"mlm": int64 scalar}`."""

@@ -51,6 +51,10 @@ def mean(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     return total / (count + (count == 0))
 
 
+# What `corruption_shares` gives.
+CORRUPTION_SHARES = ("replaced_fraction", "generator_accuracy")
+
+
 def corruption_shares(outputs, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return what a batch's corruption was like, as pairs (sum, count) of shares.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from hf_tlm.objectives.reductions import corruption_shares, mean, read, share
+from hf_tlm.objectives.reductions import CORRUPTION_SHARES, corruption_shares, mean, read, share
 
 
 class ReplacedTokenDetection:
@@ -22,6 +22,7 @@ class ReplacedTokenDetection:
     """
 
     name = "rtd"
+    terms = ("rtd_loss", "rtd_accuracy_replaced", "rtd_accuracy_original", *CORRUPTION_SHARES)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of real tokens: `{"rtd": int64 scalar}`."""

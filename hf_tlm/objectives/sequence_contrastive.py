@@ -100,7 +100,7 @@ class SequenceContrastive:
         HfTlmError: the temperature is not a positive number.
     """
 
-    name = "scl"
+    name, terms = "scl", ("scl_loss", "cosine_positive", "cosine_negative")
 
     def __init__(self, temperature: float = 1.0):
         if not 0 < temperature < math.inf:
@@ -130,6 +130,8 @@ class SequenceCosines:
 
     Reads what that reads, and all processes must compute it together.
     """
+
+    terms = ("cosine_positive", "cosine_negative")
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Nothing is averaged: `{}`."""

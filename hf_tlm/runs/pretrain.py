@@ -48,6 +48,7 @@ from hf_tlm.training import (
 )
 from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.initialization import with_initialization
+from hf_tlm.training.objectives import language_objective, term_names
 from hf_tlm.training.prepare import tell_of_no_saving
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run, publish_run
 from hf_tlm.training.run_folder import MODEL, RESULTS_FILE, claim, copy_best_model, finished, settings
@@ -166,6 +167,12 @@ def _check(args: PretrainArguments, model_args: ModelArguments, block_args: Bloc
         raise ArgumentsError(
             f"eval_strategy {args.eval_strategy} needs held-out blocks, and validation_share is 0. Raise it, or leave "
             "eval_strategy out."
+        )
+    names, metric = ["loss", *term_names(language_objective(args))], args.metric_for_best_model
+    if metric is not None and metric.removeprefix("eval_") not in names:
+        raise ArgumentsError(
+            f"metric_for_best_model: expected what held-out blocks are scored by, {', '.join(names)} (objective "
+            f"{args.objective}); received {metric!r:.60}."
         )
     if block_args.streaming_blocks:
         _check_streaming(args, model_args, block_args)

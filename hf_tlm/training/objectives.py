@@ -69,6 +69,11 @@ def language_objective(args: RunArguments) -> Any:
     return WeightedSum(*parts)
 
 
+def term_names(objective: Any) -> list[str]:
+    """Names of the terms that an objective is logged and evaluated by, beside its loss."""
+    return list(dict.fromkeys(name for part in _parts(objective) for name in getattr(part, "terms", ())))
+
+
 def corrective_lm(objectives: Mapping[str, Any]) -> CorrectiveLm | None:
     """The one that is part of the objectives, if there is one."""
     return next(

@@ -6,7 +6,9 @@ import pytest
 
 from hf_tlm.objective_specs import OBJECTIVES, takers
 from hf_tlm.training import ModelArguments, TlmArguments
-from hf_tlm.training.objectives import tlm_objectives
+from hf_tlm.training.objectives import language_objective, term_names, tlm_objectives
+from support.training_runs import OBJECTIVES as TRAININGS
+from support.training_runs import trainer
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,20 @@ def test_options_of_objectives_are_fields():
 @pytest.mark.parametrize("option, of", [("scl", ("cocolm",)), ("rtd_weight", ("electra", "ale", "cocolm")), ("rho2", ())])
 def test_who_takes_an_option(option, of):
     assert takers(option) == of
+
+
+WAYS = {
+    **TRAININGS,
+    "cocolm, all tokens": {**TRAININGS["cocolm"], "clm": "all_token", "scl": False, "scl_cosines": True},
+    "cocolm, detection": {**TRAININGS["cocolm"], "clm": "rtd", "scl": False},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_names_of_what_is_logged_are_known_before(tmp_path, data, tokenizer, way):
+    """A metric for the best model is one of them; shares of nothing, as accuracies where no token was replaced, may lack."""
+    run = trainer(tmp_path, data, tokenizer, **WAYS[way], rho1=4, max_steps=5, logging_steps=5)
+    run.train()
+    logged = {name.removeprefix("corpus/") for name in run.state.log_history[0] if name.startswith("corpus/")}
+    names = set(term_names(language_objective(run.args)))
+    assert logged <= names and all("_accuracy_" in name for name in names - logged)
