@@ -28,6 +28,7 @@ from hf_tlm.experiments.steps import (
     parse_task,
     read_record,
     tokenise,
+    tokenizer_problem,
 )
 from hf_tlm.experiments.table import Table
 from hf_tlm.runs.records import command_line, environment
@@ -231,9 +232,14 @@ def write_table(plan: Plan) -> Table:
 
 
 def _finished(plan: Plan, step: Step) -> bool:
-    """A run once it has a record; what other steps read, while it is there too; an average while it is of these runs."""
+    """A run once it has a record; what other steps read, while it is there too; an average while it is of these runs.
+
+    A tokenizer has to be as it was made: a subset is looked at where it is opened.
+    """
     record = read_record(plan.record_file(step))
     if step.kind == AVERAGE and record is not None and record.get("fingerprint") != plan.fingerprint(step):
+        return False
+    if step.kind == TOKENIZER and tokenizer_problem(plan.folder(step)) is not None:
         return False
     return record is not None and record["status"] == FINISHED and (step.kind in TRAININGS or plan.folder(step).is_dir())
 

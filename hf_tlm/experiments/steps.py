@@ -41,6 +41,7 @@ from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import awaited
 from hf_tlm.utils.options import option
 from hf_tlm.utils.run_names import seed_folder
+from hf_tlm.utils.seals import SEAL, seal_problem, write_seal
 
 logger = logging.getLogger(__name__)
 
@@ -145,9 +146,17 @@ def _make_tokenizer(
         texts += passages.select(chosen)["text"][:]
         made |= {"corpus_passages": size, "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint}}
     tokenizer = train_wordpiece(texts, args.vocab_size, lowercase=args.lowercase, max_length=args.max_length)
+    if (problem := tokenizer_problem(plan.folder(step))) is not None:
+        logger.warning("%s. It is made again.", problem)
     with atomic_directory(plan.folder(step)) as work:
         tokenizer.save_pretrained(work)
+        write_seal(work)
     return made | {"vocabulary": len(tokenizer)}
+
+
+def tokenizer_problem(folder: Path) -> str | None:
+    """What is wrong with a tokenizer that was sealed; None too of a folder of before there were seals, or of none."""
+    return seal_problem(folder) if (folder / SEAL).is_file() else None
 
 
 def _make_retrieval(

@@ -19,6 +19,7 @@ import yaml
 from datasets import Dataset
 
 from hf_tlm.config import ConfigError
+from hf_tlm.data import load_tokenizer
 from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments import Arm, ReproductionError, Step, TaskEntry, make_plan, reproduce
 from hf_tlm.experiments.reproduce import write_table
@@ -27,7 +28,9 @@ from hf_tlm.experiments.table import Table
 from hf_tlm.metrics import paired_bootstrap, scorer
 from hf_tlm.runs import PointsError, format_score, sharing
 from hf_tlm.tasks import TaskError
+from hf_tlm.utils import seals
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.seals import SealError
 from support.toys import FAST, TINY_CONFIGS, sentences
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -465,6 +468,24 @@ def test_a_folder_of_bm25s_index_is_none_of_a_random_subsets(work, tmp_path):
     files = [str(work / "options.yaml"), str(tmp_path / "index.yaml")]
     reproduce(planned(work, tmp_path / "out", ["random"], seeds=[0], files=files), prepare_only=True)
     assert (tmp_path / "index").is_dir() and (tmp_path / "out/scierc/subsets/random/manifest.json").is_file()
+
+
+def test_a_damaged_tokenizer_is_told_and_made_again(work, tmp_path, caplog):
+    """One byte of a word is another: it can be read, and would give every arm other tokens."""
+    plan = planned(work, tmp_path / "out", ["task only"], seeds=[0])
+    reproduce(plan, prepare_only=True)
+    file = tmp_path / "out/scierc/tokenizer/tokenizer.json"
+    made = file.read_bytes()
+    file.write_bytes(made.replace(b'"a"', b'"b"', 1))
+    seals._check.cache_clear()  # A process looks once at a folder.
+    with pytest.raises(SealError, match="tokenizer.json has changed .* run the command again"):
+        load_tokenizer(str(file.parent))
+    reproduce(plan, prepare_only=True)
+    assert file.read_bytes() == made and "tokenizer.json has changed since it was saved" in caplog.text
+    (file.parent / "seal.json").unlink()  # As it was before there were seals.
+    caplog.clear()
+    reproduce(plan, prepare_only=True)
+    assert "Making scierc/tokenizer" not in caplog.text
 
 
 def test_tokenised_beforehand(work, tmp_path):
