@@ -403,6 +403,9 @@ def test_a_bug_shows_its_log(tmp_path, monkeypatch):
     assert len(retrieve_sharded(["word1"], corpus, 5, num_shards=2, work_dir=tmp_path, workers=1).passages) == 5
 
 
+CPUS_AS_TEXT, NO_MEMORY = {"cpus_per_task": "4"}, {"mem_per_cpu_gb": 0}
+
+
 @pytest.mark.parametrize(
     ("match", "arguments"),
     [
@@ -411,6 +414,12 @@ def test_a_bug_shows_its_log(tmp_path, monkeypatch):
         ("workers: expected .*; received 0", {"workers": 0}),
         ("top_k: expected .*; received 0", {"top_k": 0}),
         ("local executor has no option partition; it has", {"executor_options": {"partition": "cpu"}}),
+        (
+            "cpus_per_task of .* options: expected a whole number.*'4'",
+            {"executor": "slurm", "executor_options": CPUS_AS_TEXT},
+        ),
+        ("mem_per_cpu_gb of .*: expected a number.*; received 0", {"executor": "slurm", "executor_options": NO_MEMORY}),
+        ("start_method of .*: expected .*forkserver; received 'frok'", {"executor_options": {"start_method": "frok"}}),
         ("slurm executor needs partition and time", {"executor": "slurm"}),
         ("no sbatch on the PATH", {"executor": "slurm", "executor_options": {"partition": "cpu", "time": "1:00:00"}}),
         ("needs a token of the Hugging Face Hub", {"executor": "jobs"}),

@@ -35,6 +35,7 @@ from datatrove.pipeline.base import PipelineStep
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.utils.options import COUNT, Range, check_number
 
 logger = logging.getLogger(__name__)
 # Arguments of datatrove's that are given here, or that our loops have no use for.
@@ -42,6 +43,13 @@ OWN_ARGUMENTS = {"pipeline", "tasks", "logging_dir", "skip_completed", "depends"
 UNUSED_ARGUMENTS = {
     "local": {"local_tasks", "local_rank_offset"},
     "ray": {"nodes_per_task", "tasks_per_job", "time", "log_first"},
+}
+# Numbers among an executor's options: as text some would be taken, and compared or multiplied hours later.
+_COUNT, _ANY_COUNT = Range(1, COUNT, whole=True), Range(0, COUNT, whole=True)
+NUMBERS = {
+    **dict.fromkeys(("cpus_per_task", "nodes_per_task", "tasks_per_job", "max_array_size", "poll_interval"), _COUNT),
+    **dict.fromkeys(("gpus_per_task", "randomize_start_duration", "stagger_max_array_jobs", "max_retries"), _ANY_COUNT),
+    "mem_per_cpu_gb": Range(0, COUNT, above=True),
 }
 RAY_RETRIES = 3  # of a task whose node or process is lost
 SLURM_POLL = 10.0  # seconds
@@ -245,8 +253,8 @@ def check_executor(name: str, options: dict[str, Any]) -> None:
     """Everything that can be refused before anything runs.
 
     Raises:
-        RetrievalError: an unknown executor or option; slurm without partition and time or without `sbatch`, or inside an
-            array job; jobs without a token or the packages to install; ray is not installed.
+        RetrievalError: an unknown executor or option, or a number that is none; slurm without partition and time or without
+            `sbatch`, or inside an array job; jobs without a token or the packages to install; ray is not installed.
     """
     if name not in EXECUTORS:
         raise RetrievalError(f"executor must be one of {', '.join(EXECUTORS)}; received {name!r}.")
@@ -255,6 +263,13 @@ def check_executor(name: str, options: dict[str, Any]) -> None:
         known = known | {"address"}
     if unknown := sorted(options.keys() - known):
         raise RetrievalError(f"The {name} executor has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
+    for option in options.keys() & NUMBERS.keys():
+        check_number(RetrievalError, f"{option} of the executor's options", options[option], NUMBERS[option])
+    methods, method = multiprocessing.get_all_start_methods(), options.get("start_method")
+    if method is not None and method not in methods:
+        raise RetrievalError(
+            f"start_method of the executor's options: expected {' or '.join(methods)}; received {method!r:.60}."
+        )
     if name == "ray" and importlib.util.find_spec("ray") is None:
         raise RetrievalError("The ray executor needs Ray: pip install 'hf-tlm[ray]'.")
     if name == "slurm":
