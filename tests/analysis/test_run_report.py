@@ -524,10 +524,13 @@ def test_grids_and_few_shot_splits(task, tmp_path):
 
     whole, own = rare(task.train["text"][:]), rare(task.train["text"][:2])
     assert whole != own and whole in page.sections["run"]
+    said = "Which texts split 0 learned from: examples.json in its folder is not there or damaged"
+    assert said in (tmp_path / "report.html").read_text(encoding="utf-8")
     write_json(tmp_path / "few" / "split-0" / "examples.json", {"train": task.train["id"][:2], "validation": []})
     write_json(tmp_path / "few" / "split-7" / "examples.json", {"train": task.train["id"][2:4], "validation": []})
     page = page_of(tmp_path / "few", tmp_path, task=task)
     assert own in page.sections["run"]  # Those of split 0 are all that it learned from.
+    assert said not in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "are on the task's validation split: there is no test split with labels" in page.sections["scores"]
 
 

@@ -214,7 +214,8 @@ def _predictions(
     """By split, what was predicted, and the rows it is of; adds to `missing`."""
     judged: dict[str, Predictions] = {}
     rows: dict[str, Rows | None] = {}
-    training = None if task is None else TrainingWords(task, _examples(run))
+    drawn = _examples(run)
+    training = None if task is None else TrainingWords(task, drawn)
     scored = [split for split in SPLITS if any(split in record for record in run.seeds)]
     if run.kind == "few_shot":
         scored = ["test"]  # Every split has validation examples of its own.
@@ -229,6 +230,11 @@ def _predictions(
         missing.append(
             "The task's texts: predictions are shown by their ids, and the error analysis knows neither lengths nor rare "
             "words. Give --task, the run's own."
+        )
+    if judged and task is not None and run.kind == "few_shot" and drawn is None:
+        missing.append(
+            f"Which texts split {run.best_seed} learned from: {EXAMPLES_FILE} in its folder is not there or damaged, so "
+            "words are called rare by the task's whole training split."
         )
     return judged, rows
 
