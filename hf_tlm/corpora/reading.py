@@ -14,6 +14,7 @@ from hf_tlm.corpora.corpus import BATCH, SCHEMA, CorpusError
 from hf_tlm.corpora.tables import (
     COMPRESSIONS,
     check_columns,
+    check_encoding,
     field_of,
     find_separator,
     open_parquet,
@@ -48,6 +49,8 @@ def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") 
             return
         builder = builder_of(path)
         assert builder is not None
+        if path.suffix.lower() != ".parquet":
+            check_encoding(path)
         if path.suffix.lower() == ".parquet":
             batches = _parquet(path, columns)
         elif builder == "text" and path.stat().st_size <= SMALL and path.suffix.lower() not in COMPRESSIONS:

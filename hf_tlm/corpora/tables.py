@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import glob
 import io
@@ -10,6 +11,7 @@ import json
 import logging
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -72,8 +74,43 @@ def suffix_of(path: Path) -> str:
     return uncompressed(path).suffix.lower()
 
 
+def check_encoding(path: Path) -> None:
+    """Whether the beginning of a file of text is none in UTF-16 or UTF-32, which readers take for UTF-8 with odd characters.
+
+    Raises:
+        ValueError: it is; the message says how to convert it.
+    """
+    head = b""
+    with suppress(OSError, EOFError, zlib.error):  # Of these the reader tells, and where.
+        with open(path, "rb") if uncompressed(path) == path else fsspec.open(str(path), "rb", compression="infer") as file:
+            head = file.read(1 << 10)
+    if (found := _wide_encoding(head)) is not None:
+        raise ValueError(
+            f"it is not text in UTF-8 but in {found}. Save it as UTF-8 (Excel calls that CSV UTF-8), or convert it: iconv "
+            f"-f {found.partition(',')[0]} -t UTF-8 {path.name} > new."
+        )
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """The encoding of text that has two or four bytes a character, by its mark or by the zeros of its plain letters."""
+    for mark, name in ((codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"), (codecs.BOM_UTF16_LE, "UTF-16")):
+        if head.startswith(mark):
+            return name
+    if head.startswith(codecs.BOM_UTF16_BE):
+        return "UTF-16"
+    # The share of zeros among the first, second, third and fourth bytes of four.
+    places = [head[place : len(head) // 4 * 4 : 4] for place in range(4)]
+    zeros = [place.count(0) / max(1, len(place)) for place in places]
+    for order, (first, second, third, fourth) in (("LE", zeros), ("BE", zeros[::-1])):
+        if (first, third, fourth) == (0, 1, 1):
+            return f"UTF-32{order}, without a byte order mark"
+        if first == third == 0 and min(second, fourth) > 0.1:
+            return f"UTF-16{order}, without a byte order mark"
+    return None
+
+
 def check_lines(path: Path) -> None:
-    """Whether Arrow can read a file of lines of JSON: no row is null, and no value lies too deep.
+    """Whether Arrow can read a file of lines of JSON: it is UTF-8, no row is null, and no value lies too deep.
 
     Raises:
         ValueError: the first line that it cannot read.
@@ -83,6 +120,8 @@ def check_lines(path: Path) -> None:
     opened = 0
     with fsspec.open(str(path), "rb", compression="infer") as file:
         for number, line in enumerate(file, 1):
+            if not line.isascii():
+                line.decode("utf-8-sig")  # Arrow does not look: its texts would fail where they are used.
             if line[:1] != b"{" and re.match(rb"(\xef\xbb\xbf)?\s*null(?!\w)", line) and not pending:
                 raise ValueError(f"line {number} is null; rows are JSON objects.")
             pending.append(line)

@@ -26,7 +26,14 @@ FEATURES = Features(
     {name: Value("string") for name in ("id", "title", "context", "question")}
     | {"answers": List(Value("string")), "answer_start": List(Value("int64"))}
 )
-_HEAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[\s*\{')
+# An object with the articles, or their list alone.
+_HEAD = re.compile(
+    r'\s*(\{\s*("version"\s*:\s*("[^"]*"|[0-9.]+)\s*,\s*)?"data"\s*:\s*\[\s*\{'
+    r'|\[\s*\{\s*("title"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*)?"paragraphs"\s*:\s*\[)'
+)
+# What a first line has that names columns, in those of words and of tags.
+_WORDS = {"token", "tokens", "word", "words", "form"}
+_TAGS = {"tag", "tags", "ner", "pos", "label", "labels", "upos", "xpos", "ner_tag", "ner_tags", "pos_tag", "pos_tags"}
 _ROWS = 2**20
 _NUMBER = re.compile(r"-?\d+")
 # What no cell can hold.
@@ -72,12 +79,30 @@ def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -
                 elif line.startswith("-DOCSTART-") or universal and not cells[0].isdigit():
                     continue
                 else:
+                    if width is None and cells[0].lower() in _WORDS and _TAGS & {cell.lower() for cell in cells[1:]}:
+                        raise TaskError(
+                            f"{path}, line {number} names columns ({', '.join(cells)}): expected a word and its tag on "
+                            "every line. Remove it; columns are numbers (--columns tokens=0 tags=-1)."
+                        )
                     width = width or len(cells)
                     _check(path, number, cells, width, places, names)
                     for role, place in places.items():
                         sentence[role].append(cells[place])
     except UnicodeDecodeError as error:
-        raise TaskError(f"{path} is not UTF-8 text: {error}.") from error
+        raise TaskError(f"{path} is not UTF-8 text: {error}. Save it as UTF-8.") from error
+
+
+def has_lines_of_words(path: Path) -> bool:
+    """Whether a csv or tsv begins with a word and its tag a line, and empty lines between sentences, as CoNLL's files do."""
+    separator = {".tsv": "\t", ".csv": ","}.get(suffix_of(path))
+    if separator is None or not path.is_file():
+        return False
+    with fsspec.open(str(path), "rt", encoding="utf-8-sig", errors="replace", compression="infer") as file:
+        lines = "".join(itertools.islice(file, 1000)).strip().splitlines()
+    rows = [line.split(separator) for line in lines if line.strip()]
+    return (
+        len(rows) < len(lines) and len(rows[0]) > 1 and all(len(row) == len(rows[0]) and " " not in row[0] for row in rows)
+    )
 
 
 def _row(sentence: dict[str, list[str]], columns: Mapping[str, str], identifier: str | None) -> dict[str, Any]:
@@ -108,21 +133,23 @@ def is_squad_json(path: Path) -> bool:
     """Whether a file begins as SQuAD's do; a file of lines of JSON begins otherwise."""
     if suffix_of(path) != ".json":
         return False
-    with fsspec.open(str(path), "rt", encoding="utf-8", errors="replace", compression="infer") as file:
+    with fsspec.open(str(path), "rt", encoding="utf-8-sig", errors="replace", compression="infer") as file:
         return _HEAD.match(file.read(1000)) is not None
 
 
 def read_squad_json(path: Path) -> Dataset:
     """A row a question: id, title, context, question, answers, answer_start (lists; empty for an unanswerable question).
 
+    The file is an object whose `data` are the articles, or their list alone.
+
     Raises:
         TaskError: it is not built like SQuAD's.
     """
     rows: list[dict[str, Any]] = []
-    with fsspec.open(str(path), "rt", encoding="utf-8", compression="infer") as file:
+    with fsspec.open(str(path), "rt", encoding="utf-8-sig", compression="infer") as file:
         content = json.load(file)
     try:
-        for article in content["data"]:
+        for article in content if isinstance(content, list) else content["data"]:
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
                     # A file without answers, as one to predict on, is one too.

@@ -17,6 +17,7 @@ from hf_tlm.corpora.tables import (
     COMPRESSIONS,
     OPTIONS,
     check_columns,
+    check_encoding,
     columns_of,
     find_separator,
     open_parquet,
@@ -265,6 +266,8 @@ def _check_type(path: Path) -> None:
     if suffix not in (*BUILDERS, *SUFFIXES):
         known = ", ".join(dict.fromkeys([*BUILDERS, *SUFFIXES]))
         raise TaskError(f"{path}: the types of files are {known}; received {path.suffix!r}.")
+    if suffix not in (".parquet", ".xlsx"):
+        check_encoding(path)
 
 
 def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = None) -> Iterator[dict[str, list[Any]]]:

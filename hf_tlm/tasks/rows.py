@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from datasets import Dataset, Features, concatenate_datasets
 from datasets.table import MemoryMappedTable
 
 from hf_tlm.corpora.tables import field_of
+from hf_tlm.tasks.formats import has_lines_of_words
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_file
@@ -19,7 +21,12 @@ from hf_tlm.utils.files import atomic_file
 logger = logging.getLogger(__name__)
 
 # Why a row cannot be used whose id another has.
-REPEATED = "a repeated id"
+REPEATED, NO_WORDS = "a repeated id", "a sentence that is no list of words"
+# What to do about those.
+SENTENCES = (
+    "A row is a sentence, whose tokens and tags are lists (jsonl, parquet); a file with a word and its tag a line, and an "
+    "empty line after a sentence, is called .conll, and no line of it names its columns."
+)
 
 
 class Bad(NamedTuple):
@@ -71,6 +78,14 @@ def columns_of(spec: TaskSpec, split: str, rows: Dataset, *roles: str) -> list[l
 
 def missing(spec: TaskSpec, split: str, absent: list[str], rows: Dataset, advice: str) -> TaskError:
     """The error for columns that a source lacks."""
+    path = Path(split if Path(split).is_file() else spec.path or os.devnull)
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if spec.path != "memory" and has_lines_of_words(file):
+            advice = (
+                f"{file.name} looks like a word and its tag a line, with an empty line after a sentence: such a file is "
+                f"called .conll (rename it), and no line of it names its columns. If it is a table: {advice}"
+            )
+            break
     return TaskError(
         f"Task {spec.name}, {split}: no column {', '.join(map(repr, absent))}; the columns are "
         f"{', '.join(rows.column_names)}. {advice}"
@@ -103,6 +118,8 @@ def advice(spec: TaskSpec, kinds: Iterable[str]) -> str:
         said += f" If {column} names something else than rows, give another --id_column, or {other}{taken}."
     if any(kind.endswith("that is a list") for kind in kinds):
         said += ' Make one text of each list before, such as " ".join(texts) in Python.'
+    if NO_WORDS in kinds:
+        said += f" {SENTENCES}"
     if any(kind.endswith("that is a dict") for kind in kinds):
         said += " Name the field of the object that holds the text, such as --text_column ticket.body."
     return said

@@ -9,7 +9,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from hf_tlm.tasks.rows import Bad, check_plain, class_names, column_of, columns_of
+from hf_tlm.tasks.rows import NO_WORDS, SENTENCES, Bad, check_plain, class_names, column_of, columns_of
 from hf_tlm.tasks.spec import TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,13 @@ def is_iob2(tag: str) -> bool:
 def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     """Tags in the order of their indices, from the training split."""
     named = _class_names(spec, train)
-    lists = (tags for tags in columns_of(spec, "train", train, "tags")[0] if isinstance(tags, list))
+    (given,) = columns_of(spec, "train", train, "tags")
+    lists = [tags for tags in given if isinstance(tags, list)]
+    if not lists and (others := [tags for tags in given if tags is not None]):
+        raise TaskError(
+            f"Task {spec.name}: tags are lists, one tag a word; received {others[0]!r:.40}, a {type(others[0]).__name__}. "
+            + SENTENCES
+        )
     found = {tag for tags in lists for tag in tags if not isinstance(tag, (list, dict))} - {None}
     if len(named or found) < 2:
         raise TaskError(
@@ -83,7 +89,7 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
         if not words:
             yield Bad("an empty sentence")
         elif not isinstance(words, list):
-            yield Bad("a sentence that is no list of words", f"tokens {words!r:.40}")
+            yield Bad(NO_WORDS, f"tokens {words!r:.40}")
         elif None in words:
             yield Bad("a null word")
         elif problem := check_plain("word", *words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import logging
 import math
 import re
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 # What a list of names becomes in a csv.
 _LIST = re.compile(r"""\s*\[\s*(["']).*\1\s*\]\s*""", re.DOTALL)
+# As a table's reader gives them, and as they are written.
+_TIMES = (datetime.date, datetime.time, datetime.timedelta)
+_DATE = re.compile(r"\s*([0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?|[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?)\s*")
 _COMMA = re.compile(r"\s*[+-]?[0-9.]*,[0-9]+\s*")
 ADVICE = "Choose with --text_column, --label_column or --id_column."
 
@@ -102,7 +106,7 @@ def _check_alike(spec: TaskSpec, classes: set[str]) -> None:
 
 
 def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
-    """Warn of labels that look like lists, that differ in case alone, or most of which have one or two texts, as ids do.
+    """Warn of labels that look like lists or are dates, that differ in case alone, or most of which have one or two texts.
 
     Args:
         found: the label of each row of the training split.
@@ -115,6 +119,13 @@ def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
             spec.name,
             spec.label_column,
             listed[0],
+        )
+    if dates := [label for label in counts if isinstance(label, _TIMES) or _DATE.fullmatch(str(label))]:
+        logger.warning(
+            "Task %s: %s of %s labels in %r are dates or times, such as %s: each is learnt as a class of its own. If it is "
+            "no column of classes, choose with --label_column; spreadsheets make dates of names such as 1-2 and MAR1, which "
+            "cells formatted as text keep.",
+            *(spec.name, f"{len(dates):,}", f"{len(counts):,}", spec.label_column, min(map(str, dates))),
         )
     spellings: dict[str, list[str]] = {}
     for name in sorted(set(map(str, counts))):

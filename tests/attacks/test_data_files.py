@@ -91,6 +91,42 @@ def texts(*values):
     return [{"text": value, "label": label} for value, label in zip(values, ("pos", "neg") * 4, strict=False)]
 
 
+WIDE = {
+    "csv": "text,label\r\na good film,pos\r\na bad film,neg\r\n",
+    "jsonl": '{"text": "a good film", "label": "pos"}\n{"text": "a bad film", "label": "neg"}\n',
+    "json": '[{"text": "a good film", "label": "pos"}]',
+    "txt": "a good film\na bad film\n",
+}
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-16", "UTF-32LE", "UTF-32"])
+@pytest.mark.parametrize("suffix", WIDE)
+def test_two_bytes_a_letter_are_told(tmp_path, reader, suffix, encoding):
+    """Zeros between letters are UTF-8 too: texts had them, and columns no names."""
+    read, error = reader
+    file = tmp_path / f"file.{suffix}"
+    file.write_bytes(WIDE[suffix].encode(encoding))
+    marked = "" if encoding[-1] in "62" else ", without a byte order mark"
+    with pytest.raises(error, match=rf"not text in UTF-8 but in {encoding}{marked}\. Save .*: iconv -f {encoding} -t UTF-8"):
+        read(file)
+
+
+def test_lines_of_json_in_another_encoding_are_told(tmp_path, reader):
+    """Arrow took the bytes, and a traceback told of them where a text was used."""
+    read, error = reader
+    (tmp_path / "file.jsonl").write_bytes('{"text": "für", "label": "pos"}\n'.encode("latin-1") * 3)
+    with pytest.raises(error, match=r"jsonl.*: it is not text in UTF-8 .byte 0xfc.\. Save it as UTF-8"):
+        read(tmp_path / "file.jsonl")
+
+
+def test_a_zero_within_a_text_is_no_other_encoding(tmp_path, reader):
+    (tmp_path / "file.jsonl").write_text('{"text": "a\\u0000b", "label": "x"}\n{"text": "c", "label": "y"}\n')
+    assert reader[0](tmp_path / "file.jsonl")[0] == "a\0b"
+    (tmp_path / "file.txt").write_text("a\0b\n")
+    if reader[0] is not read_task:
+        assert reader[0](tmp_path / "file.txt") == ["a\0b"]
+
+
 NO_TEXTS = {
     "lists": (texts(["a", "b"], ["c"]), 0, "list"),
     "a list at last": (texts("a", "b", ["c"]), 2, "list"),

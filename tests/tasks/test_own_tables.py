@@ -1,5 +1,6 @@
 """Tables of one's own as tasks: files, separators, held-out texts, classes that are numbers."""
 
+import datetime
 import json
 import random
 
@@ -559,6 +560,32 @@ def test_other_compressed_files_are_refused_with_the_way_out(tmp_path, name):
         load_task(str(tmp_path / name))
     with pytest.raises(TaskError, match=r"as \.gz and \.zst\. Unpack it first \(gunzip, unzip"):
         list(unlabelled(str(tmp_path / name), TaskSpec(name="a", path="")))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "label", "said"),
+    [
+        (".xlsx", pd.Timestamp("2026-01-02"), "1 of 2 labels in 'label' are dates or times, such as 2026-01-02T00:00:00:"),
+        (".xlsx", datetime.time(9, 30), "such as 09:30:00:"),
+        (".parquet", datetime.date(2026, 1, 2), "such as 2026-01-02:"),
+        (".csv", "2026-01-02", "such as 2026-01-02:"),
+        (".csv", "1-2", None),
+        (".csv", "2026", None),
+    ],
+)
+def test_dates_for_classes_are_told_of(tmp_path, caplog, suffix, label, said):
+    """What a spreadsheet makes of 1-2 and MAR1 was a class without a word."""
+    labels = ["a", label] * 20 if suffix != ".parquet" else [label, label + datetime.timedelta(1)] * 20
+    frame = pd.DataFrame({"text": [f"text {i}" for i in range(40)], "label": labels})
+    file = tmp_path / f"t{suffix}"
+    if suffix == ".xlsx":
+        pytest.importorskip("openpyxl")
+        frame.to_excel(file, index=False)
+    else:
+        frame.to_csv(file, index=False) if suffix == ".csv" else frame.to_parquet(file)
+    assert load_task(str(file)).num_labels == 2
+    told = [message for message in caplog.messages if "dates or times" in message]
+    assert (len(told) == 1 and said in told[0]) if said else not told
 
 
 def test_what_is_odd_about_labels_is_said_once(caplog):

@@ -146,6 +146,21 @@ def test_official_files_of_both_versions(tmp_path):
     }
 
 
+def test_the_articles_alone_and_a_byte_order_mark(tmp_path):
+    """A list of them was a table without a column of texts; so was the object after a byte order mark."""
+    whole = json.loads(squad_file({"version": 1.1}, PARIS, NOWHERE))
+    (tmp_path / "train.json").write_text(json.dumps(whole["data"]))
+    (tmp_path / "dev.json").write_text(json.dumps(whole), encoding="utf-8-sig")
+    (tmp_path / "test.json").write_text(json.dumps([{"paragraphs": whole["data"][0]["paragraphs"], "title": "A"}]))
+    task = load_task(str(tmp_path))
+    assert task.kind == "question_answering"
+    for rows in task.splits.values():
+        assert rows["answers"][:] == [["Paris"], []] and rows["id"][:] == ["1", "2"]
+    (tmp_path / "train.json").write_text('[{"title": "A", "paragraphs": [{"context": "a"}]}]')
+    with pytest.raises(TaskError, match="train.json begins as a SQuAD file and .* after 0 questions: 'qas'"):
+        load_task(str(tmp_path))
+
+
 def test_official_files_that_are_compressed(tmp_path):
     for split, questions in (("train", [PARIS, NOWHERE]), ("dev", [PARIS])):
         (tmp_path / f"{split}.json.gz").write_bytes(gzip.compress(squad_file({}, *questions).encode()))

@@ -63,7 +63,9 @@ def test_bad_rows_are_named_and_can_be_dropped(bad, message):
 
 
 def test_a_sentence_must_be_a_list_of_words():
-    with pytest.raises(TaskError, match="1 of 1 rows with a sentence that is no list of words; .*tokens 'The cat'"):
+    with pytest.raises(
+        TaskError, match="1 of 1 rows with a sentence that is no list of words; .*tokens 'The cat'.*\\n.*A row is"
+    ):
         validation({"tokens": "The cat", "tags": ["DT", "NN"]})
 
 
@@ -138,6 +140,41 @@ def test_files_that_cannot_be_read(tmp_path, text, columns, message):
     (tmp_path / "train.conll").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(TaskError, match=message):
         load_task(str(tmp_path), columns=columns)
+
+
+WORDS = "EU\tB-ORG\nrejects\tO\n\nGerman\tB-MISC\ncalls\tO\n"
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "csv"])
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [("", None), ("", "tagging"), ("token\tner\n", None), ("word\tpos\n", "tagging"), ("text\ttag\n", None)],
+)
+def test_a_word_a_line_is_no_table(tmp_path, suffix, head, kind):
+    """With a header and without: a row of a table is a sentence."""
+    for split in ("train", "dev"):
+        text = (head + WORDS).replace("\t", "," if suffix == "csv" else "\t")
+        (tmp_path / f"{split}.{suffix}").write_text(text)
+    with pytest.raises(TaskError, match=rf"no column .* dev.{suffix} looks like a word and its tag a line.*called .conll"):
+        load_task(str(tmp_path), kind=kind)
+
+
+def test_a_row_a_word_is_told_what_a_row_is(tmp_path):
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.tsv").write_text("tokens\ttags\n" + WORDS)
+    with pytest.raises(TaskError, match="tags are lists, .* received 'B-ORG', a str. A row is a sentence, .* called .conll"):
+        load_task(str(tmp_path))
+
+
+@pytest.mark.parametrize("head", ["token\ttag\n", "Word\tPOS\n\n", "form\tchunk\tner\n"])
+def test_a_header_of_words_and_tags_is_no_word(tmp_path, head):
+    lines = WORDS.replace("\t", "\tO\t") if head.count("\t") == 2 else WORDS
+    (tmp_path / "train.conll").write_text(head + lines)
+    with pytest.raises(TaskError, match="train.conll, line 1 names columns .*: expected a word and its tag on every line"):
+        load_task(str(tmp_path))
+    (tmp_path / "dev.conll").write_text(lines)
+    (tmp_path / "train.conll").write_text(lines)
+    assert load_task(str(tmp_path)).label_names == ("B-MISC", "B-ORG", "O")
 
 
 def test_a_table_beside_a_text_file_is_what_is_read(tmp_path):
