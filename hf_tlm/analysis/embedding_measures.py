@@ -18,8 +18,10 @@ Shapes: N texts, B texts of a batch, S tokens, H hidden size, P pairs.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +30,8 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from hf_tlm.analysis.arguments import POOLINGS
 from hf_tlm.errors import AnalysisError
+from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.shown import kind_of
 
 # Pairs whose vectors are gathered together: 100 MB at H = 768.
 CHUNK = 1 << 14
@@ -139,9 +143,16 @@ def embed_texts(
         description: of the bar.
 
     Raises:
-        AnalysisError: a text is null or blank, there is no such pooling or layer, or vectors are not finite, or all [CLS]
-            vectors are the same, as in decoders, where a first token sees itself alone.
+        AnalysisError: an argument is something else, a text is null or blank, there is no such pooling or layer, or vectors
+            are not finite, or all [CLS] vectors are the same, as in decoders, where a first token sees itself alone.
     """
+    _check_encoder(model, tokenizer)
+    _check_texts("texts", texts)
+    if text_pairs is not None:
+        _check_texts("text_pairs", text_pairs)
+        if len(text_pairs) != len(texts):
+            raise AnalysisError(f"text_pairs: expected as many as texts, {len(texts):,}; received {len(text_pairs):,}.")
+    check_numbers(AnalysisError, layer=layer, max_length=max_length, batch_size=batch_size)
     if pooling not in POOLINGS:
         raise AnalysisError(f"pooling must be one of {', '.join(POOLINGS)}; received {pooling!r}.")
     both = [texts] if text_pairs is None else [texts, text_pairs]
@@ -168,6 +179,28 @@ def embed_texts(
     vectors = np.concatenate(chunks) if chunks else np.zeros((0, 0), np.float32)
     _check(vectors, texts, pooling)
     return vectors
+
+
+def _check_encoder(model: Any, tokenizer: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        named = json.dumps(os.fspath(model), ensure_ascii=False) if isinstance(model, (str, os.PathLike)) else "..."
+        received = kind_of(model) if named == "..." else named
+        raise AnalysisError(
+            f"model: expected an encoder; received {received}. Give what load_encoder({named}) returns first."
+        )
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise AnalysisError(
+            f"tokenizer: expected a tokenizer of transformers; received {kind_of(tokenizer)}. Give what load_encoder(...) "
+            "returns second."
+        )
+
+
+def _check_texts(name: str, texts: Any) -> None:
+    if isinstance(texts, (str, bytes)) or not (hasattr(texts, "__len__") and hasattr(texts, "__getitem__")):
+        made = "[text]" if isinstance(texts, str) else "list(texts)" if hasattr(texts, "__iter__") else "one"
+        raise AnalysisError(f"{name}: expected a list of texts; received {kind_of(texts)}. Give {made}.")
+    if isinstance(texts, Mapping) or hasattr(texts, "column_names"):
+        raise AnalysisError(f"{name}: expected a list of texts; received {kind_of(texts)}. Give its column: rows['text'].")
 
 
 def _pooled(model: PreTrainedModel, batch: dict, cls_token_id: int | None, pooling: str, layer: int) -> np.ndarray:

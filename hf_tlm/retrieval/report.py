@@ -14,7 +14,8 @@ from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.highlight import MarkedTerms, mark_shared, marked_spans, spans_to_markdown
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.markdown import markdown_table
-from hf_tlm.utils.shown import Markdown, for_markdown
+from hf_tlm.utils.options import RANGES, check_number
+from hf_tlm.utils.shown import Markdown, for_markdown, instead
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval.manifest import SubsetLike
@@ -50,12 +51,13 @@ def retrieval_report(subset: SubsetLike, task: Task | None = None, num_examples:
         num_examples: examples in the manner of the TLM paper's Table 8, spread over ranks and queries.
 
     Raises:
-        RetrievalError: num_examples below 0, or the subset was retrieved for another task.
+        RetrievalError: no subset, num_examples below 0, or the subset was retrieved for another task.
     """
     if task is not None:
         check_task(task)
-    if num_examples < 0:
-        raise RetrievalError(f"num_examples must be at least 0; received {num_examples}.")
+    if not all(hasattr(subset, name) for name in ("manifest", "dataset", "examples")):
+        raise RetrievalError(f"subset: expected a Subset; {instead(subset, 'Subset.open', data=False)}")
+    check_number(RetrievalError, "num_examples", num_examples, RANGES["num_examples"])
     made, random = subset.manifest, subset.manifest["retriever"] == "random"
     released = subset.manifest["retriever"] == "released"
     parts = [

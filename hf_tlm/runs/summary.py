@@ -7,9 +7,11 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.commit import Push
 from hf_tlm.runs.baselines import to_beat_line
 from hf_tlm.runs.price import price_line
@@ -19,8 +21,10 @@ from hf_tlm.training.run_folder import RESULTS_FILE, copy_best_model
 from hf_tlm.training.teacher import cost_line, described
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.options import of_python
 from hf_tlm.utils.run_names import seed_folder
 from hf_tlm.utils.seed_figures import SEED_FIGURES, seed_figure
+from hf_tlm.utils.shown import kind_of
 
 SPLITS = ("validation", "test")
 
@@ -33,7 +37,11 @@ def aggregate(scores: Sequence[Mapping[str, float]], figure: str = "mean") -> di
 
     Returns:
         name -> {"mean", "std", "n", "values"}, values in the order given.
+
+    Raises:
+        HfTlmError: there are no scores, what is given are none, or there is no such figure.
     """
+    _check_scores(scores, figure)
     summary = {}
     for name in scores[0]:
         if all(name in score for score in scores):
@@ -46,6 +54,26 @@ def aggregate(scores: Sequence[Mapping[str, float]], figure: str = "mean") -> di
                 figure: SEED_FIGURES[figure][1](values),
             }
     return summary
+
+
+def _check_scores(scores: Any, figure: Any) -> None:
+    example = "Give [record['validation'] for record in run.seeds], for instance."
+    listed = isinstance(scores, Sequence) and not isinstance(scores, str)
+    if not listed or not scores:
+        received = "an empty list" if listed else kind_of(scores)
+        raise HfTlmError(
+            f"scores: expected a list of one mapping of names to numbers a seed; received {received}. {example}"
+        )
+    for score in scores:
+        if not isinstance(score, Mapping):
+            raise HfTlmError(
+                f"scores: expected a mapping of names to numbers for a seed; received {kind_of(score)}. {example}"
+            )
+        if wrong := [name for name, value in score.items() if not isinstance(of_python(value), Real)]:
+            received = kind_of(score[wrong[0]])
+            raise HfTlmError(f"scores: expected numbers; received {received} as {wrong[0]!r:.60}. {example}")
+    if figure not in SEED_FIGURES:
+        raise HfTlmError(f"figure: expected one of {', '.join(SEED_FIGURES)}; received {figure!r:.60}.")
 
 
 def _deviation(values: Sequence[float]) -> float | None:

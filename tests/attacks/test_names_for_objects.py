@@ -7,16 +7,19 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 from datasets import Dataset, DatasetDict
 from transformers import AutoConfig
 
 from hf_tlm import load_corpus
+from hf_tlm.analysis import embed_texts, read_run
 from hf_tlm.analysis.report.run_folder import RunFolder
 from hf_tlm.corpora import CorpusError
 from hf_tlm.data import TokenizerError, cached_wordpiece, load_tokenizer, train_wordpiece
-from hf_tlm.errors import HfTlmError
+from hf_tlm.errors import AnalysisError, HfTlmError
 from hf_tlm.models import (
     GeneratorDiscriminator,
     TlmModel,
@@ -28,8 +31,8 @@ from hf_tlm.models import (
     load_released,
     load_released_tlm,
 )
-from hf_tlm.retrieval import RetrievalError, Subset, retrieve
-from hf_tlm.runs import CheckpointArguments, export_onnx, majority_class, predict
+from hf_tlm.retrieval import Index, RetrievalError, Subset, retrieval_report, retrieve
+from hf_tlm.runs import CheckpointArguments, aggregate, export_onnx, majority_class, predict
 from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets, unlabelled
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
 from support.toys import TINY_CONFIGS, make_task
@@ -303,3 +306,90 @@ def test_a_task_is_of_a_spec_and_splits(spec, splits, said):
     """A transform was left out, and nobody told."""
     with pytest.raises(TaskError, match=said):
         task_from_datasets(spec, splits)
+
+
+PASSAGES = Dataset.from_dict({"id": ["a"], "text": ["some words"]})
+INDEX = {"directory": "runs/nix", "dataset": PASSAGES, "corpus_name": "a", "fingerprint": "b"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dataset": ROWS}, r"dataset: .* id and text; received a list. Give Dataset.from_list\(rows\)\.$"),
+        ({"dataset": load_corpus(CORPUS)}, r"received a Corpus. Give corpus.to_dataset\(\)\.$"),
+        ({"dataset": CORPUS}, "expected the columns id and text; the columns are text, label. Rename one"),
+        ({"dataset": Dataset.from_dict({"id": ["a"], "text": [7]})}, "expected texts in the column text; received int64"),
+        ({"directory": None}, "^directory: expected the folder of an index; received none"),
+        ({"corpus_name": None}, "^corpus_name: expected a text; received none. Give corpus.name"),
+        ({"fingerprint": 7}, "^fingerprint: expected a text; received a int. Give corpus.fingerprint"),
+        ({"analyzer": "porter"}, "^analyzer: expected a Analyzer; received a str"),
+        ({"num_threads": "two"}, "num_threads: expected a whole number from 1 .*'two'"),
+    ],
+)
+def test_an_index_is_of_passages_with_ids(changes, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for build in (Index.build, Index.open_or_build):
+        with pytest.raises(RetrievalError, match=said):
+            build(**{**INDEX, **changes})
+    assert not (tmp_path / "runs" / "nix").exists()
+    with pytest.raises(RetrievalError, match="^directory: expected the folder of an index; received a Dataset"):
+        Index.load(PASSAGES)
+
+
+@pytest.mark.parametrize("given", ["runs/sub", None, PASSAGES, 7], ids=lambda one: type(one).__name__)
+def test_a_report_is_of_a_subset(given, subset):
+    with pytest.raises(RetrievalError, match=r"^subset: expected a Subset; received .* Give Subset.open\("):
+        retrieval_report(given)
+    with pytest.raises(RetrievalError, match="^num_examples: expected a whole number from 0 to .*; received 'ten'"):
+        retrieval_report(subset, num_examples="ten")
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        ([], "received an empty list. Give "),
+        (None, "received none. Give "),
+        ({"f1": 0.5}, "received a dict. Give "),
+        ("f1", "received a str. Give "),
+        ([0.5, 0.7], "expected a mapping of names to numbers for a seed; received a float. Give "),
+        ([{"validation": {"f1": 0.5}}], "expected numbers; received a dict as 'validation'. Give "),
+        ([{"f1": "0.5"}], "expected numbers; received a str as 'f1'. Give "),
+    ],
+)
+def test_figures_are_of_the_scores_of_seeds(scores, said):
+    with pytest.raises(HfTlmError, match=f"^scores: .*{said}"):
+        aggregate(scores)
+    with pytest.raises(HfTlmError, match="^figure: expected one of mean, median, max; received 'best'"):
+        aggregate([{"f1": np.float32(0.5)}], "best")
+
+
+@pytest.mark.parametrize(
+    "given", [None, 7, ["runs/a"], SimpleNamespace(output_dir="runs/a")], ids=lambda one: type(one).__name__
+)
+def test_a_run_is_read_from_its_folder(given):
+    made = r" Give run.output_dir\." if isinstance(given, SimpleNamespace) else ""
+    with pytest.raises(AnalysisError, match=rf"^path: expected the folder of a run; received (none|a \w+)\.{made}$"):
+        read_run(given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "runs/a"}, r'^model: expected an encoder; received "runs/a". Give what load_encoder\("runs/a"\) returns'),
+        ({"model": None}, r"^model: expected an encoder; received none. Give what load_encoder\(...\) returns first"),
+        ({"tokenizer": "runs/a"}, "^tokenizer: expected a tokenizer of transformers; received a str"),
+        ({"texts": "a text"}, r"^texts: expected a list of texts; received a str. Give \[text\]"),
+        ({"texts": iter("ab")}, r"^texts: expected a list of texts; received a str_.*iterator. Give list\(texts\)"),
+        ({"texts": None}, "^texts: expected a list of texts; received none"),
+        ({"texts": CORPUS}, r"^texts: expected a list of texts; received a Dataset. Give its column: rows\['text'\]"),
+        ({"text_pairs": ["a", "b"]}, "^text_pairs: expected as many as texts, 1; received 2"),
+        ({"batch_size": "8"}, "^--batch_size: expected a whole number .*'8'"),
+        ({"layer": 1.5}, "^--layer: expected a whole number .*1.5"),
+        ({"max_length": 0}, "^--max_length: expected a whole number .*0"),
+    ],
+)
+def test_vectors_are_of_an_encoder_and_texts(changes, said):
+    tokenizer = train_wordpiece(["some words of a text"] * 9, 100)
+    usual = {"model": torch.nn.Linear(1, 1), "tokenizer": tokenizer, "texts": ["a text"]}
+    with pytest.raises(AnalysisError, match=said):
+        embed_texts(**usual | changes)

@@ -135,7 +135,7 @@ def test_without_task_or_examples(subset, make_task):
     assert all(row["id"] in private for row in subset.dataset)
     assert "## Examples" not in retrieval_report(subset, make_task(), 0)
     assert retrieval_report(subset, make_task(), 100).count("###") == len(subset)
-    with pytest.raises(RetrievalError, match="num_examples must be at least 0"):
+    with pytest.raises(RetrievalError, match="num_examples: expected a whole number from 0 .*; received -1"):
         retrieval_report(subset, num_examples=-1)
     with pytest.raises(RetrievalError, match="has no example"):
         retrieval_report(subset, make_task({"other": "kinase", "task": "enzymes"}))

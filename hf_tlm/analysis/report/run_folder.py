@@ -17,6 +17,7 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.hub.repo import is_fetched
 from hf_tlm.runs.baseline_arguments import LINEAR
 from hf_tlm.utils.run_names import GRID_FILE, MANIFEST_FILE, RESULTS_FILE, SEED, SETTINGS_FILE
+from hf_tlm.utils.shown import kind_of
 
 # Files that a page is made of, by their ends.
 _RECORDS = (".json", ".jsonl", ".parquet")
@@ -100,6 +101,9 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     Raises:
         AnalysisError: it is neither, or a file of it is damaged; the message names the file.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        made = " Give run.output_dir." if hasattr(path, "output_dir") else ""
+        raise AnalysisError(f"path: expected the folder of a run; received {kind_of(path)}.{made}")
     path = Path(path)
     check_links(path)
     name = name or path.resolve().name

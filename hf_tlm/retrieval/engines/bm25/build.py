@@ -37,6 +37,7 @@ from hf_tlm.retrieval.engines.bm25.tokenize import keep_terms, term_ids, tokeniz
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.shown import dataset_of, kind_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -169,6 +170,27 @@ class Builder:
         return builder
 
 
+def _check_passages(dataset: Any) -> None:
+    from datasets import Dataset
+
+    if not isinstance(dataset, Dataset):
+        made = {"Corpus": "corpus.to_dataset()", "Subset": "subset.dataset", "Task": "task.train"}
+        call = made.get(type(dataset).__name__) or dataset_of(dataset)
+        raise RetrievalError(
+            f"dataset: expected a datasets.Dataset with the columns id and text; received {kind_of(dataset)}. Give {call}."
+        )
+    for name in ("id", "text"):
+        if name not in dataset.column_names:
+            raise RetrievalError(
+                f"dataset: expected the columns id and text; the columns are {', '.join(dataset.column_names)}. Rename one "
+                "(dataset.rename_column), or give load_corpus(dataset).to_dataset(), which makes ids."
+            )
+    if (kind := getattr(dataset.features["text"], "dtype", "list")) not in ("string", "large_string", "string_view", "null"):
+        raise RetrievalError(
+            f"dataset: expected texts in the column text; received {kind}. Make texts of it with dataset.map."
+        )
+
+
 def write_index(
     directory: Path,
     old: Opened | None,
@@ -187,6 +209,7 @@ def write_index(
     from tqdm.auto import tqdm
 
     check_numbers(RetrievalError, num_threads=num_threads)
+    _check_passages(dataset)
     check_replaceable(directory)
     new = dataset.select_columns("id").with_format("arrow")[:]["id"].cast(pa.large_string())
     ids = pa.chunked_array([*(old.ids.chunks if old else []), *new.chunks], pa.large_string())

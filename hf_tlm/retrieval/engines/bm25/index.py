@@ -46,7 +46,8 @@ from hf_tlm.retrieval.engines.bm25.tiles import Tile
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 from hf_tlm.utils.locks import awaited
-from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.options import check_given, check_numbers, named
+from hf_tlm.utils.shown import kind_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -55,7 +56,15 @@ KEY_BYTES = 64 * 2**20  # of a batch's candidates
 MAX_BATCH = 2048
 
 
+def _folder(directory: Any) -> Path:
+    return Path(named("directory", directory, RetrievalError, needed=True, what="the folder of an index")).absolute()
+
+
 def _about(name: str, fingerprint: str, parts: list[str] | None, analyzer: Analyzer) -> dict[str, Any]:
+    check_given(RetrievalError, analyzer=(analyzer, Analyzer))
+    for argument, value, made in (("corpus_name", name, "name"), ("fingerprint", fingerprint, "fingerprint")):
+        if not isinstance(value, str):
+            raise RetrievalError(f"{argument}: expected a text; received {kind_of(value)}. Give corpus.{made}.")
     corpus = {"name": name, "fingerprint": fingerprint, "parts": parts or [fingerprint]}
     return {"corpus": corpus, "analyzer": analyzer.to_dict()}
 
@@ -108,10 +117,11 @@ class Index:
             num_threads: default, all cores. More cost memory for the tiles they hold, some 100 MB each.
 
         Raises:
-            RetrievalError: no passage, an id occurs twice, or the folder holds something else.
+            RetrievalError: an argument is something else, there is no passage, an id occurs twice, or the folder holds
+                something else.
             HfTlmError: the disk cannot be written; what was there before is intact.
         """
-        directory = Path(directory).absolute()
+        directory = _folder(directory)
         about = _about(corpus_name, fingerprint, parts, analyzer or Analyzer())
         with awaited(directory):
             return cls(directory, write_index(directory, None, dataset, about, num_threads, progress))
@@ -128,7 +138,7 @@ class Index:
         Raises:
             RetrievalError: not an index, of another format version, damaged, or of another corpus or analyser.
         """
-        directory = Path(directory)
+        directory = Path(named("directory", directory, RetrievalError, needed=True, what="the folder of an index"))
         while True:
             found = written(directory)
             try:
@@ -174,7 +184,7 @@ class Index:
         Raises:
             RetrievalError, HfTlmError: as `load` and `build`.
         """
-        directory, analyzer = Path(directory).absolute(), analyzer or Analyzer()
+        directory, analyzer = _folder(directory), analyzer or Analyzer()
         if not (directory / META_FILE).exists():  # A folder that is read-only has no place for a lock, and needs none.
             with awaited(directory):
                 if not (directory / META_FILE).exists():
