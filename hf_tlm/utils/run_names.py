@@ -18,6 +18,8 @@ GRID_FILE, TABLE_FILE, PLACES_FILE = "grid.json", "results.md", ".places.json"
 TEACHER_FILE = "teacher.json"
 # Of a few-shot split, the ids of its examples: of `train` and of `validation`.
 EXAMPLES_FILE = "examples.json"
+# Of a seed that learned from a share of the training texts, their ids.
+TRAIN_IDS_FILE = "train_ids.json"
 # Of a folder of ONNX graphs.
 EXPORT_FILE = "export.json"
 # Of a subset, what it says of itself.

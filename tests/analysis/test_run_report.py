@@ -533,6 +533,18 @@ def test_grids_and_few_shot_splits(task, tmp_path):
     assert said not in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "are on the task's validation split: there is no test split with labels" in page.sections["scores"]
 
+    # So it is of a share of the labels.
+    record = json.loads((point / "results.json").read_text())
+    write_json(point / "results.json", record | {"arguments": {**record.get("arguments", {}), "train_fraction": 0.5}})
+    page = page_of(point, tmp_path, task=task)
+    source = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Which texts seed 0 learned from: train_ids.json in its folder is not there or damaged" in source
+    every = page.sections["run"]
+    write_json(point / "seed-0" / "train_ids.json", task.train["id"][:2])
+    page = page_of(point, tmp_path, task=task)
+    assert "train_ids.json" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert rare(task.train["text"][:])[4:] in every and rare(task.train["text"][:2])[4:] in page.sections["run"]
+
 
 def test_the_recipe(run, tmp_path, monkeypatch, capsys):
     import runpy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from base64 import b64encode
@@ -22,15 +23,15 @@ from hf_tlm.analysis.report.retrieved import MOST_BYTES, made_for, retrieved_tab
 from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, read_run
 from hf_tlm.analysis.runs import SPLITS
-from hf_tlm.errors import AnalysisError
+from hf_tlm.errors import AnalysisError, HfTlmError
 from hf_tlm.hub.repo import is_foreign
 from hf_tlm.metrics import Lead
 from hf_tlm.retrieval.subset import check_subsets
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.teacher import described, doubts
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.json_files import find_object, listed, mapped, read_fields, real, record, truth, whole, words
-from hf_tlm.utils.run_names import EXAMPLES_FILE, TEACHER_FILE
+from hf_tlm.utils.json_files import listed, mapped, read_fields, read_json, real, record, truth, whole, words
+from hf_tlm.utils.run_names import EXAMPLES_FILE, TEACHER_FILE, TRAIN_IDS_FILE
 from hf_tlm.utils.shown import instead
 from hf_tlm.version import __version__
 
@@ -214,7 +215,7 @@ def _predictions(
     """By split, what was predicted, and the rows it is of; adds to `missing`."""
     judged: dict[str, Predictions] = {}
     rows: dict[str, Rows | None] = {}
-    drawn = _examples(run)
+    file, drawn = _examples(run)
     training = None if task is None else TrainingWords(task, drawn)
     scored = [split for split in SPLITS if any(split in record for record in run.seeds)]
     if run.kind == "few_shot":
@@ -231,20 +232,29 @@ def _predictions(
             "The task's texts: predictions are shown by their ids, and the error analysis knows neither lengths nor rare "
             "words. Give --task, the run's own."
         )
-    if judged and task is not None and run.kind == "few_shot" and drawn is None:
+    if judged and task is not None and file is not None and drawn is None:
         missing.append(
-            f"Which texts split {run.best_seed} learned from: {EXAMPLES_FILE} in its folder is not there or damaged, so "
-            "words are called rare by the task's whole training split."
+            f"Which texts {run.part} {run.best_seed} learned from: {file} in its folder is not there or damaged, so words "
+            "are called rare by the task's whole training split."
         )
     return judged, rows
 
 
-def _examples(run: RunFolder) -> frozenset[str] | None:
-    """The ids of the training texts of a few-shot run's best split, whose errors are shown; None of other runs."""
-    if run.kind != "few_shot" or run.best_seed is None:
-        return None
-    drawn = (find_object(run.seed_folder(run.best_seed) / EXAMPLES_FILE) or {}).get("train")
-    return frozenset(map(str, drawn)) if isinstance(drawn, list) else None
+def _examples(run: RunFolder) -> tuple[str | None, frozenset[str] | None]:
+    """The file that names the texts that the best seed or split, whose errors are shown, learned from; and their ids.
+
+    Both are None of a run that learns from all training texts, the ids of one whose file cannot be read.
+    """
+    arguments = run.record.get("arguments")
+    some = isinstance(arguments, dict) and arguments.get("train_fraction", 1) != 1
+    if run.best_seed is None or not (some or run.kind == "few_shot"):
+        return None, None
+    file, drawn = EXAMPLES_FILE if run.kind == "few_shot" else TRAIN_IDS_FILE, None
+    with contextlib.suppress(OSError, HfTlmError):
+        drawn = read_json(run.seed_folder(run.best_seed) / file, HfTlmError)
+    if run.kind == "few_shot":
+        drawn = drawn.get("train") if isinstance(drawn, dict) else None
+    return file, frozenset(map(str, drawn)) if isinstance(drawn, list) else None
 
 
 def _error_sections(

@@ -50,7 +50,7 @@ from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import shares_output_dir
 from hf_tlm.utils.options import check_given
-from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder
+from hf_tlm.utils.run_names import PREDICTIONS, TRAIN_IDS_FILE, predictions_file, seed_folder
 from hf_tlm.utils.variables import uses_fsdp
 
 
@@ -279,14 +279,14 @@ class _Seeds:
             for split, text in written.items():
                 atomic_write(predictions_file(folder, split), text)
             if len(chosen) < len(task.train):
-                atomic_write(folder / "train_ids.json", json.dumps(rows["id"][:]) + "\n")
+                atomic_write(folder / TRAIN_IDS_FILE, json.dumps(rows["id"][:]) + "\n")
             files = {
                 SAVED_FILE: saved_settings(task, vars(args)),
                 "README.md": self._card(record),
             }
             _export(trained, tokenizer, folder / "model", files, PEFT_TASK_TYPES.get(task.spec.kind))
             record["price"] = price(folder / "model")
-            finish(folder, record, "model", PREDICTIONS, "train_ids.json")
+            finish(folder, record, "model", PREDICTIONS, TRAIN_IDS_FILE)
         self._discard_checkpoints(folder)
         trainer.accelerator.wait_for_everyone()
         return record
@@ -335,7 +335,7 @@ class _Seeds:
             unseal(folder)
             atomic_write(predictions_file(folder, "test"), text)
             atomic_write(model_folder / "README.md", self._card(record))
-            finish(folder, record, "model", PREDICTIONS, "train_ids.json")
+            finish(folder, record, "model", PREDICTIONS, TRAIN_IDS_FILE)
         trainer.accelerator.wait_for_everyone()
         return record
 
