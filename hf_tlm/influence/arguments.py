@@ -153,7 +153,7 @@ class SelectionArguments:
             raise InfluenceError(
                 f"The smaller subset would replace the one that it is chosen from, {self.subset}. Choose another output_dir."
             )
-        check_replaceable(Path(output_dir))
+        check_replaceable(Path(output_dir), work_dir=self.work_dir)
         if self.quote_task_texts:
             subset.rows_of_queries(task)
         sizes = {name: getattr(self, name) for name in ("fraction", "top_k", "num_passages")}

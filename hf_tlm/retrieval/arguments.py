@@ -97,7 +97,7 @@ class RetrievalArguments:
             raise RetrievalError(
                 f"The random subset would replace {self.like}, which it is like. Choose another output_dir."
             )
-        check_replaceable(folder)
+        check_replaceable(folder, index_dir=self.index_dir, work_dir=self.work_dir)
 
     def retrieve(self, task: Task, corpus: Corpus | None) -> Subset:
         """The subset.

@@ -359,13 +359,21 @@ def _version(manifest: dict[str, Any]) -> str:
     return f"{versions.get('hf_tlm')!s:.30}" if isinstance(versions, dict) else "it does not say which"
 
 
-def check_replaceable(directory: Path) -> None:
+def check_replaceable(directory: Path, **work: str | None) -> None:
     """Check that a subset can be saved to a folder.
 
+    Args:
+        work: folders that something else is kept in, by the names of their options.
+
     Raises:
-        RetrievalError: it is neither missing nor empty, and holds something else than a saved subset.
+        RetrievalError: it is neither missing nor empty, and holds something else than a saved subset, or would by `work`.
         ArgumentsError: it cannot be written, see `check_writable`.
     """
+    for name, place in work.items():
+        if place is not None and directory.resolve() in Path(place).resolve().parents:
+            raise RetrievalError(
+                f"--{name} {place} is in {directory}, which is for the subset alone. Choose another {name}."
+            )
     check_writable(directory, f"Cannot save a subset to {directory}", replaced=True)
     if not directory.exists():
         return

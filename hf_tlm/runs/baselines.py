@@ -33,7 +33,7 @@ from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import checked_text, find_checked
-from hf_tlm.utils.run_names import LINEAR_FILE, RESULTS_FILE, predictions_file
+from hf_tlm.utils.run_names import LINEAR_FILE, RESULTS_FILE, SETTINGS_FILE, predictions_file
 from hf_tlm.utils.seals import write_seal
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,12 @@ class Baseline:
         """Write `results.json`, and what is predicted of each split as JSON lines: id, label, prediction (names).
 
         A linear model is there too, with the probabilities of all classes: `hf-tlm predict` takes the folder.
+
+        Raises:
+            HfTlmError: it is the folder of a run, whose files of these names would be replaced.
         """
+        if (Path(folder) / SETTINGS_FILE).is_file():
+            raise HfTlmError(f"{folder} holds a run, whose results would be replaced. Choose another folder.")
         folder, written = Path(folder), [RESULTS_FILE, SAVED_FILE, LINEAR_FILE, WEIGHTS_FILE]
         for split, predicted in self.predictions.items():
             rows, names = task.splits[split], task.label_names

@@ -189,6 +189,11 @@ def test_nobody_waits_for_itself(tmp_path, toys):
         outcome = attack(recipe, *toys.commands[recipe], option, toys.out)
         assert_refused(outcome, f"{toys.out} is where the results of this command come. Choose another folder")
         assert not toys.out.exists()
+        outcome = attack(recipe, *toys.commands[recipe], option, toys.out / "work")
+        assert_refused(
+            outcome, f"{option} {toys.out / 'work'} is in {toys.out}, which is for the subset alone. Choose another"
+        )
+        assert not toys.out.exists()
 
 
 def test_without_locks_a_run_goes_on(tmp_path, monkeypatch, caplog):

@@ -11,6 +11,7 @@ from sklearn.metrics import f1_score
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import baselines as module
 from hf_tlm.runs import linear_model, majority_class, make_baselines
 from hf_tlm.runs.linear import TOKENS, tfidf
@@ -155,6 +156,11 @@ def test_what_is_written(task, tmp_path):
     right = np.mean([line["label"] == line["prediction"] for line in lines])
     assert right == pytest.approx(made[1].scores["test"]["accuracy"])
     assert [one.name for one in make_baselines(task, "linear")] == ["linear"]
+    before = (tmp_path / "results.json").read_bytes()
+    (tmp_path / "settings.json").write_text("{}")
+    with pytest.raises(HfTlmError, match="holds a run, whose results would be replaced. Choose another folder"):
+        made[0].save(tmp_path, task)
+    assert (tmp_path / "results.json").read_bytes() == before
 
 
 def test_other_kinds_are_refused(task):
