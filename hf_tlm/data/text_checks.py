@@ -119,7 +119,7 @@ def unseen_words(task: Task, passages: Dataset | None = None) -> dict[str, tuple
 def unseen_words_line(task: Task, passages: Dataset | None = None) -> str:
     """One line on `unseen_words`, for a person, before a training."""
     found = unseen_words(task, passages)
-    line = ", ".join(f"{split} {share:.1%}" for split, (share, _) in found.items()) + " in no training text"
+    line = ", ".join(f"{split} {share:.1%}" for split, (share, _) in found.items()) + " of the words in no training text"
     if passages is not None:
         line += "; " + ", ".join(f"{split} {share:.1%}" for split, (_, share) in found.items()) + " in no passage either"
     return f"new words    {line}"

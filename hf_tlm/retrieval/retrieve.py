@@ -243,7 +243,7 @@ def _warn_of_a_large_union(found: RetrievalResult, top_k: int, by_default: bool)
     # With K the union is the passages whose best rank is at most K.
     fits = int(ranks[passages // 2]) - 1
     logger.warning(
-        "top_k %s%s takes %s of the %s passages of the corpus. %s",
+        "top_k %s%s takes %s of the %s passages of the corpus. %s Of the task's own unlabelled texts most may be wanted.",
         f"{top_k:,}",
         ", the paper's default for a task of this size," * by_default,
         f"{len(found.passages):,}",

@@ -19,7 +19,7 @@ from hf_tlm.hub.repo_id import may_be_repo
 from hf_tlm.tasks.held_out import SHARE, hold_out
 from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
 from hf_tlm.tasks.registry import TASKS, registered_task
-from hf_tlm.tasks.rows import Canonical, advice, canonical, ids_of, stored, with_fields
+from hf_tlm.tasks.rows import Canonical, advice, canonical, ids_of, left_out, stored, with_fields
 from hf_tlm.tasks.sampling import content_place, sample, strata
 from hf_tlm.tasks.spec import ROLES, SPLITS, Task, TaskError, TaskSpec
 from hf_tlm.utils.options import check_given, check_numbers
@@ -334,7 +334,7 @@ def _usable(
         )
     for split, bad in dropped.items():
         if bad:
-            logger.warning("Task %s, %s: left out %s.%s", spec.name, split, bad, advice(spec, bad))
+            logger.warning("Task %s, %s: left out %s.%s", spec.name, split, left_out(bad), advice(spec, bad))
     return checked, dropped
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +104,15 @@ def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | No
     if column not in rows.column_names:
         raise missing(spec, split, [column], rows, "Choose with --id_column.")
     return [None if value is None else str(value) for value in rows[column][:]]
+
+
+def left_out(bad: Mapping[str, int]) -> str:
+    """What was left out, for a sentence: how many rows, and with which fault.
+
+    Args:
+        bad: of each kind of fault the number of rows.
+    """
+    return ", ".join(f"{count:,} with {fault}" for fault, count in bad.items())
 
 
 def advice(spec: TaskSpec, kinds: Iterable[str]) -> str:

@@ -106,7 +106,7 @@ def _check_alike(spec: TaskSpec, classes: set[str]) -> None:
 
 
 def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
-    """Warn of labels that look like lists or are dates, that differ in case alone, or most of which have one or two texts.
+    """Warn of labels that look like lists, are dates, differ in case alone, or have one text, or one or two most of them.
 
     Args:
         found: the label of each row of the training split.
@@ -144,6 +144,12 @@ def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
             f"{len(counts):,}",
             f"{counts.total():,}",
             f"{rare:,}",
+        )
+    elif single := sorted(str(label) for label, count in counts.items() if count == 1):
+        logger.warning(
+            "Task %s: classes of one training text can hardly be learnt: %s. Label more of them, or join or remove them.",
+            spec.name,
+            ", ".join(map(repr, single[:5])),
         )
 
 

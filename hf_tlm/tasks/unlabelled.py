@@ -15,7 +15,7 @@ from datasets import Dataset
 from hf_tlm.hub.repo_id import may_be_repo
 from hf_tlm.tasks.loading import kind_module
 from hf_tlm.tasks.reading import stream_file, stream_hub
-from hf_tlm.tasks.rows import advice, canonical, column_of, ids_of, missing, with_fields
+from hf_tlm.tasks.rows import advice, canonical, column_of, ids_of, left_out, missing, with_fields
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
 from hf_tlm.utils.shown import kind_of
 
@@ -82,7 +82,7 @@ def unlabelled_chunks(
                 + advice(spec, found.bad)
             )
         if found.bad:
-            logger.warning("%s, rows %d to %d: left out %s.", path, done, done + len(rows) - 1, found.bad)
+            logger.warning("%s, rows %d to %d: left out %s.", path, done, done + len(rows) - 1, left_out(found.bad))
         done += len(rows)
         if len(found.rows):
             whole = len(found.kept) == len(rows)

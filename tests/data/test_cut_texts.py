@@ -55,7 +55,7 @@ def test_words_that_no_training_text_has():
     passages = Dataset.from_dict({"id": ["dog"], "text": ["A bird-song"]})
     assert unseen_words(task, passages)["validation"] == (pytest.approx(3 / 8), pytest.approx(2 / 8))
     line = unseen_words_line(task, passages)
-    assert line == "new words    validation 37.5% in no training text; validation 25.0% in no passage either"
+    assert line == "new words    validation 37.5% of the words in no training text; validation 25.0% in no passage either"
 
 
 def test_texts_without_spaces_are_words_by_character():

@@ -276,3 +276,4 @@ def test_a_k_that_takes_most_of_the_corpus_is_warned_of(run, make_task, make_cor
     assert "takes at most half" not in caplog.text
     run(make_task(), make_corpus(), top_k=5000)  # As a preset may have it.
     assert f"top_k 5,000 takes {found} of the {passages} passages of the corpus. --top_k {k} takes" in caplog.text
+    assert "of them. Of the task's own unlabelled texts most may be wanted." in caplog.text

@@ -319,7 +319,7 @@ def test_an_id_of_something_else_than_rows_is_told_of(caplog):
     assert given in caplog.text
     caplog.clear()
     load_task(Dataset.from_list([{"text": " ", "label": "a"}, *rows]), id_column="text", drop_bad_rows=True)
-    assert "left out {'blank text': 1}.\n" in caplog.text and "--id_column" not in caplog.text
+    assert "left out 1 with blank text.\n" in caplog.text and "--id_column" not in caplog.text
 
 
 def test_null_ids_are_bad_rows():

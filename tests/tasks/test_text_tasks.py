@@ -254,6 +254,7 @@ def test_a_column_of_ids_for_labels_is_told_of(named, caplog):
 
     assert loaded([i // 3 for i in range(90)] + [30]).num_labels == 31
     assert "customer" not in caplog.text
+    assert "classes of one training text can hardly be learnt: '30'. Label more" in caplog.text
     assert loaded([i // 2 for i in range(3000)]).num_labels == 1500
     assert "'customer' has 1,500 classes for 3,000 texts, and 1,500 of them have one or two." in caplog.text
     assert "choose with --label_column; if it holds numbers, learn these with --task_kind regression" in caplog.text

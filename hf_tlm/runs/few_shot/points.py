@@ -59,9 +59,11 @@ def draw_episode(task: Task, k: int, seed: int) -> Episode:
     for label, name in task.id2label.items():
         rows = generator.permutation(np.flatnonzero(labels == label))
         if len(rows) < 2 * k:
+            most = len(rows) // 2
             raise TaskError(
-                f"Task {task.name} has {len(rows)} training examples of class {name!r}; k = {k} for training and {k} for "
-                f"validation take {2 * k}. Give a smaller --k{f', at most {len(rows) // 2}' if len(rows) > 1 else ''}."
+                f"Task {task.name} has {len(rows)} training example{'s' * (len(rows) != 1)} of class {name!r}; k = {k} for "
+                f"training and {k} for validation take {2 * k}. "
+                + (f"Give a smaller --k, at most {most}." if most else "Two are the least: label more, or remove the class.")
             )
         train += rows[:k].tolist()
         validation += rows[k : 2 * k].tolist()

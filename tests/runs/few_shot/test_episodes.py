@@ -4,8 +4,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
+from hf_tlm import load_task
 from hf_tlm.runs.few_shot import Prompt, PromptError, draw_episode
 from hf_tlm.runs.few_shot.encoding import PromptEncoder
 from hf_tlm.runs.few_shot.inputs import Demonstrations, EvaluationInputs, TrainingInputs, averaged, embed
@@ -32,6 +33,11 @@ def test_too_few_examples(task):
         draw_episode(task, 9, 13)
     with pytest.raises(TaskError, match="at least 1; received 0"):
         draw_episode(task, 0, 13)
+    labels = ["up"] * 9 + ["odd"]
+    rows = Dataset.from_dict({"text": [f"text {i}" for i in range(10)], "label": labels})
+    rare = load_task(DatasetDict(train=rows, validation=rows))
+    with pytest.raises(TaskError, match=r"1 training example of class 'odd'; .* 2\. Two are the least: label more"):
+        draw_episode(rare, 1, 13)
 
 
 def test_validation_is_scored_where_test_has_no_labels(task):
