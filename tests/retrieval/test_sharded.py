@@ -128,6 +128,16 @@ def test_killed_run_continues(tmp_path):
     assert processes and not psutil.wait_procs(processes, timeout=10)[1]  # None of them outlives its run.
 
 
+@pytest.mark.slow
+def test_a_script_from_standard_input_is_told(tmp_path):
+    """Processes cannot load what it defines."""
+    write_parts(tmp_path / "corpus", random_texts(20), 2)
+    places = {"corpus": str(tmp_path / "corpus"), "work": str(tmp_path / "work")}
+    program = textwrap.dedent(DRIVER.format(tests=str(Path(__file__).parents[1]), **places))
+    ended = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1 and "has to be a file (not standard input), and needs `if __name__" in ended.stderr
+
+
 class Killed(BaseException):
     """What no handler catches: as far as files go, a kill."""
 

@@ -148,7 +148,8 @@ class LocalExecutor(_Quiet, LocalPipelineExecutor):
                     if process.exitcode and rank not in self.errors():
                         raise RetrievalError(
                             f"The process of shard {rank} ended with status {process.exitcode} before it began. A script "
-                            "that calls this on local processes needs `if __name__ == '__main__':` around what it does."
+                            "that calls this on local processes has to be a file (not standard input), and needs "
+                            "`if __name__ == '__main__':` around what it does."
                         )
                     if process.exitcode:
                         return
