@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -344,8 +345,12 @@ def _report(
     """What `Task.report` says of the splits."""
     reader, report = kind_module(spec.kind), {}
     seen_in_training = set(reader.content(splits["train"]))
+    several = {}
     for split, rows in splits.items():
         contents = reader.content(rows)
+        if spec.kind == "classification":
+            told_apart = Counter(content for content, _ in {*zip(contents, rows["label"][:], strict=True)})
+            several[split] = sum(count > 1 for count in told_apart.values())
         report[split] = {
             "examples": len(rows),
             "dropped": dropped[split],
@@ -354,6 +359,8 @@ def _report(
         }
         if split != "train":
             report[split]["texts_also_in_train"] = sum(content in seen_in_training for content in contents)
+    if counts := ", ".join(f"{split} {count:,}" for split, count in several.items() if count):
+        logger.warning("Task %s: texts that have more than one label, of which a model can give one: %s.", spec.name, counts)
     return report
 
 

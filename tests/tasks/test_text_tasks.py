@@ -265,3 +265,14 @@ def test_classes_that_differ_in_case_are_told_of(tmp_path, caplog):
     table.write_text("text,label\n" + "".join(f"text {i},{label}\n" for i, label in enumerate(["up", "Up", "down"] * 20)))
     assert load_task(str(table)).num_labels == 3
     assert "case alone are learnt as different ones: 'Up' and 'up'." in caplog.text
+
+
+def test_a_text_of_several_labels_is_told_of(caplog):
+    rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(10)]
+    data = {"train": rows + [{"text": "text 0", "label": "b"}, {"text": "text 2", "label": "a"}], "validation": rows}
+    splits = {split: Dataset.from_list(of) for split, of in data.items()}
+    load_task(splits)
+    assert "texts that have more than one label, of which a model can give one: train 1.\n" in caplog.text
+    caplog.clear()
+    load_task({split: Dataset.from_list(rows) for split in splits})
+    assert "more than one label" not in caplog.text
