@@ -21,7 +21,6 @@ from pathlib import Path
 from hf_tlm import analysis, corpora, retrieval, runs, tasks, training
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
-from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_directory, atomic_write, check_writable
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
@@ -78,8 +77,7 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     rows = [_baseline_row(task, baseline) for baseline in runs.make_baselines(task)]
     arms: dict[str, tuple] = {"no stage 1": (None, {"stage": "2", "rho1": 0}), "task only": (None, {"rho1": 0})}
     arms |= {"random subset": (chance, {}), "BM25 subset": (bm25, {})}
-    if not task.has_pairs:
-        arms["BM25 and teacher"] = (bm25, {"teacher": "linear"})
+    arms |= {} if task.has_pairs else {"BM25 and teacher": (bm25, {"teacher": "linear"})}
     rows += [_train_arm(quick, output, task, arm, subset, options) for arm, (subset, options) in arms.items()]
 
     # 4. The table, the best model in a folder of its own, and a page about it beside the first other arm.
@@ -119,6 +117,8 @@ def _train_arm(
     model_args.model_config = str(ROOT / model_args.model_config)  # Whatever folder this is started in.
     print(f"\n== {arm}")
     result = runs.run_tlm(task, subset, args, model_args)
+    from hf_tlm.training.teacher import teacher_cost
+
     cost = result.seeds[0]["cost"]
     return {
         "arm": arm,
