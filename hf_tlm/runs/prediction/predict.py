@@ -7,6 +7,7 @@ import os
 import random
 import tempfile
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -49,6 +50,7 @@ from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.files import check_writable
 from hf_tlm.utils.run_names import EXPORT_FILE, PREDICTIONS, SEED, SPLIT
 from hf_tlm.utils.seals import SEAL, read_seal
+from hf_tlm.utils.shown import few, one_line
 
 SUFFIXES = {"squad": "json", None: "jsonl"}
 
@@ -147,11 +149,17 @@ def predict(
         if main:
             stack.enter_context(file)
         bar = stack.enter_context(tqdm(desc="Predicting", unit=" rows", disable=not main))
+        said: Counter[str] = Counter()
         for rows, columns in unlabelled_chunks(data, sources[0].spec, drop_bad_rows=drop_bad_rows, separator=separator):
             answers = [predictor(rows) for predictor in predictors]
             predictions = answers[0] if len(answers) == 1 else average(answers)
             if main:
                 file.add(rows, predictions, columns)
+            if sources[0].spec.kind == "classification":
+                said.update(str(one["prediction"]) for one in predictions)
+                bar.set_postfix_str(
+                    few([f"{one_line(name, 30)} {count / said.total():.0%}" for name, count in said.most_common()], 5)
+                )
             bar.update(len(rows))
         with args.main_process_first(local=False, desc="writing the predictions"):
             if main:

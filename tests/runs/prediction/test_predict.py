@@ -4,6 +4,7 @@ import csv
 import importlib
 import json
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -52,6 +53,13 @@ def test_predictions_are_those_of_the_run(run, unlabelled_file, tmp_path, monkey
         assert "label" not in one and (one["id"], one["prediction"]) == (other["id"], other["prediction"])
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
     assert predict(str(run), str(unlabelled_file), **CPU) == run / "predictions" / "texts.jsonl"
+
+
+def test_the_bar_ends_with_the_share_of_each_class(run, unlabelled_file, tmp_path, capsys):
+    path = predict(str(run), str(unlabelled_file), tmp_path / "out.jsonl", **CPU)
+    counts = Counter(one["prediction"] for one in lines(path)).most_common()
+    said = ", ".join(f"{name} {count / 24:.0%}" for name, count in counts)
+    assert said in capsys.readouterr().err.replace("\r", "\n").splitlines()[-1]
 
 
 def test_random_states_are_left_as_they_are(run, unlabelled_file, tmp_path):
