@@ -231,7 +231,9 @@ def test_a_lock_ends_with_its_block(tmp_path):
 
 def test_a_place_without_locks_is_a_message(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(HfTlmError, match="Cannot lock .*file/a: .* Choose an output folder"):
+    with pytest.raises(
+        HfTlmError, match="Cannot lock .*file/a: a file is where a folder is expected .*: choose another folder"
+    ):
         work(tmp_path / "file", ["a"])
 
 

@@ -47,9 +47,10 @@ UNUSED_ARGUMENTS = {
 # Numbers among an executor's options: as text some would be taken, and compared or multiplied hours later.
 _COUNT, _ANY_COUNT = Range(1, COUNT, whole=True), Range(0, COUNT, whole=True)
 NUMBERS = {
-    **dict.fromkeys(("cpus_per_task", "nodes_per_task", "tasks_per_job", "max_array_size", "poll_interval"), _COUNT),
+    **dict.fromkeys(("cpus_per_task", "nodes_per_task", "tasks_per_job", "max_array_size"), _COUNT),
     **dict.fromkeys(("gpus_per_task", "randomize_start_duration", "stagger_max_array_jobs", "max_retries"), _ANY_COUNT),
     "mem_per_cpu_gb": Range(0, COUNT, above=True),
+    "poll_interval": Range(0, COUNT),  # Seconds.
 }
 RAY_RETRIES = 3  # of a task whose node or process is lost
 SLURM_POLL = 10.0  # seconds
