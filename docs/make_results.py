@@ -99,6 +99,8 @@ TOPICS = (
             "hundred_labels/hundred_labels.md",
             "own_texts/agnews.md",
             "own_texts/rct_ei.md",
+            "hundred_validation/agnews.md",
+            "hundred_validation/rct_ei.md",
             "both_texts/agnews.md",
             "both_texts/rct_ei.md",
             "thousand_labels/thousand_labels.md",
