@@ -1,9 +1,4 @@
-"""One model whose gradients are taken: its two losses, forward passes, and what they leave at the chosen parameters.
-
-The losses are masked language modelling of passages, and the task's.
-
-Shapes: B texts, K tokens of the vocabulary.
-"""
+"""One model whose gradients are taken: forward passes, and what they leave at the chosen parameters."""
 
 from __future__ import annotations
 
@@ -12,68 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from xxhash import xxh3_64
 
 from hf_tlm.errors import InfluenceError
-from hf_tlm.influence.gradients import Capture, Decoded, EmbeddingGradient, MatrixGradient, Tokens, VectorGradient
+from hf_tlm.influence.gradients import Capture, EmbeddingGradient, MatrixGradient, Tokens, VectorGradient
+from hf_tlm.influence.losses import Decoded, mlm_loss, task_loss
 from hf_tlm.influence.parameters import Parameter
 from hf_tlm.models import TlmModel
 from hf_tlm.models.cpu_kernels import faster_kernels
-from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
-from hf_tlm.models.tail import Tail, encode_masked_positions, places
+from hf_tlm.models.tail import Tail
 
 Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
 # What a config says of where a model came from and how it was kept; the weights tell their own dtype.
 _NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "dtype", "transformers_version"}
-
-
-def mlm_loss(
-    model: TlmModel, batch: dict[str, torch.Tensor], vocabulary: torch.Tensor | None = None
-) -> tuple[torch.Tensor, Decoded | None]:
-    """The masked-LM loss of a padded batch: the mean over each text's masked tokens, summed over the texts.
-
-    Args:
-        vocabulary: int64 [K], ascending: the tokens of which the output embedding's gradient is wanted as well.
-    """
-    masked = batch["mlm_labels"] != -100
-    labels, text = batch["mlm_labels"][masked], masked.nonzero()[:, 0]
-    inputs = (batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
-    body: Any = model.base_model
-    hidden = model.family.transform(model.mlm_head, encode_masked_positions(body, places(masked), *inputs))
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    weights = (1 / masked.sum(dim=1).to(wide))[text]
-    errors = None if vocabulary is None else torch.empty(len(labels), len(vocabulary), dtype=wide, device=hidden.device)
-
-    def visit(rows: slice, logits: torch.Tensor) -> None:
-        # Called only where there are errors.
-        errors[rows] = (logits[:, vocabulary] - logits.logsumexp(dim=1, keepdim=True)).exp_()  # type: ignore[index]
-
-    decoder = model.family.decoder(model.mlm_head)
-    loss = linear_cross_entropy(
-        hidden,
-        decoder.weight,
-        decoder.bias,
-        labels,
-        max_logits=model.max_logits,
-        visit=None if errors is None else visit,
-        outer=lambda rows, log_p: (-weights[rows] * log_p, -weights[rows]),
-    )
-    if errors is None or vocabulary is None:
-        return loss, None
-    column = torch.searchsorted(vocabulary, labels).clamp_(max=len(vocabulary) - 1)
-    there = vocabulary[column] == labels
-    errors[there.nonzero()[:, 0], column[there]] -= 1
-    return loss, Decoded(vocabulary, text, hidden.detach().to(wide), errors.mul_(weights[:, None]))
-
-
-def task_loss(model: TlmModel, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-    """The classification loss of a batch, each text's times its weight, float [B], summed."""
-    inputs = {name: values for name, values in batch.items() if name != "labels"}
-    logits = model(**inputs).logits
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return (F.cross_entropy(logits.to(wide), batch["labels"], reduction="none") * weights.to(wide)).sum()
 
 
 class Checkpoint:
