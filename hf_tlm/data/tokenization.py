@@ -265,14 +265,15 @@ def tokenize(
     """Token ids of every row, truncated to `max_length` tokens, special tokens included.
 
     Args:
-        dataset: columns `text`, optionally `text_pair` and `label`; others are dropped.
+        dataset: columns `text`, optionally `text_pair`, and `label` or `labels`; others are dropped.
         all_types: keep the token types of single texts too: XLNet's mark its [CLS].
 
     Returns:
         The same rows in the same order, columns `input_ids`, `token_type_ids` for pairs (where the tokenizer makes
-        them), and `label` where there is one. Of rows on disk, as those of `load_task` are, it is an Arrow file beside
-        them in the cache of `datasets`, memory-mapped, and found again by every run with equal rows, tokenizer and
-        length; it appears whole or not at all, whoever else is writing it. Of rows in memory it stays there.
+        them), and `label`, or without it `labels`, where there is one. Of rows on disk, as those of `load_task` are, it
+        is an Arrow file beside them in the cache of `datasets`, memory-mapped, and found again by every run with equal
+        rows, tokenizer and length; it appears whole or not at all, whoever else is writing it. Of rows in memory it stays
+        there.
 
     Raises:
         TokenizerError: one of the arguments is something else; the message says what to pass.
@@ -293,14 +294,16 @@ def tokenize(
         )
         return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
-    drop = [name for name in dataset.column_names if name != "label"]
+    # The ecosystem has both names; `label` is the one of a task's rows.
+    label = next((name for name in ("label", "labels") if name in dataset.column_names), None)
+    drop = [name for name in dataset.column_names if name != label]
     tokens = map_rows(
         dataset,
         encode,
         batched=True,
         remove_columns=drop,
         desc=description,
-        new_fingerprint=_fingerprint(dataset, tokenizer, max_length, all_types),
+        new_fingerprint=_fingerprint(dataset, tokenizer, max_length, all_types, label),
     )
     without_limits(tokenizer)
     return tokens
@@ -342,7 +345,9 @@ def _other_than_text(dataset: Dataset, name: str) -> str | None:
     return None
 
 
-def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, all_types: bool) -> str | None:
+def _fingerprint(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, all_types: bool, label: str | None
+) -> str | None:
     """Hash what the tokenised rows depend on; None leaves the hash to `datasets`.
 
     `datasets` would hash the whole tokenizer, whose truncation each call sets, so that a second run may not find what the
@@ -353,6 +358,7 @@ def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_lengt
         return None
     parts = [dataset._fingerprint, settings, max_length, tokenizer.model_input_names, tokenizer.truncation_side]
     parts += ["all types"] if all_types else []
+    parts += [label] if label == "labels" else []  # Which rows of an older cache lack.
     return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
 
 

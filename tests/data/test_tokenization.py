@@ -151,6 +151,12 @@ def test_tokenize(tokenizer):
     assert not out.cache_files  # Chunks to predict on, for instance, leave nothing on disk.
 
 
+def test_labels_are_kept_by_either_name(tokenizer):
+    rows = Dataset.from_dict({"text": ["the gene", "the cell"], "labels": [1, 0]})
+    assert tokenize(rows, tokenizer, 16)["labels"][:] == [1, 0]
+    assert sorted(tokenize(rows.add_column("label", [0, 1]), tokenizer, 16).column_names) == ["input_ids", "label"]
+
+
 def test_tokenize_pairs(tokenizer):
     rows = Dataset.from_dict({"text": ["the gene"], "text_pair": ["the cell"]})
     out = tokenize(rows, tokenizer, 16)
