@@ -21,6 +21,7 @@ from hf_tlm.experiments.arms import ReproductionError
 from hf_tlm.experiments.int8 import add_int8_price, check_exports, unpriced
 from hf_tlm.experiments.plan import AVERAGE, TOKENIZER, TRAININGS, Plan, Step
 from hf_tlm.experiments.steps import (
+    damage,
     discard_checkpoints,
     make_step,
     model_folder,
@@ -28,7 +29,6 @@ from hf_tlm.experiments.steps import (
     parse_task,
     read_record,
     tokenise,
-    tokenizer_problem,
 )
 from hf_tlm.experiments.table import Table
 from hf_tlm.runs.records import command_line, environment
@@ -51,8 +51,8 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     `.json`, is written anew after each. A run that has a record is not repeated, wherever its folder is now, and that of an
     equal run, of another table for instance, is taken over; what was interrupted continues, and other processes that are
     given the same plan take their share (see `run_shared`). A step begins as soon as those that it is made from have ended,
-    whatever else is left. Of tokenizers and subsets those are made that a run still needs. A step that fails is named in the
-    table, as are those that needed it, and the others go on; the next start tries it again.
+    whatever else is left. Of tokenizers and subsets those are made that a run still needs, again where they are damaged. A
+    step that fails is named in the table, as are those that needed it, and the others go on; the next start tries it again.
 
     Args:
         prepare_only: stop after tokenizers and subsets, and when the data of every model from scratch are tokenised in the
@@ -234,14 +234,14 @@ def write_table(plan: Plan) -> Table:
 def _finished(plan: Plan, step: Step) -> bool:
     """A run once it has a record; what other steps read, while it is there too; an average while it is of these runs.
 
-    A tokenizer has to be as it was made: a subset is looked at where it is opened.
+    Tokenizers and subsets have to be as they were made.
     """
     record = read_record(plan.record_file(step))
     if step.kind == AVERAGE and record is not None and record.get("fingerprint") != plan.fingerprint(step):
         return False
-    if step.kind == TOKENIZER and tokenizer_problem(plan.folder(step)) is not None:
+    if record is None or record["status"] != FINISHED:
         return False
-    return record is not None and record["status"] == FINISHED and (step.kind in TRAININGS or plan.folder(step).is_dir())
+    return step.kind in TRAININGS or (plan.folder(step).is_dir() and damage(plan, step) is None)
 
 
 def _find_equal(plan: Plan, step: Step) -> dict[str, Any] | None:
@@ -280,6 +280,9 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
     first = int(os.environ.get("RANK", "0")) == 0
     if step.kind in _ALONE and not first:
         return
+    recorded = read_record(plan.record_file(step))
+    if recorded is not None and recorded["status"] == FINISHED and (problem := damage(plan, step)) is not None:
+        logger.warning("%s. It is made again.", problem.removesuffix("."))
     logger.warning("Making %s.", step.name)
     begun = time.time()
     record: dict[str, Any] = {

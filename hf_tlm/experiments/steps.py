@@ -22,6 +22,7 @@ from hf_tlm.influence import SelectionArguments
 from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.models.arguments import InitializationArguments
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
+from hf_tlm.retrieval.subset import discard_damaged, subset_problem
 from hf_tlm.runs.averaging import averaged_scores
 from hf_tlm.runs.baseline_arguments import BaselineArguments
 from hf_tlm.runs.baselines import make_baselines
@@ -45,6 +46,7 @@ from hf_tlm.utils.seals import SEAL, seal_problem, write_seal
 
 logger = logging.getLogger(__name__)
 
+SUBSETS = ("retrieve", "select_influence")  # Steps that leave one.
 SAMPLE_SEED = 0
 MOST_ANSWERS = 10_000  # Texts of a split whose answers a record keeps, to stay small.
 COSTS = ("steps", "tokens", "real_tokens", "flops", "seconds")
@@ -120,6 +122,14 @@ def make_step(plan: Plan, step: Step) -> dict[str, Any]:
     return MAKE[step.kind](plan, step, *parse_step(plan, step))
 
 
+def save_subset(plan: Plan, step: Step, subset: Subset) -> None:
+    """Save the subset of a step, also where there is a damaged one of it."""
+    record = read_record(plan.record_file(step))
+    if record is not None and record["status"] == "finished":
+        discard_damaged(plan.folder(step))
+    subset.save(plan.folder(step), report=retrieval_report(subset))
+
+
 CLASSES: Mapping[str, tuple[type, ...]] = {
     TOKENIZER: (TaskArguments, CorpusArguments, TokenizerArguments),
     "retrieve": (TaskArguments, CorpusArguments, RetrievalArguments),
@@ -146,17 +156,21 @@ def _make_tokenizer(
         texts += passages.select(chosen)["text"][:]
         made |= {"corpus_passages": size, "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint}}
     tokenizer = train_wordpiece(texts, args.vocab_size, lowercase=args.lowercase, max_length=args.max_length)
-    if (problem := tokenizer_problem(plan.folder(step))) is not None:
-        logger.warning("%s. It is made again.", problem)
     with atomic_directory(plan.folder(step)) as work:
         tokenizer.save_pretrained(work)
         write_seal(work)
     return made | {"vocabulary": len(tokenizer)}
 
 
-def tokenizer_problem(folder: Path) -> str | None:
-    """What is wrong with a tokenizer that was sealed; None too of a folder of before there were seals, or of none."""
-    return seal_problem(folder) if (folder / SEAL).is_file() else None
+def damage(plan: Plan, step: Step) -> str | None:
+    """What is wrong with what a finished step has left for others to read, in a line; None where nothing is, or it is gone.
+
+    A tokenizer of before there were seals is taken as it is. What a training leaves is looked at where it is read.
+    """
+    folder = plan.folder(step)
+    if step.kind == TOKENIZER and (folder / SEAL).is_file():
+        return seal_problem(folder)
+    return subset_problem(folder) if step.kind in SUBSETS and folder.is_dir() else None
 
 
 def _make_retrieval(
@@ -164,7 +178,7 @@ def _make_retrieval(
 ) -> dict[str, Any]:
     task = task_args.load()
     subset = args.retrieve(task, corpus_args.load(optional=args.retriever == "elasticsearch"))
-    subset.save(plan.folder(step), report=retrieval_report(subset))
+    save_subset(plan, step, subset)
     return {"subset": describe_subset(subset)}
 
 
@@ -184,7 +198,7 @@ def _make_selection(
         begun = time.time()  # What is waited for is another selection's time.
         smaller = select_part(task, subset, selection, args, model_args)
     if args.process_index == 0:
-        smaller.save(plan.folder(step), report=retrieval_report(smaller))
+        save_subset(plan, step, smaller)
     return {"subset": describe_subset(smaller), "wall_seconds": round(time.time() - begun, 1)}
 
 
@@ -241,7 +255,7 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
     records = [record for made in steps if (record := read_record(plan.record_file(made)))]
     seeds = [seed_folder(model_folder(plan, record), record["seed"]) for record in records]
     task = task_args.load()
-    scores = averaged_scores(task, seeds)
+    scores = averaged_scores(task, seeds, "Copy the file again, or delete the record of its run and make the table again.")
     if missing := [split for split in SPLITS if split in records[0] and split not in scores]:
         raise ReproductionError(
             f"The predictions of {', '.join(step.inputs.values())} on {missing[0]} are not all in {plan.output_dir}: "

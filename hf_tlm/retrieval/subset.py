@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -140,35 +142,10 @@ class Subset:
         Raises:
             RetrievalError: not a saved subset, an empty one, written in another format version, or its data are damaged.
         """
-        import pyarrow.parquet as pq
         from datasets import Dataset, config
 
         directory = Path(named("directory", directory, RetrievalError, needed=True, what="a folder"))
-        manifest = _read_manifest(directory)
-        if manifest is None:
-            raise RetrievalError(
-                f"{directory} is not a saved subset: it has no readable {MANIFEST_FILE} of hf_tlm. Expected a folder "
-                "that Subset.save or `hf-tlm retrieve` wrote."
-                + (f" Of a file of texts it makes one: --corpus {directory}." if directory.is_file() else "")
-            )
-        if manifest.get("format_version") != FORMAT_VERSION:
-            raise RetrievalError(
-                f"{directory} has format version {manifest.get('format_version')}; this hf_tlm reads version "
-                f"{FORMAT_VERSION}. Retrieve the subset again, or use the version of hf_tlm that wrote it "
-                f"({_version(manifest)})."
-            )
-        manifest = check_manifest(directory / MANIFEST_FILE)
-        files = manifest.pop("files", {})
-        data_file = CONFIG_DATA_FILE if CONFIG_DATA_FILE in files else DATA_FILE
-        data, expected = directory / data_file, files.get(data_file)
-        found = sha256(data) if data.is_file() else "no such file"
-        if found != expected:
-            raise RetrievalError(
-                f"{data} is not what the manifest describes (sha256 {found}; expected {expected}). The folder is "
-                "damaged or was edited: copy it again, or retrieve the subset again."
-            )
-        if not pq.read_metadata(data).num_rows:
-            raise RetrievalError(f"{directory} is an empty subset: it holds no passage. Retrieve it again.")
+        manifest, data, found = _checked(directory)
         # The cache of `datasets` knows a file by its path and time; the digest makes it know the content.
         with writing_cache(config.HF_DATASETS_CACHE):
             return cls(cached_rows(partial(Dataset.from_parquet, str(data), config_name=found)), manifest)
@@ -357,6 +334,72 @@ def _read_manifest(directory: Path) -> dict[str, Any] | None:
 def _version(manifest: dict[str, Any]) -> str:
     versions = manifest.get("versions")
     return f"{versions.get('hf_tlm')!s:.30}" if isinstance(versions, dict) else "it does not say which"
+
+
+def _checked(directory: Path) -> tuple[dict[str, Any], Path, str]:
+    """The manifest of a saved subset without its files, the file of its data, and what that file's sha256 is.
+
+    Raises:
+        RetrievalError: see `Subset.load`.
+    """
+    import pyarrow.parquet as pq
+
+    manifest = _read_manifest(directory)
+    if manifest is None:
+        raise RetrievalError(
+            f"{directory} is not a saved subset: it has no readable {MANIFEST_FILE} of hf_tlm. Expected a folder "
+            "that Subset.save or `hf-tlm retrieve` wrote."
+            + (f" Of a file of texts it makes one: --corpus {directory}." if directory.is_file() else "")
+        )
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise RetrievalError(
+            f"{directory} has format version {manifest.get('format_version')}; this hf_tlm reads version "
+            f"{FORMAT_VERSION}. Retrieve the subset again, or use the version of hf_tlm that wrote it "
+            f"({_version(manifest)})."
+        )
+    manifest = check_manifest(directory / MANIFEST_FILE)
+    files = manifest.pop("files", {})
+    data_file = CONFIG_DATA_FILE if CONFIG_DATA_FILE in files else DATA_FILE
+    data, expected = directory / data_file, files.get(data_file)
+    found = sha256(data) if data.is_file() else "no such file"
+    if found != expected:
+        raise RetrievalError(
+            f"{data} is not what the manifest describes (sha256 {found}; expected {expected}). The folder is "
+            "damaged or was edited: copy it again, or retrieve the subset again."
+        )
+    if not pq.read_metadata(data).num_rows:
+        raise RetrievalError(f"{directory} is an empty subset: it holds no passage. Retrieve it again.")
+    return manifest, data, found
+
+
+def subset_problem(directory: Path) -> str | None:
+    """Why a folder is not opened as a saved subset, in a line; None of a whole one.
+
+    A process reads what it has read before only where the files' times, sizes or places on the disk are others.
+    """
+    files = [directory / name for name in (MANIFEST_FILE, DATA_FILE)]
+    facts = [file.stat() for file in files if file.is_file()]
+    return _problem(directory, *((fact.st_mtime_ns, fact.st_size, fact.st_ino) for fact in facts))
+
+
+@functools.cache
+def _problem(directory: Path, *_: tuple[int, ...]) -> str | None:
+    try:
+        _checked(directory)
+    except (RetrievalError, OSError) as error:
+        return str(error)
+    return None
+
+
+def discard_damaged(directory: Path) -> None:
+    """Remove what is left of a damaged subset, so that another can be saved there; what `save` does not write stays.
+
+    Only where it is known that a subset was there: a data set of somebody else has files of the same names.
+    """
+    if _read_manifest(directory) is None:
+        for name in (DATA_FILE, MANIFEST_FILE, CARD_FILE, REPORT_FILE):
+            (directory / name).unlink(missing_ok=True)
+        shutil.rmtree(directory / ANALYSIS, ignore_errors=True)
 
 
 def check_replaceable(directory: Path, **work: str | None) -> None:

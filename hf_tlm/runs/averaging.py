@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.errors import ArgumentsError, ModelError
+from hf_tlm.errors import ArgumentsError, HfTlmError, ModelError
 from hf_tlm.hub.rendering import displayed_name
 from hf_tlm.runs.finetuning.classification import score
 from hf_tlm.runs.prediction.source import Source
 from hf_tlm.tasks import Task
+from hf_tlm.utils.answers import AGAIN, read_answers
 from hf_tlm.utils.options import named
 from hf_tlm.utils.run_names import SEED, predictions_file, seed_folder
 
@@ -93,32 +93,47 @@ def _described(source: Source) -> str:
     return f"{source.spec.kind}{classes}, texts in {', '.join(source.spec.text_columns)}"
 
 
-def averaged_scores(task: Task, seeds: Sequence[Path]) -> dict[str, dict[str, float]]:
+def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = AGAIN) -> dict[str, dict[str, float]]:
     """What the average of several seeds' models scores, from the predictions that they left.
 
     Args:
         seeds: their folders.
+        advice: see `read_average`.
 
     Returns:
         split -> metric -> score, for validation and test; empty for kinds of tasks without an average, and without a split
         whose predictions are not there for every seed.
+
+    Raises:
+        HfTlmError: see `read_average`.
     """
     if task.spec.kind not in KINDS:
         return {}
-    answers = {split: read_average(seeds, split) for split in ("validation", "test") if split in task.splits}
+    answers = {split: read_average(seeds, split, advice) for split in ("validation", "test") if split in task.splits}
     return {split: score(task, found, task.splits[split]) for split, found in answers.items() if found is not None}
 
 
-def read_average(seeds: Sequence[Path], split: str) -> list[dict[str, Any]] | None:
+def read_average(seeds: Sequence[Path], split: str, advice: str = AGAIN) -> list[dict[str, Any]] | None:
     """The average of what several seeds' models left of a split, of one what it left; None where one has none.
 
     Args:
         seeds: their folders.
+        advice: what to do about a damaged file.
+
+    Raises:
+        HfTlmError: a file is damaged; the message names it.
     """
     files = [predictions_file(folder, split) for folder in seeds]
     if not files or not all(file.is_file() for file in files):
         return None
-    return _read(files[0]) if len(files) == 1 else average([_read(file) for file in files])
+    found = [read_answers(folder, split, advice=advice) or [] for folder in seeds]
+    sizes = [len(answers) for answers in found]
+    if len(set(sizes)) > 1:
+        fewest, most = (files[sizes.index(size)] for size in (min(sizes), max(sizes)))
+        raise HfTlmError(
+            f"{fewest} has {min(sizes):,} lines and {most} has {max(sizes):,}: one of them is damaged. {advice}"
+        )
+    return found[0] if len(found) == 1 else average(found)
 
 
 def averaged_seeds(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -127,8 +142,3 @@ def averaged_seeds(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) 
         return {}
     scores = averaged_scores(task, [seed_folder(run, record["seed"]) for record in records])
     return {"averaged": {"n": len(records), **scores}} if scores else {}
-
-
-def _read(file: Path) -> list[dict[str, Any]]:
-    with file.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]

@@ -22,6 +22,8 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.files import atomic_directory, atomic_write
 
 SEAL = "seal.json"
+# What reading a seal raises that is none.
+_NO_SEAL = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 logger = logging.getLogger(__name__)
 
@@ -86,15 +88,40 @@ def broken_seal(folder: str | os.PathLike, *needed: str) -> str | None:
     try:
         files = read_seal(folder)["files"]
         for name in dict.fromkeys([*needed, *files]):
-            path = folder / name
-            if name not in files or not path.is_file():
-                return f"{path} is missing"
-            if (size := path.stat().st_size) != files[name]["size"]:
-                return f"{path} has {size:,} bytes and had {files[name]['size']:,} when it was saved"
-            if checksum(path) != files[name]["xxh3"]:
-                return f"{path} has changed since it was saved (its checksum differs)"
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if (problem := _file_problem(folder / name, files.get(name))) is not None:
+                return problem
+    except _NO_SEAL as error:
         return f"{folder} cannot be read: {type(error).__name__}: {error}"
+    return None
+
+
+def sealed_file_problem(folder: str | os.PathLike, name: str) -> str | None:
+    """What is wrong with one file of a folder, whatever became of the others; None too where nothing is known of it.
+
+    Args:
+        name: of the file, which is there, within the folder.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    folder = Path(folder)
+    if not (folder / SEAL).is_file():
+        return None
+    try:
+        sealed = read_seal(folder)["files"].get(name)
+        return None if sealed is None else _file_problem(folder / name, sealed)
+    except _NO_SEAL as error:
+        return f"{folder / SEAL} cannot be read: {type(error).__name__}: {error}"
+
+
+def _file_problem(path: Path, sealed: Any) -> str | None:
+    """What is wrong with a file. sealed: its size and checksum; None of one that is not sealed."""
+    if sealed is None or not path.is_file():
+        return f"{path} is missing"
+    if (size := path.stat().st_size) != sealed["size"]:
+        return f"{path} has {size:,} bytes and had {sealed['size']:,} when it was saved"
+    if checksum(path) != sealed["xxh3"]:
+        return f"{path} has changed since it was saved (its checksum differs)"
     return None
 
 

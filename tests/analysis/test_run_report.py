@@ -23,6 +23,7 @@ from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import TlmArguments
 from hf_tlm.training.run_folder import settings
+from hf_tlm.utils.seals import write_seal
 from support.report_runs import EVIL, classified, kind_run, text_task, tlm_run, write_json, write_lines
 from support.toys import make_task, sentences
 
@@ -324,6 +325,11 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
             "test.jsonl, line 2, cannot",
         ),
         ("seed-3/predictions/test.jsonl", "[]", "test.jsonl, line 1, cannot be read as JSON: expected an object"),
+        (
+            "seed-3/predictions/test.jsonl",
+            "",
+            "test.jsonl is empty, and had a line a text. It is damaged. Copy the file again",
+        ),
         ("seed-3/predictions/test.jsonl", '{"id": "a"}', "test.jsonl, line 1, is not a prediction .*label"),
         ("seed-4/stage2/trainer_state.json", "\xff", "trainer_state.json is not JSON"),
     ],
@@ -331,6 +337,49 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
 def test_damaged_files_are_named(run, tmp_path, file, text, message):
     (run / file).write_bytes(text.encode("latin-1"))
     with pytest.raises(AnalysisError, match=message):
+        page_of(run, tmp_path)
+
+
+def test_predictions_that_were_cut_short_are_told(run, task, tmp_path):
+    """Where whole lines are left nothing but the seal of the seed knows, of the run and of the one it is compared with."""
+    file = run / "seed-4" / "predictions" / "validation.jsonl"
+    for seed in (3, 4):
+        write_seal(run / f"seed-{seed}", "predictions")
+    whole = file.read_bytes()
+    page_of(run, tmp_path, task=task)
+    lines = whole.splitlines(keepends=True)
+    again = r"Copy the file again, or run the command again that made the run: it makes the seed again\."
+    other = tlm_run(tmp_path / "other", task, {3: {0}}, [0.5])
+    shutil.rmtree(other / "seed-3/predictions")
+    shutil.copytree(run / "seed-3/predictions", other / "seed-3/predictions")
+    for damaged, said in (
+        (b"".join(lines[:-1]), r"validation.jsonl has [\d,]+ bytes and had [\d,]+ when it was saved"),
+        (b"", "validation.jsonl has 0 bytes and had"),
+        (whole.replace(b"0.9", b"0.8", 1), "validation.jsonl has changed since it was saved"),
+    ):
+        file.write_bytes(damaged)
+        assert damaged != whole
+        with pytest.raises(AnalysisError, match=f"{said}.* It is damaged. {again}"):
+            page_of(run, tmp_path, task=task)
+    (other / "seed-3/predictions/test.jsonl").unlink()
+    with pytest.raises(AnalysisError, match="seed-4/predictions/validation.jsonl has changed"):
+        page_of(other, tmp_path, task=task, second=run)
+    file.write_bytes(whole)
+    page_of(run, tmp_path, task=task)
+
+
+@pytest.mark.parametrize(
+    ("record", "first"),
+    [
+        ({"command": "hf-tlm reproduce --arms x"}, " after deleting its record in the folder runs of the table"),
+        ({"command": "hf-tlm train --output_dir reproduce"}, ""),
+        ({"grid": {}}, " after deleting .*results.json"),
+    ],
+)
+def test_what_is_called_finished_is_deleted_first(run, tmp_path, record, first):
+    write_json(run / "results.json", json.loads((run / "results.json").read_text()) | record)
+    (run / "seed-3/predictions/test.jsonl").write_text("")
+    with pytest.raises(AnalysisError, match=f"the command again that made the run{first}: it makes the seed again"):
         page_of(run, tmp_path)
 
 

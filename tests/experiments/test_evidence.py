@@ -14,6 +14,7 @@ from hf_tlm.corpora import load_corpus
 from hf_tlm.experiments import Arm, TaskEntry, make_plan, reproduce
 from hf_tlm.retrieval import retrieve
 from support.card_records import RUN
+from support.subsets import save_subset
 from support.toys import make_task, sentences
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,8 @@ def evidence():
 
 def fake_step(plan, step):
     plan.folder(step).mkdir(parents=True, exist_ok=True)
+    if step.kind in ("retrieve", "select_influence"):
+        save_subset(plan.folder(step))
     if step.kind != "train_tlm":
         return {}
     if step.arm.name == "BM25" and step.task_name == "toy" and step.seed == 1:
@@ -141,6 +144,8 @@ def test_cards(evidence, results, tmp_path, monkeypatch):
         scores = {"validation": {"micro_f1": score - 0.1, "accuracy": 0.5}, "test": {"micro_f1": score, "accuracy": 0.5}}
         run = {**RUN, "task": "scierc", "seeds": [RUN["seeds"][0] | scores | {"seed": seed}], "summary": {}}
         (runs / f"scierc/rho1-1/seed-{seed}/results.json").write_text(json.dumps(run))
+    for folder in runs.glob("*/subsets/*"):  # Another machine has them.
+        shutil.rmtree(folder)
     corpus = load_corpus(Dataset.from_list([{"text": f"passage {number} of them"} for number in range(9)]))
     drawn = retrieve(make_task(6, 3), corpus, retriever="random", num_passages=3, cache_dir=str(tmp_path / "cache"))
     drawn.save(runs / "scierc/subsets/iss-20")

@@ -3,6 +3,7 @@
 import json
 import logging
 import multiprocessing
+import os
 import re
 import runpy
 import shutil
@@ -26,11 +27,13 @@ from hf_tlm.experiments.reproduce import write_table
 from hf_tlm.experiments.steps import parse_step
 from hf_tlm.experiments.table import Table
 from hf_tlm.metrics import paired_bootstrap, scorer
+from hf_tlm.retrieval.manifest import DATA_FILE
 from hf_tlm.runs import PointsError, format_score, sharing
 from hf_tlm.tasks import TaskError
 from hf_tlm.utils import seals
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.seals import SealError
+from support.subsets import save_subset
 from support.toys import FAST, TINY_CONFIGS, sentences
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +68,28 @@ def planned(work, output_dir, arms=ARMS, seeds=(0, 1), **options):
     return make_plan([TaskEntry("scierc")], arms, seeds, output_dir, **{**places, **options})
 
 
+@pytest.fixture(scope="module")
+def prepared(work, tmp_path_factory):
+    """A subset, and half of it, before any run on them."""
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    reproduce(planned(work, out, ["BM25", "BM25 50%"], seeds=[0]), prepare_only=True)
+    return out
+
+
+def flip(file, before=None, after=None):
+    content = file.read_bytes()
+    at = len(content) // 2
+    changed = (
+        content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] if before is None else content.replace(before, after)
+    )
+    assert changed != content
+    file.write_bytes(changed)
+
+
+def files_of(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def without_clock(value):
     if isinstance(value, dict):
         return {name: without_clock(entry) for name, entry in value.items() if name not in CLOCK}
@@ -94,6 +119,8 @@ def fake_step(plan, step):
     plan.folder(step).mkdir(parents=True, exist_ok=True)
     if "broken" in step.name or step.options.get("layer") == 9:
         raise HfTlmError("it is broken")
+    if step.kind in ("retrieve", "select_influence"):
+        save_subset(plan.folder(step))
     if step.kind not in ("train_tlm", "finetune"):
         return {}
     scores = {split: {"macro_f1": len(step.name) / 100 + step.seed / 10} for split in ("validation", "test")}
@@ -486,6 +513,55 @@ def test_a_damaged_tokenizer_is_told_and_made_again(work, tmp_path, caplog):
     caplog.clear()
     reproduce(plan, prepare_only=True)
     assert "Making scierc/tokenizer" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "said"),
+    [
+        ("bm25", lambda folder: flip(folder / DATA_FILE), "train-00000-of-00001.parquet is not what the manifest describes"),
+        ("bm25", lambda folder: os.truncate(folder / DATA_FILE, 100), "parquet is not what the manifest describes"),
+        (
+            "bm25",
+            lambda folder: (folder / DATA_FILE).unlink(),
+            r"parquet is not what the manifest describes \(sha256 no such file",
+        ),
+        ("bm25", lambda folder: (folder / "manifest.json").unlink(), "has no readable manifest.json"),
+        ("bm25", lambda folder: (folder / "manifest.json").write_text(""), "has no readable manifest.json"),
+        (
+            "bm25",
+            lambda folder: flip(folder / "manifest.json", b'"k1"', b'"k2"'),
+            "manifest.json is not what recipes write: k1",
+        ),
+        ("bm25-rank-50", lambda folder: (folder / "manifest.json").unlink(), "has no readable manifest.json"),
+    ],
+)
+def test_a_damaged_subset_is_told_and_made_again(work, prepared, tmp_path, caplog, monkeypatch, name, harm, said):
+    """Every run on it failed, and the same command left it as it was."""
+    monkeypatch.setattr(MODULE, "tokenise", lambda plan, step: None)
+    out = tmp_path / "out"
+    shutil.copytree(prepared, out)
+    plan, folder = planned(work, out, ["BM25", "BM25 50%"], seeds=[0]), out / "scierc/subsets" / name
+    made = files_of(folder)
+    (folder / "analysis").mkdir()  # Of `hf-tlm analyze`.
+    (folder / "analysis/figure.csv").write_text("a")
+    harm(folder)
+    reproduce(plan, prepare_only=True)
+    assert re.search(f"{said}.*. It is made again.", caplog.text) and f"Making scierc/subsets/{name}." in caplog.text
+    assert "failed" not in caplog.text and files_of(folder) == made and caplog.text.count("Making") == 1
+    caplog.clear()
+    reproduce(plan, prepare_only=True)
+    assert "Making" not in caplog.text
+
+
+def test_what_lies_in_a_subset_that_is_made_again_stays(work, prepared, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(prepared, out)
+    folder = out / "scierc/subsets/bm25"
+    (folder / "manifest.json").unlink()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(PointsError, match=r"holds something else than a saved subset \(notes.txt\)"):
+        reproduce(planned(work, out, ["BM25"], seeds=[0]), prepare_only=True)
+    assert (folder / "notes.txt").read_text() == "mine"
 
 
 def test_tokenised_beforehand(work, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import export_onnx, predict
-from hf_tlm.runs.averaging import average, averaged_seeds, model_names
+from hf_tlm.runs.averaging import average, averaged_seeds, model_names, read_average
 from hf_tlm.runs.export.export import EXPORT_FILE
 from hf_tlm.tasks import TaskSpec, task_from_datasets
+from hf_tlm.utils.seals import write_seal
 from support.tiny_checkpoints import go, pretrained
 from support.toys import make_task
 
@@ -62,6 +64,38 @@ def test_results_have_the_average_of_the_seeds(run):
 def test_one_seed_has_no_average(tmp_path):
     assert averaged_seeds(make_task(), tmp_path, [{"seed": 0}]) == {}
     assert averaged_seeds(make_task(), tmp_path, [{"seed": 0}, {"seed": 1}]) == {}, "their predictions are not here"
+
+
+def test_predictions_that_were_damaged_are_named(run, tmp_path):
+    """A traceback of json or of zip told no file, and one that lost whole lines in every seed was averaged."""
+    seeds = []
+    for seed in SEEDS[:2]:
+        seeds.append(tmp_path / f"seed-{seed}")
+        (seeds[-1] / "predictions").mkdir(parents=True)
+        shutil.copy(run[0] / f"seed-{seed}/predictions/test.jsonl", seeds[-1] / "predictions")
+    assert len(read_average(seeds, "test")) == len(make_task().test)
+    file = seeds[1] / "predictions/test.jsonl"
+    whole = file.read_text()
+    again = "Copy the file again, or run the command again that made the run"
+    for damaged, said in (
+        ("", "test.jsonl is empty, and had a line a text. It is damaged"),
+        (whole[:-9], r"test.jsonl, line \d+, cannot be read as JSON: .* It is damaged"),
+        (
+            "".join(whole.splitlines(keepends=True)[:-1]),
+            "seed-1/predictions/test.jsonl has .* lines and .*seed-0/pred.* has",
+        ),
+    ):
+        file.write_text(damaged)
+        with pytest.raises(HfTlmError, match=f"{said}.* {again}"):
+            read_average(seeds, "test")
+    file.write_text(whole)
+    write_seal(seeds[1], "predictions")
+    file.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    with pytest.raises(HfTlmError, match="test.jsonl has .* bytes and had .* when it was saved. It is damaged"):
+        read_average(seeds[1:], "test")
+    (seeds[1] / "seal.json").write_text("{")
+    with pytest.raises(HfTlmError, match="seal.json cannot be read: JSONDecodeError"):
+        read_average(seeds[1:], "test")
 
 
 def test_values_are_averaged_too():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,7 +15,8 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.metrics import KIND_METRICS, scorer
 from hf_tlm.metrics.bootstrap import METRICS_OF_ROWS, Scorer
 from hf_tlm.metrics.squad import answer_f1, exact_match
-from hf_tlm.utils.run_names import predictions_file
+from hf_tlm.utils.answers import read_answers
+from hf_tlm.utils.run_names import RESULTS_FILE, predictions_file
 
 SHOWN_TAGS = 8
 NO_ANSWER = "(no answer)"
@@ -130,12 +130,12 @@ def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, li
     names: tuple[str, ...] = ()
     for seed in (record["seed"] for record in run.seeds):
         path = predictions_file(run.seed_folder(seed), split)
-        lines = _read_lines(path) if path.is_file() else []
-        if not lines:
+        lines = read_answers(run.seed_folder(seed), split, AnalysisError, _again(run))
+        if lines is None:
             missing.append(f"No {split} predictions of {run.part} {seed} ({path.relative_to(run.path)}).")
             continue
         judge = JUDGES.get(run.task_kind, _classified)
-        rows = [_judged(judge, line, path, at) for at, line in enumerate(lines, 1)]
+        rows = [_judged(judge, line, path, at, run) for at, line in enumerate(lines, 1)]
         if found and [row.id for row in rows] != [row.id for row in next(iter(found.values()))]:
             missing.append(f"The {split} predictions of {run.part} {seed} are of other rows than those before: left out.")
             continue
@@ -146,26 +146,25 @@ def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, li
     return read, missing
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
-    try:
-        with open(path, encoding="utf-8") as file:
-            for text in file:
-                if not isinstance(line := json.loads(text), dict):
-                    raise ValueError(f"expected an object, found {line!r:.60}")
-                lines.append(line)
-    except (OSError, ValueError) as error:
-        raise AnalysisError(f"{path}, line {len(lines) + 1}, cannot be read as JSON: {error}. It is damaged.") from error
-    return lines
+def _again(run: RunFolder) -> str:
+    """What to do about a damaged file: what a record calls finished, a grid and `hf-tlm reproduce` do not make again."""
+    first = ""
+    if run.kind == "grid":
+        first = f" after deleting {run.home / RESULTS_FILE}"
+    elif "reproduce" in str(run.record.get("command", "")).partition(" --")[0]:
+        first = " after deleting its record in the folder runs of the table"
+    return f"Copy the file again, or run the command again that made the run{first}: it makes the {run.part} again."
 
 
-def _judged(judge: Callable[[Mapping[str, Any]], Judged], line: Mapping[str, Any], path: Path, at: int) -> Judged:
+def _judged(
+    judge: Callable[[Mapping[str, Any]], Judged], line: Mapping[str, Any], path: Path, at: int, run: RunFolder
+) -> Judged:
     try:
         return judge(line)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AnalysisError(
             f"{path}, line {at}, is not a prediction that hf_tlm wrote ({type(error).__name__}: {error}): expected `id`, "
-            "`label` and `prediction`."
+            f"`label` and `prediction`. {_again(run)}"
         ) from error
 
 

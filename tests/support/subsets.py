@@ -1,0 +1,16 @@
+"""A saved subset without a retrieval."""
+
+from datasets import Dataset, Features, Value
+
+from hf_tlm.retrieval import Subset
+from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION
+
+
+def save_subset(folder, passages=1):
+    """Passages drawn at random from a corpus that there is not."""
+    features = Features({name: Value(kind) for name, kind in COLUMNS.items()})
+    unasked = {"score": None, "n_queries": 0, "best_query": None}
+    rows = [{"id": f"p{row}", "text": f"text {row}", "source": "toy", "rank": row + 1, **unasked} for row in range(passages)]
+    made = {"format": FORMAT, "format_version": FORMAT_VERSION, "retriever": "random", "seed": 0, "versions": {}}
+    about = {"corpus": {"name": "toy"}, "task": {"name": "toy"}, "counts": {"passages": passages, "union": passages}}
+    Subset(Dataset.from_list(rows, features=features), {**made, **about}).save(folder)
