@@ -13,6 +13,7 @@ from typing import Any
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import CARD, Push
+from hf_tlm.hub.export_record import read_export
 from hf_tlm.hub.push import REPLACED, published, push, repo_to_push
 from hf_tlm.hub.rendering import hub_name, published_card
 from hf_tlm.hub.repo import CODE, NAMES, is_ours
@@ -52,8 +53,8 @@ def publish_model(
         options: private, revision, tag, dry_run, token and retries, see `hf_tlm.hub.push`.
 
     Raises:
-        HubError: the folder holds no model, a run that is not finished, or an adapter to a model of this machine; for others
-            see `hf_tlm.hub.push`.
+        HubError: the folder holds no model, a damaged one, a run that is not finished, or an adapter to a model of this
+            machine; for others see `hf_tlm.hub.push`.
     """
     folder = Path(named("folder", folder, HubError, needed=True, what="a folder"))
     names = os.listdir(folder) if os.path.isdir(folder) else []
@@ -78,6 +79,8 @@ def publish_model(
             f"{folder} is damaged or was edited: {problem}. Run its command again, which mends it; if the change is yours, "
             f"remove {SEAL} and publish again."
         )
+    if exported:
+        read_export(folder, HubError)
     for name, path in published(folder).items():
         if PurePosixPath(name).name == ADAPTER_CONFIG:
             _check_adapter(path)
@@ -136,7 +139,7 @@ def publish_space(folder: str | os.PathLike, repo_id: str, *, license: str | Non
         license: for the Space's metadata.
 
     Raises:
-        HubError: the folder holds no page; for others see `hf_tlm.hub.push`.
+        HubError: the folder holds no page, or a damaged model; for others see `hf_tlm.hub.push`.
     """
     import yaml
 
@@ -148,6 +151,8 @@ def publish_space(folder: str | os.PathLike, repo_id: str, *, license: str | Non
     }
     if not {"index.html", "page.json"} <= set(files):
         raise HubError(f"{folder} holds no page: expected index.html and page.json, as `hf-tlm export --page` leaves them.")
+    if f"model/{EXPORT_FILE}" in files:
+        read_export(folder / "model", HubError, all_files=False)
     title = str(read_object(folder / "page.json", HubError).get("title"))
     about = {"title": title, "sdk": "static", "app_file": "index.html", "tags": ["hf_tlm", "onnx"]}
     about |= {} if license is None else {"license": license}

@@ -20,10 +20,10 @@ from huggingface_hub import constants
 
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.cards import BODIES
+from hf_tlm.hub.export_record import read_export
 from hf_tlm.hub.repo_id import parse_repo
 from hf_tlm.models.onnx_session import ONNX_FILES
 from hf_tlm.utils.files import atomic_directory, check_writable
-from hf_tlm.utils.json_files import mapped, one_of, read_fields, record, truth, words
 from hf_tlm.utils.run_names import EXPORT_FILE
 from hf_tlm.utils.seals import check_seal
 
@@ -52,11 +52,6 @@ _IMPORTS = {
 _DTYPES = {"int8": "q8", "fp32": "fp32"}
 _HUB = "https://huggingface.co"
 _OWN = ("page.js", "model.js", "page.css")
-# What a page takes of an export's record.
-_RECORD = {
-    **{"kind": words(100), "model_type": words(100), "model": words(1000), "pairs": truth},
-    "files": mapped(record({"dtype": one_of(*ONNX_FILES)}), len(ONNX_FILES)),
-}
 
 
 def check_page(
@@ -144,8 +139,8 @@ def write_page(
     if not (export / EXPORT_FILE).is_file():
         raise ArgumentsError(f"{export} holds no export: expected {EXPORT_FILE}, as `hf-tlm export` leaves it.")
     check_seal(export)
-    about = read_fields(export / EXPORT_FILE, _RECORD, ArgumentsError)
-    check_page(about, [file["dtype"] for file in about["files"].values()], page, texts, [export], model)
+    about = read_export(export, ArgumentsError, all_files=False)
+    check_page(about, _dtypes_in(export), page, texts, [export], model)
     return fill_page(export, page, read_runtime(runtime), title=title, texts=texts, model=model)
 
 
@@ -164,8 +159,7 @@ def fill_page(
         runtime: of `read_runtime`.
     """
     record: dict[str, Any] = json.loads((export / EXPORT_FILE).read_text(encoding="utf-8"))
-    dtypes = [file["dtype"] for file in record["files"].values()]
-    dtype = next(name for name in _DTYPES if name in dtypes)
+    dtype = next(name for name in _DTYPES if name in _dtypes_in(export))
     with atomic_directory(page) as folder:
         (folder / "vendor").mkdir()
         for name, content in runtime.items():
@@ -194,6 +188,10 @@ def fill_page(
         for name in _OWN:
             (folder / name).write_text(_template(name), encoding="utf-8")
     return Path(page)
+
+
+def _dtypes_in(export: Path) -> list[str]:
+    return [dtype for dtype, name in ONNX_FILES.items() if (export / name).is_file()]
 
 
 def _template(name: str) -> str:

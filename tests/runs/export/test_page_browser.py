@@ -441,7 +441,7 @@ def test_a_damaged_export_makes_no_page(exported, tmp_path, monkeypatch):
     files = {"onnx/model.onnx": {"dtype": "int4"}}
     for content, match in (
         ("{", "is not JSON"),
-        ("{}", "kind must be"),
+        ("{}", "format must be"),
         ({**exported.record, "files": files}, "dtype must be"),
     ):
         (folder / "export.json").write_text(content if isinstance(content, str) else json.dumps(content))

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from hf_tlm.errors import HubError
+from hf_tlm.errors import ArgumentsError, HubError
 from hf_tlm.hub import PublishArguments, publish_model, publish_space
 from hf_tlm.runs import predict, write_page
 from support.tiny_checkpoints import files
@@ -55,6 +55,68 @@ def test_a_damaged_export_is_not_published(hub, exported, tmp_path):
         (tmp_path / "copy" / name).write_bytes(content[:-1] if name.endswith(".onnx") else content)
     with pytest.raises(HubError, match="is damaged or was edited"):
         publish_model(tmp_path / "copy", "alice/toy")
+
+
+def without_seal(folder, to):
+    """As it comes from the Hub, or where somebody edited it."""
+    shutil.copytree(folder, to)
+    (to / "seal.json").unlink(missing_ok=True)
+    return to
+
+
+INT8 = "onnx/model_quantized.onnx"
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda text: "", "export.json is not JSON as recipes write it"),
+        (lambda text: text[:-40], "export.json is not JSON as recipes write it"),
+        (lambda text: "[1]", "export.json is not what recipes write: all of it must be an object"),
+        (lambda text: edit(text, max_length="32"), "max_length must be a whole number from 1 to .*; found '32'. Export"),
+        (lambda text: edit(text, format_version=2), "format_version must be 1; found 2. Export the model again"),
+        (lambda text: edit(text, checked_on=None), "checked_on must be an object; found None. Export the model again"),
+        (lambda text: edit(text, files={}), "export.json does not say what onnx/model.onnx is. Export the model again"),
+        (lambda text: edit_file(text, score="good"), f"files.{INT8}.score must be a number; found 'good'"),
+        (lambda text: edit_file(text, bytes=7), f"export.json has other figures than the graphs: {INT8} has .* not 7"),
+        (lambda text: edit_file(text, sha256="0" * 64), f"export.json has another checksum of {INT8} than the file there"),
+        (lambda text: edit_file(text, dtype="fp32"), f"export.json does not say what {INT8} is"),
+        (lambda text: edit(text, model_type="electra"), "has model_type electra, config.json beside it has bert"),
+    ],
+)
+def test_a_damaged_record_is_not_published(hub, exported, tmp_path, harm, said):
+    """Without the seal of its folder nothing told, and graphs went out with the figures of others."""
+    copy = without_seal(exported.folder, tmp_path / "copy")
+    publish_model(copy, "alice/toy", dry_run=True)
+    (copy / "export.json").write_text(harm((copy / "export.json").read_text()))
+    with pytest.raises(HubError, match=said):
+        publish_model(copy, "alice/toy", dry_run=True)
+    with pytest.raises(ArgumentsError, match=said):
+        write_page(copy, tmp_path / "page")
+
+
+def edit(text, **changes):
+    return json.dumps(json.loads(text) | changes)
+
+
+def edit_file(text, **changes):
+    record = json.loads(text)
+    record["files"][INT8] |= changes
+    return json.dumps(record)
+
+
+def test_graphs_are_those_of_the_record(hub, exported, tmp_path, runtime):
+    copy = without_seal(exported.folder, tmp_path / "copy")
+    (copy / INT8).unlink()
+    with pytest.raises(HubError, match=f"export.json speaks of {INT8}, which is not there. Export the model again"):
+        publish_model(copy, "alice/toy", dry_run=True)
+    # A page takes one graph, which may be all that was fetched of a repository.
+    assert json.loads((write_page(copy, tmp_path / "one", runtime=runtime) / "page.json").read_text())["dtype"] == "fp32"
+    page = write_page(exported.folder, tmp_path / "page", runtime=runtime)
+    publish_space(page, "alice/page", dry_run=True)
+    (page / "model" / INT8).write_bytes((page / "model" / INT8).read_bytes()[:-1])
+    with pytest.raises(HubError, match=f"model/export.json has other figures than the graphs: {INT8} has"):
+        publish_space(page, "alice/page", dry_run=True)
 
 
 def test_a_space(hub, exported, tmp_path, runtime, recipe):
