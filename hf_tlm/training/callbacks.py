@@ -227,9 +227,15 @@ def track_by_training(trainer: Trainer, group: str | None) -> None:
         if (made := ours.get(type(callback))) is not None:
             trainer.remove_callback(callback)
             trainer.add_callback(made(group))
-        elif isinstance(callback, TensorBoardCallback) and callback.logging_dir is not None and trainer.args.run_name:
-            # TENSORBOARD_LOGGING_DIR; otherwise it is a folder in the training's own.
-            callback.logging_dir = os.path.join(callback.logging_dir, relative_name(trainer.args.run_name))
+        elif isinstance(callback, TensorBoardCallback) and trainer.args.run_name:
+            name = relative_name(trainer.args.run_name)
+            # TENSORBOARD_LOGGING_DIR, or a folder in the training's own: transformers names it by the clock, anew when a
+            # training goes on, and has none for what is evaluated alone, which is then logged where the program was started.
+            callback.logging_dir = (
+                os.path.join(trainer.args.output_dir, "runs", os.path.basename(name))
+                if callback.logging_dir is None
+                else os.path.join(callback.logging_dir, name)
+            )
 
 
 class SigtermCallback(TrainerCallback):

@@ -14,7 +14,7 @@ from hf_tlm.runs import CheckpointArguments, FinetuneArguments, run_tlm
 from hf_tlm.runs.few_shot import FewShotArguments, run_few_shot
 from hf_tlm.runs.grid.grid import run_grid
 from hf_tlm.runs.grid.points import Grid
-from hf_tlm.training import ModelArguments, TlmArguments, callbacks
+from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, callbacks
 from support import prompts
 from support.toys import FAST, TINY_CONFIGS
 
@@ -208,6 +208,26 @@ def test_tensorboard(tmp_path, task, monkeypatch, elsewhere):
     folders = {path.relative_to(tmp_path).as_posix().rpartition("/")[0].partition("/runs/")[0] for path in files}
     assert set(NAMES) <= {folder.replace("boards/", "").replace("out/", "toy/") for folder in folders}
     assert elsewhere == any(folder.startswith("boards/") for folder in folders)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_tensorboard_goes_on_with_a_run(tmp_path, task, monkeypatch):
+    """A training that was interrupted is one run there, as it is in the other trackers, and its name has no time."""
+    monkeypatch.chdir(tmp_path)
+    options = {"report_to": "tensorboard", "seeds": [0], "save_strategy": "steps", "save_steps": 1}
+    step = TlmTrainer.training_step
+
+    def dies(self, *given, **named):
+        if self.state.global_step == 1 and "stage2" in str(self.args.output_dir):
+            raise KeyboardInterrupt
+        return step(self, *given, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TlmTrainer, "training_step", dies)
+        go("out", task, **options)
+    go("out", task, **options)
+    folders = {path.parent.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("events.out.*")}
+    assert folders == {"out/seed-0/stage1/runs/stage1", "out/seed-0/stage2/runs/stage2"}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
