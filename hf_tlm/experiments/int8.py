@@ -13,12 +13,12 @@ from hf_tlm.experiments.arms import ReproductionError
 from hf_tlm.experiments.plan import Plan, Step
 from hf_tlm.experiments.steps import model_folder, parse_task, read_record
 from hf_tlm.models.onnx_graph import check_installed
-from hf_tlm.models.onnx_session import ONNX_FILES
 from hf_tlm.runs.export.export import export_onnx
 from hf_tlm.runs.price import megabytes
 from hf_tlm.runs.records import environment
 from hf_tlm.tasks import Task
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.run_names import ONNX_FILES
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.models.onnx_session import ONNX_FILES
 from hf_tlm.utils.files import sha256
 from hf_tlm.utils.json_files import (
     Unfit,
@@ -23,7 +22,7 @@ from hf_tlm.utils.json_files import (
     whole,
     words,
 )
-from hf_tlm.utils.run_names import EXPORT_FILE
+from hf_tlm.utils.run_names import EXPORT_FILE, ONNX_FILES
 
 _AGAIN = "Export the model again (hf-tlm export), or copy the folder again."
 _NAME, _COUNT, _FIGURES = words(1000), whole(0, 2**53), mapped(real(0, 1e300), 100)

@@ -11,9 +11,7 @@ import numpy as np
 
 from hf_tlm.errors import ModelError
 from hf_tlm.utils.options import check_numbers
-
-# The files of an exported folder, under the names by which transformers.js and others look for them.
-ONNX_FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "fp16": "onnx/model_fp16.onnx"}
+from hf_tlm.utils.run_names import ONNX_FILES
 
 # Tokens, padding included, that a core computes at once, so that what lies between two operators may stay in its own cache.
 # More were slower (benchmarks/results/deploy.md).

@@ -24,10 +24,11 @@ from transformers import AutoConfig, PreTrainedModel
 from hf_tlm.errors import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
-from hf_tlm.models.onnx_session import ONNX_FILES, TOKENS_A_CORE, OnnxModel
+from hf_tlm.models.onnx_session import TOKENS_A_CORE, OnnxModel
 from hf_tlm.runs import onnx_process
 from hf_tlm.runs.linear import LinearModel
 from hf_tlm.tasks import Task
+from hf_tlm.utils.run_names import ONNX_FILES
 from hf_tlm.utils.shown import figures
 
 logger = logging.getLogger(__name__)

@@ -22,6 +22,8 @@ EXAMPLES_FILE = "examples.json"
 TRAIN_IDS_FILE = "train_ids.json"
 # Of a folder of ONNX graphs.
 EXPORT_FILE = "export.json"
+# The graphs themselves, under the names by which transformers.js and others look for them.
+ONNX_FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "fp16": "onnx/model_fp16.onnx"}
 # Of a subset, what it says of itself.
 MANIFEST_FILE = "manifest.json"
 # Of a linear model on TF-IDF, what it is.

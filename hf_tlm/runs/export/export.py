@@ -24,7 +24,7 @@ from hf_tlm.hub.rendering import displayed_name, hub_name
 from hf_tlm.models import ModelError
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.onnx_graph import OPSET, PARTS, averaged, check_installed, check_size, half, quantized, save, to_onnx
-from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
+from hf_tlm.models.onnx_session import OnnxModel, check_dtypes
 from hf_tlm.runs.averaging import check_alike, model_names, shown_member
 from hf_tlm.runs.baselines import to_beat, to_beat_line
 from hf_tlm.runs.export import fill_mask
@@ -45,7 +45,7 @@ from hf_tlm.training.teacher import lineage
 from hf_tlm.utils.files import atomic_directory, check_writable, sha256
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.options import check_numbers
-from hf_tlm.utils.run_names import EXPORT_FILE, SETTINGS_FILE
+from hf_tlm.utils.run_names import EXPORT_FILE, ONNX_FILES, SETTINGS_FILE
 from hf_tlm.utils.seals import write_seal
 from hf_tlm.utils.shown import figures
 from hf_tlm.version import __version__

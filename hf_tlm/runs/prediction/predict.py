@@ -27,7 +27,7 @@ from hf_tlm.data import load_tokenizer
 from hf_tlm.hub.repo import FILES, TOKENIZER_FILES
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import reading
-from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
+from hf_tlm.models.onnx_session import OnnxModel, check_dtypes
 from hf_tlm.runs.averaging import average, check_alike, model_names
 from hf_tlm.runs.few_shot.classifier import PromptClassifier
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
@@ -48,7 +48,7 @@ from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.files import check_writable
-from hf_tlm.utils.run_names import EXPORT_FILE, PREDICTIONS, SEED, SPLIT
+from hf_tlm.utils.run_names import EXPORT_FILE, ONNX_FILES, PREDICTIONS, SEED, SPLIT
 from hf_tlm.utils.seals import SEAL, read_seal
 from hf_tlm.utils.shown import few, one_line
 

@@ -22,12 +22,13 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from hf_tlm.hub.cards import onnx_card
 from hf_tlm.models import ModelError
 from hf_tlm.models.onnx_graph import check_plain, half, quantized
-from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel
+from hf_tlm.models.onnx_session import OnnxModel
 from hf_tlm.runs import export_onnx, predict
 from hf_tlm.runs.export import export as module
 from hf_tlm.runs.export.fill_mask import masked_rows
 from hf_tlm.tasks import TaskError
 from hf_tlm.training import ArgumentsError
+from hf_tlm.utils.run_names import ONNX_FILES
 from hf_tlm.utils.seals import SealError
 from support.tiny_checkpoints import files, pretrained
 from support.toys import make_task
