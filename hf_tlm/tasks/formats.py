@@ -220,7 +220,7 @@ def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
         frame.to_excel(book, index=False)
         for row in book.sheets["Sheet1"].iter_rows():
             for cell in row:
-                if cell.data_type == "f":
+                if cell.data_type in "fe":  # A formula, or a name that Excel has for an error, such as #N/A.
                     cell.data_type = "s"
 
 

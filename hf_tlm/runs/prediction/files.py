@@ -8,7 +8,8 @@ import csv
 import datetime
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -158,7 +159,7 @@ class PredictionFile(contextlib.ExitStack):
 
     def __exit__(self, *error: Any) -> bool | None:
         if error[0] is None and self.format in ("parquet", "xlsx"):
-            table = pa.concat_tables(self._kept, promote_options="permissive") if self._kept else pa.table({})
+            table = _joined(self._kept) if self._kept else pa.table({})
             if self.format == "parquet":
                 pq.write_table(table, self._stream)
             else:
@@ -232,9 +233,21 @@ def _dialect(like: Path | None, separator: str | None) -> tuple[str, str]:
 
 def _records(source: Mapping[str, Sequence[Any]], found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rows of the input, whose columns make way for those of predictions, and these behind them."""
-    names = [f"input_{name}" if found and name in found[0] else name for name in source]
+    names = _kept_names(source, found[0] if found else {})
     rows = zip(*source.values(), strict=True) if names else [()] * len(found)
     return [{**dict(zip(names, row, strict=True)), **one} for row, one in zip(rows, found, strict=True)]
+
+
+def _kept_names(source: Iterable[str], found: Collection[str]) -> list[str]:
+    """What the columns of the input are called beside those of predictions, each by a name of its own."""
+    names, taken = [], {*source, *found}
+    for name in source:
+        if name in found:
+            while name in taken:
+                name = f"input_{name}"
+            taken.add(name)
+        names.append(name)
+    return names
 
 
 def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,9 +259,11 @@ def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as a spreadsheet can hold it."""
-    simple = value is None or isinstance(value, (str, int, float, bool, datetime.date, datetime.time))
-    return value if simple else json.dumps(value, ensure_ascii=False, default=str)
+    """A value as a spreadsheet can hold it: of times those without a zone, and of other kinds what Python writes."""
+    if isinstance(value, (dict, list, tuple)):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    simple = value is None or isinstance(value, (str, int, float, Decimal, datetime.date, datetime.time))
+    return value if simple and getattr(value, "tzinfo", None) is None else str(value)
 
 
 def _cell(value: Any) -> str:
@@ -258,10 +273,24 @@ def _cell(value: Any) -> str:
 
 def _table(records: list[dict[str, Any]]) -> pa.Table:
     """Rows as an Arrow table; a column that mixes types is of texts."""
+    return pa.table({name: _column([row[name] for row in records]) for name in (records[0] if records else ())})
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of all; a column of which they have different types is of texts, one that some lack is null there."""
     try:
-        return pa.Table.from_pylist(records)
+        return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException:
-        return pa.Table.from_pylist([{name: _cell(value) for name, value in row.items()} for row in records])
+        names = dict.fromkeys(name for table in tables for name in table.column_names)
+        rows = [row for table in tables for row in table.to_pylist()]
+        return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
+
+
+def _column(values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        return pa.array([None if value is None else _cell(value) for value in values], pa.string())
 
 
 @contextlib.contextmanager

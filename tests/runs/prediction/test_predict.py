@@ -1,12 +1,16 @@
 """Predictions for unlabelled data: those of the run, in every format, whole or not at all."""
 
 import csv
+import datetime
+import decimal
 import importlib
 import json
 import random
 from collections import Counter
 
 import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -152,6 +156,54 @@ def test_a_column_that_begins_late_is_refused_by_a_csv_and_kept_by_lines_of_json
     assert not (tmp_path / "out.csv").exists()
     write("out.jsonl")
     assert [line.get("more") for line in lines(tmp_path / "out.jsonl")] == [None, 3]
+
+
+def table_of(path, *sources):
+    """What a file says whose rows came in chunks, with these columns of the input."""
+    with PredictionFile(path, None, TaskSpec(name="reviews", path="")) as file:
+        for source in sources:
+            found = {"prediction": "good", "probabilities": {"bad": 0.25, "good": 0.75}}
+            count = len(next(iter(source.values())))
+            file.add(Dataset.from_dict({"id": ["0"] * count}), [found] * count, source)
+    if path.suffix == ".csv":
+        return pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("list")
+    if path.suffix == ".xlsx":
+        pytest.importorskip("openpyxl")
+        return pd.read_excel(path, keep_default_na=False).to_dict("list")
+    return pq.read_table(path).to_pydict()
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.xlsx", "out.parquet"])
+def test_columns_of_several_files_of_predictions_keep_names_of_their_own(tmp_path, name):
+    given = {"prediction": ["second"], "input_prediction": ["first"], "text": ["one"]}
+    read = table_of(tmp_path / name, given)
+    assert read["input_input_prediction"] == ["second"] and read["input_prediction"] == ["first"]
+    assert read["prediction"] == ["good"] and read["text"] == ["one"]
+
+
+@pytest.mark.parametrize("name", ["out.xlsx", "out.parquet"])
+def test_a_column_of_several_types_is_of_texts_and_no_other_is(tmp_path, name):
+    within = table_of(tmp_path / name, {"x": [1, "n/a"], "y": [2, 3]})
+    between = table_of(tmp_path / name, {"x": [1], "y": [2]}, {"x": ["n/a"], "y": [3]})
+    assert within == between
+    assert within["x"] == ["1", "n/a"] and within["y"] == [2, 3] and within["probability_bad"] == [0.25, 0.25]
+
+
+def test_values_of_a_spreadsheet_are_those_of_the_input(tmp_path):
+    zone = datetime.timezone(datetime.timedelta(hours=2))
+    given = {
+        "when": [datetime.datetime(2020, 1, 31, 12, tzinfo=zone)],
+        "for": [datetime.timedelta(hours=1)],
+        "price": [decimal.Decimal("1.50")],
+        "error": ["#N/A"],
+        "list": [["a", 1]],
+    }
+    read = table_of(tmp_path / "out.xlsx", given)
+    assert read["when"] == ["2020-01-31 12:00:00+02:00"] and read["for"] == ["1:00:00"] and read["list"] == ['["a", 1]']
+    assert read["price"] == [1.5] and read["error"] == ["#N/A"]
+    read = table_of(tmp_path / "out.csv", given)
+    assert read["when"] == ["2020-01-31 12:00:00+02:00"] and read["for"] == ["1:00:00"] and read["list"] == ['["a", 1]']
+    assert read["price"] == ["1.50"] and read["error"] == ["#N/A"]
 
 
 def test_squad_files(tmp_path):
