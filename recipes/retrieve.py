@@ -19,7 +19,7 @@ from hf_tlm import retrieval
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.corpora import PassageArguments
-from hf_tlm.corpora.passages import share_beyond
+from hf_tlm.corpora.passages import count_words, share_beyond
 from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.retrieval import RetrievalArguments
 from hf_tlm.tasks import TaskArguments
@@ -73,7 +73,7 @@ def main() -> None:
                 f"sees of each. --passage_words {WORDS} retrieves passages of that length."
             )
         of_lines = corpus_args.corpus_sample_by == "line" and corpus and any(".txt" in part.name for part in corpus.parts)
-        words = sum(len(text.split()) for text in sample) / len(sample)
+        words = sum(map(count_words, sample)) / len(sample)
         if of_lines and words < 20:
             print(
                 f"\nThe passages have {words:.0f} words on average, since every line of a .txt file is one. If lines are no "

@@ -9,7 +9,7 @@ A word's pointwise mutual information with a label tells how much more often tha
 .. math:: \mathrm{PMI}(w, y) = \log \frac{p(w, y)}{p(w)\, p(y)}
 
 with the shares of the training split's word tokens as probabilities, and the natural logarithm. Words are lower case, of two
-or more characters, stop words among them.
+or more characters, stop words among them; of texts without spaces each two neighbouring letters.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_words
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
+from hf_tlm.retrieval.highlight import MarkedTerms
 from hf_tlm.tasks.spec import check_task, columns_of_texts
 from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.scripts import SCRIPTS, script_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -103,12 +105,13 @@ def word_frequencies(words: Sequence[str], subsets: Mapping[str, Subset | Datase
     Raises:
         AnalysisError: what is given is not a word, or a subset has no words.
     """
-    as_is = Analyzer(stopwords=None)
-    if wrong := [word for word in words if as_is(word) != [word]]:
+    as_is = [Analyzer(stopwords=None, script=script) for script in (None, *SCRIPTS)]
+    if wrong := [word for word in words if all(analyzer(word) != [word] for analyzer in as_is)]:
         raise AnalysisError(f"Words are lower case, of two or more letters, digits or underscores; received {wrong[0]!r}.")
     found = {}
     for name, subset in subsets.items():
-        counts, vocabulary = _count_words(getattr(subset, "dataset", subset))
+        script = MarkedTerms.of(getattr(subset, "manifest", {})).script
+        counts, vocabulary = _count_words(getattr(subset, "dataset", subset), script=script)
         if not counts.sum():
             raise AnalysisError(f"There is no word in the texts of {name!r}.")
         place = {word: at for at, word in enumerate(vocabulary)}
@@ -126,14 +129,19 @@ def to_markdown(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequ
     return markdown_table(["word", "label", "PMI", *(f"{name} /%" for name in frequencies)], rows, texts=2)
 
 
-def _count_words(rows: Dataset, classes: int = 1) -> tuple[np.ndarray, list[str]]:
-    """(int64 [V, classes], the words): how often the texts of each class have each word, both texts of pairs."""
+def _count_words(rows: Dataset, classes: int = 1, script: str | None = None) -> tuple[np.ndarray, list[str]]:
+    """(int64 [V, classes], the words): how often the texts of each class have each word, both texts of pairs.
+
+    Args:
+        script: what a word depends on, as in a retrieval; None: that of the texts.
+    """
     vocabulary, counts = Vocabulary(), np.zeros((0, classes), np.int64)
     columns = columns_of_texts(rows)
+    script = script or script_of(text for name in columns for text in rows[name])
     for table in rows.with_format("arrow").iter(batch_size=READ_ROWS):
         labels = table["label"].to_numpy() if classes > 1 else np.zeros(len(table), np.int64)
         for column in columns:
-            ids, offsets = tokenize_words(table[column], vocabulary)
+            ids, offsets = tokenize_words(table[column], vocabulary, script)
             size = len(vocabulary) * classes
             own = np.bincount(ids.astype(np.int64) * classes + np.repeat(labels, np.diff(offsets)), minlength=size)
             own = own.reshape(-1, classes)

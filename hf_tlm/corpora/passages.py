@@ -58,6 +58,14 @@ def count_words(text: str) -> int:
     return sum(_count(text, start, end, pattern) for start, end in sentences(text))
 
 
+def end_of_words(text: str, words: int) -> int:
+    """After how many characters so many words of a text end, as `split_passages` counts them; all of one that has fewer."""
+    for number, word in enumerate(_words_of(text).finditer(text), 1):
+        if number == words:
+            return word.end()
+    return len(text)
+
+
 def share_beyond(texts: Iterable[str], max_words: int) -> float:
     """Share of all words of some texts that are beyond the first `max_words` of their text."""
     counts = [count_words(text) for text in texts]

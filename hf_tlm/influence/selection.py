@@ -35,6 +35,7 @@ import numpy as np
 import xxhash
 
 from hf_tlm.errors import InfluenceError
+from hf_tlm.utils.scripts import UNSPACED_SET
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ logger = logging.getLogger(__name__)
 BLOCK_VALUES = 1 << 22
 UNRANKED = np.iinfo(np.int32).max
 NUM_BUCKETS = 10_000
-# Words, and runs of punctuation between them, as the authors' package splits texts.
-_TOKEN = re.compile(r"\w+|[^\w\s]+")
+# Words, and runs of punctuation between them, as the authors' package splits texts; of scripts without spaces each letter.
+_TOKEN = re.compile(rf"[{UNSPACED_SET}]|[^\W{UNSPACED_SET}]+|[^\w\s{UNSPACED_SET}]+")
 
 
 class Scores(Protocol):

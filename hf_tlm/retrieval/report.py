@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hf_tlm.corpora.passages import count_words
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.highlight import MarkedTerms, mark_shared, marked_spans, spans_to_markdown
 from hf_tlm.tasks.spec import check_task
@@ -212,7 +213,7 @@ def _sources(subset: SubsetLike) -> str:
 
 def _lengths(subset: SubsetLike) -> str:
     texts = (text for batch in subset.dataset.select_columns("text").iter(1000) for text in batch["text"])
-    words = np.array([len(text.split()) for text in texts])
+    words = np.array([count_words(text) for text in texts])
     numbers = [*np.quantile(words, (0, 0.25, 0.5, 0.75, 1)), words.mean(), words.sum()]
     head = ["shortest", "25%", "median", "75%", "longest", "mean", "in all"]
     return "\n\n".join(["## Words of a passage", _numbers(head, numbers, ",.0f")])

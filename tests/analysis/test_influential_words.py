@@ -93,6 +93,18 @@ def test_hand_computed():
     assert word_frequencies(["cat", "eel"], {"pets": rows}) == {"pets": [4 / 13, 0.0]}
 
 
+@pytest.mark.parametrize(
+    "good,bad,word,word_of_all",
+    [("这家店的菜好吃", "这家店的菜难吃", "难吃", "家店"), ("यह किताब अच्छी", "यह किताब महँगी", "महँगी", "किताब")],
+)
+def test_words_of_other_scripts(good, bad, word, word_of_all):
+    rows = Dataset.from_list([{"text": f"{text} {i}", "label": text} for i in range(4) for text in (good, bad)])
+    task = task_from_datasets(TaskSpec(name="shops", path="memory"), {"train": rows, "validation": rows})
+    found = {(one.word, one.label): one.count for one in label_pmi(task, top=20, min_count=1)}
+    assert found[word, bad] == 4 and (word, good) not in found and found[word_of_all, good] == 8
+    assert word_frequencies([word], {"rows": rows})["rows"][0] > 0
+
+
 def test_the_figure(tmp_path):
     """The first words of every label; a word that a subset lacks has a place of its own; ratios of two subsets."""
     words = [InfluentialWord(f"w{label}{at}", f"label $_{{{label}", 2.0 - at, 20) for label in range(4) for at in range(9)]

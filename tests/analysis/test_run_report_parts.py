@@ -52,6 +52,12 @@ def test_rare_words_are_counted_by_texts():
     assert lengths.tolist() == [3, 2, 0] and rare.tolist() == pytest.approx([2 / 3, 0, 0])
 
 
+def test_words_are_those_of_any_script():
+    texts = ["今天很冷", "यह किताब है"]
+    lengths, rare = lengths_and_rare_shares(texts, document_frequency(["今天", "किताब"]), 1)
+    assert lengths.tolist() == [4, 3] and rare.tolist() == pytest.approx([1 / 2, 2 / 3])
+
+
 def test_groups():
     found = by_value(["x", "y", "x", "z"], ["z", "w"])
     assert [(group.name, group.rows.tolist()) for group in found] == [("z", [3]), ("x", [0, 2]), ("y", [1])]

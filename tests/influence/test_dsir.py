@@ -26,6 +26,11 @@ def test_ngrams_are_lower_case_words_and_punctuation_and_pairs_of_them():
     assert ngram_buckets("a b", 7).max() < 7
 
 
+def test_of_scripts_without_spaces_each_letter_is_a_word():
+    expected = ["今", "天", "，", "3g", "今 天", "天 ，", "， 3g"]
+    assert sorted(ngram_buckets("今天，3G")) == sorted(map(bucket, expected))
+
+
 def test_weights_are_the_formula():
     def frequencies(texts):
         counts = Counter(bucket for text in texts for bucket in ngram_buckets(text).tolist())

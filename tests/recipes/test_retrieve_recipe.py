@@ -87,3 +87,17 @@ def test_no_cutting_is_advised_where_nothing_is_cut(work, tmp_path, monkeypatch,
         cli.main()
     said = capsys.readouterr().out
     assert "retrieved: " in said and "--passage_words" not in said
+
+
+@pytest.mark.parametrize("line,told", [("the gene binds", True), ("这家店的菜很好吃，服务也不错，下次还会再来的。", False)])
+def test_short_lines_are_told_of_by_the_words_of_their_script(work, tmp_path, monkeypatch, capsys, line, told):
+    task = [{"text": f"{line} {i}", "label": "ab"[i % 2]} for i in range(40)]
+    (tmp_path / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in task))
+    (tmp_path / "lines.txt").write_text("".join(f"{line}\n" for _ in range(9)), encoding="utf-8")
+    arguments = ["--task", tmp_path / "task.jsonl", "--corpus", tmp_path / "lines.txt", "--output_dir", tmp_path / "out"]
+    options = ["--num_examples", "0", "--top_k", "3", "--no_decontaminate"]
+    monkeypatch.setattr(sys, "argv", ["hf-tlm", "retrieve", *map(str, arguments), *options])
+    cli.main()
+    assert ("since every line of a .txt file is one" in capsys.readouterr().out) == told
+    words = "| 3 | 3 | 3 | 3 | 3 | 3 | 9 |" if told else "| 23 | 23 | 23 | 23 | 23 | 23 | 69 |"
+    assert words in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")

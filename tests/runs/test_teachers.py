@@ -814,6 +814,10 @@ def test_passages_are_cut_to_lengths_of_the_task():
         assert passage.startswith(passage[:end]) and passage[:end].split()[-1] in passage.split()
 
 
+def test_passages_without_spaces_are_cut_to_as_many_letters():
+    assert task_lengths(["今天北京很冷吗"], ["我们 昨天在北京看见了雪", "很冷"]).tolist() == [8, 2]
+
+
 def test_a_teacher_of_cut_passages_sees_what_the_pupil_sees(task):
     long = [f"{text} and {text} and {text}" for text in PASSAGES]
     made = asked(task, long, 12, teacher_passage_length="task")

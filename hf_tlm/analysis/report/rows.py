@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_tlm.errors import AnalysisError
+from hf_tlm.retrieval.filters import words
 
 if TYPE_CHECKING:
     from hf_tlm.tasks import Task
@@ -24,7 +25,6 @@ TEXTS = {
     "multiple_choice": ("question", "options", "context"),
     "tagging": ("tokens",),
 }
-_WORD = re.compile(r"\w+")
 QUESTION_WORDS = ("who", "whom", "whose", "what", "when", "where", "which", "why", "how")
 
 
@@ -114,16 +114,11 @@ class Group:
     rows: np.ndarray
 
 
-def words_of(text: str) -> list[str]:
-    """Lower-case words: runs of letters, digits and underscores."""
-    return _WORD.findall(text.lower())
-
-
 def document_frequency(texts: Iterable[str]) -> Counter[str]:
     """In how many of the texts each word is."""
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(set(words_of(text)))
+        counts.update(set(words(text)))
     return counts
 
 
@@ -132,14 +127,15 @@ def lengths_and_rare_shares(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the number of words of each text, and the share of them that is rare.
 
-    These are int64 [N] and float [N]; 0 without words. A word is rare that fewer than `rare_below` training texts have.
+    These are int64 [N] and float [N]; 0 without words, which are those of `hf_tlm.retrieval.filters.words`. A word is rare
+    that fewer than `rare_below` training texts have.
     """
     known = {word for word, count in frequency.items() if count >= rare_below}
     lengths, rare = np.zeros(len(texts), np.int64), np.zeros(len(texts))
     for at, text in enumerate(texts):
-        words = words_of(text)
-        lengths[at] = len(words)
-        rare[at] = (len(words) - sum(map(known.__contains__, words))) / max(1, len(words))
+        found = words(text)
+        lengths[at] = len(found)
+        rare[at] = (len(found) - sum(map(known.__contains__, found))) / max(1, len(found))
     return lengths, rare
 
 
@@ -173,7 +169,7 @@ def by_quantile(values: np.ndarray, format: str = "{:,.0f}") -> list[Group]:
 
 def question_word(question: str) -> str:
     """The first of who, what, when, ... in a question; "other" without one."""
-    return next((word for word in words_of(question) if word in QUESTION_WORDS), "other")
+    return next((word for word in words(question) if word in QUESTION_WORDS), "other")
 
 
 def heading(by: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm.auto import tqdm
 
+from hf_tlm.corpora.passages import count_words, end_of_words
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.utils.locks import place_in_job
 from hf_tlm.utils.shown import few
@@ -17,7 +17,6 @@ from hf_tlm.utils.shown import few
 # The least probability of a class: a model that has not seen a class would say 0.
 LEAST = 1e-6
 T = TypeVar("T")
-_WORD = re.compile(r"\S+")
 
 
 @dataclass
@@ -125,14 +124,8 @@ def task_lengths(texts: Sequence[str], passages: Sequence[str]) -> np.ndarray:
     The lengths are quantiles of the texts' numbers of words, spread over the passages in an order that depends on their
     number alone. A passage that is shorter stays whole; one that is cut ends with a word, its beginning is kept.
     """
-    words = np.sort([len(text.split()) for text in texts])
+    words = np.sort([count_words(text) for text in texts])
     places = (np.random.default_rng(0).permutation(len(passages)) + 0.5) / max(1, len(passages))
     wanted = np.quantile(words, places, method="inverted_cdf").astype(int)
-    return np.array([_end(text, count) for text, count in zip(passages, wanted, strict=True)], dtype=np.int64)
-
-
-def _end(text: str, words: int) -> int:
-    for number, word in enumerate(_WORD.finditer(text), 1):
-        if number == max(1, words):
-            return word.end()
-    return len(text)
+    ends = [end_of_words(text, max(1, count)) for text, count in zip(passages, wanted, strict=True)]
+    return np.array(ends, dtype=np.int64)
