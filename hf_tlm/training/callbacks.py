@@ -232,7 +232,7 @@ def track_by_training(trainer: Trainer, group: str | None) -> None:
             # TENSORBOARD_LOGGING_DIR, or a folder in the training's own: transformers names it by the clock, anew when a
             # training goes on, and has none for what is evaluated alone, which is then logged where the program was started.
             callback.logging_dir = (
-                os.path.join(trainer.args.output_dir, "runs", os.path.basename(name))
+                os.path.join(str(trainer.args.output_dir), "runs", os.path.basename(name))
                 if callback.logging_dir is None
                 else os.path.join(callback.logging_dir, name)
             )
