@@ -78,6 +78,15 @@ def test_answers_are_those_of_a_model_that_has_not_seen_the_text(task):
     assert (made.train.argmax(1) == labels).all()
 
 
+def test_of_many_classes_single_words_are_counted_alone(task, monkeypatch, caplog):
+    before = asked(task, PASSAGES, 10)
+    monkeypatch.setattr(linear, "MOST_CLASSES_FOR_PAIRS", 2)
+    made = asked(task, PASSAGES, 10)  # Not those of before, from the cache.
+    assert before.report["settings_tried"] == 2 * made.report["settings_tried"] == 8
+    assert made.report["n_grams"] == 1
+    assert "has 3 classes: its linear teacher counts single words, without the pairs" in caplog.text
+
+
 def test_a_mistaken_answer_is_the_label():
     said = np.array([[0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
     assert corrected(said, np.array([0, 1, 2])).tolist() == [[0.6, 0.3, 0.1], [0, 1, 0], [0.1, 0.2, 0.7]]

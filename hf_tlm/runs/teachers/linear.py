@@ -8,6 +8,7 @@ and teach nothing, so each is of a model that has not seen the text.
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -26,8 +27,12 @@ from hf_tlm.runs.linear import by_character, tfidf
 from hf_tlm.runs.teachers.answers import LEAST, Answers, held_out, progress
 from hf_tlm.tasks import Task
 
+logger = logging.getLogger(__name__)
+
 FOLDS = 5
 N_GRAMS = (1, 2)
+# Classes above which single words are counted alone: a fit has all features for each class, ten times over in memory.
+MOST_CLASSES_FOR_PAIRS = 50
 C = (1.0, 5.0, 25.0, 125.0)
 # Texts on which n-grams and C are chosen; of more there is a sample.
 MOST_TEXTS_FOR_CHOICE = 4000
@@ -40,7 +45,7 @@ class LinearTeacher:
     """Logistic regression on TF-IDF.
 
     N-grams (1, 2) and C (1 to 125) have the least cross-entropy on held-out training texts, in folds that keep equal texts
-    together; validation is not used.
+    together; validation is not used. Of more than 50 classes single words are counted alone.
 
     Raises:
         ArgumentsError: the task is of another kind than classification, or has pairs of texts.
@@ -56,6 +61,8 @@ class LinearTeacher:
             raise ArgumentsError("teacher linear answers for single texts, and this task's are pairs. Leave --teacher out.")
         if by_character(task.train["text"]):
             self.digest = "linear 2"  # Answers of before characters were words are asked for again.
+        if task.num_labels > MOST_CLASSES_FOR_PAIRS:
+            self.digest = "linear 3"  # And those of before many classes had single words alone.
 
     def __call__(self, task: Task, passages: Dataset | None) -> Answers:
         """Its answers; see `Answers`.
@@ -65,6 +72,12 @@ class LinearTeacher:
         """
         texts, labels, classes = list(task.train["text"]), np.asarray(task.train["label"][:]), task.num_labels
         folds = _folds(texts, labels)
+        if classes > MOST_CLASSES_FOR_PAIRS:
+            logger.warning(
+                "%s has %d classes: its linear teacher counts single words, without the pairs that it tries for %d classes "
+                "and fewer, which would take many times as long.",
+                *(task.name, classes, MOST_CLASSES_FOR_PAIRS),
+            )
         (n, c), tried = _choose(texts, labels, classes)
         answers = np.full((len(texts), classes), LEAST)
         for train, test in tqdm(folds, desc="Asking the teacher", unit=" folds"):
@@ -104,7 +117,7 @@ def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[i
     folds = _folds(texts, labels)
     losses: defaultdict[tuple[int, float], float] = defaultdict(float)
     characters = by_character(texts)
-    grid = list(product(N_GRAMS, folds))
+    grid = list(product(N_GRAMS[: 1 if classes > MOST_CLASSES_FOR_PAIRS else None], folds))
     for n, (train, test) in tqdm(grid, desc="Choosing the linear teacher", unit=" fits"):
         vectorizer = tfidf(n, characters=characters)
         seen = vectorizer.fit_transform([texts[i] for i in train])
