@@ -22,6 +22,7 @@ from hf_tlm.corpora.tables import (
     row_batches,
     suffix_of,
 )
+from hf_tlm.utils.shown import named_columns
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".md": "text"}
 SMALL = 10 << 20  # Bytes of a text file that `datasets` reads at once.
@@ -87,7 +88,7 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
             batch = next(batches, None)
             if batch is None:
                 return
-            names, batch = ", ".join(batch), _with_fields(batch, columns)
+            names, batch = named_columns(batch), _with_fields(batch, columns)
             for column in (text_column, id_column):
                 if column is not None and column not in batch:
                     option = "--corpus_text_column" if column == text_column else "--corpus_id_column"

@@ -284,6 +284,11 @@ def reading_error(error: Exception) -> str:
     if isinstance(cause, UnicodeDecodeError):
         byte = f"byte 0x{cause.object[cause.start]:02x}"
         return f"it is not text in UTF-8 ({byte}). Save it as UTF-8; Excel calls that CSV UTF-8."
+    if isinstance(cause, UnicodeEncodeError) or "surrogate pair" in str(cause):
+        return (
+            f"a text holds half a character, an escape from \\ud800 to \\udfff without its other half ({str(cause).strip()}"
+            '). Take such halves out: text.encode("utf-8", "ignore").decode() in Python.'
+        )
     if "corresponds to no data" in str(cause):
         return "it has no rows."
     return str(cause).strip() or type(cause).__name__

@@ -34,6 +34,7 @@ from hf_tlm.tasks.registry import registered_task
 from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.run_names import MANIFEST_FILE
+from hf_tlm.utils.shown import named_columns
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
@@ -136,8 +137,8 @@ def _read(path: Path) -> Iterator[dict[str, str]]:
             reader = csv.DictReader(file, restval="", strict=True)
             if "text" not in (reader.fieldnames or ()):
                 raise RetrievalError(
-                    f"{path} has no column 'text'; the columns are {', '.join(reader.fieldnames or ['none'])}. Expected a "
-                    "file of the TLM paper's release."
+                    f"{path} has no column 'text'; the columns are {named_columns(reader.fieldnames or ['none'])}. Expected "
+                    "a file of the TLM paper's release."
                 )
             yield from reader
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -122,6 +122,8 @@ def started(details: Mapping[str, Any]) -> dict[str, Any]:
 def command_line() -> str:
     """The command of this process as a record of it shows it: without the folders of this machine, and without a token."""
     shown = Path(sys.argv[0]).name.split()  # `train_tlm.py`, or `hf-tlm train`.
+    if shown and shown[0].endswith("kernel_launcher.py"):
+        return shown[0]  # A notebook's, whose arguments are of its kernel: a file of its connection, another one each time.
     for before, argument in zip(sys.argv, sys.argv[1:], strict=False):
         name, equals, _ = argument.partition("=")
         if name in TOKENS and equals:

@@ -17,6 +17,7 @@ from hf_tlm.tasks.formats import has_lines_of_words
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_file
+from hf_tlm.utils.shown import named_columns
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ SENTENCES = (
     "A row is a sentence, whose tokens and tags are lists (jsonl, parquet); a file with a word and its tag a line, and an "
     "empty line after a sentence, is called .conll, and no line of it names its columns."
 )
+DECODE = 'Make texts of the column before, such as frame[name].str.decode("utf-8") in pandas.'
 
 
 class Bad(NamedTuple):
@@ -88,7 +90,7 @@ def missing(spec: TaskSpec, split: str, absent: list[str], rows: Dataset, advice
             break
     return TaskError(
         f"Task {spec.name}, {split}: no column {', '.join(map(repr, absent))}; the columns are "
-        f"{', '.join(rows.column_names)}. {advice}"
+        f"{named_columns(rows.column_names)}. {advice}"
     )
 
 
@@ -129,6 +131,8 @@ def advice(spec: TaskSpec, kinds: Iterable[str]) -> str:
         said += ' Make one text of each list before, such as " ".join(texts) in Python.'
     if NO_WORDS in kinds:
         said += f" {SENTENCES}"
+    if any(kind.endswith("that is a bytes") for kind in kinds):
+        said += f" {DECODE}"
     if any(kind.endswith("that is a dict") for kind in kinds):
         said += " Name the field of the object that holds the text, such as --text_column ticket.body."
     return said

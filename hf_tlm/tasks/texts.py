@@ -13,7 +13,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, Value
 
-from hf_tlm.tasks.rows import Bad, check_text, class_names, missing
+from hf_tlm.tasks.rows import DECODE, Bad, check_text, class_names, missing
 from hf_tlm.tasks.spec import TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,10 @@ def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> N
             f"Task {spec.name}: a label in {spec.label_column!r} is a {type(lists[0]).__name__}, not a class. Several "
             "classes a text (multi-label) are not supported: a text has one. A tag a word is --task_kind tagging; for "
             "classes choose with --label_column."
+        )
+    if coded := [label for label in found if isinstance(label, bytes)]:
+        raise TaskError(
+            f"Task {spec.name}: a label in {spec.label_column!r} is bytes, such as {coded[0]!r:.50}, not a class. {DECODE}"
         )
     if numbers := [label for label in found if isinstance(label, float)]:
         raise TaskError(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from datasets import Dataset
 
+from hf_tlm.corpora.tables import reading_error
 from hf_tlm.hub.repo_id import may_be_repo
 from hf_tlm.tasks.loading import kind_module
 from hf_tlm.tasks.reading import stream_file, stream_hub
@@ -64,7 +65,7 @@ def unlabelled_chunks(
         try:
             rows = with_fields(spec, Dataset.from_dict(columns, on_mixed_types="use_json"))
         except (ValueError, TypeError, pa.ArrowException) as error:  # Of texts that are no Unicode, for instance.
-            raise TaskError(f"Cannot read {path} after row {done}: {error}") from error
+            raise TaskError(f"Cannot read {path} after row {done}: {reading_error(error)}") from error
         if not ROLES[spec.kind]:
             spec = reader.with_columns_of(spec, rows)
         _check_columns(path, spec, rows)

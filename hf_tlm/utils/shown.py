@@ -144,6 +144,11 @@ def few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def named_columns(names: Iterable[str]) -> str:
+    """Names of columns, those with a blank at an end in quotes: it is not seen otherwise."""
+    return ", ".join(name if name == name.strip() else repr(name) for name in names)
+
+
 def figures(value: float, digits: int = 2) -> str:
     """A number in so many figures, those before the point whole and without an exponent: 0.34, 1.3, 25, 133, 1,861."""
     text = f"{value:.{digits}g}"

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from hf_tlm.corpora import tables
+from hf_tlm.corpora import load_corpus, tables
+from hf_tlm.errors import HfTlmError
 from hf_tlm.tasks import TaskArguments, TaskError, TaskSpec, load_task, reading
 from hf_tlm.tasks.unlabelled import unlabelled, unlabelled_chunks
 
@@ -381,6 +382,34 @@ def test_several_classes_a_text_are_said_to_be_unsupported():
     features = Features({"text": Value("string"), "label": List(ClassLabel(names=["a", "b"]))})
     with pytest.raises(TaskError, match="multi-label.* not supported"):
         load_task(Dataset.from_dict({"text": ["x", "y"], "label": [[0], [1, 0]]}, features=features))
+
+
+def test_bytes_are_neither_classes_nor_texts():
+    rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(40)]
+    for column, said in (("label", "a label in 'label' is bytes, such as b'a', not a class"), ("text", "that is a bytes")):
+        coded = Dataset.from_list([{**row, column: row[column].encode()} for row in rows])
+        with pytest.raises(TaskError, match=rf"(?s){said}.*Make texts of the column before, such as frame.name..str.decode"):
+            load_task(coded)
+
+
+@pytest.mark.parametrize("name", ["new.csv", "new.jsonl"])
+def test_a_name_that_ends_with_a_blank_is_shown_to(tmp_path, name):
+    path = write(tmp_path / name, [{"text ": f"text {i}", "label": "ab"[i % 2]} for i in range(40)])
+    with pytest.raises(TaskError, match="no column 'text'; the columns are 'text ', label. Choose"):
+        load_task(path)
+    with pytest.raises(HfTlmError, match="no column 'text'; the columns are 'text ', label. Choose"):
+        list(load_corpus(path))
+
+
+@pytest.mark.parametrize("name", ["new.json", "new.jsonl"])
+def test_half_characters_of_json_are_told_of(tmp_path, name):
+    rows = [{"text": f"text {i}" + "\ud800" * (i == 5), "label": "ab"[i % 2]} for i in range(40)]
+    text = json.dumps(rows) if name == "new.json" else "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / name).write_text(text)
+    spec = TaskSpec(name="reviews", path="")
+    for read in (load_task, lambda path: list(load_corpus(path)), lambda path: list(unlabelled(path, spec))):
+        with pytest.raises(HfTlmError, match=r"Cannot read .*half a character, .*Take such halves out: text.encode"):
+            read(str(tmp_path / name))
 
 
 def test_lists_that_a_csv_made_texts_of_are_told_of(tmp_path, caplog):

@@ -5,7 +5,7 @@ import torch
 from transformers import TrainerCallback
 
 from hf_tlm.models import applied_parameters
-from hf_tlm.runs.records import started
+from hf_tlm.runs.records import command_line, started
 from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training import cost as budgets
 from hf_tlm.training.cost import first_step, model_flops_utilization
@@ -184,3 +184,10 @@ def test_a_gpu_that_is_left_alone_is_not_named(tmp_path, data, tokenizer, monkey
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "NVIDIA L4")
     named = [started({"arguments": {"use_cpu": alone}, "model": {}})["environment"] for alone in (False, True)]
     assert named[0]["accelerator"] == "1 x NVIDIA L4" and "accelerator" not in named[1]
+
+
+def test_a_notebook_s_command_has_no_file_of_its_kernel(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["/venv/ipykernel_launcher.py", "-f", str(tmp_path / "kernel-1.json")])
+    assert command_line() == "ipykernel_launcher.py"
+    monkeypatch.setattr("sys.argv", ["/home/me/mine.py", "--rate", "2"])
+    assert command_line() == "mine.py --rate 2"
