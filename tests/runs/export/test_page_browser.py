@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from hf_tlm.hub import publish_model
@@ -37,6 +37,7 @@ in_a_browser = pytest.mark.skipif(
     reason="THE PAGE IS NOT TESTED IN A BROWSER: it takes chromium on the PATH, and HF_TLM_PAGE_RUNTIME, a folder in which "
     "`npm install @huggingface/transformers@4.3.1` was run",
 )
+SIGMAS = ["ΟΔΟΣ", "Σ", "ΑΣ'", "ΟΔΌΣ.", "ΟΔΟΣ\u0301", "ΠΟΛΥΣ ΚΟΣΜΟΣ", "\U0001d6ba\U0001d6ba", "ς"]
 PARTS = [
     "the gene binds",
     "Zürich",
@@ -67,7 +68,21 @@ PARTS += [
     "##x",
     "[SEP]",
 ]
-PARTS += ["[MASK] x", "...", "—", "http://a.b/c?d=e", "Σίσυφος", "Привет", "مرحبا", "हिन्दी", "ไทย", "\U0001d400", "½", "²"]
+PARTS += [
+    "[MASK] x",
+    "...",
+    "—",
+    "http://a.b/c?d=e",
+    "Σίσυφος",
+    *SIGMAS,
+    "Привет",
+    "مرحبا",
+    "हिन्दी",
+    "ไทย",
+    "\U0001d400",
+    "½",
+    "²",
+]
 DRIVER = """
 <!doctype html><meta charset="utf-8"><script type="importmap">{imports}</script>
 <script type="module">
@@ -252,6 +267,90 @@ def test_rotary_positions(tokenizer, tmp_path, seeds):
         expected = texts.encode(case[0])
         (logits,) = model({"input_ids": [expected.ids], "attention_mask": [expected.attention_mask]})
         assert one["shares"] == pytest.approx(np.exp(logits[0]) / np.exp(logits[0]).sum(), abs=0.01)
+
+
+def normalized(kind):
+    """Tokenizers of single characters, with one of the normalizers that lower case, alone or among others."""
+    found = Tokenizer(models.WordLevel({"[UNK]": 0}, "[UNK]"))
+    found.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    found.normalizer = NORMALIZERS[kind]
+    letters = {letter for text in TEXTS for letter in found.normalizer.normalize_str(text)}
+    found.model = models.WordLevel({letter: at for at, letter in enumerate(["[UNK]", *sorted(letters)])}, "[UNK]")
+    return found
+
+
+NORMALIZERS = {
+    "bert": normalizers.BertNormalizer(lowercase=True),
+    "bert, with accents": normalizers.BertNormalizer(lowercase=True, strip_accents=False, handle_chinese_chars=False),
+    "bert, cased": normalizers.BertNormalizer(lowercase=False),
+    "lowercase": normalizers.Lowercase(),
+    "sequence": normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]),
+    # A mathematical sigma is the plain one after it.
+    "compatible": normalizers.Sequence([normalizers.NFKC(), normalizers.Sequence([normalizers.Lowercase()])]),
+    "none that lowers": normalizers.NFC(),
+}
+_DRAWN = random.Random(1)
+TEXTS = [
+    *("Ο ΔΡΟΜΟΣ ΕΙΝΑΙ ΜΑΚΡΥΣ", "Οδός, ΟΔΟΣ; ΟΔΌΣ!", "ΣΣΣ Σ σς ς", "ΟΔΟΣ2 ΑΣ-ΑΣ", "Ϲ ϲ \U0001d6ba \U0001d6d3"),
+    *("İSTANBUL IĞDIR ılık İi", "STRAẞE Straße GROẞ", "ǅ ǈ Ⅷ ⓐⒶ", "ﬃ ŉ ΐ"),
+    *(" ".join(_DRAWN.choices(PARTS, k=_DRAWN.randint(1, 20))) for _ in range(1000)),
+]
+# What transformers.js does with these normalizers, in its order; `clean` and CJK's spaces lower nothing.
+NORMALIZING = """
+import { readFileSync } from "node:fs";
+import { loweredAsInPython } from "./model.js";
+const [words, texts] = JSON.parse(readFileSync("cases.json", "utf8"));
+const strip = (text) => text.normalize("NFD").replace(/\\p{Mn}/gu, "");
+const normalize = (one, text) => ({
+  Sequence: () => one.normalizers.reduce((so_far, next) => normalize(next, so_far), text),
+  Replace: () => text.replaceAll(one.pattern.String, one.content),
+  Lowercase: () => text.toLowerCase(),
+  NFD: () => text.normalize("NFD"), NFC: () => text.normalize("NFC"), NFKC: () => text.normalize("NFKC"),
+  StripAccents: () => text.replace(/\\p{Mn}/gu, ""),
+  BertNormalizer: () => {
+    if (one.lowercase) text = text.toLowerCase();
+    return (one.strip_accents ?? one.lowercase) ? strip(text) : text;
+  },
+})[one.type]();
+const made = loweredAsInPython(words);
+const [plain, ours] = [words, made].map(({ normalizer }) => texts.map((text) => normalize(normalizer, text)));
+console.log(JSON.stringify({ made, plain, ours, none: loweredAsInPython({ normalizer: null }) }));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="THE PAGE'S SCRIPT IS NOT TESTED: it takes node on the PATH")
+@pytest.mark.parametrize("kind", NORMALIZERS)
+def test_a_capital_sigma_is_lowered_as_in_python(kind, tmp_path):
+    """At the end of a word JavaScript has a final sigma for it, and Python's tokenizers the common one."""
+    package = tmp_path / "node_modules/@huggingface/transformers"
+    package.mkdir(parents=True)
+    names = ("AutoModelForSequenceClassification", "PreTrainedTokenizer", "Tensor", "softmax")
+    stub = "".join(f"export const {name} = null;\n" for name in names)
+    stub += "export const env = { backends: { onnx: { wasm: {} } } };\n"
+    (package / "index.js").write_text(stub)
+    (package / "package.json").write_text('{"type": "module", "exports": "./index.js"}')
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    shutil.copy(Path(module.__file__).parent / "templates/model.js", tmp_path)
+    tokenizer = normalized(kind)
+    words = json.loads(tokenizer.to_str())
+    (tmp_path / "cases.json").write_text(json.dumps([words, TEXTS]), encoding="utf-8")
+    (tmp_path / "run.js").write_text(NORMALIZING)
+    done = subprocess.run(["node", "run.js"], cwd=tmp_path, capture_output=True, check=True, encoding="utf-8")
+    found = json.loads(done.stdout)
+    assert found["none"] == {"normalizer": None} and {**found["made"], "normalizer": 0} == {**words, "normalizer": 0}
+    # To Python the tokenizer that the page makes of it is the same.
+    other = Tokenizer.from_str(json.dumps(found["made"]))
+    for text in TEXTS:
+        assert other.encode(text).ids == tokenizer.encode(text).ids
+        assert other.normalizer.normalize_str(text) == tokenizer.normalizer.normalize_str(text)
+    # And JavaScript lowers every sigma as Python does.
+    lowers = kind not in ("bert, cased", "none that lowers")
+    assert any("ς" in one for one in found["plain"]) and (found["plain"] != found["ours"]) == lowers
+    for text, ours in zip(TEXTS, found["ours"], strict=True):
+        expected = tokenizer.normalizer.normalize_str(text)
+        assert [letter for letter in ours if letter in "σςΣ"] == [letter for letter in expected if letter in "σςΣ"], text
+    if kind == "lowercase":
+        assert found["ours"] == [tokenizer.normalizer.normalize_str(text) for text in TEXTS]
 
 
 @pytest.mark.slow

@@ -23,6 +23,18 @@ function shares(first, second, room) {
   return first > second ? [long, short] : [short, long];
 }
 
+// The same tokenizer for a language whose lower case looks at the neighbours of a letter: at the end of a word toLowerCase
+// makes a final sigma of the capital one, and tokenizers in Python never do. So it is lowered by itself, ahead of the others.
+export function loweredAsInPython(words) {
+  const sigma = { type: "Replace", pattern: { String: "\u03a3" }, content: "\u03c3" };
+  const steps = (one) => {
+    if (one?.type === "Sequence") return one.normalizers.flatMap(steps);
+    return one?.type === "Lowercase" || (one?.type === "BertNormalizer" && one.lowercase) ? [sigma, one] : [one];
+  };
+  if (!words.normalizer) return words;
+  return { ...words, normalizer: { type: "Sequence", normalizers: steps(words.normalizer) } };
+}
+
 export async function load() {
   const page = await json("page.json");
   const [place, name] = page.model; // Beside the page, or a revision in a repository of the Hub.
@@ -39,7 +51,7 @@ export async function load() {
     }),
   ]);
   // tokenizer.json says all that there is to say; of classes transformers.js knows names of its own.
-  const tokenizer = new PreTrainedTokenizer(words, settings);
+  const tokenizer = new PreTrainedTokenizer(loweredAsInPython(words), settings);
   const types = record.inputs.includes("token_type_ids");
   const names = Object.keys(config.id2label).map((index) => config.id2label[index]);
   const plain = (text) => tokenizer(text, { add_special_tokens: false, return_tensor: false }).input_ids.length;
