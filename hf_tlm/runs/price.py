@@ -203,6 +203,9 @@ def price_line(found: Mapping[str, Any]) -> str:
     if times := found.get("milliseconds"):
         line += "; a text of " + ", of ".join(f"{length} tokens {figures(value)} ms" for length, value in times.items())
         line += " on one core (torch, float32)"
+        if rates := found.get("texts_per_second"):
+            line += "; in batches " + ", ".join(f"{figures(rate)} of {length} tokens" for length, rate in rates.items())
+            line += " a second"
     return line
 
 

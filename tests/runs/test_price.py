@@ -69,6 +69,8 @@ def test_a_line():
         "6.12 MB; a text of 32 tokens 0.34 ms, of 128 tokens 1.3 ms on one core (torch, float32)"
     )
     assert price_line({"megabytes": 0.5}) == "0.5 MB"
+    rates = {"megabytes": 6.123, "milliseconds": times, "texts_per_second": {"32": 2904.2, "128": 771.6}}
+    assert price_line(rates).endswith("(torch, float32); in batches 2,904 of 32 tokens, 772 of 128 tokens a second")
     large = price_line({"megabytes": 1421.3, "milliseconds": {"128": 250.4}})
     assert large == "1,421 MB; a text of 128 tokens 250 ms on one core (torch, float32)"
 
