@@ -8,6 +8,7 @@ import csv
 import datetime
 import io
 import json
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -25,11 +26,14 @@ from hf_tlm.tasks.reading import separator_of
 from hf_tlm.training import ArgumentsError
 from hf_tlm.utils.files import atomic_file
 
+logger = logging.getLogger(__name__)
+
 # What the name of a file ends with -> its format.
 SUFFIXES = {
     **{".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".xlsx": "xlsx"},
     **{".txt": "txt"},
 }
+_LONGEST_LINE = 1 << 26  # bytes
 FORMATS = (*dict.fromkeys(SUFFIXES.values()), "glue", "squad")
 # What the leaderboard calls a registered task's file.
 GLUE_FILES = {
@@ -101,6 +105,47 @@ def check_format(predict_format: str, spec: TaskSpec, label_names: Sequence[str]
             )
 
 
+def _check_replaceable(path: Path, format: str) -> None:
+    """Raise an ArgumentsError where predictions would take the place of a table that has none, such as one's own labels.
+
+    Lines of text and SQuAD's answers are told from nothing else: that they take the place of a file is said.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        return
+    if format in ("txt", "squad"):
+        logger.warning("%s is there and will be replaced.", path)
+        return
+    names = _columns_of(path)
+    if names != [] and "prediction" not in (names or ()):
+        held = f"a table with the columns {', '.join(map(str, names)):.200}" if names else "no table that can be read"
+        raise ArgumentsError(
+            f"predict_output {path} is there and has no predictions that could be replaced: it is {held}, and would be "
+            "lost. Give another, or move the file."
+        )
+
+
+def _columns_of(path: Path) -> list[Any] | None:
+    """The names of a table's columns, of whatever kind the file is; None where it is none."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(_LONGEST_LINE)
+        if first.startswith(b"PAR1"):
+            return list(pq.read_schema(path).names)
+        if first.startswith(b"PK"):
+            import openpyxl
+
+            rows = openpyxl.load_workbook(path, read_only=True).worksheets[0].iter_rows(max_row=1, values_only=True)
+            return list(next(rows, ()))
+        line = first.decode("utf-8-sig").strip()
+        if "\0" in line:
+            return None
+        if line.startswith("{"):
+            return list(json.loads(line))
+        return next(csv.reader([line], delimiter=max(",;\t|", key=line.count)), [])
+    except Exception:  # Of any class: it is none of ours.
+        return None
+
+
 class PredictionFile(contextlib.ExitStack):
     """Predictions, written a chunk at a time to a file that appears whole, at the end of the context, or not at all.
 
@@ -116,7 +161,8 @@ class PredictionFile(contextlib.ExitStack):
         separator: that of `like`; None: it is looked for.
 
     Raises:
-        ArgumentsError: see `format_of`, `check_format`; the file is a folder.
+        ArgumentsError: see `format_of`, `check_format`; the file is a folder, or one that holds something else than
+            predictions.
     """
 
     def __init__(
@@ -140,6 +186,7 @@ class PredictionFile(contextlib.ExitStack):
             raise ArgumentsError(f"Predictions are a file, and {self.path} is a folder. Give another --predict_output.")
         if self.format == "xlsx":
             check_excel(self.path)
+        _check_replaceable(self.path, self.format)
         self.separator, self.mark = _dialect(like, separator) if self.format == "csv" else ("\t", "")
         self.written = 0
         self._columns: list[str] = []

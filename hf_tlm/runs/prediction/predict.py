@@ -104,8 +104,8 @@ def predict(
             of a run, are averaged: their probabilities, or their values.
         data: file (csv, tsv, xlsx, jsonl, json, parquet, or txt with a text a line), or Hub dataset, in the columns of the
             task, whose labels are not read; see `hf_tlm.tasks.unlabelled`, also for `drop_bad_rows`.
-        output: a file, for `glue` a folder. Default: one called like the data, in the folder `predictions` beside the model,
-            or here if that is on the Hub, or there are several.
+        output: a file, for `glue` a folder; earlier predictions there are replaced. Default: one called like the data, in
+            the folder `predictions` beside the model, or here if that is on the Hub, or there are several.
         predict_format: jsonl, csv, tsv, parquet, xlsx: a table. txt: a prediction a line. glue: a file for GLUE's
             leaderboard, under the name that it has there. squad: a JSON object, id -> answer, and another in
             `<name>_null_odds.json`, id -> how much the score of no answer is above that of the best one. Default: what the
@@ -122,8 +122,8 @@ def predict(
 
     Raises:
         ModelError: it holds no model that predicts, or its files do not go together; see `check_alike`.
-        ArgumentsError: the format is unknown or does not go with the task; the file is a folder, the data, or a model's, or
-            cannot be written.
+        ArgumentsError: the format is unknown or does not go with the task; the file is a folder, the data, a model's, or a
+            table without predictions, or cannot be written.
         TaskError: see `unlabelled`.
     """
     if backend not in ("torch", "onnx"):

@@ -7,6 +7,7 @@ import importlib
 import json
 import random
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from transformers import set_seed
 from hf_tlm.runs import PredictArguments, check_predictable, predict
 from hf_tlm.runs.prediction.files import PredictionFile, glue_task, glue_value
 from hf_tlm.tasks import TaskSpec
+from hf_tlm.training import ArgumentsError
 from support.tiny_checkpoints import go, pretrained
 from support.toys import make_task
 
@@ -141,6 +143,56 @@ def test_glue_file(tmp_path):
         file.add(rows.select([0]), [{"prediction": "entailment"}])
         assert not (tmp_path / "RTE.tsv").exists()
     assert (tmp_path / "RTE.tsv").read_text() == ("index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tentailment\n")
+
+
+def table(folder, name, rows):
+    """A table in the format of the name."""
+    path = folder / name
+    found = Dataset.from_list(rows)
+    {
+        ".jsonl": found.to_json,
+        ".csv": partial(found.to_csv, sep=";" if "semicolons" in name else ","),
+        ".tsv": partial(found.to_csv, sep="\t"),
+        ".parquet": found.to_parquet,
+        ".xlsx": lambda path: found.to_pandas().to_excel(path, index=False),
+    }[path.suffix](path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "semicolons.csv", "a.tsv", "a.parquet", "a.xlsx"])
+def test_a_table_of_ones_own_is_not_replaced(tmp_path, name):
+    """Its labels were lost without a word; earlier predictions may go."""
+    spec, rows = TaskSpec(name="reviews", path=""), [{"text": "good, or; so", "label": "a"}, {"text": "bad", "label": "b"}]
+    path = table(tmp_path, name, rows)
+    before = path.read_bytes()
+    with pytest.raises(ArgumentsError, match="it is a table with the columns text, label, and would be lost. Give another"):
+        PredictionFile(path, None, spec)
+    assert path.read_bytes() == before
+    path.unlink()
+    table(tmp_path, name, [{"text": row["text"], "prediction": row["label"]} for row in rows])
+    for _ in range(2):  # Its own too.
+        with PredictionFile(path, None, spec) as file:
+            file.add(Dataset.from_list([{"id": 1}]), [{"prediction": "a", "probabilities": {"a": 1.0}}], {"text": ["good"]})
+    path.write_bytes(b"")
+    PredictionFile(path, None, spec)
+    path.write_bytes(bytes(range(256)))
+    with pytest.raises(ArgumentsError, match="it is no table that can be read, and would be lost"):
+        PredictionFile(path, None, spec)
+
+
+def test_other_files_are_said_to_be_replaced(tmp_path, caplog):
+    """Predictions as lines look like any text; the table of another format, and GLUE's, are known."""
+    (tmp_path / "a.txt").write_text("mine\n")
+    PredictionFile(tmp_path / "a.txt", None, TaskSpec(name="reviews", path=""))
+    assert "a.txt is there and will be replaced" in caplog.text
+    (tmp_path / "a.csv").write_text('{"id": 1, "prediction": "a"}\n')
+    PredictionFile(tmp_path / "a.csv", None, TaskSpec(name="reviews", path=""))
+    for _ in range(2):
+        with PredictionFile(tmp_path, "glue", TaskSpec(name="glue_rte", path="")) as file:
+            file.add(Dataset.from_list([{"id": 1}]), [{"prediction": "entailment"}])
+    (tmp_path / "RTE.tsv").write_text("index\tlabel\n")
+    with pytest.raises(ArgumentsError, match="columns index, label, and would be lost"):
+        PredictionFile(tmp_path, "glue", TaskSpec(name="glue_rte", path=""))
 
 
 def test_a_column_that_begins_late_is_refused_by_a_csv_and_kept_by_lines_of_json(tmp_path):
