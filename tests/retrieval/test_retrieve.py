@@ -262,6 +262,12 @@ def test_words_are_those_of_the_script(run, make_task, make_corpus, tmp_path, re
     assert f"script {script}" in shown and ("**公园**" in shown or "**किताब**" in shown)
 
 
+@pytest.mark.parametrize("query,said", [("the of and", "or keep stop words"), ("😀 👍🏽!", "or take a random subset")])
+def test_queries_without_words_are_told_what_helps(run, make_task, make_corpus, query, said):
+    with pytest.raises(RetrievalError, match=f"are empty once stop words .* dropped. Check the task's text column, {said}"):
+        run(make_task({"q": query, "r": query}), make_corpus())
+
+
 def test_a_k_that_takes_most_of_the_corpus_is_warned_of(run, make_task, make_corpus, caplog):
     """And the K that is named takes at most half, one more does not."""
     with caplog.at_level(logging.WARNING):

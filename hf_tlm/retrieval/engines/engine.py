@@ -84,9 +84,16 @@ class RetrievalRequest:
         tokenized = tokenize_texts(self.queries, self.settings.analyzer)
         empty = np.flatnonzero(np.diff(tokenized.offsets) == 0)
         if len(empty) == len(tokenized):
+            every_word = replace(self.settings.analyzer, stopwords=None)
+            stopwords_alone = tokenize_texts(self.queries, every_word).offsets[-1] > 0
             raise RetrievalError(
                 f"All {len(tokenized)} queries of {self.name} are empty once stop words and single characters are "
-                "dropped. Check the task's text column, or keep stop words (stopwords=None)."
+                "dropped. Check the task's text column, or "
+                + (
+                    "keep stop words (--keep_stopwords, stopwords=None in Python)."
+                    if stopwords_alone
+                    else "take a random subset (--retriever random): no query has a word of two letters or digits."
+                )
             )
         if len(empty):
             logger.warning("%d of %d queries are empty, first: %s.", len(empty), len(tokenized), self.query_ids[empty[0]])
