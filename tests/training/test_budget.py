@@ -189,5 +189,5 @@ def test_a_gpu_that_is_left_alone_is_not_named(tmp_path, data, tokenizer, monkey
 def test_a_notebook_s_command_has_no_file_of_its_kernel(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["/venv/ipykernel_launcher.py", "-f", str(tmp_path / "kernel-1.json")])
     assert command_line() == "ipykernel_launcher.py"
-    monkeypatch.setattr("sys.argv", ["/home/me/mine.py", "--rate", "2"])
+    monkeypatch.setattr("sys.argv", ["/opt/mine.py", "--rate", "2"])
     assert command_line() == "mine.py --rate 2"
