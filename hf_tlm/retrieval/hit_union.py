@@ -84,6 +84,7 @@ def union_of(hits: Iterable[tuple[np.ndarray, np.ndarray]], total: int, size: in
     """
     from tqdm.auto import tqdm
 
+    HitUnion(1).add(0, np.zeros(1, np.int32), np.zeros(1, np.float32))  # Compiled before the bar, not under it.
     union, without_hits = HitUnion(size), []
     for query, (documents, scores) in enumerate(tqdm(hits, total=total, desc="Retrieving", unit=" queries")):
         union.add(query, documents, scores)

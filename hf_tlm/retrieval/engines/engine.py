@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
+from hf_tlm.retrieval.compiling import tell_of_compiling
 from hf_tlm.retrieval.engines import packages as backends
 from hf_tlm.retrieval.engines.bm25.files import META_FILE, ChangedIndexError, order_of_ids
 from hf_tlm.retrieval.engines.bm25.index import Index
@@ -110,6 +111,7 @@ class RetrievalRequest:
 
 def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> RetrievalResult:
     """Our own index, or an engine of another package, over a corpus on this machine."""
+    tell_of_compiling()
     queries = search.tokenize()
     passages, index = _indexed(search, corpus) if engine == "bm25" else (corpus.to_dataset(str(search.folder)), None)
     if search.top_k > len(passages):

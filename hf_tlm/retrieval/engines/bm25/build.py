@@ -6,9 +6,11 @@ do not depend on the number of threads.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import tempfile
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
+from hf_tlm.retrieval.compiling import tell_of_compiling
 from hf_tlm.retrieval.engines.bm25 import tiles
 from hf_tlm.retrieval.engines.bm25.files import (
     FILES,
@@ -191,6 +194,14 @@ def _check_passages(dataset: Any) -> None:
         )
 
 
+def _compile(passage: Dataset, analyzer: Analyzer) -> None:
+    """Index a passage for nothing: what has to be compiled would stand still under a bar, which then promises hours."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as folder:
+        builder = Builder(Path(folder), analyzer)
+        builder.add(passage, 1, lambda number: None)
+        builder.finish()
+
+
 def write_index(
     directory: Path,
     old: Opened | None,
@@ -216,6 +227,9 @@ def write_index(
     if len(ids) == 0:
         raise RetrievalError(f"The corpus {about['corpus']['name']} holds no passage: there is nothing to index.")
     order = order_of_ids(ids)
+    tell_of_compiling()
+    if progress and len(dataset):
+        _compile(dataset.select([0]), Analyzer(**about["analyzer"]))
     bar = tqdm(total=len(dataset), desc="Indexing the corpus", unit=" passages", disable=None if progress else True)
     with atomic_directory(directory) as work, bar:
         builder = Builder.of(old, work) if old else Builder(work, Analyzer(**about["analyzer"]))

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ from numpy.lib.format import open_memmap
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, Statistics, average_idf, length_norms
+from hf_tlm.retrieval.compiling import tell_of_compiling
 from hf_tlm.retrieval.engines.bm25.build import write_index
 from hf_tlm.retrieval.engines.bm25.files import (
     ARRAYS,
@@ -76,6 +77,8 @@ class Index:
     array, of the passages in their order; order: int32 [N], their places when sorted by id; by_place: its inverse;
     len(): their number. An opened index stays what it is when its folder is extended or replaced.
     """
+
+    compiled: ClassVar[bool] = False  # What searches, in this process.
 
     def __init__(self, directory: Path, meta: dict[str, Any]):
         self.directory, self.meta = directory, meta
@@ -271,7 +274,18 @@ class Index:
         statistics = statistics or self.statistics(queries.vocabulary, settings.variant)
         terms = query_terms(queries, self.vocabulary.find(queries.vocabulary), settings, statistics, max_query_terms)
         threads = num_threads or os.cpu_count() or 1
+        self._compile(terms, settings, statistics)
         return self._search(terms, min(top_k, len(self)), settings, statistics, threads, query_batch_size)
+
+    def _compile(self, terms: QueryTerms, settings: Bm25Settings, statistics: Statistics) -> None:
+        """Search a tile for the longest query, once a process: what has to be compiled would stand still under a bar."""
+        tell_of_compiling()
+        if not Index.compiled and len(terms.constants) and len(self.table) > 1:
+            Index.compiled = True
+            longest, rows = int(np.diff(terms.starts).argmax()), slice(0, int(self.table[0, 1]))
+            tile = self.tile(0), length_norms(settings, self.lengths[rows], statistics), self.order[rows]
+            for _ in search_batch(terms.slice(longest, longest + 1), 1, 1, lambda _: tile, tile, self.by_place):
+                pass
 
     def _search(
         self, terms: QueryTerms, top_k, settings, statistics, threads: int, batch_size: int | None
