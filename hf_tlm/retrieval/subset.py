@@ -101,6 +101,10 @@ class Subset:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def __repr__(self) -> str:
+        corpus, task = self.manifest["corpus"], self.manifest["task"]
+        return f"Subset({len(self):,} passages of {corpus['name']!r} for {task['name']!r})"
+
     def save(self, directory: str | os.PathLike, *, report: str | None = None) -> None:
         """Write parquet data, manifest, report and dataset card; the same subset gives the same bytes.
 

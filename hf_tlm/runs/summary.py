@@ -112,6 +112,12 @@ class SeededRun:
     output_dir: Path
     push: Push | None = None
 
+    def __repr__(self) -> str:
+        metric = self.details["metric"]
+        scores = [f"{split} {format_score(of[metric])}" for split, of in self.summary.items() if metric in of]
+        seeds = "one seed" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
+        return f"{type(self).__name__}({str(self.output_dir)!r}, {seeds}; {metric}: {', '.join(scores) or 'none'})"
+
     @property
     def best(self) -> dict[str, Any]:
         """The record of the seed that is best on validation."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.shown import instead
+from hf_tlm.utils.shown import few, instead
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -138,6 +138,11 @@ class Task:
     report: dict[str, dict[str, Any]] = field(default_factory=dict)
     held_out: dict[str, float] = field(default_factory=dict)
     sampled_of: dict[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in self.splits.items())
+        labels = f"; {self.num_labels} labels: {few(self.label_names)}" if self.label_names else ""
+        return f"Task({self.name!r}, {self.kind}: {sizes}{labels}; {self.metric})"
 
     @property
     def name(self) -> str:

@@ -38,6 +38,11 @@ def test_columns_have_the_documented_types(either):
     assert {name: feature.dtype for name, feature in either.dataset.features.items()} == COLUMNS
 
 
+def test_a_notebook_shows_it_in_a_line(subset):
+    names = subset.manifest["corpus"]["name"], subset.manifest["task"]["name"]
+    assert repr(subset) == f"Subset({len(subset)} passages of {names[0]!r} for {names[1]!r})"
+
+
 def test_save_and_load_give_the_same_subset(either, tmp_path):
     either.save(tmp_path / "saved")
     loaded = Subset.load(tmp_path / "saved")

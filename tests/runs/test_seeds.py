@@ -1,8 +1,10 @@
 import math
+from pathlib import Path
 
 import pytest
 
 from hf_tlm.runs import aggregate, format_score, format_table
+from hf_tlm.runs.summary import SeededRun
 
 
 def test_mean_and_sample_deviation():
@@ -36,3 +38,11 @@ def test_names_in_a_table_are_no_markup():
     lines = format_table([{"arm": "a|b *c*\n[d](http://x)", "f1|": "1"}], ["arm", "f1|"]).splitlines()
     assert len(lines) == 3 and lines[0].endswith("| f1\\| |")
     assert lines[2].startswith(r"| a\|b \*c\* \[d\](http:")
+
+
+def test_a_notebook_shows_a_run_in_a_line():
+    seeds = [{"seed": 0, "validation": {"f1": 0.5}}, {"seed": 1, "validation": {"f1": 0.7}}]
+    summary = {"validation": aggregate([seed["validation"] for seed in seeds]), "test": aggregate([{"f1": 0.25}])}
+    run = SeededRun(seeds, summary, {"metric": "f1"}, Path("runs/a"))
+    assert repr(run) == "SeededRun('runs/a', 2 seeds; f1: validation 60.00 ± 14.14, test 25.00)"
+    assert repr(SeededRun(seeds[:1], {}, {"metric": "f1"}, Path("runs/a"))) == "SeededRun('runs/a', one seed; f1: none)"

@@ -127,3 +127,9 @@ def test_a_step_refuses_kinds_it_cannot_use(task):
         TaskError, match="TLM takes regression and tagging tasks; toy is a classification task.*hf-tlm finetune"
     ):
         task.check_kind("TLM", "regression", "tagging")
+
+
+def test_a_notebook_shows_a_task_in_a_line(task):
+    sizes = ", ".join(f"{len(rows)} {split}" for split, rows in task.splits.items())
+    names = ", ".join(task.label_names)
+    assert repr(task) == f"Task('toy', classification: {sizes}; {task.num_labels} labels: {names}; {task.metric})"
