@@ -25,3 +25,7 @@ def command_of(name: str) -> str | None:
     """The command of a name: its own, with _ for -, or that of its recipe (`train_tlm`); None for another name."""
     names = {recipe: command for command, (recipe, _) in COMMANDS.items()} | {name: name for name in COMMANDS}
     return names.get(name) or names.get(name.replace("_", "-")) or names.get(name.replace("-", "_"))
+
+
+# Said of a key at the top of a YAML file that the recipe at hand does not know.
+OTHER_SECTIONS = f" Options of another command go into its section: one of {', '.join(RECIPES)}."

@@ -30,9 +30,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin, get_type_hints
 
-from hf_tlm.commands import RECIPES
+from hf_tlm.commands import OTHER_SECTIONS, RECIPES
 from hf_tlm.errors import HfTlmError
-from hf_tlm.presets import did_you_mean, find, of_other_recipes
+from hf_tlm.presets import did_you_mean, find
 from hf_tlm.utils.disk import disk_problem
 from hf_tlm.utils.files import check_working_folder
 from hf_tlm.utils.options import RANGES, problem
@@ -175,7 +175,7 @@ def _take_files(parser: Any, classes: Sequence[type], args: Sequence[str], recip
     paths, actions = config_files(args), _actions(parser, classes)
     for key, value in (read_configs(paths, recipe) | _renamed(values)).items():
         place = "the values given" if key in values else ", ".join(map(str, paths))
-        _check_known(key, actions, f"{place} for {recipe}", recipe)
+        _check_known(key, actions, f"{place} for {recipe}", OTHER_SECTIONS)
         # Of all actions of that name: an option that is true by default has its --no_ beside it.
         parser.set_defaults(**{key: _typed(key, value, actions[key])})
         actions[key].required = False
@@ -341,9 +341,9 @@ def _text(default: Any, text: str) -> str:
     return text
 
 
-def _check_known(key: str, actions: Mapping[str, argparse.Action], where: str, recipe: str | None = None) -> None:
+def _check_known(key: str, actions: Mapping[str, argparse.Action], where: str, advice: str = "") -> None:
     if key not in actions:
-        raise ConfigError(f"Unknown key {key!r:.60} in {where}.{of_other_recipes(key, recipe) or suggestion(key, actions)}")
+        raise ConfigError(f"Unknown key {key!r:.60} in {where}.{suggestion(key, actions)}{advice}")
 
 
 def _typed(key: str, value: Any, action: Any) -> Any:

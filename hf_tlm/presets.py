@@ -14,9 +14,6 @@ import re
 import textwrap
 from pathlib import Path
 
-from hf_tlm.commands import RECIPES
-from hf_tlm.utils.outline import options_of
-
 _SPELLING = re.compile(r"^(?:\./)?recipes/configs/|\.(?:yaml|json)$")
 
 
@@ -51,19 +48,6 @@ def did_you_mean(name: str | os.PathLike) -> str:
     parts = {preset.partition("/")[2]: preset for preset in inside}
     close = difflib.get_close_matches(wanted, parts, n=3, cutoff=0.7)
     return f" Did you mean {' or '.join(parts[part] for part in close)}?" if close else ""
-
-
-def of_other_recipes(key: str, recipe: str | None) -> str:
-    """A sentence that names the sections of YAML files for an option of other recipes, with a space before it.
-
-    Nothing where none has it, or what it is in (`recipe` None) is no file of a recipe.
-    """
-    names = [name for name in RECIPES if name not in (recipe, "quickstart") and recipe is not None]
-    sections = [name for name in names if key in options_of(recipes_folder() / f"{name}.py")]
-    if not sections:
-        return ""
-    listed = " and ".join(filter(None, [", ".join(sections[:-1]), sections[-1]]))
-    return f" It is an option of {listed}: put it into a section of that name, as in `{sections[0]}: {{{key}: ...}}`."
 
 
 def describe(path: Path) -> str:

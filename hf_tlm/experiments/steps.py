@@ -122,14 +122,6 @@ def make_step(plan: Plan, step: Step) -> dict[str, Any]:
     return MAKE[step.kind](plan, step, *parse_step(plan, step))
 
 
-def save_subset(plan: Plan, step: Step, subset: Subset) -> None:
-    """Save the subset of a step, also where there is a damaged one of it."""
-    record = read_record(plan.record_file(step))
-    if record is not None and record["status"] == "finished":
-        discard_damaged(plan.folder(step))
-    subset.save(plan.folder(step), report=retrieval_report(subset))
-
-
 CLASSES: Mapping[str, tuple[type, ...]] = {
     TOKENIZER: (TaskArguments, CorpusArguments, TokenizerArguments),
     "retrieve": (TaskArguments, CorpusArguments, RetrievalArguments),
@@ -173,12 +165,20 @@ def damage(plan: Plan, step: Step) -> str | None:
     return subset_problem(folder) if step.kind in SUBSETS and folder.is_dir() else None
 
 
+def _save_subset(plan: Plan, step: Step, subset: Subset) -> None:
+    """Save the subset of a step, also where there is a damaged one of it."""
+    record = read_record(plan.record_file(step))
+    if record is not None and record["status"] == "finished":
+        discard_damaged(plan.folder(step))
+    subset.save(plan.folder(step), report=retrieval_report(subset))
+
+
 def _make_retrieval(
     plan: Plan, step: Step, task_args: TaskArguments, corpus_args: CorpusArguments, args: RetrievalArguments
 ) -> dict[str, Any]:
     task = task_args.load()
     subset = args.retrieve(task, corpus_args.load(optional=args.retriever == "elasticsearch"))
-    save_subset(plan, step, subset)
+    _save_subset(plan, step, subset)
     return {"subset": describe_subset(subset)}
 
 
@@ -198,7 +198,7 @@ def _make_selection(
         begun = time.time()  # What is waited for is another selection's time.
         smaller = select_part(task, subset, selection, args, model_args)
     if args.process_index == 0:
-        save_subset(plan, step, smaller)
+        _save_subset(plan, step, smaller)
     return {"subset": describe_subset(smaller), "wall_seconds": round(time.time() - begun, 1)}
 
 

@@ -7,10 +7,8 @@ import builtins
 import functools
 import importlib
 import importlib.util
-import re
 from dataclasses import make_dataclass
 from importlib.abc import InspectLoader
-from pathlib import Path
 from typing import Any
 
 
@@ -46,59 +44,6 @@ def outline(name: str) -> type[Any]:
     namespace = {"__doc__": ast.get_docstring(node), "extends": tuple(dict.fromkeys(extends))}
     # By keyword: a field without a default may follow one with.
     return make_dataclass(own, fields, bases=tuple(bases), namespace=namespace, kw_only=True)
-
-
-def options_of(recipe: Path) -> set[str]:
-    """The options of a recipe, by its source: the fields of the classes called ...Arguments that its `main` speaks of."""
-    tree = ast.parse(recipe.read_text(encoding="utf-8"))
-    main = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"), tree)
-    imports = {
-        alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    found = {
-        name for node in tree.body if isinstance(node, ast.ClassDef) for base in _bases(node) if (name := imports.get(base))
-    }
-    options = {name for node in tree.body if isinstance(node, ast.ClassDef) for name in _annotated(node)}
-    for node in ast.walk(main):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)
-        elif isinstance(node, ast.Name):
-            found.add(imports.get(node.id, ""))
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found.add(f"{imports.get(node.value.id, '')}.{node.attr}")
-    own = {name for name in found if re.fullmatch(r"hf_tlm\.[\w.]+Arguments", name)}
-    return options.union(*(_declared(*name.rsplit(".", 1)) for name in own))
-
-
-def _declared(module: str, name: str) -> set[str]:
-    """The names of the fields of a class and its bases, by their source alone."""
-    home, own = _origin(module, name)
-    node = _statements(home).get(own)
-    if (home, own) == ("transformers", "TrainingArguments"):
-        node = _of_trainer()
-    if not isinstance(node, ast.ClassDef):
-        return set()
-    return _annotated(node).union(*(_declared(home, base) for base in _bases(node)))
-
-
-def _of_trainer() -> ast.ClassDef | None:
-    """What the Trainer takes, from its own file: the package around it takes a second or two to import."""
-    package = importlib.util.find_spec("transformers")
-    file = Path(package.origin).with_name("training_args.py") if package is not None and package.origin else None
-    tree = ast.parse(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else ast.Module([], [])
-    return next((one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "TrainingArguments"), None)
-
-
-def _bases(node: ast.ClassDef) -> list[str]:
-    return [base.id for base in node.bases if isinstance(base, ast.Name)]
-
-
-def _annotated(node: ast.ClassDef) -> set[str]:
-    entries = (entry for entry in node.body if isinstance(entry, ast.AnnAssign))
-    return {ast.unparse(entry.target) for entry in entries if "ClassVar" not in ast.unparse(entry.annotation)}
 
 
 def _package(module: str) -> str:

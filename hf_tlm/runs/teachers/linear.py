@@ -117,7 +117,8 @@ def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[i
     folds = _folds(texts, labels)
     losses: defaultdict[tuple[int, float], float] = defaultdict(float)
     characters = by_character(texts)
-    grid = list(product(N_GRAMS[: 1 if classes > MOST_CLASSES_FOR_PAIRS else None], folds))
+    n_grams = N_GRAMS[:1] if classes > MOST_CLASSES_FOR_PAIRS else N_GRAMS
+    grid = list(product(n_grams, folds))
     for n, (train, test) in tqdm(grid, desc="Choosing the linear teacher", unit=" fits"):
         vectorizer = tfidf(n, characters=characters)
         seen = vectorizer.fit_transform([texts[i] for i in train])

@@ -78,7 +78,7 @@ class Index:
     len(): their number. An opened index stays what it is when its folder is extended or replaced.
     """
 
-    compiled: ClassVar[bool] = False  # What searches, in this process.
+    _compiled: ClassVar[bool] = False  # What searches, in this process.
 
     def __init__(self, directory: Path, meta: dict[str, Any]):
         self.directory, self.meta = directory, meta
@@ -280,8 +280,8 @@ class Index:
     def _compile(self, terms: QueryTerms, settings: Bm25Settings, statistics: Statistics) -> None:
         """Search a tile for the longest query, once a process: what has to be compiled would stand still under a bar."""
         tell_of_compiling()
-        if not Index.compiled and len(terms.constants) and len(self.table) > 1:
-            Index.compiled = True
+        if not Index._compiled and len(terms.constants) and len(self.table) > 1:
+            Index._compiled = True
             longest, rows = int(np.diff(terms.starts).argmax()), slice(0, int(self.table[0, 1]))
             tile = self.tile(0), length_norms(settings, self.lengths[rows], statistics), self.order[rows]
             for _ in search_batch(terms.slice(longest, longest + 1), 1, 1, lambda _: tile, tile, self.by_place):
