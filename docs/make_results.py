@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,65 @@ SMALL = 12
 
 
 @dataclass(frozen=True)
+class Scores:
+    """A short table of test scores: an arm a line, a task a column.
+
+    columns: title -> (task, tables of `reproduce` to look in, such as coffee/main).
+    arms: title -> names of the arm, of which the first that the column's tables have is shown; `coffee#BM25` is looked for
+        in those tables whose name begins so. A line without a score is left out.
+    """
+
+    title: str
+    columns: Mapping[str, Sequence[str]]
+    arms: Mapping[str, Sequence[str]]
+
+    def to_text(self) -> str:
+        """Markdown, without the title.
+
+        Raises:
+            ValueError: the scores of a column are of several metrics, or there are none.
+        """
+        found = {arm: [self._row(column, names) for column in self.columns.values()] for arm, names in self.arms.items()}
+        heads = []
+        for place, title in enumerate(self.columns):
+            metrics = {row["metric"] for rows in found.values() if (row := rows[place])}
+            if len(metrics) != 1:
+                raise ValueError(f"{self.title}: {title} has scores of {sorted(metrics)}, and one metric is expected.")
+            heads.append(f"{title} ({metrics.pop()})")
+        lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+        lines += [f"| {arm} | " + " | ".join(map(_cell, rows)) + " |" for arm, rows in found.items() if any(rows)]
+        return "\n".join(lines)
+
+    def _row(self, column: Sequence[str], names: Sequence[str]) -> dict[str, Any] | None:
+        """The row of an arm, if a run of it has a test score."""
+        task, *tables = column
+        for name in names:
+            place, _, arm = name.rpartition("#")
+            for row in (row for table in tables if table.startswith(place) for row in read_rows(table)):
+                if (row["task"], row["arm"]) == (task, arm) and row["test"] is not None:
+                    return row
+        return None
+
+
+def _cell(row: Mapping[str, Any] | None) -> str:
+    """A test score, with how many seeds there are where that is fewer than were planned."""
+    from hf_tlm.runs.summary import format_score
+
+    if row is None:
+        return ""
+    count = len(row["finished"])
+    left = "" if count == row["seeds"] else f" ({count} seed{'s' * (count > 1)})"
+    return format_score(row["test"]) + left
+
+
+@dataclass(frozen=True)
 class Topic:
     """A page: the question it answers, and the files of benchmarks/results that it is made of.
 
     sources: Markdown that benchmarks wrote; `file.md#Heading` is the part of a file under the heading of the
         first level that begins so.
     pictures: with what they show.
+    scores: what of the tables is to be seen at a glance.
     """
 
     page: str
@@ -47,16 +101,46 @@ class Topic:
     question: str
     sources: Sequence[str]
     pictures: Sequence[tuple[str, str]] = ()
-    tables: Sequence[str] = field(default=())
+    scores: Sequence[Scores] = ()
 
 
+def columns(tasks: str, *tables: str) -> dict[str, tuple[str, ...]]:
+    """Columns of `Scores` for tasks that have their scores in the same tables."""
+    return {TASKS[task]: (task, *tables) for task in tasks.split()}
+
+
+TASKS = {
+    **{"chemprot": "ChemProt", "scierc": "SciERC", "acl_arc": "ACL-ARC", "hyperpartisan": "Hyperpartisan"},
+    **{"imdb": "IMDB", "agnews": "AG News", "rct_ei": "RCT's stand-in"},
+}
+SMALL_TASKS, LARGE_TASKS = "chemprot scierc acl_arc hyperpartisan", "imdb agnews rct_ei"
+ABLATIONS = ("stages", "rho1", "rho2", "top_k", "fractions", "layers", "objectives")
+ARMS = {name: (name,) for name in ("majority class", "linear", "task only", "random", "BM25")}
+FEW = {
+    "taught by the linear model": ("BM25 and linear teacher", "own texts and linear teacher"),
+    "taught by three of its own": ("own_texts#taught by that average", "hundred_validation#taught by that average"),
+    "taught by MiniLM": ("BM25 and encoder teacher", "own texts and encoder teacher"),
+    "taught by three MiniLMs": ("own texts and encoders averaged",),
+    "MiniLM fine-tuned": ("pretrained",),
+}
 TOPICS = (
     Topic(
         "real_tasks",
         "Real tasks, from scratch",
         "What do retrieval and selection buy on labelled tasks, beside a linear model and a pretrained encoder?",
         ["findings.md", "additions/long_texts.md"],
-        tables=("coffee", "cpu"),
+        scores=(
+            Scores(
+                "A coffee break of one core (`tlm/coffee`)",
+                columns(f"{SMALL_TASKS} {LARGE_TASKS}", "coffee/large_tasks", "coffee/main"),
+                ARMS,
+            ),
+            Scores(
+                "The scale before it, at four times the FLOPs in stage 1",
+                columns(f"{SMALL_TASKS} {LARGE_TASKS}", "cpu/main"),
+                {**ARMS, "BM25 + ISS 20%": ("BM25 + ISS 20%",), "MiniLM fine-tuned": ("pretrained",)},
+            ),
+        ),
     ),
     Topic(
         "coffee",
@@ -69,6 +153,26 @@ TOPICS = (
         "Ablations, at the scale before it",
         "Which of the papers' choices matter: stages, rho1, rho2, K, objectives, how much is kept and by which gradients?",
         ["RESULTS.md#Two CPU cores"],
+        scores=(
+            Scores(
+                "One choice changed at a time",
+                {
+                    "SciERC": ("scierc", *(f"cpu/{table}" for table in ABLATIONS)),
+                    "ChemProt": ("chemprot", *(f"cpu/{table}" for table in ABLATIONS)),
+                },
+                {
+                    "linear": ("linear",),
+                    "two stages, rho1 = 3, rho2 = 20, K = 50": ("two stages",),
+                    "stage 1 alone, with the FLOPs of both": ("stage 1 only, FLOPs of both",),
+                    "stage 2 alone, with the FLOPs of both": ("stage 2 only, FLOPs of both",),
+                    **{arm: (arm,) for arm in ("rho1 = 1", "rho1 = 99", "rho1 = 999", "corpus only")},
+                    **{arm: (arm,) for arm in ("rho2 = 0", "rho2 = 100", "rho2 = 1000", "K = 500", "K = 5000")},
+                    **{arm: (arm,) for share in (10, 20, 40, 60, 80) for arm in (f"ISS {share}%", f"BM25 {share}%")},
+                    **{f"ISS 20% by {layer}": (layer,) for layer in ("embeddings", "layer 1", "layer 2", "last layer")},
+                    **{arm: (arm,) for arm in ("ELECTRA", "COCO-LM")},
+                },
+            ),
+        ),
     ),
     Topic(
         "quickstart",
@@ -90,6 +194,20 @@ TOPICS = (
             "self_taught/self_taught.md",
             "encoder_teacher/encoder_teacher.md",
         ],
+        scores=(
+            Scores(
+                "With all labels: MiniLM and a linear model as the teacher, minutes of a GPU",
+                columns(f"{LARGE_TASKS} acl_arc hyperpartisan", "encoder_teacher/encoder_teacher"),
+                {
+                    **ARMS,
+                    "taught by the linear model": ("BM25 and linear teacher",),
+                    "taught by MiniLM": ("BM25 and encoder teacher",),
+                    "the same on random passages": ("random and encoder teacher",),
+                    "the same on the task's texts alone": ("task only and encoder teacher",),
+                    "MiniLM fine-tuned": ("pretrained",),
+                },
+            ),
+        ),
     ),
     Topic(
         "few_labels",
@@ -106,6 +224,31 @@ TOPICS = (
             "thousand_labels/thousand_labels.md",
             "thousand_labels/more_teachers.md",
         ],
+        scores=(
+            Scores(
+                "A hundred labels",
+                {
+                    "AG News": ("agnews", "hundred_labels/hundred_labels"),
+                    "own texts": ("agnews", "own_texts/agnews"),
+                    "and 100 validation labels": (
+                        "agnews",
+                        "hundred_validation/agnews",
+                        "hundred_validation/agnews_averaged",
+                    ),
+                    "RCT's stand-in": ("rct_ei", "hundred_labels/hundred_labels"),
+                    "its own texts": ("rct_ei", "own_texts/rct_ei"),
+                    "these and 100 validation labels": (
+                        *("rct_ei", "hundred_validation/rct_ei", "hundred_validation/rct_ei_averaged"),
+                    ),
+                },
+                {**ARMS, "BM25": ("BM25", "own texts"), **FEW},
+            ),
+            Scores(
+                "A thousand labels",
+                columns("agnews rct_ei imdb", "thousand_labels/thousand_labels"),
+                {**ARMS, **FEW},
+            ),
+        ),
     ),
     Topic(
         "plateau",
@@ -151,6 +294,17 @@ TOPICS = (
             *("gpu_minutes/main.md", "gpu_minutes/large_tasks.md", "hour.md", "gpu_coffee/main.md"),
             *("training_gpu.md", "training_gpu_before.md", "attention_gpu.md", "optimizers_gpu.md"),
         ],
+        scores=(
+            Scores(
+                "Minutes of a GPU (`tlm/gpu_minutes`), three seeds",
+                columns(SMALL_TASKS, "gpu_minutes/main", "cpu/main"),
+                {
+                    **{name: (f"gpu_minutes#{name}",) for name in ARMS},
+                    "BM25, averaged": ("BM25, averaged",),
+                    "MiniLM fine-tuned": ("pretrained",),
+                },
+            ),
+        ),
     ),
     Topic(
         "deploy",
@@ -194,12 +348,12 @@ TOPICS = (
         ],
     ),
 )
+# What a table ends with, of many lines, unfolds at a click.
+MADE_BY = re.compile(r"^Made by `.*$", re.M)
+FOLDED = r"<details><summary>How it was made, and what its columns are</summary>\n\n\g<0>\n\n</details>"
 HEADING = re.compile(r"^(#+) (.*)$", re.M)
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
-# Columns of the short tables.
-ARMS = ("majority class", "linear", "task only", "random", "BM25", "BM25 + ISS 20%", "pretrained")
-SCALES = {"coffee": "At the scale `tlm/coffee`", "cpu": "At the scale before it, at four times the FLOPs in stage 1"}
 
 
 def source_text(source: str) -> str:
@@ -208,7 +362,7 @@ def source_text(source: str) -> str:
     text = (RECORDS / name).read_text(encoding="utf-8").strip()
     if heading:
         text = part(text, heading)
-    return with_links(shifted(text), name)
+    return with_links(shifted(MADE_BY.sub(FOLDED, text)), name)
 
 
 def part(text: str, heading: str) -> str:
@@ -247,37 +401,10 @@ def with_links(text: str, source: str) -> str:
     return LINK.sub(moved, text)
 
 
+@cache
 def read_rows(table: str) -> list[dict[str, Any]]:
     """The rows of a table of `reproduce`, such as coffee/main."""
     return json.loads((RECORDS / f"{table}.json").read_text(encoding="utf-8"))["rows"]
-
-
-def arm_cells(
-    columns: Mapping[str, tuple[str, ...]], tasks: Sequence[str] | None = None, called: str = "{}"
-) -> dict[tuple[str, str], dict[str, str]]:
-    """(Task, metric) -> title -> test score, with how many seeds there are where that is fewer than were planned.
-
-    columns: title -> (arm, tables, of which a later one's score stands for an earlier one's). called: how a task is.
-    """
-    from hf_tlm.runs.summary import format_score
-
-    cells: dict[tuple[str, str], dict[str, str]] = {}
-    for title, (arm, *tables) in columns.items():
-        for row in (row for table in tables for row in read_rows(table)):
-            if row["test"] is not None and row["arm"] == arm and (tasks is None or row["task"] in tasks):
-                count = len(row["finished"])
-                left = "" if count == row["seeds"] else f" ({count} seed{'s' * (count > 1)})"
-                cells.setdefault((called.format(row["task"]), row["metric"]), {})[title] = format_score(row["test"]) + left
-    return cells
-
-
-def arms_table(titles: Iterable[str], cells: Mapping[tuple[str, str], Mapping[str, str]]) -> str:
-    """Scores of `arm_cells` by task; a title without one is left out."""
-    shown = [title for title in titles if any(title in found for found in cells.values())]
-    lines = [f"| task | metric | {' | '.join(shown)} |", "|---|---|" + "---:|" * len(shown)]
-    for (task, metric), found in cells.items():
-        lines.append(f"| {task} | {metric} | " + " | ".join(found.get(title, "") for title in shown) + " |")
-    return "\n".join(lines)
 
 
 def note(topic: Topic) -> str:
@@ -376,8 +503,7 @@ def page_text(topic: Topic) -> str:
         ValueError: its note has figures that its tables do not.
     """
     about = "Test scores, percent, mean ± standard deviation over seeds."
-    scores = {scale: arm_cells({arm: (arm, f"{scale}/main") for arm in ARMS}) for scale in topic.tables}
-    tables = [f"## {SCALES[scale]}\n\n{about}\n\n{arms_table(ARMS, cells)}" for scale, cells in scores.items()]
+    tables = [f"## {scores.title}\n\n{about}\n\n{scores.to_text()}" for scores in topic.scores]
     sources = [source_text(source) for source in topic.sources]
     said = (NOTES / f"{topic.page}.md").read_text(encoding="utf-8").strip()
     if missing := unfounded(said, "\n".join([*tables, *sources, *linked(said)])):
@@ -389,13 +515,15 @@ def page_text(topic: Topic) -> str:
     pictures = [f"![{what}]({posixpath.relpath(RECORDS / name, PAGES)})" for name, what in topic.pictures]
     names = dict.fromkeys(source.partition("#")[0] for source in topic.sources)
     files = ", ".join(f"[{name}]({posixpath.relpath(RECORDS / name, PAGES)})" for name in names)
+    answered, _, rest = note(topic).partition("\n\n")
     parts = [
         "<!-- Made by docs/make_results.py from benchmarks/results. -->",
         f"# {topic.title}",
         topic.question,
-        f"## What they say\n\n{note(topic)}",
+        answered,
         *tables,
         *pictures,
+        rest and f"## What is found\n\n{rest}",
         *map(with_heading, sources, topic.sources),
         f"## Records\n\nMade from {files} of `benchmarks/results`; the JSON files beside them have every figure.",
     ]
@@ -429,20 +557,29 @@ README_TABLE = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", r
 
 def readme_tables() -> dict[str, str]:
     """The tables of README by their names: of the small tasks, and of few labels."""
-    arms = {arm: arm for arm in ("majority class", "linear", "task only", "random", "BM25")}
-    columns = {title: (arm, "coffee/main") for title, arm in arms.items()}
-    columns["averaged"] = ("BM25, averaged", "additions/additions")
-    columns |= {"GPU minutes": ("BM25", "gpu_minutes/main"), "MiniLM fine-tuned": ("pretrained", "cpu/main")}
-    small = arm_cells(columns, ("chemprot", "scierc", "acl_arc", "hyperpartisan"))
-    few: dict[tuple[str, str], dict[str, str]] = {}
-    del arms["random"]  # There is no room for it; the page has it.
-    arms |= {"taught": "BM25 and linear teacher", "MiniLM": "pretrained", "its pupil": "BM25 and encoder teacher"}
-    arms |= {"own texts, taught": "own texts and linear teacher", "own texts, pupil": "own texts and encoder teacher"}
-    own = ("own_texts/agnews", "own_texts/rct_ei")
-    for labels, *tables in (("100", "hundred_labels/hundred_labels", *own), ("1,000", "thousand_labels/thousand_labels")):
-        columns_of_few = {title: (arm, *tables) for title, arm in arms.items()}
-        few |= arm_cells(columns_of_few, ("agnews", "rct_ei"), f"{{}}, {labels} labels")
-    return {"results": arms_table(columns, small), "labels": arms_table(arms, few)}
+    scales = ("coffee/main", "additions/additions", "gpu_minutes/main", "cpu/main")
+    arms = {name: (f"coffee#{name}",) for name in ARMS} | {"averaged": ("additions#BM25, averaged",)}
+    arms |= {"GPU minutes": ("gpu_minutes#BM25",), "MiniLM fine-tuned": ("pretrained",)}
+    few = {
+        f"{TASKS[task]}, {labels}": (task, *tables)
+        for task in ("agnews", "rct_ei")
+        for labels, *tables in (
+            ("100", "hundred_labels/hundred_labels", f"own_texts/{task}"),
+            ("1,000", "thousand_labels/thousand_labels"),
+        )
+    }
+    pupils = {
+        "taught by the linear model": ("BM25 and linear teacher",),
+        "own texts": ("own texts",),
+        "taught by three of its own": ("own_texts#taught by that average",),
+        "taught by MiniLM": ("own texts and encoder teacher",),
+        "MiniLM fine-tuned": ("pretrained",),
+    }
+    few_arms = {arm: names for arm, names in ARMS.items() if arm != "random"} | pupils
+    return {
+        "results": Scores("README", columns(SMALL_TASKS, *scales), arms).to_text(),
+        "labels": Scores("README", few, few_arms).to_text(),
+    }
 
 
 def readme_text() -> str:

@@ -10,13 +10,13 @@ from make_results import (
     FINDINGS,
     README_TABLE,
     TOPICS,
-    arm_cells,
-    arms_table,
+    Scores,
     make_pages,
     outdated,
     page_text,
     part,
     shifted,
+    source_text,
     unfounded,
     unfounded_blocks,
     with_links,
@@ -48,15 +48,26 @@ def test_a_table_has_what_the_records_say(monkeypatch):
         {"task": "b", "arm": "random", "metric": None, "seeds": 3, "finished": [], "test": None},
     ]
     large = [{**rows[1], "finished": [0, 1], "test": {"mean": 0.75, "std": 0.25}}]
-    monkeypatch.setattr(make_results, "read_rows", {"coffee": rows, "large": large}.__getitem__)
-    columns = {arm: (arm, "coffee") for arm in ("linear", "random", "BM25")} | {"large": ("BM25", "large")}
-    lines = arms_table(columns, arm_cells(columns)).splitlines()
-    assert lines[0] == "| task | metric | linear | BM25 | large |"
-    assert lines[2:] == ["| a | f1 | 50.00 | 25.00 (1 seed) | 75.00 ± 25.00 (2 seeds) |", "| b | f1 |  | 10.00 ± 1.00 |  |"]
-    few = arm_cells(columns, tasks=["b"], called="{}, few labels")
-    assert arms_table(columns, few).splitlines()[2:] == ["| b, few labels | f1 | 10.00 ± 1.00 |"]
-    both = arms_table(["BM25"], arm_cells({"BM25": ("BM25", "coffee", "large")})).splitlines()
-    assert both[2:] == ["| a | f1 | 75.00 ± 25.00 (2 seeds) |", "| b | f1 | 10.00 ± 1.00 |"]
+    monkeypatch.setattr(make_results, "read_rows", {"coffee/x": rows, "large/x": large}.__getitem__)
+    columns = {"A": ("a", "coffee/x", "large/x"), "A, large": ("a", "large/x"), "B": ("b", "coffee/x", "large/x")}
+    arms = {"linear": ("linear",), "none": ("random",), "ours": ("BM26", "BM25"), "large": ("large#BM25",)}
+    assert Scores("short", columns, arms).to_text().splitlines() == [
+        "| | A (f1) | A, large (f1) | B (f1) |",
+        "|---|---:|---:|---:|",
+        "| linear | 50.00 |  |  |",
+        "| ours | 25.00 (1 seed) | 75.00 ± 25.00 (2 seeds) | 10.00 ± 1.00 |",
+        "| large | 75.00 ± 25.00 (2 seeds) | 75.00 ± 25.00 (2 seeds) |  |",
+    ]
+    rows[0]["metric"] = "accuracy"
+    with pytest.raises(ValueError, match=r"short: A has scores of \['accuracy', 'f1'\], and one metric is expected"):
+        Scores("short", columns, arms).to_text()
+
+
+def test_what_a_table_ends_with_is_folded(tmp_path, monkeypatch):
+    (tmp_path / "a.md").write_text("| 1 |\n\nMade by `b c`. Scores.\n\n**Published**")
+    monkeypatch.setattr(make_results, "RECORDS", tmp_path)
+    about = "<details><summary>How it was made, and what its columns are</summary>\n\nMade by `b c`. Scores.\n\n</details>"
+    assert source_text("a.md") == f"| 1 |\n\n{about}\n\n**Published**"
 
 
 @pytest.mark.parametrize(
