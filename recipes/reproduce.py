@@ -68,7 +68,8 @@ def main() -> None:
         for step in plan.trainings:
             if (plan.folder(step) / "results.json").is_file():
                 report_args.write(plan.folder(step))
-        print(f"\n{table.to_text()}\n\nSaved to {plan.records}: {plan.table_name}.md, {plan.table_name}.json, runs/.")
+        print(f"\n{table.to_summary()}\n")
+        print(f"Costs, leads and how it was made: {plan.records / plan.table_name}.md; every figure: .json, runs/.")
     if table.failures and not args.prepare_only:
         raise reproduction.ReproductionError(
             f"{len(table.failures)} of {table.total} runs failed; the table names them. The same command tries them again."

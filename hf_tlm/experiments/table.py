@@ -14,7 +14,7 @@ from hf_tlm.experiments.plan import Plan, Step
 from hf_tlm.experiments.published import PAPERS, PUBLISHED, Published
 from hf_tlm.metrics import Lead, paired_bootstrap, scorer
 from hf_tlm.runs.baseline_arguments import LINEAR
-from hf_tlm.runs.summary import aggregate, format_table
+from hf_tlm.runs.summary import aggregate, format_score, format_table
 from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.json_files import entry
 
@@ -157,12 +157,37 @@ class Table:
 
     def to_text(self) -> str:
         """Markdown: the table, what failed or is missing, and what the numbers are."""
-        parts = [format_table([self._cells(row) for row in self.rows], self._columns), self._state()]
+        table = format_table([self._cells(row) for row in self.rows], self._columns)
+        return "\n\n".join([table, *self._progress(), *filter(None, (self._note(), self._published_note()))])
+
+    def to_summary(self) -> str:
+        """What fits on a screen: scores in percent, an arm a line and a task a column, and what failed or is missing.
+
+        They are of test, or where no run has one of validation; of a single task of both.
+        """
+        rows = {(row.task, row.arm): row for row in self.rows}
+        tasks, arms = (list(dict.fromkeys(names)) for names in zip(*rows, strict=True))
+        splits = [split for split in SCORES if any(row.score(split) for row in self.rows)] or ["validation"]
+        metrics = {row.task: f" ({row.runs[0]['metric']})" for row in self.rows if row.runs}
+        heads = {
+            (task, split): (split if len(tasks) == 1 else task) + metrics.get(task, "")
+            for task in tasks
+            for split in (splits if len(tasks) == 1 else splits[-1:])
+        }
+        lines = [
+            {"arm": arm, **{head: _score(rows.get((task, arm)), split) for (task, split), head in heads.items()}}
+            for arm in arms
+        ]
+        return "\n\n".join([format_table(lines, ["arm", *heads.values()]), *self._progress()])
+
+    def _progress(self) -> list[str]:
+        """How many runs are finished, what failed and what is left out."""
+        parts = [self._state()]
         if self.failures:
             parts.append("Failed:\n\n" + "\n".join(f"- {text}" for text in self.failures))
         if self.plan.left_out:
             parts.append("Left out:\n\n" + "\n".join(f"- {text}" for text in self.plan.left_out))
-        return "\n\n".join([*parts, *filter(None, (self._note(), self._published_note()))])
+        return parts
 
     @cached_property
     def _columns(self) -> list[str]:
@@ -289,6 +314,14 @@ def _row(step: Step, records: Mapping[str, dict[str, Any] | None]) -> Row:
     subset = records[step.inputs["subset"]] if "subset" in step.inputs else None
     assert step.arm is not None
     return Row(step.task_name, step.arm.name, step.arm.published, subset["wall_seconds"] if subset else None)
+
+
+def _score(row: Row | None, split: str) -> str:
+    """A score, and how many seeds have it where others have not."""
+    if row is None or not row.runs:
+        return "failed" if row and row.failed else ""
+    score = row.score(split)
+    return format_score(score) + (f" ({row.finished})" if len(row.runs) < row.seeds else "") if score else ""
 
 
 def _last_split(run: Mapping[str, Any]) -> str:

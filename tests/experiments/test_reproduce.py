@@ -25,7 +25,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments import Arm, ReproductionError, Step, TaskEntry, make_plan, reproduce
 from hf_tlm.experiments.reproduce import write_table
 from hf_tlm.experiments.steps import parse_step
-from hf_tlm.experiments.table import Table
+from hf_tlm.experiments.table import SCORES, Table
 from hf_tlm.metrics import paired_bootstrap, scorer
 from hf_tlm.retrieval.manifest import DATA_FILE
 from hf_tlm.runs import PointsError, format_score, sharing
@@ -241,6 +241,29 @@ def test_of_many_commands_the_page_names_some(work, whole, tmp_path):
     text = Table(plan, {step.name: None for step in plan.preparations} | made).to_text()
     assert text.count("` (1 of the runs), ") == 4
     assert "` (1 of the runs), 2 more, which the runs' records name (2 of the runs), at commit" in text
+
+
+def test_what_the_screen_shows(work, whole, tmp_path):
+    """Scores by arm and task, and none of the costs; of one task both splits."""
+    out, table = whole
+    rows = [line.split("|")[1:-1] for line in table.to_summary().splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    scores = [[f"{100 * s['mean']:.2f} ± {100 * s['std']:.2f}" for s in map(row.score, SCORES)] for row in table.rows]
+    assert cells[0] == ["arm", "validation (macro_f1)", "test (macro_f1)"]
+    assert cells[2:] == [["task only", *scores[0]], ["BM25", *scores[1]]]
+    assert table.to_summary().endswith("4 of 4 runs are finished.")
+
+    first, second = table.records[0], {**table.records[1], "status": "failed", "error": "It broke."}
+    steps = planned(work, tmp_path).trainings
+    others = [replace(step, name=step.name.replace("scierc", "other")) for step in steps if step.arm.name == "BM25"]
+    alone = [step for step in steps if step.arm.name == "task only"]
+    plan = replace(planned(work, tmp_path), phases=((*planned(work, tmp_path).preparations, *alone, *others),))
+    made = {step.name: None for step in plan.steps} | {alone[0].name: first, others[0].name: second}
+    text = Table(plan, made).to_summary()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    assert cells[0] == ["arm", "scierc (macro_f1)", "other"]
+    assert cells[2:] == [["task only", f"{100 * first['test']['macro_f1']:.2f} (1 of 2)", ""], ["BM25", "", "failed"]]
+    assert "1 of 4 runs are finished, 1 failed, 2 to be done." in text and "- other, BM25, seed 0: It broke." in text
 
 
 def test_a_table_that_was_interrupted_is_the_same(work, whole, tmp_path, monkeypatch):
