@@ -229,15 +229,15 @@ TOPICS = (
                 "A hundred labels",
                 {
                     "AG News": ("agnews", "hundred_labels/hundred_labels"),
-                    "own texts": ("agnews", "own_texts/agnews"),
-                    "and 100 validation labels": (
+                    "AG News, own texts": ("agnews", "own_texts/agnews"),
+                    "AG News, own texts, 100 validation labels": (
                         "agnews",
                         "hundred_validation/agnews",
                         "hundred_validation/agnews_averaged",
                     ),
                     "RCT's stand-in": ("rct_ei", "hundred_labels/hundred_labels"),
-                    "its own texts": ("rct_ei", "own_texts/rct_ei"),
-                    "these and 100 validation labels": (
+                    "RCT's stand-in, own texts": ("rct_ei", "own_texts/rct_ei"),
+                    "RCT's stand-in, own texts, 100 validation labels": (
                         *("rct_ei", "hundred_validation/rct_ei", "hundred_validation/rct_ei_averaged"),
                     ),
                 },
