@@ -171,11 +171,7 @@ class Arm:
 
 
 def check_arms(arms: Sequence[Arm]) -> dict[str, Arm]:
-    """The arms of a table by their names.
-
-    Raises:
-        ReproductionError: one is taught by, or the average of, what is no arm of the table, or none with a network.
-    """
+    """The arms of a table by their names; a ReproductionError where a teacher, or what is averaged, is none of them."""
     by_name = {arm.name: arm for arm in arms}
     for arm in arms:
         teacher = by_name.get(arm.teacher or "")

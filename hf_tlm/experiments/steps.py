@@ -94,11 +94,7 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
 
 
 def parse_task(plan: Plan, step: Step) -> TaskArguments:
-    """The step's task, without the other arguments of its recipe.
-
-    Raises:
-        HfTlmError: values that it refuses.
-    """
+    """The step's task, without the other arguments of its recipe."""
     values = {**read_configs(plan.files, step.kind), **plan.values(step)}
     own = {entry.name: values[entry.name] for entry in fields(TaskArguments) if entry.name in values}
     (task_args,) = parse(TaskArguments, recipe=step.kind, description="", args=[], values=own)
@@ -111,14 +107,7 @@ def model_folder(plan: Plan, record: Mapping[str, Any]) -> Path:
 
 
 def make_step(plan: Plan, step: Step) -> dict[str, Any]:
-    """Make a step's folder.
-
-    Returns:
-        What its record says beside what the plan knows: counts of a subset; scores, cost and circumstances of a training.
-
-    Raises:
-        HfTlmError: see what its recipe calls.
-    """
+    """Make a step's folder; returns what its record says beside what the plan knows, such as scores and cost."""
     return MAKE[step.kind](plan, step, *parse_step(plan, step))
 
 
@@ -217,13 +206,7 @@ def _subset_of(plan: Plan, step: Step) -> Subset | None:
 
 
 def tokenise(plan: Plan, step: Step) -> None:
-    """Tokenise what the training of a model from scratch does before its first step.
-
-    Its task's rows and its subset go into the cache of `datasets`, where the training finds them.
-
-    Raises:
-        HfTlmError: see `prepare`.
-    """
+    """Tokenise what the training of a model from scratch does before its first step, into the cache of `datasets`."""
     task_args, model_args, args = parse_step(plan, step, elsewhere=True)
     subset = _subset_of(plan, step)
     # First weights are not kept, and would be counted in vain.

@@ -112,11 +112,7 @@ def weight_problems(
 
 @contextmanager
 def reading(what: str, advice: str = "") -> Iterator[None]:
-    """Raise as a ModelError what is raised, within the block, for a model that cannot be loaded.
-
-    Raises:
-        ModelError: `what` cannot be loaded; ends with `advice`.
-    """
+    """Raise as a ModelError, which ends with `advice`, what is raised within the block for a model that cannot be loaded."""
     try:
         with reading_pickles(what, ModelError):
             yield

@@ -189,11 +189,7 @@ def _rotary_operator(model: nn.Module) -> Iterator[None]:
 
 
 def check_installed() -> None:
-    """Check that there is what exporting needs.
-
-    Raises:
-        ModelError: there is not.
-    """
+    """Raise a ModelError where something that exporting needs is not installed."""
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -218,11 +214,7 @@ class _Logits(nn.Module):
 
 
 def check_size(models: Sequence[nn.Module]) -> None:
-    """Check that the weights of models go into one graph together.
-
-    Raises:
-        ModelError: they do not.
-    """
+    """Raise a ModelError where the weights of models do not go into one graph together."""
     if sum(parameter.numel() for model in models for parameter in model.parameters()) * 4 > LARGEST:
         which, hint = ("this model", "") if len(models) == 1 else ("these models together", " Give fewer models.")
         raise ModelError(f"A graph holds its weights in one file of at most 2 GiB, and those of {which} are more.{hint}")
@@ -307,14 +299,7 @@ def _strip(model: Any) -> None:
 
 
 def check_plain(model: Any, opset: int | None = None) -> None:
-    """Check that a graph has operators of ONNX alone, and all of its weights in itself.
-
-    Args:
-        opset: that it must have.
-
-    Raises:
-        ModelError: it is not so.
-    """
+    """Raise a ModelError unless a graph has operators of ONNX alone, of this `opset`, and all of its weights in itself."""
     others = {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain not in ("", "ai.onnx")}
     others |= {f"function {function.name}" for function in model.functions}
     others |= {f"{tensor.name} in another file" for tensor in model.graph.initializer if tensor.data_location}

@@ -23,11 +23,7 @@ KINDS = ("classification", "regression")
 
 
 def model_names(given: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
-    """The names of one or several models.
-
-    Raises:
-        ArgumentsError: there is none, or one is a model itself.
-    """
+    """The names of one or several models; an ArgumentsError where there is none, or one is a model itself."""
     names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     found = [name for one in names if (name := named("model_name_or_path", one, ArgumentsError)) is not None]
     if not found:
@@ -63,14 +59,7 @@ def shown_member(name: str) -> str:
 
 
 def check_alike(names: Sequence[str], sources: Sequence[Source]) -> None:
-    """Check that models can be averaged: one kind of task, the same classes, the same columns.
-
-    Args:
-        names: of the models, as they were given.
-
-    Raises:
-        ModelError: they cannot.
-    """
+    """Raise a ModelError for models, named as they were given, without one kind of task and the same classes and columns."""
     first, shown = sources[0], [shown_member(name) for name in names]
     for name, source in zip(shown, sources, strict=True):
         masked = source.prompted or source.fills_masks
@@ -97,15 +86,11 @@ def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = AGAIN) -> d
     """What the average of several seeds' models scores, from the predictions that they left.
 
     Args:
-        seeds: their folders.
-        advice: see `read_average`.
+        seeds, advice: see `read_average`.
 
     Returns:
         split -> metric -> score, for validation and test; empty for kinds of tasks without an average, and without a split
         whose predictions are not there for every seed.
-
-    Raises:
-        HfTlmError: see `read_average`.
     """
     if task.spec.kind not in KINDS:
         return {}
@@ -118,10 +103,7 @@ def read_average(seeds: Sequence[Path], split: str, advice: str = AGAIN) -> list
 
     Args:
         seeds: their folders.
-        advice: what to do about a damaged file.
-
-    Raises:
-        HfTlmError: a file is damaged; the message names it.
+        advice: what to do about a damaged file, for the HfTlmError that names it.
     """
     files = [predictions_file(folder, split) for folder in seeds]
     if not files or not all(file.is_file() for file in files):

@@ -117,11 +117,7 @@ class AveragedWeights(TrainerCallback):
             self._exchange()
 
     def save(self, checkpoint: Path) -> None:
-        """Write the raw weights beside the averages, which the checkpoint has as its model's.
-
-        Raises:
-            OSError, SafetensorError: the disk cannot be written.
-        """
+        """Write the raw weights beside the averages, which the checkpoint has as its model's."""
         weights = {name: weight.detach().cpu().contiguous() for name, weight in self._weights().items()}
         save_file(weights, checkpoint / RAW_WEIGHTS)
 

@@ -277,11 +277,7 @@ def _check_deepspeed(args: BaseArguments) -> None:
 
 
 def _check_half_precision(args: BaseArguments) -> None:
-    """Take the processor where it multiplies in bfloat16 and is all there is; transformers would refuse.
-
-    Raises:
-        ArgumentsError: neither has bfloat16, or there is a GPU without it.
-    """
+    """Take the processor where it multiplies in bfloat16 and is all there is: transformers would refuse."""
     asked = [name for name in ("bf16", "bf16_full_eval") if getattr(args, name)]
     if not asked or args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available():
         return
@@ -301,11 +297,9 @@ def _processor_has_bfloat16() -> bool:
 
 
 def _check_hub(args: BaseArguments, id_name: str) -> None:
-    """Check the arguments of publishing to the Hub.
+    """Check the arguments of publishing: the Trainer's own pushes take whatever the folder holds at the time.
 
-    Raises:
-        ArgumentsError: arguments of the Trainer's own pushes, which take whatever the folder holds at the time; or
-            `id_name`, the argument that names the repository, is missing or to no effect.
+    id_name: the argument that names the repository.
     """
     strategies = ("end", "checkpoint") if id_name == "hub_model_id" else ("end",)
     if args.hub_strategy not in strategies or args.hub_always_push:

@@ -73,11 +73,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def check_optimizer(args: TrainingArguments) -> None:
-    """Check that there is such an optimizer, and that one of `OWN` takes what is given.
-
-    Raises:
-        ArgumentsError: there is none of the name, LAMB's package is not installed, or the options do not go together.
-    """
+    """Raise an ArgumentsError where there is no such optimizer, or one of `OWN` does not take what is given."""
     known = [*OWN, *(name.value for name in OptimizerNames)]
     if args.optim not in known:
         hint = suggestion(str(args.optim).lower(), known) or f" Take {', '.join(OWN)}, adamw_torch, ..."
@@ -214,11 +210,7 @@ def _bodies(model: nn.Module) -> Iterator[tuple[str, str, nn.ModuleList]]:
 
 
 def layer_matrices(model: nn.Module) -> set[str]:
-    """Names of the weights of linear maps in the layers of the bodies of `model`: what Muon is for.
-
-    Raises:
-        ArgumentsError: there are none, or layers have projections of another shape, as XLNet's.
-    """
+    """Names of the weights of linear maps in the layers of the bodies: what Muon is for; an ArgumentsError without any."""
     starts = tuple(start for _, start, _ in _bodies(model))
     matrices = {
         f"{name}.weight"

@@ -252,11 +252,7 @@ def _check_linear_start(args: TlmArguments, model_args: ModelArguments) -> None:
 
 
 def source_config(model_args: ModelArguments) -> PreTrainedConfig:
-    """The config that a run's model has or is made from.
-
-    Raises:
-        HubError, ModelError: it cannot be read.
-    """
+    """The config that a run's model has or is made from."""
     name = model_args.model_name_or_path
     if name is None:
         return read_config(model_args.model_config)

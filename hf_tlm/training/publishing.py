@@ -104,11 +104,7 @@ def check_hub(args: BaseArguments, *, adapter: bool = False, base: str | None = 
 
 
 def publish_run(folder: Path, args: BaseArguments) -> Push | None:
-    """Publish the finished folder, if that was asked for, on the first process.
-
-    Raises:
-        HubError: it could not be published; the message says how to do it later.
-    """
+    """Publish the finished folder, if that was asked for, on the first process; a HubError says how to do it later."""
     if not args.push_to_hub or args.hub_model_id is None or args.process_index != 0:
         return None
     return publish_result(

@@ -237,11 +237,7 @@ def of_python(value: Any) -> Any:
 
 
 def _settled(name: str, value: Any, is_list: bool, error: type[HfTlmError]) -> Any:
-    """The value of a field as plain Python's, in a list where the field is one and another sequence was given.
-
-    Raises:
-        error: a number where there should be a list.
-    """
+    """The value of a field as plain Python's, in a list where the field is one; an `error` for a number where it is."""
     value = of_python(value)
     if is_list and isinstance(value, Real) and not isinstance(value, bool):
         raise error(f"--{name}: expected a list; received {value!r}. Give [{value!r}].")

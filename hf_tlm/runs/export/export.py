@@ -244,11 +244,7 @@ def _write_graphs(
 
 
 def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os.PathLike | None) -> Path:
-    """Where the export goes.
-
-    Raises:
-        ArgumentsError: see `export_onnx`.
-    """
+    """Where the export goes; an ArgumentsError where it cannot."""
     if output_dir is None:
         if len(names) > 1:
             raise ArgumentsError("Several models become one export: say with --output_dir where it goes.")
@@ -338,9 +334,7 @@ class _TextCheck:
     def measure(self, exported: OnnxModel, dtype: str, max_drop: float, settings: Mapping[str, Any]) -> dict[str, Any]:
         """How far logits are from torch's, the score, and how many points it is below torch's.
 
-        Raises:
-            ModelError: logits of float32 are too far; another type loses more than `max_drop` points, and more than one
-                answer.
+        A ModelError where logits of float32 are too far, or another type loses more than `max_drop` and one answer.
         """
         found = self.outputs(exported)
         exact = dtype == "fp32"
@@ -402,11 +396,7 @@ def _apart(found: Any, expected: Any) -> float:
 
 
 def _agreeing(found: Any, expected: Any, kind: str) -> float:
-    """The largest difference of outputs in float32.
-
-    Raises:
-        ModelError: it is more than rounding.
-    """
+    """The largest difference of outputs in float32; a ModelError where it is more than rounding."""
     apart, most = _apart(found, expected), TOLERANCE
     if kind == "regression":
         most = max(most, RELATIVE_TOLERANCE * float(np.abs(expected).max()))

@@ -95,11 +95,7 @@ class Exportable:
 
 
 def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Exportable:
-    """Load a finished network.
-
-    Raises:
-        ModelError: it is none, or has a tokenizer that nothing else reads.
-    """
+    """Load a finished network; a ModelError where it is none, or has a tokenizer that nothing else reads."""
     if source.linear:
         raise ModelError(
             f"{source.folder} is a linear model, of which there is no graph. `hf-tlm predict` takes it as it is, by itself "
@@ -128,11 +124,7 @@ def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Ex
 
 
 def as_one(names: Sequence[str], models: Sequence[Exportable]) -> Exportable:
-    """Several models as one, whose graph takes one tokenizer's ids and gives the logits of one order of classes.
-
-    Raises:
-        ModelError: they have no such things in common.
-    """
+    """Several models as one, whose graph takes one tokenizer's ids; a ModelError where they have none in common."""
     first = models[0]
     for name, model in zip(names, models, strict=True):
         apart = [what for what, of in _IN_COMMON.items() if of(model) != of(first)]

@@ -19,11 +19,7 @@ EVERY = 7  # One token of so many is masked, 14%.
 
 
 def masked_rows(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """Rows `input_ids`, of which every seventh token is masked, and `labels`, the tokens that were there or -100.
-
-    Raises:
-        ArgumentsError: all texts are too short for a mask.
-    """
+    """Rows `input_ids`, of which every seventh token is masked, and `labels`, the tokens that were there or -100."""
     ids = tokenizer(list(texts), truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
     special = np.array(tokenizer.all_special_ids)
     columns: dict[str, list] = {"input_ids": [], "labels": []}

@@ -33,12 +33,7 @@ def tokenize_words(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], spa
 
 
 def label_word_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The piece of each class's word where the mask is, int [C].
-
-    Raises:
-        PromptError: a word is several pieces or unknown (single pieces that are near are named), or two classes have the
-            same piece.
-    """
+    """The piece of each class's word where the mask is, int [C]; a PromptError unless it is one, and of one class."""
     space = prompt.mask_part.space
     ids: dict[str, int] = {}
     for name, word in prompt.label_words.items():

@@ -26,12 +26,9 @@ CRF_FILE = "crf.safetensors"
 
 
 def new_crf(num_tags: int) -> CRF:
-    """Make the CRF of torchcrf, with transitions drawn from U(-0.1, 0.1).
+    """Make the CRF of torchcrf, with transitions drawn from U(-0.1, 0.1); an HfTlmError where it is not installed.
 
     These are `transitions` [C, C], from row to column; `start_transitions` and `end_transitions` [C].
-
-    Raises:
-        HfTlmError: pytorch-crf is not installed.
     """
     try:
         from torchcrf import CRF
@@ -44,11 +41,7 @@ def new_crf(num_tags: int) -> CRF:
 
 
 class CrfTagger(nn.Module):
-    """A stock token classifier whose loss is a CRF's. What is not here is the classifier's (`config`, ...).
-
-    Raises:
-        HfTlmError: pytorch-crf is not installed.
-    """
+    """A stock token classifier whose loss is a CRF's. What is not here is the classifier's (`config`, ...)."""
 
     accepts_loss_kwargs = False  # The loss is a mean over sentences, not over the Trainer's count of labels.
 
@@ -97,11 +90,7 @@ class CrfTagger(nn.Module):
         save_file(state, Path(save_directory) / CRF_FILE)
 
     def load_crf(self, folder: str | os.PathLike) -> CrfTagger:
-        """Take the transitions of a folder that `save_pretrained` wrote.
-
-        Raises:
-            HfTlmError: its file cannot be read, or has another number of tags.
-        """
+        """Take the transitions of a folder that `save_pretrained` wrote; an HfTlmError where they are not this model's."""
         try:
             self.crf.load_state_dict(load_file(Path(folder) / CRF_FILE))
         except (OSError, RuntimeError) as error:

@@ -193,11 +193,7 @@ class EvaluationSet:
         self.lengths = lengths[self.order]
 
     def outputs(self, trainer: Trainer) -> Any:
-        """What the model says of every feature, in the order of `features`. All processes must call this.
-
-        Raises:
-            HfTlmError: a number is not finite.
-        """
+        """What the model says of every feature, in the order of `features`. All processes must call this."""
         return self.in_order(trainer.predict(self.by_length).predictions)
 
     def outputs_of(self, logits_of: Callable, collate: Callable, batch_size: int, most_tokens: int | None = None) -> Any:
@@ -206,9 +202,6 @@ class EvaluationSet:
         Args:
             batch_size: rows a batch, at most.
             most_tokens: tokens a batch, padding included, if it has more rows than one.
-
-        Raises:
-            HfTlmError: a number is not finite.
         """
         parts, start = [], 0
         while start < len(self.lengths):
@@ -221,7 +214,7 @@ class EvaluationSet:
         return self.in_order(whole if len(whole) > 1 else whole[0])
 
     def in_order(self, outputs: Any) -> Any:
-        """Arrays in the order of `by_length`, in that of `features`; see `outputs`."""
+        """Arrays in the order of `by_length`, in that of `features`; an HfTlmError where a number is not finite."""
         if isinstance(outputs, (tuple, list)):
             return tuple(self.in_order(part) for part in outputs)
         if not np.isfinite(outputs).all():

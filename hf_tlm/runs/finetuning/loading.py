@@ -81,11 +81,7 @@ def load_model(
 def load_finetuned(
     folder: Path, kind: str, args: FinetuneArguments, trust_remote_code: bool = False
 ) -> PreTrainedModel | CrfTagger:
-    """The model that fine-tuning wrote to a folder; an adapter is merged into its base.
-
-    Raises:
-        ModelError: it, or the base of an adapter, cannot be loaded.
-    """
+    """The model that fine-tuning wrote to a folder, as of `load_finished`, with what its kind has around it."""
     module = kind_module(kind)
     model = load_finished(folder, module.AUTO_CLASS, trust_remote_code)
     restore = getattr(module, "restore", None)

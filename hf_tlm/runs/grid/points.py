@@ -41,14 +41,7 @@ class Range:
 
     @classmethod
     def of(cls, name: str, value: Mapping[str, Any]) -> Range:
-        """Read a range from {min, max}, with or without log.
-
-        Args:
-            name: of the argument, whose numbers these are.
-
-        Raises:
-            GridError: not {min, max}, with or without log; or min is not below max.
-        """
+        """Read a range of the argument `name` from {min, max}, with or without log; a GridError where it is none."""
         known = {field.name for field in fields(cls)}
         if not {"min", "max"} <= value.keys() <= known or not isinstance(value.get("log", False), bool):
             raise GridError(f"{name}: a range is {{min: ..., max: ..., log: true or false}}; received {dict(value)}.")
@@ -116,11 +109,7 @@ class Grid:
         return cls(content["grid"], seeds or content.get("seeds"), select_by or content.get("select_by") or Grid.select_by)
 
     def points(self) -> list[dict[str, Any]]:
-        """Every combination, the last argument's values changing fastest.
-
-        Raises:
-            GridError: there are ranges.
-        """
+        """Every combination, the last argument's values changing fastest; a GridError where there are ranges."""
         lists = {name: value for name, value in self.values.items() if not isinstance(value, Range)}
         if ranges := [name for name in self.values if name not in lists]:
             raise GridError(
@@ -159,11 +148,7 @@ def _typed(values: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def checkpoints(pattern: str) -> list[str]:
-    """The folders that a pattern such as `runs/electra/training/checkpoint-*` matches, by their numbers.
-
-    Raises:
-        GridError: there are none.
-    """
+    """The folders that a pattern such as `runs/a/training/checkpoint-*` matches, by number; a GridError if none does."""
     found = [folder for folder in glob.glob(pattern) if os.path.isdir(folder)]
     if not found:
         raise GridError(

@@ -8,7 +8,7 @@ import random
 import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -209,15 +209,12 @@ class Predictor(ABC):
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         """`prediction` and, of classes, `probabilities` of each row; see `hf_tlm.runs.finetuning.kinds`."""
 
-    def _share(self, rows: Dataset) -> Dataset:
-        """The rows that this process answers for; none where there are more processes than rows."""
-        if self.args.process_index >= len(rows):
-            return rows.select([])
-        return rows.shard(min(self.args.world_size, len(rows)), self.args.process_index, contiguous=True)
-
-    def _gathered(self, answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The answers of all processes' shares."""
-        return gather_object(answers) if self.args.world_size > 1 else answers
+    def _by_shares(self, rows: Dataset, answers: Callable[[Dataset], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """The answers of all processes, each of a share of the rows; of none where there are more processes than rows."""
+        place, processes, found = self.args.process_index, self.args.world_size, []
+        if place < len(rows):
+            found = answers(rows.shard(min(processes, len(rows)), place, contiguous=True))
+        return gather_object(found) if processes > 1 else found
 
 
 class _WithHead(Predictor):
@@ -253,12 +250,7 @@ class _Config(nn.Module):
 
 
 class _Exported(Predictor):
-    """An exported model.
-
-    Raises:
-        ModelError: it is a masked LM with a prompt; its config is no stock model's.
-        ArgumentsError: there are several processes.
-    """
+    """An exported model."""
 
     def __init__(self, source: Source, args: FinetuneArguments, exported: OnnxModel):
         if source.prompted:
@@ -281,10 +273,8 @@ class _Exported(Predictor):
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args)
         self.tokens += int(feature_lengths(chunk.features).sum())
-        outputs = chunk.outputs_of(
-            *(self.exported, self.collate, self.args.per_device_eval_batch_size, self.exported.most_tokens)
-        )
-        return chunk.decode(outputs, self.model, self.args)
+        size, most_tokens = self.args.per_device_eval_batch_size, self.exported.most_tokens
+        return chunk.decode(chunk.outputs_of(self.exported, self.collate, size, most_tokens), self.model, self.args)
 
 
 class _Prompted(Predictor):
@@ -296,22 +286,14 @@ class _Prompted(Predictor):
         super().__init__(args, self.classifier.model)
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
-        share = self._share(rows)
-        found = self.classifier.predict(share, self.args.per_device_eval_batch_size) if len(share) else []
-        return self._gathered(
-            [
-                one | {"probabilities": {name: round(value, 6) for name, value in one["probabilities"].items()}}
-                for one in found
-            ]
-        )
+        found = self._by_shares(rows, lambda share: self.classifier.predict(share, self.args.per_device_eval_batch_size))
+        return [
+            one | {"probabilities": {name: round(value, 6) for name, value in one["probabilities"].items()}} for one in found
+        ]
 
 
 class _Linear(Predictor):
-    """A linear model, which reads whole texts.
-
-    Raises:
-        ModelError: its files are damaged, or do not go together.
-    """
+    """A linear model, which reads whole texts."""
 
     def __init__(self, source: Source, args: FinetuneArguments):
         self.names, self.linear = source.label_names, LinearModel.open(source.folder)
@@ -324,8 +306,7 @@ class _Linear(Predictor):
         super().__init__(args, nn.Module())
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
-        share = self._share(rows)
-        return self._gathered(classified(self.linear.logits(share), self.names) if len(share) else [])
+        return self._by_shares(rows, lambda share: classified(self.linear.logits(share), self.names))
 
 
 def predict_after(
@@ -369,12 +350,7 @@ def check_predictable(task: Task, predicting: PredictArguments, output_dir: str,
 
 
 def _sources(names: Sequence[str], graph: str | None, **options: Any) -> list[Source]:
-    """The models, which can be averaged where they are several.
-
-    Args:
-        graph: the file of an export that is asked; None: torch is.
-        options: of `find_source`.
-    """
+    """The models, which can be averaged where they are several. graph: the file of an export that is asked, not torch."""
     files = FILES if graph is None else [*TOKENIZER_FILES, CRF_FILE, WEIGHTS_FILE, graph]
     sources = [find_source(name, files=files, **options) for name in names]
     for name, one in zip(names, sources, strict=True):

@@ -118,11 +118,7 @@ def find_source(
 
 
 def with_text_columns(spec: TaskSpec, text_columns: str | Sequence[str]) -> TaskSpec:
-    """The task of texts in columns of other names.
-
-    Raises:
-        TaskError: it is of another kind.
-    """
+    """The task of texts in columns of other names; a TaskError where it is of a kind with other columns."""
     if spec.kind not in ("classification", "regression"):
         raise TaskError(f"text_columns are of classification and regression; {spec.name} is a task of {spec.kind}.")
     texts = (text_columns,) if isinstance(text_columns, str) else tuple(text_columns)

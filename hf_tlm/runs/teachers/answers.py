@@ -49,11 +49,7 @@ def progress(items: Iterable[T], description: str, unit: str) -> Iterable[T]:
 
 
 def read_mapping(pairs: Sequence[str] | None) -> dict[str, str]:
-    """teacher=task pairs of names of classes.
-
-    Raises:
-        ArgumentsError: one is no pair, or a name is there twice.
-    """
+    """teacher=task pairs of names of classes; an ArgumentsError where one is no pair, or a name is there twice."""
     found: dict[str, str] = {}
     for pair in pairs or ():
         own, equals, name = pair.partition("=")

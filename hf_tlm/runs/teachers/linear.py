@@ -65,11 +65,7 @@ class LinearTeacher:
             self.digest = "linear 3"  # And those of before many classes had single words alone.
 
     def __call__(self, task: Task, passages: Dataset | None) -> Answers:
-        """Its answers; see `Answers`.
-
-        Raises:
-            ArgumentsError: there are too few texts to hold any out.
-        """
+        """Its answers; an ArgumentsError where there are too few texts to hold any out."""
         texts, labels, classes = list(task.train["text"]), np.asarray(task.train["label"][:]), task.num_labels
         folds = _folds(texts, labels)
         if classes > MOST_CLASSES_FOR_PAIRS:

@@ -55,11 +55,7 @@ def _marks(text: str) -> set[str]:
 
 
 def read_marks(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of marks: where a phrase begins, and where it ends, which may be the same.
-
-    Raises:
-        ArgumentsError: they are no pairs, or one is empty or of two kinds of phrases.
-    """
+    """Pairs of marks: where a phrase begins, and where it ends, which may be the same; else an ArgumentsError."""
     pairs = list(zip(words[::2], words[1::2], strict=False))
     if len(words) % 2 or len(set(words)) < sum(len(set(pair)) for pair in pairs) or not all(word.strip() for word in words):
         raise ArgumentsError(

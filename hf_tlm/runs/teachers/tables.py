@@ -71,12 +71,7 @@ class TableTeacher:
                     self.answers[str(int(key))] = answer
 
     def __call__(self, task: Task, passages: Dataset | None) -> Answers:
-        """Its answers; see `Answers`.
-
-        Raises:
-            ArgumentsError: it has answers for a part of the training texts, or for neither these nor passages; or an id of
-                it is that of several rows.
-        """
+        """Its answers; an ArgumentsError where they are of some training texts alone, of nothing, or of an id twice."""
         if self.keys == ["id"]:
             self._check_ids({"train": task.train, "validation": task.validation, "the passages": passages})
         train, found = self._of(task, task.train)
