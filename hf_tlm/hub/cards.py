@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_dataset, hub_name, render
@@ -12,7 +12,7 @@ from hf_tlm.utils.seed_figures import seed_figure
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
+    from huggingface_hub import EvalResult, ModelCardData
 
 METRIC_NAMES = {
     "micro_f1": "Micro-F1",
@@ -67,30 +67,22 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
         run: `results.json` of `hf_tlm.runs.finetune`.
         seed: which of its seeds the folder's weights are.
     """
-    from huggingface_hub import ModelCardData
-
     record = next(record for record in run["seeds"] if record["seed"] == seed)
     base, metric = run["model"]["model_name_or_path"], run["metric"]
     pipeline, auto_class, what, call = KINDS[run["kind"]]
     if run["pairs"] and call is not None:
         call = (call[0], PAIR)
-    splits = [split for split in ("validation", "test") if split in record]
-    shown = [metric, *(name for name in record[splits[0]] if name != metric and name in METRIC_NAMES)]
-    results = [
-        _result(pipeline, run["task"], split, METRIC_TYPES.get(name, "f1"), METRIC_NAMES[name], record[split][name])
-        for split in splits
-        for name in shown
-    ]
+    scores = {split: record[split] for split in ("validation", "test") if split in record}
+    shown = _shown(metric, next(iter(scores.values())))
     peft = run["model"]["use_peft"]
     word, figure = seed_figure(run.get("seed_figure"))
-    data = ModelCardData(
-        library_name="peft" if peft else "transformers",
-        pipeline_tag=pipeline,
-        tags=["hf_tlm", "finetuned"],
-        base_model=hub_name(base),
-        metrics=sorted({result.metric_type for result in results}),
-        model_name=f"{run['task']}-finetuned",
-        eval_results=results,
+    data = _metadata(
+        pipeline,
+        ["finetuned"],
+        hub_name(base),
+        _results(pipeline, run["task"], scores, shown),
+        f"{run['task']}-finetuned",
+        library="peft" if peft else "transformers",
     )
     return render(
         "finetuned_model.md",
@@ -106,7 +98,7 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
         call=call,
         shown=shown,
         names=METRIC_NAMES,
-        splits=splits,
+        splits=list(scores),
         word=word,
         figure=figure,
         base_name=displayed_name(base),
@@ -120,22 +112,11 @@ def prompted_card(run: Mapping[str, Any], record: Mapping[str, Any]) -> str:
         run: what `results.json` of `hf_tlm.runs.run_few_shot` says of the run, without its splits and their summary.
         record: one of its splits.
     """
-    from huggingface_hub import ModelCardData
-
-    base, metric, scored = run["model"]["model_name_or_path"], run["metric"], run["scored_split"]
-    shown = [metric, *(name for name in record["test"] if name != metric and name in METRIC_NAMES)]
-    data = ModelCardData(
-        library_name="transformers",
-        pipeline_tag="fill-mask",  # What the weights do by themselves.
-        tags=["hf_tlm", "few-shot", "text-classification"],
-        base_model=hub_name(base),
-        metrics=sorted({METRIC_TYPES.get(name, "f1") for name in shown}),
-        model_name=f"{run['task']}-prompted",
-        eval_results=[
-            _result(_TEXTS[0], run["task"], scored, METRIC_TYPES.get(name, "f1"), METRIC_NAMES[name], record["test"][name])
-            for name in shown
-        ],
-    )
+    base, shown = run["model"]["model_name_or_path"], _shown(run["metric"], record["test"])
+    results = _results(_TEXTS[0], run["task"], {run["scored_split"]: record["test"]}, shown)
+    # The pipeline is what the weights do by themselves.
+    tags = ["few-shot", "text-classification"]
+    data = _metadata("fill-mask", tags, hub_name(base), results, f"{run['task']}-prompted")
     pairs = "{text_pair" in run["prompt"]["template"]
     return render(
         "prompted_model.md",
@@ -157,19 +138,12 @@ def onnx_card(record: Mapping[str, Any]) -> str:
     Args:
         record: its `export.json`.
     """
-    from huggingface_hub import ModelCardData
-
     pipeline = "fill-mask" if record["kind"] == "fill_mask" else KINDS[record["kind"]][0]
     files = record["files"].values()
     dtypes = [file["dtype"] for file in files]
     # A pipeline takes each word's likeliest tag, and a CRF the likeliest tags together.
     in_browser = record["kind"] in _PIPELINES and record["model_type"] in BODIES and not record.get("crf")
-    data = ModelCardData(
-        library_name="transformers.js" if in_browser else None,
-        pipeline_tag=pipeline,
-        tags=["hf_tlm", "onnx"],
-        base_model=record["repo_id"],
-    )
+    data = _metadata(pipeline, ["onnx"], record["repo_id"], library="transformers.js" if in_browser else None)
     metric = record["checked_on"].get("metric")
     return render(
         "onnx_model.md",
@@ -196,32 +170,22 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         run: `results.json` of `hf_tlm.runs.run_tlm`.
         seed: which of its seeds the folder's weights are.
     """
-    from huggingface_hub import ModelCardData
-
     record = next(record for record in run["seeds"] if record["seed"] == seed)
     metric, arguments, base = run["metric"], run["arguments"], run["model"]["model_name_or_path"]
-    task = "text-classification", run["task"]
-    results = [
-        _result(*task, split, METRIC_TYPES.get(name, "f1"), METRIC_NAMES[name], record[split][name], "Text classification")
-        for split in ("validation", "test")
-        if split in record
-        for name in dict.fromkeys((metric, "accuracy"))
-    ]
+    scores = {split: record[split] for split in ("validation", "test") if split in record}
+    names = dict.fromkeys((metric, "accuracy"))
     objective = arguments.get("objective", "mlm")
     method = ((run["subset"] or {}).get("selection") or {}).get("method")
     dataset = _subset_on_the_hub(run["subset"])
-    data = ModelCardData(
-        library_name="peft" if run["model"].get("use_peft") else "transformers",
-        pipeline_tag="text-classification",
-        tags=[
-            *("hf_tlm", "tlm", *([] if objective == "mlm" else [objective]), *([method] if method else [])),
-            "trained-from-scratch" if base is None else "finetuned",
-        ],
-        base_model=hub_name(base),
-        datasets=None if dataset is None else [dataset.partition("@")[0]],
-        metrics=sorted({result.metric_type for result in results}),
-        model_name=f"tlm-{run['task']}",
-        eval_results=results,
+    tags = ["tlm", *([] if objective == "mlm" else [objective]), *([method] if method else [])]
+    data = _metadata(
+        _TEXTS[0],
+        [*tags, "trained-from-scratch" if base is None else "finetuned"],
+        hub_name(base),
+        _results(_TEXTS[0], run["task"], scores, names, "Text classification"),
+        f"tlm-{run['task']}",
+        dataset,
+        library="peft" if run["model"].get("use_peft") else "transformers",
     )
     return render(
         "tlm_model.md",
@@ -247,25 +211,15 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
     Args:
         run: `results.json` of `hf_tlm.runs.run_pretraining`.
     """
-    from huggingface_hub import ModelCardData
-
     arguments, base, corpus = run["arguments"], run["model"]["model_name_or_path"], run["corpus"]["name"]
     objective = arguments["objective"]
     corrupts = OBJECTIVES[objective].corrupts
     fills_masks = not corrupts or (run.get("model_type") == "cocolm" and arguments["clm"] != "rtd")
-    pipeline_tag = "fill-mask" if fills_masks else "feature-extraction"
+    pipeline = "fill-mask" if fills_masks else "feature-extraction"
     dataset = hub_dataset(corpus)
-    results = _held_out_results(run, pipeline_tag)
-    data = ModelCardData(
-        library_name="transformers",
-        pipeline_tag=pipeline_tag,
-        tags=["hf_tlm", objective, "pretraining", "trained-from-scratch" if base is None else "finetuned"],
-        base_model=hub_name(base),
-        datasets=None if dataset is None else [dataset.partition("@")[0]],
-        metrics=sorted({result.metric_type for result in results}) or None,
-        model_name=f"{objective}-pretrained" if results else None,
-        eval_results=results or None,
-    )
+    tags = [objective, "pretraining", "trained-from-scratch" if base is None else "finetuned"]
+    results = _held_out_results(run, pipeline)
+    data = _metadata(pipeline, tags, hub_name(base), results, f"{objective}-pretrained", dataset)
     return render(
         "pretrained_model.md",
         data,
@@ -292,15 +246,9 @@ def converted_card(
         classes: of a TLM checkpoint; None for one of COCO-LM.
         fills_masks: whether one of COCO-LM has its LM head.
     """
-    from huggingface_hub import ModelCardData
-
     method, name = ("COCO-LM", "coco_lm") if classes is None else ("TLM", "tlm")
-    data = ModelCardData(
-        library_name="transformers",
-        pipeline_tag="text-classification" if classes is not None else "fill-mask" if fills_masks else "feature-extraction",
-        tags=["hf_tlm", name, "converted"],
-        base_model=hub_name(checkpoint),
-    )
+    pipeline = _TEXTS[0] if classes is not None else "fill-mask" if fills_masks else "feature-extraction"
+    data = _metadata(pipeline, [name, "converted"], hub_name(checkpoint))
     return render(
         "converted_model.md",
         data,
@@ -323,10 +271,49 @@ def _subset_on_the_hub(subset: Mapping[str, Any] | None) -> str | None:
     return "@".join(filter(None, (hub["repo_id"], hub.get("revision"))))
 
 
+def _metadata(
+    pipeline: str,
+    tags: Sequence[str],
+    base: str | list[str] | None,
+    results: Sequence[EvalResult] = (),
+    name: str | None = None,
+    dataset: str | None = None,
+    library: str | None = "transformers",
+) -> ModelCardData:
+    """The metadata of a card; that of a model with results has its name, too."""
+    from huggingface_hub import ModelCardData
+
+    return ModelCardData(
+        library_name=library,
+        pipeline_tag=pipeline,
+        tags=["hf_tlm", *tags],
+        base_model=base,
+        datasets=None if dataset is None else [dataset.partition("@")[0]],
+        metrics=sorted({result.metric_type for result in results}) or None,
+        model_name=name if results else None,
+        eval_results=list(results) or None,
+    )
+
+
+def _shown(metric: str, scores: Mapping[str, float]) -> list[str]:
+    """The metrics that a card has, the task's own first."""
+    return [metric, *(name for name in scores if name != metric and name in METRIC_NAMES)]
+
+
+def _results(
+    task_type: str, dataset: str, scores: Mapping[str, Mapping[str, float]], names: Iterable[str], task: str | None = None
+) -> list[EvalResult]:
+    """Scores for a card's metadata: some metrics on every split."""
+    return [
+        _result(task_type, dataset, split, METRIC_TYPES.get(name, "f1"), METRIC_NAMES[name], of[name], task)
+        for split, of in scores.items()
+        for name in names
+    ]
+
+
 def _result(
     task_type: str, dataset: str, split: str, metric_type: str, metric: str, value: float, task: str | None = None
 ) -> EvalResult:
-    """A score for a card's metadata."""
     from huggingface_hub import EvalResult
 
     return EvalResult(task_type, dataset, dataset, metric_type, round(value, 6), task, None, split, metric_name=metric)

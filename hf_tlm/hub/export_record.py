@@ -8,7 +8,6 @@ from typing import Any
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.files import sha256
 from hf_tlm.utils.json_files import (
-    Unfit,
     check_fields,
     find_object,
     listed,
@@ -18,6 +17,7 @@ from hf_tlm.utils.json_files import (
     read_json,
     real,
     record,
+    such,
     truth,
     whole,
     words,
@@ -26,20 +26,15 @@ from hf_tlm.utils.run_names import EXPORT_FILE, ONNX_FILES
 
 _AGAIN = "Export the model again (hf-tlm export), or copy the folder again."
 _NAME, _COUNT, _FIGURES = words(1000), whole(0, 2**53), mapped(real(0, 1e300), 100)
-
-
-def _number(value: Any) -> float:
-    """A number, also nan and infinity, which differences of logits can be."""
-    if type(value) not in (int, float):
-        raise Unfit("a number")
-    return value
+# Also nan and infinity, which differences of logits can be.
+_NUMBER = such(lambda value: type(value) in (int, float), "a number")
 
 
 _MEASURED = {
-    **{"score": _number, "drop": _number, "changed": _COUNT, "memory_megabytes": real(0, 1e9)},
+    **{"score": _NUMBER, "drop": _NUMBER, "changed": _COUNT, "memory_megabytes": real(0, 1e9)},
     **{"per_channel": truth, "keep_float": listed(_NAME, 10), "milliseconds": _FIGURES, "texts_per_second": _FIGURES},
 }
-_FILE = {"dtype": one_of(*ONNX_FILES), "bytes": whole(1, 2**53), "sha256": words(64), "max_difference": _number}
+_FILE = {"dtype": one_of(*ONNX_FILES), "bytes": whole(1, 2**53), "sha256": words(64), "max_difference": _NUMBER}
 _CHECKED_ON = {"texts": _COUNT, "what": _NAME, "metric": maybe(_NAME), "to_beat": words(10_000)}
 _RECORD = {
     **{"format": one_of("hf_tlm.export"), "format_version": one_of(1), "model": _NAME, "model_type": words(100)},

@@ -79,10 +79,10 @@ def _checksum(values: Mapping[str, Any]) -> str:
 def find_format(path: Path, format: Any) -> dict[str, Any] | None:
     """The JSON object in a file whose entry `format` is this; None where there is none, whatever else the file holds."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = read_object(path)
+    except HfTlmError:
         return None
-    return content if isinstance(content, dict) and content.get("format") == format else None
+    return content if content.get("format") == format else None
 
 
 def entry(content: Any, *names: str) -> Any:
@@ -98,9 +98,6 @@ class Unfit(Exception):
     def __init__(self, expected: str, place: tuple[str | int, ...] = ()):
         super().__init__(expected)
         self.expected, self.place = expected, place
-
-    def within(self, name: str | int) -> Unfit:
-        return Unfit(self.expected, (name, *self.place))
 
 
 def read_fields(
@@ -167,74 +164,59 @@ def _shown(content: Any, place: Sequence[str | int]) -> str:
     return f"{content!r:.80}"
 
 
+def _within(name: str | int, check: Check, value: Any) -> Any:
+    """The value that an object or a list has at a place."""
+    try:
+        return check(value)
+    except Unfit as unfit:
+        raise Unfit(unfit.expected, (name, *unfit.place)) from None
+
+
 def record(fields: Mapping[str, Check], optional: Collection[str] = ()) -> Check:
     """An object with these fields; others are left out."""
 
     def check(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise Unfit("an object")
-        found = {}
-        for name, of_field in fields.items():
-            if name in value or name not in optional:
-                try:
-                    found[name] = of_field(value.get(name))
-                except Unfit as unfit:
-                    raise unfit.within(name) from None
-        return found
+        read = {name: of_field for name, of_field in fields.items() if name in value or name not in optional}
+        return {name: _within(name, of_field, value.get(name)) for name, of_field in read.items()}
+
+    return check
+
+
+def such(fits: Callable[[Any], bool], expected: str) -> Check:
+    """A value of which `fits` is true, as it is."""
+
+    def check(value: Any) -> Any:
+        if not fits(value):
+            raise Unfit(expected)
+        return value
 
     return check
 
 
 def whole(low: int, high: int) -> Check:
     """A whole number from `low` to `high`."""
-
-    def check(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise Unfit(f"a whole number from {low:,} to {high:,}")
-        return value
-
-    return check
+    return such(lambda value: type(value) is int and low <= value <= high, f"a whole number from {low:,} to {high:,}")
 
 
 def real(low: float, high: float) -> Check:
     """A number from `low` to `high`; nan is none."""
-
-    def check(value: Any) -> float:
-        if type(value) not in (int, float) or not low <= value <= high:
-            raise Unfit(f"a number from {low:g} to {high:g}")
-        return value
-
-    return check
+    return such(lambda value: type(value) in (int, float) and low <= value <= high, f"a number from {low:g} to {high:g}")
 
 
 def words(longest: int) -> Check:
     """A text of so many characters at most."""
-
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > longest:
-            raise Unfit(f"a text of at most {longest:,} characters")
-        return value
-
-    return check
+    return such(lambda value: isinstance(value, str) and len(value) <= longest, f"a text of at most {longest:,} characters")
 
 
 def one_of(*values: Any) -> Check:
     """One of some values of JSON."""
-
-    def check(value: Any) -> Any:
-        for known in values:
-            if type(known) is type(value) and known == value:
-                return value
-        raise Unfit(" or ".join(map(json.dumps, values)))
-
-    return check
+    kinds = [(type(value), value) for value in values]
+    return such(lambda value: (type(value), value) in kinds, " or ".join(map(json.dumps, values)))
 
 
-def truth(value: Any) -> bool:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise Unfit("true or false")
-    return value
+truth = such(lambda value: isinstance(value, bool), "true or false")
 
 
 def maybe(of_value: Check) -> Check:
@@ -248,13 +230,7 @@ def listed(of_item: Check, longest: int) -> Check:
     def check(value: Any) -> tuple:
         if not isinstance(value, list) or len(value) > longest:
             raise Unfit(f"a list of at most {longest:,} items")
-        found = []
-        for index, item in enumerate(value):
-            try:
-                found.append(of_item(item))
-            except Unfit as unfit:
-                raise unfit.within(index) from None
-        return tuple(found)
+        return tuple(_within(index, of_item, item) for index, item in enumerate(value))
 
     return check
 
