@@ -265,22 +265,14 @@ def analyze(what: str, args: AnalyzeArguments, task: AnalyzedTask, options: Any)
 
 
 def check_positive(**values: int) -> None:
-    """Check that values are positive.
-
-    Raises:
-        AnalysisError: a value is below 1.
-    """
+    """Raise an AnalysisError for a value below 1."""
     for name, value in values.items():
         if value < 1:
             raise AnalysisError(f"{name} must be at least 1; received {value}.")
 
 
 def named(values: Sequence[str] | None, option: str) -> dict[str, str]:
-    """`name=place` pairs, or places whose last part is their name.
-
-    Raises:
-        AnalysisError: a name or a place is empty, or a name comes twice.
-    """
+    """`name=place` pairs, or places whose last part is their name; an AnalysisError for an empty one, or a name twice."""
     found: dict[str, str] = {}
     for value in values or ():
         name, equals, place = value.partition("=")

@@ -208,16 +208,14 @@ def most_tokens(texts: Sequence[Text], tokenizers: Sequence[PreTrainedTokenizerB
 
 
 def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], max_length: int) -> dict[str, list[list[int]]]:
-    pairs = [text if isinstance(text, tuple) else (text, None) for text in texts]
-    for row, pair in enumerate(pairs):
-        if not isinstance(pair[0], str) or (isinstance(texts[row], tuple) and not isinstance(pair[1], str)):
+    parts = [text if isinstance(text, tuple) else (text,) for text in texts]
+    for row, of_text in enumerate(parts):
+        if len(of_text) > 2 or not all(isinstance(part, str) for part in of_text):
             raise AnalysisError(f"Texts are strings or pairs of strings; number {row} is {texts[row]!r}.")
-    first, second = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    paired = bool(second) and second[0] is not None
-    if any((text is not None) != paired for text in second):
+    if len({len(of_text) for of_text in parts}) > 1:
         raise AnalysisError("Some texts are pairs and others are not. Give one kind at a time.")
     options = {"truncation": True, "max_length": max_length, "return_attention_mask": False}
-    return tokenizer(first, second if paired else None, **options)
+    return tokenizer(*map(list, zip(*parts, strict=True)), **options)
 
 
 def _encode(

@@ -87,10 +87,7 @@ def draw_texts(
         max_texts: of a split with more as many are drawn; of pairs all similar ones first, as far as they go.
         random_from: a corpus by file, folder or Hub id, for the random pairs.
 
-    Raises:
-        AnalysisError: fewer than three texts, fewer than two classes, no similar pair, or options that the task has no
-            use for. TaskError: the task is of another kind than classification and regression. CorpusError: see
-            `load_corpus`.
+    An AnalysisError where there are too few texts, one class, no similar pair, or options that the task has no use for.
     """
     check_task(task, "--what embeddings", "classification", "regression")
     split = options.embedding_split or ("test" if "test" in task.splits else "validation")
@@ -338,12 +335,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: EmbeddingsArgum
 def measure(
     random: np.ndarray, similar: np.ndarray, vectors: np.ndarray, labels: np.ndarray | None = None, seed: int = 0
 ) -> dict[str, float]:
-    """The numbers of one model by their names; a silhouette where texts have classes.
-
-    Args:
-        random, similar: cosines of random and of similar pairs, [P].
-        vectors: [N, H]; labels: int64 [N].
-    """
+    """The numbers of one model by their names, of cosines [P], vectors [N, H] and, for a silhouette, labels int64 [N]."""
     found = {
         "mean_cosine_random": float(random.mean()),
         "mean_cosine_similar": float(similar.mean()),

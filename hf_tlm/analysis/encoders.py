@@ -84,14 +84,7 @@ def _adapted(folder: str, options: dict[str, Any]) -> PreTrainedModel:
 def sample_corpus(corpus: str, count: int, *, seed: int = 0, least: int = 1, text_column: str = "text") -> list[str]:
     """Draw `count` texts of a corpus, or all if it has fewer, each with the same probability, in the corpus's order.
 
-    The corpus is read through once, and what is drawn is all that is kept.
-
-    Args:
-        corpus: a file, folder or Hub id.
-        least: texts that are needed.
-
-    Raises:
-        AnalysisError: it has fewer. CorpusError: see `load_corpus`.
+    The corpus is read through once, and what is drawn is all that is kept. An AnalysisError where it has fewer than `least`.
     """
     rng, read = np.random.default_rng(seed), 0
     kept: list[tuple[float, int, str]] = []

@@ -58,11 +58,7 @@ STYLE: dict[RcKeyType, Any] = {
 
 
 def check_installed() -> None:
-    """Check that there is what draws.
-
-    Raises:
-        AnalysisError: matplotlib is not installed.
-    """
+    """Raise an AnalysisError where matplotlib, which draws, is not installed."""
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:

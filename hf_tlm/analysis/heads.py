@@ -190,10 +190,7 @@ def _draw_panel(
 
 
 def _mosaic(heads: Sequence[attention.AttentionHead], maps: attention.TextMaps) -> np.ndarray:
-    """Return the maps as an image, float [layers x cell, heads x cell, 3]: a pixel for each weight.
-
-    Vertical heads are on grey.
-    """
+    """The maps as an image, float [layers x cell, heads x cell, 3]: a pixel for each weight, vertical heads on grey."""
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 
@@ -253,12 +250,9 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments)
 
 
 def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, Sequence[attention.Text]]:
-    """Read texts: those of `--texts`, else of the task's test, validation or training split.
+    """Read texts: those of `--texts`, else of the task's test, validation or training split, or raise an AnalysisError.
 
     Returns (what they are, the texts); no more than `max_texts`, drawn with the seed and in their order.
-
-    Raises:
-        AnalysisError: neither was given, or the file has no text. CorpusError, TaskError: they cannot be read.
     """
     if args.texts is not None:
         column = task.text_column or "text"
@@ -288,11 +282,7 @@ def shares_table(shares: Mapping[str, Sequence[attention.LayerShares]]) -> str:
 
 
 def _file_names(names: Iterable[str]) -> dict[str, str]:
-    """Names of models' figures without what file systems do not take.
-
-    Raises:
-        AnalysisError: two are the same.
-    """
+    """Names of models' figures without what file systems do not take; an AnalysisError where two are the same."""
     files: dict[str, str] = {}
     for name in names:
         plain = re.sub(r"[^\w.-]+", "_", name)
@@ -306,10 +296,7 @@ def _file_names(names: Iterable[str]) -> dict[str, str]:
 def _drawn(
     texts: Sequence[attention.Text], tokenizers: Sequence[PreTrainedTokenizerBase], options: HeadsArguments
 ) -> tuple[attention.Text, str]:
-    """Return the text whose maps are drawn, and how it is shown.
-
-    It is the one that was given, or the first that no tokenizer truncates, or the first.
-    """
+    """The text whose maps are drawn, given or the first that no tokenizer truncates or the first; and how it is shown."""
     candidates = [options.heads_text] if options.heads_text is not None else texts
     lengths = attention.most_tokens(candidates, tokenizers, options.heads_tokens + 1)  # One more tells which are longer.
     text = candidates[int(np.argmax(lengths <= options.heads_tokens))]

@@ -47,11 +47,7 @@ _METHODS = {
 
 
 def check_record(record: Mapping[str, Any], path: Path) -> None:
-    """Of a run, or the manifest of a subset.
-
-    Raises:
-        AnalysisError: a value is of a type that no recipe writes, or of a kind of task that is unknown; the file is named.
-    """
+    """Of a run, or a subset's manifest: an AnalysisError for a type that no recipe writes, or an unknown kind of task."""
     _check(record, _OF_RUN, path, "")
     _numbers(record, path, "")
     teacher = record.get("teacher") or {}
@@ -155,21 +151,13 @@ def find_results(places: Mapping[str, str | os.PathLike]) -> list[Result]:
 
 
 def check_places(places: Any) -> None:
-    """Check that a function was given folders by their names.
-
-    Raises:
-        AnalysisError: it says what to pass.
-    """
+    """Raise an AnalysisError, which says what to pass, unless a function was given folders by their names."""
     if not isinstance(places, Mapping):
         raise AnalysisError(f"places: expected folders by their names; received {kind_of(places)}. Give {{name: folder}}.")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        AnalysisError: it cannot be read, is not JSON, or not an object; the file is named.
-    """
+    """A JSON object, or an AnalysisError that names the file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -38,11 +38,7 @@ def numbers(subset: Subset, name: str) -> np.ndarray:
 
 
 def ranks(subset: Subset) -> np.ndarray:
-    """int64 [rows]: best rank over the queries, from 1.
-
-    Raises:
-        AnalysisError: the passages have no rank: they were drawn at random, released without, or there are none.
-    """
+    """int64 [rows]: best rank over the queries, from 1; an AnalysisError where passages have none, or there are none."""
     if len(subset) == 0:
         raise AnalysisError("The subset is empty.")
     if subset.manifest["retriever"] == "random":

@@ -114,13 +114,9 @@ def read_runs(places: Mapping[str, str | os.PathLike]) -> dict[str, RunLog]:
 
 
 def read_log(folder: Path) -> list[dict[str, float]]:
-    """Read what a Trainer logged in a folder: the numbers of each step, `step` among them.
+    """Read what a Trainer logged in a folder: the numbers of each step, `step` among them; see `read_runs`.
 
-    What a resume went back over is left out; an unfinished training is read up to its newest checkpoint. Empty without a
-    checkpoint or the end of the training.
-
-    Raises:
-        AnalysisError: a file is not what the Trainer writes.
+    What a resume went back over is left out. Empty without a checkpoint or the end of the training.
     """
     state = _state(folder)
     return [values | {"step": step} for step, values in _entries(state)] if state else []
@@ -153,11 +149,7 @@ def _read_seeds(folder: Path) -> list[SeedLog]:
 
 @contextmanager
 def checked_grid(file: Path) -> Iterator[None]:
-    """Reading of a `grid.json`, which a stranger may have written.
-
-    Raises:
-        AnalysisError: what is read there is not what a grid writes; the file is named.
-    """
+    """Raise an AnalysisError that names the `grid.json`, a stranger's maybe, for what is read there and is no grid's."""
     try:
         yield
     except AnalysisError:  # Of another file, which it names.
@@ -183,10 +175,7 @@ def checkpoint_points(grid: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
 
 
 def _read_checkpoints(folder: Path) -> list[SeedLog]:
-    """Scores on validation of what a pretraining's checkpoints were fine-tuned to, where the pretraining was.
-
-    None of anything but a grid over checkpoints.
-    """
+    """Validation scores of a grid over a pretraining's checkpoints, where that was; none of anything else."""
     record = read_json(folder / GRID_FILE) if (folder / GRID_FILE).is_file() else {}
     with checked_grid(folder / GRID_FILE):
         best = checkpoint_points(record)

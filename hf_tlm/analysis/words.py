@@ -130,11 +130,7 @@ def to_markdown(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequ
 
 
 def _count_words(rows: Dataset, classes: int = 1, script: str | None = None) -> tuple[np.ndarray, list[str]]:
-    """(int64 [V, classes], the words): how often the texts of each class have each word, both texts of pairs.
-
-    Args:
-        script: what a word depends on, as in a retrieval; None: that of the texts.
-    """
+    """(int64 [V, classes], the words): how often the texts of each class have each word, both texts of pairs."""
     vocabulary, counts = Vocabulary(), np.zeros((0, classes), np.int64)
     columns = columns_of_texts(rows)
     script = script or script_of(text for name in columns for text in rows[name])
@@ -151,10 +147,7 @@ def _count_words(rows: Dataset, classes: int = 1, script: str | None = None) -> 
 
 
 def to_rows(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return a row for each word: what it is, and the share of each subset's words that it has.
-
-    Of two subsets it has the ratio of the first's to the second's too, empty where the second lacks the word.
-    """
+    """A row for each word: what it is, its share of each subset's words, and of two subsets their ratio, if any."""
     rows = []
     for at, word in enumerate(words):
         row = {"word": word.word, "label": word.label, "pmi": word.pmi, "count": word.count}

@@ -61,12 +61,7 @@ _OLDEST_TRANSFORMERS = {"cocolm": "5.4"}
 
 
 def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
-    """The README.md of a fine-tuned model.
-
-    Args:
-        run: `results.json` of `hf_tlm.runs.finetune`.
-        seed: which of its seeds the folder's weights are.
-    """
+    """The README.md of the fine-tuned model of a seed, of `results.json` of `hf_tlm.runs.finetune`."""
     record = next(record for record in run["seeds"] if record["seed"] == seed)
     base, metric = run["model"]["model_name_or_path"], run["metric"]
     pipeline, auto_class, what, call = KINDS[run["kind"]]
@@ -133,11 +128,7 @@ def prompted_card(run: Mapping[str, Any], record: Mapping[str, Any]) -> str:
 
 
 def onnx_card(record: Mapping[str, Any]) -> str:
-    """The README.md of an export.
-
-    Args:
-        record: its `export.json`.
-    """
+    """The README.md of an export, whose `export.json` is the record."""
     pipeline = "fill-mask" if record["kind"] == "fill_mask" else KINDS[record["kind"]][0]
     files = record["files"].values()
     dtypes = [file["dtype"] for file in files]
@@ -164,12 +155,7 @@ def oldest_transformers(model_type: str | None) -> str:
 
 
 def tlm_card(run: Mapping[str, Any], seed: int) -> str:
-    """The README.md of a TLM model.
-
-    Args:
-        run: `results.json` of `hf_tlm.runs.run_tlm`.
-        seed: which of its seeds the folder's weights are.
-    """
+    """The README.md of the TLM model of a seed, of `results.json` of `hf_tlm.runs.run_tlm`."""
     record = next(record for record in run["seeds"] if record["seed"] == seed)
     metric, arguments, base = run["metric"], run["arguments"], run["model"]["model_name_or_path"]
     scores = {split: record[split] for split in ("validation", "test") if split in record}
@@ -206,11 +192,7 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
 
 
 def pretrained_card(run: Mapping[str, Any]) -> str:
-    """The README.md of a pretrained model.
-
-    Args:
-        run: `results.json` of `hf_tlm.runs.run_pretraining`.
-    """
+    """The README.md of a pretrained model, of `results.json` of `hf_tlm.runs.run_pretraining`."""
     arguments, base, corpus = run["arguments"], run["model"]["model_name_or_path"], run["corpus"]["name"]
     objective = arguments["objective"]
     corrupts = OBJECTIVES[objective].corrupts

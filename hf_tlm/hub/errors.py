@@ -87,11 +87,7 @@ def asked_wait(error: BaseException) -> float | None:
 
 
 def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
-    """One sentence or two for the user: what went wrong with a repository, and what to do.
-
-    Args:
-        reading: what was wanted could have come from the cache, or from a local path.
-    """
+    """What went wrong with a repository, and what to do; `reading`, it could have come from the cache or a local path."""
     import httpx2
     from huggingface_hub import constants
     from huggingface_hub.errors import (
@@ -151,11 +147,7 @@ def redacted(error: BaseException) -> str:
 
 @contextmanager
 def explaining(repo: Repo) -> Iterator[None]:
-    """Raise as a `HubError` with an explanation what the Hub's client raises within the block.
-
-    Raises:
-        HubError: what the Hub's client raises, explained.
-    """
+    """Raise as a `HubError` with an explanation what the Hub's client raises within the block."""
     import httpx2
     from huggingface_hub.errors import RevisionResolutionError
 

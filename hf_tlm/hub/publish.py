@@ -166,11 +166,7 @@ def publish_space(folder: str | os.PathLike, repo_id: str, *, license: str | Non
 def publish_result(
     kind: str, folder: str | os.PathLike, repo_id: str, *, token: str | None, private: bool | None, revision: str | None
 ) -> Push:
-    """What a recipe does at its end: `publish_model` or `publish_subset`, as `kind` says.
-
-    Raises:
-        HubError: it could not be published; the message says how to do it later.
-    """
+    """What a recipe does at its end: publish the model or the subset, or raise a HubError that says how to do it later."""
     publish = {"model": publish_model, "subset": publish_subset}[kind]
     try:
         return publish(folder, repo_id, token=token, private=private, revision=revision)
@@ -195,11 +191,7 @@ def _check_subset(folder: Path) -> None:
 
 
 def _publish(folder: Path, repo_id: str, type: str, message: str, card: Mapping[str, Any], options: dict[str, Any]) -> Push:
-    """The card in the folder stays as it is: it may be published elsewhere too.
-
-    Args:
-        options: of `push`, and `kept`, what of the folder is not sent.
-    """
+    """Push, with the `options` of that and `kept`, what is not sent. The folder's card stays as it is."""
     kept = options.pop("kept", ())
     found = {name: path for name, path in published(folder).items() if name not in kept}
     files = {name: path for name, path in found.items() if is_ours(name, (*NAMES, *CODE))}

@@ -129,11 +129,7 @@ def push(
 
 
 def published(folder: str | os.PathLike) -> dict[str, Path]:
-    """What of a folder is published: path within it -> file, sorted. Links to files stand for them.
-
-    Raises:
-        HubError: there are links to folders or to nothing.
-    """
+    """What of a folder is published: path within it -> file, sorted. Links to files stand for them; others: a HubError."""
     folder = Path(folder)
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
     paths = {name: paths[name] for name in sorted(paths) if not _stays(PurePosixPath(name).parts)}
@@ -152,11 +148,7 @@ def _stays(parts: Sequence[str]) -> bool:
 
 
 def _api(token: str | None, repo: Repo, anonymous: bool = False) -> HfApi:
-    """The client of one account.
-
-    Raises:
-        HubError: nobody is logged in, and `anonymous` will not do.
-    """
+    """The client of one account; a HubError where nobody is logged in, and `anonymous` will not do."""
     from huggingface_hub import HfApi, get_token
 
     token = token or get_token()
@@ -166,11 +158,7 @@ def _api(token: str | None, repo: Repo, anonymous: bool = False) -> HfApi:
 
 
 def repo_to_push(repo_id: str, type: str, revision: str | None) -> Repo:
-    """The branch of a repository to publish to.
-
-    Raises:
-        HubError: `repo_id` is not owner/name.
-    """
+    """The branch of a repository to publish to; a HubError where `repo_id` is not owner/name."""
     repo = parse_repo(repo_id, type)
     if repo is None or repo.revision is not None:
         raise HubError(

@@ -64,11 +64,7 @@ def license_sentence(license: str | None) -> str:
 
 
 def dataset_sentence(dataset: str | None) -> str:
-    """Where the data are on the Hub.
-
-    Args:
-        dataset: repo id, with `@revision` if known; None: not on the Hub, as far as is known.
-    """
+    """Where the data are on the Hub: repo id, with `@revision` if known; None: not there, as far as is known."""
     if dataset is None or not _HUB_DATASET.fullmatch(dataset):
         return "Whether these texts are on the Hub was not recorded."
     name, _, revision = dataset.partition("@")

@@ -58,11 +58,7 @@ def is_fetched(path: str | os.PathLike) -> bool:
 
 
 def check_named(name: str, folder: str | os.PathLike) -> None:
-    """Of a model that a file in `folder` names.
-
-    Raises:
-        HubError: the file is from the Hub, and the model is not.
-    """
+    """Raise a HubError for a model of this machine that a file in `folder` names, where that file is from the Hub."""
     if is_fetched(folder) and find_repo(name, "model") is None:
         raise HubError(
             f"{folder} is from the Hub and needs the model {name!r}, which must be a model there (owner/name) and no path "
@@ -125,11 +121,7 @@ def fetch(
 
 
 def file_sizes(repo: Repo, token: str | None = None) -> tuple[Repo, dict[str, int]]:
-    """The repository at a commit, and its files with their sizes; without a network those of the cached snapshot.
-
-    Raises:
-        HubError: see `fetch`; or a file's name leaves the folder that it would be in.
-    """
+    """The repository at a commit, and its files with their sizes, as `fetch` has them; a HubError for names with `..`."""
     import httpx2
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import OfflineModeIsEnabled
@@ -234,11 +226,7 @@ def checkpoint_folder(
 
 
 def split_revision(name_or_path: str, revision: str | None = None) -> tuple[str, str | None]:
-    """owner/name@revision in two; other names as they are, with `revision`.
-
-    Raises:
-        HubError: there are two revisions.
-    """
+    """owner/name@revision in two; other names as they are, with `revision`. Two revisions are a HubError."""
     repo = find_repo(name_or_path, "model")
     if repo is None or repo.revision is None:
         return name_or_path, revision
@@ -248,25 +236,14 @@ def split_revision(name_or_path: str, revision: str | None = None) -> tuple[str,
 
 
 def is_ours(path: str, names: Sequence[str]) -> bool:
-    """Whether a file, by its path in a run or a repository, has a name that recipes give.
-
-    Args:
-        names: globs.
-    """
+    """Whether a file, by its path in a run or a repository, has a name that recipes give, one of these globs."""
     *folders, name = path.split("/")
     plain = re.fullmatch(r"\w[\w.+-]*", name, flags=re.ASCII) is not None
     return plain and all(map(FOLDERS.fullmatch, folders)) and any(fnmatch(name, glob) for glob in names)
 
 
 def check_sizes(sizes: Mapping[str, int], what: str) -> None:
-    """Before files are fetched.
-
-    Args:
-        sizes: file -> bytes.
-
-    Raises:
-        HubError: one of them, or all together, are larger than those of any run.
-    """
+    """Raise a HubError, before they are fetched, for files that are larger in bytes, or all together, than any run's."""
     for path, size in sizes.items():
         most = LARGEST_TENSORS if PurePosixPath(path).suffix in _TENSORS else LARGEST_OTHER
         if size > most:

@@ -73,11 +73,7 @@ def subset_card(
 
 
 def describe_data(columns: Mapping[str, str | None], parquet: str | os.PathLike) -> dict[str, Any]:
-    """`dataset_info` of one parquet file: a function of its bytes and of the columns' types.
-
-    Args:
-        columns: name -> type as `datasets` calls it; None for one that is not of a plain type.
-    """
+    """`dataset_info` of one parquet file and its columns: name -> type as `datasets` has it, None for no plain one."""
     import pyarrow.parquet as pq
 
     metadata = pq.read_metadata(parquet)

@@ -66,11 +66,7 @@ def config_names(files: Sequence[str]) -> list[str]:
 
 
 def check_alone(repo: Repo, token: str | None = None, dry_run: bool = False) -> None:
-    """Before a subset without a name is published.
-
-    Raises:
-        HubError: there are subsets with names.
-    """
+    """Raise a HubError, before a subset without a name is published, where there are subsets with names."""
     if names := config_names(repo_files(repo, token, dry_run)):
         raise HubError(
             f"{repo} has subsets with names ({', '.join(names)}), which the card of one without a name would hide. Give "
@@ -79,11 +75,7 @@ def check_alone(repo: Repo, token: str | None = None, dry_run: bool = False) -> 
 
 
 def config_cards(repo: Repo, names: Sequence[str], token: str | None = None) -> dict[str, str]:
-    """The cards of the subsets of these names.
-
-    Raises:
-        HubError: see `repo_files`.
-    """
+    """The cards of the subsets of these names."""
     from huggingface_hub import hf_hub_download
 
     def read(name: str) -> str:
@@ -94,14 +86,7 @@ def config_cards(repo: Repo, names: Sequence[str], token: str | None = None) -> 
 
 
 def configs_card(cards: Mapping[str, str], repo_id: str) -> str:
-    """The README.md of a repository of several subsets.
-
-    Args:
-        cards: name of a subset -> its card.
-
-    Raises:
-        HubError: a card lacks metadata that this one is made of.
-    """
+    """The README.md of a repository of several subsets, of their cards; a HubError where one lacks metadata for it."""
     from huggingface_hub import DatasetCardData, RepoCard
 
     found = {name: RepoCard(text).data.to_dict() for name, text in cards.items()}

@@ -116,11 +116,7 @@ def verify(
 
 
 def _check_adapters(repo: Repo, names: list[str], commit: str, token: str | None) -> None:
-    """Read what says which adapters there are, before a library does that would follow whatever it says.
-
-    Raises:
-        HubError: one is not LoRA, or has a field of another type.
-    """
+    """Raise a HubError for an adapter that is not LoRA as peft writes it, before a library follows whatever it says."""
     from huggingface_hub import hf_hub_download
 
     for name in names:
@@ -130,11 +126,7 @@ def _check_adapters(repo: Repo, names: list[str], commit: str, token: str | None
 
 
 def _load_isolated(repo: Repo, asked: dict, token: str | None) -> dict[str, dict]:
-    """What `hf_tlm.hub.isolated_load` answers in a process of its own, with a cache of its own.
-
-    Raises:
-        HubError: it failed.
-    """
+    """What `hf_tlm.hub.isolated_load` answers in a process and a cache of its own; a HubError where it failed."""
     with tempfile.TemporaryDirectory(prefix="hf-tlm-verify-") as home:
         # What it loads could be a stranger's: no login of this machine is there to be found. A token is an argument of the
         # calls that read the repository, and of no others.

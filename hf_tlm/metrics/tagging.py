@@ -93,11 +93,7 @@ class SpanF1(_TaggingMetric):
 
 
 def spans(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """The spans that IOB2 tags of one sentence mark: first word, word after the last, type.
-
-    Raises:
-        HfTlmError: a tag that is not O, B-type or I-type.
-    """
+    """The spans that IOB2 tags of one sentence mark: first word, word after the last, type."""
     start, of = 0, None
     for word, tag in enumerate([*tags, "O"]):
         if not is_iob2(tag):

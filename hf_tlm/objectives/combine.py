@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from numbers import Real
 from typing import Any
 
 import torch
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.objectives.reductions import Batch
 from hf_tlm.utils.options import of_python
 
 
@@ -53,13 +54,11 @@ class WeightedSum:
             elif (name := getattr(objective, "name", None)) is not None:
                 yield name
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def count(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The counts of all parts."""
         return {name: n for _, objective in self.parts for name, n in objective.count(batch).items()}
 
-    def __call__(
-        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, torch.Tensor]:
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
         """`{"loss"}` and the named, unweighted terms of all parts."""
         loss, terms = 0.0, {}
         for weight, objective in self.parts:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
-from hf_tlm.objectives.reductions import CORRUPTION_SHARES, corruption_shares, mean, read, share
+from hf_tlm.objectives.reductions import CORRUPTION_SHARES, Batch, corruption_shares, mean, read, share
 
 
 def copy_loss(copy_logits: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
@@ -183,14 +183,12 @@ class CorrectiveLm:
         )
         return loss, torch.zeros_like(masked).scatter(0, chosen, predicted == labels)
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def count(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Numbers of tokens that the means are over: `{"copy", "lm"}`, int64 scalars."""
         real = read(batch, "attention_mask", self).sum()
         return {"copy": real, "lm": real if self.all_tokens else (read(batch, "mlm_labels", self) != -100).sum()}
 
-    def __call__(
-        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, torch.Tensor]:
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
         """Return the losses of a batch, and accuracies of both heads (Figure 8).
 
         These are `{"loss", "copy_loss", "lm_loss"}`, and pairs (sum, count) of shares: `copy_accuracy_replaced`,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
-from hf_tlm.objectives.reductions import mean, read
+from hf_tlm.objectives.reductions import Batch, mean, read
 
 
 class Mlm:
@@ -22,13 +20,11 @@ class Mlm:
 
     name, terms = "mlm", ("mlm_loss",)
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def count(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Number of masked positions: `{"mlm": int64 scalar}`."""
         return {self.name: (read(batch, "mlm_labels", self) != -100).sum()}
 
-    def __call__(
-        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, torch.Tensor]:
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
         """`{"loss", "mlm_loss"}`; `counts` replaces the batch's own number of masked positions as the divisor."""
         count = (counts or self.count(batch))[self.name]
         loss = mean(outputs.mlm_loss, count)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.objectives.reductions import mean, read
+from hf_tlm.objectives.reductions import Batch, mean, read
 from hf_tlm.objectives.task import TaskLoss
 from hf_tlm.tasks.spec import NO_LABEL
 from hf_tlm.utils.options import Range, check_number
@@ -33,9 +33,7 @@ class RDrop(TaskLoss):
         check_number(HfTlmError, "alpha", alpha, Range(0, 1e6))
         self.alpha = alpha
 
-    def __call__(
-        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, torch.Tensor]:
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
         """`{"loss", "task_loss", "rdrop_loss"}`: means of both cross-entropies and of both divergences."""
         count, labels = (counts or self.count(batch))[self.name], read(batch, "labels", self)
         logits = outputs.logits.float()

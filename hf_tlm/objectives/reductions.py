@@ -9,6 +9,7 @@ import torch
 
 from hf_tlm.errors import HfTlmError
 
+Batch = Mapping[str, torch.Tensor]
 # What objectives read of batches, and where batches have it from.
 _OF_BATCHES = {
     "mlm_labels": "which TlmCollator gives where it masks tokens (mlm_probability)",
@@ -23,12 +24,8 @@ def accumulation_dtype(device: torch.device | str) -> torch.dtype:
     return torch.float32 if torch.device(device).type == "mps" else torch.float64
 
 
-def read(batch: Mapping[str, torch.Tensor], name: str, objective: Any) -> torch.Tensor:
-    """Return what an objective reads of a batch.
-
-    Raises:
-        HfTlmError: the batch has none.
-    """
+def read(batch: Batch, name: str, objective: Any) -> torch.Tensor:
+    """What an objective reads of a batch, or an HfTlmError where the batch has none."""
     if name not in batch:
         raise HfTlmError(
             f"{type(objective).__name__} reads {name} of a batch, {_OF_BATCHES[name]}; received one of "
@@ -44,10 +41,7 @@ def share(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
 
 
 def mean(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Return total / count, and 0 of nothing.
-
-    A count that is itself a mean over processes may lie between 0 and 1.
-    """
+    """The quotient, and 0 of nothing. A count that is itself a mean over processes may lie between 0 and 1."""
     return total / (count + (count == 0))
 
 
@@ -55,7 +49,7 @@ def mean(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
 CORRUPTION_SHARES = ("replaced_fraction", "generator_accuracy")
 
 
-def corruption_shares(outputs, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def corruption_shares(outputs, batch: Batch) -> dict[str, torch.Tensor]:
     """Return what a batch's corruption was like, as pairs (sum, count) of shares.
 
     `replaced_fraction` is of all tokens. `generator_accuracy` is of masked tokens: those at which the auxiliary model's most

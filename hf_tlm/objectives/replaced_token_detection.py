@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 
-from hf_tlm.objectives.reductions import CORRUPTION_SHARES, corruption_shares, mean, read, share
+from hf_tlm.objectives.reductions import CORRUPTION_SHARES, Batch, corruption_shares, mean, read, share
 
 
 class ReplacedTokenDetection:
@@ -24,13 +22,11 @@ class ReplacedTokenDetection:
     name = "rtd"
     terms = ("rtd_loss", "rtd_accuracy_replaced", "rtd_accuracy_original", *CORRUPTION_SHARES)
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def count(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Number of real tokens: `{"rtd": int64 scalar}`."""
         return {self.name: read(batch, "attention_mask", self).sum()}
 
-    def __call__(
-        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, torch.Tensor]:
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
         """Return the loss of a batch, and accuracies.
 
         These are `{"loss", "rtd_loss"}`, and pairs (sum, count) of shares: `rtd_accuracy_replaced`, `rtd_accuracy_original`,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.objectives.reductions import accumulation_dtype, mean, share
+from hf_tlm.objectives.reductions import Batch, accumulation_dtype, mean, share
 
 
 class _Gather(torch.autograd.Function):
@@ -107,14 +106,12 @@ class SequenceContrastive:
             raise HfTlmError(f"The temperature of SequenceContrastive must be positive; received {temperature}.")
         self.temperature = temperature
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def count(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Number of sequences, two a text: `{"scl": int64 scalar}`."""
         texts = batch["first_tokens"] if batch.get("first_tokens") is not None else batch["input_ids"]
         return {self.name: torch.full((), 2 * len(texts), device=texts.device)}
 
-    def __call__(
-        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, torch.Tensor]:
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
         """`{"loss", "scl_loss"}`, and pairs (sum, count) of cosines (Figure 7): `cosine_positive`, `cosine_negative`.
 
         `counts` replaces the batch's own number of sequences as the divisor.
@@ -133,13 +130,11 @@ class SequenceCosines:
 
     terms = ("cosine_positive", "cosine_negative")
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def count(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Nothing is averaged: `{}`."""
         return {}
 
-    def __call__(
-        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, Any]:
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, Any]:
         """`{"loss": 0.0}`, and pairs (sum, count) `cosine_positive` and `cosine_negative`."""
         with torch.no_grad():
             _, positive, negative = contrastive_loss(outputs.corrupted_vectors, outputs.cropped_vectors)

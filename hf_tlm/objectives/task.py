@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.objectives.reductions import mean, read
+from hf_tlm.objectives.reductions import Batch, mean, read
 from hf_tlm.tasks.spec import NO_LABEL
 from hf_tlm.utils.options import Range, check_number, of_python
 
@@ -53,13 +53,11 @@ class TaskLoss:
         self.class_weights = self.class_weights.to(logits.device)  # Once: a GPU would be waited for with each copy.
         return (terms * self.class_weights.to(logits.dtype)[labels.clamp(min=0)]).sum()
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def count(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Number of texts with a label: `{"task": int64 scalar}`."""
         return {self.name: (read(batch, "labels", self) != NO_LABEL).sum()}
 
-    def __call__(
-        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, torch.Tensor]:
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
         """`{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
         count = (counts or self.count(batch))[self.name]
         loss = mean(self.cross_entropy(outputs.logits, read(batch, "labels", self)), count)
@@ -76,13 +74,11 @@ class ValueLoss:
 
     name = "task"
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def count(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Number of texts with a value: `{"task": int64 scalar}`."""
         return {self.name: read(batch, "labels", self).isfinite().sum()}
 
-    def __call__(
-        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, torch.Tensor]:
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
         """`{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
         values = read(batch, "labels", self)
         known = values.isfinite()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.objectives.reductions import mean, read
+from hf_tlm.objectives.reductions import Batch, mean, read
 from hf_tlm.utils.options import Range, check_number
 
 # The least probability whose logarithm is taken.
@@ -36,13 +34,11 @@ class TeacherLoss:
         check_number(HfTlmError, "temperature", temperature, Range(0, 1e6, above=True))
         self.temperature = temperature
 
-    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def count(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Number of texts that have an answer: `{"teacher": int64 scalar}`."""
         return {self.name: _answered(read(batch, "teacher_probs", self)).sum()}
 
-    def __call__(
-        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, torch.Tensor]:
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
         """`{"loss", "teacher_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
         answers, logits = read(batch, "teacher_probs", self).float(), outputs.logits.float()
         if answers.shape[-1] == 1:

@@ -40,11 +40,7 @@ def without_format(rows: Dataset) -> Dataset:
 
 
 def seal_rows(file: Path, rows: int) -> None:
-    """Write the seal of an Arrow file that is whole.
-
-    Raises:
-        OSError, HfTlmError: it cannot be read, or the seal not be written.
-    """
+    """Write the seal of an Arrow file that is whole, or raise an OSError or HfTlmError."""
     facts = {"rows": rows, **_stamp(file), "xxh3": checksum(file)}
     atomic_write(_seal(file), json.dumps(facts) + "\n")
 
@@ -136,11 +132,7 @@ def is_whole(file: Path) -> bool:
 
 
 def _broken(file: Path) -> str | None:
-    """What is wrong with a file that has a seal; None if it is as it was when sealed, or has none.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """What is wrong with a file that has a seal; None if it is as it was when sealed, or has none. May raise an OSError."""
     if not _seal(file).is_file():
         return None
     sealed = find_object(_seal(file))

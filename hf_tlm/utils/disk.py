@@ -69,11 +69,7 @@ def told(error: Exception, path: str | os.PathLike, otherwise: str = "") -> str:
 
 
 def cache_problem(error: BaseException, folder: str | os.PathLike) -> str | None:
-    """As `disk_problem`, of what libraries write to a cache while they read a file; None for an error of reading.
-
-    Args:
-        folder: the cache.
-    """
+    """As `disk_problem`, of what libraries write to a cache while they read a file; None for an error of reading."""
     only_written = any(_code(one) in (*_FULL, errno.EROFS) for one in _causes(error))
     problem = disk_problem(error, folder if only_written else None)
     return problem if only_written or (problem or "").startswith("The cache ") else None
@@ -81,11 +77,7 @@ def cache_problem(error: BaseException, folder: str | os.PathLike) -> str | None
 
 @contextlib.contextmanager
 def writing_cache(folder: str | os.PathLike) -> Iterator[None]:
-    """Name the folder in the error of a full disk within the block: `datasets` does not say where it writes.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Name the folder in the OSError of a full disk within the block: `datasets` does not say where it writes."""
     try:
         yield
     except Exception as error:

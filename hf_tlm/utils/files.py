@@ -25,11 +25,7 @@ _TRIES = 100
 
 
 class Temporary:
-    """A new hidden sibling of a path, `.<name>.<32 hex digits>`, an empty folder or file, locked until `release`.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """A new hidden sibling of a path, `.<name>.<32 hex digits>`, an empty folder or file, locked until `release`."""
 
     def __init__(self, target: Path, *, folder: bool, kind: str = ""):
         for _ in range(_TRIES):
@@ -108,11 +104,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Have the disk keep everything in a folder: what a power cut leaves of it is all or nothing once it is renamed.
-
-    Raises:
-        OSError: it failed to.
-    """
+    """Have the disk keep everything in a folder: what a power cut leaves of it is all or nothing once it is renamed."""
     for place, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(place, name)
@@ -307,11 +299,7 @@ def check_writable(folder: str | os.PathLike, what: str | None = None, *, replac
 
 
 def check_working_folder() -> None:
-    """Refuse to work where the folder that a command was started in is not there any more: no path would be found.
-
-    Raises:
-        HfTlmError: it was removed.
-    """
+    """Raise an HfTlmError where the folder that a command was started in was removed: no path would be found."""
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -29,11 +29,7 @@ Check = Callable[[Any], Any]
 
 
 def read_object(path: Path, error: type[HfTlmError] = HfTlmError, advice: str = "Make it again.") -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        HfTlmError: of the class `error`, with `advice`: it cannot be read, is not JSON, or no object.
-    """
+    """The JSON object in a file, or an error of the class `error`, with `advice`, that says why there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
@@ -61,10 +57,7 @@ def checked_text(values: Mapping[str, Any]) -> str:
 
 
 def find_checked(path: Path) -> dict[str, Any] | None:
-    """The object that `checked_text` wrote; None where there is no file, or, with a warning, a damaged one.
-
-    A file of before there were checksums is taken.
-    """
+    """The object that `checked_text` wrote, also before there were checksums; None where there is none, as `find_object`."""
     found = find_object(path)
     if found is None or found.pop(_CHECKSUM, None) in (None, _checksum(found)):
         return found
@@ -140,15 +133,7 @@ def check_fields(
     advice: str,
     optional: Collection[str] = (),
 ) -> dict:
-    """The listed fields of an object.
-
-    Args:
-        what, advice: begin and end the message.
-        optional: see `read_fields`.
-
-    Raises:
-        HfTlmError: of the class `error`; a field is missing or not what is listed.
-    """
+    """The listed fields of an object, as `read_fields`; `what` and `advice` begin and end the message."""
     try:
         return record(fields, optional)(content)
     except Unfit as unfit:

@@ -121,11 +121,7 @@ def let_others_in(folder: str | os.PathLike) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def awaited(folder: str | os.PathLike) -> Iterator[None]:
-    """Hold a folder's lock, after those who had it before; whom it waits for is said.
-
-    Raises:
-        LockError: it is held here already, as the one that this command writes.
-    """
+    """Hold a folder's lock, after those who had it before, or raise a LockError where it is what this command writes."""
     if _held_here(folder):
         raise LockError(f"{folder} is where the results of this command come. Choose another folder for what it works with.")
     with _waited(folder) or contextlib.nullcontext():
@@ -147,11 +143,7 @@ def _waited(folder: str | os.PathLike, rank: int = 0, processes: int = 1) -> _He
 
 
 def try_lock(folder: str | os.PathLike) -> contextlib.AbstractContextManager | None:
-    """The lock of a folder, held until the end of a `with` block; None if another process or thread holds it.
-
-    Raises:
-        LockError: there can be no lock, without which several processes would do the same work.
-    """
+    """The lock of a folder, for a `with` block; None if another process or thread holds it, a LockError if there is none."""
     try:
         return _Held.of(folder, needed=True)
     except OSError as error:
@@ -161,14 +153,7 @@ def try_lock(folder: str | os.PathLike) -> contextlib.AbstractContextManager | N
 
 @contextlib.contextmanager
 def locked(folder: str | os.PathLike, choose: str) -> Iterator[None]:
-    """Hold a folder's lock in this process, whatever others of its job do; or refuse. See `owned`.
-
-    Args:
-        choose: what to do instead of waiting, for the message.
-
-    Raises:
-        LockError: another process holds it, or there can be none.
-    """
+    """Hold a folder's lock in this process, whatever others of its job do, or raise a LockError: wait, or `choose`."""
     held = try_lock(folder)
     if held is None:
         raise LockError(_refusal(folder, choose))
@@ -202,7 +187,7 @@ def owner_of(folder: str | os.PathLike) -> str:
         return "another process"
 
 
-class _Held:
+class _Held(contextlib.AbstractContextManager):
     """A lock that is held until `release`, or to the end of a `with` block.
 
     lent: whether a run in the folder may take it for its own.
@@ -214,11 +199,7 @@ class _Held:
 
     @classmethod
     def of(cls, folder: str | os.PathLike, needed: bool = False) -> _Held | None:
-        """The lock of a folder; None if another process has it. Where there can be none a hold on nothing, or an error.
-
-        Raises:
-            OSError: there can be none, and it is `needed`.
-        """
+        """The lock of a folder; None if another process has it. Where there can be none a hold on nothing, or an OSError."""
         path, made = lock_file(folder), []
         try:
             for _ in range(_TRIES):
@@ -246,9 +227,6 @@ class _Held:
         held._sign()
         _HERE[path] = held
         return held
-
-    def __enter__(self) -> _Held:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -304,7 +282,7 @@ def agree(decision: Any, processes: int) -> Any:
     return decisions[0]
 
 
-class Claim:
+class Claim(contextlib.AbstractContextManager):
     """A context that takes a new claim back where its block ends in an error and nothing worth keeping is in the folder.
 
         with claim:
@@ -322,9 +300,6 @@ class Claim:
         self.made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
         # Whether this process wrote the claim.
         self.new = False
-
-    def __enter__(self) -> Claim:
-        return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if self.new and isinstance(error, Exception):

@@ -20,9 +20,6 @@ def outline(name: str) -> type[Any]:
 
     Args:
         name: "package.module.Class", or "package.Class" of one that the package imports (for the type checker alone, too).
-
-    Raises:
-        AttributeError: no such class.
     """
     home, own = _origin(*name.rsplit(".", 1))
     node = _statements(home).get(own)

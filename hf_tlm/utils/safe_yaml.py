@@ -79,20 +79,12 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _int(loader: _Loader, node: yaml.Node) -> int:
-    return int(loader.construct_scalar(node))
-
-
 def _float(loader: _Loader, node: yaml.Node) -> float:
     text = loader.construct_scalar(node)
     try:
         return _Float(float(text), text)
     except ValueError:  # .inf and .nan
         return float(text.replace(".", "", 1))
-
-
-def _bool(loader: _Loader, node: yaml.Node) -> bool:
-    return loader.construct_scalar(node).lower() == "true"
 
 
 _NUMBER = r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
@@ -106,9 +98,9 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), list(_first))
 for _tag, _construct in (
     (_STR, yaml.SafeLoader.construct_yaml_str),
-    (_INT, _int),
+    (_INT, lambda loader, node: int(loader.construct_scalar(node))),
     (_FLOAT, _float),
-    (_BOOL, _bool),
+    (_BOOL, lambda loader, node: loader.construct_scalar(node).lower() == "true"),
     (_NULL, lambda loader, node: None),
     (_SEQ, yaml.SafeLoader.construct_yaml_seq),
     (_MAP, yaml.SafeLoader.construct_yaml_map),
@@ -157,9 +149,9 @@ def read_yaml(path: str | os.PathLike, what: str, error: type[HfTlmError]) -> An
         if found.st_size > LARGEST:
             raise error(f"{what} has {found.st_size:,} bytes; a configuration has at most {LARGEST:,}.")
         text = Path(path).read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as problem:
-        if isinstance(problem, UnicodeDecodeError):
-            raise error(f"{what} is not UTF-8 (byte {problem.start}). Save it as UTF-8.") from problem
+    except UnicodeDecodeError as problem:
+        raise error(f"{what} is not UTF-8 (byte {problem.start}). Save it as UTF-8.") from problem
+    except OSError as problem:
         raise error(f"Cannot read {what}: {problem.strerror}.") from problem
     except ValueError as problem:  # A null byte in a path.
         if isinstance(problem, error):

@@ -54,20 +54,12 @@ def write_seal(folder: str | os.PathLike, *parts: str, **facts: Any) -> None:
 
 
 def read_seal(folder: str | os.PathLike) -> dict[str, Any]:
-    """The facts of a seal, and `files`: of every sealed file, by its name, `size` and `xxh3`.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
+    """The facts of a seal, and `files`: of every sealed file, by its name, `size` and `xxh3`."""
     return json.loads((Path(folder) / SEAL).read_text(encoding="utf-8"))
 
 
 def seal_problem(folder: str | os.PathLike, *needed: str) -> str | None:
-    """What is wrong with a folder, in one line that names the file; None if every file is as it was when sealed.
-
-    Args:
-        needed: names of files that must be among the sealed ones.
-    """
+    """What is wrong with a folder, in one line; None if every file, the `needed` among them, is as it was when sealed."""
     try:
         return broken_seal(folder, *needed)
     except OSError as error:
@@ -75,11 +67,7 @@ def seal_problem(folder: str | os.PathLike, *needed: str) -> str | None:
 
 
 def broken_seal(folder: str | os.PathLike, *needed: str) -> str | None:
-    """As `seal_problem`, where a disk that fails is no damage: it may answer the next time.
-
-    Raises:
-        OSError: a file is there and cannot be read.
-    """
+    """As `seal_problem`, but a disk that fails is an OSError and no damage: it may answer the next time."""
     folder = Path(folder)
     if not folder.is_dir():
         return f"{folder} is missing"
@@ -96,14 +84,7 @@ def broken_seal(folder: str | os.PathLike, *needed: str) -> str | None:
 
 
 def sealed_file_problem(folder: str | os.PathLike, name: str) -> str | None:
-    """What is wrong with one file of a folder, whatever became of the others; None too where nothing is known of it.
-
-    Args:
-        name: of the file, which is there, within the folder.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """What is wrong with a file that a folder has, whatever became of the others; None too where nothing is known of it."""
     folder = Path(folder)
     if not (folder / SEAL).is_file():
         return None

@@ -22,9 +22,5 @@ SEED_FIGURES: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
 
 
 def seed_figure(name: Any) -> tuple[str, Callable[[Sequence[float]], float]]:
-    """Return the word for a figure of several seeds, and the function of their scores that it is.
-
-    Args:
-        name: of `SEED_FIGURES`, as a run's record has it under `seed_figure`; for what is none the mean.
-    """
+    """The word and the function of one of `SEED_FIGURES`, as a record has it under `seed_figure`; for none the mean's."""
     return SEED_FIGURES.get(str(name), SEED_FIGURES["mean"])

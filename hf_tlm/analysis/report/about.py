@@ -34,11 +34,7 @@ COST = {
 
 
 def what_was_run(run: RunFolder, predicted: Mapping[str, Rows | None]) -> Section:
-    """Task, data, model, command, and all settings, folded.
-
-    Args:
-        predicted: by split the rows that were, where the task is at hand.
-    """
+    """Task, data, model, command, and all settings, folded; `predicted`: by split the rows, where the task is at hand."""
     record = run.record
     blocks: list[Block] = [Facts(list(_facts(run, predicted)))]
     if isinstance(command := record.get("command"), str):
@@ -116,12 +112,7 @@ def scores(run: RunFolder) -> Section | None:
 
 
 def _score_rows(run: RunFolder, splits: Mapping[str, Mapping[str, Any]], beside: int) -> Iterator[tuple]:
-    """Of each metric and split the scores, and below them what else the record has.
-
-    Args:
-        splits: split -> what `summary_of` gives.
-        beside: how many figures of all seeds there are beside the mean.
-    """
+    """Of each metric and split the scores, so many figures `beside` the mean, and below them what the record has."""
     metrics = list(dict.fromkeys(name for summary in splits.values() for name in summary))
     metrics.sort(key=lambda name: (name != run.metric, name == "loss"))
     _, figure = seed_figure(run.record.get("seed_figure"))
@@ -246,10 +237,7 @@ def _passage_tile(run: RunFolder) -> Iterator[tuple[str, str, str]]:
 
 
 def summary_of(run: RunFolder, split: str) -> dict[str, dict[str, Any]]:
-    """Summarise a run's scores on a split: metric -> mean, std, n, values over the finished seeds.
-
-    Empty where none has been scored on the split.
-    """
+    """Metric -> mean, std, n, values over the finished seeds; empty where none has been scored on the split."""
     scored = [
         {name: value for name, value in record[split].items() if value is not None}
         for record in run.seeds

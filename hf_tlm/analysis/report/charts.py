@@ -144,11 +144,7 @@ def _thinned(points: Sequence[Any], most: int) -> list[Any]:
 
 
 def curves(run: RunFolder) -> list[Chart]:
-    """Losses of the seed best on validation, and the validation score of all seeds, against steps.
-
-    Raises:
-        AnalysisError: a trainer_state.json, or a grid.json, is damaged; the message names it.
-    """
+    """Losses of the seed best on validation, and the validation score of all seeds, against steps."""
     charts: list[Chart | None] = []
     if isinstance(grid := run.record.get("grid"), Mapping):
         charts.append(_of_checkpoints(run, grid))

@@ -36,10 +36,7 @@ class Agreement:
 
     @property
     def p(self) -> float:
-        """The two-sided p-value of McNemar's test (Psychometrika 1947), with the binomial distribution.
-
-        It is how likely so uneven a split of the rows that only one has right is, were both as likely to.
-        """
+        """How likely so uneven a split of the rows that only one has right is (McNemar 1947, two-sided, binomial)."""
         from scipy.stats import binomtest
 
         only_one = self.first + self.second
@@ -71,23 +68,16 @@ class Pairing:
 
 
 def agreement(first: np.ndarray, second: np.ndarray) -> Agreement:
-    """Count the rows that both models have right, only one of them, or neither.
-
-    Args:
-        first, second: bool [N], whether each model has each row right.
-    """
+    """Count the rows that both models have right, only one of them, or neither, of whether each has, bool [N]."""
     parts = (first & second, first & ~second, ~first & second, ~first & ~second)
     return Agreement(*(int(part.sum()) for part in parts))
 
 
 def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | None]) -> Pairing:
-    """Bring the rows of two runs into one order.
+    """Bring the rows of two runs into one order, or raise an AnalysisError where the runs are of other rows.
 
     Args:
         best: the seed of each that is best on validation, for runs without common seeds.
-
-    Raises:
-        AnalysisError: the runs are of other rows.
     """
     place = {identifier: at for at, identifier in enumerate(second.ids)}
     if first.kind != second.kind or len(place) != len(first.ids) or set(place) != set(first.ids):
@@ -115,11 +105,7 @@ def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | 
 
 
 def lead_of(first: Predictions, second: Predictions, metric: str, order: np.ndarray) -> Lead | None:
-    """The second's lead over the first over resampled rows, seeds averaged; None where rows do not make the metric up.
-
-    Args:
-        order: of the first's rows the places among the second's.
-    """
+    """The second's lead over the first over resampled rows, seeds averaged; None where rows do not make the metric up."""
     names = first.names or second.names
     ahead, behind = second.scorers(metric, names, order.tolist()), first.scorers(metric, names)
     return paired_bootstrap(ahead, behind, len(order)) if ahead and behind else None
@@ -134,14 +120,8 @@ def against(
 ) -> tuple[Section, Lead | None]:
     """The section of the comparison on one split, and the lead of the second run's score, see `lead_of`.
 
-    Args:
-        groups, rows: in the order of the first run's predictions.
-
-    Returns:
-        The section, and None for the lead where that of the scores is another: on another split, or of more seeds.
-
-    Raises:
-        AnalysisError: the runs are of other rows.
+    `groups` and `rows` are in the order of the first run's predictions. The lead is None where that of the scores is
+    another, on another split, or of more seeds.
     """
     first, second = predictions
     found, names = pair(first, second, (runs[0].best_seed, runs[1].best_seed)), labels(runs)
@@ -183,11 +163,7 @@ def labels(runs: tuple[RunFolder, RunFolder]) -> tuple[str, str]:
 
 
 def verdict(runs: tuple[RunFolder, RunFolder], lead: Lead | None = None) -> str | None:
-    """Which of the two is ahead, by how much, whether that is more than seeds differ, and whether it may be the texts'.
-
-    Args:
-        lead: of `against`.
-    """
+    """Which of the two is ahead, by how much, whether more than seeds differ, and by a `lead` whether by chance of texts."""
     split, metric = _split_of(runs), runs[0].metric
     if split is None or metric != runs[1].metric:
         return None
@@ -319,10 +295,7 @@ def _examples(
     options: ReportPageArguments,
     better: bool,
 ) -> Table:
-    """Tabulate rows on which the second run is better than the first (or worse), the farthest apart first.
-
-    What is compared is a run's mean score over its seeds; what is shown is the seed in which the two are farthest apart.
-    """
+    """Rows on which the second run's mean is better (or worse), the farthest first, of the seed that is farthest apart."""
     sign = (1 if better else -1) * (1 if first.larger_is_better else -1)
     apart = sign * (found.second.mean(axis=0) - found.first.mean(axis=0))
     chosen = [int(at) for at in np.argsort(-apart, kind="stable") if apart[at] > 1e-12]

@@ -39,11 +39,7 @@ class Confusion:
 
 
 def confusion(pairs: Iterable[tuple[str, str]], names: Sequence[str] = ()) -> Confusion:
-    """Of (true class, predicted class) pairs.
-
-    Args:
-        names: order of the classes; others follow by how frequent they are, then by name.
-    """
+    """Of (true class, predicted class) pairs, in the order of `names`; others follow by how frequent they are, by name."""
     counted = Counter(pairs)
     frequency: Counter[str] = Counter()
     for (truth, predicted), count in counted.items():
@@ -88,10 +84,7 @@ def confusions(found: Predictions) -> list[Any]:
 
 
 def error_table(found: Predictions, rows: Rows | None, best: int | None, options: ReportPageArguments) -> Table:
-    """Tabulate what the model best on validation got wrong, and in how many seeds each is wrong.
-
-    The surest errors come first (of numbers the farthest).
-    """
+    """What the model best on validation got wrong, the surest (of numbers the farthest) first, and in how many seeds."""
     seed = best if best is not None and best in found.by_seed else found.seeds[0]
     judged = found.by_seed[seed]
     regression = found.kind == "regression"

@@ -59,11 +59,7 @@ NARROW_MATRIX = 4  # classes of which two matrices stand beside each other
 
 
 def teacher(run: RunFolder) -> Section | None:
-    """The section; None for a run without a teacher.
-
-    Raises:
-        AnalysisError: `teacher.json` is damaged.
-    """
+    """The section; None for a run without a teacher. A damaged `teacher.json` is an AnalysisError."""
     path = run.home / TEACHER_FILE
     if not isinstance(run.record.get("teacher"), Mapping) or not path.is_file():
         return None
@@ -193,11 +189,7 @@ def _of_both(runs: tuple[RunFolder, RunFolder]) -> list[tuple[str, str, str]]:
 
 
 def _task_of(run: RunFolder, task: Task | None) -> Task | None:
-    """The task that is given, or that the run recorded.
-
-    Raises:
-        AnalysisError: the one that is given is another.
-    """
+    """The task that is given, or an AnalysisError where it is another than the run's; without one, what the run recorded."""
     if task is None:
         return recorded_task(run)
     check_task(task)
@@ -241,10 +233,7 @@ def _predictions(
 
 
 def _examples(run: RunFolder) -> tuple[str | None, frozenset[str] | None]:
-    """The file that names the texts that the best seed or split, whose errors are shown, learned from; and their ids.
-
-    Both are None of a run that learns from all training texts, the ids of one whose file cannot be read.
-    """
+    """The file that names the texts that the best seed learned from, None where all, and their ids, None if not read."""
     arguments = run.record.get("arguments")
     some = isinstance(arguments, dict) and arguments.get("train_fraction", 1) != 1
     if run.best_seed is None or not (some or run.kind == "few_shot"):

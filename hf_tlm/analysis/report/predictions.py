@@ -91,12 +91,7 @@ class Predictions:
         return self.kind != "regression"
 
     def scorers(self, metric: str, names: Sequence[str], order: Sequence[int] | None = None) -> list[Scorer]:
-        """What scores each seed's answers to some of the rows by a metric; empty where rows do not make one up.
-
-        Args:
-            names: of the classes, in their order.
-            order: of the rows; None: as they are.
-        """
+        """What scores each seed's answers to some of the rows by a metric; empty where rows do not make one up."""
         rows = range(len(self.ids)) if order is None else order
         if self.kind == "question_answering":
             return [partial(_mean_of, scores) for scores in self.scores[:, list(rows)]]
@@ -120,11 +115,7 @@ def _mean_of(scores: np.ndarray, rows: np.ndarray) -> float:
 
 
 def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, list[str]]:
-    """The predictions of all finished seeds on a split, None where there are none; and sentences about what is missing.
-
-    Raises:
-        AnalysisError: a file is damaged; the message names it and the line.
-    """
+    """The predictions of all finished seeds on a split, None where there are none; and sentences about what is missing."""
     missing: list[str] = []
     found: dict[int, list[Judged]] = {}
     names: tuple[str, ...] = ()

@@ -39,11 +39,7 @@ def made_for(subset: Subset, task: Task) -> bool:
 
 
 def retrieved_table(subset: Subset, task: Task | None, characters: int, most_bytes: int = MOST_BYTES) -> Table:
-    """Tabulate passages of a subset with the task texts that found them, the words that both have marked.
-
-    They are spread evenly over its order, from the best rank to the last. Where `task` is not the subset's, there are
-    the texts' ids alone.
-    """
+    """Passages spread evenly over a subset and the texts that found them, marked; of another `task` only the texts' ids."""
     total = len(subset)
     chosen = np.unique(np.linspace(0, total - 1, min(total, EXAMPLES)).round().astype(int)) if total else np.empty(0, int)
     rows = subset.dataset.select(chosen)

@@ -81,11 +81,7 @@ class Rows:
 
 
 def rows_of(training: TrainingWords, split: str, ids: Sequence[str], rare_below: int) -> Rows:
-    """The rows with these ids.
-
-    Raises:
-        AnalysisError: the split is not there, or lacks one of them.
-    """
+    """The rows with these ids, or an AnalysisError where the split is not there or lacks one of them."""
     task = training.task
     if split not in task.splits:
         raise AnalysisError(
@@ -125,11 +121,7 @@ def document_frequency(texts: Iterable[str]) -> Counter[str]:
 def lengths_and_rare_shares(
     texts: Sequence[str], frequency: Mapping[str, int], rare_below: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of words of each text, and the share of them that is rare.
-
-    These are int64 [N] and float [N]; 0 without words, which are those of `hf_tlm.retrieval.filters.words`. A word is rare
-    that fewer than `rare_below` training texts have.
-    """
+    """int64 [N], words of each text, and float [N], the share of them that fewer than `rare_below` training texts have."""
     known = {word for word, count in frequency.items() if count >= rare_below}
     lengths, rare = np.zeros(len(texts), np.int64), np.zeros(len(texts))
     for at, text in enumerate(texts):
@@ -149,12 +141,7 @@ def by_value(values: Sequence[str], order: Sequence[str] = ()) -> list[Group]:
 
 
 def by_quantile(values: np.ndarray, format: str = "{:,.0f}") -> list[Group]:
-    """Groups of about equal size, by growing value: quarters. Equal values share a group, so there may be fewer.
-
-    Args:
-        values: float [N].
-        format: of the smallest and the largest value of a group, which are its name.
-    """
+    """Quarters by growing value, named by their least and largest. Equal values share a group, so there may be fewer."""
     if not len(values):
         return []
     edges = np.unique(np.quantile(values, (0.25, 0.5, 0.75), method="inverted_cdf"))
@@ -178,11 +165,7 @@ def heading(by: str) -> str:
 
 
 def mean_and_std(scores: np.ndarray) -> tuple[float, float | None]:
-    """Over the seeds: mean of their means, and sample standard deviation (None for one seed).
-
-    Args:
-        scores: float [seeds, n].
-    """
+    """Of scores, float [seeds, n]: mean of the seeds' means, and sample standard deviation (None for one seed)."""
     means = scores.mean(axis=1)
     return float(means.mean()), float(means.std(ddof=1)) if len(means) > 1 else None
 
@@ -190,13 +173,9 @@ def mean_and_std(scores: np.ndarray) -> tuple[float, float | None]:
 def difference(
     first: np.ndarray, second: np.ndarray, paired: Sequence[tuple[int, int]]
 ) -> tuple[float, float, float, float | None]:
-    """Two runs on the same rows: each one's mean over its seeds, second minus first, and how much that differs.
+    """Of scores on the same rows, float [seeds, n], each run's mean over its seeds, second minus first, and its deviation.
 
-    The last is the sample standard deviation over the seeds that both have, None for fewer than two.
-
-    Args:
-        first, second: float [seeds, n] each.
-        paired: places of the seeds that both have.
+    The last is the sample standard deviation over the `paired` seeds, which both have, None for fewer than two.
     """
     means = first.mean(axis=1), second.mean(axis=1)
     apart = np.array([means[1][b] - means[0][a] for a, b in paired])

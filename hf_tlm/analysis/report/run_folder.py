@@ -150,11 +150,7 @@ def _of_others(path: Path, name: str, manifest: dict[str, Any] | None) -> RunFol
 
 
 def check_links(folder: Path) -> None:
-    """Whether the records and predictions of a run are in its folder: a page shows nothing else of the machine.
-
-    Raises:
-        AnalysisError: one is a link to somewhere else.
-    """
+    """Raise an AnalysisError for a record or predictions that are a link out of the folder: a page shows nothing else."""
     # Files in the Hub's cache are links into the `blobs` of their repository.
     home = folder.resolve()
     homes = [home, home.parents[1] / "blobs"] if is_fetched(home) and len(home.parents) > 1 else [home]
@@ -174,11 +170,7 @@ def _is_of_a_seed(folder: Path) -> bool:
 
 
 def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
-    """Runs of one seed each as one run, with what is recorded of the first that is finished.
-
-    Raises:
-        AnalysisError: they are not of one task, or differ in more than the seed.
-    """
+    """Runs that differ in the seed alone, else an AnalysisError, as one, with the record of the first that is finished."""
     finished = [run for run in runs if run.seeds] or runs
     missing = [f"{run.path.name}: {sentence}" for run in runs for sentence in run.missing]
     for run in finished:
@@ -210,11 +202,7 @@ def _kind(record: Mapping[str, Any]) -> str:
 
 
 def _finished_seeds(run: RunFolder, finished: bool) -> list[dict[str, Any]]:
-    """The records of a run's finished seeds, which it has itself once it is finished.
-
-    Raises:
-        AnalysisError: one is not what recipes write.
-    """
+    """The records of a run's finished seeds, which it has itself once it is finished; an AnalysisError for a damaged one."""
     part, results = f"{run.part}s", run.path / RESULTS_FILE
     if finished:
         records = run.record.get(part, [])
