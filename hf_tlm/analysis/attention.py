@@ -39,6 +39,7 @@ from hf_tlm.models.families import longest_input
 SHARE = Fraction(9, 10)
 POSITIONAL, VERTICAL, OTHER = "positional", "vertical", "other"
 Text = str | tuple[str, str]  # A text, or a pair.
+Inputs = dict[str, list[int]]  # What a model reads of a text.
 # Weights that the maps of one batch may have: 256 MiB.
 WEIGHTS = 1 << 26
 # A full stop in the vocabularies of WordPiece, sentencepiece, byte-level and word-end BPE, at the start of a word or inside.
@@ -220,7 +221,7 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], max_len
 
 def _encode(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], max_length: int
-) -> list[dict[str, list[int]]]:
+) -> list[Inputs]:
     """Model inputs of every text that has a token, the longest first."""
     if tokenizer.pad_token is None:
         raise AnalysisError("Batches need a tokenizer with a pad_token; this one has none. Set one, such as its eos_token.")
@@ -245,7 +246,7 @@ def _encode(
     return rows
 
 
-def _batches(rows: list[dict[str, list[int]]], model: PreTrainedModel, batch_size: int) -> Iterator[list[dict]]:
+def _batches(rows: list[Inputs], model: PreTrainedModel, batch_size: int) -> Iterator[list[Inputs]]:
     """Neighbours in length, as many as their maps' size allows."""
     maps = getattr(model.config, "num_hidden_layers", 12) * getattr(model.config, "num_attention_heads", 12)
     start = 0
@@ -257,9 +258,7 @@ def _batches(rows: list[dict[str, list[int]]], model: PreTrainedModel, batch_siz
         start += size
 
 
-def _padded(
-    rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
-) -> dict[str, torch.Tensor]:
+def _padded(rows: list[Inputs], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """One batch, on the model's device."""
     return {name: values.to(model.device) for name, values in DataCollatorWithPadding(tokenizer)(rows).items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,8 @@ from hf_tlm.analysis.arguments import AXES, AnalyzeArguments, AnalyzedTask, Curv
 from hf_tlm.analysis.figures import (
     PALETTE,
     STYLE,
-    WIDE,
-    WIDTH,
     add_legend,
-    new_figure,
+    new_panels,
     power_of_ten,
     save_figure,
     series_style,
@@ -216,22 +214,15 @@ def curves_figure(
             f"One picture shows up to {len(PALETTE)} runs; there are {len(runs)}: {', '.join(runs)}. Choose some, as in "
             "--run first=DIR second=DIR."
         )
-    columns = min(len(quantities), 3 if len(quantities) != 4 else 2)
-    rows = math.ceil(len(quantities) / columns)
-    figure, axes = new_figure(
-        rows, columns, width=WIDTH if columns == 1 else WIDE, height=0.7 + 1.5 * rows, squeeze=False, sharex=True
-    )
+    figure, panels, columns = new_panels(len(quantities), lambda rows, _: 0.7 + 1.5 * rows, sharex=True)
     exponent = _exponent(runs, quantities, x)
-    for at, panel in enumerate(axes.flat):
-        if at >= len(quantities):
-            panel.remove()
-            continue
-        word, scale = unit(quantities[at])
-        panel.set_title(quantities[at])
+    for at, (panel, quantity) in enumerate(zip(panels, quantities, strict=True)):
+        word, scale = unit(quantity)
+        panel.set_title(quantity)
         panel.set_ylabel(word)
         for number, run in enumerate(runs.values()):
             look = {**series_style(number), "markersize": 3, "markevery": number / len(runs)}
-            _draw(panel, run, quantities[at], x, 10.0**-exponent, scale, smoothing, spread, look)
+            _draw(panel, run, quantity, x, 10.0**-exponent, scale, smoothing, spread, look)
         for end in _ends(runs, x):
             panel.axvline(end * 10.0**-exponent, color="#808080", linestyle=":", linewidth=0.8, zorder=0)
         panel.margins(x=0.03)
@@ -311,22 +302,28 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: CurvesArguments
 
 
 def _text(runs: Mapping[str, RunLog], quantities: list[str], lacking: list[str], options: CurvesArguments) -> str:
-    lines = [f"Drawn against {AXES[options.x]}: {', '.join(quantities)}."]
+    axis = AXES[options.x]
+    lines = [f"Drawn against {axis}: {', '.join(quantities)}."]
     for name, run in runs.items():
-        seeds = f"{len(run.seeds)} seeds" if len(run.seeds) > 1 else "one seed"
-        if any(seed.of_checkpoints for seed in run.seeds):
-            seeds += f", fine-tuned from a pretraining's checkpoints, and drawn against that pretraining's {AXES[options.x]}"
-        missing = [quantity for quantity in quantities if quantity not in run.quantities]
-        lines.append(f"- {name}: {seeds}" + (f"; not logged: {', '.join(missing)}" if missing else ""))
-        for seed, quantity in product(run.seeds, quantities):
-            bad = [x["steps"] for _, x, value in seed.points.get(quantity, ()) if not math.isfinite(value)]
-            if bad:
-                where = f"at step {', '.join(f'{step:g}' for step in bad[:5])}" + (", ..." if len(bad) > 5 else "")
-                lines.append(f"- {name}, seed {seed.seed or 0}: {quantity} is not finite {where}; the others' mean is drawn")
-    lines += [f"- {name} is left out: its log does not tell {AXES[options.x]}" for name in lacking]
+        lines += _about(name, run, quantities, axis)
+    lines += [f"- {name} is left out: its log does not tell {axis}" for name in lacking]
     others = sorted({name for run in runs.values() for name in run.quantities} - set(quantities))
     if others:
         lines.append(f"\nAlso logged (--quantities): {', '.join(others)}.")
     if options.spread == "band" and any(len(run.seeds) > 1 for run in runs.values()):
         lines.append("\nLines are means over seeds, bands their standard deviation (n - 1).")
     return "\n".join(lines)
+
+
+def _about(name: str, run: RunLog, quantities: Sequence[str], axis: str) -> Iterator[str]:
+    """What is drawn of a run, what it lacks, and where it has no numbers."""
+    seeds = f"{len(run.seeds)} seeds" if len(run.seeds) > 1 else "one seed"
+    if any(seed.of_checkpoints for seed in run.seeds):
+        seeds += f", fine-tuned from a pretraining's checkpoints, and drawn against that pretraining's {axis}"
+    missing = [quantity for quantity in quantities if quantity not in run.quantities]
+    yield f"- {name}: {seeds}" + (f"; not logged: {', '.join(missing)}" if missing else "")
+    for seed, quantity in product(run.seeds, quantities):
+        bad = [x["steps"] for _, x, value in seed.points.get(quantity, ()) if not math.isfinite(value)]
+        if bad:
+            where = f"at step {', '.join(f'{step:g}' for step in bad[:5])}" + (", ..." if len(bad) > 5 else "")
+            yield f"- {name}, seed {seed.seed or 0}: {quantity} is not finite {where}; the others' mean is drawn"

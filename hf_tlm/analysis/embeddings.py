@@ -28,11 +28,9 @@ from hf_tlm.analysis.figures import (
     HEIGHT,
     MARKERS,
     PALETTE,
-    WIDE,
-    WIDTH,
     add_legend,
     check_installed,
-    new_figure,
+    new_panels,
     save_figure,
     save_files,
     shortened,
@@ -45,8 +43,6 @@ from hf_tlm.utils.markdown import markdown_table
 
 # The default of similar_from, as a share of the largest score there is.
 SIMILAR_SHARE = 0.8
-# Panels -> columns, where it is not as many as there are or three.
-COLUMNS = {4: 2}
 BINS = 50
 GREY, EDGE = "#b0b0b0", "#404040"
 # Similar pairs that are marked; the colours and markers there are.
@@ -272,15 +268,9 @@ def _panels(
     names: Collection[str], legend_rows: int, labels: tuple[str, str] = ("t-SNE 1", "t-SNE 2")
 ) -> tuple[Any, list[Any]]:
     """A figure with room for a legend below, and titled axes; those of t-SNE have no ticks, as they have no unit."""
-    count = len(names)
-    columns = COLUMNS.get(count, min(count, 3))
-    rows = math.ceil(count / columns)
-    width = WIDTH if count == 1 else WIDE
-    height = rows * (HEIGHT if columns < 3 else 2.1) + 0.17 * legend_rows
-    figure, grid = new_figure(rows, columns, width=width, height=height, squeeze=False)
-    panels = list(grid.flat)[:count]
-    for unused in grid.flat[count:]:
-        unused.remove()
+    figure, panels, columns = new_panels(
+        len(names), lambda rows, columns: rows * (HEIGHT if columns < 3 else 2.1) + 0.17 * legend_rows
+    )
     for at, (axes, name) in enumerate(zip(panels, names, strict=True)):
         axes.set_title(shortened(name, NAME_WIDTH))
         axes.set_xlabel(labels[0])

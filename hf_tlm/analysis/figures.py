@@ -11,7 +11,7 @@ import io
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.utils.files import atomic_write
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
@@ -96,6 +97,21 @@ def new_figure(rows: int = 1, columns: int = 1, *, width: float = WIDTH, height:
 
         figure = Figure(figsize=(width, height), layout="constrained")
         return figure, figure.subplots(rows, columns, **subplots)
+
+
+def new_panels(count: int, height: Callable[[int, int], float], **subplots: Any) -> tuple[Figure, list[Axes], int]:
+    """A figure of panels, three side by side and two of four; the panels, and how many are side by side.
+
+    Args:
+        height: of the whole figure, by rows and columns of panels.
+    """
+    columns = min(count, 2 if count == 4 else 3)
+    rows = math.ceil(count / columns)
+    width = WIDTH if columns == 1 else WIDE
+    figure, grid = new_figure(rows, columns, width=width, height=height(rows, columns), squeeze=False, **subplots)
+    for unused in grid.flat[count:]:
+        unused.remove()
+    return figure, list(grid.flat[:count]), columns
 
 
 def series_style(index: int) -> dict[str, Any]:

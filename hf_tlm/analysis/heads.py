@@ -296,7 +296,7 @@ def _file_names(names: Iterable[str]) -> dict[str, str]:
 def _drawn(
     texts: Sequence[attention.Text], tokenizers: Sequence[PreTrainedTokenizerBase], options: HeadsArguments
 ) -> tuple[attention.Text, str]:
-    """The text whose maps are drawn, given or the first that no tokenizer truncates or the first; and how it is shown."""
+    """The text whose maps are drawn: the given one, the first that no tokenizer truncates, or the first; as it is shown."""
     candidates = [options.heads_text] if options.heads_text is not None else texts
     lengths = attention.most_tokens(candidates, tokenizers, options.heads_tokens + 1)  # One more tells which are longer.
     text = candidates[int(np.argmax(lengths <= options.heads_tokens))]

@@ -385,11 +385,7 @@ def _show(subset: Subset, task: Task, rows: Sequence[np.ndarray]) -> list[CaseSt
         start, end = end, end + len(own)
         shown = chosen.dataset[start:end]
         query, texts = mark_shared(examples[start][0], shown["text"], terms_of)
-        passages = [
-            RetrievedPassage(*values)
-            for values in zip(
-                shown["id"], shown["source"], shown["rank"], shown["score"], shown["n_queries"], texts, strict=True
-            )
-        ]
+        columns = (shown[name] for name in ("id", "source", "rank", "score", "n_queries"))
+        passages = [RetrievedPassage(*values) for values in zip(*columns, texts, strict=True)]
         found.append(CaseStudy(shown["best_query"][0], query, passages))
     return found

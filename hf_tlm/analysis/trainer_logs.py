@@ -149,7 +149,7 @@ def _read_seeds(folder: Path) -> list[SeedLog]:
 
 @contextmanager
 def checked_grid(file: Path) -> Iterator[None]:
-    """Raise an AnalysisError that names the `grid.json`, a stranger's maybe, for what is read there and is no grid's."""
+    """Raise an AnalysisError that names a `grid.json`, maybe a stranger's, for what the block reads and is no grid's."""
     try:
         yield
     except AnalysisError:  # Of another file, which it names.

@@ -87,7 +87,7 @@ def asked_wait(error: BaseException) -> float | None:
 
 
 def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
-    """What went wrong with a repository, and what to do; `reading`, it could have come from the cache or a local path."""
+    """What went wrong with a repository, and what to do; `reading`: it could have come from the cache or a path."""
     import httpx2
     from huggingface_hub import constants
     from huggingface_hub.errors import (

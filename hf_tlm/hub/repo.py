@@ -179,9 +179,8 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
             "if you trust them, give trust_remote_code (--trust_remote_code)."
         )
     safe = {PurePosixPath(file).parent for file in files if file.endswith(".safetensors")}
-    weights = [file for file in files if _matches(file, PICKLES) and not _matches(file, _OF_TRAINING)]
-    pickled = [file for file in weights if PurePosixPath(file).parent not in safe]
-    indices = [file for file in files if _matches(file, [_INDEX]) and PurePosixPath(file).parent not in safe]
+    alone = [file for file in files if PurePosixPath(file).parent not in safe]
+    pickled, indices = list(filter(_is_pickle, alone)), [file for file in alone if _matches(file, [_INDEX])]
     refused = [file for file in (*pickled, *indices) if all(map(FOLDERS.fullmatch, file.split("/")[:-1]))]
     if refused and not allow_pickle:
         raise HubError(
@@ -190,7 +189,12 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
             "this one, download it and give the folder; of TLM and COCO-LM, convert it: hf-tlm publish "
             "--legacy_checkpoint."
         )
-    return [file for file in weights if file not in pickled]
+    return [file for file in filter(_is_pickle, files) if file not in pickled]
+
+
+def _is_pickle(file: str) -> bool:
+    """Of weights."""
+    return _matches(file, PICKLES) and not _matches(file, _OF_TRAINING)
 
 
 def _matches(file: str, patterns: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from fnmatch import fnmatch
 from pathlib import Path
@@ -121,7 +121,7 @@ def let_others_in(folder: str | os.PathLike) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def awaited(folder: str | os.PathLike) -> Iterator[None]:
-    """Hold a folder's lock, after those who had it before, or raise a LockError where it is what this command writes."""
+    """Hold a folder's lock, after those who had it before; a LockError if it is held here, as what this command writes."""
     if _held_here(folder):
         raise LockError(f"{folder} is where the results of this command come. Choose another folder for what it works with.")
     with _waited(folder) or contextlib.nullcontext():
@@ -143,7 +143,7 @@ def _waited(folder: str | os.PathLike, rank: int = 0, processes: int = 1) -> _He
 
 
 def try_lock(folder: str | os.PathLike) -> contextlib.AbstractContextManager | None:
-    """The lock of a folder, for a `with` block; None if another process or thread holds it, a LockError if there is none."""
+    """The lock of a folder, for a `with` block; None if another process or thread holds it. Without locks a LockError."""
     try:
         return _Held.of(folder, needed=True)
     except OSError as error:
@@ -153,7 +153,7 @@ def try_lock(folder: str | os.PathLike) -> contextlib.AbstractContextManager | N
 
 @contextlib.contextmanager
 def locked(folder: str | os.PathLike, choose: str) -> Iterator[None]:
-    """Hold a folder's lock in this process, whatever others of its job do, or raise a LockError: wait, or `choose`."""
+    """Hold a folder's lock in this process, whatever others of its job do, or raise a LockError that says to `choose`."""
     held = try_lock(folder)
     if held is None:
         raise LockError(_refusal(folder, choose))
@@ -303,39 +303,29 @@ class Claim(contextlib.AbstractContextManager):
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if self.new and isinstance(error, Exception):
-            with contextlib.suppress(OSError, LockError):
+            with contextlib.suppress(OSError):
                 self._take_back()
 
     def _take_back(self) -> None:
-        lock = contextlib.nullcontext() if _held_here(self.folder) else _Held.of(self.folder)
-        if lock is None:
-            return  # Another process is at it.
-        with lock:
-            gone = self._remove()
-        for folder in self.made if gone else ():
-            folder.rmdir()
-
-    def _remove(self) -> bool:
-        """Remove what is in the folder, unless something is worth keeping; whether it did."""
-        files = [path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()]
-        names = [path.relative_to(self.folder).as_posix() for path in files]
-        if not all(any(fnmatch(name, glob) for glob in self.passing) for name in names):
-            return False
-        with _held([path for path in files if path.suffix == ".lock"]):
+        """Remove what is in the folder, unless something is worth keeping, or another process is at work."""
+        with contextlib.ExitStack() as stack:
+            if not _held_here(self.folder):
+                if (own := _Held.of(self.folder)) is None:
+                    return
+                stack.enter_context(own)
+            files = [path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+            names = [path.relative_to(self.folder).as_posix() for path in files]
+            if not all(any(fnmatch(name, glob) for glob in self.passing) for name in names):
+                return
+            for path in files:
+                if path.suffix == ".lock":
+                    lock = Flock.open(path)
+                    stack.callback(lock.release)
+                    if lock.lock() is False:
+                        return
             for path in files:
                 path.unlink(missing_ok=True)
             for folder in sorted((path for path in self.folder.rglob("*") if path.is_dir()), reverse=True):
                 folder.rmdir()
-        return True
-
-
-@contextlib.contextmanager
-def _held(locks: Sequence[Path]) -> Iterator[None]:
-    """All of them held, so that nobody is at work; a LockError if one is in other hands."""
-    with contextlib.ExitStack() as stack:
-        for path in locks:
-            lock = Flock.open(path)
-            stack.callback(lock.release)
-            if lock.lock() is False:
-                raise LockError(f"{path} is held by another process.")
-        yield
+        for folder in self.made:
+            folder.rmdir()

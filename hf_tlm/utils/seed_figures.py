@@ -22,5 +22,5 @@ SEED_FIGURES: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
 
 
 def seed_figure(name: Any) -> tuple[str, Callable[[Sequence[float]], float]]:
-    """The word and the function of one of `SEED_FIGURES`, as a record has it under `seed_figure`; for none the mean's."""
+    """The word and the function by a name of `SEED_FIGURES`, as records have it; by any other those of the mean."""
     return SEED_FIGURES.get(str(name), SEED_FIGURES["mean"])

@@ -33,19 +33,19 @@ COST = {
 }
 
 
-def what_was_run(run: RunFolder, predicted: Mapping[str, Rows | None]) -> Section:
-    """Task, data, model, command, and all settings, folded; `predicted`: by split the rows, where the task is at hand."""
+def what_was_run(run: RunFolder, rows: Mapping[str, Rows]) -> Section:
+    """Task, data, model, command, and all settings, folded; `rows`: of each split, where the task is at hand."""
     record = run.record
-    blocks: list[Block] = [Facts(list(_facts(run, predicted)))]
+    blocks: list[Block] = [Facts(list(_facts(run, rows)))]
     if isinstance(command := record.get("command"), str):
         blocks.append(Code(command))
     settings = settings_of(run)
     columns = (Column("setting"), Column("value"), Column("default"))
     for title, differing in (("Settings that differ from the defaults", True), ("Settings at their defaults", False)):
-        rows = [(one.name, one.value, one.default) for one in settings if one.differs is differing]
-        if rows:
-            table = make_table("", columns[: 3 if differing else 2], [row[: 3 if differing else 2] for row in rows])
-            blocks.append(Folded(f"{title} ({len(rows)})", [table]))
+        shown = [(one.name, one.value, one.default) for one in settings if one.differs is differing]
+        if shown:
+            table = make_table("", columns[: 3 if differing else 2], [row[: 3 if differing else 2] for row in shown])
+            blocks.append(Folded(f"{title} ({len(shown)})", [table]))
     manifest = record if run.kind == "subset" else record.get("subset")
     if isinstance(manifest, Mapping):
         of_manifest = (Column("of the manifest"), Column("value"))
@@ -67,17 +67,12 @@ def on_what(run: RunFolder) -> Section | None:
 
 def cost(run: RunFolder) -> Section | None:
     """Steps, tokens, FLOPs and hours of each seed and stage."""
-    rows: list[tuple[str, Mapping[str, Any]]] = []
-    if isinstance(run.record.get("cost"), Mapping):
-        rows.append(("all", run.record["cost"]))
+    costs = {"all": run.record.get("cost")}
     for record in run.seeds:
-        parts = [(f"seed {record['seed']}", record.get("cost"))]
-        parts += [
-            (f"seed {record['seed']}, stage {stage}", (part or {}).get("cost"))
-            for stage, part in (record.get("stages") or {}).items()
-            if len(record["stages"]) > 1
-        ]
-        rows += [(name, part) for name, part in parts if isinstance(part, Mapping)]
+        costs[seed := f"seed {record['seed']}"] = record.get("cost")
+        if len(stages := record.get("stages") or {}) > 1:
+            costs |= {f"{seed}, stage {stage}": (part or {}).get("cost") for stage, part in stages.items()}
+    rows = [(name, part) for name, part in costs.items() if isinstance(part, Mapping)]
     if not rows:
         return None
     names = [name for name in COST if any(part.get(name) for _, part in rows)]
@@ -112,7 +107,7 @@ def scores(run: RunFolder) -> Section | None:
 
 
 def _score_rows(run: RunFolder, splits: Mapping[str, Mapping[str, Any]], beside: int) -> Iterator[tuple]:
-    """Of each metric and split the scores, so many figures `beside` the mean, and below them what the record has."""
+    """Of each metric and split the scores, with `beside` figures after the mean, and below them what the record has."""
     metrics = list(dict.fromkeys(name for summary in splits.values() for name in summary))
     metrics.sort(key=lambda name: (name != run.metric, name == "loss"))
     _, figure = seed_figure(run.record.get("seed_figure"))
@@ -257,12 +252,12 @@ def duration(seconds: float) -> str:
     return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _facts(run: RunFolder, predicted: Mapping[str, Rows | None]) -> Iterator[tuple[str, str]]:
+def _facts(run: RunFolder, rows: Mapping[str, Rows]) -> Iterator[tuple[str, str]]:
     record = run.record
     manifest = record if run.kind == "subset" else record.get("subset")
     yield "Kind of run", TITLES[run.kind]
     yield from _data_facts(run)
-    if rows := {split: found for split, found in predicted.items() if found is not None}:
+    if rows:
         rare = [
             f"{split} {100 * found.rare_share(found.rare_below):.1f}% (in none: {100 * found.rare_share(1):.1f}%)"
             for split, found in rows.items()
@@ -308,9 +303,7 @@ def _data_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
 
 def _model_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
     """Where the model comes from, its size and its price."""
-    model = run.record.get("model")
-    if not isinstance(model, Mapping):
-        model = {}
+    model = run.record.get("model") or {}
     if (start := model.get("model_name_or_path")) is not None:
         yield "Model", f"from the checkpoint {start}"
     elif model.get("model_config"):

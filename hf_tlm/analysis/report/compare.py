@@ -12,6 +12,7 @@ import numpy as np
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.about import COST, hours, metric_name, subset_facts, summary_of
 from hf_tlm.analysis.report.blocks import Block, Column, Row, Section, Table, Text, make_table, texts_table
+from hf_tlm.analysis.report.errors import groups_of
 from hf_tlm.analysis.report.predictions import SCORES, Predictions
 from hf_tlm.analysis.report.rows import Group, Rows, difference, heading
 from hf_tlm.analysis.report.run_folder import BASELINE, TITLES, RunFolder, settings_of
@@ -21,6 +22,8 @@ from hf_tlm.metrics.bootstrap import RESAMPLES, Lead
 from hf_tlm.utils.seed_figures import seed_figure
 from hf_tlm.utils.shown import one_line
 
+Runs = tuple[RunFolder, RunFolder]
+Both = tuple[Predictions, Predictions]
 LONGEST_NAME = 40
 _COSTS = {"steps": "{:,.0f}", "tokens": "{:,.0f}", "flops": "{:.3g}", "flops_ratio": "{:.2g}", "seconds": "{:.3f}"}
 
@@ -111,17 +114,11 @@ def lead_of(first: Predictions, second: Predictions, metric: str, order: np.ndar
     return paired_bootstrap(ahead, behind, len(order)) if ahead and behind else None
 
 
-def against(
-    runs: tuple[RunFolder, RunFolder],
-    predictions: tuple[Predictions, Predictions],
-    groups: dict[str, list[Group]],
-    rows: Rows | None,
-    options: ReportPageArguments,
-) -> tuple[Section, Lead | None]:
+def against(runs: Runs, predictions: Both, rows: Rows | None, options: ReportPageArguments) -> tuple[Section, Lead | None]:
     """The section of the comparison on one split, and the lead of the second run's score, see `lead_of`.
 
-    `groups` and `rows` are in the order of the first run's predictions. The lead is None where that of the scores is
-    another, on another split, or of more seeds.
+    `rows` are in the order of the first run's predictions. The lead is None where that of the scores is another, on another
+    split, or of more seeds.
     """
     first, second = predictions
     found, names = pair(first, second, (runs[0].best_seed, runs[1].best_seed)), labels(runs)
@@ -145,16 +142,16 @@ def against(
                 "split is if both are equally good. It is of one pair of models, and does not know how much seeds differ."
             )
         )
-    whole = {"All rows": [Group("all", np.arange(len(found.order)))]}
-    tables = [_group_table(found, names, first.kind, by, members) for by, members in (whole | groups).items()]
+    groups = {"All rows": [Group("all", np.arange(len(found.order)))]} | groups_of(first, rows)
+    tables = [_group_table(found, names, first.kind, by, members) for by, members in groups.items()]
     blocks.append(Row(tables))
     for better in (True, False):
-        blocks.append(_examples(found, names, first, second, rows, options, better))
+        blocks.append(_examples(found, names, predictions, rows, options, better))
     complete = all(len(one.seeds) == len(run.seeds) for one, run in zip(predictions, runs, strict=True))
     return Section(f"Against {names[1]}", "against", blocks), lead if complete and first.split == _split_of(runs) else None
 
 
-def labels(runs: tuple[RunFolder, RunFolder]) -> tuple[str, str]:
+def labels(runs: Runs) -> tuple[str, str]:
     """What the two are called in tiles, columns and sentences: their names; of equal ones with the folders they are in."""
     a, b = (one_line(run.name, LONGEST_NAME) for run in runs)
     if a == b:
@@ -162,8 +159,8 @@ def labels(runs: tuple[RunFolder, RunFolder]) -> tuple[str, str]:
     return (a, b) if a != b else ("first", "second")
 
 
-def verdict(runs: tuple[RunFolder, RunFolder], lead: Lead | None = None) -> str | None:
-    """Which of the two is ahead, by how much, whether more than seeds differ, and by a `lead` whether by chance of texts."""
+def verdict(runs: Runs, lead: Lead | None = None) -> str | None:
+    """Which of the two is ahead, by how much, whether that is more than seeds differ, and whether it may be the texts'."""
     split, metric = _split_of(runs), runs[0].metric
     if split is None or metric != runs[1].metric:
         return None
@@ -187,7 +184,7 @@ def verdict(runs: tuple[RunFolder, RunFolder], lead: Lead | None = None) -> str 
     return " ".join(sentences)
 
 
-def _beside_seeds(runs: tuple[RunFolder, RunFolder], scores: Sequence[Any], lead: float) -> str:
+def _beside_seeds(runs: Runs, scores: Sequence[Any], lead: float) -> str:
     """Whether a lead of so many points is more than the seeds of one run differ; baselines have none."""
     deviations = [100 * score["std"] for score in scores if score["std"] is not None]
     if not deviations:
@@ -197,18 +194,18 @@ def _beside_seeds(runs: tuple[RunFolder, RunFolder], scores: Sequence[Any], lead
     return f"That is {more} than the standard deviation of seeds ({max(deviations):.2f})."
 
 
-def _split_of(runs: tuple[RunFolder, RunFolder]) -> str | None:
+def _split_of(runs: Runs) -> str | None:
     """Test where both have scores of it, else validation."""
     return next((split for split in ("test", "validation") if all(summary_of(run, split) for run in runs)), None)
 
 
-def _figure_of(runs: tuple[RunFolder, RunFolder], scores: Sequence[Any]) -> tuple[str, Callable[[Sequence[float]], float]]:
+def _figure_of(runs: Runs, scores: Sequence[Any]) -> tuple[str, Callable[[Sequence[float]], float]]:
     """What is said of the seeds of both: another figure than the mean only of as many, as the maximum of more is higher."""
     named, counts = {str(run.record.get("seed_figure")) for run in runs}, {score["n"] for score in scores if score}
     return seed_figure(*named) if len(named) == len(counts) == 1 and counts != {1} else seed_figure("mean")
 
 
-def _score_table(runs: tuple[RunFolder, RunFolder], split: str) -> Table:
+def _score_table(runs: Runs, split: str) -> Table:
     """The metrics that both have: over their seeds the mean, or what both runs name, and the deviation."""
     summaries = [summary_of(run, split) for run in runs]
     columns = [
@@ -228,7 +225,7 @@ def _score_table(runs: tuple[RunFolder, RunFolder], split: str) -> Table:
     return make_table(f"{split} scores of both, in percent{what}", columns, rows)
 
 
-def _differing(runs: tuple[RunFolder, RunFolder]) -> Table:
+def _differing(runs: Runs) -> Table:
     """What was asked for differently; of settings that only one of the two has, those that are no defaults."""
     settings = [{one.name: one for one in settings_of(run)} for run in runs]
     shared = settings[0].keys() & settings[1].keys()
@@ -246,7 +243,7 @@ def _asked(run: RunFolder) -> dict[str, str]:
     return {"kind of run": TITLES[run.kind], **{name: value for name, value in facts if name in ("Corpus", "Subset")}}
 
 
-def _cost_tables(runs: tuple[RunFolder, RunFolder]) -> list[Table]:
+def _cost_tables(runs: Runs) -> list[Table]:
     """Means over the seeds; nothing where neither tells."""
     costs = [[record["cost"] for record in run.seeds if record.get("cost")] for run in runs]
     if not all(costs):
@@ -287,15 +284,10 @@ def _group_table(found: Pairing, names: tuple[str, str], kind: str, by: str, gro
 
 
 def _examples(
-    found: Pairing,
-    names: tuple[str, str],
-    first: Predictions,
-    second: Predictions,
-    rows: Rows | None,
-    options: ReportPageArguments,
-    better: bool,
+    found: Pairing, names: tuple[str, str], predictions: Both, rows: Rows | None, options: ReportPageArguments, better: bool
 ) -> Table:
     """Rows on which the second run's mean is better (or worse), the farthest first, of the seed that is farthest apart."""
+    first, second = predictions
     sign = (1 if better else -1) * (1 if first.larger_is_better else -1)
     apart = sign * (found.second.mean(axis=0) - found.first.mean(axis=0))
     chosen = [int(at) for at in np.argsort(-apart, kind="stable") if apart[at] > 1e-12]

@@ -39,7 +39,7 @@ class Confusion:
 
 
 def confusion(pairs: Iterable[tuple[str, str]], names: Sequence[str] = ()) -> Confusion:
-    """Of (true class, predicted class) pairs, in the order of `names`; others follow by how frequent they are, by name."""
+    """Of (true class, predicted class) pairs, in the order of `names`; others follow by frequency, then by name."""
     counted = Counter(pairs)
     frequency: Counter[str] = Counter()
     for (truth, predicted), count in counted.items():

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
     from hf_tlm.tasks import Task
 
+# By split, what was predicted, and the rows it is of, where the task is at hand.
+_Predicted = dict[str, tuple[Predictions, Rows | None]]
 _COUNTS = mapped(whole(0, 2**40), 10_000)
 _SHARE = real(0, 1)
 _COST = {"seconds": real(0, 1e12), "flops": real(0, 1e30)}
@@ -153,10 +155,11 @@ def _page(
             "The run came from the Hub, so nothing that it names was loaded: all of this is in its own files, or was given."
         )
     task = _task_of(run, task)
-    judged, rows = _predictions(run, task, options, missing)
+    predicted = _predictions(run, task, options, missing)
+    rows = {split: of_split for split, (_, of_split) in predicted.items() if of_split is not None}
     sections = [about.what_was_run(run, rows), about.on_what(run), about.cost(run), about.scores(run)]
-    sections += _error_sections(run, judged, rows, options)
-    compared, lead = (None, None) if second is None else _against(run, second, judged, rows, options, missing)
+    sections += _error_sections(run, predicted, options)
+    compared, lead = (None, None) if second is None else _against(run, second, predicted, options, missing)
     sections.append(compared)
     if charts := curves(run):
         sections.append(Section("Curves", "curves", [Row(charts)]))
@@ -201,12 +204,9 @@ def _task_of(run: RunFolder, task: Task | None) -> Task | None:
     return task
 
 
-def _predictions(
-    run: RunFolder, task: Task | None, options: ReportPageArguments, missing: list[str]
-) -> tuple[dict[str, Predictions], dict[str, Rows | None]]:
-    """By split, what was predicted, and the rows it is of; adds to `missing`."""
-    judged: dict[str, Predictions] = {}
-    rows: dict[str, Rows | None] = {}
+def _predictions(run: RunFolder, task: Task | None, options: ReportPageArguments, missing: list[str]) -> _Predicted:
+    """What was predicted; adds to `missing`."""
+    predicted: _Predicted = {}
     file, drawn = _examples(run)
     training = None if task is None else TrainingWords(task, drawn)
     scored = [split for split in SPLITS if any(split in record for record in run.seeds)]
@@ -216,24 +216,24 @@ def _predictions(
         found, absent = read_predictions(run, split)
         missing += absent
         if found is not None:
-            judged[split] = found
             of = run.record.get("scored_split", split)
-            rows[split] = None if training is None else rows_of(training, of, found.ids, options.rare_below)
-    if judged and task is None:
+            rows = None if training is None else rows_of(training, of, found.ids, options.rare_below)
+            predicted[split] = found, rows
+    if predicted and task is None:
         missing.append(
             "The task's texts: predictions are shown by their ids, and the error analysis knows neither lengths nor rare "
             "words. Give --task, the run's own."
         )
-    if judged and task is not None and file is not None and drawn is None:
+    if predicted and task is not None and file is not None and drawn is None:
         missing.append(
             f"Which texts {run.part} {run.best_seed} learned from: {file} in its folder is not there or damaged, so words "
             "are called rare by the task's whole training split."
         )
-    return judged, rows
+    return predicted
 
 
 def _examples(run: RunFolder) -> tuple[str | None, frozenset[str] | None]:
-    """The file that names the texts that the best seed learned from, None where all, and their ids, None if not read."""
+    """The file that names the texts that the best seed learned from (None: all), and their ids (None: it cannot be read)."""
     arguments = run.record.get("arguments")
     some = isinstance(arguments, dict) and arguments.get("train_fraction", 1) != 1
     if run.best_seed is None or not (some or run.kind == "few_shot"):
@@ -246,16 +246,14 @@ def _examples(run: RunFolder) -> tuple[str | None, frozenset[str] | None]:
     return file, frozenset(map(str, drawn)) if isinstance(drawn, list) else None
 
 
-def _error_sections(
-    run: RunFolder, judged: Mapping[str, Predictions], rows: Mapping[str, Rows | None], options: ReportPageArguments
-) -> list[Section]:
+def _error_sections(run: RunFolder, predicted: _Predicted, options: ReportPageArguments) -> list[Section]:
     """Confusions, errors and their analysis, on every split."""
     parts: dict[str, list[Any]] = {"confusion": [], "errors": [], "analysis": []}
-    for split, found in judged.items():
+    for found, rows in predicted.values():
         parts["confusion"] += [*errors.confusions(found), *errors.tag_tables(found, run.seeds)]
         parts["errors"] += [] if parts["errors"] else errors.about_errors(found)
-        parts["errors"].append(errors.error_table(found, rows[split], run.best_seed, options))
-        parts["analysis"] += errors.group_tables(found, errors.groups_of(found, rows[split]))
+        parts["errors"].append(errors.error_table(found, rows, run.best_seed, options))
+        parts["analysis"] += errors.group_tables(found, errors.groups_of(found, rows))
     titles = {"confusion": "Confusions", "errors": "Errors", "analysis": "Error analysis"}
     if parts["confusion"] and not any(len(getattr(block, "names", ())) > NARROW_MATRIX for block in parts["confusion"]):
         parts["confusion"] = [Row(parts["confusion"])]
@@ -265,12 +263,7 @@ def _error_sections(
 
 
 def _against(
-    run: RunFolder,
-    second: RunFolder,
-    judged: Mapping[str, Predictions],
-    rows: Mapping[str, Rows | None],
-    options: ReportPageArguments,
-    missing: list[str],
+    run: RunFolder, second: RunFolder, predicted: _Predicted, options: ReportPageArguments, missing: list[str]
 ) -> tuple[Section | None, Lead | None]:
     """On test where both have it, else on validation."""
     of_run, other = run.record.get("task_fingerprint"), second.record.get("task_fingerprint")
@@ -280,11 +273,11 @@ def _against(
             f"{second.name} of {second.record.get('task')} ({other})."
         )
     for split in ("test", "validation"):
-        found, absent = read_predictions(second, split) if split in judged else (None, [])
+        found, absent = read_predictions(second, split) if split in predicted else (None, [])
         if found is not None:
             missing += [f"{second.name}: {sentence}" for sentence in [*second.missing, *absent]]
-            groups = errors.groups_of(judged[split], rows[split])
-            return against((run, second), (judged[split], found), groups, rows[split], options)
+            judged, rows = predicted[split]
+            return against((run, second), (judged, found), rows, options)
     missing.append(f"Nothing to compare: {run.name} and {second.name} have predictions of no split in common.")
     return None, None
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
     from hf_tlm.tasks import Task
 
+# Options of a task that are numbers.
+_NUMBERS = {"validation_share": float, "test_share": float, "max_train_samples": int, "max_eval_samples": int}
+
 
 def recorded_task(run: RunFolder) -> Task | None:
     """The task of the recorded command, if its data are those of the run; None otherwise."""
@@ -135,12 +138,9 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     typed = dict(values)
     if isinstance(typed.get("columns"), str):
         typed["columns"] = [typed["columns"]]
-    for name in ("validation_share", "test_share"):
+    for name, kind in _NUMBERS.items():
         with contextlib.suppress(KeyError, ValueError, TypeError):  # A task refuses what is no number.
-            typed[name] = float(typed[name])
-    for name in ("max_train_samples", "max_eval_samples"):
-        with contextlib.suppress(KeyError, ValueError, TypeError):
-            typed[name] = int(typed[name])
+            typed[name] = kind(typed[name])
     if "drop_bad_rows" in typed:
         typed["drop_bad_rows"] = str(typed["drop_bad_rows"]).lower() in ("true", "1", "yes")
     return typed

@@ -170,7 +170,7 @@ def _is_of_a_seed(folder: Path) -> bool:
 
 
 def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
-    """Runs that differ in the seed alone, else an AnalysisError, as one, with the record of the first that is finished."""
+    """Runs of one seed each as one, with the record of the first that is finished; an AnalysisError if they differ else."""
     finished = [run for run in runs if run.seeds] or runs
     missing = [f"{run.path.name}: {sentence}" for run in runs for sentence in run.missing]
     for run in finished:
