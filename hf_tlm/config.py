@@ -283,11 +283,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
 def typed_values(cls: type, values: Mapping[str, Sequence[Any]], where: str) -> dict[str, list[Any]]:
     """Lists of values for fields of a dataclass, each value as the command line would make it ("1e-4" is a string to YAML).
 
-    Args:
-        where: what the values are of, for errors.
-
-    Raises:
-        ConfigError: a field that the dataclass lacks, or a value of the wrong type.
+    where: what the values are of, for the ConfigError of a field that there is not, or a value of the wrong type.
     """
     parser = _hf_argument_parser()(cls)  # type: ignore[arg-type]  # A dataclass, of any fields.
     _check_values(parser, [cls])

@@ -224,14 +224,7 @@ class TaskEntry:
 
 
 def read_objective(text: str) -> tuple[str, dict[str, Any]]:
-    """An objective by name, or as a JSON object of train_tlm's options: `{"objective": "cocolm", "model_config": ...}`.
-
-    Returns:
-        (its name, the other options).
-
-    Raises:
-        ReproductionError: it is neither.
-    """
+    """(name, options) of an objective by name, or a JSON object: `{"objective": "cocolm", "model_config": ...}`."""
     values = _read_object(text, "An objective", None)
     options = {"objective": text} if values is None else dict(values)
     name = options.pop("objective", None)

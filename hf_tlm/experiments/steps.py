@@ -71,7 +71,7 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
     Raises:
         HfTlmError: an option that its recipe lacks, or values that it refuses.
     """
-    classes, values = CLASSES[step.kind], plan.values(step)
+    values = plan.values(step)
     if elsewhere and step.kind in ("select_influence", "train_tlm", "finetune"):
         values |= {"use_cpu": True, "tf32": None}  # Else bf16 and tf32 are refused here.
     elif step.kind == "select_influence" and step.options["method"] not in ("iss", *BY_TEACHER):
@@ -90,7 +90,7 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
         values["output_dir"] = str(plan.folder(step))
     # The sections of the files are those of the recipe; what no recipe makes has none.
     files = ["--config", *plan.files] if plan.files and step.kind not in (TOKENIZER, AVERAGE) else []
-    return parse(*classes, recipe=step.kind, description="", args=files, values=values)
+    return parse(*RECIPES[step.kind][1], recipe=step.kind, description="", args=files, values=values)
 
 
 def parse_task(plan: Plan, step: Step) -> TaskArguments:
@@ -108,18 +108,7 @@ def model_folder(plan: Plan, record: Mapping[str, Any]) -> Path:
 
 def make_step(plan: Plan, step: Step) -> dict[str, Any]:
     """Make a step's folder; returns what its record says beside what the plan knows, such as scores and cost."""
-    return MAKE[step.kind](plan, step, *parse_step(plan, step))
-
-
-CLASSES: Mapping[str, tuple[type, ...]] = {
-    TOKENIZER: (TaskArguments, CorpusArguments, TokenizerArguments),
-    "retrieve": (TaskArguments, CorpusArguments, RetrievalArguments),
-    "select_influence": (TaskArguments, SelectionArguments, ModelArguments, ScoreModelArguments),
-    "train_tlm": (TaskArguments, ModelArguments, TlmArguments),
-    "finetune": (TaskArguments, CheckpointArguments, FinetuneArguments),
-    "baseline": (TaskArguments, BaselineArguments),
-    AVERAGE: (TaskArguments,),
-}
+    return RECIPES[step.kind][0](plan, step, *parse_step(plan, step))
 
 
 def _make_tokenizer(
@@ -284,14 +273,15 @@ def _added(several: Sequence[Any]) -> dict[str, Any]:
     return total
 
 
-MAKE: Mapping[str, Callable[..., dict[str, Any]]] = {
-    TOKENIZER: _make_tokenizer,
-    "retrieve": _make_retrieval,
-    "select_influence": _make_selection,
-    "train_tlm": _make_training,
-    "finetune": _make_finetuning,
-    "baseline": _make_baseline,
-    AVERAGE: _make_average,
+# Kind of a step -> what makes it, and of which arguments.
+RECIPES: Mapping[str, tuple[Callable[..., dict[str, Any]], tuple[type, ...]]] = {
+    TOKENIZER: (_make_tokenizer, (TaskArguments, CorpusArguments, TokenizerArguments)),
+    "retrieve": (_make_retrieval, (TaskArguments, CorpusArguments, RetrievalArguments)),
+    "select_influence": (_make_selection, (TaskArguments, SelectionArguments, ModelArguments, ScoreModelArguments)),
+    "train_tlm": (_make_training, (TaskArguments, ModelArguments, TlmArguments)),
+    "finetune": (_make_finetuning, (TaskArguments, CheckpointArguments, FinetuneArguments)),
+    "baseline": (_make_baseline, (TaskArguments, BaselineArguments)),
+    AVERAGE: (_make_average, (TaskArguments,)),
 }
 
 
@@ -307,11 +297,7 @@ def _of_run(run: Any, task: Task) -> dict[str, Any]:
 
 
 def _compared(task: Task, said: Mapping[str, Answers | None]) -> dict[str, Any]:
-    """What a table compares models by: their answers, and what they score with the linear model.
-
-    Args:
-        said: split -> the answers of a model.
-    """
+    """What a table compares models by: their answers, split by split, and what they score with the linear model."""
     if any(answers is None for answers in said.values()):
         return {}
     answers = {split: answers for split, answers in said.items() if answers is not None}
@@ -321,11 +307,7 @@ def _compared(task: Task, said: Mapping[str, Answers | None]) -> dict[str, Any]:
 
 
 def _answers(task: Task, classes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """The classes of the last split as texts of numbers; nothing of a large one.
-
-    Args:
-        classes: split -> indices in the order of the rows.
-    """
+    """The classes of the last split as texts of numbers; nothing of a large one. classes: split -> an index a row."""
     split = list(classes)[-1]
     if len(classes[split]) > MOST_ANSWERS:
         return {}

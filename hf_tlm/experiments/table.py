@@ -59,9 +59,9 @@ class Row:
     @property
     def with_linear(self) -> dict[str, Any] | None:
         """What each model scores on the last split, averaged with the linear one: mean, deviation, n and values."""
-        scores = [{"score": entry(run, "with_linear", _last_split(run), run["metric"])} for run in self.runs]
-        known = scores and all(isinstance(one["score"], float) for one in scores)
-        return aggregate(scores)["score"] if known else None
+        found = [entry(run, "with_linear", "test" if "test" in run else "validation", run["metric"]) for run in self.runs]
+        known = found and all(isinstance(one, float) for one in found)
+        return aggregate([{"score": one} for one in found])["score"] if known else None
 
     def cost(self, name: str) -> float | None:
         """Mean over seeds of an entry of `Cost`."""
@@ -322,11 +322,6 @@ def _score(row: Row | None, split: str) -> str:
         return "failed" if row and row.failed else ""
     score = row.score(split)
     return format_score(score) + (f" ({row.finished})" if len(row.runs) < row.seeds else "") if score else ""
-
-
-def _last_split(run: Mapping[str, Any]) -> str:
-    """Test, where the run has it, else validation."""
-    return "test" if "test" in run else "validation"
 
 
 def _lead(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> Lead | None:

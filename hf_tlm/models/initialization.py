@@ -46,11 +46,7 @@ def scale_to_width(config: PreTrainedConfig) -> None:
 
 
 def token_counts(texts: Iterable[Sequence[int]], vocab_size: int) -> np.ndarray:
-    """How often each token id occurs, int64 [V].
-
-    Args:
-        texts: token ids of each text.
-    """
+    """How often each token id occurs in texts, int64 [V]."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for chunk in token_chunks(texts, "Counting tokens"):
         counts += np.bincount(np.concatenate(chunk), minlength=vocab_size)

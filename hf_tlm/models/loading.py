@@ -50,11 +50,7 @@ def reading_pickles(path: str | os.PathLike | None, refusal: type[HfTlmError]) -
 
     It reads no more of one than tensors and numbers. What it says of others ends with how to run their code.
 
-    Args:
-        path: the file or folder that is read.
-
-    Raises:
-        HfTlmError: of the class `refusal`; there is more in a pickle, or it is damaged. Nothing of it was run.
+    path: the file or folder that is read. Nothing of what is refused was run.
     """
     try:
         yield
@@ -153,17 +149,9 @@ def hub_options(revision: str | None, trust_remote_code: bool, attn_implementati
 
 
 def load_classifier(folder: str, name: str, *, id2label: dict[int, str], **options) -> tuple[PreTrainedModel, bool]:
-    """A checkpoint as a stock classifier in float32; a head that it lacks, or one of other classes, begins at random.
+    """A checkpoint as a stock classifier in float32, and whether some of its head, missing or of other classes, is random.
 
-    Args:
-        name: what errors call it.
-        options: see `hub_options`.
-
-    Returns:
-        The model, and whether some of its head begins at random.
-
-    Raises:
-        ModelError: its `model_type` is not a supported encoder, or see `new_weights`. For others see `reading`.
+    name: what errors call it; options: see `hub_options`. Errors are those of `family_of`, `new_weights` and `reading`.
     """
     label2id = {label: index for index, label in id2label.items()}
     config = AutoConfig.from_pretrained(folder, id2label=id2label, label2id=label2id, **options)

@@ -148,7 +148,7 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
         ids = [[one.train["id"][:], one.validation["id"][:]] for one in tasks]
         of += "-" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
     of += "-characters" if _by_character(task) else ""
-    of += "-in-turn" if _of_many_classes(task) else ""
+    of += "-in-turn" if task.num_labels > MOST_CLASSES_FOR_GRID else ""
     file = cache_folder() / f"baselines-{_FORMAT}-{of}-{task.metric}.json"
     found = find_checked(file) or {}
     if _is_kept(found):
@@ -266,7 +266,7 @@ def linear_model(task: Task) -> Baseline:
     even = len(set(Counter(labels.tolist()).values())) == 1
     grid = list(product(CLASS_WEIGHTS[:1] if even else CLASS_WEIGHTS, C))
     best, settings = -np.inf, dict[str, Any]()
-    if many := _of_many_classes(task):
+    if many := task.num_labels > MOST_CLASSES_FOR_GRID:
         logger.warning(
             "%s has %d classes: of its linear model C and the weights of classes are chosen for single words, and then how "
             "long n-grams are; all of it together, as for %d classes and fewer, would take many times as long.",
@@ -283,22 +283,19 @@ def linear_model(task: Task) -> Baseline:
                 best, predictions = score, {split: model.predict(matrices[split]) for split in references}
                 settings = {"n_grams": n, "C": c, "class_weight": class_weight, "features": matrices["train"].shape[1]}
                 margins = as_margins(model.decision_function(matrices["validation"]))
-                chosen = LinearModel(
-                    terms={column: terms for column, (terms, _) in fitted.items()},
-                    idf={column: idf for column, (_, idf) in fitted.items()},
-                    weights=model.coef_.astype(np.float32),
-                    biases=model.intercept_.astype(np.float32),
-                    classes=model.classes_.astype(np.int64),
-                    num_labels=task.num_labels,
-                    n_grams=n,
-                    temperature=best_temperature(margins, model.classes_, references["validation"]),
-                    by_character=_by_character(task),
-                )
-    return _baseline(task, LINEAR, settings, predictions, begun, chosen)
-
-
-def _of_many_classes(task: Task) -> bool:
-    return task.num_labels > MOST_CLASSES_FOR_GRID
+                chosen, counted = model, fitted
+    kept = LinearModel(
+        terms={column: terms for column, (terms, _) in counted.items()},
+        idf={column: idf for column, (_, idf) in counted.items()},
+        weights=chosen.coef_.astype(np.float32),
+        biases=chosen.intercept_.astype(np.float32),
+        classes=chosen.classes_.astype(np.int64),
+        num_labels=task.num_labels,
+        n_grams=settings["n_grams"],
+        temperature=best_temperature(margins, chosen.classes_, references["validation"]),
+        by_character=_by_character(task),
+    )
+    return _baseline(task, LINEAR, settings, predictions, begun, kept)
 
 
 def _scored(task: Task) -> Iterator[tuple[str, Dataset]]:

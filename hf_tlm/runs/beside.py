@@ -78,12 +78,7 @@ def classes_of(task: Task, answers: Answers) -> list[int]:
 def seed_answers(task: Task, seeds: Sequence[Path], split: str) -> list[dict[str, Any]] | None:
     """What seeds' models, averaged, answer to a split, in the order of its rows.
 
-    Args:
-        seeds: their folders.
-
-    Returns:
-        None where one has left no predictions of it, or not as many as it has rows, or the task is of another kind than
-        classification.
+    None where one, by its folder, has left no predictions of it, or not as many as it has rows, or the task has no classes.
     """
     if task.spec.kind != "classification" or split not in task.splits or (found := read_average(seeds, split)) is None:
         return None

@@ -26,8 +26,6 @@ from hf_tlm.utils.json_files import listed, mapped, maybe, read_fields, real, re
 from hf_tlm.utils.shown import shown_argument, shown_values
 
 SAVED_FILE = "finetuned.json"
-# Of the arguments, what predicting depends on.
-PREDICTING = tuple("max_length doc_stride max_query_length max_answer_length n_best null_threshold option_apart crf".split())
 # A stranger may have written the file: of the task what reading a file of its kind takes, and no place of data.
 _NAME = words(1000)
 _NAMES = listed(_NAME, 1000)
@@ -36,12 +34,13 @@ _TASK = {
     **{"label_column": _NAME, "id_column": maybe(_NAME), "metric": _NAME, "further_metrics": _NAMES},
     **{"classes": listed(_NAME, 100_000), "columns": mapped(_NAME, 100)},
 }
+# Of the arguments, what predicting depends on.
 _ARGUMENTS = {
     **{"max_length": whole(1, 1 << 15), "doc_stride": whole(0, 1 << 15), "max_query_length": whole(1, 1 << 15)},
-    **{"max_answer_length": whole(1, 1 << 15), "n_best": whole(1, 1000), "crf": truth},
-    "option_apart": truth,
-    "null_threshold": maybe(real(-math.inf, math.inf)),
+    **{"max_answer_length": whole(1, 1 << 15), "n_best": whole(1, 1000), "null_threshold": maybe(real(-math.inf, math.inf))},
+    **{"option_apart": truth, "crf": truth},
 }
+PREDICTING = tuple(_ARGUMENTS)
 _SAVED = {
     "task": record(_TASK, optional=sorted({*_TASK} - {"name"})),
     "label_names": listed(_NAME, 100_000),
@@ -53,11 +52,7 @@ TOKENS = ("--hub_token", "--hub-token")
 
 
 def saved_settings(task: Task, arguments: Mapping[str, Any]) -> str:
-    """The text of the file: the task's columns and classes, and the options of predicting.
-
-    Args:
-        arguments: those of `PREDICTING` that the model was trained with, and others, which are left out.
-    """
+    """The text of the file: the task's columns and classes, and those of the arguments that are of `PREDICTING`."""
     spec = {name: value for name, value in asdict(task.spec).items() if name not in ("path", "data_files")}
     predicting = {name: arguments[name] for name in PREDICTING if name in arguments}
     saved = {"task": spec, "label_names": list(task.label_names), "arguments": predicting}
@@ -79,11 +74,7 @@ def read_saved(folder: Path) -> tuple[TaskSpec, tuple[str, ...], dict[str, Any]]
 
 
 def environment(*, use_cpu: bool = False) -> dict[str, str | int]:
-    """Versions and hardware, as results and cards state them. No host names, no paths.
-
-    Args:
-        use_cpu: a GPU that is there was left alone.
-    """
+    """Versions and hardware, but for a GPU that `use_cpu` leaves alone, as cards state them. No host names, no paths."""
     import torch
 
     from hf_tlm.version import __version__
@@ -109,11 +100,7 @@ def _processor() -> str:
 
 
 def started(details: Mapping[str, Any]) -> dict[str, Any]:
-    """What results say of how a run was started and where it ran; paths without the folders of this machine.
-
-    Args:
-        details: with the sections `arguments` and `model`.
-    """
+    """What results say of how a run was started and where it ran; paths without the folders of this machine."""
     sections = {name: shown_values(details[name]) for name in ("arguments", "model")}
     machine = environment(use_cpu=details["arguments"].get("use_cpu", False))
     return {**sections, "command": command_line(), "environment": machine}

@@ -23,6 +23,7 @@ from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.models import TlmModel
+from hf_tlm.models.loading import hub_options
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.teachers.ask import content_of, open_teacher, teacher_scores
@@ -95,11 +96,7 @@ def score_models(
             logger.warning("No score model is trained: %s have no effect.", ", ".join(idle))
         # Enough to recognise them by, and nothing of the machine.
         described = ["/".join(Path(name).absolute().parts[-2:]) if Path(name).is_dir() else name for name in names]
-    options = {
-        "revision": model_args.model_revision,
-        "trust_remote_code": model_args.trust_remote_code,
-        "attn_implementation": model_args.attn_implementation,
-    }
+    options = hub_options(model_args.model_revision, model_args.trust_remote_code, model_args.attn_implementation)
     dtype = torch.bfloat16 if args.bf16 else torch.float32
     models = [_whole(name, task, options) for name in names]
     for model in models:

@@ -19,6 +19,11 @@ from hf_tlm.utils.options import OnlyWith, option
 from hf_tlm.utils.variables import uses_fsdp
 
 _WITH_MUON = OnlyWith("optim", ("muon",))
+# What stage 2 has of its own, as stage2_<name>.
+_OF_STAGE_2 = (
+    "max_steps num_train_epochs learning_rate muon_learning_rate weight_decay layerwise_lr_decay warmup_steps eval_steps "
+    "early_stopping_patience rdrop ema_decay rho2 class_balance"
+).split()
 
 
 @dataclass(repr=False)
@@ -174,16 +179,9 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         return (1, 2) if self.stage == "both" else (int(self.stage),)
 
     def for_stage(self, stage: int, output_dir: str | os.PathLike, seed: int, metric: str) -> TlmArguments:
-        """A copy with the values of one stage (1 or 2), for `TlmTrainer`.
+        """As `for_trainer`, with the values of one stage (1 or 2) and the best checkpoint chosen by the task's metric.
 
         What depends on the task's texts is settled before, see `with_task_defaults`.
-
-        Args:
-            output_dir: the stage's own folder of checkpoints.
-            metric: the task's metric on validation, by which the best checkpoint is chosen.
-
-        Raises:
-            ArgumentsError: the total batch size does not fit the processes and the per-device batch size.
         """
         args = self.for_trainer(output_dir, seed) if stage == 1 else self._copy(output_dir, seed)
         args.metric_for_best_model = metric
@@ -194,28 +192,21 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         args.max_flops = args.max_tokens = args.max_hours = None
         if self.stage2_max_length is not None:
             args.max_length = self.stage2_max_length
-        args.rdrop, args.ema_decay = self.stage2_rdrop, self.stage2_ema_decay
-        args.early_stopping_patience = self.stage2_early_stopping_patience
+        for name in _OF_STAGE_2:
+            setattr(args, name, getattr(self, f"stage2_{name}"))
         if self.stage2_label_smoothing is not None:
             args.label_smoothing_factor = self.stage2_label_smoothing
-        args.max_steps = self.stage2_max_steps
-        args.num_train_epochs = self.stage2_num_train_epochs
-        args.learning_rate = self.stage2_learning_rate
         if self.stage2_lr_scheduler_type not in (None, self.lr_scheduler_type):
             args.lr_scheduler_type, args.lr_scheduler_kwargs = SchedulerType(self.stage2_lr_scheduler_type), None
-        args.muon_learning_rate = self.stage2_muon_learning_rate
-        args.weight_decay = self.stage2_weight_decay
-        args.layerwise_lr_decay = self.stage2_layerwise_lr_decay
-        args.warmup_steps = self.stage2_warmup_steps
         args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
             self.stage2_total_batch_size, self.per_device_train_batch_size, fitting=True, name="stage2_total_batch_size"
         )
-        args.rho1, args.rho2, args.class_balance = 0, self.stage2_rho2, self.stage2_class_balance
+        args.rho1 = 0
         # It goes on where stage 1 has ended, if masked texts are learned at all.
         args.mlm_probability = 0.0 if args.rho2 == 0 else args.mlm_probability_end or args.mlm_probability
         args.mlm_probability_end = None
         args.eval_strategy = args.save_strategy = "steps"
-        args.eval_steps = args.save_steps = self.stage2_eval_steps
+        args.save_steps = self.stage2_eval_steps
         args.load_best_model_at_end = True
         return args
 

@@ -159,13 +159,9 @@ class BaseArguments(TrainingArguments):
         return per_device, accumulation
 
     def for_trainer(self, output_dir: str | os.PathLike, seed: int) -> Self:
-        """A copy for the Trainer, with micro-batches that make up the total batch.
+        """A copy for the Trainer, with checkpoints in `output_dir` and micro-batches that make up the total batch.
 
-        Args:
-            output_dir: folder of the checkpoints.
-
-        Raises:
-            ArgumentsError: the total batch size does not fit the processes and the per-device batch size.
+        An ArgumentsError where that does not fit the processes and the per-device batch size.
         """
         args = self._copy(output_dir, seed)
         if self.total_batch_size is not None:

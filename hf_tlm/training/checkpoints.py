@@ -44,19 +44,14 @@ def damage(checkpoint: Path) -> str | None:
     It can if the folder is sealed, every file is as it was when sealed, and the same holds for the checkpoint best on
     validation so far, from which the run would export its model.
     """
-    problem = _damage(checkpoint)
-    if problem is None:
-        best = best_of(checkpoint)
-        if best not in (None, checkpoint) and (problem := _damage(best, for_resuming=False)):
-            problem = f"{checkpoint.name} needs the best checkpoint so far, and {problem}"
-    return problem
-
-
-def _damage(checkpoint: Path, for_resuming: bool = True) -> str | None:
-    problem = seal_problem(checkpoint, STATE)
-    if problem is None and for_resuming and read_seal(checkpoint).get("resumable") is not True:
-        problem = f"{checkpoint} holds the model alone (save_only_model)"
-    return problem
+    if (problem := seal_problem(checkpoint, STATE)) is not None:
+        return problem
+    if read_seal(checkpoint).get("resumable") is not True:
+        return f"{checkpoint} holds the model alone (save_only_model)"
+    best = best_of(checkpoint)
+    if best in (None, checkpoint) or (problem := seal_problem(best, STATE)) is None:
+        return None
+    return f"{checkpoint.name} needs the best checkpoint so far, and {problem}"
 
 
 def last_complete_checkpoint(folder: str | Path) -> str | None:

@@ -121,29 +121,18 @@ def model_flops_utilization(flops: float, seconds: float, world_size: int) -> fl
     return None if peak is None else flops / seconds / (peak * world_size)
 
 
-def _addmm(sum_shape, a_shape, b_shape, *args, **kwargs) -> int:
-    return 2 * a_shape[0] * a_shape[1] * b_shape[1]
-
-
-def _linear(inputs_shape, weight_shape, *args, **kwargs) -> int:
-    return 2 * math.prod(inputs_shape) * weight_shape[0]
-
-
-def _attention(query_shape, key_shape, value_shape, *args, **kwargs) -> int:
-    return flop_counter.sdpa_flop_count(query_shape, key_shape, value_shape)
-
-
-def _attention_backward(grad_shape, query_shape, key_shape, value_shape, *args, **kwargs) -> int:
-    return flop_counter.sdpa_backward_flop_count(grad_shape, query_shape, key_shape, value_shape)
+def _of_shapes(count: int, flops: Callable[..., int]) -> Callable[..., int]:
+    """What an operator takes, by the shapes of its first arguments."""
+    return lambda *arguments, **options: flops(*arguments[:count])
 
 
 _MORE_OPERATORS = {
-    _aten.addmm_: _addmm,
-    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    _aten.addmm_: _of_shapes(3, lambda _, a, b: 2 * a[0] * a[1] * b[1]),
+    _aten._scaled_dot_product_flash_attention_for_cpu: _of_shapes(3, flop_counter.sdpa_flop_count),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _of_shapes(4, flop_counter.sdpa_backward_flop_count),
 }
 if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-    _MORE_OPERATORS[torch.ops.mkldnn._linear_pointwise] = _linear
+    _MORE_OPERATORS[torch.ops.mkldnn._linear_pointwise] = _of_shapes(2, lambda x, weight: 2 * math.prod(x) * weight[0])
 
 
 @contextlib.contextmanager

@@ -23,6 +23,13 @@ from hf_tlm.training.run_arguments import RunArguments
 
 # What a column of labels may be called.
 LABELS = ("label", "labels")
+# The Trainer's arguments that this one does not take.
+_NOT_TAKEN = {
+    "data_collator": "TlmTrainer makes its own (TlmCollator), which masks by seed and visit. Leave it out, and give what it "
+    "is to do in args (mlm_probability, packing, ...).",
+    "compute_loss_func": "losses are objectives here, one a stream. Pass objectives={'task': ..., 'corpus': ...} "
+    "(examples/own_model_and_loss.py).",
+}
 
 
 def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, Any], others: Mapping[str, Any]) -> None:
@@ -57,16 +64,9 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
             "processing_class: expected the tokenizer of the texts; received none. hf_tlm.data.load_tokenizer(folder) reads "
             "one."
         )
-    if others.get("data_collator") is not None:
-        raise ArgumentsError(
-            "data_collator: TlmTrainer makes its own (TlmCollator), which masks by seed and visit. Leave it out, and give "
-            "what it is to do in args (mlm_probability, packing, ...)."
-        )
-    if others.get("compute_loss_func") is not None:
-        raise ArgumentsError(
-            "compute_loss_func: losses are objectives here, one a stream. Pass objectives={'task': ..., 'corpus': ...} "
-            "(examples/own_model_and_loss.py)."
-        )
+    for name, instead in _NOT_TAKEN.items():
+        if others.get(name) is not None:
+            raise ArgumentsError(f"{name}: {instead}")
     vocabulary = getattr(model.config, "vocab_size", None)
     if vocabulary is not None and len(tokenizer) > vocabulary:
         raise ArgumentsError(

@@ -30,7 +30,7 @@ from hf_tlm.models.adapters import check_targets
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.initialization import scale_to_width
 from hf_tlm.models.linear_start import LabelledTexts, check_linear_start
-from hf_tlm.models.loading import check_fit, reading
+from hf_tlm.models.loading import check_fit, hub_options, reading
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task, columns_of_texts
@@ -351,12 +351,8 @@ def model_factory(
     }
     _check_checkpoints(model_args, tokenizer, max_length)
     if (base := model_args.model_name_or_path) is not None:
-        options: dict[str, Any] = {
-            "id2label": id2label,
-            "revision": model_args.model_revision,
-            "trust_remote_code": model_args.trust_remote_code,
-            "attn_implementation": model_args.attn_implementation,
-        }
+        hub = hub_options(model_args.model_revision, model_args.trust_remote_code, model_args.attn_implementation)
+        options: dict[str, Any] = {"id2label": id2label, **hub}
 
         def from_checkpoint() -> TrainedModel | PeftModel:
             if spec.corrupts:

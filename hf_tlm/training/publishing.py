@@ -83,14 +83,9 @@ class Uploads:
 
 
 def check_hub(args: BaseArguments, *, adapter: bool = False, base: str | None = None) -> None:
-    """Before anything is trained; the first process asks the Hub.
+    """Before anything is trained; the first process asks the Hub, see `hf_tlm.hub.check_push`.
 
-    Args:
-        adapter: whether the result of the run is an adapter; base: the model that it is for.
-
-    Raises:
-        ArgumentsError: the adapter would belong to a model of this machine.
-        HubError: see `hf_tlm.hub.check_push`.
+    adapter: whether the result of the run is an adapter; base: the model that it is for, which has to be on the Hub.
     """
     if not args.push_to_hub:
         return
@@ -187,7 +182,9 @@ def checkpoint_branch(args: BaseArguments) -> str:
 
 def needed_to_continue(folder: Path) -> Iterator[Path]:
     """The files of a run's folder without which it could not go on from its newest complete checkpoint."""
-    kept = _kept_checkpoints(folder)
+    sealed = [path for _, path in checkpoints_in(folder) if (path / SEAL).is_file()]
+    # Of a finished stage none.
+    kept = (sealed[-1], best_of(sealed[-1])) if sealed and not (folder / "model" / STAGE_FILE).is_file() else ()
     for path in sorted(folder.iterdir()):
         if path.name.startswith((".", "nonfinite-")) or path.name in _LEFT_OUT:
             continue
@@ -198,13 +195,6 @@ def needed_to_continue(folder: Path) -> Iterator[Path]:
                 yield from needed_to_continue(path)
         elif not (path.name.startswith("stage") and (folder / RESULTS_FILE).is_file()):  # of a finished seed
             yield from needed_to_continue(path)
-
-
-def _kept_checkpoints(folder: Path) -> list[Path]:
-    sealed = [path for _, path in checkpoints_in(folder) if (path / SEAL).is_file()]
-    if not sealed or (folder / "model" / STAGE_FILE).is_file():
-        return []
-    return [path for path in (sealed[-1], best_of(sealed[-1])) if path is not None]
 
 
 def fetch_run(args: BaseArguments) -> None:

@@ -155,6 +155,8 @@ def claim(
     wanted = json.loads(json.dumps({**details, **shown, "files": local_files(details["model"])}, default=str))
     if path.is_file():
         found = read_object(path, ProtocolError, "Choose another --output_dir, or delete that folder to start over.")
+        # A damaged section is empty.
+        found |= {name: {} for name in (*sections, "files") if name in found and not isinstance(found[name], dict)}
         changed = _changed_options(output_dir, found, wanted, {name: details[name] for name in sections}, options)
         changed += _changed_files(found, wanted)
         changed += [f"another {name.replace('_', ' ')}" for name in data if found.get(name) != wanted[name]]
@@ -189,12 +191,6 @@ def _write_places(folder: Path, details: Mapping[str, Any], shown: Mapping[str, 
         atomic_write(folder / PLACES_FILE, json.dumps(places, indent=2) + "\n")
 
 
-def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A section of settings; empty where it is missing, or damaged."""
-    section = content.get(name)
-    return section if isinstance(section, dict) else {}
-
-
 def _changed_options(
     folder: Path,
     found: Mapping[str, Any],
@@ -213,11 +209,11 @@ def _changed_options(
         f"{name}: {there!r:.60} there, {here!r:.60} asked for"
         for section, values in given.items()
         for name, here in wanted[section].items()
-        if (there := _section(found, section).get(name, defaults.get(name))) != here
+        if (there := found.get(section, {}).get(name, defaults.get(name))) != here
         and not (isinstance(there, str) and values[name] in (there, places.get(there)))
         and ("files" in found or name not in _LATER)
         # Wherever they lie: their content is compared beside.
-        and not (name in wanted["files"] and name in _section(found, "files"))
+        and not (name in wanted["files"] and name in found.get("files", ()))
     ]
 
 
@@ -225,7 +221,7 @@ def _changed_files(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[
     """Whose local files are others than those that settings have; folders from before files counted have none."""
     changed = []
     for name, files in wanted["files"].items() if "files" in found else ():
-        there = _section(found, "files").get(name)
+        there = found["files"].get(name)
         if isinstance(there, list):  # Earlier versions counted records too.
             there = [file for file in there if not (isinstance(file, list) and file and file[0] in RECORDS)]
         if files != there:

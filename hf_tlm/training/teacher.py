@@ -112,12 +112,7 @@ def described(report: Mapping[str, Any]) -> str:
 
 
 def teacher_cost(report: Mapping[str, Any], name: str) -> float:
-    """What a teacher cost: of asking it, and of training it where its folder tells.
-
-    Args:
-        report: that of a run's record.
-        name: flops, which of a linear model are not counted, or seconds.
-    """
+    """What a teacher cost, to ask and, where its folder tells, to train: flops (of a linear one not counted) or seconds."""
     return float(sum(part.get(name) or 0.0 for part in (report, report.get("training") or {})))
 
 

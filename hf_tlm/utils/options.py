@@ -321,17 +321,11 @@ class OnlyWith:
 
 
 def check_effects(options: Any, error: type[Exception], prefix: str = "") -> None:
-    """Check that every option that was given has an effect beside the others.
+    """Raise `error` for a field that is not at its default, and by a `NoEffect` or `OnlyWith` is idle beside the others.
 
-    Args:
-        options: a dataclass, some of whose fields have a `NoEffect` or `OnlyWith` in their type.
-        prefix: of names of options, in errors.
-
-    Raises:
-        error: an option is not at its default, and another one leaves it without effect.
+    prefix: of names of options, in errors.
     """
-    cls: Any = type(options)
-    for name, default, conditions in _conditions(cls):
+    for name, default, conditions in conditions_of(options.__class__):
         value = getattr(options, name)
         for condition in conditions if value != default else ():
             if because := condition.refusal(getattr(options, condition.option), prefix):
@@ -340,7 +334,7 @@ def check_effects(options: Any, error: type[Exception], prefix: str = "") -> Non
 
 
 @functools.cache
-def _conditions(cls: Any) -> list[tuple[str, Any, list[NoEffect | OnlyWith]]]:
+def conditions_of(cls: Any) -> list[tuple[str, Any, list[NoEffect | OnlyWith]]]:
     """Of the fields that have conditions the name, the default and these."""
     hints, found = get_type_hints(cls, include_extras=True), []
     for entry in fields(cls):

@@ -99,8 +99,6 @@ class ExportArguments:
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `hf_tlm.runs.export_onnx`."""
-        names = (
-            *("data", "dtypes", "max_drop", "per_channel", "keep_float", "opset", "max_length", "trust_remote_code"),
-            *("page", "page_texts", "page_runtime", "page_model"),
-        )
-        return {name: getattr(self, name) for name in names} | {"batch_size": self.per_device_eval_batch_size}
+        others = ("model_name_or_path", "output_dir", "per_device_eval_batch_size")
+        own = {name: value for name, value in vars(self).items() if name not in others}
+        return own | {"batch_size": self.per_device_eval_batch_size}

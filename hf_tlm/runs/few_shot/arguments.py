@@ -161,15 +161,7 @@ class FewShotArguments(BaseArguments):
         return self.batch_sizes[0]
 
     def for_point(self, learning_rate: float, batch_size: int, output_dir: str | os.PathLike, seed: int, metric: str):
-        """A copy for the Trainer of one point of the grid.
-
-        Args:
-            output_dir: folder of the checkpoints.
-            metric: the task's, on validation, by which the best checkpoint is chosen.
-
-        Raises:
-            ArgumentsError: the batch does not fit the processes.
-        """
+        """As `for_trainer`, of one point of the grid, with the best checkpoint chosen by the task's metric."""
         args = self._copy(output_dir, seed)
         args.batch_sizes, args.learning_rates, args.learning_rate = [batch_size], [learning_rate], learning_rate
         args = args.for_trainer(output_dir, seed)

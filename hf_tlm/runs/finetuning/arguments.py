@@ -128,16 +128,7 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
             )
 
     def for_seed(self, output_dir: str | os.PathLike, seed: int, metric: str, label_names: list[str]) -> FinetuneArguments:
-        """A copy for the Trainer of one seed.
-
-        Args:
-            output_dir: folder of the checkpoints.
-            metric: the task's metric on validation, by which the best checkpoint is chosen.
-            label_names: the columns of a batch that are labels.
-
-        Raises:
-            ArgumentsError: the total batch size does not fit the processes.
-        """
+        """As `for_trainer`, with the best checkpoint chosen by the task's metric; label_names: columns of labels."""
         args = self.for_trainer(output_dir, seed)
         args.label_names = list(label_names)
         args.metric_for_best_model, args.greater_is_better = metric, True

@@ -107,7 +107,7 @@ def pad(
     """The batch int64 [B, S] of `input_ids`, `attention_mask`, and `token_type_ids` where the features have them.
 
     Args:
-        names: further columns with a value for every token; they are padded with -100.
+        names: further columns with a value for every token, where the features have them; they are padded with -100.
         side: where the padding goes. Predictions for tokens keep their places with "right".
     """
     fill = {"input_ids": tokenizer.pad_token_id, "attention_mask": 0, "token_type_ids": tokenizer.pad_token_type_id}

@@ -123,11 +123,7 @@ def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict]], dict[
     So places in features are places in batches. A batch has `input_ids`, `attention_mask`, [`token_type_ids`, `labels`]
     int64 [B, S].
     """
-    return partial(_collate, tokenizer)
-
-
-def _collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
-    return pad(features, tokenizer, [name for name in ("labels",) if name in features[0]])
+    return partial(pad, tokenizer=tokenizer, names=["labels"])
 
 
 def loss_terms(batch: dict[str, torch.Tensor], args: FinetuneArguments) -> torch.Tensor:

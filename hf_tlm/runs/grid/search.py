@@ -143,13 +143,9 @@ def _storage(folder: Path) -> str:
 
 
 def _open_study(folder: Path, trials: int) -> optuna.Study:
-    """The study of this folder, without what a killed process left running.
+    """The study of this folder, without what a killed process left running; a GridError where it is damaged.
 
-    Args:
-        trials: how many it has at least, as `TRIALS_FILE` is written after them.
-
-    Raises:
-        GridError: it is damaged.
+    trials: how many it has at least, as `TRIALS_FILE` is written after them.
     """
     import optuna
     from sqlalchemy.exc import DatabaseError

@@ -108,10 +108,9 @@ class PredictorArguments:
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `hf_tlm.runs.predict`."""
-        texts = text_columns(self.text_column, self.text_pair_column)
-        own = ("predict_format", "separator", "max_length", "drop_bad_rows", "trust_remote_code", "backend", "onnx_dtype")
-        names = (*own, "num_threads", *MACHINE)
-        return {"text_columns": texts, **{name: getattr(self, name) for name in names}}
+        others = ("model_name_or_path", "data", "output", "text_column", "text_pair_column")
+        own = {name: value for name, value in vars(self).items() if name not in others}
+        return own | {"text_columns": text_columns(self.text_column, self.text_pair_column)}
 
 
 def check_models(names: Iterable[str]) -> None:

@@ -178,9 +178,6 @@ def open_predictor(
     Args:
         exported: the source's graph, to be asked instead of its weights.
         options: further `FinetuneArguments`; see `predict`.
-
-    Raises:
-        ModelError: its files do not go together.
     """
     with tempfile.TemporaryDirectory() as scratch, _without_bars_of_chunks():
         args = source.finetune_arguments(scratch, **options)
@@ -209,12 +206,17 @@ class Predictor(ABC):
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         """`prediction` and, of classes, `probabilities` of each row; see `hf_tlm.runs.finetuning.kinds`."""
 
+    def _share(self, rows: Dataset) -> Dataset:
+        """The rows that this process answers for; none where there are more processes than rows."""
+        if self.args.process_index >= len(rows):
+            return rows.select([])
+        return rows.shard(min(self.args.world_size, len(rows)), self.args.process_index, contiguous=True)
+
     def _by_shares(self, rows: Dataset, answers: Callable[[Dataset], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        """The answers of all processes, each of a share of the rows; of none where there are more processes than rows."""
-        place, processes, found = self.args.process_index, self.args.world_size, []
-        if place < len(rows):
-            found = answers(rows.shard(min(processes, len(rows)), place, contiguous=True))
-        return gather_object(found) if processes > 1 else found
+        """The answers of all processes, each of its share of the rows."""
+        share = self._share(rows)
+        found = answers(share) if len(share) else []
+        return gather_object(found) if self.args.world_size > 1 else found
 
 
 class _WithHead(Predictor):

@@ -30,10 +30,11 @@ from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.applicable import of_training
 from hf_tlm.training.teacher import Teacher, described, doubts, shortened
-from hf_tlm.training.teacher_arguments import LINEAR, SELF
+from hf_tlm.training.teacher_arguments import LINEAR, SELF, WITHOUT_PASSAGES
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import agree, place_in_job
+from hf_tlm.utils.options import conditions_of
 from hf_tlm.utils.run_names import MANIFEST_FILE
 from hf_tlm.utils.seals import keep_sealed, seal_problem
 from hf_tlm.utils.variables import uses_fsdp
@@ -52,10 +53,6 @@ _OF_TRAINING = (
 _ARRAYS = ("train", "passages", "disagreement")
 # Of a report what a subset's manifest tells, which has no times.
 _WHO, _COST = ("model", "teachers", "earlier", "file"), ("parameters", "tokens", "flops")
-PASSAGE_OPTIONS = (
-    *("teacher_passages", "teacher_candidates", "teacher_trust", "teacher_passage_length", "teacher_marks"),
-    *("teacher_share", "teacher_output", "stage2_teacher_passages"),
-)
 
 
 def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableTeacher | None:
@@ -141,12 +138,11 @@ def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
     if not args.taught or (has_passages and not task.has_pairs):
         return
     why = "for pairs of texts" if has_passages else "without a subset"
-    for entry in fields(args):
-        value = getattr(args, entry.name)
-        if (entry.name, value) == ("teacher_passages", 0):
-            continue
-        if entry.name in PASSAGE_OPTIONS and value != entry.default:
-            raise ArgumentsError(f"{entry.name} {value} has no effect {why}: it is of a teacher's passages. Leave it out.")
+    for name, default, conditions in conditions_of(args.__class__):
+        value = getattr(args, name)
+        of_passages = WITHOUT_PASSAGES in conditions or (name == "teacher_passages" and value != 0)
+        if of_passages and value != default:
+            raise ArgumentsError(f"{name} {value} has no effect {why}: it is of a teacher's passages. Leave it out.")
 
 
 def content_of(teacher: LinearTeacher | ModelTeacher | TableTeacher | None) -> str | None:
@@ -189,13 +185,7 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
 def asked_passages(task: Task, passages: Dataset | None, args: Any) -> Dataset | None:
     """Which passages a teacher is asked of, or marked sentences of them (column `text`); None where there are none.
 
-    All processes call this.
-
-    Args:
-        passages, args: see `ask_teacher`.
-
-    Raises:
-        ArgumentsError: no text of the task has the marks of `teacher_marks`, or no sentence is found to mark likewise.
+    All processes call this, with the arguments of `ask_teacher`. An ArgumentsError where no text has the marks.
     """
     if passages is None or not len(passages) or not args.teacher_passages or task.has_pairs:
         return None
