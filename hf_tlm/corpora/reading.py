@@ -18,9 +18,9 @@ from hf_tlm.corpora.tables import (
     field_of,
     find_separator,
     open_parquet,
-    reading_error,
     row_batches,
     suffix_of,
+    told_as,
 )
 from hf_tlm.utils.shown import named_columns
 
@@ -45,7 +45,7 @@ def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") 
     Raises:
         CorpusError: see `read_batches`.
     """
-    try:
+    with told_as(CorpusError, path):
         if path.stat().st_size == 0:  # A shard without rows; the readers would find no schema in it.
             return
         builder = builder_of(path)
@@ -59,8 +59,6 @@ def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") 
         else:
             separator = find_separator(path) if builder == "csv" else ","
             batches = row_batches(path, builder, BATCH, separator, sample_by)
-    except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
-        raise CorpusError(f"Cannot read {path}: {reading_error(error)}") from error
     yield from read_batches(batches, name, _stem(path), columns)
 
 
@@ -84,7 +82,7 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
     text_column, id_column, source_column = columns
     position = 0
     while True:
-        try:
+        with told_as(CorpusError, f"{name} after row {position}"):
             batch = next(batches, None)
             if batch is None:
                 return
@@ -103,10 +101,6 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
             if batch.get(source_column) is not None:
                 origins = _strings(batch[source_column])
             documents = pa.RecordBatch.from_arrays([ids, texts, pc.fill_null(origins, source)], schema=SCHEMA)
-        except CorpusError:
-            raise
-        except Exception as error:  # As in read_file.
-            raise CorpusError(f"Cannot read {name} after row {position}: {reading_error(error)}") from error
         yield documents
         position += len(texts)
 

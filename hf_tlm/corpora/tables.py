@@ -27,6 +27,7 @@ from datasets import Dataset, Features, Value, config, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from fsspec.compression import compr, register_compression
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.arrow_files import cached_rows
 from hf_tlm.utils.disk import cache_problem
 
@@ -43,6 +44,8 @@ COMPRESSIONS = (".gz", ".zst")
 SEPARATORS = (",", ";", "\t", "|")
 # The first line of a CSV file that is no header: it declares the separator to Excel.
 _DECLARED = re.compile(r'sep=([^\w\s"]|\t)\s*')
+# Before texts; that of little endian UTF-32 begins as that of UTF-16.
+_MARKS = {"UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)}
 _BLOCK = 10 << 20  # Bytes of JSON that are read at once, and of a csv that are looked through for odd quotes.
 _write_zstd = compr.get("zstd")
 # Headers that a warning was given of: shards have one header, and are read more than once.
@@ -74,6 +77,14 @@ def suffix_of(path: Path) -> str:
     return uncompressed(path).suffix.lower()
 
 
+def opened(path: Path, mode: str = "rb", **options: Any) -> Any:
+    """A file to read, decompressed where its name says so; text is UTF-8, with or without a mark before it."""
+    options |= {"encoding": "utf-8-sig"} if "t" in mode else {}
+    if uncompressed(path) == path:
+        return open(path, mode, **options)
+    return fsspec.open(str(path), mode, compression="infer", **options)
+
+
 def check_encoding(path: Path) -> None:
     """Whether the beginning of a file of text is none in UTF-16 or UTF-32, which readers take for UTF-8 with odd characters.
 
@@ -82,7 +93,7 @@ def check_encoding(path: Path) -> None:
     """
     head = b""
     with suppress(OSError, EOFError, zlib.error):  # Of these the reader tells, and where.
-        with open(path, "rb") if uncompressed(path) == path else fsspec.open(str(path), "rb", compression="infer") as file:
+        with opened(path) as file:
             head = file.read(1 << 10)
     if (found := _wide_encoding(head)) is not None:
         raise ValueError(
@@ -93,11 +104,9 @@ def check_encoding(path: Path) -> None:
 
 def _wide_encoding(head: bytes) -> str | None:
     """The encoding of text that has two or four bytes a character, by its mark or by the zeros of its plain letters."""
-    for mark, name in ((codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"), (codecs.BOM_UTF16_LE, "UTF-16")):
-        if head.startswith(mark):
+    for name, marks in _MARKS.items():
+        if head.startswith(marks):
             return name
-    if head.startswith(codecs.BOM_UTF16_BE):
-        return "UTF-16"
     # The share of zeros among the first, second, third and fourth bytes of four.
     places = [head[place : len(head) // 4 * 4 : 4] for place in range(4)]
     zeros = [place.count(0) / max(1, len(place)) for place in places]
@@ -117,19 +126,19 @@ def check_lines(path: Path) -> None:
         OSError: the file cannot be read, nor decompressed.
     """
     pending: list[bytes] = []
-    opened = 0
-    with fsspec.open(str(path), "rb", compression="infer") as file:
+    brackets = 0
+    with opened(path) as file:
         for number, line in enumerate(file, 1):
             if not line.isascii():
                 line.decode("utf-8-sig")  # Arrow does not look: its texts would fail where they are used.
             if line[:1] != b"{" and re.match(rb"(\xef\xbb\xbf)?\s*null(?!\w)", line) and not pending:
                 raise ValueError(f"line {number} is null; rows are JSON objects.")
             pending.append(line)
-            opened += line.count(b"{") + line.count(b"[")
-            if opened > DEPTH and _depth(b"".join(pending)) > DEPTH:
+            brackets += line.count(b"{") + line.count(b"[")
+            if brackets > DEPTH and _depth(b"".join(pending)) > DEPTH:
                 raise ValueError(f"line {number} holds more than {DEPTH:,} values within each other.")
             if line.rstrip().endswith(b"}"):
-                pending, opened = [], 0
+                pending, brackets = [], 0
 
 
 def _depth(text: bytes) -> int:
@@ -177,7 +186,7 @@ def find_separator(path: Path) -> str:
     best, most = ",", 1
     for separator in SEPARATORS:
         try:
-            fields = [len(row) for _, row in itertools.islice(_csv_lines(path, separator), 21)]
+            fields = [len(row) for _, row, _ in itertools.islice(_csv_rows(path, separator), 21)]
         except UnicodeDecodeError:
             raise
         except (OSError, EOFError, ValueError, csv.Error):
@@ -189,7 +198,7 @@ def find_separator(path: Path) -> str:
 
 def _declared(path: Path) -> str | None:
     """The separator that the first line of a CSV file declares; None where it declares none."""
-    with fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="", compression="infer") as file:
+    with opened(path, "rt", newline="") as file:
         found = _DECLARED.fullmatch(file.readline())
     return found and found[1]
 
@@ -203,8 +212,8 @@ def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
     Raises:
         Exception: of many types; `reading_error` gives the words.
     """
-    if builder == "json" and _is_array(path):
-        return Dataset.from_list(_read_array(path), on_mixed_types="use_json")
+    if builder == "json" and (array := _array(path)) is not None:
+        return Dataset.from_list(array, on_mixed_types="use_json")
     source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train"}
     with _checking(path, builder, separator):
         try:
@@ -220,7 +229,7 @@ def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
 
 def _size(path: Path) -> int:
     """How many bytes a file has, decompressed."""
-    with fsspec.open(str(path), "rb", compression="infer") as file:
+    with opened(path) as file:
         return sum(map(len, file))
 
 
@@ -238,9 +247,8 @@ def row_batches(
     Raises:
         Exception: as in `read_rows`.
     """
-    if builder == "json" and _is_array(path):
-        rows = _read_array(path)
-        yield from (columns_of(rows[start : start + size]) for start in range(0, len(rows), size))
+    if builder == "json" and (array := _array(path)) is not None:
+        yield from (columns_of(array[start : start + size]) for start in range(0, len(array), size))
         return
     source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
     done = 0
@@ -264,7 +272,7 @@ def _options(path: Path, builder: str, separator: str, sample_by: str = "line") 
         own = {"chunksize": _BLOCK}
     if builder == "csv":
         own = {"sep": separator, "skiprows": 1 if _declared(path) else 0}
-        with fsspec.open(str(path), "rb", compression="infer") as file:
+        with opened(path) as file:
             header = pandas.read_csv(file, nrows=0, **own).columns
         # Else the type of a column is that of its first 10,000 rows, at which the reader fails where later ones have others.
         own["features"] = Features({str(name): Value("string") for name in header})
@@ -294,19 +302,27 @@ def reading_error(error: Exception) -> str:
     return str(cause).strip() or type(cause).__name__
 
 
-def _is_array(path: Path) -> bool:
-    """Whether a JSON file is one array instead of an object a line.
+@contextmanager
+def told_as(kind: type[HfTlmError], what: object) -> Iterator[None]:
+    """Raise an error of ours, which names what cannot be read, for those of readers: they have many types, none our bug."""
+    try:
+        yield
+    except kind:
+        raise
+    except Exception as error:
+        raise kind(f"Cannot read {what}: {reading_error(error)}") from error
+
+
+def _array(path: Path) -> list[dict[str, Any]] | None:
+    """The objects of a JSON file that is one array, each with the keys of all in their order; None of lines of objects.
 
     Where a column of an array holds texts beside other values, `datasets` would make JSON of all of them.
     """
-    with fsspec.open(str(path), "rb", compression="infer") as file:
-        return file.read(1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-
-
-def _read_array(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON array, each with the keys of all, in the order in which they are met."""
-    with fsspec.open(str(path), "rb", compression="infer") as file:
-        rows = json.loads(file.read().decode("utf-8-sig"))
+    with opened(path) as file:
+        head = file.read(1 << 10)
+        if not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+            return None
+        rows = json.loads((head + file.read()).decode("utf-8-sig"))
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise ValueError(f"item {number} of the array is a {type(row).__name__}; rows are JSON objects.")
@@ -332,15 +348,16 @@ def _checking(path: Path, builder: str, separator: str) -> Iterator[None]:
     """Name the first line of a CSV file with too many fields, and what to do, wherever a reader fails at it.
 
     Where that is the first row pandas does not fail, and takes the first fields of all rows for an index. What Arrow's
-    reader of JSON would end the process at is named before.
+    reader of JSON would end the process at is named before. On the first process there are warnings.
     """
     if builder == "json":
         check_lines(path)
     if builder == "csv":
         if problem := _csv_problem(path, separator, rows=1):
             raise ValueError(problem)
-        _warn_of_repeated_names(path, separator)
-        _warn_of_quotes(path, separator)
+        if os.environ.get("RANK", "0") == "0":
+            _warn_of_repeated_names(path, separator)
+            _warn_of_quotes(path, separator)
     try:
         yield
     except Exception:
@@ -357,9 +374,9 @@ def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | N
         rows: how many are looked at; None for all.
     """
     with suppress(OSError, ValueError, csv.Error):
-        lines = _csv_lines(path, separator)
-        _, header = next(lines, (0, []))
-        for number, fields in itertools.islice(lines, rows):
+        found = _csv_rows(path, separator)
+        _, header, _ = next(found, (0, [], []))
+        for number, fields, _ in itertools.islice(found, rows):
             if len(fields) > len(header):
                 return (
                     f"line {number} has {len(fields)} fields, and the header names {len(header)} "
@@ -369,57 +386,41 @@ def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | N
 
 
 def _warn_of_repeated_names(path: Path, separator: str) -> None:
-    """Once for each header, on the first process."""
+    """Once for each header."""
     with suppress(OSError, ValueError, csv.Error):
-        _, header = next(_csv_lines(path, separator), (0, []))
-        if tuple(header) in _told or os.environ.get("RANK", "0") != "0":
-            return
-        if repeated := [name for name, count in Counter(header).items() if name.strip() and count > 1]:
+        _, header, _ = next(_csv_rows(path, separator), (0, [], []))
+        repeated = [name for name, count in Counter(header).items() if name.strip() and count > 1]
+        if repeated and tuple(header) not in _told:
             _told.add(tuple(header))
             logger.warning(
                 "%s names %.200s more than once: the first of each has the name, further ones are %s.1 and so on.",
-                path,
-                ", ".join(repeated),
-                repeated[0],
+                *(path, ", ".join(repeated), repeated[0]),
             )
 
 
 def _warn_of_quotes(path: Path, separator: str) -> None:
-    """Once for each file, on the first process: of lines that a quote which was meant as a letter has run together.
+    """Once for each file: of lines that a quote which was meant as a letter has run together.
 
     The field that it begins ends at the next quote, lines later and in the midst of a text. Only the beginning of a large
     file is looked at: reading it twice would take longer than retrieval from it.
     """
-    if str(path) in _told_of_quotes or os.environ.get("RANK", "0") != "0":
+    if str(path) in _told_of_quotes:
         return
     _told_of_quotes.add(str(path))
-    lines: list[str] = []
-
-    def kept(file: Iterable[str]) -> Iterator[str]:
-        for line in file:
-            lines.append(line)
-            yield line
-
-    first, last, found, size = 0, 0, 0, 0
-    with (
-        suppress(OSError, ValueError, EOFError, csv.Error),
-        fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="", compression="infer") as file,
-    ):
-        reader = csv.reader(kept(file), delimiter=separator)
-        for _ in reader:
+    together, size = [], 0
+    with suppress(OSError, ValueError, EOFError, csv.Error):
+        for last, _, lines in _csv_rows(path, separator):
             if len(lines) > 1 and _ends_in_the_midst(lines, separator):
-                first, last = (first, last) if found else (reader.line_num - len(lines) + 1, reader.line_num)
-                found += 1
+                together.append((last - len(lines) + 1, last))
             size += sum(map(len, lines))
-            lines.clear()
             if size > _BLOCK:
                 break
-    if found:
+    if together:
         logger.warning(
             "%s: %s rows%s are each of several lines, the first of lines %d to %d, since a field begins with a double quote "
             "that ends in the midst of a later line. Where a line is a row, put such fields in double quotes, and double "
             "those within.",
-            *(path, f"{found:,}", f" in its first {_BLOCK >> 20} MB" if size > _BLOCK else "", first, last),
+            *(path, f"{len(together):,}", f" in its first {_BLOCK >> 20} MB" if size > _BLOCK else "", *together[0]),
         )
 
 
@@ -437,11 +438,20 @@ def _named(separator: str) -> str:
     return {",": "commas", ";": "semicolons", "\t": "tabs"}.get(separator, repr(separator))
 
 
-def _csv_lines(path: Path, separator: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """(number of its last line, from 1; its fields) of the header and every row that is not blank."""
+def _csv_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str], list[str]]]:
+    """(number of its last line, from 1; its fields; its lines) of the header and every row that is not blank."""
     csv.field_size_limit(2**31 - 1)  # Else a text of more than 128 KiB is an error.
-    with fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="", compression="infer") as file:
-        first = next(file, "")
-        declared = _DECLARED.fullmatch(first) is not None
-        reader = csv.reader(file if declared else itertools.chain([first], file), delimiter=separator)
-        yield from ((reader.line_num + declared, fields) for fields in reader if len(fields) > 1 or "".join(fields).strip())
+    skipped = 1 if _declared(path) else 0
+    lines: list[str] = []
+
+    def kept(file: Iterable[str]) -> Iterator[str]:
+        for line in file:
+            lines.append(line)
+            yield line
+
+    with opened(path, "rt", newline="") as file:
+        reader = csv.reader(kept(itertools.islice(file, skipped, None)), delimiter=separator)
+        for fields in reader:
+            if len(fields) > 1 or "".join(fields).strip():
+                yield reader.line_num + skipped, fields, lines
+            lines.clear()

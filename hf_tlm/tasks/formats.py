@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import fsspec
 from datasets import Dataset, Features, List, Value
 
-from hf_tlm.corpora.tables import suffix_of
+from hf_tlm.corpora.tables import opened, suffix_of
 from hf_tlm.tasks.spec import TaskError
 
 logger = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -
                 cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
                 if not line.strip():
                     if sentence["tokens"]:
-                        yield _row(sentence, columns, identifier)
+                        yield {"id": identifier} | {columns.get(role, role): cells for role, cells in sentence.items()}
                     sentence, identifier = {role: [] for role in names}, None
                 elif line.startswith("#") and (universal or len(cells) != width):
                     if found := _SENTENCE_ID.match(line):
@@ -97,16 +96,12 @@ def has_lines_of_words(path: Path) -> bool:
     separator = {".tsv": "\t", ".csv": ","}.get(suffix_of(path))
     if separator is None or not path.is_file():
         return False
-    with fsspec.open(str(path), "rt", encoding="utf-8-sig", errors="replace", compression="infer") as file:
+    with opened(path, "rt", errors="replace") as file:
         lines = "".join(itertools.islice(file, 1000)).strip().splitlines()
     rows = [line.split(separator) for line in lines if line.strip()]
     return (
         len(rows) < len(lines) and len(rows[0]) > 1 and all(len(row) == len(rows[0]) and " " not in row[0] for row in rows)
     )
-
-
-def _row(sentence: dict[str, list[str]], columns: Mapping[str, str], identifier: str | None) -> dict[str, Any]:
-    return {"id": identifier, **{columns.get(role, role): cells for role, cells in sentence.items()}}
 
 
 def _place(path: Path, name: str, universal: bool) -> int:
@@ -133,7 +128,7 @@ def is_squad_json(path: Path) -> bool:
     """Whether a file begins as SQuAD's do; a file of lines of JSON begins otherwise."""
     if suffix_of(path) != ".json":
         return False
-    with fsspec.open(str(path), "rt", encoding="utf-8-sig", errors="replace", compression="infer") as file:
+    with opened(path, "rt", errors="replace") as file:
         return _HEAD.match(file.read(1000)) is not None
 
 
@@ -146,7 +141,7 @@ def read_squad_json(path: Path) -> Dataset:
         TaskError: it is not built like SQuAD's.
     """
     rows: list[dict[str, Any]] = []
-    with fsspec.open(str(path), "rt", encoding="utf-8-sig", compression="infer") as file:
+    with opened(path, "rt") as file:
         content = json.load(file)
     try:
         for article in content if isinstance(content, list) else content["data"]:

@@ -22,9 +22,9 @@ from hf_tlm.corpora.tables import (
     find_separator,
     open_parquet,
     read_rows,
-    reading_error,
     row_batches,
     suffix_of,
+    told_as,
     uncompressed,
 )
 from hf_tlm.hub.errors import explaining
@@ -217,7 +217,7 @@ def read_file(path: Path, columns: Mapping[str, str], separator: str | None = No
     """
     if path.stat().st_size == 0:  # The readers fail at it without a word.
         raise TaskError(f"{path} is empty: it has no examples, and no columns.")
-    try:
+    with told_as(TaskError, path):
         _check_type(path)
         suffix, separator = suffix_of(path), separator_of(path, separator)
         if suffix in SUFFIXES:
@@ -232,10 +232,6 @@ def read_file(path: Path, columns: Mapping[str, str], separator: str | None = No
         if suffix == ".xlsx":
             return Dataset.from_dict(read_excel(path))
         return read_rows(path, BUILDERS[suffix], separator)
-    except TaskError:
-        raise
-    except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
-        raise TaskError(f"Cannot read {path}: {reading_error(error)}") from error
 
 
 def separator_of(path: Path, separator: str | None = None) -> str:
@@ -283,7 +279,7 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
     """
     if path.stat().st_size == 0:  # The readers would find no columns in it.
         return
-    try:
+    with told_as(TaskError, path):
         _check_type(path)
         suffix, separator = suffix_of(path), separator_of(path, separator)
         if suffix == ".txt" and spec.kind != "tagging":
@@ -300,10 +296,6 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
             yield from Dataset.from_dict(read_excel(path)).iter(rows)
         else:
             yield from row_batches(path, BUILDERS[suffix], rows, separator)
-    except TaskError:
-        raise
-    except Exception as error:  # See read_file.
-        raise TaskError(f"Cannot read {path}: {reading_error(error)}") from error
 
 
 def _chunks(rows: Iterator[dict[str, Any]], size: int) -> Iterator[dict[str, list[Any]]]:
