@@ -8,21 +8,23 @@ compared with how many there are, once, tile by tile, when the index is opened.
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from numba import njit
+from numpy.lib.format import open_memmap
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.engines.bm25.tiles import MANY, Tile
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 from hf_tlm.utils import seals
-from hf_tlm.utils.json_files import find_format
+from hf_tlm.utils.json_files import entry, find_format
 from hf_tlm.utils.scripts import SCRIPTS
 
 # dtype and number of dimensions
@@ -48,30 +50,40 @@ FORMAT = "hf_tlm.index"
 FORMAT_VERSION = 1
 META_FILE, POSTINGS_FILE, IDS_FILE = "index.json", "postings.bin", "ids.arrow"
 ARRAYS = tuple(_KINDS)
-_OF_VOCABULARY = ("arena", "starts", "slots")
 FILES = (POSTINGS_FILE, IDS_FILE, *(f"{name}.npy" for name in ARRAYS))
 
 
-class Opened(Protocol):
-    """An opened `Index`, for the modules that it is made of, which cannot import it."""
+class Opened:
+    """The files of an index, memory-mapped; see `Index`."""
 
-    directory: Path
-    meta: dict[str, Any]
-    analyzer: Analyzer
-    table: np.ndarray
-    sampled: np.ndarray
-    lengths: np.ndarray
-    frequencies: np.ndarray
-    order: np.ndarray
-    by_place: np.ndarray
-    vocabulary: Vocabulary
-    ids: pa.ChunkedArray
+    def __init__(self, directory: Path, meta: dict[str, Any]):
+        self.directory, self.meta = directory, meta
+        self.corpus_name, self.fingerprint = meta["corpus"]["name"], meta["corpus"]["fingerprint"]
+        self.parts: list[str] = meta["corpus"]["parts"]
+        self.analyzer = Analyzer(**meta["analyzer"])
+        self.num_tokens = meta["tokens"]
+        # Private maps, though nothing writes to them: numba would compile every kernel once more for read-only arrays.
+        arrays: dict[str, np.ndarray] = {name: open_memmap(directory / f"{name}.npy", mode="c") for name in ARRAYS}
+        self.arrays, self.table, self.sampled, self.lengths = arrays, arrays["table"], arrays["sampled"], arrays["lengths"]
+        self.frequencies, self.order, self.by_place = arrays["frequencies"], arrays["order"], arrays["by_place"]
+        self.vocabulary = Vocabulary(arrays["arena"], arrays["starts"], arrays["slots"])
+        self.ids = pa.ipc.open_file(pa.memory_map(str(directory / IDS_FILE))).read_all()["id"]
+        with open(directory / POSTINGS_FILE, "rb") as file:
+            self.postings = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return self.meta["passages"]
 
-    def tile(self, number: int) -> Tile: ...
+    def tile(self, number: int) -> Tile:
+        """One of the tiles; the last is the sample's."""
+        offset, *shape = self.table[number].tolist()
+        return Tile.from_buffer(self.postings, offset, shape)
 
-    def forget(self, tile: int) -> None: ...
+    def forget(self, tile: int) -> None:
+        """Let the system take back the memory of a tile that was read: what is resident does not grow with the corpus."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = int(self.table[tile, 0]) // mmap.PAGESIZE * mmap.PAGESIZE
+            self.postings.madvise(mmap.MADV_DONTNEED, start, int(self.table[tile + 1, 0]) - start)
 
 
 class Unsound(Exception):
@@ -85,11 +97,8 @@ def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...])
         RetrievalError: a field of the description is missing or of another type, or it lists other files.
     """
     for path, kind in _FIELDS.items():
-        value: Any = meta
-        for name in path:
-            value = value.get(name) if isinstance(value, dict) else None
-        missing = value is None and kind != (str, type(None))
-        if missing or not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
+        value = entry(meta, *path)
+        if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
             raise unsound(directory, f"its description has {value!r:.60} as {'.'.join(path)}")
     script = meta["analyzer"].get("script", SCRIPTS[0])
     if (
@@ -103,23 +112,19 @@ def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...])
         raise unsound(directory, "its description does not list its files")
 
 
-def check_contents(index: Opened, size: int) -> None:
+def check_contents(index: Opened) -> None:
     """Whether a search of an index stays within its arrays, and counts what is there.
-
-    Args:
-        size: bytes of the postings.
 
     Raises:
         RetrievalError: it does not.
     """
     meta, words, sampled = index.meta, index.vocabulary, index.sampled
     try:
-        arrays = {name: getattr(words if name in _OF_VOCABULARY else index, name) for name in ARRAYS}
-        _check_shapes(meta, arrays, index.ids)
+        _check_shapes(meta, index.arrays, index.ids)
         _check_order(index.order, index.by_place)
         _check_ids(index.ids, index.by_place)
         _check_words(words)
-        _check_table(index.table, meta, len(sampled), size)
+        _check_table(index.table, meta, len(sampled), len(index.postings))
         _need(len(np.unique(sampled)) == len(sampled) > 0, "sampled", "distinct")
         _need(sampled.min() >= 0 and sampled.max() < meta["passages"], "sampled", "passages")
         found = np.zeros(meta["terms"], np.int64)

@@ -12,28 +12,24 @@ not at all, and a lock beside it makes a second builder wait for the first.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
-from numpy.lib.format import open_memmap
+from datasets import Dataset
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, Statistics, average_idf, length_norms
 from hf_tlm.retrieval.compiling import tell_of_compiling
 from hf_tlm.retrieval.engines.bm25.build import write_index
 from hf_tlm.retrieval.engines.bm25.files import (
-    ARRAYS,
-    IDS_FILE,
     META_FILE,
-    POSTINGS_FILE,
     ChangedIndexError,
+    Opened,
     check_contents,
     checked_meta,
     describe,
@@ -43,15 +39,10 @@ from hf_tlm.retrieval.engines.bm25.files import (
     written,
 )
 from hf_tlm.retrieval.engines.bm25.search import QueryTerms, TileArguments, query_terms, search_batch
-from hf_tlm.retrieval.engines.bm25.tiles import Tile
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
-from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 from hf_tlm.utils.locks import awaited
 from hf_tlm.utils.options import check_given, check_numbers, named
 from hf_tlm.utils.shown import kind_of
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 KEY_BYTES = 64 * 2**20  # of a batch's candidates
 MAX_BATCH = 2048
@@ -70,7 +61,7 @@ def _about(name: str, fingerprint: str, parts: list[str] | None, analyzer: Analy
     return {"corpus": corpus, "analyzer": analyzer.to_dict()}
 
 
-class Index:
+class Index(Opened):
     """An opened index: `build`, `load` or `open_or_build` give one.
 
     directory, analyzer, num_tokens; corpus_name, fingerprint and parts (fingerprints) of the corpus; ids: large_string
@@ -79,25 +70,6 @@ class Index:
     """
 
     _compiled: ClassVar[bool] = False  # What searches, in this process.
-
-    def __init__(self, directory: Path, meta: dict[str, Any]):
-        self.directory, self.meta = directory, meta
-        self.corpus_name, self.fingerprint = meta["corpus"]["name"], meta["corpus"]["fingerprint"]
-        self.parts: list[str] = meta["corpus"]["parts"]
-        self.analyzer = Analyzer(**meta["analyzer"])
-        self.num_tokens = meta["tokens"]
-        # Private maps, though nothing writes to them: numba would compile every kernel once more for read-only arrays.
-        arrays: dict[str, np.ndarray] = {name: open_memmap(directory / f"{name}.npy", mode="c") for name in ARRAYS}
-        self.table, self.sampled, self.lengths = arrays["table"], arrays["sampled"], arrays["lengths"]
-        self.frequencies = arrays["frequencies"]
-        self.order, self.by_place = arrays["order"], arrays["by_place"]
-        self.vocabulary = Vocabulary(arrays["arena"], arrays["starts"], arrays["slots"])
-        self.ids = pa.ipc.open_file(pa.memory_map(str(directory / IDS_FILE))).read_all()["id"]
-        with open(directory / POSTINGS_FILE, "rb") as file:
-            self._postings = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-
-    def __len__(self) -> int:
-        return self.meta["passages"]
 
     @classmethod
     def build(
@@ -156,18 +128,14 @@ class Index:
 
     @classmethod
     def _sound(cls, directory: Path, meta: dict[str, Any]) -> Index:
-        """Open an index with this description, and check what its files hold.
-
-        Raises:
-            RetrievalError: its files are not as a build writes them.
-        """
+        """Open an index with this description, and check what its files hold."""
         try:
             index = cls(directory, meta)
         except Exception as error:  # What NumPy and Arrow say of bytes that are none of theirs has many types.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise unsound(directory, f"its files cannot be read ({str(error)[:200]})") from error
-        check_contents(index, len(index._postings))
+        check_contents(index)
         return index
 
     @classmethod
@@ -322,13 +290,3 @@ class Index:
                 if following is not None:
                     running.append(pool.submit(run, following))
                 yield from hits
-
-    def forget(self, tile: int) -> None:
-        """Let the system take back the memory of a tile that was read: what is resident does not grow with the corpus."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            start = int(self.table[tile, 0]) // mmap.PAGESIZE * mmap.PAGESIZE
-            self._postings.madvise(mmap.MADV_DONTNEED, start, int(self.table[tile + 1, 0]) - start)
-
-    def tile(self, number: int) -> Tile:
-        offset, *shape = self.table[number].tolist()
-        return Tile.from_buffer(self._postings, offset, shape)
