@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from datasets import Dataset
 
 from hf_tlm.errors import InfluenceError
 from hf_tlm.influence.score_files import WORK_FOLDER, ScoreFiles, open_scores
+from hf_tlm.retrieval.engines.sharded.workspace import Workspace, lock, open_workspace, shard_name
 from hf_tlm.utils.options import check_numbers
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from hf_tlm.influence.scorer import InfluenceScorer
     from hf_tlm.retrieval import Sharding
-    from hf_tlm.retrieval.engines.sharded.workspace import Workspace
 
 PRELOAD = ["hf_tlm.influence.datatrove_steps"]
 
@@ -49,8 +48,7 @@ def score_sharded(
     """
     check_sharding(sharding, work_dir)
     from hf_tlm.influence import datatrove_steps as steps
-    from hf_tlm.retrieval.engines.sharded.executors import cluster
-    from hf_tlm.retrieval.engines.sharded.stages import lock, open_workspace, run_stage
+    from hf_tlm.retrieval.engines.sharded.executors import cluster, run_stage
 
     executor = sharding.executor
     options, threads = _shares(sharding)
@@ -85,7 +83,6 @@ def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
     if importlib.util.find_spec("datatrove") is None:
         raise InfluenceError("Scoring on executors needs datatrove: pip install 'hf-tlm[sharded]'.")
     from hf_tlm.retrieval.engines.sharded.executors import check_executor
-    from hf_tlm.retrieval.engines.sharded.stages import open_workspace
 
     check_executor(sharding.executor, _shares(sharding)[0])
     if work_dir is not None or sharding.executor == "jobs":
@@ -109,7 +106,6 @@ def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFi
     """Write what the tasks read, where it is not there yet."""
     from hf_tlm.influence import datatrove_steps as steps
     from hf_tlm.influence.scorer_files import save_scorer
-    from hf_tlm.retrieval.engines.sharded.workspace import shard_name
 
     if not workspace.has(steps.SCORER_FOLDER):
         with workspace.writing(steps.SCORER_FOLDER) as folder:
@@ -124,8 +120,6 @@ def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFi
 
 def _collect(workspace: Workspace, scores: ScoreFiles, missing: list[int]) -> None:
     """Take over the shards that tasks have written."""
-    from hf_tlm.retrieval.engines.sharded.workspace import shard_name
-
     for number in missing:
         made = ScoreFiles(workspace.reading(shard_name("scores", number)), scores.shape).find(number)
         if made is None:

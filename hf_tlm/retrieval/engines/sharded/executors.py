@@ -32,9 +32,13 @@ from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.executor.ray import RayPipelineExecutor
 from datatrove.executor.slurm import SlurmPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
+from huggingface_hub import get_token
+from loguru import logger as datatrove_logger
+from tqdm.auto import tqdm
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.engines.sharded.steps import Step
 from hf_tlm.utils.options import COUNT, Range, check_number
 
 logger = logging.getLogger(__name__)
@@ -54,6 +58,7 @@ NUMBERS = {
 }
 RAY_RETRIES = 3  # of a task whose node or process is lost
 SLURM_POLL = 10.0  # seconds
+POLL = {True: 0.2, False: 15.0}  # seconds between looks at a local and a remote folder, for the progress bar
 
 
 def in_queue(job: str | int) -> bool:
@@ -95,15 +100,6 @@ class _Quiet(PipelineExecutor):
         self.logging_dir.fs.invalidate_cache()
         return self.get_incomplete_ranks(skip_completed=True)
 
-    def forget(self, rank: int) -> None:
-        """Take back a task's marker: what it stood for is not there."""
-        self.logging_dir.rm(f"completions/{rank:05d}")
-
-    def forget_errors(self) -> None:
-        """Those of an earlier run."""
-        if self.logging_dir.isdir("errors"):
-            self.logging_dir.rm("errors", recursive=True)
-
     def errors(self) -> dict[int, dict[str, Any]]:
         """{"known": an HfTlmError, "message"} of the tasks that failed in this run."""
         found = {}
@@ -112,9 +108,6 @@ class _Quiet(PipelineExecutor):
                 with self.logging_dir.open(path, "r") as file:
                     found[rank] = json.load(file)
         return found
-
-    def log_of(self, rank: int) -> str:
-        return self.logging_dir.resolve_paths(f"logs/task_{rank:05d}.log")
 
 
 class LocalExecutor(_Quiet, LocalPipelineExecutor):
@@ -282,8 +275,6 @@ def check_executor(name: str, options: dict[str, Any]) -> None:
         if "SLURM_ARRAY_TASK_ID" in os.environ:
             raise RetrievalError("This is inside an array job of Slurm. Start it on a login node: it submits its own.")
     if name == "jobs":
-        from huggingface_hub import get_token
-
         if not (options.get("token") or get_token()):
             raise RetrievalError("The jobs executor needs a token of the Hugging Face Hub: set HF_TOKEN or `hf auth login`.")
         if not options.get("dependencies"):
@@ -343,3 +334,69 @@ def cluster(name: str, options: dict[str, Any], preload: list[str]) -> Iterator[
         yield
     finally:
         ray.shutdown()
+
+
+def run_stage(step: Step, tasks: int, name: str, options: dict[str, Any], title: str | None = None) -> None:
+    """One stage: every task's output is there in the end.
+
+    Args:
+        name, options: what `check_executor` has looked at.
+
+    Raises:
+        RetrievalError: a task failed, with its message if it is one of ours, else with the place of its log.
+    """
+    datatrove_logger.remove()  # Its console; from here on there are only the tasks' logs.
+    options = {key: value for key, value in options.items() if key != "address"}
+    executor = EXECUTORS[name](pipeline=[step], tasks=tasks, logging_dir=step.workspace.path(f"logs/{step.name}"), **options)
+    logs = executor.logging_dir
+    for rank in set(range(tasks)).difference(executor.incomplete()):
+        if not step.done(rank):  # What the task's marker stood for is not there.
+            logs.rm(f"completions/{rank:05d}")
+    if logs.isdir("errors"):  # Of an earlier run.
+        logs.rm("errors", recursive=True)
+    with _progress(executor, title, step.workspace.local):
+        try:
+            executor.run()
+        except RetrievalError:
+            if not executor.errors():
+                raise
+        except Exception as error:
+            if not executor.errors():
+                raise RetrievalError(f"The stage {step.name} could not run: {type(error).__name__}: {error}") from error
+    if missing := executor.incomplete():
+        errors = executor.errors()
+        rank, failure = next(iter(errors.items()), (missing[0], None))
+        if failure and failure["known"]:
+            raise RetrievalError(failure["message"])
+        what = failure["message"] if failure else "its process or machine was lost"
+        raise RetrievalError(
+            f"Shard {rank} failed in the stage {step.name}: {what}. See "
+            f"{logs.resolve_paths(f'logs/task_{rank:05d}.log')}; the same call continues from here."
+        )
+
+
+@contextlib.contextmanager
+def _progress(executor, title: str | None, local: bool) -> Iterator[None]:
+    """A bar of the tasks that are complete; none without a title."""
+    if title is None or not executor.incomplete():
+        yield
+        return
+    ended = threading.Event()
+    with tqdm(total=executor.world_size, desc=title, unit=" shards") as bar:
+
+        def show() -> None:
+            if (done := executor.world_size - len(executor.incomplete())) > bar.n:
+                bar.update(done - bar.n)
+
+        def watch() -> None:
+            while not ended.wait(POLL[local]):
+                show()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+            show()

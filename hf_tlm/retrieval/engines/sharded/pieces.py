@@ -40,7 +40,7 @@ class Piece:
 
     @property
     def size(self) -> float:
-        return _bytes_of(self.part) / self.of
+        return (self.part.size or 0) / self.of
 
     def passages(self) -> Iterator[pa.RecordBatch]:
         """As `Part.passages`; then `skipped` has the part's number, counted in one piece only."""
@@ -50,12 +50,6 @@ class Piece:
         self.skipped = documents.skipped if self.number == 0 else 0
 
 
-def _bytes_of(part: Part) -> int:
-    """The size of a part that is a file."""
-    assert part.size is not None
-    return part.size
-
-
 def plan(parts: Iterable[Part], num_shards: int) -> list[list[Piece]]:
     """Distribute the parts of a corpus over shards of about equal size; the parts are files.
 
@@ -63,8 +57,8 @@ def plan(parts: Iterable[Part], num_shards: int) -> list[list[Piece]]:
     cut.
     """
     parts = list(parts)
-    fair = max(1, sum(map(_bytes_of, parts)) / num_shards)
-    cuts = [(part, min(num_shards, max(1, round(_bytes_of(part) / fair)))) for part in parts]
+    fair = max(1, sum(part.size or 0 for part in parts) / num_shards)
+    cuts = [(part, min(num_shards, max(1, round((part.size or 0) / fair)))) for part in parts]
     pieces = [Piece(part, number, of) for part, of in cuts for number in range(of)]
     shards: list[list[Piece]] = [[] for _ in range(num_shards)]
     sizes = [0.0] * num_shards

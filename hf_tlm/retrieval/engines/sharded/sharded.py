@@ -15,16 +15,20 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from datasets import concatenate_datasets
 
+from hf_tlm.corpora.corpus import Corpus
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
 from hf_tlm.retrieval.engines.sharded.workspace import (
     Workspace,
+    lock,
     open_passages,
+    open_workspace,
     read_json,
     read_table,
     shard_name,
@@ -33,9 +37,6 @@ from hf_tlm.retrieval.engines.sharded.workspace import (
 from hf_tlm.retrieval.hit_union import RetrievalResult
 from hf_tlm.utils.locks import Claim
 from hf_tlm.utils.options import check_numbers
-
-if TYPE_CHECKING:
-    from hf_tlm.corpora import Corpus
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +72,8 @@ def retrieve_sharded(
         num_shards: one shard is indexed and searched by one process; its index has to fit on a disk, not in memory.
         executor: "local" processes, "ray", "slurm", or "jobs" of Hugging Face. The sums, the merge and, but for jobs, the
             reading of the chosen texts are done by this process.
-        workers: shards at a time; default all cores for local processes, elsewhere no limit.
+        workers, executor_options: see `Sharding`.
         max_query_terms, query_batch_size: see `Index.search`.
-        executor_options: of datatrove's executor of that name: `cpus_per_task`, `mem_per_cpu_gb`, ...; slurm needs
-            `partition` and `time`, jobs `dependencies`; ray takes the cluster's `address`.
         cache_dir: where a corpus that is not of files is kept; None: the cache of `datasets`.
 
     Raises:
@@ -89,9 +88,8 @@ def retrieve_sharded(
     if importlib.util.find_spec("datatrove") is None:
         raise RetrievalError("Sharded retrieval needs datatrove: pip install 'hf-tlm[sharded]'.")
     from hf_tlm.retrieval.engines.sharded import steps
-    from hf_tlm.retrieval.engines.sharded.executors import check_executor, cluster, share_out
+    from hf_tlm.retrieval.engines.sharded.executors import check_executor, cluster, run_stage, share_out
     from hf_tlm.retrieval.engines.sharded.pieces import plan, spread
-    from hf_tlm.retrieval.engines.sharded.stages import lock, open_workspace, run_stage
 
     if executor == "local" and num_shards > MOST_LOCAL:
         raise RetrievalError(
@@ -148,11 +146,7 @@ def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_quer
 
 
 def _claim(workspace: Workspace, identity: dict[str, Any]) -> Claim:
-    """Begin a run, or see that the one begun here is the same.
-
-    Raises:
-        RetrievalError: it is another, or the folder is something else.
-    """
+    """Begin a run, or see that the one begun here is the same."""
     try:
         found = workspace.read(RUN_FILE)
     except ValueError as error:
@@ -199,8 +193,6 @@ def _check_bad_files(workspace: Workspace, num_shards: int, skip_bad_files: bool
 
 
 def _result(workspace: Workspace, num_shards: int) -> RetrievalResult:
-    from datasets import concatenate_datasets
-
     union = read_table(workspace.reading("union") / "union.arrow")
     texts = [open_passages(workspace.reading(shard_name("texts", shard))) for shard in range(num_shards)]
     # The texts are one shard's after another's, each in the shard's order.

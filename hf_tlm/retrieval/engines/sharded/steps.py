@@ -29,6 +29,7 @@ from datatrove.pipeline.base import PipelineStep
 from hf_tlm.corpora.corpus import FEATURES
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, average_idf
+from hf_tlm.retrieval.engines.bm25.files import order_of_ids
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.sharded.pieces import Piece, check_ids, hash_ids, merge_hits, write_shard
 from hf_tlm.retrieval.engines.sharded.workspace import (
@@ -229,9 +230,8 @@ class MergeHits(Step):
         rows = [np.load(shard / "rows.npy") for shard in shards]
         ids = pa.concat_tables([read_table(shard / "ids.arrow") for shard in shards])["id"]
         # A passage's key is its place among all that are hit, by id: it breaks ties, and no string is looked at again.
-        by_id = pc.array_sort_indices(ids.combine_chunks()).to_numpy()
-        keys = np.empty(len(by_id), np.int32)
-        keys[by_id] = np.arange(len(by_id), dtype=np.int32)
+        keys = order_of_ids(ids)
+        by_id = np.argsort(keys)
         keys_of = np.split(keys, np.cumsum([len(r) for r in rows])[:-1])
         offsets = [np.load(shard / "offsets.npy") for shard in shards]
         places = [read_array(shard / "places.bin", np.int32) for shard in shards]

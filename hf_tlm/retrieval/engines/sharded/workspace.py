@@ -12,20 +12,20 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from datasets import Dataset
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Statistics
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
+from hf_tlm.utils.disk import told
 from hf_tlm.utils.files import atomic_directory, atomic_write
+from hf_tlm.utils.locks import locked
 from hf_tlm.utils.seals import SEAL, seal_problem, write_seal
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 PASSAGES_FILE = "passages.arrow"
 MARKER = "_complete"
@@ -145,6 +145,44 @@ def _copies(location: str) -> Path:
     return Path(folder)
 
 
+def open_workspace(work_dir: str | os.PathLike, executor: str) -> Workspace:
+    """Return the workspace at `work_dir`: a remote location for the executor jobs, a folder for others.
+
+    Raises:
+        RetrievalError: the machines of this executor cannot all see it.
+    """
+    location = str(work_dir)
+    if ("://" in location) != (executor == "jobs"):
+        kind = (
+            "a remote work_dir, such as hf://buckets/<user>/<bucket>/<folder>"
+            if executor == "jobs"
+            else "a folder as work_dir"
+        )
+        raise RetrievalError(f"The {executor} executor needs {kind}; received {location}.")
+    return Workspace(location if executor == "jobs" else str(Path(location).expanduser().absolute()))
+
+
+@contextlib.contextmanager
+def lock(workspace: Workspace) -> Iterator[None]:
+    """One run at a time; the system drops the lock when a run is killed. A remote folder has none.
+
+    Raises:
+        LockError: see `locked`.
+        RetrievalError: the folder cannot be made.
+    """
+    if not workspace.local:
+        yield
+        return
+    folder = Path(workspace.location)
+    with locked(folder, "choose another work_dir"):
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            reason = told(error, folder, "Choose another work_dir")
+            raise RetrievalError(f"Cannot write under {folder}: {reason}.") from error
+        yield
+
+
 def shard_name(kind: str, shard: int) -> str:
     return f"{kind}/{shard:05d}"
 
@@ -171,8 +209,6 @@ def read_statistics(workspace: Workspace) -> Statistics:
 
 def open_passages(folder: Path) -> Dataset:
     """Memory-mapped."""
-    from datasets import Dataset
-
     return Dataset.from_file(str(folder / PASSAGES_FILE))
 
 
