@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, Features, Value, concatenate_datasets
+from tqdm.auto import tqdm
 
 from hf_tlm.corpora.passages import split_passages
 from hf_tlm.errors import HfTlmError
@@ -191,8 +192,6 @@ class Corpus:
             CorpusError: there is no passage, an id is repeated, or the corpus cannot be read.
             HfTlmError: the cache cannot be written.
         """
-        from tqdm.auto import tqdm
-
         self.skipped, self.bad_files = 0, {}
         parts, datasets = [], []
         there = all(part.cached(cache_dir) for part in self.parts)

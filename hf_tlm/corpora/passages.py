@@ -72,6 +72,20 @@ def share_beyond(texts: Iterable[str], max_words: int) -> float:
     return sum(max(0, count - max_words) for count in counts) / max(1, sum(counts))
 
 
+def by_size(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
+    """Texts in lists of about so many characters, which bound the memory where texts are long."""
+    some: list[str] = []
+    size = 0
+    for text in texts:
+        some.append(text)
+        size += len(text) + 1
+        if size >= characters:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
 def _words_of(text: str) -> re.Pattern:
     """What the words of a text are."""
     return _LETTER if not text.isascii() and unspaced_share([text]) > _UNSPACED else _WORD

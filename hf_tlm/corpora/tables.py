@@ -238,8 +238,6 @@ def row_batches(
 ) -> Iterator[dict[str, list[Any]]]:
     """The columns of a CSV, JSON or text file in batches of so many rows, as `read_rows` gives them.
 
-    `datasets` decompresses by the name.
-
     Args:
         separator: of the fields of CSV.
         sample_by: what of a text file is a row.
@@ -378,9 +376,10 @@ def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | N
         _, header, _ = next(found, (0, [], []))
         for number, fields, _ in itertools.islice(found, rows):
             if len(fields) > len(header):
+                signs = {",": "commas", ";": "semicolons", "\t": "tabs"}.get(separator, repr(separator))
                 return (
                     f"line {number} has {len(fields)} fields, and the header names {len(header)} "
-                    f"({', '.join(header):.200}). Put fields that hold {_named(separator)} in double quotes."
+                    f"({', '.join(header):.200}). Put fields that hold {signs} in double quotes."
                 )
     return None
 
@@ -432,10 +431,6 @@ def _ends_in_the_midst(lines: Sequence[str], separator: str) -> bool:
     except csv.Error:
         return reader.line_num > 1
     return False
-
-
-def _named(separator: str) -> str:
-    return {",": "commas", ";": "semicolons", "\t": "tabs"}.get(separator, repr(separator))
 
 
 def _csv_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str], list[str]]]:

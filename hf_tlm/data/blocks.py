@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.corpora.passages import sentences
+from hf_tlm.corpora.passages import by_size, sentences
 from hf_tlm.data.tokenization import TokenizerError
 from hf_tlm.errors import HfTlmError
 
@@ -61,7 +61,7 @@ class BlockMaker:
 
     def add(self, texts: Sequence[str]) -> Iterator[None]:
         """Append texts; stops after each, when `blocks`, `open` and `tokens` are those of the texts up to there."""
-        for some in _by_size(texts):
+        for some in by_size(texts, _CHARACTERS):
             encoded = self.tokenizer(
                 some,
                 add_special_tokens=False,
@@ -109,19 +109,6 @@ class BlockMaker:
 
     def _framed(self, ids: list[int]) -> np.ndarray:
         return np.array([self.first, *ids, self.last], np.int32)
-
-
-def _by_size(texts: Sequence[str]) -> Iterator[list[str]]:
-    some: list[str] = []
-    size = 0
-    for text in texts:
-        if some and size + len(text) > _CHARACTERS:
-            yield some
-            some, size = [], 0
-        some.append(text)
-        size += len(text)
-    if some:
-        yield some
 
 
 def _in_sentences(text: str, ids: list[int], offsets: list[tuple[int, int]]) -> list[list[int]]:

@@ -64,9 +64,8 @@ def choose_spans(draws: np.ndarray, positions: np.ndarray, seed: int, mlm_probab
     """Which tokens are in spans, whose lengths are geometric, 10 at most (SpanBERT, Joshi et al., TACL 2020, section 3.1).
 
     A span begins at every place with one probability, at places before the first token too, so that every token is chosen
-    with `mlm_probability`. One uniform a place says whether a span begins there, and how long it lasts. SpanBERT's spans are
-    of whole words, drawn until a share of the text is reached; these are of tokens, and each is drawn for itself, so that a
-    text is masked alike in every batch.
+    with `mlm_probability`. One uniform a place says whether a span begins there, and how long it lasts. (SpanBERT's are of
+    whole words, drawn until a share of the text is reached.)
 
     Args:
         draws, positions: int64 [T], see `uniforms`.

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset
+from tokenizers import BertWordPieceTokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from hf_tlm.errors import HfTlmError
@@ -147,8 +148,6 @@ def train_wordpiece(
         TokenizerError: `vocab_size` leaves no room for the special tokens and the alphabet, there is no text, or `texts` is
             one text, or a generator, or has other things than texts; or a number is out of range.
     """
-    from tokenizers import BertWordPieceTokenizer
-
     check_numbers(TokenizerError, vocab_size=vocab_size)
     _check_texts(texts)
     signs, many = alphabet_of(_each(texts))

@@ -14,21 +14,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
+from tqdm.auto import tqdm
 
+from hf_tlm.corpora.passages import by_size
 from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.tasks.spec import Task, columns_of_texts
 from hf_tlm.utils.scripts import UNSPACED
-
-if TYPE_CHECKING:
-    from hf_tlm.tasks import Task
 
 BATCH_CHARACTERS = 1 << 20
 BETWEEN, LETTER, WORD = range(3)
 PLANES = (range(0x40000), range(0xE0000, 0xE1000))  # The others have neither letters nor numbers nor marks.
 CODE_BASE, WORD_BASE = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
-HELD_OUT_SPLITS = ("validation", "test")
 FILTER_BITS = (16, 27)  # at most 128 MiB
 # Of the pairs at the threshold, the part that LSH must propose. A false candidate costs one comparison of two texts, a
 # missed one stays in the subset.
@@ -48,14 +46,7 @@ def words(text: str) -> list[str]:
 
 def hash_words(texts: Iterable[str]) -> Iterator[tuple[list[str], np.ndarray, np.ndarray]]:
     """Batches of about `BATCH_CHARACTERS`: (texts, word hashes uint64 [words], offsets int64 [texts + 1])."""
-    batch, size = [], 0
-    for text in texts:
-        batch.append(text)
-        size += len(text) + 1
-        if size >= BATCH_CHARACTERS:
-            yield batch, *_hash_batch(batch)
-            batch, size = [], 0
-    if batch:
+    for batch in by_size(texts, BATCH_CHARACTERS):
         yield batch, *_hash_batch(batch)
 
 
@@ -172,7 +163,8 @@ class Decontaminator:
                 "Decontamination needs ngram of at least 1, threshold of at least 0 and below 1, and min_characters of "
                 f"at least 0; received {ngram}, {threshold} and {min_characters}."
             )
-        self.ngram, self.threshold, self.min_characters = ngram, threshold, min_characters
+        self.ngram, self.threshold = ngram, threshold
+        self.settings = {"ngram": ngram, "threshold": threshold, "min_characters": min_characters}
         self._held_out = list(held_out)
         self._alone: dict[str, int] = {}  # texts which only an equal passage leaks -> position
         lengths, keys, owners, first = {ngram}, [], [], 0
@@ -273,15 +265,11 @@ class Decontaminator:
 def held_out_texts(task: Task) -> list[tuple[str, str]]:
     """(`<split>/<id>`, text) of every validation and test example; of a pair of texts each of them, and both in a row."""
     texts = []
-    for split in HELD_OUT_SPLITS:
-        if split not in task.splits:
-            continue
+    for split in [split for split in ("validation", "test") if split in task.splits]:
         rows = task.splits[split]
-        firsts = rows["text"][:]
-        seconds = rows["text_pair"][:] if "text_pair" in rows.column_names else [None] * len(rows)
-        for identifier, first, second in zip(rows["id"][:], firsts, seconds, strict=True):
-            parts = [first] if second is None else [first, second, f"{first} {second}"]
-            texts += [(f"{split}/{identifier}", part) for part in parts]
+        for identifier, *parts in zip(rows["id"][:], *(rows[name][:] for name in columns_of_texts(rows)), strict=True):
+            in_a_row = [" ".join(parts)] if len(parts) > 1 else []
+            texts += [(f"{split}/{identifier}", part) for part in parts + in_a_row]
     return texts
 
 
@@ -336,7 +324,6 @@ def near_duplicates(
     """
     check_deduplication(threshold, num_perm, ngram)
     from datasketch import MinHash
-    from tqdm.auto import tqdm
 
     # 1. Candidates: texts with an equal band, that is, a piece of the MinHash, kept as one number.
     num_bands, band_size = _shape_of_bands(threshold, num_perm)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pandas
 from datasets import Dataset, Features, List, Value
 
 from hf_tlm.corpora.tables import opened, suffix_of
@@ -189,8 +190,6 @@ def read_excel(path: Path) -> dict[str, list[Any]]:
     Raises:
         TaskError: openpyxl is not installed.
     """
-    import pandas
-
     check_excel(path)
     with pandas.ExcelFile(path, engine="openpyxl") as book:
         if len(book.sheet_names) > 1:
@@ -205,8 +204,6 @@ def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
     Raises:
         TaskError: there are more rows than a sheet has.
     """
-    import pandas
-
     frame = pandas.DataFrame(dict(columns))
     if len(frame) >= _ROWS:
         raise TaskError(f"A sheet of Excel has {_ROWS:,} rows, and these are {len(frame) + 1:,}. Write csv or parquet.")

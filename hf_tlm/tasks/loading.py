@@ -20,7 +20,7 @@ from hf_tlm.hub.repo_id import may_be_repo
 from hf_tlm.tasks.held_out import SHARE, hold_out
 from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
 from hf_tlm.tasks.registry import TASKS, registered_task
-from hf_tlm.tasks.rows import Canonical, advice, canonical, ids_of, left_out, stored, with_fields
+from hf_tlm.tasks.rows import Canonical, advice, canonical, ids_of, left_out, stored, unusable, with_fields
 from hf_tlm.tasks.sampling import content_place, sample, strata
 from hf_tlm.tasks.spec import ROLES, SPLITS, Task, TaskError, TaskSpec
 from hf_tlm.utils.options import check_given, check_numbers
@@ -150,11 +150,7 @@ def _check_hub_options(spec: TaskSpec, task: str, config_name: str | None, revis
 
 
 def _plain(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Data sets by split without the formats that they have; one alone is `TABLE`.
-
-    Raises:
-        TaskError: they are something else, or have transforms.
-    """
+    """Data sets by split without the formats that they have; one alone is `TABLE`."""
     splits = {TABLE: data} if isinstance(data, Dataset) else data
     if not isinstance(splits, Mapping) or (other := [one for one in splits.values() if not isinstance(one, Dataset)]):
         # Of splits that are lists each is one of rows.
@@ -308,11 +304,7 @@ def _usable(
     numbers: Mapping[str, Sequence[int]],
     drop_bad_rows: bool,
 ) -> tuple[dict[str, Dataset], dict[str, dict[str, int]]]:
-    """The rows of each split that can be used; and how many were left out, by reason.
-
-    Raises:
-        TaskError: no row can be used, or there are others and they are not to be dropped.
-    """
+    """The rows of each split that can be used; and how many were left out, by reason."""
     problems: list[str] = []
     faults: set[str] = set()
     checked, dropped = {}, {}
@@ -329,10 +321,7 @@ def _usable(
             else:
                 checked[split], dropped[split] = found.rows, found.bad
     if problems:
-        raise TaskError(
-            f"Task {spec.name} has unusable rows:\n- " + "\n- ".join(problems) + "\nMend them, or leave them out with "
-            f"--drop_bad_rows.{advice(spec, faults)}"
-        )
+        raise unusable(spec, f"Task {spec.name} has unusable rows", problems, faults)
     for split, bad in dropped.items():
         if bad:
             logger.warning("Task %s, %s: left out %s.%s", spec.name, split, left_out(bad), advice(spec, bad))
@@ -365,11 +354,7 @@ def _report(
 
 
 def _sampled(spec: TaskSpec, rows: Dataset, option: str, size: int) -> Dataset:
-    """Rows of a split, as many as the option says.
-
-    Raises:
-        TaskError: these are fewer than there are classes.
-    """
+    """Rows of a split, as many as the option says."""
     places = np.array([content_place(content) for content in kind_module(spec.kind).content(rows)])
     groups = strata(rows, spec.kind, places)
     if spec.kind == "classification" and size < (classes := len(np.unique(groups))):
@@ -393,11 +378,7 @@ def _class_names(label_names: Any) -> list[str]:
 
 
 def _renamed(names: tuple[str, ...], given: Sequence[str]) -> tuple[str, ...]:
-    """The names given, for classes that are only numbered, or are these.
-
-    Raises:
-        TaskError: they are not as many, not different, or other ones than the data's.
-    """
+    """The names given, for classes that are only numbered, or are these."""
     numbered = all(name.isdecimal() for name in names)
     if len(set(given)) != len(given) or len(given) != len(names) or not (numbered or set(given) == set(names)):
         own = "" if numbered else " Classes that are not numbers keep their names: label_names gives these another order."

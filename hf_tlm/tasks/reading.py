@@ -36,7 +36,7 @@ from hf_tlm.utils.shown import few
 logger = logging.getLogger(__name__)
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
-# Words in a file's name, of which latest.csv and device.csv have none.
+# Words in the name of a file that was meant for a split (Val.csv, testing.tsv); latest.csv and device.csv have none.
 _MEANT = {
     "validation": re.compile(r"(?<![a-z])(val(?![a-z])|valid|eval|dev(?![a-z])|develop)"),
     "test": re.compile(r"(?<![a-z])test"),
@@ -96,7 +96,8 @@ def _files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
     if not found:
         return {TABLE: _only_table(folder)}
     for split in [split for split in ("validation", "test") if split not in found]:
-        names = [name for name in sorted(os.listdir(folder)) if _as_if(split, name)]
+        names = [name for name in sorted(os.listdir(folder)) if suffix_of(Path(name)) in (*BUILDERS, *SUFFIXES)]
+        names = [name for name in names if _MEANT[split].search(name.casefold())]
         if others := [name for name in names if folder / name not in found.values()]:
             logger.warning(
                 "Task %s: %s of %s is not read. For the split %s rename it: its name is %s.",
@@ -107,11 +108,6 @@ def _files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
                 " or ".join(_names(spec, split)),
             )
     return found
-
-
-def _as_if(split: str, name: str) -> bool:
-    """Whether a file that is called so may have been meant for a split: val.csv, Test.csv, testing.tsv, eval.jsonl."""
-    return suffix_of(Path(name)) in (*BUILDERS, *SUFFIXES) and _MEANT[split].search(name.casefold()) is not None
 
 
 def _with_values(splits: Mapping[str, Dataset], column: str) -> dict[str, Dataset]:
@@ -157,11 +153,7 @@ def named_splits(spec: TaskSpec, found: Mapping[str, Dataset]) -> dict[str, Data
 
 
 def _only_table(folder: Path) -> Path:
-    """The one table of a folder.
-
-    Raises:
-        TaskError: there is none, or there are several.
-    """
+    """The one table of a folder."""
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} <= set(names):
         raise TaskError(

@@ -15,7 +15,7 @@ from datasets.table import MemoryMappedTable
 from hf_tlm.corpora.tables import field_of
 from hf_tlm.tasks.formats import has_lines_of_words
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
-from hf_tlm.utils.arrow_files import cache_folder
+from hf_tlm.utils.arrow_files import cache_folder, find_rows
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.shown import named_columns
 
@@ -29,6 +29,13 @@ SENTENCES = (
     "empty line after a sentence, is called .conll, and no line of it names its columns."
 )
 DECODE = 'Make texts of the column before, such as frame[name].str.decode("utf-8") in pandas.'
+# And about other faults, by their ends.
+_MENDING = {
+    "that is a list": 'Make one text of each list before, such as " ".join(texts) in Python.',
+    NO_WORDS: SENTENCES,
+    "that is a bytes": DECODE,
+    "that is a dict": "Name the field of the object that holds the text, such as --text_column ticket.body.",
+}
 
 
 class Bad(NamedTuple):
@@ -127,15 +134,13 @@ def advice(spec: TaskSpec, kinds: Iterable[str]) -> str:
         column, other = (spec.id_column, "leave the option out") if spec.id_column else ("id", "rename it")
         taken = "" if spec.id_column else ": id is taken where it is there"
         said += f" If {column} names something else than rows, give another --id_column, or {other}{taken}."
-    if any(kind.endswith("that is a list") for kind in kinds):
-        said += ' Make one text of each list before, such as " ".join(texts) in Python.'
-    if NO_WORDS in kinds:
-        said += f" {SENTENCES}"
-    if any(kind.endswith("that is a bytes") for kind in kinds):
-        said += f" {DECODE}"
-    if any(kind.endswith("that is a dict") for kind in kinds):
-        said += " Name the field of the object that holds the text, such as --text_column ticket.body."
-    return said
+    return said + "".join(f" {todo}" for end, todo in _MENDING.items() if any(kind.endswith(end) for kind in kinds))
+
+
+def unusable(spec: TaskSpec, head: str, problems: Iterable[str], kinds: Iterable[str]) -> TaskError:
+    """The error for rows that are not to be left out, a line for each of their `problems`, with what to do."""
+    todo = "Mend them, or leave them out with --drop_bad_rows."
+    return TaskError(f"{head}:\n- " + "\n- ".join(problems) + f"\n{todo}{advice(spec, kinds)}")
 
 
 def with_fields(spec: TaskSpec, rows: Dataset) -> Dataset:
@@ -212,21 +217,6 @@ def canonical(
     return Canonical(Dataset.from_dict(data, features=features), kept, bad, problems)
 
 
-def _there(file: Path, rows: pa.Table) -> MemoryMappedTable | None:
-    """The table in a file, if it is that of these rows; None where there is none, or, with a warning, a damaged one."""
-    if not file.is_file():
-        return None
-    try:
-        table = MemoryMappedTable.from_file(str(file))
-        if table.table.schema.equals(rows.schema, check_metadata=True) and table.table.equals(rows):
-            return table
-        problem = "other rows"
-    except (OSError, pa.ArrowException) as error:
-        problem = str(error).partition("\n")[0]
-    logger.warning("%s is damaged and will be made again (%s).", file, problem)
-    return None
-
-
 def stored(rows: Dataset) -> Dataset:
     """Rows in memory, from now on memory-mapped from a file in the cache of `datasets` that is named by their content.
 
@@ -235,11 +225,14 @@ def stored(rows: Dataset) -> Dataset:
     Raises:
         HfTlmError: the cache cannot be written.
     """
-    file = cache_folder() / f"rows-{rows._fingerprint}.arrow"
-    table = _there(file, rows.data.table)
+    file, wanted = cache_folder() / f"rows-{rows._fingerprint}.arrow", rows.data.table
+    table = None if find_rows(file) is None else MemoryMappedTable.from_file(str(file))
+    if table is not None and not (table.schema.equals(wanted.schema, check_metadata=True) and table.table.equals(wanted)):
+        logger.warning("%s is damaged and will be made again (other rows).", file)
+        table = None
     if table is None:
-        with atomic_file(file) as stream, pa.ipc.new_stream(stream, rows.data.table.schema) as writer:
-            writer.write_table(rows.data.table)
+        with atomic_file(file) as stream, pa.ipc.new_stream(stream, wanted.schema) as writer:
+            writer.write_table(wanted)
         table = MemoryMappedTable.from_file(str(file))
     # `Dataset.from_file` would make a fingerprint of the file's path and time.
     return Dataset(table, info=rows.info, fingerprint=rows._fingerprint)

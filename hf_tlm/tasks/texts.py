@@ -86,7 +86,12 @@ def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> N
             "Give a column of class names or class indices with --label_column, or learn the numbers with --task_kind "
             "regression (`hf-tlm finetune`)."
         )
-    _check_alike(spec, classes)
+    seen: dict[str, str] = {}
+    for name in sorted(classes):
+        if (other := seen.setdefault(name.strip(), name)) != name:
+            raise TaskError(
+                f"Task {spec.name}: the classes {other!r} and {name!r} differ in spaces alone: give them one name."
+            )
     if len(classes) < 2:
         unlabelled = "" if None not in found else "; null, blank and -1 are no label (if -1 is a class, write names)"
         raise TaskError(
@@ -97,16 +102,6 @@ def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> N
         raise TaskError(
             f"Task {spec.name}: the metric f1 is of two classes; there are {len(classes)}. Use macro_f1 or micro_f1."
         )
-
-
-def _check_alike(spec: TaskSpec, classes: set[str]) -> None:
-    """Raise a TaskError if two classes differ in the space around them alone."""
-    seen: dict[str, str] = {}
-    for name in sorted(classes):
-        if (other := seen.setdefault(name.strip(), name)) != name:
-            raise TaskError(
-                f"Task {spec.name}: the classes {other!r} and {name!r} differ in spaces alone: give them one name."
-            )
 
 
 def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 from datasets import Dataset
 
-from hf_tlm.corpora.tables import reading_error
+from hf_tlm.corpora.tables import told_as
 from hf_tlm.hub.repo_id import may_be_repo
 from hf_tlm.tasks.loading import kind_module
 from hf_tlm.tasks.reading import stream_file, stream_hub
-from hf_tlm.tasks.rows import advice, canonical, column_of, ids_of, left_out, missing, with_fields
+from hf_tlm.tasks.rows import canonical, column_of, ids_of, left_out, missing, unusable, with_fields
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
 from hf_tlm.utils.shown import kind_of
 
@@ -62,10 +61,8 @@ def unlabelled_chunks(
     path, reader = data_name(path), kind_module(spec.kind)
     done = 0
     for columns in _stream(path, spec, chunk, separator):
-        try:
+        with told_as(TaskError, f"{path} after row {done}"):  # Texts may be no Unicode, for instance.
             rows = with_fields(spec, Dataset.from_dict(columns, on_mixed_types="use_json"))
-        except (ValueError, TypeError, pa.ArrowException) as error:  # Of texts that are no Unicode, for instance.
-            raise TaskError(f"Cannot read {path} after row {done}: {reading_error(error)}") from error
         if not ROLES[spec.kind]:
             spec = reader.with_columns_of(spec, rows)
         _check_columns(path, spec, rows)
@@ -76,12 +73,8 @@ def unlabelled_chunks(
         features, numbers = reader.features(spec, labelled=False), range(done, done + len(ids))
         found = canonical(path, ids, values, features, unique=False, numbers=numbers)
         if found.bad and not drop_bad_rows:
-            raise TaskError(
-                f"There are rows that cannot be predicted on (counted among the {len(rows)} from row {done} on):\n- "
-                + "\n- ".join(found.problems)
-                + "\nMend them, or leave them out with --drop_bad_rows."
-                + advice(spec, found.bad)
-            )
+            head = f"There are rows that cannot be predicted on (counted among the {len(rows)} from row {done} on)"
+            raise unusable(spec, head, found.problems, found.bad)
         if found.bad:
             logger.warning("%s, rows %d to %d: left out %s.", path, done, done + len(rows) - 1, left_out(found.bad))
         done += len(rows)
