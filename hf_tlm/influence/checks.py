@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_tlm.errors import InfluenceError
+from hf_tlm.retrieval.names import SELECTIONS
 from hf_tlm.utils.options import check_numbers
 
-METHODS = ("iss", "confidence", "disagreement", "dsir", "bm25-rank", "random")
+METHODS = tuple(SELECTIONS)
 # Those that rank passages by what a teacher says of them.
 BY_TEACHER = ("confidence", "disagreement")
 BALANCES = ("class",)

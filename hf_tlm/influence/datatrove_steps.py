@@ -203,13 +203,9 @@ class ScoreDocuments(PipelineStep):
 
 
 class KeepDocuments(PipelineStep):
-    """Passes on the documents that were chosen, in a second run of the pipeline that scored them.
+    """Passes on the documents that were chosen, in a second run of the pipeline that scored them, with as many tasks.
 
-    `ScoreDocuments` scored them; now they get `metadata["influence"]` and `metadata["influence_rank"]`.
-
-        chosen = select_rows(DocumentScores("scores"), num_passages=10_000)
-        pipeline = [ParquetReader("corpus"), KeepDocuments("scores", chosen), ParquetWriter("kept")]
-        LocalPipelineExecutor(pipeline, tasks=100).run()                 # as many tasks as there were
+    `ScoreDocuments` scored them, and has an example; now they get `metadata["influence"]` and `metadata["influence_rank"]`.
 
     Args:
         scores: `output` of `ScoreDocuments`.

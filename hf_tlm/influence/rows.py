@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 import xxhash
 from datasets import Dataset
@@ -74,9 +76,6 @@ def batches(rows: Dataset, size: int) -> Iterator[np.ndarray]:
 
 def rows_digest(rows: Dataset) -> str:
     """32 hex digits of the rows' content: equal rows give the same wherever they are stored."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     digest = xxhash.xxh3_128(f"{len(rows)} {sorted(rows.column_names)}".encode())
     for table in rows.with_format("arrow").iter(batch_size=READ_ROWS):
         for name in sorted(table.column_names):

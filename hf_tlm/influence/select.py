@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import Dataset, Value
+from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.tokenization import tokenize
 from hf_tlm.errors import InfluenceError
@@ -17,15 +18,11 @@ from hf_tlm.influence.score_files import score
 from hf_tlm.influence.selection import NUM_BUCKETS, PassageScores, best_rows, log_importance_weights, resample, select_rows
 from hf_tlm.retrieval.queries import example_texts
 from hf_tlm.retrieval.subset import Subset, check_subset
-from hf_tlm.tasks.spec import check_task
+from hf_tlm.tasks.spec import Task, check_task
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from hf_tlm.influence.scorer import InfluenceScorer
     from hf_tlm.retrieval import Sharding
-    from hf_tlm.tasks import Task
-
 
 PACKAGES = ("torch", "transformers")
 

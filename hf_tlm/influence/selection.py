@@ -1,26 +1,12 @@
-"""From scores to the rows of a subset: by influence (ISS, section 3.3) or by n-grams (DSIR).
+"""From scores to the rows of a subset: by influence (ISS, section 3.3) or by n-grams (DSIR, Xie et al., NeurIPS 2023).
 
 N passages, T task batches, G groups of B_p consecutive passages, C classes.
 
-DSIR resamples passages by how much more likely their n-grams are in the task's texts (Xie et al., NeurIPS 2023).
-
-A text is a bag of unigrams and bigrams, each hashed into one of 10,000 buckets. With bucket frequencies p (task) and q
-(subset), the log importance weight of a passage is the sum over its n-grams of log p - log q; passages are drawn without
+DSIR: a text is a bag of unigrams and bigrams, each hashed into one of 10,000 buckets. With bucket frequencies p (task) and
+q (subset), the log importance weight of a passage is the sum over its n-grams of log p - log q; passages are drawn without
 replacement in proportion to their weights, by the Gumbel top-n trick (section 3 and algorithm 1 of
-https://arxiv.org/abs/2302.03169).
-
-The weights of the authors' package, `data-selection` 1.0.3, are the same once its smoothing, hash and splitting are. What
-differs:
-
-- Smoothing: it adds 1e-8 to every frequency. The task's texts are few, and an n-gram that they lack then has log p = -18.4
-  where log q is some -10: the weights are little but the number of such n-grams. Here one is added to every count.
-- Hash: SHA-256; here XXH3, of a tenth of the time. Other n-grams share a bucket.
-- Splitting: the pattern is the same; nltk 3.10 matches it by `regex`, to which a combining mark is part of a word. Here, as
-  in earlier versions, it is Python's `re`, to which it is punctuation.
-- What p and q are counted on: the task's texts and the first 10^9 n-grams of the passages; here all of both.
-- Minimum length: it never draws a passage of fewer than 100 words; here any may be drawn, as by the other methods: the
-  passages are those of a subset, and a fraction is one of all of them.
-- Random numbers: those of numpy's global generator; here a hash of seed and id, so that a selection can be made again.
+https://arxiv.org/abs/2302.03169). What the authors' package, `data-selection` 1.0.3, does otherwise is in
+docs/explanation/differences.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,15 +23,15 @@ _LETTER = re.compile(rf"[^\W{UNSPACED_SET}]+|\w")
 Spans = list[tuple[str, bool]]
 
 
-@dataclass(frozen=True)
 class MarkedTerms:
     """Called, the terms of a text that are worth a mark. More stop words are left out here than in a search.
 
     stemmer, script: see `Analyzer`.
     """
 
-    stemmer: str | None = None
-    script: str | None = None
+    def __init__(self, stemmer: str | None = None, script: str | None = None):
+        self.script = script
+        self._analyzer, self._plain = Analyzer(stemmer=stemmer, script=script), Analyzer(script=script)
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> MarkedTerms:
@@ -40,20 +39,9 @@ class MarkedTerms:
         made = {**manifest, **(manifest.get("analyzer") or {})}
         return cls(made.get("stemmer"), made.get("script"))
 
-    def __post_init__(self):
-        _ = self._analyzer  # A stemmer that is not there is told now.
-
-    @cached_property
-    def _analyzer(self) -> Analyzer:
-        return Analyzer(stemmer=self.stemmer, script=self.script)
-
     @cached_property
     def _stopwords(self) -> frozenset[str]:
         return frozenset(load_bm25s().stopwords.STOPWORDS_EN_PLUS)
-
-    @cached_property
-    def _plain(self) -> Analyzer:
-        return Analyzer(script=self.script)
 
     def __call__(self, text: str) -> set[str]:
         return {term for word in set(self._plain(text)) - self._stopwords for term in self._analyzer(word)}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from numba import njit
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from tqdm.auto import tqdm
 
 UNRANKED = np.iinfo(np.int32).max
 
@@ -82,8 +81,6 @@ def union_of(hits: Iterable[tuple[np.ndarray, np.ndarray]], total: int, size: in
         hits: of each query in turn, see `HitUnion.add`.
         size: passages that there is room for at once.
     """
-    from tqdm.auto import tqdm
-
     HitUnion(1).add(0, np.zeros(1, np.int32), np.zeros(1, np.float32))  # Compiled before the bar, not under it.
     union, without_hits = HitUnion(size), []
     for query, (documents, scores) in enumerate(tqdm(hits, total=total, desc="Retrieving", unit=" queries")):

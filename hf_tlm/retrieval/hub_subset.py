@@ -9,9 +9,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import datasets
 import numpy as np
+from datasets import Dataset, Features, Value
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub import Push, Repo, fetch, publish_subset, push
@@ -37,9 +39,6 @@ from hf_tlm.utils.run_names import MANIFEST_FILE
 from hf_tlm.utils.shown import named_columns
 from hf_tlm.version import __version__
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 logger = logging.getLogger(__name__)
 
 RELEASED_FILE = "{}_external.csv"  # of a configuration: small, large.
@@ -51,36 +50,32 @@ ROUNDS = 20  # times that a card is brought up to date with what others push mea
 
 
 def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dict[str, Any]]:
-    """Rows in a subset's columns, and the manifest that says how little is known of them.
+    """Rows in a subset's columns, by rank and then place, and the manifest that says how little is known of them.
 
     Rows without a text are left out and counted. `rank` is the file's (which counts from 0: one is added), or the place in
     the file where it has none; `score`, `n_queries` and `best_query` are null. Ids are `<file>:<row>`, as the released ids
     only number the rows. The file is read twice, a row at a time.
 
-    Args:
-        path: file with a column `text`, and usually `rank`.
-        revision: commit of the repository.
-
-    Returns:
-        A `datasets.Dataset` ordered by rank, then place, and a dict.
-
     Raises:
         RetrievalError: the file cannot be read, has no column `text`, or no text.
     """
-    from datasets import Dataset, Features, Value, config
-    from datasets import __version__ as datasets_version
-
-    scan = _scan(path)
-    if not scan["texts"]:
-        raise RetrievalError(f"{path} has no texts: {scan['rows']:,} rows, all of them blank.")
-    if blank := scan["rows"] - scan["texts"]:
-        logger.warning("%s: left out %s of %s rows, which have no text.", path.name, f"{blank:,}", f"{scan['rows']:,}")
+    rows = texts = 0
+    first_rank: int | None = np.iinfo(np.int32).max
+    for row in _read(path):
+        rows += 1
+        texts += bool(row["text"].strip())
+        rank = _integer(row.get("rank"))
+        first_rank = None if first_rank is None or rank is None else min(first_rank, rank)
+    if not texts:
+        raise RetrievalError(f"{path} has no texts: {rows:,} rows, all of them blank.")
+    if blank := rows - texts:
+        logger.warning("%s: left out %s of %s rows, which have no text.", path.name, f"{blank:,}", f"{rows:,}")
     digest = sha256(path)
-    shift = None if scan["first_rank"] is None else int(scan["first_rank"] == 0)
+    shift = None if first_rank is None else int(first_rank == 0)
     # The digest makes the cache of `datasets` know the content.
     made = {"path": str(path), "source": repo_id, "shift": shift, "digest": digest}
     features = Features({name: Value(kind) for name, kind in COLUMNS.items()})
-    with writing_cache(config.HF_DATASETS_CACHE):
+    with writing_cache(datasets.config.HF_DATASETS_CACHE):
         dataset = Dataset.from_generator(_rows, features=features, gen_kwargs=made)
     ranks = dataset.with_format("numpy")["rank"][:]
     if (ranks[1:] < ranks[:-1]).any():
@@ -90,28 +85,16 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
     return dataset, {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "corpus": {"name": f"{repo_id}@{revision}, {path.name}", "fingerprint": digest[:16], "size": scan["rows"]},
+        "corpus": {"name": f"{repo_id}@{revision}, {path.name}", "fingerprint": digest[:16], "size": rows},
         "task": {"name": name, "fingerprint": None, "split": "train"},
         "retriever": "released",
         **dict.fromkeys(METHOD_FIELDS),
         "decontamination": None,
         "deduplication": None,
-        "counts": {"passages": scan["rows"], "union": scan["texts"], "blank_texts": scan["rows"] - scan["texts"]},
-        "rank_column": scan["first_rank"] is not None,
-        "versions": {"hf_tlm": __version__, "datasets": datasets_version},
+        "counts": {"passages": rows, "union": texts, "blank_texts": blank},
+        "rank_column": first_rank is not None,
+        "versions": {"hf_tlm": __version__, "datasets": datasets.__version__},
     }
-
-
-def _scan(path: Path) -> dict[str, Any]:
-    """rows; texts: rows that have one; first_rank: the smallest rank, None if a row has none."""
-    rows = texts = 0
-    ranks: int | None = np.iinfo(np.int32).max
-    for row in _read(path):
-        rows += 1
-        texts += bool(row["text"].strip())
-        rank = _integer(row.get("rank"))
-        ranks = None if ranks is None or rank is None else min(ranks, rank)
-    return {"rows": rows, "texts": texts, "first_rank": ranks}
 
 
 def _rows(path: str, source: str, shift: int | None, digest: str) -> Iterator[dict[str, Any]]:
@@ -177,8 +160,7 @@ def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Pa
     Raises:
         HubError, RetrievalError: see `Subset.from_hub`.
     """
-    repo = _repo(repo_id, revision)
-    _check_config(config)
+    repo = _checked(repo_id, revision, config)
     if config is None:
         wanted = [MANIFEST_FILE, f"{DATA_FOLDER}/*"]
     else:
@@ -199,8 +181,7 @@ def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Pa
 
 def push_subset(subset: SubsetLike, repo_id: str, config: str | None, report: str, options: Mapping[str, Any]) -> Push:
     """See `Subset.push_to_hub`."""
-    repo = _repo(repo_id, options.get("revision"))
-    _check_config(config)
+    repo = _checked(repo_id, options.get("revision"), config)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "subset"
         try:
@@ -244,12 +225,10 @@ def _push_config(subset: SubsetLike, folder: Path, repo: Repo, config: str, repo
     return done
 
 
-def _repo(repo_id: str, revision: str | None) -> Repo:
+def _checked(repo_id: str, revision: str | None, config: str | None) -> Repo:
+    """The repository of an id, once it and the name of a subset there can be ones."""
     if (repo := parse_repo(repo_id, "dataset")) is None or repo.revision is not None:
         raise HubError(f"Expected a dataset of the Hub as owner/name; received {repo_id!r}.")
-    return replace(repo, revision=revision)
-
-
-def _check_config(config: str | None) -> None:
     if config is not None and (not _CONFIG.fullmatch(config) or config == DATA_FOLDER):
         raise RetrievalError(f"The name of a subset is that of a folder, such as small or large; received {config!r}.")
+    return replace(repo, revision=revision)

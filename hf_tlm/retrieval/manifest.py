@@ -6,11 +6,14 @@ import os
 from dataclasses import Field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
+
+from datasets import Dataset
 
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.names import RETRIEVERS, VARIANTS
+from hf_tlm.retrieval.names import RETRIEVERS, SELECTIONS, VARIANTS
 from hf_tlm.retrieval.queries import QUERY_MODES
+from hf_tlm.tasks.spec import Task
 from hf_tlm.utils.json_files import (
     Check,
     Unfit,
@@ -27,11 +30,6 @@ from hf_tlm.utils.json_files import (
 )
 from hf_tlm.utils.scripts import SCRIPTS
 from hf_tlm.utils.shown import suggestion
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from hf_tlm.tasks import Task
 
 FORMAT = "hf_tlm.subset"
 FORMAT_VERSION = 1
@@ -55,8 +53,6 @@ METHOD_FIELDS = (
 )
 # Retrievers whose manifest knows of no queries: passages drawn at random, and those that the paper's authors released.
 UNQUERIED = ("random", "released")
-# What a passage can be chosen by from a subset.
-SELECTED_BY = ("iss", "confidence", "disagreement", "dsir", "bm25-rank", "random")
 
 _COUNT, _NUMBER, _NAME = whole(0, 2**53), real(-1e300, 1e300), words(10_000)
 _NAMES = listed(_NAME, 10**7)
@@ -127,7 +123,7 @@ _MORE: dict[str, Check] = {
     "selection": maybe(
         record(
             {
-                **{"size": _COUNT, "of": _COUNT, "method": _choice(*SELECTED_BY), "score_model": maybe(_score_model)},
+                **{"size": _COUNT, "of": _COUNT, "method": _choice(*SELECTIONS), "score_model": maybe(_score_model)},
                 **dict.fromkeys(("passages_without_score", "passages_not_finite"), maybe(_COUNT)),
                 "teacher": _of(model=_NAME, teachers=_TEACHERS),
             },

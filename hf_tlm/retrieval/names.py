@@ -1,4 +1,4 @@
-"""What `retriever` and `variant` may be, importing nothing: recipes' `--help` reads it."""
+"""What `retriever`, `variant` and the `method` of a selection may be, importing nothing: recipes' `--help` reads it."""
 
 from __future__ import annotations
 
@@ -8,5 +8,13 @@ VARIANTS = {
     "bm25s": ("lucene", "robertson", "atire", "bm25l", "bm25+"),
     "rank_bm25": ("lucene", "okapi", "bm25l", "bm25+"),
 }
-ENGINES = (*VARIANTS, "sharded", "elasticsearch")
-RETRIEVERS = (*ENGINES, "random")
+RETRIEVERS = (*VARIANTS, "sharded", "elasticsearch", "random")
+# What passages of a subset can be chosen by -> in words, for "n of them by ...".
+SELECTIONS = {
+    "iss": "influence on the {split} examples, ISS",
+    "confidence": "how certain a teacher is of them",
+    "disagreement": "how much teachers differ on them",
+    "dsir": "n-gram importance resampling, DSIR",
+    "bm25-rank": "their place in the subset",
+    "random": "chance",
+}

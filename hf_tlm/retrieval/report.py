@@ -6,21 +6,19 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hf_tlm.corpora.passages import count_words
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.highlight import MarkedTerms, mark_shared, marked_spans, spans_to_markdown
-from hf_tlm.tasks.spec import check_task
+from hf_tlm.retrieval.manifest import SubsetLike
+from hf_tlm.retrieval.names import SELECTIONS
+from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.options import RANGES, check_number
 from hf_tlm.utils.shown import Markdown, for_markdown, instead
-
-if TYPE_CHECKING:
-    from hf_tlm.retrieval.manifest import SubsetLike
-    from hf_tlm.tasks import Task
 
 SETTINGS = (
     "retriever variant k1 b delta stopwords stemmer script query_mode max_query_terms top_k top_k_requested seed".split()
@@ -29,14 +27,6 @@ SELECTION_SETTINGS = (
     "fraction top_k num_passages layer parameters corpus_batch_size task_batch_size task_split mask_task_texts group_loss "
     "task_batches balance teacher trust projection_dim score_model mlm_probability max_length num_buckets seed"
 ).split()
-SELECTIONS = {
-    "iss": "influence on the {split} examples, ISS",
-    "confidence": "how certain a teacher is of them",
-    "disagreement": "how much teachers differ on them",
-    "dsir": "n-gram importance resampling, DSIR",
-    "bm25-rank": "their place in the subset",
-    "random": "chance",
-}
 NAMED_IDS = 5
 NAMED_SOURCES = 20
 NAMED_PARAMETERS = 3

@@ -8,13 +8,15 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, Features, NamedSplit, Value
 from datasets.table import InMemoryTable
+from tqdm.auto import tqdm
 
+from hf_tlm.corpora.corpus import Corpus
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
 from hf_tlm.retrieval.engines.bm25.files import order_of_ids
@@ -33,15 +35,11 @@ from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FI
 from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts
 from hf_tlm.retrieval.subset import Subset
-from hf_tlm.tasks.spec import check_task
+from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.options import check_numbers, of_python
 from hf_tlm.utils.scripts import script_of
 from hf_tlm.version import __version__
-
-if TYPE_CHECKING:
-    from hf_tlm.corpora import Corpus
-    from hf_tlm.tasks import Task
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +161,7 @@ def retrieve(
         "retriever": retriever,
         **dict.fromkeys(METHOD_FIELDS),
         **method,
-        "decontamination": None if guard is None else _decontamination(guard, leaked),
+        "decontamination": None if guard is None else {**guard.settings, "passages": len(leaked), "ids": leaked},
         "deduplication": None
         if repeated is None
         else {"threshold": deduplicate, "passages": len(repeated), "ids": sorted(repeated)},
@@ -196,17 +194,6 @@ def _method(search: RetrievalRequest, passages: int, foreign: bool) -> dict[str,
         "stemmer": settings.stemmer,
         **({"script": settings.script} if settings.script else {}),
         **({"analyzed_by": "the index's"} if foreign else {}),
-    }
-
-
-def _decontamination(guard: Decontaminator, leaked: list[str]) -> dict[str, Any]:
-    """What the manifest says of the passages that hold held-out texts."""
-    return {
-        "ngram": guard.ngram,
-        "threshold": guard.threshold,
-        "min_characters": guard.min_characters,
-        "passages": len(leaked),
-        "ids": leaked,
     }
 
 
@@ -256,8 +243,6 @@ def _clean(found: RetrievalResult, guard: Decontaminator | None) -> tuple[Retrie
     """Without the passages that hold held-out texts, and their ids, sorted."""
     if guard is None:
         return found, []
-    from tqdm.auto import tqdm
-
     texts = tqdm(_texts(found.passages), total=len(found.passages), desc="Decontaminating", unit=" passages")
     leaks = np.array([leak is not None for leak in guard.leaks(texts)], bool)
     return found.select(np.flatnonzero(~leaks)), sorted(found.passages.select(np.flatnonzero(leaks))["id"][:])

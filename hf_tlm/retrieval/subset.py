@@ -14,7 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import numpy as np
+import pyarrow.parquet as pq
+from datasets import Dataset, Value
 
 from hf_tlm.hub.subset_card import describe_data, subset_card
 from hf_tlm.retrieval.analyzer import RetrievalError
@@ -33,21 +36,18 @@ from hf_tlm.retrieval.manifest import (
 )
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
-from hf_tlm.tasks.spec import check_task
+from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.arrow_files import cached_rows
 from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_directory, check_writable, sha256
-from hf_tlm.utils.json_files import find_format
+from hf_tlm.utils.json_files import entry, find_format
 from hf_tlm.utils.options import named, of_python
 from hf_tlm.utils.run_names import MANIFEST_FILE
 from hf_tlm.utils.shown import dataset_of, instead, kind_of
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from hf_tlm.corpora import Corpus
     from hf_tlm.hub import Push
-    from hf_tlm.tasks import Task
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,17 @@ class Subset:
         manifest = {**self.manifest, "files": {data_file: sha256(data)}}
         text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
         (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
-        (folder / CARD_FILE).write_text(self._card(report, data, **card), encoding="utf-8")
+        columns = {name: kind.dtype if isinstance(kind, Value) else None for name, kind in self.dataset.features.items()}
+        selection = self.manifest.get("selection")
+        text = subset_card(
+            self.manifest,
+            report,
+            describe_data(columns, data),
+            engine="" if self.manifest["retriever"] in UNQUERIED else _engine(self.manifest),
+            selection=describe_selection(selection) if selection else None,
+            **card,
+        )
+        (folder / CARD_FILE).write_text(text, encoding="utf-8")
         (folder / REPORT_FILE).write_text(report, encoding="utf-8")
 
     @classmethod
@@ -146,12 +156,10 @@ class Subset:
         Raises:
             RetrievalError: not a saved subset, an empty one, written in another format version, or its data are damaged.
         """
-        from datasets import Dataset, config
-
         directory = Path(named("directory", directory, RetrievalError, needed=True, what="a folder"))
         manifest, data, found = _checked(directory)
         # The cache of `datasets` knows a file by its path and time; the digest makes it know the content.
-        with writing_cache(config.HF_DATASETS_CACHE):
+        with writing_cache(datasets.config.HF_DATASETS_CACHE):
             return cls(cached_rows(partial(Dataset.from_parquet, str(data), config_name=found)), manifest)
 
     @classmethod
@@ -205,20 +213,6 @@ class Subset:
         # Where it was loaded from is not what it is: pushed back there, it is unchanged.
         own = replace(self, manifest={name: value for name, value in self.manifest.items() if name != "hub"})
         return push_subset(own, repo_id, config, report or retrieval_report(own), options)
-
-    def _card(self, report: str, parquet: Path, **place: Any) -> str:
-        from datasets import Value
-
-        made, selection = self.manifest, self.manifest.get("selection")
-        columns = {name: kind.dtype if isinstance(kind, Value) else None for name, kind in self.dataset.features.items()}
-        return subset_card(
-            made,
-            report,
-            describe_data(columns, parquet),
-            engine="" if made["retriever"] in UNQUERIED else _engine(made),
-            selection=describe_selection(selection) if selection else None,
-            **place,
-        )
 
     def as_corpus(self) -> Corpus:
         """Its passages as a corpus of their own, for instance to pretrain on."""
@@ -322,8 +316,6 @@ class Subset:
 
 def _write_parquet(dataset: Dataset, path: Path) -> None:
     """One file whose bytes depend on the rows alone; `features` let `datasets` read the exact types back."""
-    import pyarrow.parquet as pq
-
     schema = dataset.features.arrow_schema
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for table in dataset.with_format("arrow").iter(batch_size=ROW_GROUP):
@@ -335,19 +327,8 @@ def _read_manifest(directory: Path) -> dict[str, Any] | None:
     return find_format(directory / MANIFEST_FILE, FORMAT)
 
 
-def _version(manifest: dict[str, Any]) -> str:
-    versions = manifest.get("versions")
-    return f"{versions.get('hf_tlm')!s:.30}" if isinstance(versions, dict) else "it does not say which"
-
-
 def _checked(directory: Path) -> tuple[dict[str, Any], Path, str]:
-    """The manifest of a saved subset without its files, the file of its data, and what that file's sha256 is.
-
-    Raises:
-        RetrievalError: see `Subset.load`.
-    """
-    import pyarrow.parquet as pq
-
+    """The manifest of a saved subset without its files, the file of its data, and what that file's sha256 is."""
     manifest = _read_manifest(directory)
     if manifest is None:
         raise RetrievalError(
@@ -359,7 +340,7 @@ def _checked(directory: Path) -> tuple[dict[str, Any], Path, str]:
         raise RetrievalError(
             f"{directory} has format version {manifest.get('format_version')}; this hf_tlm reads version "
             f"{FORMAT_VERSION}. Retrieve the subset again, or use the version of hf_tlm that wrote it "
-            f"({_version(manifest)})."
+            f"({str(entry(manifest, 'versions', 'hf_tlm') or 'it does not say which'):.30})."
         )
     manifest = check_manifest(directory / MANIFEST_FILE)
     files = manifest.pop("files", {})

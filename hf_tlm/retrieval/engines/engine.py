@@ -9,12 +9,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from datasets import Dataset, concatenate_datasets
 
+from hf_tlm.corpora.corpus import Corpus, Part
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
 from hf_tlm.retrieval.compiling import tell_of_compiling
@@ -22,13 +24,8 @@ from hf_tlm.retrieval.engines import packages as backends
 from hf_tlm.retrieval.engines.bm25.files import META_FILE, ChangedIndexError, order_of_ids
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
+from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
 from hf_tlm.retrieval.hit_union import RetrievalResult, union_of
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from hf_tlm.corpora import Corpus, Part
-    from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +39,8 @@ class Sharding:
         executor: "local", "ray", "slurm" or "jobs".
         workers: shards at a time; None: all cores for local processes, elsewhere no limit.
         work_dir: what a killed run continues from; None: a folder of the cache, named by corpus, task and settings.
-        options: of datatrove's executor.
+        options: of datatrove's executor of that name: `cpus_per_task`, `mem_per_cpu_gb`, ...; slurm needs `partition` and
+            `time`, jobs `dependencies`; ray takes the cluster's `address`.
     """
 
     num_shards: int = 2
@@ -255,6 +253,4 @@ def _extend(
 
 
 def _concatenated(parts: Sequence[Part], folder: Path) -> Dataset:
-    from datasets import concatenate_datasets
-
     return concatenate_datasets([part.to_dataset(str(folder)) for part in parts])

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numba
 import numpy as np
 import rank_bm25
 
@@ -71,10 +72,7 @@ def _search_bm25s(
     queries: list[list[int]], corpus: TokenizedTexts, top_k: int, settings: Bm25Settings, tie_key: np.ndarray
 ) -> Iterator[Hits]:
     """bm25s: every score precomputed in a sparse matrix; numba adds up the columns of a query's tokens."""
-    import numba
-
     bm25s = load_bm25s()
-
     engine = bm25s.BM25(
         method=settings.variant,
         k1=settings.k1,

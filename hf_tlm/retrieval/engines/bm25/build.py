@@ -14,10 +14,12 @@ import tempfile
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from datasets import Dataset
+from tqdm.auto import tqdm
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.compiling import tell_of_compiling
@@ -41,9 +43,6 @@ from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.options import check_numbers
 from hf_tlm.utils.shown import dataset_of, kind_of
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class _Words:
@@ -174,8 +173,6 @@ class Builder:
 
 
 def _check_passages(dataset: Any) -> None:
-    from datasets import Dataset
-
     if not isinstance(dataset, Dataset):
         made = {"Corpus": "corpus.to_dataset()", "Subset": "subset.dataset", "Task": "task.train"}
         call = made.get(type(dataset).__name__) or dataset_of(dataset)
@@ -217,8 +214,6 @@ def write_index(
     Raises:
         RetrievalError, HfTlmError: see `Index.build`.
     """
-    from tqdm.auto import tqdm
-
     check_numbers(RetrievalError, num_threads=num_threads)
     _check_passages(dataset)
     check_replaceable(directory)

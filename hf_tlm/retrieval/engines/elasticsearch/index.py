@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from datasets import Dataset
+from tqdm.auto import tqdm
+
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
 from hf_tlm.retrieval.engines.elasticsearch.client import (
@@ -20,7 +23,6 @@ from hf_tlm.retrieval.engines.elasticsearch.client import (
 )
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from elasticsearch import Elasticsearch
 
 STAMP_VERSION = 1
@@ -49,8 +51,6 @@ def index_corpus(
         RetrievalError: an index of this name with another corpus or other settings; a passage that the cluster does not
             take, with its reason; passages that are missing or too many in the end (repeated ids); see `connect`.
     """
-    from tqdm.auto import tqdm
-
     check_settings(bm25)
     fields = {
         "id_field": settings.id_field or "id",

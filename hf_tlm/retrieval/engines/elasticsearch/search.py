@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from datasets import Dataset
 
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
@@ -252,8 +253,6 @@ def retrieve_elastic(
     Raises:
         RetrievalError: see `check_settings` and `search`; no passage at all was found.
     """
-    from datasets import Dataset
-
     check_settings(bm25, max_query_terms)
     positions: dict[str, int] = {}
     hits = (
