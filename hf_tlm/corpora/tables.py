@@ -86,11 +86,7 @@ def opened(path: Path, mode: str = "rb", **options: Any) -> Any:
 
 
 def check_encoding(path: Path) -> None:
-    """Whether the beginning of a file of text is none in UTF-16 or UTF-32, which readers take for UTF-8 with odd characters.
-
-    Raises:
-        ValueError: it is; the message says how to convert it.
-    """
+    """Raise a ValueError for a file that begins in UTF-16 or UTF-32, which readers take for UTF-8 with odd characters."""
     head = b""
     with suppress(OSError, EOFError, zlib.error):  # Of these the reader tells, and where.
         with opened(path) as file:
@@ -119,12 +115,7 @@ def _wide_encoding(head: bytes) -> str | None:
 
 
 def check_lines(path: Path) -> None:
-    """Whether Arrow can read a file of lines of JSON: it is UTF-8, no row is null, and no value lies too deep.
-
-    Raises:
-        ValueError: the first line that it cannot read.
-        OSError: the file cannot be read, nor decompressed.
-    """
+    """Raise a ValueError for a line of JSON that Arrow cannot read: it is no UTF-8, a row is null, or a value too deep."""
     pending: list[bytes] = []
     brackets = 0
     with opened(path) as file:
@@ -206,11 +197,7 @@ def _declared(path: Path) -> str | None:
 def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
     """All rows of a CSV, JSON or text file; fields of CSV are texts as they are written, None where they are empty.
 
-    Args:
-        separator: of the fields of CSV.
-
-    Raises:
-        Exception: of many types; `reading_error` gives the words.
+    Readers raise errors of many types, of which `told_as` makes ours.
     """
     if builder == "json" and (array := _array(path)) is not None:
         return Dataset.from_list(array, on_mixed_types="use_json")
@@ -239,11 +226,7 @@ def row_batches(
     """The columns of a CSV, JSON or text file in batches of so many rows, as `read_rows` gives them.
 
     Args:
-        separator: of the fields of CSV.
         sample_by: what of a text file is a row.
-
-    Raises:
-        Exception: as in `read_rows`.
     """
     if builder == "json" and (array := _array(path)) is not None:
         yield from (columns_of(array[start : start + size]) for start in range(0, len(array), size))
@@ -329,13 +312,9 @@ def _array(path: Path) -> list[dict[str, Any]] | None:
 
 
 def check_columns(names: Iterable[str], builder: str | None) -> None:
-    """Whether pandas took the first of too many fields for an index, so that texts are in wrong columns.
+    """Raise a ValueError where pandas took the first of too many fields for an index, so that texts are in wrong columns.
 
     Of files that lie here `read_rows` and `row_batches` find that before, and name the line.
-
-    Args:
-        names: of the columns that a reader gave.
-        builder: `datasets`' name for the reader.
     """
     if builder == "csv" and any(str(name).startswith("__index_level_") for name in names):
         raise ValueError("Rows have more fields than the header names. Put fields that hold commas in double quotes.")

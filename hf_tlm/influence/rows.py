@@ -23,8 +23,7 @@ READ_ROWS = 1000
 def cut_at(asked: int | None, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
     """The tokens asked for, by default 128, or fewer where the tokenizer or a model's positions are for fewer.
 
-    Raises:
-        InfluenceError: there are fewer positions than asked for, or nothing of a text is left.
+    An InfluenceError where there are fewer positions than asked for, or nothing of a text is left.
     """
     special = tokenizer.num_special_tokens_to_add()
     if asked is None:

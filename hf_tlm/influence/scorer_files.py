@@ -80,11 +80,7 @@ def load_scorer(folder: str | os.PathLike, device: str | torch.device = "cpu") -
 
 
 def describe_scorer(folder: Path) -> dict:
-    """What `save_scorer` wrote beside models and gradients.
-
-    Raises:
-        InfluenceError: there is none.
-    """
+    """What `save_scorer` wrote beside models and gradients; an InfluenceError where there is nothing."""
     try:
         return json.loads((folder / SCORER_FILE).read_text(encoding="utf-8"))
     except OSError as error:

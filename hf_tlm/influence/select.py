@@ -169,8 +169,7 @@ def check_inputs(
 ) -> int | None:
     """How many passages to keep, None where `top_k` decides, after what task and subset have against a selection.
 
-    Raises:
-        InfluenceError: see `select`.
+    Raises as `select`.
     """
     if len(subset) == 0:
         raise InfluenceError("There is nothing to select from: the subset is empty.")

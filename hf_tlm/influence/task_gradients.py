@@ -109,11 +109,7 @@ class TaskGradients:
         return number in self._sound
 
     def write(self, number: int, block: Block) -> None:
-        """Write the gradients of a block.
-
-        Raises:
-            HfTlmError: the disk cannot be written.
-        """
+        """Write the gradients of a block; an HfTlmError where the disk cannot be written."""
         tensors = {f"{key}/{name}": x.contiguous().cpu() for key, parts in block.items() for name, x in parts.items()}
         atomic_write(self._path(number), save(tensors, {_CHECKSUM: _checksum(tensors)}))
 

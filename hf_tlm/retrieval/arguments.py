@@ -202,11 +202,7 @@ class SubsetArguments:
 
 
 def parse_executor_options(text: str) -> dict[str, Any]:
-    """Parse the value of --executor_options, a JSON object.
-
-    Raises:
-        RetrievalError: it is not a JSON object.
-    """
+    """Parse the value of --executor_options; a RetrievalError for what is no JSON object."""
     from hf_tlm.utils.safe_yaml import load_yaml
 
     options = load_yaml(text, "--executor_options", RetrievalError)  # JSON is YAML.

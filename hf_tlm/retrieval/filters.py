@@ -278,11 +278,7 @@ def _ngram_set(words: list[str], n: int) -> set[tuple[str, ...]]:
 
 
 def check_deduplication(threshold: float, num_perm: int = 1, ngram: int = 1) -> None:
-    """Check the settings of deduplication, and that its package is installed.
-
-    Raises:
-        RetrievalError: a setting out of range, or datasketch is not installed.
-    """
+    """Raise a RetrievalError for a setting of deduplication that is out of range, or where its package is not installed."""
     if not 0 < threshold <= 1 or num_perm < 1 or ngram < 1:
         raise RetrievalError(
             "Deduplication needs threshold above 0 and at most 1, num_perm of at least 1 and ngram of at least 1; "

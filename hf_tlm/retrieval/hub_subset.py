@@ -140,11 +140,7 @@ def _integer(value: str | None) -> int | None:
 
 
 def parse_name(name: str) -> dict[str, Any]:
-    """The arguments of `Subset.from_hub` that `owner/name[:config][@revision]` stands for.
-
-    Raises:
-        RetrievalError: it cannot be a name.
-    """
+    """The arguments of `Subset.from_hub` that `owner/name[:config][@revision]` stands for; a RetrievalError for no name."""
     parts = _NAME.fullmatch(name)
     if parts is None or parse_repo(parts["repo_id"], "dataset") is None:
         raise RetrievalError(

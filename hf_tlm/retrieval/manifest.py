@@ -147,11 +147,7 @@ _BY_RETRIEVER: dict[str, dict[str, Check]] = {"random": {"seed": _COUNT}, "relea
 
 
 def check_manifest(path: Path) -> dict[str, Any]:
-    """What a manifest of this format version holds.
-
-    Raises:
-        RetrievalError: a field is missing, unknown, or not what recipes write in it.
-    """
+    """What a manifest of this format version holds, after `check_values`."""
     manifest = read_json(path, RetrievalError)
     check_values(manifest, str(path), "Make or download it again, or read it with the version of hf_tlm that wrote it.")
     return manifest

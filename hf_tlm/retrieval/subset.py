@@ -428,21 +428,13 @@ def _engine(made: dict[str, Any]) -> str:
 
 
 def check_subset(subset: Any) -> None:
-    """Check that a function was given a subset, and no name of one.
-
-    Raises:
-        RetrievalError: it says what to pass.
-    """
+    """Raise a RetrievalError, which says what to pass, where a function was given no subset, but the name of one, say."""
     if not isinstance(subset, Subset):
         raise RetrievalError(f"subset: expected a Subset; {instead(subset, 'Subset.open', data=False)}")
 
 
 def check_subsets(subsets: Any) -> None:
-    """Check that a function was given subsets by their names.
-
-    Raises:
-        RetrievalError: it says what to pass.
-    """
+    """Raise a RetrievalError, which says what to pass, where a function was not given subsets by their names."""
     if not isinstance(subsets, Mapping):
         raise RetrievalError(
             f"subsets: expected Subsets by their names; received {kind_of(subsets)}. Give {{name: subset}}."

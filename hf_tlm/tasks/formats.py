@@ -169,11 +169,7 @@ def read_squad_json(path: Path) -> Dataset:
 
 
 def check_excel(path: Path) -> None:
-    """Check that a file for Excel can be read or written.
-
-    Raises:
-        TaskError: openpyxl is not installed.
-    """
+    """Raise a TaskError where openpyxl is not installed, without which no file for Excel can be read or written."""
     try:
         import openpyxl  # noqa: F401  # pandas' own message is of an optional dependency.
     except ImportError as error:
@@ -183,12 +179,9 @@ def check_excel(path: Path) -> None:
 
 
 def read_excel(path: Path) -> dict[str, list[Any]]:
-    """The columns of the first sheet of an .xlsx file, by way of pandas and openpyxl.
+    """The columns of the first sheet of an .xlsx file, by way of pandas and openpyxl, see `check_excel`.
 
     Empty cells are None, dates texts as ISO 8601 writes them; a column that mixes texts with other values is of texts.
-
-    Raises:
-        TaskError: openpyxl is not installed.
     """
     check_excel(path)
     with pandas.ExcelFile(path, engine="openpyxl") as book:
@@ -199,11 +192,7 @@ def read_excel(path: Path) -> dict[str, list[Any]]:
 
 
 def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
-    """Write columns as the only sheet of a file; texts are texts, also those that begin as a formula does.
-
-    Raises:
-        TaskError: there are more rows than a sheet has.
-    """
+    """Write columns as the only sheet of a file, if it has room; texts are texts, also those that begin as formulas do."""
     frame = pandas.DataFrame(dict(columns))
     if len(frame) >= _ROWS:
         raise TaskError(f"A sheet of Excel has {_ROWS:,} rows, and these are {len(frame) + 1:,}. Write csv or parquet.")

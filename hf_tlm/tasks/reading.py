@@ -227,11 +227,7 @@ def read_file(path: Path, columns: Mapping[str, str], separator: str | None = No
 
 
 def separator_of(path: Path, separator: str | None = None) -> str:
-    """What separates the fields of a csv or tsv file; see `read_file`.
-
-    Raises:
-        TaskError: the one that was given is not one character.
-    """
+    """What separates the fields of a csv or tsv file, see `read_file`; a TaskError for what is not one character."""
     if separator is None:
         suffix = suffix_of(path)
         return "\t" if suffix == ".tsv" else find_separator(path) if suffix == ".csv" else ","

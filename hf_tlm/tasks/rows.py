@@ -72,11 +72,7 @@ def column_of(spec: TaskSpec, role: str, rows: Dataset) -> str | None:
 
 
 def columns_of(spec: TaskSpec, split: str, rows: Dataset, *roles: str) -> list[list[Any]]:
-    """The values of the columns with these roles, one list a role.
-
-    Raises:
-        TaskError: a column is missing.
-    """
+    """The values of the columns with these roles, one list a role; a TaskError where a column is missing."""
     names = [column_of(spec, role, rows) or ROLES[spec.kind][role][0] for role in roles]
     if absent := [name for name in names if name not in rows.column_names]:
         advice = f"Say which column is which with --columns, for instance --columns {roles[0]}=name; the roles are "
@@ -102,11 +98,7 @@ def missing(spec: TaskSpec, split: str, absent: list[str], rows: Dataset, advice
 
 
 def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | None]) -> list[str | None]:
-    """The ids of the id column, or the default where there is none.
-
-    Raises:
-        TaskError: the spec names a column that is not there.
-    """
+    """The ids of the id column, or the default where there is none; a TaskError where the spec names one that is missing."""
     column = spec.id_column or ("id" if "id" in rows.column_names else None)
     if column is None:
         return list(default)
@@ -116,11 +108,7 @@ def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | No
 
 
 def left_out(bad: Mapping[str, int]) -> str:
-    """What was left out, for a sentence: how many rows, and with which fault.
-
-    Args:
-        bad: of each kind of fault the number of rows.
-    """
+    """What was left out, for a sentence: of each kind of fault how many rows."""
     return ", ".join(f"{count:,} with {fault}" for fault, count in bad.items())
 
 

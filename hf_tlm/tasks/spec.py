@@ -254,11 +254,7 @@ def columns_of_texts(rows: Dataset) -> list[str]:
 
 
 def check_task(task: Any, user: str = "", *kinds: str) -> None:
-    """Check that a function was given a task, and no name or data of one; with `kinds` one of these (`Task.check_kind`).
-
-    Raises:
-        TaskError: it says what to pass.
-    """
+    """Raise a TaskError, which says what to pass, for what is no task, or with `kinds` for one of another kind."""
     if not isinstance(task, Task):
         raise TaskError(f"task: expected a Task; {instead(task, 'load_task')}")
     if kinds:

@@ -99,11 +99,7 @@ def _check_columns(path: str, spec: TaskSpec, rows: Dataset) -> None:
 
 
 def data_name(data: Any) -> str:
-    """The file or Hub id of what is to be predicted on.
-
-    Raises:
-        TaskError: it is the data themselves.
-    """
+    """The file or Hub id of what is to be predicted on; a TaskError for the data themselves."""
     if isinstance(data, (str, os.PathLike)):
         return os.fspath(data)
     written = " Write it to one: Dataset.to_json(file), DataFrame.to_csv(file, index=False)." if data is not None else ""

@@ -75,11 +75,7 @@ class RetrievalRequest:
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
     def tokenize(self) -> TokenizedTexts:
-        """The queries' terms.
-
-        Raises:
-            RetrievalError: there is not one.
-        """
+        """The queries' terms; a RetrievalError where there is not one."""
         tokenized = tokenize_texts(self.queries, self.settings.analyzer)
         empty = np.flatnonzero(np.diff(tokenized.offsets) == 0)
         if len(empty) == len(tokenized):

@@ -207,12 +207,9 @@ def write_index(
     num_threads: int | None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Write an index of the passages of `old` and a dataset, whole or not at all; its description.
+    """Write an index of the passages of `old` and a dataset, whole or not at all; its description. Raises as `Index.build`.
 
     about: corpus and analyser, as in the description.
-
-    Raises:
-        RetrievalError, HfTlmError: see `Index.build`.
     """
     check_numbers(RetrievalError, num_threads=num_threads)
     _check_passages(dataset)

@@ -91,11 +91,7 @@ class Unsound(Exception):
 
 
 def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...]) -> None:
-    """Check that the description of an index has all fields and lists its files.
-
-    Raises:
-        RetrievalError: a field of the description is missing or of another type, or it lists other files.
-    """
+    """Raise a RetrievalError unless the description of an index has all fields, each of its type, and lists its files."""
     for path, kind in _FIELDS.items():
         value = entry(meta, *path)
         if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
@@ -113,11 +109,7 @@ def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...])
 
 
 def check_contents(index: Opened) -> None:
-    """Whether a search of an index stays within its arrays, and counts what is there.
-
-    Raises:
-        RetrievalError: it does not.
-    """
+    """Raise a RetrievalError unless a search of an index stays within its arrays, and counts what is there."""
     meta, words, sampled = index.meta, index.vocabulary, index.sampled
     try:
         _check_shapes(meta, index.arrays, index.ids)
@@ -262,11 +254,7 @@ class ChangedIndexError(RetrievalError):
 
 
 def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | None) -> dict[str, Any]:
-    """The description of an index whose every byte is as it was written.
-
-    Raises:
-        RetrievalError: see `Index.load`.
-    """
+    """The description of an index whose every byte is as it was written; raises as `Index.load`."""
     meta = read_meta(directory)
     if meta is None:
         raise RetrievalError(f"{directory} is not an index: it has no readable {META_FILE} of hf_tlm.")
@@ -300,11 +288,7 @@ def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | 
 
 
 def order_of_ids(ids: pa.ChunkedArray) -> np.ndarray:
-    """int32 [N]: the place of each passage when sorted by id in code point order, the tie key.
-
-    Raises:
-        RetrievalError: an id occurs twice.
-    """
+    """int32 [N]: the place of each passage when sorted by id in code point order, the tie key; repeated ids are refused."""
     by_id = pc.array_sort_indices(ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids).to_numpy()
     ordered = ids.take(pa.array(by_id))
     same = pc.equal(ordered[1:], ordered[:-1]) if len(ids) > 1 else pa.array([], pa.bool_())

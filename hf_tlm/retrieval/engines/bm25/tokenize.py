@@ -137,11 +137,7 @@ def buffers_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 def tokenize_words(
     texts: pa.Array | pa.ChunkedArray, words: Vocabulary, script: str | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(ids int32 [words], offsets int64 [texts + 1]) of all words, stop words too; unknown ones are added to `words`.
-
-    Args:
-        script: see `Analyzer`.
-    """
+    """(ids int32 [words], offsets int64 [texts + 1]) of all words, stop words too; unknown ones are added to `words`."""
     texts = texts.cast(pa.large_string())
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()

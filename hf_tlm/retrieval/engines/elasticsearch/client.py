@@ -291,11 +291,7 @@ def _field(properties: dict[str, Any], path: str) -> tuple[dict[str, Any], str] 
 
 
 def check_settings(bm25: Bm25Settings, max_query_terms: int | None = None) -> None:
-    """Refuse what a cluster cannot do.
-
-    Raises:
-        RetrievalError: a variant other than lucene, a stemmer, or max_query_terms.
-    """
+    """Raise a RetrievalError for what a cluster cannot do: a variant other than lucene, a stemmer, or max_query_terms."""
     if bm25.variant != "lucene":
         raise RetrievalError(
             f"Elasticsearch scores with Lucene's BM25 only; received the variant {bm25.variant!r}. Leave it at lucene, or "

@@ -93,11 +93,7 @@ class Workspace:
         return _sound(copy, self.location)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A JSON file beside the folders; None if it is not there.
-
-        Raises:
-            ValueError: it holds no JSON object.
-        """
+        """A JSON file beside the folders; None if it is not there, a ValueError if it holds no object."""
         if self.local:
             found = read_json(Path(self.path(name))) if Path(self.path(name)).is_file() else None
         else:
