@@ -56,11 +56,7 @@ def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -
         TaskError: no such column, lines with different numbers of columns, or not UTF-8.
     """
     universal = path.suffix == ".conllu"
-    names = {"tokens": columns.get("tokens", "form" if universal else "0")}
-    if tagged:
-        names["tags"] = columns.get("tags", "xpos" if universal else "-1")
-    elif not (_NUMBER.fullmatch(names["tokens"]) or universal and names["tokens"] in CONLLU):
-        names["tokens"] = "form" if universal else "0"
+    names = _names(columns, universal, tagged)
     places = {role: _place(path, name, universal) for role, name in names.items()}
     sentence: dict[str, list[str]] = {role: [] for role in names}
     width, identifier = None, None
@@ -79,13 +75,7 @@ def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -
                 elif line.startswith("-DOCSTART-") or universal and not cells[0].isdigit():
                     continue
                 else:
-                    if width is None and cells[0].lower() in _WORDS and _TAGS & {cell.lower() for cell in cells[1:]}:
-                        raise TaskError(
-                            f"{path}, line {number} names columns ({', '.join(cells)}): expected a word and its tag on "
-                            "every line. Remove it; columns are numbers (--columns tokens=0 tags=-1)."
-                        )
-                    width = width or len(cells)
-                    _check(path, number, cells, width, places, names)
+                    width = _width(path, number, cells, width, places, names)
                     for role, place in places.items():
                         sentence[role].append(cells[place])
     except UnicodeDecodeError as error:
@@ -105,6 +95,15 @@ def has_lines_of_words(path: Path) -> bool:
     )
 
 
+def _names(columns: Mapping[str, str], universal: bool, tagged: bool) -> dict[str, str]:
+    """The column of each role that is read, as it was given or by default."""
+    words, tags = ("form", "xpos") if universal else ("0", "-1")
+    given = columns.get("tokens", words)
+    if tagged:
+        return {"tokens": given, "tags": columns.get("tags", tags)}
+    return {"tokens": given if _NUMBER.fullmatch(given) or universal and given in CONLLU else words}
+
+
 def _place(path: Path, name: str, universal: bool) -> int:
     if universal and name in CONLLU:
         return CONLLU.index(name)
@@ -114,15 +113,28 @@ def _place(path: Path, name: str, universal: bool) -> int:
     raise TaskError(f"{path}: a column is a number from 0 (or -1, -2 ... from the end){known}; received {name!r}.")
 
 
-def _check(path: Path, number: int, cells: list[str], width: int, places: dict[str, int], names: dict[str, str]) -> None:
+def _width(
+    path: Path, number: int, cells: list[str], width: int | None, places: dict[str, int], names: dict[str, str]
+) -> int:
+    """How many columns every line has: those of the first, for which `width` is None."""
+    if width is None:
+        width = len(cells)
+        if cells[0].lower() in _WORDS and _TAGS & {cell.lower() for cell in cells[1:]}:
+            raise TaskError(
+                f"{path}, line {number} names columns ({', '.join(cells)}): expected a word and its tag on every line. "
+                "Remove it; columns are numbers (--columns tokens=0 tags=-1)."
+            )
+        for role, place in places.items():
+            if not -width <= place < width:
+                raise TaskError(
+                    f"{path}, line {number} has {width} columns; there is no column {names[role]} for the {role}."
+                )
     if len(cells) != width:
         raise TaskError(
             f"{path}, line {number} has {len(cells)} columns; the lines before it have {width}. Such a file has a word and "
             "its tag a line, and an empty line after a sentence."
         )
-    for role, place in places.items():
-        if not -width <= place < width:
-            raise TaskError(f"{path}, line {number} has {width} columns; there is no column {names[role]} for the {role}.")
+    return width
 
 
 def is_squad_json(path: Path) -> bool:

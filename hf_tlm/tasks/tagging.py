@@ -37,16 +37,7 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
             "Choose another column with --columns tags=name; in a CoNLL file columns have numbers, in a CoNLL-U file also "
             "names such as upos."
         )
-    if named:
-        names = tuple(named)
-    elif all(isinstance(tag, int) for tag in found):
-        if sorted(found) != list(range(len(found))):
-            raise TaskError(
-                f"Task {spec.name}: integer tags must be 0 .. n-1 without gaps in train; found {sorted(found)[:20]}."
-            )
-        names = tuple(str(tag) for tag in range(len(found)))
-    else:
-        names = spec.classes if found == set(spec.classes) else tuple(sorted(map(str, found)))
+    names = tuple(named) if named else _in_order(spec, found)
     others = [name for name in names if not is_iob2(name)]
     if others and "span_f1" in (spec.metric, *spec.further_metrics):
         raise TaskError(
@@ -54,6 +45,17 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
             "tag_accuracy."
         )
     return names
+
+
+def _in_order(spec: TaskSpec, found: set[Any]) -> tuple[str, ...]:
+    """Names of tags that are numbers or texts, in the order of their indices."""
+    if not all(isinstance(tag, int) for tag in found):
+        return spec.classes if found == set(spec.classes) else tuple(sorted(map(str, found)))
+    if sorted(found) != list(range(len(found))):
+        raise TaskError(
+            f"Task {spec.name}: integer tags must be 0 .. n-1 without gaps in train; found {sorted(found)[:20]}."
+        )
+    return tuple(map(str, range(len(found))))
 
 
 def _class_names(spec: TaskSpec, rows: Dataset) -> list[str] | None:

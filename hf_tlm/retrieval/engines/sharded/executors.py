@@ -84,6 +84,10 @@ class _Quiet(PipelineExecutor):
     pipeline: list[PipelineStep]
     _run = PipelineExecutor._run_for_rank
 
+    @staticmethod
+    def check(options: dict[str, Any]) -> None:
+        """Raise a RetrievalError where this executor cannot work: it has too few options, or is not where it starts."""
+
     def _run_for_rank(self, rank: int, local_rank: int = 0, node_rank: int = -1):
         # Their logger takes sys.stderr for its console whenever a task begins or ends.
         with contextlib.redirect_stderr(io.StringIO()):
@@ -173,6 +177,11 @@ def _exit_with_parent() -> None:
 class RayExecutor(_Quiet, RayPipelineExecutor):
     """Ray tasks, which Ray itself runs elsewhere when a node is lost, and whose processes serve more than one shard."""
 
+    @staticmethod
+    def check(options: dict[str, Any]) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise RetrievalError("The ray executor needs Ray: pip install 'hf-tlm[ray]'.")
+
     def run(self) -> None:
         """Raises RetrievalError when no node of the cluster can hold a task."""
         import ray
@@ -214,6 +223,15 @@ class RayExecutor(_Quiet, RayPipelineExecutor):
 class SlurmExecutor(_Quiet, SlurmPipelineExecutor):
     """Array jobs; `run` waits for them, also for those of a killed run that are still in the queue."""
 
+    @staticmethod
+    def check(options: dict[str, Any]) -> None:
+        if missing := [key for key in ("partition", "time") if not options.get(key)]:
+            raise RetrievalError(f"The slurm executor needs {' and '.join(missing)}, as sbatch takes them (time: 04:00:00).")
+        if shutil.which("sbatch") is None:
+            raise RetrievalError("There is no sbatch on the PATH: start this on a login node of the Slurm cluster.")
+        if "SLURM_ARRAY_TASK_ID" in os.environ:
+            raise RetrievalError("This is inside an array job of Slurm. Start it on a login node: it submits its own.")
+
     def run(self) -> None:
         if "SLURM_ARRAY_TASK_ID" in os.environ:
             super().run()
@@ -234,6 +252,18 @@ class JobsExecutor(_Quiet, JobsPipelineExecutor):
     """Hugging Face Jobs; everything they share is in a remote folder."""
 
     _run = JobsPipelineExecutor._run_for_rank
+
+    @staticmethod
+    def check(options: dict[str, Any]) -> None:
+        if not (options.get("token") or get_token()):
+            raise RetrievalError("The jobs executor needs a token of the Hugging Face Hub: set HF_TOKEN or `hf auth login`.")
+        if not options.get("dependencies"):
+            raise RetrievalError(
+                "The jobs executor needs dependencies: what a Job installs, this package among it, such as "
+                '["hf-tlm[sharded] @ git+https://..."].'
+            )
+        if ARRAY_INDEX_ENV_VAR in os.environ:
+            raise RetrievalError("This is inside a Job. Start it elsewhere: it submits its own.")
 
 
 EXECUTORS: dict[str, type[_Quiet]] = {
@@ -265,25 +295,7 @@ def check_executor(name: str, options: dict[str, Any]) -> None:
         raise RetrievalError(
             f"start_method of the executor's options: expected {' or '.join(methods)}; received {method!r:.60}."
         )
-    if name == "ray" and importlib.util.find_spec("ray") is None:
-        raise RetrievalError("The ray executor needs Ray: pip install 'hf-tlm[ray]'.")
-    if name == "slurm":
-        if missing := [key for key in ("partition", "time") if not options.get(key)]:
-            raise RetrievalError(f"The slurm executor needs {' and '.join(missing)}, as sbatch takes them (time: 04:00:00).")
-        if shutil.which("sbatch") is None:
-            raise RetrievalError("There is no sbatch on the PATH: start this on a login node of the Slurm cluster.")
-        if "SLURM_ARRAY_TASK_ID" in os.environ:
-            raise RetrievalError("This is inside an array job of Slurm. Start it on a login node: it submits its own.")
-    if name == "jobs":
-        if not (options.get("token") or get_token()):
-            raise RetrievalError("The jobs executor needs a token of the Hugging Face Hub: set HF_TOKEN or `hf auth login`.")
-        if not options.get("dependencies"):
-            raise RetrievalError(
-                "The jobs executor needs dependencies: what a Job installs, this package among it, such as "
-                '["hf-tlm[sharded] @ git+https://..."].'
-            )
-        if ARRAY_INDEX_ENV_VAR in os.environ:
-            raise RetrievalError("This is inside a Job. Start it elsewhere: it submits its own.")
+    EXECUTORS[name].check(options)
 
 
 def share_out(
