@@ -125,10 +125,11 @@ def _sealed(
 
 def is_whole(file: Path) -> bool:
     """Whether a file of a cache is there, and as it was when it was sealed, with a warning where it is not."""
-    problem = _broken(file) if file.is_file() else None
-    if problem is not None:
+    if not file.is_file():
+        return False
+    if (problem := _broken(file)) is not None:
         logger.warning("%s is damaged and will be made again (%s).", file, problem)
-    return problem is None and file.is_file()
+    return problem is None
 
 
 def _broken(file: Path) -> str | None:

@@ -208,11 +208,9 @@ def _figure_of(runs: Runs, scores: Sequence[Any]) -> tuple[str, Callable[[Sequen
 def _score_table(runs: Runs, split: str) -> Table:
     """The metrics that both have: over their seeds the mean, or what both runs name, and the deviation."""
     summaries = [summary_of(run, split) for run in runs]
-    columns = [
-        Column("metric"),
-        *(Column(name, "number", "{:.2f}") for name in (labels(runs)[0], "±", labels(runs)[1], "±")),
-    ]
-    columns += [Column("difference", "number", "{:+.2f}")]
+    first, second = labels(runs)
+    columns = [Column("metric"), *(Column(name, "number", "{:.2f}") for name in (first, "±", second, "±"))]
+    columns.append(Column("difference", "number", "{:+.2f}"))
     shared = {name: (summaries[0][name], summaries[1][name]) for name in summaries[0] if name in summaries[1]}
     shared.pop("loss", None)
     word, figure = _figure_of(runs, [score for both in shared.values() for score in both])
