@@ -141,12 +141,13 @@ def smooth(values: np.ndarray, stages: Sequence[str], window: int) -> np.ndarray
         return values
     stage_of = np.asarray(stages)
     smoothed = np.full(len(values), math.nan)
-    for at in range(len(values)):
-        own = np.flatnonzero(stage_of == stage_of[at])
-        half = min(window // 2, at - own[0], own[-1] - at)
-        near = values[at - half : at + half + 1]
-        if np.isfinite(near).any():
-            smoothed[at] = near[np.isfinite(near)].mean()
+    for stage in dict.fromkeys(stages):
+        own = np.flatnonzero(stage_of == stage)
+        for at in own:
+            half = min(window // 2, at - own[0], own[-1] - at)
+            near = values[at - half : at + half + 1]
+            if np.isfinite(near).any():
+                smoothed[at] = near[np.isfinite(near)].mean()
     return smoothed
 
 

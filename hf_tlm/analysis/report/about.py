@@ -41,11 +41,10 @@ def what_was_run(run: RunFolder, rows: Mapping[str, Rows]) -> Section:
         blocks.append(Code(command))
     settings = settings_of(run)
     columns = (Column("setting"), Column("value"), Column("default"))
-    for title, differing in (("Settings that differ from the defaults", True), ("Settings at their defaults", False)):
-        shown = [(one.name, one.value, one.default) for one in settings if one.differs is differing]
-        if shown:
-            table = make_table("", columns[: 3 if differing else 2], [row[: 3 if differing else 2] for row in shown])
-            blocks.append(Folded(f"{title} ({len(shown)})", [table]))
+    kinds = (("Settings that differ from the defaults", True, 3), ("Settings at their defaults", False, 2))
+    for title, differing, width in kinds:
+        if shown := [(one.name, one.value, one.default)[:width] for one in settings if one.differs is differing]:
+            blocks.append(Folded(f"{title} ({len(shown)})", [make_table("", columns[:width], shown)]))
     manifest = record if run.kind == "subset" else record.get("subset")
     if isinstance(manifest, Mapping):
         of_manifest = (Column("of the manifest"), Column("value"))
@@ -344,17 +343,15 @@ def _grid_table(grid: Mapping[str, Any], metric: str | None) -> Table:
     points = [point for point in grid.get("points", []) if isinstance(point, Mapping)]
     names: Sequence[str] = list(dict.fromkeys(name for point in points for name in point.get("values", {})))
     chosen = (grid.get("chosen") or {}).get("folder")
-    columns = [
-        *map(Column, names),
-        *(Column(f"validation {what} /%", "number", "{:.2f}") for what in ("median", "mean", "std")),
-    ]
+    of_points = ("median", "mean", "std")
+    columns = [*map(Column, names), *(Column(f"validation {what} /%", "number", "{:.2f}") for what in of_points), Column("")]
     rows = []
     for point in points:
         of = (point.get("validation") or {}).get(metric, {})
-        figures = (None if of.get(what) is None else 100 * of[what] for what in ("median", "mean", "std"))
+        figures = (None if of.get(what) is None else 100 * of[what] for what in of_points)
         note = "chosen" if point.get("folder") == chosen else "failed" if "failed" in point else ""
         rows.append((*(str(point.get("values", {}).get(name, "")) for name in names), *figures, note))
-    return make_table("Points of the grid", [*columns, Column("")], rows)
+    return make_table("Points of the grid", columns, rows)
 
 
 def hours(name: str, value: float | None) -> float | None:

@@ -20,6 +20,7 @@ MOST_POINTS, MOST_DOTS, MOST_SERIES = 200, 1500, 7
 TABLE_ROWS = 60
 
 Points = Sequence[tuple[float, float]]
+Log = Sequence[Mapping[str, Any]]
 NAMES = {
     "corpus/mlm_loss": "corpus: masked LM",
     "task/mlm_loss": "task: masked LM",
@@ -183,13 +184,13 @@ def _of_checkpoints(run: RunFolder, grid: Mapping[str, Any]) -> Chart | None:
     return _validation(title, f"{metric_name(run.metric)} /%", logs, "score", 100)
 
 
-def _losses(title: str, log: Sequence[Mapping[str, Any]]) -> Chart | None:
+def _losses(title: str, log: Log) -> Chart | None:
     terms = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.endswith("_loss")))
     names = [name for name in terms if not name.startswith(("eval_", "train_"))] or ["loss"]
     return _curve(title, "loss (nats)", {NAMES.get(name, name): _points(log, name) for name in names})
 
 
-def _shares(log: Sequence[Mapping[str, Any]]) -> list[Chart | None]:
+def _shares(log: Log) -> list[Chart | None]:
     """What objectives log beside their losses: accuracies and the like, and cosines (COCO-LM, Figures 7 and 8)."""
     names = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.startswith("corpus/")))
     shown = {name: name.removeprefix("corpus/").replace("_", " ") for name in names}
@@ -199,17 +200,15 @@ def _shares(log: Sequence[Mapping[str, Any]]) -> list[Chart | None]:
     return [_curve("Accuracies and shares", "%", shares), _curve(title, "cosine", cosines)]
 
 
-def _validation(
-    title: str, label: str, logs: Mapping[str, Sequence[Mapping[str, Any]]], name: str, times: float = 1
-) -> Chart | None:
+def _validation(title: str, label: str, logs: Mapping[str, Log], name: str, times: float = 1) -> Chart | None:
     return _curve(title, label, {of: _points(log, name, times) for of, log in logs.items()})
 
 
-def _curve(title: str, label: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Chart | None:
+def _curve(title: str, label: str, series: Mapping[str, Points]) -> Chart | None:
     """A chart against steps; None of fewer than three points: one is a number, and two make a line, not a curve."""
     return line_chart(title, "step", label, series) if any(len(points) > 2 for points in series.values()) else None
 
 
-def _points(log: Sequence[Mapping[str, Any]], name: str, times: float = 1) -> list[tuple[float, float]]:
+def _points(log: Log, name: str, times: float = 1) -> list[tuple[float, float]]:
     known = (entry for entry in log if is_number(entry.get("step")) and is_number(entry.get(name)))
     return [(entry["step"], times * entry[name]) for entry in known]

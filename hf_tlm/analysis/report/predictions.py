@@ -52,6 +52,10 @@ class Judged:
     numbers: tuple[float, float] = (0.0, 0.0)
 
 
+# Of a line of a file.
+Judge = Callable[[Mapping[str, Any]], Judged]
+
+
 @dataclass(frozen=True)
 class Predictions:
     """Of one split.
@@ -147,9 +151,7 @@ def _again(run: RunFolder) -> str:
     return f"Copy the file again, or run the command again that made the run{first}: it makes the {run.part} again."
 
 
-def _judged(
-    judge: Callable[[Mapping[str, Any]], Judged], line: Mapping[str, Any], path: Path, at: int, run: RunFolder
-) -> Judged:
+def _judged(judge: Judge, line: Mapping[str, Any], path: Path, at: int, run: RunFolder) -> Judged:
     try:
         return judge(line)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -206,7 +208,7 @@ def tags_of(wrong: Sequence[tuple[int, str, str]], which: int, words: Sequence[s
     return listed + (", …" if len(wrong) == SHOWN_TAGS else "")
 
 
-JUDGES: dict[str, Callable[[Mapping[str, Any]], Judged]] = {
+JUDGES: dict[str, Judge] = {
     "regression": _rated,
     "question_answering": _answered,
     "tagging": _tagged,
