@@ -270,8 +270,7 @@ def make_plan(
     for task in placed:
         _check_distinct("seed", task.seeds)
     check_options(tasks, arms, files, objective_options or {})
-    shares = [arm for arm in arms if arm.subset is not None and (arm.tokenizer == "shared" or arm.subset.method == "iss")]
-    if tokenizer_name is not None and not shares:
+    if tokenizer_name is not None and not any(map(_shares_tokenizer, arms)):
         raise ReproductionError("--tokenizer_name has no effect, as no arm shares it with others. Leave it out.")
     steps = _Steps(
         by_name,
@@ -285,9 +284,7 @@ def make_plan(
     )
     trainings = steps.trainings(placed, arms)
     averages, of_one_seed = steps.averages(placed, arms)
-    teach = {teacher for step in trainings for teacher in step.teachers}
-    first, others = ([step for step in trainings if (step.name in teach) is teaches] for teaches in (True, False))
-    phases = tuple(tuple(phase) for phase in (*steps.phases, first, others, averages) if phase)
+    phases = tuple(tuple(phase) for phase in (*steps.phases, *_teachers_first(trainings), averages) if phase)
     records = None if records_dir is None else Path(records_dir)
     return Plan(phases, Path(output_dir), tuple(files), (*left_out, *of_one_seed), records, table_name)
 
@@ -309,6 +306,16 @@ def _without_encoder(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
     if not left:
         raise ReproductionError(f"{', '.join(missing)}: no pretrained encoder was given. Give --pretrained, or other arms.")
     return left, [f"{name}: no pretrained encoder was given (--pretrained)" for name in missing]
+
+
+def _teachers_first(trainings: Sequence[Step]) -> tuple[list[Step], list[Step]]:
+    """The trainings that others learn from, and the others."""
+    teach = {teacher for step in trainings for teacher in step.teachers}
+    return [step for step in trainings if step.name in teach], [step for step in trainings if step.name not in teach]
+
+
+def _shares_tokenizer(arm: Arm) -> bool:
+    return arm.subset is not None and (arm.tokenizer == "shared" or arm.subset.method == "iss")
 
 
 @dataclass(frozen=True)
