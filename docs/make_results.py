@@ -120,6 +120,7 @@ FEW = {
     "taught by the linear model": ("BM25 and linear teacher", "own texts and linear teacher"),
     "taught by three of its own": ("own_texts#taught by that average", "hundred_validation#taught by that average"),
     "taught by MiniLM": ("BM25 and encoder teacher", "own texts and encoder teacher"),
+    "taught by MiniLM, `--teacher_share 0.9`": ("share 0.9",),
     "taught by three MiniLMs": ("own texts and encoders averaged",),
     "MiniLM fine-tuned": ("pretrained",),
 }
@@ -229,14 +230,14 @@ TOPICS = (
                 "A hundred labels",
                 {
                     "AG News": ("agnews", "hundred_labels/hundred_labels"),
-                    "AG News, own texts": ("agnews", "own_texts/agnews"),
+                    "AG News, own texts": ("agnews", "own_texts/agnews", "own_texts/agnews_share"),
                     "AG News, own texts, 100 validation labels": (
                         "agnews",
                         "hundred_validation/agnews",
                         "hundred_validation/agnews_averaged",
                     ),
                     "RCT's stand-in": ("rct_ei", "hundred_labels/hundred_labels"),
-                    "RCT's stand-in, own texts": ("rct_ei", "own_texts/rct_ei"),
+                    "RCT's stand-in, own texts": ("rct_ei", "own_texts/rct_ei", "own_texts/rct_ei_share"),
                     "RCT's stand-in, own texts, 100 validation labels": (
                         *("rct_ei", "hundred_validation/rct_ei", "hundred_validation/rct_ei_averaged"),
                     ),
@@ -564,7 +565,7 @@ def readme_tables() -> dict[str, str]:
         f"{TASKS[task]}, {labels}": (task, *tables)
         for task in ("agnews", "rct_ei")
         for labels, *tables in (
-            ("100", "hundred_labels/hundred_labels", f"own_texts/{task}"),
+            ("100", "hundred_labels/hundred_labels", f"own_texts/{task}_share", f"own_texts/{task}"),
             ("1,000", "thousand_labels/thousand_labels"),
         )
     }
@@ -572,7 +573,7 @@ def readme_tables() -> dict[str, str]:
         "taught by the linear model": ("BM25 and linear teacher",),
         "own texts": ("own texts",),
         "taught by three of its own": ("own_texts#taught by that average",),
-        "taught by MiniLM": ("own texts and encoder teacher",),
+        "taught by MiniLM": ("share 0.9",),
         "MiniLM fine-tuned": ("pretrained",),
     }
     few_arms = {arm: names for arm, names in ARMS.items() if arm != "random"} | pupils
