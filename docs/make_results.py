@@ -571,10 +571,10 @@ def readme_tables() -> dict[str, str]:
     }
     pupils = {
         "taught by the linear model": ("BM25 and linear teacher",),
+        "MiniLM fine-tuned": ("pretrained",),
         "own texts": ("own texts",),
         "taught by three of its own": ("own_texts#taught by that average",),
         "taught by MiniLM": ("share 0.9",),
-        "MiniLM fine-tuned": ("pretrained",),
     }
     few_arms = {arm: names for arm, names in ARMS.items() if arm != "random"} | pupils
     return {
