@@ -1,6 +1,7 @@
 """recipes/reproduce.py as a user starts it: every kind of arm, two steps each."""
 
 import json
+import re
 
 import pytest
 
@@ -34,7 +35,13 @@ def test_a_table_and_what_it_is_made_of(work, options):
     assert len(random) == len(bm25) and len(iss) == round(0.2 * len(bm25)) and iss.manifest["selection"]["method"] == "iss"
     record = json.loads((out / "runs/task.bm25-iss-20.seed-0.json").read_text())
     assert "--max_steps 2" in record["command"] and record["started_by"].startswith("reproduce.py --config")
-    assert (out / "results.md").read_text().strip() in text
+    page = (out / "results.md").read_text()
+    assert page.startswith("| task | metric ") and all(
+        f"\n| task | macro_f1 | {row['arm']} " in page for row in results["rows"]
+    )
+    assert f"Costs, leads and how it was made: {out / 'results.md'}; every figure: .json, runs/." in text
+    scores = results["rows"][-1]["test"]
+    assert re.search(rf"\| BM25 \+ ISS 20% +\| [0-9.]+ +\| {100 * scores['mean']:.2f} ", text)
     pages = [path.read_text() for path in out.glob("task/*/seed-0/analysis/report.html")]
     assert len(pages) == 5 and all("</html>" in page for page in pages)
 
