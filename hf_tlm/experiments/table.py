@@ -163,22 +163,22 @@ class Table:
     def to_summary(self) -> str:
         """What fits on a screen: scores in percent, an arm a line and a task a column, and what failed or is missing.
 
-        They are of test, or where no run has one of validation; of a single task of both.
+        They are of test, or of a task without of validation; of a single task of both.
         """
         rows = {(row.task, row.arm): row for row in self.rows}
-        tasks, arms = (list(dict.fromkeys(names)) for names in zip(*rows, strict=True))
-        splits = [split for split in SCORES if any(row.score(split) for row in self.rows)] or ["validation"]
-        metrics = {row.task: f" ({row.runs[0]['metric']})" for row in self.rows if row.runs}
-        heads = {
-            (task, split): (split if len(tasks) == 1 else task) + metrics.get(task, "")
-            for task in tasks
-            for split in (splits if len(tasks) == 1 else splits[-1:])
-        }
+        tasks, arms = list(dict.fromkeys(row.task for row in self.rows)), list(dict.fromkeys(row.arm for row in self.rows))
+        heads: dict[str, tuple[str, str]] = {}
+        for task in tasks:
+            runs = [run for row in self.rows if row.task == task for run in row.runs]
+            splits = [split for split in SCORES if any(split in run for run in runs)] or ["validation"]
+            for split in splits if len(tasks) == 1 else splits[-1:]:
+                named = split if len(tasks) == 1 else task if split == "test" else f"{task} {split}"
+                heads[f"{named} ({runs[0]['metric']})" if runs else named] = (task, split)
         lines = [
-            {"arm": arm, **{head: _score(rows.get((task, arm)), split) for (task, split), head in heads.items()}}
+            {"arm": arm, **{head: _score(rows.get((task, arm)), split) for head, (task, split) in heads.items()}}
             for arm in arms
         ]
-        return "\n\n".join([format_table(lines, ["arm", *heads.values()]), *self._progress()])
+        return "\n\n".join([format_table(lines, ["arm", *heads]), *self._progress()])
 
     def _progress(self) -> list[str]:
         """How many runs are finished, what failed and what is left out."""

@@ -261,9 +261,16 @@ def test_what_the_screen_shows(work, whole, tmp_path):
     made = {step.name: None for step in plan.steps} | {alone[0].name: first, others[0].name: second}
     text = Table(plan, made).to_summary()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    assert cells[0] == ["arm", "scierc (macro_f1)", "other"]
+    assert cells[0] == ["arm", "scierc (macro_f1)", "other validation"]
     assert cells[2:] == [["task only", f"{100 * first['test']['macro_f1']:.2f} (1 of 2)", ""], ["BM25", "", "failed"]]
     assert "1 of 4 runs are finished, 1 failed, 2 to be done." in text and "- other, BM25, seed 0: It broke." in text
+
+    # A task without a test split, beside one that has it; and a plan of which nothing is left.
+    made[others[0].name] = {name: value for name, value in first.items() if name != "test"}
+    text = Table(plan, made).to_summary()
+    assert "| scierc (macro_f1) | other validation (macro_f1) |" in text
+    assert f"{100 * first['validation']['macro_f1']:.2f} (1 of 2)" in text
+    assert Table(replace(plan, phases=()), {}).to_summary().endswith("0 of 0 runs are finished.")
 
 
 def test_a_table_that_was_interrupted_is_the_same(work, whole, tmp_path, monkeypatch):
