@@ -35,8 +35,7 @@ from hf_tlm.retrieval import Subset
 from hf_tlm.runs.summary import format_score, summarise
 from hf_tlm.training.run_folder import RESULTS_FILE
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.markdown import markdown_table
-from hf_tlm.utils.shown import Markdown
+from hf_tlm.utils.shown import Markdown, markdown_table
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SCALES = {

@@ -39,7 +39,7 @@ class Benchmark:
     def modernbert(self) -> list[dict]:
         import torch
 
-        from hf_tlm.utils.memory import keep_freed_memory
+        from hf_tlm.utils.process import keep_freed_memory
 
         torch.set_num_threads(1)
         keep_freed_memory()

@@ -82,7 +82,7 @@ def overhead(
     from datasets import load_from_disk
     from transformers import TrainerCallback
 
-    from hf_tlm.utils.memory import keep_freed_memory
+    from hf_tlm.utils.process import keep_freed_memory
 
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     streams = {"task": load_from_disk(task), "rho1": 3, "logging_steps": 4}
@@ -131,7 +131,7 @@ def full_rows(
     as a text has on average), of which none is padding."""
     import torch
 
-    from hf_tlm.utils.memory import keep_freed_memory
+    from hf_tlm.utils.process import keep_freed_memory
 
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     trainer = ours(rows, tokenizer, body, steps + setting.warm, seed, "none", setting)
@@ -157,7 +157,7 @@ def precision(
 ) -> dict[str, dict]:
     """Arm -> seconds of each timed step, and how many graphs were compiled in them. All arms begin with the same weights and
     take their steps on the same batches by turns."""
-    from hf_tlm.utils.memory import keep_freed_memory
+    from hf_tlm.utils.process import keep_freed_memory
 
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     count = steps + COMPILED_WARM

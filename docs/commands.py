@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.commands import COMMANDS
-from hf_tlm.presets import recipes_folder
+from hf_tlm.commands import COMMANDS, recipes_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -22,8 +22,7 @@ from unittest.mock import patch
 
 from commands import ROOT, Command, read_command
 from generated import write_or_check
-from hf_tlm.commands import COMMANDS
-from hf_tlm.presets import describe, presets
+from hf_tlm.commands import COMMANDS, describe, presets
 
 REFERENCE = ROOT / "docs" / "reference"
 # Packages of the Python interface, in the order of the pipeline, with what each is for.

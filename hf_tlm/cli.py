@@ -19,10 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from hf_tlm.commands import COMMANDS, command_of
+from hf_tlm.commands import COMMANDS, command_of, describe, did_you_mean, find_preset, presets, recipes_folder
 from hf_tlm.errors import HfTlmError
-from hf_tlm.presets import describe, did_you_mean, find, presets, recipes_folder
-from hf_tlm.utils.output import drop_output
+from hf_tlm.utils.process import drop_output
 from hf_tlm.version import __version__
 
 # Option -> how the names of its presets begin; None: those of no other option.
@@ -140,7 +139,7 @@ def launch_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]
         if name in options and not (options[name].isdecimal() and int(options[name]) > 0):
             raise LaunchError(f"--{name}: expected a number of 1 or more; received {options[name]!r:.60}.")
     if (settings := options.get("config_file")) is not None:
-        if not (file := find(settings)).is_file():
+        if not (file := find_preset(settings)).is_file():
             raise LaunchError(f"--config_file {settings:.200} is neither a file nor a preset.{did_you_mean(settings)}")
         options["config_file"] = str(file)
     return {} if options == {"num_processes": "1"} else options, rest

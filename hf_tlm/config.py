@@ -2,7 +2,7 @@
 
     hf-tlm train --config tlm/base mine.yaml --learning_rate 1e-4
 
-Files are presets by name (`hf_tlm.presets`) or one's own. Later ones override earlier ones. Top-level keys are field
+Files are presets by name (`hf_tlm.commands`) or one's own. Later ones override earlier ones. Top-level keys are field
 names. A top-level key that is the name of a recipe holds a mapping for that recipe alone, so that one file can describe
 retrieval and training of one experiment. A value that begins with ~ begins with the user's folder. `null` for a number, on
 the command line too, takes back a value of an earlier file.
@@ -30,18 +30,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin, get_type_hints
 
-from hf_tlm.commands import OTHER_SECTIONS, RECIPES
+from hf_tlm.commands import OTHER_SECTIONS, RECIPES, did_you_mean, find_preset
 from hf_tlm.errors import HfTlmError
-from hf_tlm.presets import did_you_mean, find
-from hf_tlm.utils.disk import disk_problem
 from hf_tlm.utils.files import check_working_folder
+from hf_tlm.utils.lazy import outline
 from hf_tlm.utils.options import RANGES, problem
-from hf_tlm.utils.outline import outline
-from hf_tlm.utils.output import nobody_reads, plain_output
+from hf_tlm.utils.problems import disk_problem, gpu_problem, process_problem
+from hf_tlm.utils.process import Terminated, check_variables, never_lost, nobody_reads, on_sigterm, plain_output
 from hf_tlm.utils.shown import for_terminal, shown_path, suggestion
-from hf_tlm.utils.signals import Terminated, never_lost, on_sigterm
-from hf_tlm.utils.torch_problems import gpu_problem, process_problem
-from hf_tlm.utils.variables import check_variables
 
 if TYPE_CHECKING:
     from transformers import HfArgumentParser
@@ -75,7 +71,7 @@ def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
     for path in paths:
         if not str(path).strip():
             raise ConfigError("--config is empty. Give a file or a preset (tlm/coffee), or leave it out.")
-        file = find(path)
+        file = find_preset(path)
         if not os.path.lexists(file) and (hint := did_you_mean(path)):
             raise ConfigError(f"Cannot read --config {path}: no such file or preset.{hint} `hf-tlm presets` lists them.")
         content = read_yaml(file, f"--config {path}", ConfigError)

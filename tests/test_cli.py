@@ -11,11 +11,10 @@ import pytest
 
 from hf_tlm import cli
 from hf_tlm.cli import LaunchError, launch, launch_options
-from hf_tlm.commands import COMMANDS, RECIPES, command_of
+from hf_tlm.commands import COMMANDS, RECIPES, command_of, describe, find_preset, presets, recipes_folder
 from hf_tlm.config import ConfigError, read_configs
 from hf_tlm.errors import ModelError
 from hf_tlm.models.configure import read_config
-from hf_tlm.presets import describe, find, presets, recipes_folder
 from hf_tlm.training import ModelArguments
 from hf_tlm.training.run_folder import local_files
 from hf_tlm.version import __version__
@@ -104,7 +103,9 @@ def test_presets_are_listed_and_shown(capsys, monkeypatch):
     assert len(text.splitlines()) == len(presets()) > 100
     assert "\nmodels/bert_3x128 " in text and "bert, 3 layers x 128" in text
     assert all(6 < len(describe(path)) <= 100 for path in presets().values())
-    assert len(hf_tlm(capsys, monkeypatch, "presets", "tlm/").splitlines()) == len(list(find("tlm/coffee").parent.iterdir()))
+    assert len(hf_tlm(capsys, monkeypatch, "presets", "tlm/").splitlines()) == len(
+        list(find_preset("tlm/coffee").parent.iterdir())
+    )
     shown = hf_tlm(capsys, monkeypatch, "presets", "tlm/coffee")
     assert shown == (ROOT / "recipes/configs/tlm/coffee.yaml").read_text(encoding="utf-8")
 
@@ -113,14 +114,14 @@ def test_a_file_comes_before_a_preset(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     preset = ROOT / "recipes" / "configs" / "tlm" / "coffee.yaml"
     for name in ("tlm/coffee", "tlm/coffee.yaml", "recipes/configs/tlm/coffee.yaml", "./recipes/configs/tlm/coffee.yaml"):
-        assert find(name) == preset
+        assert find_preset(name) == preset
     (tmp_path / "tlm" / "coffee").mkdir(parents=True)
-    assert find("tlm/coffee") == preset  # A folder of one's own is no file.
+    assert find_preset("tlm/coffee") == preset  # A folder of one's own is no file.
     (tmp_path / "tlm" / "coffee.yaml").write_text("retrieve: {top_k: 7}")
-    assert find("tlm/coffee.yaml") == Path("tlm/coffee.yaml")
+    assert find_preset("tlm/coffee.yaml") == Path("tlm/coffee.yaml")
     assert read_configs(["tlm/coffee.yaml"], "retrieve") == {"top_k": 7}
     assert read_configs(["tlm/coffee"], "retrieve") == {"top_k": 50, "passage_words": 100}
-    assert find("neither") == Path("neither")
+    assert find_preset("neither") == Path("neither")
     with pytest.raises(
         ConfigError, match="Cannot read --config tlm/cofee: no such file or preset. Did you mean tlm/coffee?"
     ):

@@ -18,7 +18,7 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from hf_tlm.config import ConfigError, parse
 from hf_tlm.training import PretrainArguments, TlmArguments
-from hf_tlm.utils.outline import outline
+from hf_tlm.utils.lazy import outline
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ["torch", "transformers", "datasets", "evaluate", "numba", "scipy", "sklearn", "pandas", "pyarrow", "numpy"]

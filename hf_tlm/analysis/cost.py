@@ -25,9 +25,8 @@ from hf_tlm.experiments.published import PUBLISHED
 from hf_tlm.tasks import TASKS
 from hf_tlm.training.run_folder import places_of
 from hf_tlm.training.teacher import teacher_cost
-from hf_tlm.utils.markdown import markdown_table
-from hf_tlm.utils.run_names import RESULTS_FILE
-from hf_tlm.utils.shown import for_markdown
+from hf_tlm.utils.run_files import RESULTS_FILE
+from hf_tlm.utils.shown import for_markdown, markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

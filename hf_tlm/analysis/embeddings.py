@@ -39,7 +39,7 @@ from hf_tlm.analysis.figures import (
 from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
-from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.shown import markdown_table
 
 # The default of similar_from, as a share of the largest score there is.
 SIMILAR_SHARE = 0.8

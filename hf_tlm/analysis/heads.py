@@ -27,7 +27,7 @@ from hf_tlm.analysis.figures import (
 )
 from hf_tlm.data import load_tokenizer
 from hf_tlm.errors import AnalysisError
-from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.shown import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

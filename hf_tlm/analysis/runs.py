@@ -21,8 +21,7 @@ from typing import Any, TypeGuard
 
 from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks.spec import KINDS
-from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SETTINGS_FILE
-from hf_tlm.utils.seed_figures import SEED_FIGURES
+from hf_tlm.utils.run_files import GRID_FILE, RESULTS_FILE, SEED_FIGURES, SETTINGS_FILE
 from hf_tlm.utils.shown import kind_of
 
 _LARGEST = 10**300  # Of whole numbers; a sum of larger ones may be none that a float can hold.
@@ -105,7 +104,7 @@ class Result:
     cost: see `hf_tlm.training.cost.Cost`.
     teacher: the report of who taught it; empty without a teacher.
     settings: by name, the arguments, those of the model, and those of the subset: `subset` says in words what it is.
-    seed_figure: what the run reports of several seeds, see `hf_tlm.utils.seed_figures`, a point of a grid what the grid
+    seed_figure: what the run reports of several seeds, see `hf_tlm.utils.run_files`, a point of a grid what the grid
         does; None of one that is not finished, which does not tell yet.
     error: why there are no scores; None where there are.
     """

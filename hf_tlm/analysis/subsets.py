@@ -16,8 +16,7 @@ from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, 
 from hf_tlm.analysis.figures import PALETTE, WIDTH, add_legend, new_figure, save_figure, save_files, series_style, style
 from hf_tlm.errors import AnalysisError, HfTlmError
 from hf_tlm.retrieval.report import steps
-from hf_tlm.utils.markdown import markdown_table
-from hf_tlm.utils.shown import for_markdown
+from hf_tlm.utils.shown import for_markdown, markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

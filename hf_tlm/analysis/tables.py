@@ -22,9 +22,8 @@ from hf_tlm.analysis.figures import save_files
 from hf_tlm.analysis.runs import NOT_FINISHED, SPLITS, Result, find_results
 from hf_tlm.errors import AnalysisError
 from hf_tlm.runs.summary import aggregate, format_score
-from hf_tlm.utils.markdown import markdown_table
-from hf_tlm.utils.seed_figures import seed_figure
-from hf_tlm.utils.shown import Markdown, for_markdown, suggestion
+from hf_tlm.utils.run_files import seed_figure
+from hf_tlm.utils.shown import Markdown, for_markdown, markdown_table, suggestion
 
 RUN = "run"  # As a row or a column: the run's name, without that of its task.
 # Of what differs, the first that tell the runs apart are the rows.

@@ -23,7 +23,7 @@ from hf_tlm.analysis.runs import check_places, is_number, read_json, subfolders
 from hf_tlm.errors import AnalysisError
 from hf_tlm.training.checkpoints import STATE, checkpoints_in
 from hf_tlm.training.run_folder import places_of
-from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SEED
+from hf_tlm.utils.run_files import GRID_FILE, RESULTS_FILE, SEED
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
 # Logged beside the quantities: where on the axes an entry is, and how fast it went there.

@@ -24,7 +24,7 @@ from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo, may_be_repo
 from hf_tlm.utils.arrow_files import without_format
 from hf_tlm.utils.options import problem
-from hf_tlm.utils.run_names import MANIFEST_FILE, SETTINGS_FILE
+from hf_tlm.utils.run_files import MANIFEST_FILE, SETTINGS_FILE
 from hf_tlm.utils.shown import instead
 
 _SAMPLE = 1 << 16

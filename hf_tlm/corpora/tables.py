@@ -29,7 +29,7 @@ from fsspec.compression import compr, register_compression
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.arrow_files import cached_rows
-from hf_tlm.utils.disk import cache_problem
+from hf_tlm.utils.problems import cache_problem
 
 logger = logging.getLogger(__name__)
 DEPTH = 1000

@@ -18,7 +18,7 @@ from hf_tlm.runs.price import megabytes
 from hf_tlm.runs.records import environment
 from hf_tlm.tasks import Task
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.run_names import ONNX_FILES
+from hf_tlm.utils.run_files import ONNX_FILES
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import awaited
 from hf_tlm.utils.options import option
-from hf_tlm.utils.run_names import seed_folder
+from hf_tlm.utils.run_files import seed_folder
 from hf_tlm.utils.seals import SEAL, seal_problem, write_seal
 
 logger = logging.getLogger(__name__)

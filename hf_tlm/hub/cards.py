@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_dataset, hub_name, render
 from hf_tlm.objective_specs import OBJECTIVES
-from hf_tlm.utils.seed_figures import seed_figure
+from hf_tlm.utils.run_files import seed_figure
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:

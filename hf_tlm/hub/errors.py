@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub.repo_id import Repo
-from hf_tlm.utils.disk import cache_problem
+from hf_tlm.utils.problems import cache_problem
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -22,7 +22,7 @@ from hf_tlm.utils.json_files import (
     whole,
     words,
 )
-from hf_tlm.utils.run_names import EXPORT_FILE, ONNX_FILES
+from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES
 
 _AGAIN = "Export the model again (hf-tlm export), or copy the folder again."
 _NAME, _COUNT, _FIGURES = words(1000), whole(0, 2**53), mapped(real(0, 1e300), 100)

@@ -21,7 +21,7 @@ from hf_tlm.hub.subset_configs import check_alone, repo_files
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.json_files import mapped, read_fields, read_object, words
 from hf_tlm.utils.options import named
-from hf_tlm.utils.run_names import EXPORT_FILE, LINEAR_FILE, MANIFEST_FILE, RESULTS_FILE, SETTINGS_FILE
+from hf_tlm.utils.run_files import EXPORT_FILE, LINEAR_FILE, MANIFEST_FILE, RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.seals import SEAL, seal_problem
 from hf_tlm.version import __version__
 

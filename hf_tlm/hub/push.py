@@ -12,7 +12,7 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import LocalFile, Publication, Push
 from hf_tlm.hub.errors import UnansweredError, log_in, with_retries
 from hf_tlm.hub.repo_id import Repo, parse_repo
-from hf_tlm.utils.run_names import EXPORT_FILE, MANIFEST_FILE, TEACHER_FILE
+from hf_tlm.utils.run_files import EXPORT_FILE, MANIFEST_FILE, TEACHER_FILE
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

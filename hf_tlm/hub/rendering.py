@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants
 
-from hf_tlm.utils.run_names import SEED, SPLIT, STAGE
+from hf_tlm.utils.run_files import SEED, SPLIT, STAGE
 from hf_tlm.utils.shown import as_code, as_literal, escape, figures, flat, for_terminal
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo, find_repo
 from hf_tlm.utils.files import atomic_write, files_in
-from hf_tlm.utils.run_names import EXPORT_FILE, GRID_FILE, MANIFEST_FILE, RESULTS_FILE, SETTINGS_FILE, STAGE_FILE, TABLE_FILE
+from hf_tlm.utils.run_files import EXPORT_FILE, GRID_FILE, MANIFEST_FILE, RESULTS_FILE, SETTINGS_FILE, STAGE_FILE, TABLE_FILE
 from hf_tlm.utils.seals import check_seal
 from hf_tlm.utils.shown import few
 

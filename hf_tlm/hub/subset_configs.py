@@ -13,7 +13,7 @@ from hf_tlm.hub.commit import CARD
 from hf_tlm.hub.errors import UnansweredError, with_retries
 from hf_tlm.hub.rendering import PLACEHOLDER, published_card, render
 from hf_tlm.hub.repo_id import Repo
-from hf_tlm.utils.run_names import MANIFEST_FILE
+from hf_tlm.utils.run_files import MANIFEST_FILE
 
 Result = TypeVar("Result")
 _MANIFEST_OF = re.compile(rf"(\w[\w.-]*)/{re.escape(MANIFEST_FILE)}")

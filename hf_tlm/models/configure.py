@@ -14,11 +14,11 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 
+from hf_tlm.commands import did_you_mean, find_preset
 from hf_tlm.errors import ModelError
 from hf_tlm.hub.repo import split_revision
 from hf_tlm.models.families import check_family, family_of
 from hf_tlm.models.loading import classes_of
-from hf_tlm.presets import did_you_mean, find
 from hf_tlm.utils.shown import suggestion
 
 # Of older configs, without an effect where they have these values.
@@ -41,7 +41,7 @@ def read_config(model_config: str | os.PathLike | dict | PreTrainedConfig) -> Pr
     if isinstance(model_config, PreTrainedConfig):
         model_config = {**model_config.to_diff_dict(), "model_type": model_config.model_type}
     if from_file := not isinstance(model_config, dict):
-        file = find(model_config)
+        file = find_preset(model_config)
         values = _read_json(file) if file.is_file() else None
     else:
         values = model_config

@@ -11,7 +11,7 @@ import numpy as np
 
 from hf_tlm.errors import ModelError
 from hf_tlm.utils.options import check_numbers
-from hf_tlm.utils.run_names import ONNX_FILES
+from hf_tlm.utils.run_files import ONNX_FILES
 
 # Tokens, padding included, that a core computes at once, so that what lies between two operators may stay in its own cache.
 # More were slower (benchmarks/results/deploy.md).

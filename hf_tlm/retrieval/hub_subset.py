@@ -33,9 +33,9 @@ from hf_tlm.retrieval.manifest import (
     SubsetLike,
 )
 from hf_tlm.tasks.registry import registered_task
-from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_write, sha256
-from hf_tlm.utils.run_names import MANIFEST_FILE
+from hf_tlm.utils.problems import writing_cache
+from hf_tlm.utils.run_files import MANIFEST_FILE
 from hf_tlm.utils.shown import named_columns
 from hf_tlm.version import __version__
 

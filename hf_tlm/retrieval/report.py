@@ -16,9 +16,8 @@ from hf_tlm.retrieval.highlight import MarkedTerms, mark_shared, marked_spans, s
 from hf_tlm.retrieval.manifest import SubsetLike
 from hf_tlm.retrieval.names import SELECTIONS
 from hf_tlm.tasks.spec import Task, check_task
-from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.options import RANGES, check_number
-from hf_tlm.utils.shown import Markdown, for_markdown, instead
+from hf_tlm.utils.shown import Markdown, for_markdown, instead, markdown_table
 
 SETTINGS = (
     "retriever variant k1 b delta stopwords stemmer script query_mode max_query_terms top_k top_k_requested seed".split()

@@ -38,11 +38,11 @@ from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.arrow_files import cached_rows
-from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_directory, check_writable, sha256
 from hf_tlm.utils.json_files import entry, find_format
 from hf_tlm.utils.options import named, of_python
-from hf_tlm.utils.run_names import MANIFEST_FILE
+from hf_tlm.utils.problems import writing_cache
+from hf_tlm.utils.run_files import MANIFEST_FILE
 from hf_tlm.utils.shown import dataset_of, instead, kind_of
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from hf_tlm.hub.rendering import displayed_name
 from hf_tlm.runs.finetuning.classification import score
 from hf_tlm.runs.prediction.source import Source
 from hf_tlm.tasks import Task
-from hf_tlm.utils.answers import AGAIN, read_answers
 from hf_tlm.utils.options import named
-from hf_tlm.utils.run_names import SEED, predictions_file, seed_folder
+from hf_tlm.utils.run_files import AGAIN, SEED, predictions_file, read_answers, seed_folder
 
 # Kinds of tasks whose predictions have an average.
 KINDS = ("classification", "regression")

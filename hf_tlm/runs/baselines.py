@@ -33,7 +33,7 @@ from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import checked_text, find_checked
-from hf_tlm.utils.run_names import LINEAR_FILE, RESULTS_FILE, SETTINGS_FILE, predictions_file
+from hf_tlm.utils.run_files import LINEAR_FILE, RESULTS_FILE, SETTINGS_FILE, predictions_file
 from hf_tlm.utils.seals import write_seal
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from hf_tlm.runs.baselines import linear_answers
 from hf_tlm.runs.finetuning.classification import score
 from hf_tlm.runs.summary import aggregate
 from hf_tlm.tasks import Task
-from hf_tlm.utils.run_names import seed_folder
+from hf_tlm.utils.run_files import seed_folder
 
 # One answer a row: `prediction` (the name of a class), and `probabilities` by class.
 Answers = Sequence[Mapping[str, Any]]

@@ -28,7 +28,7 @@ from hf_tlm.models.onnx_session import TOKENS_A_CORE, OnnxModel
 from hf_tlm.runs import onnx_process
 from hf_tlm.runs.linear import LinearModel
 from hf_tlm.tasks import Task
-from hf_tlm.utils.run_names import ONNX_FILES
+from hf_tlm.utils.run_files import ONNX_FILES
 from hf_tlm.utils.shown import figures
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.run_folder import SEED, finished
 from hf_tlm.utils.locks import agree, let_others_in, place_in_job, try_lock
-from hf_tlm.utils.run_names import seed_folder
+from hf_tlm.utils.run_files import seed_folder
 
 logger = logging.getLogger(__name__)
 

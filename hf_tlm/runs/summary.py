@@ -20,11 +20,9 @@ from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.run_folder import RESULTS_FILE, copy_best_model
 from hf_tlm.training.teacher import cost_line, described
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.options import of_python
-from hf_tlm.utils.run_names import seed_folder
-from hf_tlm.utils.seed_figures import SEED_FIGURES, seed_figure
-from hf_tlm.utils.shown import kind_of
+from hf_tlm.utils.run_files import SEED_FIGURES, seed_figure, seed_folder
+from hf_tlm.utils.shown import kind_of, markdown_table
 
 SPLITS = ("validation", "test")
 

@@ -56,7 +56,7 @@ from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import let_others_in, shares_output_dir
 from hf_tlm.utils.options import check_given
-from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder, stage_folder
+from hf_tlm.utils.run_files import PREDICTIONS, predictions_file, seed_folder, stage_folder
 
 
 class Run(SeededRun):

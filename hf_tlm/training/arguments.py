@@ -16,7 +16,7 @@ from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.teacher_arguments import NONE, WITHOUT_PASSAGES, WITHOUT_TEACHER, TeacherArguments
 from hf_tlm.training.trainer_options import check_scheduler
 from hf_tlm.utils.options import OnlyWith, option
-from hf_tlm.utils.variables import uses_fsdp
+from hf_tlm.utils.process import uses_fsdp
 
 _WITH_MUON = OnlyWith("optim", ("muon",))
 # What stage 2 has of its own, as stage2_<name>.

@@ -50,10 +50,9 @@ from hf_tlm.training.checkpoints import (
 )
 from hf_tlm.training.cost import TimeBudgetCallback
 from hf_tlm.training.optimizers import grouped_optimizer
-from hf_tlm.utils.disk import disk_problem
-from hf_tlm.utils.memory import give_back_freed_memory, keep_freed_memory
+from hf_tlm.utils.problems import disk_problem
+from hf_tlm.utils.process import give_back_freed_memory, ignore_sigterm, keep_freed_memory
 from hf_tlm.utils.seals import SEAL, write_seal
-from hf_tlm.utils.signals import ignore_sigterm
 
 logger = logging.getLogger(__name__)
 # How torch.save says that there is no place to write to: it has no error type for it.

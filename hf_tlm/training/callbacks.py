@@ -28,8 +28,8 @@ from transformers.trainer_utils import has_length
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.process import Terminated, end_at_once, on_sigterm
 from hf_tlm.utils.shown import relative_name
-from hf_tlm.utils.signals import Terminated, end_at_once, on_sigterm
 from hf_tlm.version import __version__
 
 # What the summary and `trainer_state.json` say: a line of a log is for whoever looks on.

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from hf_tlm.errors import ArgumentsError
+from hf_tlm.utils.process import uses_fsdp
 from hf_tlm.utils.shown import suggestion
-from hf_tlm.utils.variables import uses_fsdp
 
 LAMB, MUON = "lamb", "muon"
 # Those that are not the Trainer's.

@@ -43,7 +43,7 @@ from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.stages import StageData, with_task_defaults
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.options import check_given
-from hf_tlm.utils.variables import uses_fsdp
+from hf_tlm.utils.process import uses_fsdp
 
 logger = logging.getLogger(__name__)
 

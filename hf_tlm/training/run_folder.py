@@ -18,18 +18,18 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from hf_tlm.commands import find_preset
 from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.rendering import short_name
 from hf_tlm.models import MLM_SUBFOLDER
 from hf_tlm.models.composite_files import GENERATOR
 from hf_tlm.objective_specs import OBJECTIVES
-from hf_tlm.presets import find
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.teacher_arguments import NONE
 from hf_tlm.utils.files import atomic_file, atomic_write, remove_abandoned, sha256
 from hf_tlm.utils.json_files import Unfit, find_object, mapped, read_object, real, record, whole, words
 from hf_tlm.utils.locks import Claim
-from hf_tlm.utils.run_names import GRID_FILE, PLACES_FILE, RESULTS_FILE, SETTINGS_FILE, TEACHER_FILE
+from hf_tlm.utils.run_files import GRID_FILE, PLACES_FILE, RESULTS_FILE, SETTINGS_FILE, TEACHER_FILE
 from hf_tlm.utils.seals import SEAL, broken_seal, write_seal
 from hf_tlm.utils.shown import shown_argument, shown_values
 
@@ -120,7 +120,7 @@ def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         if name == "model_config" and model.get("model_name_or_path") is not None:
             continue  # It is not read.
         value = model.get(name)
-        path = None if not isinstance(value, str) else find(value) if name == "model_config" else Path(value)
+        path = None if not isinstance(value, str) else find_preset(value) if name == "model_config" else Path(value)
         if path is None or not path.exists():
             continue
         folders = (path, path / MLM_SUBFOLDER, path / GENERATOR)

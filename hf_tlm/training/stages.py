@@ -25,7 +25,7 @@ from hf_tlm.training.cost import Cost
 from hf_tlm.training.initialization import Initialization
 from hf_tlm.training.run_folder import STAGE, finished
 from hf_tlm.training.trainer import TlmTrainer
-from hf_tlm.utils.run_names import STAGE_FILE
+from hf_tlm.utils.run_files import STAGE_FILE
 from hf_tlm.utils.seals import write_seal
 
 # A text of which more is cut off than this share of all others' ends is rare enough.

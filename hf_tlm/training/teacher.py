@@ -16,7 +16,7 @@ from datasets import Dataset, Features, List, Value, concatenate_datasets
 from hf_tlm.tasks.spec import NO_LABEL
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import Unfit, listed, maybe, real, record, words
-from hf_tlm.utils.run_names import TEACHER_FILE
+from hf_tlm.utils.run_files import TEACHER_FILE
 
 # A teacher that gains less than this share of what is to gain over the largest class has little to teach.
 LEAST_GAIN = 0.1

@@ -21,9 +21,9 @@ import pyarrow as pa
 from datasets import Dataset, config
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.disk import writing_cache
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object
+from hf_tlm.utils.problems import writing_cache
 from hf_tlm.utils.seals import checksum
 
 logger = logging.getLogger(__name__)

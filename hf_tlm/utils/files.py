@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hf_tlm.errors import ArgumentsError, HfTlmError
-from hf_tlm.utils.disk import disk_problem, told
 from hf_tlm.utils.locks import Flock
+from hf_tlm.utils.problems import disk_problem, told
 
 # What a file system says that keeps folders in another way.
 _NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF, errno.EISDIR)

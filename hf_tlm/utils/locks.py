@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.disk import told
+from hf_tlm.utils.problems import told
 
 logger = logging.getLogger(__name__)
 

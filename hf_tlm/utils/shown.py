@@ -1,4 +1,4 @@
-"""Text that is not ours, where it is shown: a name or a sentence out of a file is never markup, a link or a command."""
+"""Text that is not ours, where it is shown, in tables too: what is out of a file is never markup, a link or a command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -23,6 +23,9 @@ _LINKS = re.compile(r"(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=@)(?=\w)|(?<=\\#)(?=\d)|
 
 # A path of this machine within an argument: not a part of an address or of another path.
 _ABSOLUTE = re.compile(r"""(?<![\w.~:/\\-])/([^\s,'"/]+)[^\s,'"]*""")
+
+
+LONGEST = 1000  # Characters of a table's cell.
 
 
 class Markdown(str):
@@ -153,3 +156,28 @@ def figures(value: float, digits: int = 2) -> str:
     """A number in so many figures, those before the point whole and without an exponent: 0.34, 1.3, 25, 133, 1,861."""
     text = f"{value:.{digits}g}"
     return f"{value:,.0f}" if "e+" in text else text
+
+
+def markdown_table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    texts: int | Collection[int] = 1,
+    *,
+    padded: bool = False,
+    longest: int = LONGEST,
+) -> str:
+    """A table, a line a row, with a new line at its end. Cells are shown as they are: only a `Markdown` one is markup.
+
+    Args:
+        texts: the columns of texts, aligned left: so many first ones, or these numbers. The others are aligned right.
+        padded: to one width a column, to be read as text too; then no column says how it is aligned.
+        longest: characters after which a cell is cut.
+    """
+    left = range(texts) if isinstance(texts, int) else texts
+    lines = [[for_markdown(cell, longest) for cell in line] for line in (head, *rows)]
+    widths = [max(map(len, column)) if padded else 0 for column in zip(*lines, strict=True)]
+    rule = ["-" * width if padded else "---" if at in left else "---:" for at, width in enumerate(widths)]
+    lines.insert(1, rule)
+    return "".join(
+        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |\n" for line in lines
+    )

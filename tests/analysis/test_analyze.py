@@ -11,7 +11,7 @@ from hf_tlm import analysis
 from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask, figures
 from hf_tlm.analysis.arguments import WHAT, named
 from hf_tlm.config import parse
-from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.shown import markdown_table
 from support.launching import ROOT, fails
 
 RECIPE = str(ROOT / "recipes" / "analyze.py")

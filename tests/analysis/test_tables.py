@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from hf_tlm.analysis import AnalysisError, find_results, sensitivity_table, table_to_latex, table_to_markdown, table_to_rows
-from hf_tlm.utils.seed_figures import SEED_FIGURES
+from hf_tlm.utils.run_files import SEED_FIGURES
 from support.launching import fails
 from support.made_runs import make_record, make_run, run_analyze, write
 

@@ -18,7 +18,7 @@ from hf_tlm.hub.errors import explaining
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import TaskError, load_task
 from hf_tlm.utils.arrow_files import map_rows
-from hf_tlm.utils.disk import disk_problem
+from hf_tlm.utils.problems import disk_problem
 from support.warm import ROOT
 
 

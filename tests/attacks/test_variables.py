@@ -3,7 +3,7 @@
 import pytest
 
 from attacks.attack import assert_refused, attack
-from hf_tlm.utils.variables import SIZES, check_variables
+from hf_tlm.utils.process import SIZES, check_variables
 
 CASES = [
     ("finetune", "ACCELERATE_MIXED_PRECISION", "bogus"),

@@ -9,10 +9,9 @@ import pytest
 
 from commands import ROOT, read_command
 from hf_tlm.cli import launch_options
-from hf_tlm.commands import COMMANDS, command_of
+from hf_tlm.commands import COMMANDS, command_of, presets
 from hf_tlm.config import ConfigError, parse
 from hf_tlm.errors import HfTlmError
-from hf_tlm.presets import presets
 from make_reference import parser_of
 from support.documentation import blocks, inline_code, page_name, pages, shell_commands
 

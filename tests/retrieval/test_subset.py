@@ -12,7 +12,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.retrieval.manifest import CARD_FILE, COLUMNS, DATA_FILE, REPORT_FILE
 from hf_tlm.tasks import TaskError
-from hf_tlm.utils.run_names import MANIFEST_FILE
+from hf_tlm.utils.run_files import MANIFEST_FILE
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from hf_tlm.training import (
 )
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils import seals
-from hf_tlm.utils.signals import Terminated
+from hf_tlm.utils.process import Terminated
 from support import warm
 from support.toys import TINY_CONFIGS, make_task, sentences
 

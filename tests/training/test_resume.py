@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 
 from hf_tlm.training import TlmArguments
 from hf_tlm.training.checkpoints import CheckpointError, damage, last_complete_checkpoint
+from hf_tlm.utils.process import Terminated
 from hf_tlm.utils.seals import read_seal, write_seal
-from hf_tlm.utils.signals import Terminated
 from support.training_runs import (
     OBJECTIVES,
     At,

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from hf_tlm.utils import memory
+from hf_tlm.utils import process
 
 PROGRAM = """
 import resource, sys
-from hf_tlm.utils.memory import keep_freed_memory
+from hf_tlm.utils.process import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 pages = []
@@ -33,7 +33,7 @@ def test_freed_memory_is_kept():
 
 HOLES = """
 import resource
-from hf_tlm.utils.memory import keep_freed_memory
+from hf_tlm.utils.process import keep_freed_memory
 keep_freed_memory()
 kept = []
 for size in range(130, 190, 4):
@@ -55,7 +55,7 @@ def test_large_blocks_of_many_sizes_leave_no_holes():
 
 GIVEN_BACK = """
 import resource
-from hf_tlm.utils.memory import give_back_freed_memory, keep_freed_memory
+from hf_tlm.utils.process import give_back_freed_memory, keep_freed_memory
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() >> 20
@@ -92,7 +92,7 @@ def test_what_older_versions_refuse(monkeypatch, most, taken):
             accepted.extend([(parameter, value)] if parameter == -1 or value <= most else [])
             return int(parameter == -1 or value <= most)
 
-    monkeypatch.setattr(memory.platform, "libc_ver", lambda: ("glibc", "2.17"))
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: Libc())
-    memory.keep_freed_memory()
+    monkeypatch.setattr(process.platform, "libc_ver", lambda: ("glibc", "2.17"))
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: Libc())
+    process.keep_freed_memory()
     assert accepted == taken

@@ -6,7 +6,7 @@ from typing import get_type_hints
 
 import pytest
 
-from hf_tlm.utils.outline import outline
+from hf_tlm.utils.lazy import outline
 
 FILES = {
     "__init__": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from toy_outline.heavy import Train as Exported\n",

@@ -13,7 +13,7 @@ import pytest
 from hf_tlm.config import run
 from hf_tlm.training import callbacks
 from hf_tlm.training.callbacks import SigtermCallback
-from hf_tlm.utils.signals import Terminated, on_sigterm
+from hf_tlm.utils.process import Terminated, on_sigterm
 
 
 def sigterm():
@@ -142,7 +142,7 @@ def test_a_process_ends_though_its_workers_ignore_it():
     """Those that are left when it exits, as a DataLoader's are that stay."""
     code = (
         "import multiprocessing, time\n"
-        "from hf_tlm.utils.signals import ignore_sigterm\n"
+        "from hf_tlm.utils.process import ignore_sigterm\n"
         "def work(ready):\n    ignore_sigterm(0)\n    ready.set()\n    time.sleep(60)\n"
         "if __name__ == '__main__':\n"
         "    context = multiprocessing.get_context('fork')\n    ready = context.Event()\n"
@@ -154,7 +154,7 @@ def test_a_process_ends_though_its_workers_ignore_it():
 def test_a_process_ends_that_has_left_a_pool_open():
     """Whose idle workers hold a lock that the pool's end waits for."""
     code = (
-        "import hf_tlm.utils.signals, multiprocessing\n"
+        "import hf_tlm.utils.process, multiprocessing\n"
         "if __name__ == '__main__':\n"
         "    pool = multiprocessing.get_context('fork').Pool(2)\n    pool.map(abs, [1, 2])\n"
     )

@@ -18,7 +18,7 @@ from hf_tlm.runs.price import price_line
 from hf_tlm.runs.summary import aggregate, format_score
 from hf_tlm.training.run_folder import PRICE
 from hf_tlm.utils.json_files import Unfit, entry
-from hf_tlm.utils.seed_figures import seed_figure
+from hf_tlm.utils.run_files import seed_figure
 
 COST = {
     "steps": Column("steps", "number"),

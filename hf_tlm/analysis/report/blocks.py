@@ -14,7 +14,7 @@ from typing import Any
 from markupsafe import escape
 
 from hf_tlm.analysis.arguments import ReportPageArguments
-from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.shown import markdown_table
 
 # Control characters, and marks that change the direction of what follows.
 _BLANKS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

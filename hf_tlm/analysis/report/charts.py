@@ -12,7 +12,7 @@ from hf_tlm.analysis.report.blocks import Block, Column, Table, make_table
 from hf_tlm.analysis.report.run_folder import RunFolder
 from hf_tlm.analysis.runs import is_number
 from hf_tlm.analysis.trainer_logs import checked_grid, checkpoint_points, read_log
-from hf_tlm.utils.run_names import GRID_FILE, stage_folder
+from hf_tlm.utils.run_files import GRID_FILE, stage_folder
 
 WIDTH, HEIGHT = 400, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 24, 12, 42

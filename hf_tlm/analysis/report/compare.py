@@ -19,7 +19,7 @@ from hf_tlm.analysis.report.run_folder import BASELINE, TITLES, RunFolder, setti
 from hf_tlm.errors import AnalysisError
 from hf_tlm.metrics import paired_bootstrap
 from hf_tlm.metrics.bootstrap import RESAMPLES, Lead
-from hf_tlm.utils.seed_figures import seed_figure
+from hf_tlm.utils.run_files import seed_figure
 from hf_tlm.utils.shown import one_line
 
 Runs = tuple[RunFolder, RunFolder]

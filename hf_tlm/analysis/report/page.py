@@ -31,7 +31,7 @@ from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.teacher import described, doubts
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import listed, mapped, read_fields, read_json, real, record, truth, whole, words
-from hf_tlm.utils.run_names import EXAMPLES_FILE, TEACHER_FILE, TRAIN_IDS_FILE
+from hf_tlm.utils.run_files import EXAMPLES_FILE, TEACHER_FILE, TRAIN_IDS_FILE
 from hf_tlm.utils.shown import instead
 from hf_tlm.version import __version__
 

@@ -15,8 +15,7 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.metrics import KIND_METRICS, scorer
 from hf_tlm.metrics.bootstrap import METRICS_OF_ROWS, Scorer
 from hf_tlm.metrics.squad import answer_f1, exact_match
-from hf_tlm.utils.answers import read_answers
-from hf_tlm.utils.run_names import RESULTS_FILE, predictions_file
+from hf_tlm.utils.run_files import RESULTS_FILE, predictions_file, read_answers
 
 SHOWN_TAGS = 8
 NO_ANSWER = "(no answer)"

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.arguments import AnalyzedTask
 from hf_tlm.analysis.report.run_folder import RunFolder, read_run
-from hf_tlm.commands import COMMANDS
+from hf_tlm.commands import COMMANDS, find_preset
 from hf_tlm.config import config_files, read_configs
 from hf_tlm.errors import AnalysisError, HfTlmError
 from hf_tlm.hub.repo import is_foreign
-from hf_tlm.presets import find
 from hf_tlm.tasks import TASKS
 from hf_tlm.training.run_folder import places_of
-from hf_tlm.utils.run_names import SETTINGS_FILE
+from hf_tlm.utils.run_files import SETTINGS_FILE
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
@@ -118,7 +117,9 @@ def _options(run: RunFolder) -> dict[str, Any]:
     values: dict[str, Any] = {}
     try:
         files = config_files(arguments)
-        values |= read_configs(files, recipe.removesuffix(".py")) if all(find(file).is_file() for file in files) else {}
+        values |= (
+            read_configs(files, recipe.removesuffix(".py")) if all(find_preset(file).is_file() for file in files) else {}
+        )
     except (ValueError, OSError, HfTlmError, argparse.ArgumentError, SystemExit):
         pass  # The files are elsewhere; what stands in the command itself still holds.
     name = None

@@ -45,7 +45,7 @@ from hf_tlm.training.teacher import lineage
 from hf_tlm.utils.files import atomic_directory, check_writable, sha256
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.options import check_numbers
-from hf_tlm.utils.run_names import EXPORT_FILE, ONNX_FILES, SETTINGS_FILE
+from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES, SETTINGS_FILE
 from hf_tlm.utils.seals import write_seal
 from hf_tlm.utils.shown import figures
 from hf_tlm.version import __version__

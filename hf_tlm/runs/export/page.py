@@ -23,7 +23,7 @@ from hf_tlm.hub.cards import BODIES
 from hf_tlm.hub.export_record import read_export
 from hf_tlm.hub.repo_id import parse_repo
 from hf_tlm.utils.files import atomic_directory, check_writable
-from hf_tlm.utils.run_names import EXPORT_FILE, ONNX_FILES
+from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES
 from hf_tlm.utils.seals import check_seal
 
 PAGE_FILE = "page.json"

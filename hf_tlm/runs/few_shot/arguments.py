@@ -11,7 +11,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.optimizers import OWN
 from hf_tlm.utils.options import NoEffect, option
-from hf_tlm.utils.variables import uses_fsdp
+from hf_tlm.utils.process import uses_fsdp
 
 # Options of the Trainer that follow from others here, and from which.
 SETTLED = {

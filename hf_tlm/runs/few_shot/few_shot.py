@@ -30,7 +30,7 @@ from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.locks import awaited
 from hf_tlm.utils.options import check_given
-from hf_tlm.utils.run_names import EXAMPLES_FILE, PREDICTIONS, TABLE_FILE, predictions_file, split_folder
+from hf_tlm.utils.run_files import EXAMPLES_FILE, PREDICTIONS, TABLE_FILE, predictions_file, split_folder
 
 # More of them extend a run.
 _MORE = ("splits", "split_seeds")

@@ -29,7 +29,7 @@ from hf_tlm.runs.records import SAVED_FILE, saved_settings
 from hf_tlm.tasks import Task, TaskError
 from hf_tlm.training.base_trainer import ResumableTrainer
 from hf_tlm.training.stages import final_scores
-from hf_tlm.utils.run_names import split_folder
+from hf_tlm.utils.run_files import split_folder
 
 CHECKPOINTS = "training"
 

@@ -10,7 +10,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.teacher_arguments import TeacherArguments
 from hf_tlm.utils.options import option
-from hf_tlm.utils.seed_figures import SEED_FIGURES
+from hf_tlm.utils.run_files import SEED_FIGURES
 
 
 @dataclass(repr=False)

@@ -50,8 +50,8 @@ from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import shares_output_dir
 from hf_tlm.utils.options import check_given
-from hf_tlm.utils.run_names import PREDICTIONS, TRAIN_IDS_FILE, predictions_file, seed_folder
-from hf_tlm.utils.variables import uses_fsdp
+from hf_tlm.utils.process import uses_fsdp
+from hf_tlm.utils.run_files import PREDICTIONS, TRAIN_IDS_FILE, predictions_file, seed_folder
 
 
 def draw_fraction(train: Dataset, fraction: float, seed: int, kind: str) -> np.ndarray:

@@ -28,9 +28,8 @@ from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object, read_object
 from hf_tlm.utils.locks import Claim, awaited
 from hf_tlm.utils.options import check_given
-from hf_tlm.utils.run_names import GRID_FILE, TABLE_FILE, seed_folder
+from hf_tlm.utils.run_files import GRID_FILE, TABLE_FILE, seed_figure, seed_folder
 from hf_tlm.utils.seals import SEAL, seal_problem
-from hf_tlm.utils.seed_figures import seed_figure
 from hf_tlm.utils.shown import shown_values
 
 logger = logging.getLogger(__name__)

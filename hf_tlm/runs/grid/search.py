@@ -23,9 +23,9 @@ from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.grid.points import Grid, GridError, Range
 from hf_tlm.runs.sharing import once
 from hf_tlm.tasks import Task
-from hf_tlm.utils.disk import disk_problem
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import read_object
+from hf_tlm.utils.problems import disk_problem
 
 if TYPE_CHECKING:
     import optuna

@@ -48,7 +48,7 @@ from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.files import check_writable
-from hf_tlm.utils.run_names import EXPORT_FILE, ONNX_FILES, PREDICTIONS, SEED, SPLIT
+from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES, PREDICTIONS, SEED, SPLIT
 from hf_tlm.utils.seals import SEAL, read_seal
 from hf_tlm.utils.shown import few, one_line
 

@@ -24,7 +24,7 @@ from hf_tlm.runs.records import SAVED_FILE, read_saved
 from hf_tlm.tasks import TaskError, TaskSpec
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.json_files import find_object, read_object
-from hf_tlm.utils.run_names import LINEAR_FILE, split_folder
+from hf_tlm.utils.run_files import LINEAR_FILE, split_folder
 
 # What the name of a stock class ends with -> the kind of task.
 HEADS = {

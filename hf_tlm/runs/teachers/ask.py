@@ -35,9 +35,9 @@ from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import agree, place_in_job
 from hf_tlm.utils.options import conditions_of
-from hf_tlm.utils.run_names import MANIFEST_FILE
+from hf_tlm.utils.process import uses_fsdp
+from hf_tlm.utils.run_files import MANIFEST_FILE
 from hf_tlm.utils.seals import keep_sealed, seal_problem
-from hf_tlm.utils.variables import uses_fsdp
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from hf_tlm.runs.export import export as module
 from hf_tlm.runs.export.fill_mask import masked_rows
 from hf_tlm.tasks import TaskError
 from hf_tlm.training import ArgumentsError
-from hf_tlm.utils.run_names import ONNX_FILES
+from hf_tlm.utils.run_files import ONNX_FILES
 from hf_tlm.utils.seals import SealError
 from support.tiny_checkpoints import files, pretrained
 from support.toys import make_task

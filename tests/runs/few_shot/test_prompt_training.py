@@ -15,7 +15,7 @@ from hf_tlm.runs.few_shot.points import PromptTrainer
 from hf_tlm.runs.sharing import PointsError
 from hf_tlm.training.callbacks import NonFiniteLossError
 from hf_tlm.training.checkpoints import damage
-from hf_tlm.utils.signals import Terminated
+from hf_tlm.utils.process import Terminated
 from support.prompts import LABEL_WORDS, TEMPLATE, go, save, wordpiece
 
 # Two points of four steps, each of two micro-batches, with dropout.

@@ -1,4 +1,4 @@
-"""What a disk's error means, in words: full, over its quota, no place for large files, read-only, not ours, broken."""
+"""What errors mean that a user can mend, in words: of a disk, of a GPU without memory left, of a process that is gone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,8 @@ _CACHE |= dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "no folder")
 _VARIABLES = ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "HF_HOME")
 # Whatever fails while one of these is handled, as closing the file does, fails by it.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What gloo and NCCL say where the process at the other end has gone.
+_BROKEN_CONNECTION = re.compile(r"Connection (closed|reset) by peer|remote process exited|Broken pipe")
 
 
 def disk_problem(error: BaseException, path: str | os.PathLike | None = None) -> str | None:
@@ -85,6 +88,27 @@ def writing_cache(folder: str | os.PathLike) -> Iterator[None]:
         if full is None:
             raise
         raise OSError(full, os.strerror(full), os.fspath(folder)) from error
+
+
+def gpu_problem(error: Exception) -> str | None:
+    """What to do about a GPU whose memory is full, without a full stop; None for an error of another kind."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(error, torch.OutOfMemoryError):
+        return None
+    said = re.split(r"(?<= is free)\.", str(error))[0].rstrip(".")  # Then come processes and advice of torch's own.
+    return (
+        f"{said}. Take fewer texts at a time (--per_device_train_batch_size, with --total_batch_size for those of a step; "
+        "--per_device_eval_batch_size), shorter ones (--max_length) or a smaller model, or free the GPU of other processes"
+    )
+
+
+def process_problem(error: Exception) -> str | None:
+    """What to do where another process of the same job was killed, without a full stop; None for another error."""
+    distributed = sys.modules.get("torch.distributed")
+    joined = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    if not joined or not isinstance(error, RuntimeError) or not _BROKEN_CONNECTION.search(str(error)):
+        return None  # A connection to a Hub that breaks is no RuntimeError.
+    return "Another process of this job has ended: what it said is above, or it was killed"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
