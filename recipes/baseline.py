@@ -17,7 +17,7 @@ from pathlib import Path
 from hf_tlm import runs
 from hf_tlm.config import parse, run
 from hf_tlm.runs import BaselineArguments
-from hf_tlm.runs.baseline_arguments import names_of
+from hf_tlm.runs.arguments import names_of
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.utils.files import check_writable
 from hf_tlm.utils.locks import owned

@@ -20,8 +20,7 @@ from hf_tlm import analysis, runs
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import ExportArguments
-from hf_tlm.runs.export.arguments import without_texts
-from hf_tlm.runs.prediction.arguments import check_models
+from hf_tlm.runs.arguments import check_models, without_texts
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.tasks.arguments import text_columns
 from hf_tlm.utils.options import option

@@ -15,7 +15,7 @@ import os
 from hf_tlm import runs
 from hf_tlm.config import parse, run
 from hf_tlm.runs import PredictorArguments
-from hf_tlm.runs.prediction.arguments import check_models
+from hf_tlm.runs.arguments import check_models
 
 
 def main() -> None:

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
-    from hf_tlm.runs.baseline_arguments import BaselineArguments
+    from hf_tlm.runs.arguments import BaselineArguments, ExportArguments, PredictArguments, PredictorArguments
     from hf_tlm.runs.baselines import Baseline, linear_model, majority_class, make_baselines
     from hf_tlm.runs.evaluate import evaluate_checkpoint
-    from hf_tlm.runs.export.arguments import ExportArguments
     from hf_tlm.runs.export.export import Exported, export_onnx
     from hf_tlm.runs.export.page import write_page
     from hf_tlm.runs.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from hf_tlm.runs.grid.grid import GridRun, run_grid
     from hf_tlm.runs.grid.points import Grid, GridArguments
     from hf_tlm.runs.linear import LinearModel
-    from hf_tlm.runs.prediction.arguments import PredictArguments, PredictorArguments
     from hf_tlm.runs.prediction.predict import check_predictable, predict, predict_after
     from hf_tlm.runs.pretrain import PretrainingRun, run_pretraining
     from hf_tlm.runs.score_model import score_models, train_score_model

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import Lead, load_metric
-from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY, names_of
+from hf_tlm.runs.arguments import LINEAR, MAJORITY, names_of
 from hf_tlm.runs.linear import COLUMNS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature, by_character, tokens
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings
 from hf_tlm.tasks import Task

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.metrics import paired_bootstrap, scorer
+from hf_tlm.runs.arguments import LINEAR
 from hf_tlm.runs.averaging import average, read_average
-from hf_tlm.runs.baseline_arguments import LINEAR
 from hf_tlm.runs.baselines import linear_answers
 from hf_tlm.runs.finetuning.classification import score
 from hf_tlm.runs.summary import aggregate

@@ -15,7 +15,7 @@ from typing import Any
 from hf_tlm.analysis.runs import baseline_seed, check_record, check_seed, is_baseline, read_json
 from hf_tlm.errors import AnalysisError
 from hf_tlm.hub.repo import is_fetched
-from hf_tlm.runs.baseline_arguments import LINEAR
+from hf_tlm.runs.arguments import LINEAR
 from hf_tlm.utils.run_files import GRID_FILE, MANIFEST_FILE, RESULTS_FILE, SEED, SETTINGS_FILE
 from hf_tlm.utils.shown import kind_of
 

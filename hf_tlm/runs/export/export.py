@@ -25,10 +25,10 @@ from hf_tlm.models import ModelError
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.onnx_graph import OPSET, PARTS, averaged, check_installed, check_size, half, quantized, save, to_onnx
 from hf_tlm.models.onnx_session import OnnxModel, check_dtypes
+from hf_tlm.runs.arguments import without_texts
 from hf_tlm.runs.averaging import check_alike, model_names, shown_member
 from hf_tlm.runs.baselines import to_beat, to_beat_line
 from hf_tlm.runs.export import fill_mask
-from hf_tlm.runs.export.arguments import without_texts
 from hf_tlm.runs.export.exportable import Exportable, as_one, load_exportable
 from hf_tlm.runs.export.page import check_page, fill_page, read_runtime
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE

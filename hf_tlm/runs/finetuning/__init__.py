@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
+    from hf_tlm.runs.arguments import CheckpointArguments
     from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-    from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
     from hf_tlm.runs.finetuning.finetune import FinetuneRun, check_finetuning, draw_fraction, finetune
     from hf_tlm.runs.finetuning.kinds import kind_module
 

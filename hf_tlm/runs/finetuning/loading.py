@@ -17,8 +17,8 @@ from hf_tlm.models import FAMILIES, ModelError, add_lora
 from hf_tlm.models.adapters import ADAPTER_FILE, check_targets, load_merged
 from hf_tlm.models.cpu_attention import use_cpu_kernels
 from hf_tlm.models.loading import check_fit, hub_options, load_stock, new_weights, reading
+from hf_tlm.runs.arguments import CheckpointArguments
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
 from hf_tlm.runs.finetuning.crf import CrfTagger
 from hf_tlm.runs.finetuning.kinds import kind_module
 from hf_tlm.tasks import Task

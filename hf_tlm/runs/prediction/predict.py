@@ -28,6 +28,7 @@ from hf_tlm.hub.repo import FILES, TOKENIZER_FILES
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import reading
 from hf_tlm.models.onnx_session import OnnxModel, check_dtypes
+from hf_tlm.runs.arguments import MACHINE, PredictArguments
 from hf_tlm.runs.averaging import average, check_alike, model_names
 from hf_tlm.runs.few_shot.classifier import PromptClassifier
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
@@ -37,7 +38,6 @@ from hf_tlm.runs.finetuning.kinds import kind_module
 from hf_tlm.runs.finetuning.loading import load_finetuned, set_token_types
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.linear import WEIGHTS_FILE, LinearModel
-from hf_tlm.runs.prediction.arguments import MACHINE, PredictArguments
 from hf_tlm.runs.prediction.files import PredictionFile
 from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.records import SAVED_FILE, classified

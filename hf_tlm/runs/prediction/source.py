@@ -16,10 +16,9 @@ from hf_tlm.models import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import class_names, reading
-from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
+from hf_tlm.runs.arguments import LINEAR, MAJORITY, check_models
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-from hf_tlm.runs.prediction.arguments import check_models
 from hf_tlm.runs.records import SAVED_FILE, read_saved
 from hf_tlm.tasks import TaskError, TaskSpec
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE

@@ -20,7 +20,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.influence import PassageScores
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_replaceable, check_subset
-from hf_tlm.runs.prediction.arguments import MACHINE
+from hf_tlm.runs.arguments import MACHINE
 from hf_tlm.runs.teachers.answers import Answers, certainty, most_certain, progress, read_mapping, task_lengths
 from hf_tlm.runs.teachers.linear import LinearTeacher
 from hf_tlm.runs.teachers.marks import MarkedPhrases, marks_without_passages, read_marks

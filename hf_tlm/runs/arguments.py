@@ -1,0 +1,275 @@
+"""The options of baselines, of predictions and of exports, and which checkpoint is fine-tuned: light to import."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from hf_tlm.errors import ArgumentsError, ModelError
+from hf_tlm.hub.repo import split_revision
+from hf_tlm.hub.repo_id import find_repo
+from hf_tlm.models.arguments import LoraArguments
+from hf_tlm.tasks.arguments import text_columns
+from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, named, option
+
+MAJORITY, LINEAR = "majority class", "linear"
+# What predictions do not depend on, but for rounding: the machine's.
+MACHINE = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")
+_OF_ONNX = NoEffect("backend", ("torch",), "without --backend onnx. Leave it out.")
+_OF_TORCH = NoEffect("backend", ("onnx",), "with --backend onnx. Leave it out.")
+_WITHOUT_PREDICT = NoEffect("predict", (None,), "without predict. Give --predict a file.")
+_OF_PAGE = NoEffect("page", (None,), "without --page. Leave it out.")
+
+
+@dataclass
+class CheckpointArguments(LoraArguments):
+    """The pretrained model."""
+
+    model_name_or_path: str = field(
+        kw_only=True,
+        metadata={
+            "help": "The pretrained encoder: folder, or Hub id with @revision if wanted. finetune: a pattern, such "
+            "as 'runs/cocolm/training/checkpoint-*', each of those folders."
+        },
+    )
+    model_revision: str | None = option(None, "Branch, tag or commit of the checkpoint, instead of @revision.")
+    tokenizer_name: str | None = option(
+        None, "Tokenizer by folder, or Hub id with @revision if wanted. Default: the checkpoint's."
+    )
+    trust_remote_code: bool = option(False, "Run code that comes with the checkpoint.")
+    attn_implementation: str | None = option(
+        None, "sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. Default: sdpa."
+    )
+    use_peft: bool = option(False, "Train a LoRA adapter and the head of the task instead of all weights.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("model_name_or_path", "tokenizer_name"):
+            setattr(self, name, named(name, getattr(self, name), ArgumentsError))
+        # What is recorded, and what a card calls the base model, is the id.
+        self.model_name_or_path, self.model_revision = split_revision(self.model_name_or_path, self.model_revision)
+
+    @property
+    def tokenizer_source(self) -> dict[str, Any]:
+        """The arguments of `load_tokenizer`."""
+        # The revision is the checkpoint's: another repository has its own.
+        revision = None if self.tokenizer_name else self.model_revision
+        name = self.tokenizer_name or self.model_name_or_path
+        return {"name_or_path": name, "revision": revision, "trust_remote_code": self.trust_remote_code}
+
+
+@dataclass
+class BaselineArguments:
+    """Which baselines."""
+
+    baseline: str = option(
+        "all",
+        "majority class: the training split's largest. linear: a support vector machine on TF-IDF, chosen on validation.",
+        choices=["all", MAJORITY, LINEAR],
+    )
+
+
+def names_of(baseline: str) -> list[str]:
+    """The baselines that one of `BaselineArguments`' choices stands for."""
+    return [MAJORITY, LINEAR] if baseline == "all" else [baseline]
+
+
+def _format(output: str) -> dict[str, Any]:
+    """Metadata of the option `predict_format`; output: the option that says where predictions go."""
+    return {
+        "help": "jsonl, csv, tsv, parquet, xlsx: the rows, with predictions and probabilities beside them. txt: a "
+        f"prediction a line. glue: a file for GLUE's leaderboard; {output} is its folder. squad: a JSON object, id "
+        f"-> answer. Default: what the name of {output} says; without one jsonl.",
+        "choices": ["jsonl", "csv", "tsv", "parquet", "xlsx", "txt", "glue", "squad"],
+    }
+
+
+@dataclass
+class PredictArguments:
+    """Predictions for unlabelled data."""
+
+    predict: str | None = option(
+        None,
+        "File, or Hub dataset, to predict on with the finished model; it has the columns of the task, and needs no labels.",
+    )
+    predict_output: Annotated[str | None, _WITHOUT_PREDICT] = option(
+        None, "Where predictions go. Default: a file of that name in output_dir/predictions."
+    )
+    predict_format: Annotated[str | None, _WITHOUT_PREDICT] = field(default=None, metadata=_format("predict_output"))
+
+    def __post_init__(self):
+        # Before a training, at whose end it would come out.
+        check_data("predict", self.predict)
+        if self.predict_output and self.predict and os.path.realpath(self.predict_output) == os.path.realpath(self.predict):
+            raise ArgumentsError(f"predict_output {self.predict_output} is the file to predict on. Give another.")
+        check_effects(self, ArgumentsError)
+
+
+@dataclass
+class PredictorArguments:
+    """What is predicted, by which model."""
+
+    model_name_or_path: list[str] = option(
+        help=(
+            "The folder of a finished run (train_tlm, finetune, few_shot; adapters too), of baseline (its linear model), "
+            "or a stock checkpoint with the head of a task; or one of these on the Hub, with @revision if wanted. Several, "
+            "such as runs/a/seed-*/model: their probabilities are averaged."
+        ),
+        nargs="+",
+    )
+    data: str = option(
+        help=(
+            "File (csv, tsv, xlsx, jsonl, parquet, or txt with a text a line), or Hub dataset, in the columns that "
+            "the model was trained on; labels are not needed."
+        )
+    )
+    output: str | None = option(
+        None,
+        "Where predictions go: a file ending with .csv, .tsv, .xlsx, .jsonl, .parquet or .txt. Default: a "
+        ".jsonl called like the data, in the folder predictions beside the model; of several models in predictions here.",
+    )
+    predict_format: str | None = field(default=None, metadata=_format("output"))
+    text_column: str | None = option(None, "Column of the texts. Default: that of the training; of stock checkpoints text.")
+    text_pair_column: str | None = option(None, "Column of the second texts of pairs.")
+    separator: str | None = option(
+        None, "What separates the fields of csv and tsv files: ; or tab, say. Default: it is looked for."
+    )
+    max_length: int | None = option(
+        None, "Tokens after which a text is cut. Default: as in training; of stock checkpoints the longest they take."
+    )
+    drop_bad_rows: bool = option(False, "Leave out rows with null or blank texts.")
+    backend: str = option(
+        "torch",
+        "torch; or onnx: the model is a folder of hf-tlm export, and onnxruntime computes, on the CPU.",
+        choices=["torch", "onnx"],
+    )
+    onnx_dtype: Annotated[str, _OF_ONNX] = option(
+        "fp32", "Which of the export's files: fp32, int8, fp16.", choices=["fp32", "int8", "fp16"]
+    )
+    num_threads: Annotated[int | None, _OF_ONNX] = option(None, "Threads of onnxruntime. Default: one a core.")
+    trust_remote_code: Annotated[bool, _OF_TORCH] = option(False, "Run code that comes with the checkpoint.")
+    per_device_eval_batch_size: int = option(64, "Texts per device and batch.")
+    dataloader_num_workers: Annotated[int, _OF_TORCH] = option(0, "Processes that prepare batches.")
+    use_cpu: Annotated[bool, _OF_TORCH] = option(False, "Leave a GPU alone.")
+    bf16_full_eval: Annotated[bool, _OF_TORCH] = option(False, "Compute in bfloat16.")
+    fp16_full_eval: Annotated[bool, _OF_TORCH] = option(False, "Compute in float16.")
+
+    def __post_init__(self):
+        check_ranges(self, ArgumentsError)
+        check_data("data", self.data)
+        check_effects(self, ArgumentsError)
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of `hf_tlm.runs.predict`."""
+        others = ("model_name_or_path", "data", "output", "text_column", "text_pair_column")
+        own = {name: value for name, value in vars(self).items() if name not in others}
+        return own | {"text_columns": text_columns(self.text_column, self.text_pair_column)}
+
+
+@dataclass
+class ExportArguments:
+    """What is exported, and as what."""
+
+    model_name_or_path: list[str] = option(
+        help=(
+            "The folder of a finished run (train, finetune, few-shot, pretrain; adapters too), its masked LM in "
+            "mlm, or a stock checkpoint with a head; or one of these on the Hub, with @revision if wanted. Several, such "
+            "as runs/a/seed-*/model, become one graph: their probabilities are averaged."
+        ),
+        nargs="+",
+    )
+    output_dir: str | None = option(
+        None,
+        "Folder to write; an earlier export there is replaced. Default: beside the model (or the run "
+        "that it is in), NAME-onnx.",
+    )
+    dtypes: list[str] = option(
+        help=(
+            "fp32: onnx/model.onnx. int8: weights in 8 bits, onnx/model_quantized.onnx. fp16: for GPUs and WebGPU, "
+            "onnx/model_fp16.onnx."
+        ),
+        factory=lambda: ["fp32", "int8"],
+        nargs="+",
+        choices=["fp32", "int8", "fp16"],
+    )
+    data: str | None = option(
+        None,
+        "Instead of --task: file (or Hub dataset) of texts without labels, in the columns of the model's task or in "
+        "--text_column. How many predictions stay as they are is measured then, of the first 10,000 rows.",
+    )
+    max_drop: float = option(
+        0.5,
+        "Points of the task's metric that int8 and fp16 may lose, or one answer where that is more; one that loses more is "
+        "refused.",
+    )
+    per_channel: bool = option(True, "int8: a scale for every output of a matrix; false: one for the whole matrix.")
+    keep_float: list[str] = option(
+        help="int8: what keeps its float32: embeddings, the token vectors; head, the last matrix.",
+        factory=list,
+        nargs="+",
+        choices=["embeddings", "head"],
+    )
+    page: str | None = option(
+        None,
+        "Folder for a web page that classifies in the browser, from its own files alone; an earlier page there is replaced.",
+    )
+    page_texts: Annotated[list[str], _OF_PAGE] = option(
+        help="Examples on the page, which whoever opens it reads.", factory=list, nargs="+"
+    )
+    page_runtime: Annotated[str | None, _OF_PAGE] = option(
+        None,
+        "Folder in which `npm install @huggingface/transformers@4.3.1` was run. Default: npm fetches what the page needs.",
+    )
+    page_model: Annotated[str | None, _OF_PAGE] = option(
+        None,
+        "Public repository of the Hub (owner/name, with @revision if wanted) that the page loads the model from, as "
+        "`hf-tlm publish` puts the export there. Default: from the page's own folder.",
+    )
+    opset: int = option(23, "Version of ONNX's operators.")
+    max_length: int | None = option(
+        None, "Tokens after which loaders cut a text. Default: as in training; of stock checkpoints the longest."
+    )
+    per_device_eval_batch_size: int = option(64, "Texts per batch of the check.")
+    trust_remote_code: bool = option(False, "Run code that comes with the checkpoint.")
+
+    def __post_init__(self):
+        check_ranges(self, ArgumentsError)
+        check_effects(self, ArgumentsError)
+        check_data("data", self.data)
+
+    @property
+    def without_texts(self) -> list[str]:
+        """The files that are checked on texts, where no file of texts was given."""
+        return [dtype for dtype in self.dtypes if dtype != "fp32"] if self.data is None else []
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of `hf_tlm.runs.export_onnx`."""
+        others = ("model_name_or_path", "output_dir", "per_device_eval_batch_size")
+        own = {name: value for name, value in vars(self).items() if name not in others}
+        return own | {"batch_size": self.per_device_eval_batch_size}
+
+
+def without_texts(dtypes: Sequence[str], why: str = "") -> ArgumentsError:
+    """What is said of files that are checked on texts, where there are none; why: a sentence, with a space after it."""
+    return ArgumentsError(
+        f"{' and '.join(dtypes)}: checked on texts. {why}Give --task, whose validation texts are scored, or --data, a file "
+        "of texts; or --dtypes fp32."
+    )
+
+
+def check_models(names: Iterable[str]) -> None:
+    """Raise a ModelError for a model that is not here and cannot be on the Hub."""
+    for name in names:
+        if not os.path.exists(name) and find_repo(name, "model") is None:
+            raise ModelError(f"No model {name!r}: expected a folder of a finished run, or a name on the Hub (owner/name).")
+
+
+def check_data(name: str, data: str | None) -> None:
+    """Raise an ArgumentsError if what is to be predicted on is no file and cannot be on the Hub."""
+    if data is not None and not os.path.isfile(data):
+        if os.path.exists(data):
+            raise ArgumentsError(f"{name}: expected a file, or a dataset of the Hub; {data} is no file.")
+        if find_repo(data, "dataset") is None:
+            raise ArgumentsError(f"{name}: expected a file, or a dataset of the Hub; there is no {data}.")
