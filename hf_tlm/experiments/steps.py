@@ -24,9 +24,8 @@ from hf_tlm.models.arguments import InitializationArguments
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
 from hf_tlm.retrieval.subset import discard_damaged, subset_problem
 from hf_tlm.runs.arguments import BaselineArguments
-from hf_tlm.runs.averaging import averaged_scores
+from hf_tlm.runs.averaging import Answers, averaged_scores, classes_of, seed_answers, with_linear
 from hf_tlm.runs.baselines import make_baselines
-from hf_tlm.runs.beside import Answers, classes_of, seed_answers, with_linear
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.runs.price import linear_price
 from hf_tlm.runs.records import environment

@@ -204,7 +204,7 @@ def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mappi
     """One line on what there was to beat, on the last split that the run and the baselines have scores on.
 
     Args:
-        found: as of `to_beat`, or of `hf_tlm.runs.beside.beside`, with the run's leads.
+        found: as of `to_beat`, or of `hf_tlm.runs.averaging.beside`, with the run's leads.
         summary: the run's, split -> metric -> {"mean", ...}.
     """
     for split in ("test", "validation"):

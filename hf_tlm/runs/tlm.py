@@ -17,9 +17,8 @@ from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
-from hf_tlm.runs.averaging import averaged_seeds
+from hf_tlm.runs.averaging import averaged_seeds, beside
 from hf_tlm.runs.baselines import to_beat
-from hf_tlm.runs.beside import beside
 from hf_tlm.runs.price import price
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings, started
 from hf_tlm.runs.sharing import share_seeds

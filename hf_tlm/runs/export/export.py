@@ -32,8 +32,8 @@ from hf_tlm.runs.export import fill_mask
 from hf_tlm.runs.export.exportable import Exportable, as_one, load_exportable
 from hf_tlm.runs.export.page import check_page, fill_page, read_runtime
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
-from hf_tlm.runs.finetuning.crf import CRF_FILE
-from hf_tlm.runs.finetuning.features import EvaluationSet, feature_lengths
+from hf_tlm.runs.finetuning.kinds import EvaluationSet, feature_lengths
+from hf_tlm.runs.finetuning.tagging import CRF_FILE
 from hf_tlm.runs.prediction.source import Source, find_source, with_text_columns
 from hf_tlm.runs.price import onnx_memory, onnx_price
 from hf_tlm.runs.records import SAVED_FILE

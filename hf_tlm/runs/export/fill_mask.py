@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.errors import ArgumentsError
-from hf_tlm.runs.finetuning.features import pad
+from hf_tlm.runs.finetuning.kinds import pad
 
 AUTO_CLASS = "AutoModelForMaskedLM"
 METRIC = "masked_accuracy"

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.tokenization import check_tokenizer
 from hf_tlm.runs.few_shot.templates import CHANGES, MASK, TEXTS, Prompt, PromptError
-from hf_tlm.runs.finetuning.features import pad
+from hf_tlm.runs.finetuning.kinds import pad
 
 # What byte-level BPE, sentencepiece and WordPiece write for a space before a piece, or for there being none.
 _MARKS = "Ġ▁#"

@@ -21,8 +21,7 @@ from hf_tlm.runs.few_shot.classifier import PromptClassifier, label_word_logits,
 from hf_tlm.runs.few_shot.inputs import averaged
 from hf_tlm.runs.few_shot.templates import Prompt
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
-from hf_tlm.runs.finetuning.features import EvaluationSet
-from hf_tlm.runs.finetuning.kinds import kind_module
+from hf_tlm.runs.finetuning.kinds import EvaluationSet, kind_module
 from hf_tlm.runs.finetuning.loading import load_finetuned
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.records import SAVED_FILE, saved_settings

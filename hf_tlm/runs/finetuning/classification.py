@@ -13,7 +13,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 from hf_tlm.data import tokenize
 from hf_tlm.models.loading import class_names
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-from hf_tlm.runs.finetuning.features import compute_scores
+from hf_tlm.runs.finetuning.kinds import compute_scores
 from hf_tlm.runs.records import classified
 from hf_tlm.tasks import Task
 

@@ -25,12 +25,10 @@ from hf_tlm.objectives import TaskLoss, TeacherLoss, ValueLoss, WeightedSum
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.arguments import CheckpointArguments
-from hf_tlm.runs.averaging import averaged_seeds
+from hf_tlm.runs.averaging import averaged_seeds, beside
 from hf_tlm.runs.baselines import to_beat
-from hf_tlm.runs.beside import beside
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-from hf_tlm.runs.finetuning.features import EvaluationSet
-from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, check_kind, kind_module, label_names
+from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, EvaluationSet, check_kind, kind_module, label_names
 from hf_tlm.runs.finetuning.loading import load_finetuned, load_model, load_pretrained
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.price import price

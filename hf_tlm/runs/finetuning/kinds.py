@@ -1,4 +1,6 @@
-"""The kinds of tasks that are fine-tuned, one module each, with the same names in every module.
+"""The kinds of tasks that are fine-tuned, one module each, and what these share: cached features, padding, evaluation.
+
+The same names are in every module:
 
     AUTO_CLASS: str     the Auto class of transformers, such as "AutoModelForQuestionAnswering"
 
@@ -29,12 +31,29 @@ And where a kind needs it:
 
 from __future__ import annotations
 
+import copy
 import importlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
-from hf_tlm.errors import ArgumentsError
+import numpy as np
+import pyarrow.compute as pc
+import torch
+import xxhash
+from datasets import Dataset, Value
+from torch import nn
+from transformers import BatchEncoding, PreTrainedTokenizerBase, Trainer
+
+from hf_tlm.data import in_first_order, longest_first, text_lengths
+from hf_tlm.data.tokenization import TokenizerError, backend_settings, without_limits
+from hf_tlm.errors import ArgumentsError, HfTlmError
+from hf_tlm.metrics import load_metric
+from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+from hf_tlm.tasks import Task
+from hf_tlm.utils.arrow_files import map_rows
 
 KINDS = {
     "classification": "classification",
@@ -61,6 +80,10 @@ OPTIONS = {
     "crf": ("tagging",),
     "label_smoothing_factor": ("classification", "multiple_choice", "tagging"),
 }
+# Changes when equal settings would give other features.
+_FORMAT = 1
+BATCH = 200  # Rows that are tokenised together: one may have thousands of tokens.
+SPACES = np.array([chr(code).isspace() for code in range(0x3001)] + [False])  # No space has a larger code.
 
 
 def kind_module(kind: str) -> ModuleType:
@@ -82,3 +105,217 @@ def check_kind(args: Any, kind: str) -> None:
                 f"{entry.name} {value} has no effect on a {kind.replace('_', ' ')} task: it is for "
                 f"{', '.join(takers).replace('_', ' ')}. Leave it out."
             )
+
+
+def check_offsets(tokenizer: PreTrainedTokenizerBase, kind: str) -> None:
+    """Raise a TokenizerError for a tokenizer in pure Python, which does not know the characters of a token."""
+    if not tokenizer.is_fast:
+        raise TokenizerError(
+            f"{kind} needs to know which characters a token stands for, and {type(tokenizer).__name__} (a tokenizer in pure "
+            "Python) does not. Use a checkpoint with a fast tokenizer (tokenizer.json), or --tokenizer_name with one."
+        )
+
+
+def make_features(
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    encode: Callable[[dict[str, list], list[int]], dict[str, list]],
+    settings: Sequence[Any],
+    description: str,
+) -> Dataset:
+    """Return what `encode` makes of the rows, in their order.
+
+    It is stored in the cache of `datasets` where the rows are on disk, as a task's are, and found again by every run with
+    equal rows, tokenizer and settings.
+
+    Args:
+        encode: columns of a batch of rows and their indices -> columns of its features.
+        settings: all that the features depend on besides rows and tokenizer, as JSON values.
+    """
+    backend, fingerprint = backend_settings(tokenizer), None
+    if backend is not None:
+        # `datasets` would hash the whole tokenizer, which changes with use, and find nothing again.
+        parts = [_FORMAT, rows._fingerprint, backend, tokenizer.model_input_names, description, list(settings)]
+        fingerprint = xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
+    features = map_rows(
+        rows,
+        encode,
+        batched=True,
+        with_indices=True,
+        remove_columns=rows.column_names,
+        desc=description,
+        new_fingerprint=fingerprint,
+        batch_size=BATCH,
+    )
+    without_limits(tokenizer)
+    return features
+
+
+def tokenize_with_offsets(tokenizer: PreTrainedTokenizerBase, *texts: list[str]) -> BatchEncoding:
+    """Tokenise whole texts, or pairs of them, with special tokens.
+
+    Returns `input_ids`, `token_type_ids` where the tokenizer makes them, and `offset_mapping`.
+    """
+    return tokenizer(
+        *texts,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids="token_type_ids" in tokenizer.model_input_names,
+        verbose=False,  # It would warn of texts longer than the model takes, which are cut later.
+    )
+
+
+def token_spans(offsets: Sequence[tuple[int, int]], text: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where the tokens of a text begin and end, int64 [N] each: characters, without white space at either end.
+
+    Byte-level tokenizers count the space before a word as its own. A token of nothing but white space is empty.
+    """
+    begins, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    solid = np.flatnonzero(~SPACES[np.minimum(codes, len(SPACES) - 1)])
+    following = np.append(solid, len(text))[np.searchsorted(solid, begins)]
+    preceding = np.append(0, solid + 1)[np.searchsorted(solid, ends)]
+    return np.minimum(following, ends), np.maximum(np.minimum(following, ends), preceding)
+
+
+def pad(
+    features: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, names: Sequence[str] = (), side: str = "right"
+) -> dict[str, torch.Tensor]:
+    """The batch int64 [B, S] of `input_ids`, `attention_mask`, and `token_type_ids` where the features have them.
+
+    Args:
+        names: further columns with a value for every token, where the features have them; they are padded with -100.
+        side: where the padding goes. Predictions for tokens keep their places with "right".
+    """
+    fill = {"input_ids": tokenizer.pad_token_id, "attention_mask": 0, "token_type_ids": tokenizer.pad_token_type_id}
+    fill |= dict.fromkeys(names, -100)
+    width = max(len(feature["input_ids"]) for feature in features)
+    batch = {
+        name: np.full((len(features), width), value)
+        for name, value in fill.items()
+        if name in features[0] or name == "attention_mask"
+    }
+    for row, feature in enumerate(features):
+        length = len(feature["input_ids"])
+        place = slice(0, length) if side == "right" else slice(width - length, width)
+        for name, values in batch.items():
+            values[row, place] = feature.get(name, 1)
+    return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+
+def ragged(features: Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A column of lists as one array, and where each row begins in it, int64 [N + 1]."""
+    column = features.select_columns(name).with_format("arrow")[:][name].combine_chunks()
+    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+    return column.flatten().to_numpy(zero_copy_only=False), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def compute_scores(task: Task, predictions: list, references: list, *more: str) -> dict[str, float]:
+    """The task's metric and its further ones, and `more`, with what they bring along."""
+    scores: dict[str, float] = {}
+    for name in dict.fromkeys((task.metric, *task.spec.further_metrics, *more)):
+        scores |= load_metric(name).compute(predictions=predictions, references=references)
+    return scores
+
+
+def feature_lengths(features: Dataset) -> np.ndarray:
+    """int32 [N]: tokens of every feature; of one with several texts, as the options of a question, of all of them."""
+    if isinstance(features.features["input_ids"].feature, Value):
+        return text_lengths(features)
+    tables = features.select_columns("input_ids").with_format("arrow").iter(1 << 12)
+    sums = [
+        # Every row has the same number of texts.
+        pc.list_value_length(pc.list_flatten(table["input_ids"])).to_numpy().reshape(len(table), -1).sum(axis=1)
+        for table in tables
+    ]
+    return np.concatenate(sums).astype(np.int32)
+
+
+def texts_per_feature(features: Dataset) -> int:
+    """1, or the number of options of a question."""
+    return 1 if isinstance(features.features["input_ids"].feature, Value) else len(features[0]["input_ids"])
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Batches one after the other, those that are narrower filled up with -100, as the Trainer does."""
+    shape = (sum(map(len, parts)), *np.max([part.shape[1:] for part in parts], axis=0))
+    whole, row = np.full(shape, -100, dtype=parts[0].dtype), 0
+    for part in parts:
+        whole[(slice(row, row + len(part)), *map(slice, part.shape[1:]))] = part
+        row += len(part)
+    return whole
+
+
+class EvaluationSet:
+    """Some rows, encoded for a model.
+
+    Texts of similar length share a batch, so that little padding is computed.
+
+    Args:
+        kind: see `hf_tlm.runs.finetuning.kinds`.
+        rows: with the canonical columns of the kind; labels may be missing.
+    """
+
+    def __init__(
+        self,
+        kind: ModuleType,
+        rows: Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        args: FinetuneArguments,
+    ):
+        self.kind, self.rows = kind, rows
+        self.features = kind.encode(rows, tokenizer, args)
+        lengths = feature_lengths(self.features)
+        self.by_length, self.order = longest_first(self.features, lengths)
+        self.lengths = lengths[self.order]
+
+    def outputs(self, trainer: Trainer) -> Any:
+        """What the model says of every feature, in the order of `features`. All processes must call this."""
+        return self.in_order(trainer.predict(self.by_length).predictions)
+
+    def outputs_of(self, logits_of: Callable, collate: Callable, batch_size: int, most_tokens: int | None = None) -> Any:
+        """As `outputs`, of any function in this process: a batch -> arrays of logits.
+
+        Args:
+            batch_size: rows a batch, at most.
+            most_tokens: tokens a batch, padding included, if it has more rows than one.
+        """
+        parts, start = [], 0
+        while start < len(self.lengths):
+            # The first row of a batch is the longest.
+            fitting = batch_size if most_tokens is None else most_tokens // max(1, int(self.lengths[start]))
+            end = min(start + max(1, min(batch_size, fitting)), len(self.lengths))
+            parts.append(logits_of(collate([self.by_length[row] for row in range(start, end)])))
+            start = end
+        whole = tuple(map(_joined, zip(*parts, strict=True)))
+        return self.in_order(whole if len(whole) > 1 else whole[0])
+
+    def in_order(self, outputs: Any) -> Any:
+        """Arrays in the order of `by_length`, in that of `features`; an HfTlmError where a number is not finite."""
+        if isinstance(outputs, (tuple, list)):
+            return tuple(self.in_order(part) for part in outputs)
+        if not np.isfinite(outputs).all():
+            raise HfTlmError(
+                "The model's logits are not finite: its training has diverged (lower the learning rate or lengthen the "
+                "warm-up), or its weights are damaged."
+            )
+        return in_first_order(outputs, self.order)
+
+    def decode(self, outputs: Any, model: nn.Module, args: FinetuneArguments) -> list[dict[str, Any]]:
+        """One prediction a row."""
+        return self.kind.decode(outputs, self.features, self.rows, model, args)
+
+    def with_validation_choices(self, task: Task, outputs: Any, args: FinetuneArguments) -> FinetuneArguments:
+        """`args`, and what these labelled rows decide of them."""
+        validation_choices = getattr(self.kind, "validation_choices", None)
+        if validation_choices is None:
+            return args
+        args = copy.copy(args)
+        for name, value in validation_choices(task, outputs, self.features, self.rows, args).items():
+            setattr(args, name, value)
+        return args
+
+    def score(self, task: Task, outputs: Any, model: nn.Module, args: FinetuneArguments) -> dict[str, float]:
+        """The task's metrics on these rows, which decide what `args` leave open."""
+        args = self.with_validation_choices(task, outputs, args)
+        return self.kind.score(task, self.decode(outputs, model, args), self.rows)

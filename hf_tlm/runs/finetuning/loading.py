@@ -19,8 +19,8 @@ from hf_tlm.models.cpu_attention import use_cpu_kernels
 from hf_tlm.models.loading import check_fit, hub_options, load_stock, new_weights, reading
 from hf_tlm.runs.arguments import CheckpointArguments
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-from hf_tlm.runs.finetuning.crf import CrfTagger
 from hf_tlm.runs.finetuning.kinds import kind_module
+from hf_tlm.runs.finetuning.tagging import CrfTagger
 from hf_tlm.tasks import Task
 
 logger = logging.getLogger(__name__)

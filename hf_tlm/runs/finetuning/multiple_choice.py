@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-from hf_tlm.runs.finetuning.features import compute_scores, make_features, pad
+from hf_tlm.runs.finetuning.kinds import compute_scores, make_features, pad
 from hf_tlm.tasks import Task
 
 AUTO_CLASS = "AutoModelForMultipleChoice"

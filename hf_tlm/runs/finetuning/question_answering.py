@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import best_threshold
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-from hf_tlm.runs.finetuning.features import (
+from hf_tlm.runs.finetuning.kinds import (
     check_offsets,
     compute_scores,
     make_features,

@@ -15,7 +15,7 @@ from hf_tlm.data.interleave import TASK, InterleavedBatchSampler
 from hf_tlm.models import applied_parameters
 from hf_tlm.objectives import WeightedSum
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-from hf_tlm.runs.finetuning.features import feature_lengths, texts_per_feature
+from hf_tlm.runs.finetuning.kinds import feature_lengths, texts_per_feature
 from hf_tlm.training import Cost, training_flops
 from hf_tlm.training.averages import LossAverages, in_pairs
 from hf_tlm.training.base_trainer import SampledTrainer

@@ -16,8 +16,7 @@ from transformers import set_seed
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, draw_fraction, kind_module
-from hf_tlm.runs.finetuning.features import EvaluationSet
-from hf_tlm.runs.finetuning.kinds import label_names
+from hf_tlm.runs.finetuning.kinds import EvaluationSet, label_names
 from hf_tlm.runs.finetuning.loading import load_model, load_pretrained
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.grid.points import Grid, GridError, Range

@@ -32,10 +32,9 @@ from hf_tlm.runs.arguments import MACHINE, PredictArguments
 from hf_tlm.runs.averaging import average, check_alike, model_names
 from hf_tlm.runs.few_shot.classifier import PromptClassifier
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-from hf_tlm.runs.finetuning.crf import CRF_FILE
-from hf_tlm.runs.finetuning.features import EvaluationSet, feature_lengths
-from hf_tlm.runs.finetuning.kinds import kind_module
+from hf_tlm.runs.finetuning.kinds import EvaluationSet, feature_lengths, kind_module
 from hf_tlm.runs.finetuning.loading import load_finetuned, set_token_types
+from hf_tlm.runs.finetuning.tagging import CRF_FILE
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.linear import WEIGHTS_FILE, LinearModel
 from hf_tlm.runs.prediction.files import PredictionFile

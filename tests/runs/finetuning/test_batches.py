@@ -5,8 +5,7 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.models import onnx_session
-from hf_tlm.runs.finetuning.features import EvaluationSet, feature_lengths
-from hf_tlm.runs.finetuning.kinds import kind_module
+from hf_tlm.runs.finetuning.kinds import EvaluationSet, feature_lengths, kind_module
 from support.kind_toys import TOKENIZERS, arguments
 
 LENGTHS = (3, 17, 1, 40, 9, 9, 2, 30, 1, 5)

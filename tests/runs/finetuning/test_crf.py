@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs.finetuning import tagging
-from hf_tlm.runs.finetuning.crf import CRF_FILE, CrfTagger, marginals, new_crf, to_words
+from hf_tlm.runs.finetuning.tagging import CRF_FILE, CrfTagger, marginals, new_crf, to_words
 from support.kind_toys import arguments, tiny_model
 
 TAGS = 3

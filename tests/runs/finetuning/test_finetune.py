@@ -25,7 +25,7 @@ from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.data import load_tokenizer
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, linear_model
 from hf_tlm.runs.finetuning import classification, draw_fraction
-from hf_tlm.runs.finetuning.features import feature_lengths
+from hf_tlm.runs.finetuning.kinds import feature_lengths
 from hf_tlm.runs.finetuning.loading import load_model, load_pretrained
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.tasks import TaskSpec, task_from_datasets

@@ -17,7 +17,7 @@ from transformers import (
 
 from hf_tlm.data import train_wordpiece
 from hf_tlm.runs.finetuning import multiple_choice, question_answering, tagging
-from hf_tlm.runs.finetuning.crf import CRF_FILE
+from hf_tlm.runs.finetuning.tagging import CRF_FILE
 from hf_tlm.tasks import load_task
 from support.kind_toys import TAGS, TOKENIZERS, arguments, labels_of, predict, rows_of, task_of, tiny_model
 from support.tiny_checkpoints import go, pretrained
