@@ -12,7 +12,7 @@ from hf_tlm.models.adapters import read_adapter
 from hf_tlm.models.export import load_exported
 from hf_tlm.runs import predict
 from hf_tlm.runs.few_shot.classifier import PromptClassifier
-from hf_tlm.runs.few_shot.templates import PromptError
+from hf_tlm.runs.few_shot.prompts import PromptError
 from hf_tlm.runs.records import PREDICTING, read_saved
 from hf_tlm.utils.json_files import LARGEST, listed, mapped, maybe, one_of, read_fields, real, record, truth, whole, words
 

@@ -16,7 +16,7 @@ from hf_tlm.hub.cards import prompted_card
 from hf_tlm.runs.baselines import to_beat, to_beat_line
 from hf_tlm.runs.few_shot.arguments import FewShotArguments
 from hf_tlm.runs.few_shot.points import Episode, Point, Prompted, WithHead, draw_episode, scored_split
-from hf_tlm.runs.few_shot.templates import prompt_for
+from hf_tlm.runs.few_shot.prompts import prompt_for
 from hf_tlm.runs.finetuning import CheckpointArguments
 from hf_tlm.runs.finetuning.loading import load_pretrained
 from hf_tlm.runs.price import price, price_line

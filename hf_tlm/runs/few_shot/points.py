@@ -17,9 +17,8 @@ from hf_tlm.data import load_tokenizer
 from hf_tlm.data.interleave import TASK
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.runs.few_shot.arguments import FewShotArguments, defaults_of
-from hf_tlm.runs.few_shot.classifier import PromptClassifier, label_word_logits, load_masked_lm
-from hf_tlm.runs.few_shot.inputs import averaged
-from hf_tlm.runs.few_shot.templates import Prompt
+from hf_tlm.runs.few_shot.classifier import PromptClassifier, averaged, label_word_logits, load_masked_lm
+from hf_tlm.runs.few_shot.prompts import Prompt
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.runs.finetuning.kinds import EvaluationSet, kind_module
 from hf_tlm.runs.finetuning.loading import load_finetuned

@@ -8,9 +8,9 @@ from datasets import Dataset, DatasetDict
 
 from hf_tlm import load_task
 from hf_tlm.runs.few_shot import Prompt, PromptError, draw_episode
-from hf_tlm.runs.few_shot.encoding import PromptEncoder
-from hf_tlm.runs.few_shot.inputs import Demonstrations, EvaluationInputs, TrainingInputs, averaged, embed
+from hf_tlm.runs.few_shot.classifier import Demonstrations, EvaluationInputs, TrainingInputs, averaged, embed
 from hf_tlm.runs.few_shot.points import scored_split
+from hf_tlm.runs.few_shot.prompts import PromptEncoder
 from hf_tlm.tasks import TaskError
 from support.prompts import TEMPLATE, WORDS, masked_lm, wordpiece
 from support.toys import make_task

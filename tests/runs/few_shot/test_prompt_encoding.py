@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.runs.few_shot import Prompt, PromptError
-from hf_tlm.runs.few_shot.encoding import PromptCollator, PromptEncoder, kept_lengths, label_word_ids
+from hf_tlm.runs.few_shot.prompts import PromptCollator, PromptEncoder, kept_lengths, label_word_ids
 from support.prompts import TEMPLATE, WORDS, byte_level, wordpiece
 
 TOKENIZERS = {"wordpiece": wordpiece(), "byte_level": byte_level()}

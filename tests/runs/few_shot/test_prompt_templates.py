@@ -3,7 +3,7 @@
 import pytest
 
 from hf_tlm.runs.few_shot import PROMPTS, Prompt, PromptError, prompt_for
-from hf_tlm.runs.few_shot.templates import CHANGES
+from hf_tlm.runs.few_shot.prompts import CHANGES
 
 
 def parts(template):
