@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import logging
-import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from datasets import Dataset
-
-from hf_tlm.data.text_checks import spread_texts
 from hf_tlm.hub.cards import onnx_card
 from hf_tlm.hub.rendering import displayed_name, hub_name
-from hf_tlm.models import ModelError
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.onnx_graph import OPSET, PARTS, averaged, check_installed, check_size, half, quantized, save, to_onnx
 from hf_tlm.models.onnx_session import OnnxModel, check_dtypes
 from hf_tlm.runs.arguments import without_texts
 from hf_tlm.runs.averaging import check_alike, model_names, shown_member
-from hf_tlm.runs.baselines import to_beat, to_beat_line
-from hf_tlm.runs.export import fill_mask
-from hf_tlm.runs.export.exportable import Exportable, as_one, load_exportable
+from hf_tlm.runs.export.exportable import Exportable, FillMask, RandomCheck, TextCheck, as_one, check_of, load_exportable
 from hf_tlm.runs.export.page import check_page, fill_page, read_runtime
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
-from hf_tlm.runs.finetuning.kinds import EvaluationSet, feature_lengths
 from hf_tlm.runs.finetuning.tagging import CRF_FILE
-from hf_tlm.runs.prediction.source import Source, find_source, with_text_columns
+from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.price import onnx_memory, onnx_price
 from hf_tlm.runs.records import SAVED_FILE
-from hf_tlm.tasks import Task, unlabelled_chunks
+from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.run_folder import run_of
@@ -50,14 +39,6 @@ from hf_tlm.utils.seals import write_seal
 from hf_tlm.utils.shown import figures
 from hf_tlm.version import __version__
 
-logger = logging.getLogger(__name__)
-
-TOLERANCE = 1e-4  # Of logits in float32.
-_ONE_ANSWER = ("classification", "multiple_choice", "question_answering")  # Kinds of tasks with one answer a text.
-_ROUNDING = 1e-9  # Of a difference of scores, in points.
-RELATIVE_TOLERANCE = 1e-5  # Of a regression's values, which are as large as its labels, where that is more.
-CHECKED_ROWS = 10_000  # Of a file without labels.
-AGREEMENT = "agreement"
 _PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -175,7 +156,7 @@ def export_onnx(
             apart: list[str | os.PathLike] = [*names, *(source.folder for source in sources), output]
             check_page(about, dtypes, page, page_texts, apart, page_model)
             runtime = read_runtime(page_runtime)
-        check = _check_of(model, task, data, text_columns, batch_size)
+        check = check_of(model, task, data, text_columns, batch_size)
         choices = model.source.spec.kind == "multiple_choice"
         check_size(model.members)
         graphs = [
@@ -214,7 +195,7 @@ def _write_graphs(
     folder: Path,
     model: Exportable,
     graphs: Sequence[Any],
-    check: _RandomCheck | _TextCheck,
+    check: RandomCheck | TextCheck,
     dtypes: Sequence[str],
     max_drop: float,
     int8: Mapping[str, Any],
@@ -263,163 +244,6 @@ def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os
     return output
 
 
-class _RandomCheck:
-    """Of logits alone, on random tokens."""
-
-    about = {"texts": 0, "what": "random tokens"}
-    task = None
-
-    def __init__(self, model: Exportable):
-        self.model = model
-        generator = torch.Generator().manual_seed(0)
-        longest = model.args.max_length
-        self.batches = []
-        for count, length in ((1, 1), (3, min(7, longest)), (2, min(32, longest)), (1, longest)):
-            shape = (count, 3, length) if model.source.spec.kind == "multiple_choice" else (count, length)
-            mask = torch.ones(shape, dtype=torch.int64)
-            mask[0, ..., length - length // 3 :] = 0
-            ids = torch.randint(min(member.config.vocab_size for member in model.members), shape, generator=generator)
-            types = torch.zeros(shape, dtype=torch.int64)
-            self.batches.append({"input_ids": ids, "attention_mask": mask, "token_type_ids": types})
-
-    def measure(self, exported: OnnxModel, dtype: str, max_drop: float, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """How far logits are from torch's."""
-        apart = 0.0
-        for each in self.batches:
-            lengths = each["attention_mask"].sum(-1).numpy()
-            found, expected = (self.model.at_tokens(of(each), lengths) for of in (exported, self.model))
-            apart = max(apart, _agreeing(found, expected, self.model.kind_name))
-        return {"max_difference": apart}
-
-
-class _TextCheck:
-    """Of logits and of the score, or of predictions that stay the same.
-
-    Args:
-        task: with labels; None: the predictions of torch take their place.
-    """
-
-    def __init__(self, model: Exportable, rows: Dataset, task: Task | None, what: str, batch_size: int):
-        self.model, self.rows, self.task = model, rows, task
-        self.batch_size = batch_size
-        kind = model.kind
-        self.set = EvaluationSet(kind, rows, model.tokenizer, model.args)
-        self.collate = kind.collator(model.tokenizer)
-        self.reference = self.outputs(model)
-        self.predictions = self.decoded(self.reference)
-        self.metric = fill_mask.METRIC if kind is fill_mask else AGREEMENT if task is None else task.metric
-        self.score = self.scored(self.predictions)
-        self.about: dict[str, Any] = {"texts": len(rows), "what": what, "metric": self.metric}
-        if task is not None and kind is not fill_mask:
-            reached = {what.partition(" ")[0]: {self.metric: {"mean": self.score}}}
-            if line := to_beat_line(to_beat(task), self.metric, reached):
-                self.about["to_beat"] = line
-
-    def outputs(self, of: Callable) -> Any:
-        most_tokens = of.most_tokens if isinstance(of, OnnxModel) else None
-        found = self.set.outputs_of(of, self.collate, self.batch_size, most_tokens)
-        return self.model.at_tokens(found, feature_lengths(self.set.features))
-
-    def decoded(self, outputs: Any) -> list[dict[str, Any]]:
-        return self.set.decode(outputs, self.model.decoder, self.model.args)
-
-    def scored(self, predictions: list[dict[str, Any]]) -> float:
-        if self.metric == AGREEMENT:
-            return float(np.mean(self.same(predictions)))
-        return float(self.model.kind.score(self.task, predictions, self.rows)[self.metric])
-
-    def same(self, predictions: list[dict[str, Any]]) -> list[bool]:
-        return [a["prediction"] == b["prediction"] for a, b in zip(predictions, self.predictions, strict=True)]
-
-    def measure(self, exported: OnnxModel, dtype: str, max_drop: float, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """How far logits are from torch's, the score, and how many points it is below torch's.
-
-        A ModelError where logits of float32 are too far, or another type loses more than `max_drop` and one answer.
-        """
-        found = self.outputs(exported)
-        exact = dtype == "fp32"
-        apart = _agreeing(found, self.reference, self.model.kind_name) if exact else _apart(found, self.reference)
-        predictions = self.decoded(found)
-        score = self.scored(predictions)
-        drop, changed = 100 * (self.score - score), len(predictions) - sum(self.same(predictions))
-        # What one answer is worth is no loss that is shown: of 65 texts it is a point and a half.
-        limit = max(max_drop, 100 / len(predictions)) if self.model.kind_name in _ONE_ANSWER else max_drop
-        excused = limit > max_drop and changed <= 1 and math.isfinite(drop)
-        if dtype != "fp32" and not drop <= limit + _ROUNDING and not excused:
-            one = f", or {limit:.2f}, one answer of {len(predictions):,}" if limit > max_drop else ""
-            raise ModelError(
-                f"{dtype} loses {drop:.2f} points of {self.metric}, from {100 * self.score:.2f} to {100 * score:.2f} "
-                f"({changed} of {len(predictions):,} predictions change), more than --max_drop {max_drop:g}{one}. "
-                f"{_advice(dtype, settings)}"
-            )
-        if dtype != "fp32" and drop > max_drop + _ROUNDING:
-            logger.warning(
-                "%s loses %.2f points of %s, more than --max_drop %g, and is kept: it is what one answer of %s is worth "
-                "(%d of their predictions change). More texts would tell.",
-                *(dtype, drop, self.metric, max_drop, f"{len(predictions):,}", changed),
-            )
-        return {"max_difference": apart, "score": score, "drop": drop, "changed": changed}
-
-
-def _check_of(
-    model: Exportable, task: Task | None, data: str | None, text_columns: str | Sequence[str] | None, batch_size: int
-) -> _RandomCheck | _TextCheck:
-    spec = model.source.spec
-    if task is None and data is None:
-        return _RandomCheck(model)
-    if task is not None:
-        split = "validation" if "validation" in task.splits else "test"
-        rows, what = task.splits[split], f"{split} of {task.name}"
-        if model.kind is not fill_mask:
-            task.check_kind(f"a model for {spec.kind.replace('_', ' ')}", spec.kind)
-            if model.source.label_names and set(task.label_names) != set(model.source.label_names):
-                raise ModelError(
-                    f"The model tells apart {', '.join(model.source.label_names):.200}; the classes of {task.name} are "
-                    f"{', '.join(task.label_names):.200}. Give the task that it was trained on."
-                )
-    else:
-        assert data is not None
-        if spec.kind == "regression":
-            raise ArgumentsError("What int8 changes in numbers is measured against labels: give --task instead of --data.")
-        spec = spec if text_columns is None else with_text_columns(spec, text_columns)
-        rows, what = next(unlabelled_chunks(data, spec, chunk=CHECKED_ROWS)).rows, Path(data).name
-    if model.kind is fill_mask:
-        rows = fill_mask.masked_rows(spread_texts(rows), model.tokenizer, model.args.max_length)
-    return _TextCheck(model, rows, task, what, batch_size)
-
-
-def _apart(found: Any, expected: Any) -> float:
-    """The largest difference of two outputs, arrays or tuples of them."""
-    if isinstance(found, tuple):
-        return float(np.max([*map(_apart, found, expected)]))  # NaN where one of them is, unlike `max`.
-    return float(np.abs(found - expected).max())
-
-
-def _agreeing(found: Any, expected: Any, kind: str) -> float:
-    """The largest difference of outputs in float32; a ModelError where it is more than rounding."""
-    apart, most = _apart(found, expected), TOLERANCE
-    if kind == "regression":
-        most = max(most, RELATIVE_TOLERANCE * float(np.abs(expected).max()))
-    if not apart <= most:
-        raise ModelError(
-            f"The exported graph computes something else: its logits differ from torch's by {apart:.2g}, more than "
-            f"{most:.2g}. Nothing was written."
-        )
-    return apart
-
-
-def _advice(dtype: str, settings: Mapping[str, Any]) -> str:
-    if dtype != "int8":
-        return f"Leave {dtype} out."
-    kept, tries = set(settings["keep_float"]), []
-    for part in ("head", "embeddings"):  # The cheapest first; the option replaces what was given, so each has them all.
-        if part not in kept:
-            kept.add(part)
-            tries.append(f"--keep_float {' '.join(sorted(kept, reverse=True))}")
-    tries += [] if settings["per_channel"] else ["--per_channel true"]
-    return f"Try {' or '.join([*tries, '--dtypes fp32'])}; a larger --max_drop takes it as it is."
-
-
 def _pairs(model: Exportable, task: Task | None) -> bool:
     return len((model.source.spec if task is None else task.spec).text_columns) > 1
 
@@ -428,7 +252,7 @@ def _record(
     names: Sequence[str],
     sources: Sequence[Source],
     model: Exportable,
-    check: _RandomCheck | _TextCheck,
+    check: RandomCheck | TextCheck,
     files: Mapping[str, Any],
     opset: int,
 ) -> dict[str, Any]:
@@ -445,7 +269,7 @@ def _record(
         "repo_id": repos[0] if len(repos) == 1 else repos if all(repos) else None,
         "model_type": model.stock.config.model_type,
         "parameters": sum(parameter.numel() for member in model.members for parameter in member.parameters()),
-        "task": check.task.name if check.task else None if model.kind is fill_mask or model.source.stock else spec.name,
+        "task": check.task.name if check.task else None if model.kind is FillMask or model.source.stock else spec.name,
         **({"taught_by": taught_by} if taught_by else {}),
         "kind": model.kind_name,
         "pairs": _pairs(model, check.task),

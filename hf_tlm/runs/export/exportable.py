@@ -1,27 +1,44 @@
-"""A finished model, or several as one, ready to be exported."""
+"""A finished model, or several as one, ready to be exported, and what checks the graphs that are made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
+from hf_tlm.data.text_checks import spread_texts
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import check_positions
 from hf_tlm.models.onnx_graph import LEAST_SHARE
+from hf_tlm.models.onnx_session import OnnxModel
 from hf_tlm.runs.averaging import shown_member
-from hf_tlm.runs.export import fill_mask
+from hf_tlm.runs.baselines import to_beat, to_beat_line
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-from hf_tlm.runs.finetuning.kinds import kind_module
+from hf_tlm.runs.finetuning.kinds import EvaluationSet, feature_lengths, kind_module, pad
 from hf_tlm.runs.finetuning.loading import load_finished, set_token_types
-from hf_tlm.runs.prediction.source import Source
+from hf_tlm.runs.prediction.source import Source, with_text_columns
+from hf_tlm.tasks import Task, unlabelled_chunks
 
+logger = logging.getLogger(__name__)
+
+TOLERANCE = 1e-4  # Of logits in float32.
+_ONE_ANSWER = ("classification", "multiple_choice", "question_answering")  # Kinds of tasks with one answer a text.
+_ROUNDING = 1e-9  # Of a difference of scores, in points.
+RELATIVE_TOLERANCE = 1e-5  # Of a regression's values, which are as large as its labels, where that is more.
+CHECKED_ROWS = 10_000  # Of a file without labels.
+AGREEMENT = "agreement"
+EVERY = 7  # One token of so many is masked, 14%.
 # What models of one graph have in common.
 _IN_COMMON: dict[str, Callable[[Any], Any]] = {
     "the tokenizer": lambda model: model.tokenizer.backend_tokenizer.to_str(),
@@ -39,7 +56,7 @@ class Exportable:
     """
 
     source: Source
-    kind: ModuleType
+    kind: ModuleType | type[FillMask]
     stock: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     args: FinetuneArguments
@@ -58,7 +75,7 @@ class Exportable:
 
     @property
     def kind_name(self) -> str:
-        return "fill_mask" if self.kind is fill_mask else self.source.spec.kind
+        return "fill_mask" if self.kind is FillMask else self.source.spec.kind
 
     def at_tokens(self, outputs: Any, lengths: np.ndarray) -> Any:
         """Logits without those of padding, which mean nothing and differ.
@@ -67,7 +84,7 @@ class Exportable:
             outputs: float [N, S, ...], or a tuple of such; of classifiers they have no S and stay as they are.
             lengths: int [N].
         """
-        if self.kind is not fill_mask and self.source.spec.kind not in ("tagging", "question_answering"):
+        if self.kind is not FillMask and self.source.spec.kind not in ("tagging", "question_answering"):
             return outputs
         if isinstance(outputs, tuple):
             return tuple(self.at_tokens(part, lengths) for part in outputs)
@@ -101,7 +118,7 @@ def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Ex
             f"{source.folder} is a linear model, of which there is no graph. `hf-tlm predict` takes it as it is, by itself "
             "or beside exports (--backend onnx)."
         )
-    kind = fill_mask if source.fills_masks else kind_module(source.spec.kind)
+    kind: ModuleType | type[FillMask] = FillMask if source.fills_masks else kind_module(source.spec.kind)
     tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=source.fills_masks)
     if not tokenizer.is_fast:
         raise ModelError(
@@ -134,3 +151,223 @@ def as_one(names: Sequence[str], models: Sequence[Exportable]) -> Exportable:
                 f"are not those of {shown_member(names[0])}. Export them one by one; predict averages them too."
             )
     return replace(first, others=[model.stock for model in models[1:]])
+
+
+def masked_rows(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+    """Rows `input_ids`, of which every seventh token is masked, and `labels`, the tokens that were there or -100."""
+    ids = tokenizer(list(texts), truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
+    special = np.array(tokenizer.all_special_ids)
+    columns: dict[str, list] = {"input_ids": [], "labels": []}
+    for row in map(np.array, ids):
+        places = np.flatnonzero(~np.isin(row, special))[EVERY // 2 :: EVERY]
+        labels = np.full(len(row), -100)
+        labels[places] = row[places]
+        columns["labels"].append(labels)
+        columns["input_ids"].append(np.where(labels == -100, row, tokenizer.mask_token_id))
+    if all((labels == -100).all() for labels in columns["labels"]):
+        raise ArgumentsError(
+            f"Nothing of a masked LM can be measured on these texts: none has {EVERY // 2 + 1} tokens, of which one is "
+            "masked. Give longer ones, or --dtypes fp32 without texts."
+        )
+    return Dataset.from_dict(columns)
+
+
+class FillMask:
+    """Masked language models, as one more kind of task to check exports on: the names are those of `finetuning.kinds`."""
+
+    AUTO_CLASS = "AutoModelForMaskedLM"
+    METRIC = "masked_accuracy"
+
+    @staticmethod
+    def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: Any) -> Dataset:
+        """The rows of `masked_rows`, with token types where there are any."""
+        if "token_type_ids" in tokenizer.model_input_names:
+            return rows.add_column("token_type_ids", [[0] * len(ids) for ids in rows["input_ids"]])
+        return rows
+
+    @staticmethod
+    def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
+        """Return a function that pads features to a batch, int64 [B, S] each."""
+        return lambda features: pad(features, tokenizer)
+
+    @staticmethod
+    def decode(outputs: np.ndarray, features: Dataset, rows: Dataset, model: Any, args: Any) -> list[dict[str, Any]]:
+        """{"prediction": the tokens that are most probable at the masks} of every row.
+
+        Args:
+            outputs: logits, float [rows, S, V].
+        """
+        best = outputs.argmax(axis=-1)
+        return [
+            {"prediction": best[row, : len(labels)][np.array(labels) != -100].tolist()}
+            for row, labels in enumerate(rows["labels"])
+        ]
+
+    @staticmethod
+    def score(task: Any, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
+        """The share of masked tokens that are predicted."""
+        truth = [[token for token in labels if token != -100] for labels in rows["labels"]]
+        right = sum(
+            int(a == b)
+            for one, row in zip(predictions, truth, strict=True)
+            for a, b in zip(one["prediction"], row, strict=True)
+        )
+        return {FillMask.METRIC: right / max(1, sum(map(len, truth)))}
+
+
+class RandomCheck:
+    """Of logits alone, on random tokens."""
+
+    about = {"texts": 0, "what": "random tokens"}
+    task = None
+
+    def __init__(self, model: Exportable):
+        self.model = model
+        generator = torch.Generator().manual_seed(0)
+        longest = model.args.max_length
+        self.batches = []
+        for count, length in ((1, 1), (3, min(7, longest)), (2, min(32, longest)), (1, longest)):
+            shape = (count, 3, length) if model.source.spec.kind == "multiple_choice" else (count, length)
+            mask = torch.ones(shape, dtype=torch.int64)
+            mask[0, ..., length - length // 3 :] = 0
+            ids = torch.randint(min(member.config.vocab_size for member in model.members), shape, generator=generator)
+            types = torch.zeros(shape, dtype=torch.int64)
+            self.batches.append({"input_ids": ids, "attention_mask": mask, "token_type_ids": types})
+
+    def measure(self, exported: OnnxModel, dtype: str, max_drop: float, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """How far logits are from torch's."""
+        apart = 0.0
+        for each in self.batches:
+            lengths = each["attention_mask"].sum(-1).numpy()
+            found, expected = (self.model.at_tokens(of(each), lengths) for of in (exported, self.model))
+            apart = max(apart, _agreeing(found, expected, self.model.kind_name))
+        return {"max_difference": apart}
+
+
+class TextCheck:
+    """Of logits and of the score, or of predictions that stay the same.
+
+    Args:
+        task: with labels; None: the predictions of torch take their place.
+    """
+
+    def __init__(self, model: Exportable, rows: Dataset, task: Task | None, what: str, batch_size: int):
+        self.model, self.rows, self.task = model, rows, task
+        self.batch_size = batch_size
+        kind = model.kind
+        self.set = EvaluationSet(kind, rows, model.tokenizer, model.args)
+        self.collate = kind.collator(model.tokenizer)
+        self.reference = self.outputs(model)
+        self.predictions = self.decoded(self.reference)
+        self.metric = FillMask.METRIC if kind is FillMask else AGREEMENT if task is None else task.metric
+        self.score = self.scored(self.predictions)
+        self.about: dict[str, Any] = {"texts": len(rows), "what": what, "metric": self.metric}
+        if task is not None and kind is not FillMask:
+            reached = {what.partition(" ")[0]: {self.metric: {"mean": self.score}}}
+            if line := to_beat_line(to_beat(task), self.metric, reached):
+                self.about["to_beat"] = line
+
+    def outputs(self, of: Callable) -> Any:
+        most_tokens = of.most_tokens if isinstance(of, OnnxModel) else None
+        found = self.set.outputs_of(of, self.collate, self.batch_size, most_tokens)
+        return self.model.at_tokens(found, feature_lengths(self.set.features))
+
+    def decoded(self, outputs: Any) -> list[dict[str, Any]]:
+        return self.set.decode(outputs, self.model.decoder, self.model.args)
+
+    def scored(self, predictions: list[dict[str, Any]]) -> float:
+        if self.metric == AGREEMENT:
+            return float(np.mean(self.same(predictions)))
+        return float(self.model.kind.score(self.task, predictions, self.rows)[self.metric])
+
+    def same(self, predictions: list[dict[str, Any]]) -> list[bool]:
+        return [a["prediction"] == b["prediction"] for a, b in zip(predictions, self.predictions, strict=True)]
+
+    def measure(self, exported: OnnxModel, dtype: str, max_drop: float, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """How far logits are from torch's, the score, and how many points it is below torch's.
+
+        A ModelError where logits of float32 are too far, or another type loses more than `max_drop` and one answer.
+        """
+        found = self.outputs(exported)
+        exact = dtype == "fp32"
+        apart = _agreeing(found, self.reference, self.model.kind_name) if exact else _apart(found, self.reference)
+        predictions = self.decoded(found)
+        score = self.scored(predictions)
+        drop, changed = 100 * (self.score - score), len(predictions) - sum(self.same(predictions))
+        # What one answer is worth is no loss that is shown: of 65 texts it is a point and a half.
+        limit = max(max_drop, 100 / len(predictions)) if self.model.kind_name in _ONE_ANSWER else max_drop
+        excused = limit > max_drop and changed <= 1 and math.isfinite(drop)
+        if dtype != "fp32" and not drop <= limit + _ROUNDING and not excused:
+            one = f", or {limit:.2f}, one answer of {len(predictions):,}" if limit > max_drop else ""
+            raise ModelError(
+                f"{dtype} loses {drop:.2f} points of {self.metric}, from {100 * self.score:.2f} to {100 * score:.2f} "
+                f"({changed} of {len(predictions):,} predictions change), more than --max_drop {max_drop:g}{one}. "
+                f"{_advice(dtype, settings)}"
+            )
+        if dtype != "fp32" and drop > max_drop + _ROUNDING:
+            logger.warning(
+                "%s loses %.2f points of %s, more than --max_drop %g, and is kept: it is what one answer of %s is worth "
+                "(%d of their predictions change). More texts would tell.",
+                *(dtype, drop, self.metric, max_drop, f"{len(predictions):,}", changed),
+            )
+        return {"max_difference": apart, "score": score, "drop": drop, "changed": changed}
+
+
+def check_of(
+    model: Exportable, task: Task | None, data: str | None, text_columns: str | Sequence[str] | None, batch_size: int
+) -> RandomCheck | TextCheck:
+    """What checks a model's graphs: the texts of a task or of a file, or random tokens where there are neither."""
+    spec = model.source.spec
+    if task is None and data is None:
+        return RandomCheck(model)
+    if task is not None:
+        split = "validation" if "validation" in task.splits else "test"
+        rows, what = task.splits[split], f"{split} of {task.name}"
+        if model.kind is not FillMask:
+            task.check_kind(f"a model for {spec.kind.replace('_', ' ')}", spec.kind)
+            if model.source.label_names and set(task.label_names) != set(model.source.label_names):
+                raise ModelError(
+                    f"The model tells apart {', '.join(model.source.label_names):.200}; the classes of {task.name} are "
+                    f"{', '.join(task.label_names):.200}. Give the task that it was trained on."
+                )
+    else:
+        assert data is not None
+        if spec.kind == "regression":
+            raise ArgumentsError("What int8 changes in numbers is measured against labels: give --task instead of --data.")
+        spec = spec if text_columns is None else with_text_columns(spec, text_columns)
+        rows, what = next(unlabelled_chunks(data, spec, chunk=CHECKED_ROWS)).rows, Path(data).name
+    if model.kind is FillMask:
+        rows = masked_rows(spread_texts(rows), model.tokenizer, model.args.max_length)
+    return TextCheck(model, rows, task, what, batch_size)
+
+
+def _apart(found: Any, expected: Any) -> float:
+    """The largest difference of two outputs, arrays or tuples of them."""
+    if isinstance(found, tuple):
+        return float(np.max([*map(_apart, found, expected)]))  # NaN where one of them is, unlike `max`.
+    return float(np.abs(found - expected).max())
+
+
+def _agreeing(found: Any, expected: Any, kind: str) -> float:
+    """The largest difference of outputs in float32; a ModelError where it is more than rounding."""
+    apart, most = _apart(found, expected), TOLERANCE
+    if kind == "regression":
+        most = max(most, RELATIVE_TOLERANCE * float(np.abs(expected).max()))
+    if not apart <= most:
+        raise ModelError(
+            f"The exported graph computes something else: its logits differ from torch's by {apart:.2g}, more than "
+            f"{most:.2g}. Nothing was written."
+        )
+    return apart
+
+
+def _advice(dtype: str, settings: Mapping[str, Any]) -> str:
+    if dtype != "int8":
+        return f"Leave {dtype} out."
+    kept, tries = set(settings["keep_float"]), []
+    for part in ("head", "embeddings"):  # The cheapest first; the option replaces what was given, so each has them all.
+        if part not in kept:
+            kept.add(part)
+            tries.append(f"--keep_float {' '.join(sorted(kept, reverse=True))}")
+    tries += [] if settings["per_channel"] else ["--per_channel true"]
+    return f"Try {' or '.join([*tries, '--dtypes fp32'])}; a larger --max_drop takes it as it is."

@@ -258,7 +258,7 @@ class EvaluationSet:
 
     def __init__(
         self,
-        kind: ModuleType,
+        kind: Any,
         rows: Dataset,
         tokenizer: PreTrainedTokenizerBase,
         args: FinetuneArguments,

@@ -25,7 +25,8 @@ from hf_tlm.models.onnx_graph import check_plain, half, quantized
 from hf_tlm.models.onnx_session import OnnxModel
 from hf_tlm.runs import export_onnx, predict
 from hf_tlm.runs.export import export as module
-from hf_tlm.runs.export.fill_mask import masked_rows
+from hf_tlm.runs.export import exportable
+from hf_tlm.runs.export.exportable import masked_rows
 from hf_tlm.tasks import TaskError
 from hf_tlm.training import ArgumentsError
 from hf_tlm.utils.run_files import ONNX_FILES
@@ -396,14 +397,14 @@ def test_where_exports_go_by_default(tmp_path):
 def test_nan_is_refused(run, graph, texts, tmp_path, monkeypatch):
     nan, one = np.array([np.nan]), np.array([1.0])
     for outputs in ((one, nan), (nan, one)):
-        assert np.isnan(module._apart(outputs, (one, one)))
+        assert np.isnan(exportable._apart(outputs, (one, one)))
     apart = iter([0.0, np.nan, 0.0, 0.0])
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_apart", lambda *args: next(apart))
+        patch.setattr(exportable, "_apart", lambda *args: next(apart))
         with pytest.raises(ModelError, match="differ from torch's by nan"):
             export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
     scores = iter([1.0, 1.0, np.nan])
-    monkeypatch.setattr(module._TextCheck, "scored", lambda *args: next(scores))
+    monkeypatch.setattr(exportable.TextCheck, "scored", lambda *args: next(scores))
     with pytest.raises(ModelError, match="int8 loses nan points"):
         export_onnx(str(run), tmp_path / "out", data=texts)
 
@@ -412,10 +413,10 @@ def test_values_of_a_regression_agree_as_far_as_float32_holds_them():
     """Of a house's price the last digit of float32 is more than 1e-4 is."""
     prices, rounded = (np.array([[250_000.0], [3.0]], dtype=np.float32) for _ in range(2))
     rounded[0] = np.nextafter(rounded[0], np.inf)
-    assert module._agreeing(rounded, prices, "regression") == pytest.approx(1 / 64)
+    assert exportable._agreeing(rounded, prices, "regression") == pytest.approx(1 / 64)
     for kind, found in (("classification", rounded), ("regression", prices * 1.0001)):
         with pytest.raises(ModelError, match="computes something else"):
-            module._agreeing(found, prices, kind)
+            exportable._agreeing(found, prices, kind)
 
 
 def test_texts_too_short_for_a_mask(tokenizer):
@@ -460,7 +461,7 @@ def test_a_strangers_graph_reads_no_file_elsewhere(tmp_path):
         check_plain(made)
 
 
-class _Measured(module._TextCheck):
+class _Measured(exportable.TextCheck):
     """Of so many answers, of which some change and (without those that come right) as many are lost."""
 
     def __init__(self, answers, changed, lost, kind="classification"):
