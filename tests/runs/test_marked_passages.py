@@ -14,8 +14,8 @@ from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.runs import run_tlm
 from hf_tlm.runs.teachers.answers import most_certain
 from hf_tlm.runs.teachers.ask import ask_teacher, check_passage_options
-from hf_tlm.runs.teachers.linear import _fitted
 from hf_tlm.runs.teachers.marks import MarkedPhrases, marks_without_passages, read_marks
+from hf_tlm.runs.teachers.models import _fitted
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ModelArguments, TlmArguments
 from hf_tlm.training.teacher import described, doubts

@@ -30,7 +30,7 @@ from hf_tlm.objectives.task import class_weights
 from hf_tlm.retrieval import Subset, retrieval_report, retrieve
 from hf_tlm.runs import predict, run_tlm, teacher_scores
 from hf_tlm.runs.finetuning import FinetuneArguments
-from hf_tlm.runs.teachers import linear, models
+from hf_tlm.runs.teachers import models
 from hf_tlm.runs.teachers.answers import class_matrix, most_certain, task_lengths
 from hf_tlm.runs.teachers.ask import answered_subset, ask_teacher, check_passage_options, corrected, open_teacher
 from hf_tlm.tasks import TaskSpec, task_from_datasets
@@ -63,7 +63,7 @@ def test_answers_are_those_of_a_model_that_has_not_seen_the_text(task):
     made = asked(task, PASSAGES, 10)
     texts, labels = list(task.train["text"]), np.array(task.train["label"])
     n, c = made.report["n_grams"], made.report["C"]
-    folds, right = linear._folds(texts, labels), 0
+    folds, right = models._folds(texts, labels), 0
     assert sorted(row for _, test in folds for row in test.tolist()) == list(range(len(texts)))
     for train, test in folds:
         features = TfidfVectorizer(token_pattern=r"(?u)\w+|[^\w\s]", ngram_range=(1, n), sublinear_tf=True)
@@ -80,7 +80,7 @@ def test_answers_are_those_of_a_model_that_has_not_seen_the_text(task):
 
 def test_of_many_classes_single_words_are_counted_alone(task, monkeypatch, caplog):
     before = asked(task, PASSAGES, 10)
-    monkeypatch.setattr(linear, "MOST_CLASSES_FOR_PAIRS", 2)
+    monkeypatch.setattr(models, "MOST_CLASSES_FOR_PAIRS", 2)
     made = asked(task, PASSAGES, 10)  # Not those of before, from the cache.
     assert before.report["settings_tried"] == 2 * made.report["settings_tried"] == 8
     assert made.report["n_grams"] == 1
@@ -94,7 +94,7 @@ def test_a_mistaken_answer_is_the_label():
 
 def test_equal_texts_are_held_out_together():
     texts = [f"text number {i // 2}" if i % 2 else f"Text  number {i // 2}" for i in range(40)]
-    for train, test in linear._folds(texts, np.arange(40) // 2 % 2):
+    for train, test in models._folds(texts, np.arange(40) // 2 % 2):
         assert not {i // 2 for i in train.tolist()} & {i // 2 for i in test.tolist()}
 
 
@@ -165,8 +165,8 @@ def test_rows_with_answers(task, tokenizer):
 
 def test_the_cache_is_used_and_made_again_when_damaged(task, cache, monkeypatch):
     first = asked(task, PASSAGES, 10)
-    calls, call = [], linear.LinearTeacher.__call__
-    monkeypatch.setattr(linear.LinearTeacher, "__call__", lambda *args: calls.append(1) or call(*args))
+    calls, call = [], models.LinearTeacher.__call__
+    monkeypatch.setattr(models.LinearTeacher, "__call__", lambda *args: calls.append(1) or call(*args))
     again = asked(task, PASSAGES, 10)
     assert not calls and (again.train == first.train).all() and again.report == first.report
     asked(task, PASSAGES, 11, teacher_trust="entropy")
@@ -185,7 +185,7 @@ def test_passages_in_chunks_are_passages_at_once(task, cache, monkeypatch):
     whole = asked(task, PASSAGES, 10)
     for folder in cache.glob("teacher-*"):
         (folder / "seal.json").unlink()
-    monkeypatch.setattr(linear, "CHUNK", 7)
+    monkeypatch.setattr(models, "PASSAGES_TOGETHER", 7)
     parts = asked(task, PASSAGES, 10)
     assert parts.rows.tolist() == whole.rows.tolist()
     np.testing.assert_allclose(parts.passages, whole.passages, atol=1e-6)
@@ -386,7 +386,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, task, corpus, monkey
         return step(self, *given, **named)
 
     whole = run("whole")
-    monkeypatch.setattr(linear.LinearTeacher, "__call__", lambda *_: pytest.fail("its answers are in the cache"))
+    monkeypatch.setattr(models.LinearTeacher, "__call__", lambda *_: pytest.fail("its answers are in the cache"))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(TlmTrainer, "training_step", dies)
         run("run")
@@ -655,7 +655,7 @@ def test_a_selection_by_confidence(task, corpus, tmp_path, monkeypatch, caplog):
     """Of every class that the teacher sees as many, the surest ones: by a plain loop over what a training is told."""
     subset = retrieve(task, corpus, top_k=4)
     told = asked(task, subset.dataset.to_dict(), len(subset) * 3)  # So many that all of them are taught.
-    monkeypatch.setattr(linear.LinearTeacher, "__call__", lambda *_: pytest.fail("the answers are in the cache"))
+    monkeypatch.setattr(models.LinearTeacher, "__call__", lambda *_: pytest.fail("the answers are in the cache"))
     assert told.rows.tolist() == list(range(len(subset)))
     for trust in ("confidence", "entropy"):
         idle = {"teacher_weight": 2.0, "teacher_candidates": 5000, "teacher_output": "answers"}

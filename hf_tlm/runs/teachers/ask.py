@@ -21,11 +21,9 @@ from hf_tlm.influence import PassageScores
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_replaceable, check_subset
 from hf_tlm.runs.arguments import MACHINE
-from hf_tlm.runs.teachers.answers import Answers, certainty, most_certain, progress, read_mapping, task_lengths
-from hf_tlm.runs.teachers.linear import LinearTeacher
+from hf_tlm.runs.teachers.answers import Answers, TableTeacher, certainty, most_certain, progress, read_mapping, task_lengths
 from hf_tlm.runs.teachers.marks import MarkedPhrases, marks_without_passages, read_marks
-from hf_tlm.runs.teachers.models import ModelTeacher
-from hf_tlm.runs.teachers.tables import TableTeacher
+from hf_tlm.runs.teachers.models import LinearTeacher, ModelTeacher
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.applicable import of_training
