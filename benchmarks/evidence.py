@@ -32,7 +32,7 @@ from hf_tlm.experiments import PUBLISHED
 from hf_tlm.experiments.arms import BASELINES
 from hf_tlm.hub.cards import tlm_card
 from hf_tlm.retrieval import Subset
-from hf_tlm.runs.summary import format_score, summarise
+from hf_tlm.runs.records import format_score, summarise
 from hf_tlm.training.run_folder import RESULTS_FILE
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.shown import Markdown, markdown_table

@@ -53,7 +53,7 @@ NOTES = {
 
 
 def percent(summary: dict, metrics: list[str]) -> str:
-    from hf_tlm.runs.summary import format_score
+    from hf_tlm.runs.records import format_score
 
     return " / ".join(format_score(summary[metric]) for metric in metrics if metric in summary)
 

@@ -41,7 +41,7 @@ def recipe(name: str, output: Path, *arguments: str) -> dict:
 
 
 def row_of(options: argparse.Namespace, name: str, subset: str | None) -> dict:
-    from hf_tlm.runs.summary import format_score
+    from hf_tlm.runs.records import format_score
 
     precision = ["--bf16", "true"] if options.bf16 else []
     folder, encoder, pretrained = Path(options.work_dir) / name.lower().replace(" ", "-"), options.model_name_or_path, None

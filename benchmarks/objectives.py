@@ -150,7 +150,7 @@ class Benchmark:
         return rows
 
     def finetune(self) -> list[dict]:
-        from hf_tlm.runs.summary import aggregate, format_score
+        from hf_tlm.runs.records import aggregate, format_score
 
         rows = []
         for model in self.options.models:

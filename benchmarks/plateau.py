@@ -40,7 +40,7 @@ from hf_tlm.data import TlmCollator, tokenize, train_wordpiece
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TlmModel, export_model, load_exported
 from hf_tlm.retrieval import Subset
-from hf_tlm.runs.summary import format_table
+from hf_tlm.runs.records import format_table
 from hf_tlm.runs.teachers.ask import ask_teacher
 from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, prepare
 from hf_tlm.training.cost import nominal_tokens, training_flops

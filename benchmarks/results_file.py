@@ -54,7 +54,7 @@ class ResultsFile:
         (self.folder / f"{self.name}.md").write_text(self.to_text(), encoding="utf-8")
 
     def to_text(self) -> str:
-        from hf_tlm.runs.summary import format_table
+        from hf_tlm.runs.records import format_table
 
         parts = []
         for section in (s for s in self.titles if s in self.results):

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from results_file import ROOT
 
-from hf_tlm.runs.summary import aggregate, format_table
+from hf_tlm.runs.records import aggregate, format_table
 
 RESULTS = ROOT / "benchmarks" / "results"
 CONFIG = "recipes/configs/tlm/tiny.yaml"

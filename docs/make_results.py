@@ -77,7 +77,7 @@ class Scores:
 
 def _cell(row: Mapping[str, Any] | None) -> str:
     """A test score, with how many seeds there are where that is fewer than were planned."""
-    from hf_tlm.runs.summary import format_score
+    from hf_tlm.runs.records import format_score
 
     if row is None:
         return ""

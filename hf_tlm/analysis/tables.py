@@ -21,7 +21,7 @@ from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, 
 from hf_tlm.analysis.figures import save_files
 from hf_tlm.analysis.runs import NOT_FINISHED, SPLITS, Result, find_results
 from hf_tlm.errors import AnalysisError
-from hf_tlm.runs.summary import aggregate, format_score
+from hf_tlm.runs.records import aggregate, format_score
 from hf_tlm.utils.run_files import seed_figure
 from hf_tlm.utils.shown import Markdown, for_markdown, markdown_table, suggestion
 

@@ -28,9 +28,8 @@ from hf_tlm.runs.averaging import Answers, averaged_scores, classes_of, seed_ans
 from hf_tlm.runs.baselines import make_baselines
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.runs.price import linear_price
-from hf_tlm.runs.records import environment
+from hf_tlm.runs.records import SPLITS, environment
 from hf_tlm.runs.score_model import select_part
-from hf_tlm.runs.summary import SPLITS
 from hf_tlm.runs.tlm import run_tlm
 from hf_tlm.tasks import Task, TaskArguments
 from hf_tlm.tasks.spec import columns_of_texts

@@ -14,7 +14,7 @@ from hf_tlm.experiments.plan import Plan, Step
 from hf_tlm.experiments.published import PAPERS, PUBLISHED, Published
 from hf_tlm.metrics import Lead, paired_bootstrap, scorer
 from hf_tlm.runs.arguments import LINEAR
-from hf_tlm.runs.summary import aggregate, format_score, format_table
+from hf_tlm.runs.records import aggregate, format_score, format_table
 from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.json_files import entry
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from hf_tlm.runs.linear import LinearModel
     from hf_tlm.runs.prediction.predict import check_predictable, predict, predict_after
     from hf_tlm.runs.pretrain import PretrainingRun, run_pretraining
+    from hf_tlm.runs.records import aggregate, format_score, format_table
     from hf_tlm.runs.score_model import score_models, train_score_model
     from hf_tlm.runs.sharing import PointsError, run_shared
-    from hf_tlm.runs.summary import aggregate, format_score, format_table
     from hf_tlm.runs.teachers.ask import teacher_scores
     from hf_tlm.runs.tlm import ProtocolError, Run, run_tlm
 

@@ -20,7 +20,7 @@ from hf_tlm.runs.arguments import LINEAR
 from hf_tlm.runs.baselines import linear_answers
 from hf_tlm.runs.finetuning.classification import score
 from hf_tlm.runs.prediction.source import Source
-from hf_tlm.runs.summary import aggregate
+from hf_tlm.runs.records import aggregate
 from hf_tlm.tasks import Task
 from hf_tlm.utils.options import named
 from hf_tlm.utils.run_files import AGAIN, SEED, predictions_file, read_answers, seed_folder

@@ -24,7 +24,7 @@ from sklearn.svm import LinearSVC
 from tqdm.auto import tqdm
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.metrics import Lead, load_metric
+from hf_tlm.metrics import load_metric
 from hf_tlm.runs.arguments import LINEAR, MAJORITY, names_of
 from hf_tlm.runs.linear import COLUMNS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature, by_character, tokens
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings
@@ -198,38 +198,6 @@ def _is_kept(found: Mapping[str, Any]) -> bool:
         and isinstance(linear, dict)
         and all(isinstance(said, dict) and {"classes", "probabilities"} <= said.keys() for said in linear.values())
     )
-
-
-def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mapping[str, Any]) -> str | None:
-    """One line on what there was to beat, on the last split that the run and the baselines have scores on.
-
-    Args:
-        found: as of `to_beat`, or of `hf_tlm.runs.averaging.beside`, with the run's leads.
-        summary: the run's, split -> metric -> {"mean", ...}.
-    """
-    for split in ("test", "validation"):
-        scores = {one["name"]: one["scores"].get(split, {}).get(metric) for one in found}
-        scores = {name: score for name, score in scores.items() if score is not None}
-        mean = summary.get(split, {}).get(metric, {}).get("mean")
-        if scores and mean is not None:
-            line = ", ".join(f"{name} {100 * score:.2f}" for name, score in scores.items()) + f" ({metric} on {split})"
-            leads = {one["name"]: one.get("lead", {}).get(split) for one in found}
-            said = _lead_of_linear(round(mean, 4) - round(scores.get(LINEAR, -np.inf), 4), leads.get(LINEAR))
-            return f"{line}; {said}" if said else line
-    return None
-
-
-def _lead_of_linear(apart: float, lead: Mapping[str, float] | None) -> str | None:
-    """What there is to say of a run's lead over the linear model, -0.02 for two points behind it."""
-    if apart == 0:
-        return "the linear model is as good"
-    ahead = "the linear model is ahead" if apart < 0 else "the run is ahead of the linear model"
-    if lead is None:
-        return ahead if apart < 0 else None
-    of_run = Lead(**lead)
-    of_leader = of_run if apart > 0 else of_run.reversed
-    chance = "" if of_leader.sure else ", which may be chance of these texts"
-    return f"{ahead} by {100 * of_leader.difference:.2f} points{chance} ({of_leader.interval})"
 
 
 def majority_class(task: Task) -> Baseline:

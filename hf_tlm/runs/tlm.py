@@ -20,9 +20,8 @@ from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.averaging import averaged_seeds, beside
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.price import price
-from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings, started
+from hf_tlm.runs.records import SAVED_FILE, SeededRun, classified, predictions_jsonl, saved_settings, started, summarise
 from hf_tlm.runs.sharing import share_seeds
-from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers.ask import (
     answered_subset,
     ask_teacher,

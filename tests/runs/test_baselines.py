@@ -16,6 +16,7 @@ from hf_tlm.runs import baselines as module
 from hf_tlm.runs import linear_model, majority_class, make_baselines
 from hf_tlm.runs.linear import TOKENS, tfidf
 from hf_tlm.runs.price import linear_price
+from hf_tlm.runs.records import to_beat_line
 from hf_tlm.tasks import TaskError
 from support.toys import make_task
 
@@ -243,13 +244,13 @@ def test_the_line():
         {"name": "linear", "scores": {"validation": {"macro_f1": 0.8}, "test": {"macro_f1": 0.7}}},
     ]
     line = "majority class 10.00, linear 70.00 (macro_f1 on test)"
-    assert module.to_beat_line(found, "macro_f1", of(0.71)) == line
-    assert module.to_beat_line(found, "macro_f1", of(0.69)) == f"{line}; the linear model is ahead"
-    assert module.to_beat_line(found, "macro_f1", of(0.70001)) == f"{line}; the linear model is as good"
-    assert module.to_beat_line(found, "macro_f1", of(float("nan"))) == line
+    assert to_beat_line(found, "macro_f1", of(0.71)) == line
+    assert to_beat_line(found, "macro_f1", of(0.69)) == f"{line}; the linear model is ahead"
+    assert to_beat_line(found, "macro_f1", of(0.70001)) == f"{line}; the linear model is as good"
+    assert to_beat_line(found, "macro_f1", of(float("nan"))) == line
     on_validation = {"validation": of(0.9)["validation"]}
-    assert module.to_beat_line(found, "macro_f1", on_validation) == line.replace("test", "validation").replace(
+    assert to_beat_line(found, "macro_f1", on_validation) == line.replace("test", "validation").replace(
         "10.00", "20.00"
     ).replace("70.00", "80.00")
-    assert module.to_beat_line([], "macro_f1", of(0.5)) is None
-    assert module.to_beat_line(found, "matthews_correlation", of(0.5)) is None
+    assert to_beat_line([], "macro_f1", of(0.5)) is None
+    assert to_beat_line(found, "matthews_correlation", of(0.5)) is None

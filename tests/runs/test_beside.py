@@ -9,8 +9,8 @@ from sklearn.metrics import f1_score
 from hf_tlm.metrics import paired_bootstrap, scorer
 from hf_tlm.runs import linear_model
 from hf_tlm.runs.averaging import beside, classes_of
-from hf_tlm.runs.baselines import linear_answers, to_beat, to_beat_line
-from hf_tlm.runs.records import classified
+from hf_tlm.runs.baselines import linear_answers, to_beat
+from hf_tlm.runs.records import classified, to_beat_line
 from hf_tlm.utils.run_files import predictions_file
 from support.report_runs import classified as answers_of
 from support.report_runs import write_lines

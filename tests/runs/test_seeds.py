@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from hf_tlm.runs import aggregate, format_score, format_table
-from hf_tlm.runs.summary import SeededRun
+from hf_tlm.runs.records import SeededRun
 
 
 def test_mean_and_sample_deviation():

@@ -15,7 +15,7 @@ from hf_tlm.analysis.report.run_folder import BASELINE, TITLES, RunFolder, setti
 from hf_tlm.analysis.runs import SPLITS, is_number
 from hf_tlm.hub.cards import METRIC_NAMES
 from hf_tlm.runs.price import price_line
-from hf_tlm.runs.summary import aggregate, format_score
+from hf_tlm.runs.records import aggregate, format_score
 from hf_tlm.training.run_folder import PRICE
 from hf_tlm.utils.json_files import Unfit, entry
 from hf_tlm.utils.run_files import seed_figure

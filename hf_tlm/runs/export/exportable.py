@@ -23,11 +23,12 @@ from hf_tlm.models.loading import check_positions
 from hf_tlm.models.onnx_graph import LEAST_SHARE
 from hf_tlm.models.onnx_session import OnnxModel
 from hf_tlm.runs.averaging import shown_member
-from hf_tlm.runs.baselines import to_beat, to_beat_line
+from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import EvaluationSet, feature_lengths, kind_module, pad
 from hf_tlm.runs.finetuning.loading import load_finished, set_token_types
 from hf_tlm.runs.prediction.source import Source, with_text_columns
+from hf_tlm.runs.records import to_beat_line
 from hf_tlm.tasks import Task, unlabelled_chunks
 
 logger = logging.getLogger(__name__)

@@ -13,16 +13,15 @@ from typing import Any
 
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.cards import prompted_card
-from hf_tlm.runs.baselines import to_beat, to_beat_line
+from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.few_shot.arguments import FewShotArguments
 from hf_tlm.runs.few_shot.points import Episode, Point, Prompted, WithHead, draw_episode, scored_split
 from hf_tlm.runs.few_shot.prompts import prompt_for
 from hf_tlm.runs.finetuning import CheckpointArguments
 from hf_tlm.runs.finetuning.loading import load_pretrained
 from hf_tlm.runs.price import price, price_line
-from hf_tlm.runs.records import classified, predictions_jsonl, started
+from hf_tlm.runs.records import SPLITS, classified, format_table, predictions_jsonl, started, summarise, to_beat_line
 from hf_tlm.runs.sharing import run_shared
-from hf_tlm.runs.summary import SPLITS, format_table, summarise
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.run_folder import RESULTS_FILE, claim, finish, finished, settings

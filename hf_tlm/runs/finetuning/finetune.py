@@ -32,9 +32,17 @@ from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, EvaluationSet, check_k
 from hf_tlm.runs.finetuning.loading import load_finetuned, load_model, load_pretrained
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.price import price
-from hf_tlm.runs.records import SAVED_FILE, logged_scores, predictions_jsonl, read_saved, saved_settings, started
+from hf_tlm.runs.records import (
+    SAVED_FILE,
+    SeededRun,
+    logged_scores,
+    predictions_jsonl,
+    read_saved,
+    saved_settings,
+    started,
+    summarise,
+)
 from hf_tlm.runs.sharing import share_seeds
-from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers.ask import ask_teacher, check_passage_options, content_of, open_teacher
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.sampling import strata

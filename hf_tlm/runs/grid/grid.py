@@ -16,9 +16,8 @@ from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, Finet
 from hf_tlm.runs.finetuning.kinds import check_kind
 from hf_tlm.runs.grid.points import CHECKPOINT, Grid, GridError, point_name
 from hf_tlm.runs.grid.search import check_search, search
-from hf_tlm.runs.records import published_lines
+from hf_tlm.runs.records import aggregate, beside_lines, format_table, published_lines
 from hf_tlm.runs.sharing import PointsError, once, run_shared
-from hf_tlm.runs.summary import aggregate, beside_lines, format_table
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.publishing import check_hub, publish_run
@@ -41,7 +40,7 @@ POINTS, CARD_FILE = "points", "README.md"
 
 
 def figures(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """As `hf_tlm.runs.summary.aggregate`, with the median and the best of the seeds.
+    """As `hf_tlm.runs.records.aggregate`, with the median and the best of the seeds.
 
     Args:
         scores: of every seed, by metric; larger is better.
