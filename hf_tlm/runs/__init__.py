@@ -7,11 +7,11 @@ from hf_tlm.utils.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.runs.arguments import BaselineArguments, ExportArguments, PredictArguments, PredictorArguments
     from hf_tlm.runs.baselines import Baseline, linear_model, majority_class, make_baselines
-    from hf_tlm.runs.evaluate import evaluate_checkpoint
     from hf_tlm.runs.export.export import Exported, export_onnx
     from hf_tlm.runs.export.page import write_page
     from hf_tlm.runs.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
     from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, check_finetuning, finetune
+    from hf_tlm.runs.finetuning.classification import evaluate_checkpoint
     from hf_tlm.runs.grid.grid import GridRun, run_grid
     from hf_tlm.runs.grid.points import Grid, GridArguments
     from hf_tlm.runs.linear import LinearModel

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_tlm.runs import export_onnx, predict
-from hf_tlm.runs.evaluate import checkpoint_logits
+from hf_tlm.runs.finetuning.classification import checkpoint_logits
 from hf_tlm.runs.records import environment
 from support.gpu import DEVICE, ON_CPU, ON_DEVICE
 from support.kind_toys import labels_of, rows_of, task_of

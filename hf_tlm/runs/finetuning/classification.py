@@ -1,4 +1,7 @@
-"""Classification and regression of texts and pairs of texts; see `hf_tlm.runs.finetuning.kinds` for the names."""
+"""Classification and regression of texts and pairs of texts; see `hf_tlm.runs.finetuning.kinds` for the names.
+
+And what a classifier says as it is, with its scores: a converted checkpoint, an export, any stock classifier on the Hub.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,26 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+from torch.utils.data import DataLoader
+from transformers import (
+    AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from hf_tlm.data import tokenize
-from hf_tlm.models.loading import class_names
+from hf_tlm.data import in_first_order, load_tokenizer, longest_first, tokenize
+from hf_tlm.hub.repo import checkpoint_folder
+from hf_tlm.metrics import compute_metrics_for
+from hf_tlm.models import ModelError
+from hf_tlm.models.loading import class_names, reading
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import compute_scores
 from hf_tlm.runs.records import classified
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.registry import released_length
+from hf_tlm.tasks.spec import check_task
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 
@@ -60,3 +75,82 @@ def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[
     if task.spec.kind == "regression":
         return compute_scores(task, predicted, rows["label"][:])
     return compute_scores(task, [task.label2id[name] for name in predicted], rows["label"][:], "accuracy")
+
+
+def evaluate_checkpoint(model_name_or_path: str, task: Task, **options) -> dict[str, dict[str, float]]:
+    """The task's metric and the accuracy on validation and, where there is one, test: split -> name -> value of at most 1.
+
+    Args and errors are those of `checkpoint_logits`.
+    """
+    found = checkpoint_logits(model_name_or_path, task, **options)
+    metrics = compute_metrics_for(task.metric)
+    return {
+        split: metrics(EvalPrediction(logits, np.asarray(task.splits[split]["label"][:]))) for split, logits in found.items()
+    }
+
+
+@torch.inference_mode()
+def checkpoint_logits(
+    model_name_or_path: str,
+    task: Task,
+    *,
+    max_length: int | None = None,
+    batch_size: int = 32,
+    device: str | torch.device | None = None,
+) -> dict[str, np.ndarray]:
+    """Compute a classifier's logits on validation and, where there is one, test.
+
+    Returns split -> logits, float [N, C], in the order of the rows and of the task's classes.
+
+    Classes are matched by name; where model or data only number them, by number.
+
+    Args:
+        model_name_or_path: folder, or Hub id with `@revision` if wanted.
+        max_length: tokens after which a text is cut; None: as TLM's authors cut the task's, 512 for IMDB and 128 for others.
+        device: default: a GPU if there is one.
+
+    Raises:
+        ModelError: it cannot be loaded, or its classes are not the task's.
+        HubError, TokenizerError: see `checkpoint_folder`, `load_tokenizer`.
+        TaskError: the task is of another kind than classification.
+    """
+    check_task(task, "evaluate_checkpoint", "classification")
+    folder = checkpoint_folder(model_name_or_path)
+    tokenizer = load_tokenizer(model_name_or_path)
+    with reading(f"a classifier from {model_name_or_path!r}"):
+        model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"{model_name_or_path} lacks weights of a classifier ({', '.join(missing[:3])}): there is nothing to evaluate. "
+            "Give a model that has learned the task."
+        )
+    max_length = max_length or released_length(task.name)
+    order = _order(model_name_or_path, class_names(model.config), task)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model.eval().to(device)
+    found: dict[str, np.ndarray] = {}
+    for split, texts in task.splits.items():
+        if split != "train":
+            tokenized = tokenize(texts, tokenizer, max_length, description=f"Tokenising {split}")
+            rows, by_length = longest_first(tokenized)
+            batches = DataLoader(
+                rows.remove_columns("label"), batch_size=batch_size, collate_fn=DataCollatorWithPadding(tokenizer)
+            )
+            logits = [model(**batch.to(device)).logits.float().cpu().numpy() for batch in batches]
+            found[split] = in_first_order(np.concatenate(logits), by_length)[:, order]
+    return found
+
+
+def _order(name: str, classes: list[str], task: Task) -> list[int]:
+    """The model's index of each class of the task."""
+    wanted = list(task.label_names)
+    numbers = [str(index) for index in range(len(wanted))]
+    if sorted(classes) == sorted(wanted):
+        return [classes.index(label) for label in wanted]
+    unnamed = wanted == numbers or classes in (numbers, [f"LABEL_{number}" for number in numbers])
+    if len(classes) == len(wanted) and unnamed:
+        return list(range(len(wanted)))
+    raise ModelError(
+        f"{name} tells apart {', '.join(classes)}; the classes of {task.name} are {', '.join(wanted)}. Give a model of this "
+        "task."
+    )
