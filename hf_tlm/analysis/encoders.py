@@ -19,7 +19,7 @@ from hf_tlm.models.adapters import ADAPTER_FILE, load_merged, read_adapter
 from hf_tlm.models.base import body_of
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import POOLER, hub_options, reading
-from hf_tlm.runs.finetuning.loading import set_token_types
+from hf_tlm.runs.finetuning.models import set_token_types
 
 
 def load_encoder(

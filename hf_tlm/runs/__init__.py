@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from hf_tlm.runs.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
     from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, check_finetuning, finetune
     from hf_tlm.runs.finetuning.classification import evaluate_checkpoint
-    from hf_tlm.runs.grid.grid import GridRun, run_grid
-    from hf_tlm.runs.grid.points import Grid, GridArguments
+    from hf_tlm.runs.grid import GridRun, run_grid
+    from hf_tlm.runs.grid_points import Grid, GridArguments
     from hf_tlm.runs.linear import LinearModel
-    from hf_tlm.runs.prediction.predict import check_predictable, predict, predict_after
+    from hf_tlm.runs.prediction import check_predictable, predict, predict_after
     from hf_tlm.runs.pretrain import PretrainingRun, run_pretraining
     from hf_tlm.runs.records import aggregate, format_score, format_table
     from hf_tlm.runs.score_model import score_models, train_score_model

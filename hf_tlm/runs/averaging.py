@@ -19,7 +19,7 @@ from hf_tlm.metrics import paired_bootstrap, scorer
 from hf_tlm.runs.arguments import LINEAR
 from hf_tlm.runs.baselines import linear_answers
 from hf_tlm.runs.finetuning.classification import score
-from hf_tlm.runs.prediction.source import Source
+from hf_tlm.runs.prediction_source import Source
 from hf_tlm.runs.records import aggregate
 from hf_tlm.tasks import Task
 from hf_tlm.utils.options import named

@@ -14,9 +14,9 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments.steps import read_record
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.baselines import to_beat
-from hf_tlm.runs.grid.grid import _seeds
-from hf_tlm.runs.grid.points import GridError
-from hf_tlm.runs.grid.search import TRIALS_FILE, _read
+from hf_tlm.runs.grid import _seeds
+from hf_tlm.runs.grid_points import GridError
+from hf_tlm.runs.grid_search import TRIALS_FILE, _read
 from hf_tlm.tasks import load_task
 from hf_tlm.utils.json_files import find_object, read_object
 from hf_tlm.utils.seals import checksum

@@ -8,7 +8,7 @@ from attacks.attack import assert_refused, attack
 from hf_tlm.config import ConfigError, parse
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval.arguments import RetrievalArguments, parse_executor_options
-from hf_tlm.runs.grid.points import Grid, GridArguments
+from hf_tlm.runs.grid_points import Grid, GridArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments
 

@@ -89,7 +89,7 @@ def test_exported(run, texts, tmp_path):
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
 def test_a_run_continues(base, tmp_path, monkeypatch, bf16, deterministic):
     """With dropout, to the same bits."""
-    from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+    from hf_tlm.runs.finetuning.models import FinetuneTrainer
 
     step = FinetuneTrainer.training_step
 

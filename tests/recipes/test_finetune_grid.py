@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hf_tlm import runs
-from hf_tlm.runs.grid.points import Range
+from hf_tlm.runs.grid_points import Range
 from support.launching import ROOT
 
 

@@ -25,7 +25,7 @@ from hf_tlm.runs.linear import (
     by_character,
     tfidf,
 )
-from hf_tlm.runs.prediction.predict import Predictor
+from hf_tlm.runs.prediction import Predictor
 from hf_tlm.runs.teachers.models import ModelTeacher
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from support.tiny_checkpoints import go, pretrained

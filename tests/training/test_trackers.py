@@ -12,8 +12,8 @@ from transformers.integrations import TensorBoardCallback
 
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, run_tlm
 from hf_tlm.runs.few_shot import FewShotArguments, run_few_shot
-from hf_tlm.runs.grid.grid import run_grid
-from hf_tlm.runs.grid.points import Grid
+from hf_tlm.runs.grid import run_grid
+from hf_tlm.runs.grid_points import Grid
 from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, callbacks
 from support import prompts
 from support.toys import FAST, TINY_CONFIGS

@@ -23,7 +23,7 @@ from hf_tlm.runs.export.exportable import Exportable, FillMask, RandomCheck, Tex
 from hf_tlm.runs.export.page import check_page, fill_page, read_runtime
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.finetuning.tagging import CRF_FILE
-from hf_tlm.runs.prediction.source import Source, find_source
+from hf_tlm.runs.prediction_source import Source, find_source
 from hf_tlm.runs.price import onnx_memory, onnx_price
 from hf_tlm.runs.records import SAVED_FILE
 from hf_tlm.tasks import Task

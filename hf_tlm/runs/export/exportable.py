@@ -26,8 +26,8 @@ from hf_tlm.runs.averaging import shown_member
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import EvaluationSet, feature_lengths, kind_module, pad
-from hf_tlm.runs.finetuning.loading import load_finished, set_token_types
-from hf_tlm.runs.prediction.source import Source, with_text_columns
+from hf_tlm.runs.finetuning.models import load_finished, set_token_types
+from hf_tlm.runs.prediction_source import Source, with_text_columns
 from hf_tlm.runs.records import to_beat_line
 from hf_tlm.tasks import Task, unlabelled_chunks
 

@@ -18,7 +18,7 @@ from hf_tlm.runs.few_shot.arguments import FewShotArguments
 from hf_tlm.runs.few_shot.points import Episode, Point, Prompted, WithHead, draw_episode, scored_split
 from hf_tlm.runs.few_shot.prompts import prompt_for
 from hf_tlm.runs.finetuning import CheckpointArguments
-from hf_tlm.runs.finetuning.loading import load_pretrained
+from hf_tlm.runs.finetuning.models import load_pretrained
 from hf_tlm.runs.price import price, price_line
 from hf_tlm.runs.records import SPLITS, classified, format_table, predictions_jsonl, started, summarise, to_beat_line
 from hf_tlm.runs.sharing import run_shared

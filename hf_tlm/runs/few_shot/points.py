@@ -21,8 +21,7 @@ from hf_tlm.runs.few_shot.classifier import PromptClassifier, averaged, label_wo
 from hf_tlm.runs.few_shot.prompts import Prompt
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.runs.finetuning.kinds import EvaluationSet, kind_module
-from hf_tlm.runs.finetuning.loading import load_finetuned
-from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.finetuning.models import FinetuneTrainer, load_finetuned
 from hf_tlm.runs.records import SAVED_FILE, saved_settings
 from hf_tlm.tasks import Task, TaskError
 from hf_tlm.training.base_trainer import ResumableTrainer

@@ -29,8 +29,7 @@ from hf_tlm.runs.averaging import averaged_seeds, beside
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, EvaluationSet, check_kind, kind_module, label_names
-from hf_tlm.runs.finetuning.loading import load_finetuned, load_model, load_pretrained
-from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.finetuning.models import FinetuneTrainer, load_finetuned, load_model, load_pretrained
 from hf_tlm.runs.price import price
 from hf_tlm.runs.records import (
     SAVED_FILE,

@@ -38,8 +38,8 @@ from hf_tlm.models.adapters import ADAPTER_FILE, ADAPTER_WEIGHTS, read_adapter
 from hf_tlm.models.linear_start import logistic_regression
 from hf_tlm.models.loading import SAFE_WEIGHTS
 from hf_tlm.runs.linear import by_character, tfidf
-from hf_tlm.runs.prediction.predict import Predictor, open_predictor
-from hf_tlm.runs.prediction.source import Source, find_source
+from hf_tlm.runs.prediction import Predictor, open_predictor
+from hf_tlm.runs.prediction_source import Source, find_source
 from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, entropy, held_out, progress
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import columns_of_texts

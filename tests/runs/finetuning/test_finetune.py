@@ -26,8 +26,7 @@ from hf_tlm.data import load_tokenizer
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, linear_model
 from hf_tlm.runs.finetuning import classification, draw_fraction
 from hf_tlm.runs.finetuning.kinds import feature_lengths
-from hf_tlm.runs.finetuning.loading import load_model, load_pretrained
-from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.finetuning.models import FinetuneTrainer, load_model, load_pretrained
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from support.tiny_checkpoints import FAST, files, go, pretrained
 from support.toys import TINY_CONFIGS, code_blocks, make_task, sentences

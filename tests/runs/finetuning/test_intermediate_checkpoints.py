@@ -18,7 +18,7 @@ from hf_tlm.corpora import load_corpus
 from hf_tlm.data import BlockArguments
 from hf_tlm.models.loading import load_stock
 from hf_tlm.runs import GridArguments, run_pretraining
-from hf_tlm.runs.grid.points import GridError
+from hf_tlm.runs.grid_points import GridError
 from hf_tlm.training import ModelArguments, PretrainArguments
 from support.toys import TINY_CONFIGS, sentences, write_files
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import set_seed
 
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, predict
-from hf_tlm.runs.finetuning.loading import load_model, load_pretrained
+from hf_tlm.runs.finetuning.models import load_model, load_pretrained
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from support.kind_toys import labels_of, rows_of, task_of
 from support.tiny_checkpoints import FAST, files, go, pretrained

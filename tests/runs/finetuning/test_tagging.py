@@ -14,7 +14,7 @@ from hf_tlm.data import TokenizerError
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import FinetuneArguments
 from hf_tlm.runs.finetuning import tagging
-from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.finetuning.models import FinetuneTrainer
 from support.kind_toys import TOKENIZERS, arguments, predict, task_of, tiny_model
 
 TAGS = ("DT", "NN", "VBZ")

@@ -14,7 +14,7 @@ from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.manifest import COLUMNS
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, ProtocolError, finetune
 from hf_tlm.runs.finetuning.finetune import _taught
-from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.finetuning.models import FinetuneTrainer
 from hf_tlm.runs.teachers.models import LinearTeacher
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError

@@ -7,10 +7,10 @@ import torch
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments
-from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
-from hf_tlm.runs.grid import search
-from hf_tlm.runs.grid.grid import run_grid
-from hf_tlm.runs.grid.points import Grid, GridError
+from hf_tlm.runs import grid_search as search
+from hf_tlm.runs.finetuning.models import FinetuneTrainer
+from hf_tlm.runs.grid import run_grid
+from hf_tlm.runs.grid_points import Grid, GridError
 from support.tiny_checkpoints import FAST, pretrained
 from support.toys import make_task
 

@@ -17,9 +17,8 @@ from transformers import set_seed
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, draw_fraction, kind_module
 from hf_tlm.runs.finetuning.kinds import EvaluationSet, label_names
-from hf_tlm.runs.finetuning.loading import load_model, load_pretrained
-from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
-from hf_tlm.runs.grid.points import Grid, GridError, Range
+from hf_tlm.runs.finetuning.models import FinetuneTrainer, load_model, load_pretrained
+from hf_tlm.runs.grid_points import Grid, GridError, Range
 from hf_tlm.runs.sharing import once
 from hf_tlm.tasks import Task
 from hf_tlm.utils.files import atomic_write

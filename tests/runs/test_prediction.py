@@ -18,7 +18,7 @@ from datasets import Dataset
 from transformers import set_seed
 
 from hf_tlm.runs import PredictArguments, check_predictable, predict
-from hf_tlm.runs.prediction.files import PredictionFile, glue_task, glue_value
+from hf_tlm.runs.prediction_files import PredictionFile, glue_task, glue_value
 from hf_tlm.tasks import TaskSpec
 from hf_tlm.training import ArgumentsError
 from support.tiny_checkpoints import go, pretrained
@@ -49,7 +49,7 @@ def lines(path):
 def test_predictions_are_those_of_the_run(run, unlabelled_file, tmp_path, monkeypatch):
     # In chunks of 10 rows.
 
-    module = importlib.import_module("hf_tlm.runs.prediction.predict")
+    module = importlib.import_module("hf_tlm.runs.prediction")
     original = module.unlabelled_chunks
     monkeypatch.setattr(module, "unlabelled_chunks", lambda *args, **options: original(*args, chunk=10, **options))
     path = predict(str(run), str(unlabelled_file), tmp_path / "out.jsonl", **CPU)
@@ -89,7 +89,7 @@ def test_nothing_is_left_of_a_file_that_fails(run, tmp_path):
 
 
 def test_predictions_that_cannot_be_written_are_refused_before_models_load(run, unlabelled_file, tmp_path, monkeypatch):
-    module = importlib.import_module("hf_tlm.runs.prediction.predict")
+    module = importlib.import_module("hf_tlm.runs.prediction")
     monkeypatch.setattr(module, "open_predictor", lambda *_, **__: pytest.fail("A model is loaded."))
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="Predictions go to .*out.csv: .*file is no folder that can be written in"):

@@ -33,12 +33,11 @@ from hf_tlm.runs.averaging import average, check_alike, model_names
 from hf_tlm.runs.few_shot.classifier import PromptClassifier
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import EvaluationSet, feature_lengths, kind_module
-from hf_tlm.runs.finetuning.loading import load_finetuned, set_token_types
+from hf_tlm.runs.finetuning.models import FinetuneTrainer, load_finetuned, set_token_types
 from hf_tlm.runs.finetuning.tagging import CRF_FILE
-from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.linear import WEIGHTS_FILE, LinearModel
-from hf_tlm.runs.prediction.files import PredictionFile
-from hf_tlm.runs.prediction.source import Source, find_source
+from hf_tlm.runs.prediction_files import PredictionFile
+from hf_tlm.runs.prediction_source import Source, find_source
 from hf_tlm.runs.records import SAVED_FILE, classified
 from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.tasks.spec import check_task
@@ -87,7 +86,7 @@ def predict(
     """Write what a finished model, or the average of several, says of every row of a file.
 
     The columns of the input stay, and beside them are `prediction` and the probabilities of all classes; see
-    `hf_tlm.runs.prediction.files.PredictionFile`. Long texts are cut as they were in training, and the columns are those of
+    `hf_tlm.runs.prediction_files.PredictionFile`. Long texts are cut as they were in training, and the columns are those of
     the training: of our own folders nothing need be said again.
 
     Rows are read, tokenised, predicted and written 10,000 at a time, so that the file may be of any size; what is written

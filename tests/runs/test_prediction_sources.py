@@ -19,7 +19,7 @@ from transformers import (
 
 from hf_tlm.models import ModelError
 from hf_tlm.runs import predict, run_tlm
-from hf_tlm.runs.prediction.source import find_source
+from hf_tlm.runs.prediction_source import find_source
 from hf_tlm.tasks import TaskError, load_task
 from hf_tlm.tasks.formats import write_excel
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.runs import CheckpointArguments, FinetuneArguments, sharing
-from hf_tlm.runs.grid import grid
-from hf_tlm.runs.grid.grid import run_grid
-from hf_tlm.runs.grid.points import Grid
+from hf_tlm.runs import CheckpointArguments, FinetuneArguments, grid, sharing
+from hf_tlm.runs.grid import run_grid
+from hf_tlm.runs.grid_points import Grid
 from hf_tlm.training.run_folder import ProtocolError
 from support.toys import make_task
 

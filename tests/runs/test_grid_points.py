@@ -3,7 +3,7 @@
 import pytest
 
 from hf_tlm.config import ConfigError
-from hf_tlm.runs.grid.points import Grid, GridArguments, GridError, Range, point_name
+from hf_tlm.runs.grid_points import Grid, GridArguments, GridError, Range, point_name
 
 
 def test_points_are_every_combination_the_last_argument_fastest():

@@ -14,8 +14,8 @@ from hf_tlm.errors import ArgumentsError, HfTlmError
 from hf_tlm.hub.commit import Push
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, check_finetuning, finetune
 from hf_tlm.runs.finetuning.kinds import check_kind
-from hf_tlm.runs.grid.points import CHECKPOINT, Grid, GridError, point_name
-from hf_tlm.runs.grid.search import check_search, search
+from hf_tlm.runs.grid_points import CHECKPOINT, Grid, GridError, point_name
+from hf_tlm.runs.grid_search import check_search, search
 from hf_tlm.runs.records import aggregate, beside_lines, format_table, published_lines
 from hf_tlm.runs.sharing import PointsError, once, run_shared
 from hf_tlm.tasks import Task
@@ -156,7 +156,7 @@ def run_grid(
     Args:
         args: what holds for every point; the grid's values and seeds replace theirs.
         trials: search first: so many trials of one seed each, drawn by Optuna from the grid's lists and ranges. The best
-            one's values are then the only point. See `hf_tlm.runs.grid.search`.
+            one's values are then the only point. See `hf_tlm.runs.grid_search`.
 
     Raises:
         GridError: a value that no point can differ in, or ranges without `trials`; a teacher.

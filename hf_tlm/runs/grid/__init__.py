@@ -1,1 +1,0 @@
-"""Many runs of one kind: grids of settings, searches, and how processes share them."""

@@ -1,1 +1,0 @@
-"""Predictions with anything finished: a run of TLM, fine-tuning, few-shot learning, or a stock checkpoint."""
