@@ -1,26 +1,126 @@
-"""One model whose gradients are taken: forward passes, and what they leave at the chosen parameters."""
+"""One model whose gradients are taken: its chosen parameters, the two losses, and what passes leave at the parameters.
+
+The losses are those whose gradients meet: masked language modelling of passages, and the task's.
+
+Shapes: B texts, K tokens of the vocabulary.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from transformers.models.albert.modeling_albert import AlbertLayerGroup
 from xxhash import xxh3_64
 
 from hf_tlm.errors import InfluenceError
-from hf_tlm.influence.gradients import Capture, EmbeddingGradient, MatrixGradient, Tokens, VectorGradient
-from hf_tlm.influence.losses import Decoded, mlm_loss, task_loss
-from hf_tlm.influence.parameters import Parameter
+from hf_tlm.influence.gradients import Capture, Decoded, EmbeddingGradient, MatrixGradient, Tokens, VectorGradient
 from hf_tlm.models import TlmModel
+from hf_tlm.models.base import layer_stack
 from hf_tlm.models.cpu_kernels import faster_kernels
-from hf_tlm.models.tail import Tail
+from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
+from hf_tlm.models.tail import Tail, encode_masked_positions, places
 
 Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
 # What a config says of where a model came from and how it was kept; the weights tell their own dtype.
 _NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "dtype", "transformers_version"}
+
+
+# The output projection of attention, and the word embedding, under the names that they have in the families.
+DEFAULT_IN_LAYERS = (
+    "attention.output.dense.weight,attention.dense.weight,attention.out_lin.weight,attn.Wo.weight"  # BERT, ALBERT, ...
+)
+DEFAULT_IN_EMBEDDINGS = "word_embeddings.weight,tok_embeddings.weight"
+# What a body has before its first layer; the projections are of bodies whose embeddings are narrower than their layers.
+_BEFORE = ("embeddings", "embeddings_project", "encoder.embedding_hidden_mapping_in")
+SUPPORTED = (nn.Linear, nn.LayerNorm, nn.Embedding)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a layer: its name there, the module that owns it, and its name in that."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The parameters of one layer that were chosen.
+
+    Attributes:
+        layer: 0 is the embeddings, 1 the first layer.
+        depth: layers that are applied from the first use of its parameters on.
+    """
+
+    layer: int
+    depth: int
+    parameters: list[Parameter]
+
+
+def layers_of(model: TlmModel) -> list[list[tuple[str, nn.Module]]]:
+    """The modules of each layer, by its index in transformers' `hidden_states`, and what their names there begin with."""
+    body = model.base_model
+    modules = dict(body.named_modules())
+    before = [("", modules[_BEFORE[0]])]
+    before += [(f"{name.rpartition('.')[2]}.", modules[name]) for name in _BEFORE[1:] if name in modules]
+    stack = layer_stack(body)
+    if not isinstance(stack[0], AlbertLayerGroup):
+        return [before, *([("", layer)] for layer in stack)]
+    count = model.config.num_hidden_layers
+    groups: list[Any] = [stack[int(layer / (count / len(stack)))] for layer in range(count)]
+    return [before, *([("", layer) for layer in group.albert_layers] for group in groups)]
+
+
+def choose_parameters(model: TlmModel, layer: int, patterns: str | None) -> Choice:
+    """The parameters of a layer whose names match one of the patterns.
+
+    Args:
+        layer: as transformers counts `hidden_states`: 0 is the embeddings, 1 the first layer, -1 the last.
+        patterns: of names inside the layer, with wildcards (`fnmatch`), separated by commas. None: the weight of
+            attention's output projection; of layer 0 the word embedding.
+
+    Raises:
+        InfluenceError: there is no such layer, nothing matches, or what matches is not of a linear layer, a LayerNorm or an
+            embedding.
+    """
+    layers = layers_of(model)
+    if not -len(layers) <= layer < len(layers):
+        raise InfluenceError(
+            f"layer must be between {-len(layers)} and {len(layers) - 1} for this {model.config.model_type} model (0 is the "
+            f"embeddings, {len(layers) - 1} or -1 the last layer); received {layer}."
+        )
+    layer %= len(layers)
+    if patterns is None:
+        patterns = DEFAULT_IN_LAYERS if layer else DEFAULT_IN_EMBEDDINGS
+    owned = [
+        Parameter(f"{prefix}{owner}.{attribute}" if owner else f"{prefix}{attribute}", module, attribute)
+        for prefix, top in layers[layer]
+        for owner, module in top.named_modules()
+        for attribute, _ in module.named_parameters(recurse=False)
+    ]
+    wanted = [pattern.strip() for pattern in patterns.split(",")]
+    chosen = [parameter for parameter in owned if any(fnmatchcase(parameter.name, pattern) for pattern in wanted)]
+    if not chosen:
+        names = ", ".join(dict.fromkeys(parameter.name for parameter in owned))
+        raise InfluenceError(f"No parameter of layer {layer} matches {patterns!r}. It has: {names}.")
+    for parameter in chosen:
+        if type(parameter.module) not in SUPPORTED:
+            raise InfluenceError(
+                f"The gradient of {parameter.name} cannot be taken text by text: it belongs to a "
+                f"{type(parameter.module).__name__}, and only of {', '.join(kind.__name__ for kind in SUPPORTED)}. "
+                "Narrow `parameters`."
+            )
+    # A layer that is applied several times is used from its first application on.
+    first = next(index for index, modules in enumerate(layers) if modules[0][1] is layers[layer][0][1])
+    return Choice(layer, len(layers) - first, chosen)
 
 
 class Checkpoint:
@@ -96,3 +196,50 @@ def nbytes(values: Any) -> int:
     if isinstance(values, Decoded):
         values = list(vars(values).values())
     return sum(map(nbytes, values)) if isinstance(values, (list, tuple)) else 0
+
+
+def mlm_loss(
+    model: TlmModel, batch: dict[str, torch.Tensor], vocabulary: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Decoded | None]:
+    """The masked-LM loss of a padded batch: the mean over each text's masked tokens, summed over the texts.
+
+    Args:
+        vocabulary: int64 [K], ascending: the tokens of which the output embedding's gradient is wanted as well.
+    """
+    masked = batch["mlm_labels"] != -100
+    labels, text = batch["mlm_labels"][masked], masked.nonzero()[:, 0]
+    inputs = (batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
+    body: Any = model.base_model
+    hidden = model.family.transform(model.mlm_head, encode_masked_positions(body, places(masked), *inputs))
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    weights = (1 / masked.sum(dim=1).to(wide))[text]
+    errors = None if vocabulary is None else torch.empty(len(labels), len(vocabulary), dtype=wide, device=hidden.device)
+
+    def visit(rows: slice, logits: torch.Tensor) -> None:
+        # Called only where there are errors.
+        errors[rows] = (logits[:, vocabulary] - logits.logsumexp(dim=1, keepdim=True)).exp_()  # type: ignore[index]
+
+    decoder = model.family.decoder(model.mlm_head)
+    loss = linear_cross_entropy(
+        hidden,
+        decoder.weight,
+        decoder.bias,
+        labels,
+        max_logits=model.max_logits,
+        visit=None if errors is None else visit,
+        outer=lambda rows, log_p: (-weights[rows] * log_p, -weights[rows]),
+    )
+    if errors is None or vocabulary is None:
+        return loss, None
+    column = torch.searchsorted(vocabulary, labels).clamp_(max=len(vocabulary) - 1)
+    there = vocabulary[column] == labels
+    errors[there.nonzero()[:, 0], column[there]] -= 1
+    return loss, Decoded(vocabulary, text, hidden.detach().to(wide), errors.mul_(weights[:, None]))
+
+
+def task_loss(model: TlmModel, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+    """The classification loss of a batch, each text's times its weight, float [B], summed."""
+    inputs = {name: values for name, values in batch.items() if name != "labels"}
+    logits = model(**inputs).logits
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return (F.cross_entropy(logits.to(wide), batch["labels"], reduction="none") * weights.to(wide)).sum()

@@ -28,18 +28,19 @@ from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
 from hf_tlm.errors import InfluenceError
-from hf_tlm.influence.document_scores import (
+from hf_tlm.influence.score_files import (
     IDS_FILE,
     SCORES_FILE,
     SETTINGS_FILE,
+    SHARD_ROWS,
     DocumentScores,
+    ScoreFiles,
     batch_name,
     end_name,
 )
-from hf_tlm.influence.score_files import GRADIENTS_FOLDER, SHARD_ROWS, ScoreFiles
-from hf_tlm.influence.scorer import InfluenceScorer
-from hf_tlm.influence.scorer_files import describe_scorer, load_scorer
+from hf_tlm.influence.scorer import InfluenceScorer, describe_scorer, load_scorer
 from hf_tlm.influence.selection import Selection
+from hf_tlm.influence.task_gradients import GRADIENTS_FOLDER
 from hf_tlm.retrieval.engines.sharded.steps import Step
 from hf_tlm.retrieval.engines.sharded.workspace import Workspace, read_table, shard_name, write_table
 

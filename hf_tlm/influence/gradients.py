@@ -8,7 +8,8 @@ Each class below has the same methods. Task batches' gradients are made once (`p
 named tensors; those of passages are brought into the form that meets them (`of_passages`, which takes `numbers_of_a_passage`
 in memory), and `products`, float [N, T], is their inner products.
 
-Shapes: A tokens, N passages, T task batches, I and O inputs and outputs, H width of an embedding.
+Shapes: A tokens, M masked ones, K tokens of the vocabulary, N passages, T task batches, I and O inputs and outputs, E width
+of the output embedding, H of an embedding.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ import torch
 import torch.nn.functional as F
 import xxhash
 from torch import nn
-
-from hf_tlm.influence.losses import Decoded
 
 Tensors = dict[str, torch.Tensor]
 # Numbers in the largest intermediate result: 64 MiB of float32.
@@ -48,6 +47,22 @@ class Tokens:
         """The same tokens as those of other texts, int64 [A], ordered by them."""
         order = torch.argsort(text, stable=True)
         return Tokens(text[order], self.inputs[order], self.gradients[order])
+
+
+@dataclass
+class Decoded:
+    """What the output embedding's gradient is made of.
+
+    Row k of a text's is the sum over its masked tokens m of errors[m, k] hidden[m].
+
+    vocabulary: int64 [K] tokens, ascending. text: int64 [M], ascending. hidden: float [M, E]. errors: float [M, K], of the
+    vocabulary's tokens softmax minus one-hot, divided by the masked tokens of the text. Floats are float32 or wider.
+    """
+
+    vocabulary: torch.Tensor
+    text: torch.Tensor
+    hidden: torch.Tensor
+    errors: torch.Tensor
 
 
 class Capture:

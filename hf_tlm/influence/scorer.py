@@ -1,5 +1,7 @@
 """Influence of passages on task batches: inner products of gradients, exact and about as fast as a forward pass.
 
+A scorer is kept in a folder for processes and machines that have neither its models nor the task.
+
 Shapes: N passages, T task batches.
 """
 
@@ -21,21 +23,23 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from hf_tlm.data import load_tokenizer
 from hf_tlm.errors import InfluenceError
-from hf_tlm.influence.checkpoint import Checkpoint, Gradient, check_alike, nbytes
+from hf_tlm.influence.checkpoint import Checkpoint, Gradient, check_alike, choose_parameters, nbytes
 from hf_tlm.influence.gradients import MAX_NUMBERS, EmbeddingGradient, MatrixGradient, Tokens
-from hf_tlm.influence.parameters import choose_parameters
 from hf_tlm.influence.rows import READ_ROWS, MaskedTexts, batches, cut_at, read, rows_digest, take
-from hf_tlm.influence.task_gradients import Block, TaskGradients
-from hf_tlm.models import TlmModel
+from hf_tlm.influence.task_gradients import GRADIENTS_FOLDER, Block, TaskGradients
+from hf_tlm.models import TlmModel, export_stock
 from hf_tlm.models.families import longest_input
-from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.files import atomic_directory, sha256
 from hf_tlm.utils.options import check_numbers, of_python
 
 # Task gradients are written, and shared between processes, in blocks of at most so many texts.
 BLOCK_TEXTS = 1024
 # What passages leave at the parameters waits for task gradients that are read again until it has so many bytes.
 WAITING_BYTES = 1 << 28
+# Of a saved scorer: all but its models and gradients.
+SCORER_FILE = "scorer.json"
 
 
 class InfluenceScorer:
@@ -183,7 +187,7 @@ class InfluenceScorer:
             raise InfluenceError(f"The labels of a model with {classes} classes are 0 to {classes - 1}; found {wrong[0]}.")
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="hf-tlm-task-gradients-")
-            folder = Path(self._temporary.name) / "task-gradients"
+            folder = Path(self._temporary.name) / GRADIENTS_FOLDER
         tasks = self._begin(rows, task_batch_size, Path(folder))
         # Each process begins elsewhere and makes what is not there when it comes to it. So none waits for another, and what
         # two make at the same time, at the end, is the same.
@@ -347,3 +351,72 @@ class InfluenceScorer:
         if self._tasks is None:
             raise InfluenceError("There are no task gradients yet: call fit, or load what fit wrote.")
         return self._tasks
+
+
+def save_scorer(scorer: InfluenceScorer, folder: str | os.PathLike, *, gradients: bool = True) -> None:
+    """Write models, tokenizer and settings, for `load_scorer`.
+
+    Args:
+        gradients: those of the task too, which the scorer then has to have; False leaves them to be fitted or loaded.
+
+    Raises:
+        InfluenceError: there are no task gradients.
+        HfTlmError: the folder cannot be written.
+    """
+    with atomic_directory(folder) as work:
+        for number, model in enumerate(scorer.models):
+            export_stock(model, scorer.tokenizer, work / f"model-{number}")
+        task = None
+        if gradients:
+            scorer.save(work / GRADIENTS_FOLDER)
+            task = [sha256(path) for path in sorted((work / GRADIENTS_FOLDER).glob("*.safetensors"))]
+        model = scorer.models[0]
+        details = {
+            "models": len(scorer.models),
+            "id2label": model.config.id2label,
+            "attn_implementation": model.config._attn_implementation,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "batch_size": scorer.batch_size,
+            "settings": scorer.settings,
+            "fingerprint": scorer.fingerprint,
+            "task": task,
+        }
+        (work / SCORER_FILE).write_text(json.dumps(details, indent=2) + "\n", encoding="utf-8")
+
+
+def load_scorer(folder: str | os.PathLike, device: str | torch.device = "cpu") -> InfluenceScorer:
+    """The scorer that `save_scorer` wrote, whose scores are the same.
+
+    Raises:
+        InfluenceError: there is none, or its models are not those that were saved.
+        ModelError, TokenizerError: see `TlmModel.from_checkpoint` and `load_tokenizer`.
+    """
+    folder, details = Path(folder), describe_scorer(folder)
+    id2label = {int(label): name for label, name in details["id2label"].items()}
+    models = [
+        # The wrapper that transformers has around torch's method hides that it is one.
+        TlmModel.from_checkpoint(  # type: ignore[call-arg]
+            str(folder / f"model-{number}"), id2label=id2label, attn_implementation=details["attn_implementation"]
+        ).to(device=device, dtype=getattr(torch, details["dtype"]))
+        for number in range(details["models"])
+    ]
+    settings = dict(details["settings"])
+    parameters = ",".join(settings.pop("parameters"))
+    tokenizer = load_tokenizer(str(folder / "model-0"))
+    scorer = InfluenceScorer(models, tokenizer, parameters=parameters, batch_size=details["batch_size"], **settings)
+    if scorer.fingerprint != details["fingerprint"]:
+        raise InfluenceError(
+            f"The scorer in {folder} is not the one that was saved there: its files are damaged, or this version of "
+            "transformers reads them otherwise. Save it again, with the versions that load it."
+        )
+    if details["task"] is not None:
+        scorer.load(folder / GRADIENTS_FOLDER)
+    return scorer
+
+
+def describe_scorer(folder: Path) -> dict:
+    """What `save_scorer` wrote beside models and gradients; an InfluenceError where there is nothing."""
+    try:
+        return json.loads((folder / SCORER_FILE).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InfluenceError(f"{folder} holds no scorer: {error}. Write one with save_scorer.") from error

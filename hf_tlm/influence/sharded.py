@@ -105,7 +105,7 @@ def _shares(sharding: Sharding) -> tuple[dict, int | None]:
 def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFiles, missing: list[int]) -> None:
     """Write what the tasks read, where it is not there yet."""
     from hf_tlm.influence import datatrove_steps as steps
-    from hf_tlm.influence.scorer_files import save_scorer
+    from hf_tlm.influence.scorer import save_scorer
 
     if not workspace.has(steps.SCORER_FOLDER):
         with workspace.writing(steps.SCORER_FOLDER) as folder:

@@ -20,6 +20,8 @@ from hf_tlm.utils.json_files import find_format
 # Blocks stay on the device until they have so many bytes, or half of what a GPU has free. The others are brought there again
 # and again. On a CPU that costs little: the files are mapped, and the system keeps their pages.
 KEPT_BYTES = 1 << 30
+# Of task gradients, beside what belongs to them.
+GRADIENTS_FOLDER = "task-gradients"
 # Changes when the files would mean something else.
 _FORMAT = 2
 _META = "task_gradients.json"

@@ -10,7 +10,8 @@ from datasets import Dataset
 from hf_tlm.data import tokenize
 from hf_tlm.influence import InfluenceError, score, score_files
 from hf_tlm.influence.rows import rows_digest
-from hf_tlm.influence.score_files import GRADIENTS_FOLDER, SETTINGS_FILE
+from hf_tlm.influence.score_files import SETTINGS_FILE
+from hf_tlm.influence.task_gradients import GRADIENTS_FOLDER
 from support.fake_scorer import FakeScorer
 
 TASK_BATCH = 5

@@ -24,7 +24,7 @@ from hf_tlm.influence import (
     select,
     select_rows,
 )
-from hf_tlm.influence.scorer_files import SCORER_FILE
+from hf_tlm.influence.scorer import SCORER_FILE
 from hf_tlm.retrieval import Sharding, retrieve
 from support.naive import tiny
 from support.task_blocks import Killed, count_blocks
