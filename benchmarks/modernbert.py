@@ -54,8 +54,7 @@ class Benchmark:
         import torch
         from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
 
-        from hf_tlm.models.cpu_attention import use_cpu_kernels
-        from hf_tlm.models.cpu_kernels import faster_kernels, set_dropout
+        from hf_tlm.models.cpu_kernels import faster_kernels, set_dropout, use_cpu_kernels
 
         texts, tokens, dropout = PASSES[name]
         device = torch.device("cpu")

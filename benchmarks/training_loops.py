@@ -210,7 +210,7 @@ def step(*, body: str, packing: str, steps: int, repeats: int, setting: Setting,
     import torch
     from torch.profiler import profile, record_function
 
-    from hf_tlm.models import cpu_attention, cpu_kernels
+    from hf_tlm.models import cpu_kernels
 
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     trainer = ours(rows, tokenizer, body, steps + WARM, 0, packing, setting)
@@ -218,14 +218,14 @@ def step(*, body: str, packing: str, steps: int, repeats: int, setting: Setting,
     model = trainer.model
     loop = Loop(model, trainer.objectives, setting, 10**9)
     modules = [module for module in model.modules() if isinstance(module, cpu_kernels.Dropout)]
-    kinds = {"torch's": (torch.nn.Dropout, "sdpa"), "ours": (cpu_kernels.Dropout, cpu_attention.ATTENTION)}
+    kinds = {"torch's": (torch.nn.Dropout, "sdpa"), "ours": (cpu_kernels.Dropout, cpu_kernels.ATTENTION)}
     draw = cpu_kernels.dropout_noise
 
     def recorded(*args):
         with record_function("dropout_noise"):
             return draw(*args)
 
-    cpu_kernels.dropout_noise = cpu_attention.dropout_noise = recorded
+    cpu_kernels.dropout_noise = recorded
 
     def run(kind: str, batch: dict) -> float:
         for module in modules:

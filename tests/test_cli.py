@@ -14,7 +14,7 @@ from hf_tlm.cli import LaunchError, launch, launch_options
 from hf_tlm.commands import COMMANDS, RECIPES, command_of, describe, find_preset, presets, recipes_folder
 from hf_tlm.config import ConfigError, read_configs
 from hf_tlm.errors import ModelError
-from hf_tlm.models.configure import read_config
+from hf_tlm.models.loading import read_config
 from hf_tlm.training import ModelArguments
 from hf_tlm.training.run_folder import local_files
 from hf_tlm.version import __version__

@@ -42,6 +42,7 @@ CONTINUING = (
     *("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth", "training_args.bin"),
     *("pytorch_model*.bin", "*_optim_states.pt", "*_model_states.pt", "latest"),
 )
+# Of COCO-LM; earlier versions wrote the last two beside the others.
 CODE = ("*configuration_*.py", "*modeling_*.py", "*tokenization_*.py", "bert.py", "embeddings.py", "relative_positions.py")
 # Bytes: of a file that holds tensors, of any other, and of all files of a run.
 LARGEST_TENSORS, LARGEST_OTHER, LARGEST_RUN = 64 << 30, 1 << 30, 512 << 30

@@ -22,10 +22,9 @@ from xxhash import xxh3_64
 from hf_tlm.errors import InfluenceError
 from hf_tlm.influence.gradients import Capture, Decoded, EmbeddingGradient, MatrixGradient, Tokens, VectorGradient
 from hf_tlm.models import TlmModel
-from hf_tlm.models.base import layer_stack
+from hf_tlm.models.base import Tail, encode_masked_positions, layer_stack, places
 from hf_tlm.models.cpu_kernels import faster_kernels
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
-from hf_tlm.models.tail import Tail, encode_masked_positions, places
 
 Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
 # What a config says of where a model came from and how it was kept; the weights tell their own dtype.

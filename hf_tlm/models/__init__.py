@@ -21,15 +21,19 @@ if TYPE_CHECKING:
         as_bert,
         export_bert,
     )
-    from hf_tlm.models.configure import build_config, read_config
     from hf_tlm.models.export import export_stock, load_exported
     from hf_tlm.models.families import FAMILIES
-    from hf_tlm.models.generator import generator_config
     from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
-    from hf_tlm.models.prediction_heads import CorruptionOutput
-    from hf_tlm.models.released.coco_lm import convert_released, load_released
-    from hf_tlm.models.released.convert import convert_legacy, legacy_length
-    from hf_tlm.models.released.tlm import ReleasedTlm, convert_released_tlm, load_released_tlm
+    from hf_tlm.models.generator_discriminator_parts import CorruptionOutput, generator_config
+    from hf_tlm.models.loading import build_config, read_config
+    from hf_tlm.models.released_coco_lm import convert_released, load_released
+    from hf_tlm.models.released_tlm import (
+        ReleasedTlm,
+        convert_legacy,
+        convert_released_tlm,
+        legacy_length,
+        load_released_tlm,
+    )
     from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel, TlmOutput, gather_fsdp
 
 __getattr__, __dir__, __all__ = export_lazily(__name__)

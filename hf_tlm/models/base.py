@@ -1,4 +1,9 @@
-"""What the trainer needs of every model it trains."""
+"""What the trainer needs of every model it trains, and passes of its body: whole, or of the tokens alone that a loss reads.
+
+In the end of the last layer no token sees another: only tokens that are read need to be computed there.
+
+Shapes: R rows, S positions in a row, M chosen tokens, H hidden size, V vocabulary, E size of the input embedding.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.albert.modeling_albert import AlbertTransformer
+from transformers.models.bert.modeling_bert import BertSelfOutput
+from transformers.models.electra.modeling_electra import ElectraSelfOutput
+from transformers.models.roberta.modeling_roberta import RobertaSelfOutput
 from transformers.utils.generic import is_flash_attention_requested
 
 from hf_tlm.errors import ModelError
-from hf_tlm.models.encoded_texts import EncodedTexts, attended, packed_attention_mask
-from hf_tlm.models.families import family_of
+from hf_tlm.models.families import EncodedTexts, family_of
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS
+
+# What follows attention in a layer, called with attention's result and the residual.
+_AFTER_ATTENTION = (BertSelfOutput, ElectraSelfOutput, RobertaSelfOutput)
 
 
 def body_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -90,6 +100,43 @@ def applied_parameters(model: nn.Module) -> int:
             layers = module.config.num_hidden_layers
             count += sum(groups[int(layer / (layers / len(groups)))] for layer in range(layers)) - sum(groups)
     return count
+
+
+def attended(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, text_ids: torch.Tensor | None) -> torch.Tensor:
+    """The attention mask of a batch, int64 [R, S]: without one that of all tokens, in packed rows of all but padding."""
+    if attention_mask is not None:
+        return attention_mask
+    return torch.ones_like(input_ids) if text_ids is None else (text_ids > 0).to(input_ids.dtype)
+
+
+def packed_attention_mask(
+    text_ids: torch.Tensor, config: PreTrainedConfig, dtype: torch.dtype
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """The block-diagonal mask by which the texts of a row do not see each other, as the body takes it.
+
+    BERT and its kin attend across the texts of a row when only `position_ids` restart; a mask with four dimensions is
+    used as it is. Padding sees padding, so that no row of the attention is empty.
+
+    Args:
+        text_ids: int64 [R, S]; dtype: that of the model's weights.
+
+    Returns:
+        [R, 1, S, S]: bool, True where a token (third dimension) sees another; for eager attention 0 there and the
+        smallest number elsewhere. For bodies with layers of local attention one for each kind of layer, by its name.
+    """
+    sees = text_ids[:, None, :, None] == text_ids[:, None, None, :]
+    masks = {"full_attention": sees}
+    window = getattr(config, "sliding_window", None)
+    if window is not None:
+        place = torch.arange(text_ids.shape[1], device=text_ids.device)
+        masks["sliding_attention"] = sees & ((place[:, None] - place[None, :]).abs() <= window)
+    if config._attn_implementation == "eager":
+        lowest = torch.finfo(dtype).min
+        masks = {
+            name: torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, lowest)
+            for name, mask in masks.items()
+        }
+    return masks if window is not None else masks["full_attention"]
 
 
 def encode(
@@ -167,6 +214,80 @@ def layer_stack(body: nn.Module) -> nn.ModuleList:
 def layer_classes(body: nn.Module) -> set[str]:
     """Names of the classes of the body's layers: what FSDP shards as one unit."""
     return {type(layer).__name__ for layer in layer_stack(body)}
+
+
+class Tail:
+    """All that comes after attention in a body's last layer: two thirds of its products, in a forward pass and a backward.
+
+    Only layers that are built like BERT's have a place where tokens can be left out; of others the tail is empty. So it is
+    with flash attention, whose kernels for texts of varying lengths take them in one row, where tokens stand elsewhere.
+
+    modules: those that see only the tokens that are left.
+    """
+
+    def __init__(self, body: PreTrainedModel):
+        layer = layer_stack(body)[-1]
+        outputs = [module for module in layer.modules() if isinstance(module, _AFTER_ATTENTION)]
+        self._first = outputs[0] if len(outputs) == 1 and not is_flash_attention_requested(body.config) else None
+        self.modules: set[nn.Module] = set()
+        if self._first is not None:
+            within = set(self._first.modules())
+            attention = next(set(m.modules()) for m in layer.modules() if m is not layer and within < set(m.modules()))
+            self.modules = set(layer.modules()) - attention | within
+
+    @contextmanager
+    def only(self, chosen: torch.Tensor) -> Iterator[None]:
+        """Leave out the tokens that are not chosen: the modules see float [1, M, H].
+
+        chosen: int64 [M], places in the flattened rows.
+        """
+        assert self._first is not None  # An empty tail leaves nothing out.
+
+        def leave_out(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            return tuple(x.flatten(0, 1)[chosen][None] for x in inputs)
+
+        handle = self._first.register_forward_pre_hook(leave_out)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+# How many there are differs from batch to batch: compiled, it would be compiled again and again.
+@torch.compiler.disable
+def places(chosen: torch.Tensor) -> torch.Tensor:
+    """Where bool [R, S] is True in the flattened rows, int64 [M], ascending.
+
+    A GPU has to be waited for until it has counted them: once, before a pass begins, and not wherever they are read.
+    """
+    found = chosen.flatten().nonzero().squeeze(1)
+    torch._dynamo.maybe_mark_dynamic(found, 0)  # Else what is compiled with the first number of them is compiled once more.
+    return found
+
+
+def encode_masked_positions(
+    body: PreTrainedModel,
+    chosen: torch.Tensor,
+    input_ids: torch.Tensor,
+    *inputs: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the hidden states of the M chosen tokens, float [M, H], where nothing reads the others'.
+
+    `chosen` are their `places`, int64 [M]. The states are those of `encode` with the same arguments. Where the body allows
+    it, the tail is computed for them alone.
+    """
+    # What is compiled must not depend on M. A layer that is computed again in the backward pass, for its gradient, would be
+    # computed whole. BERT's pooler wants a first token, whatever it is.
+    whole = torch.compiler.is_compiling() or (body.training and body.is_activation_checkpointing) or not len(chosen)
+    if not whole and (tail := Tail(body)).modules:
+        with tail.only(chosen):
+            return encode(body, input_ids, *inputs).hidden[0]
+    return _choose(encode(body, input_ids, *inputs).hidden, chosen)
+
+
+@torch.compiler.disable
+def _choose(hidden: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    return hidden.flatten(0, 1)[chosen]
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike, model_type: str) -> None:

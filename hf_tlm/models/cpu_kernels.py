@@ -1,4 +1,4 @@
-"""What is faster on CPUs: products of linear layers by oneDNN, and dropout whose random numbers cost little.
+"""What is faster on CPUs: products of linear layers by oneDNN, dropout whose random numbers cost little, and attention.
 
 torch gives float32 products to the linear algebra library that it was built with, MKL in its x86 wheels, which uses no
 AVX-512 on processors of other makers; those of bf16 it gives to oneDNN, which does.
@@ -9,6 +9,16 @@ kept independently with probability 1 - p (p in steps of 2^-16) and divided by i
 repeats where that does: after a resume, and where activations are checkpointed. Elsewhere, compiled, and where nothing is
 dropped, torch and transformers do as they always do. `set_dropout` sets its rate in a model, on any device.
 
+torch's own kernel of attention has no dropout on CPUs, and a slow backward pass (benchmarks/results/modernbert.md). In
+training attention is plain products here, and where no others are seen it is of near tokens alone. Such steps are memory's
+work more than the processor's, so what is done here is to go over it less often. Where a layer of ModernBERT sees so many
+tokens to either side and no more, rows are attended to in blocks, of which each has the keys near it. And its rotary
+positions are added in one pass, which leaves queries, keys and values as the products need them.
+
+Elsewhere (GPUs, compiled code, layers that see everything when a text is scored or is long and has no dropout) transformers'
+own attention is computed. Rotated numbers are transformers' to the last bit up to float32, attention's outputs differ by
+rounding; where a row sees nothing, as padding far from its text, they are 0 as in torch's kernel, and have no gradient.
+
 `faster_kernels` is for any device: the context that a step's passes run in.
 """
 
@@ -18,13 +28,26 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.models.modernbert.modeling_modernbert import ModernBertAttention
+
+# The attention of `sdpa`, but for what is said above.
+ATTENTION = "hf_tlm_sdpa"
+# Longer rows, where all is seen, would take memory by the square.
+LONGEST_PLAIN = 1024
+# Rows of so many times the keys of a block are attended to by blocks: below, a few large products are as fast.
+BLOCKS_PAY = 3
+# Elements that are rotated at a time: 1 MiB of float32, which stay in a processor's cache.
+ROTATED = 1 << 18
 
 
 class OneDnnLinear(TorchFunctionMode):
@@ -163,3 +186,225 @@ def set_dropout(model: nn.Module, p: float) -> None:
         if isinstance(config, PreTrainedConfig):
             names = [name for name in config.to_dict() if "dropout" in name]
             config.update({name: p for name in names if isinstance(getattr(config, name), int | float)})
+
+
+def _blocks(length: int, window: int | None) -> Iterator[tuple[slice, slice]]:
+    """Which rows are attended to together, and the keys that they may see: all at once, or by blocks of 2 x `window`."""
+    if window is None:
+        yield slice(None), slice(None)
+        return
+    for start in range(0, length, 2 * window):
+        stop = min(length, start + 2 * window)
+        yield slice(start, stop), slice(max(0, start - window), min(length, stop + window))
+
+
+class _Attend(torch.autograd.Function):
+    """softmax(scaling x query @ key^T + mask) @ value, with dropout of the weights, which are kept with its noise."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, mask, scaling, dropout, window):
+        texts, heads, length, _ = query.shape
+        query, key, value = (each.flatten(0, 1) for each in (query * scaling, key, value))
+        output = query.new_empty(texts, length, heads, value.shape[-1])
+        kept: list[torch.Tensor] = []
+        says_what_is_seen = mask is not None and mask.dtype == torch.bool
+        for rows, near in _blocks(length, window):
+            weights = torch.bmm(query[:, rows], key[:, near].transpose(1, 2))
+            scores = weights.unflatten(0, (texts, heads))
+            if says_what_is_seen:
+                hidden = ~mask[..., rows, near]
+                # Not -inf: a row that sees nothing would be NaN.
+                scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+            elif mask is not None:
+                scores.add_(mask[..., rows, near])
+            torch.ops.aten._softmax.out(weights, -1, False, out=weights)
+            kept.append(weights)
+            if dropout:
+                kept.append(dropout_noise(weights, dropout))
+                weights = weights * kept[-1]
+            found = torch.bmm(weights, value[:, near]).unflatten(0, (texts, heads))
+            if says_what_is_seen:
+                kept.append(hidden.view(torch.uint8).amin(-1, keepdim=True) == 1)  # `all` takes several times as long.
+                found.masked_fill_(kept[-1], 0)
+            output[:, rows] = found.transpose(1, 2)
+        ctx.save_for_backward(query, key, value, *kept)
+        ctx.heads, ctx.scaling, ctx.dropout, ctx.window = heads, scaling, dropout, window
+        ctx.says_what_is_seen = says_what_is_seen
+        ctx.of_mask = mask.shape if mask is not None and ctx.needs_input_grad[3] else None
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        query, key, value, *kept = ctx.saved_tensors
+        length = query.shape[1]
+        gradient = gradient.transpose(1, 2).flatten(0, 1)
+        blocks = list(_blocks(length, ctx.window))
+        of_query, of_mask = torch.empty_like(query), None
+        if len(blocks) > 1:  # A key is near rows of two blocks: their sum is rounded once.
+            of_key, of_value = torch.zeros_like(key), torch.zeros_like(value)
+        remaining = iter(kept)
+        for rows, near in blocks:
+            weights = next(remaining)
+            noise = next(remaining) if ctx.dropout else None
+            upper = gradient[:, rows]
+            if ctx.says_what_is_seen:
+                upper = upper.unflatten(0, (-1, ctx.heads)).masked_fill(next(remaining), 0).flatten(0, 1)
+            used = weights if noise is None else weights * noise
+            of_value_here = torch.bmm(used.transpose(1, 2), upper)
+            slopes = torch.bmm(upper, value[:, near].transpose(1, 2))
+            if noise is not None:
+                slopes *= noise
+            torch.ops.aten._softmax_backward_data.out(slopes, weights, -1, weights.dtype, grad_input=slopes)
+            if ctx.of_mask is not None:
+                of_mask = slopes.unflatten(0, (-1, ctx.heads)).sum_to_size(ctx.of_mask)
+            of_query[:, rows] = torch.bmm(slopes, key[:, near])
+            of_key_here = torch.bmm(slopes.transpose(1, 2), query[:, rows])
+            if len(blocks) == 1:
+                of_key, of_value = of_key_here, of_value_here
+            else:
+                of_key[:, near] += of_key_here
+                of_value[:, near] += of_value_here
+        found = (of_query.mul_(ctx.scaling), of_key, of_value)
+        return *(each.unflatten(0, (-1, ctx.heads)) for each in found), of_mask, None, None, None
+
+
+def _window(module: nn.Module, mask: torch.Tensor | None, length: int, sliding_window: int | None) -> int | None:
+    """How many tokens to either side a row sees, if going over it by blocks is faster; else None."""
+    if sliding_window is None or mask is None or mask.dtype != torch.bool:
+        return None
+    # What masks are made of, transformers' and ours; what attention is handed is larger by one.
+    config: Any = module.config
+    window = config.sliding_window
+    return window if 0 < BLOCKS_PAY * 4 * window <= length else None
+
+
+def _here(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _by_products(module: nn.Module, query: torch.Tensor, dropout: float, window: int | None) -> bool:
+    if module.is_causal or not _here(query):
+        return False
+    if window is not None or is_drawn_here(query, dropout):
+        return True
+    return module.training and query.requires_grad and query.shape[-2] <= LONGEST_PLAIN
+
+
+def attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Compute attention as transformers' `sdpa` does, on CPUs by plain products where these are faster.
+
+    Args:
+        query: float [R, heads, S, D]; key, value: float [R, heads, K, D], K = S in a text's attention to itself.
+        attention_mask: [R, 1, S, K] or of any shape that spreads to the scores': bool, True where a token sees another, or
+            numbers to add.
+        sliding_window: of a layer that sees no further, else None. Its mask is [R, 1, S, S] and says so too.
+
+    Returns:
+        (float [R, S, heads, D], None)
+    """
+    window = _window(module, attention_mask, query.shape[2], sliding_window)
+    if not _by_products(module, query, dropout, window):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = (each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value))
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return _Attend.apply(query, key, value, attention_mask, scaling, dropout, window), None
+
+
+AttentionInterface.register(ATTENTION, attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+class _Rotate(torch.autograd.Function):
+    """Queries, keys and values of ModernBERT's joint product, the first two turned by their positions."""
+
+    @staticmethod
+    def forward(ctx, joint, cosines, sines, heads):
+        texts, length, width = joint.shape
+        parts = joint.view(texts, length, 3, heads, width // 3 // heads).permute(2, 0, 3, 1, 4)
+        turned = torch.empty(parts.shape, dtype=joint.dtype)
+        wide = torch.promote_types(joint.dtype, torch.float32)
+        cosines, sines = cosines[:, None].to(wide), sines[:, None].to(wide)
+        ctx.save_for_backward(cosines, sines)
+        _turn(parts, cosines, sines, turned)
+        return turned.unbind()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *gradients):
+        cosines, sines = ctx.saved_tensors
+        texts, heads, length, size = gradients[0].shape
+        of_joint = torch.empty(texts, length, 3, heads, size, dtype=gradients[0].dtype)
+        _turn(gradients, cosines, -sines, of_joint.permute(2, 0, 3, 1, 4))
+        return of_joint.view(texts, length, -1), None, None, None
+
+
+def _turn(parts: Any, cosines: torch.Tensor, sines: torch.Tensor, turned: torch.Tensor) -> None:
+    """Write (query, key, value), float [R, heads, S, D] each, to [3, R, heads, S, D], the first two turned.
+
+    In float32 at least, as transformers does, some texts at a time.
+
+    Args:
+        cosines, sines: float32 or wider [R or 1, 1, S, D], of which both halves are the same.
+    """
+    texts, heads, length, size = parts[0].shape
+    half, step = size // 2, max(1, ROTATED // (heads * length * size))
+    numbers, found = torch.empty(2, min(step, texts), heads, length, size, dtype=cosines.dtype).unbind()
+    for start in range(0, texts, step):
+        some = slice(start, start + step)
+        cosine, sine = (each[some] if len(each) > 1 else each for each in (cosines, sines))
+        for source, target in zip(parts[:2], turned[:2], strict=True):
+            here = source[some]
+            given, result = numbers[: len(here)].copy_(here), found[: len(here)]
+            torch.mul(given, cosine, out=result)
+            # Products are rounded before they are added, as transformers' are.
+            given *= sine
+            result[..., :half] -= given[..., half:]
+            result[..., half:] += given[..., :half]
+            target[some] = result
+    turned[2].copy_(parts[2])
+
+
+class RotaryAttention(ModernBertAttention):
+    """ModernBERT's attention, whose positions are added in one pass on a CPU."""
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
+        if not (_here(hidden_states) and self.config._attn_implementation == ATTENTION):
+            return super().forward(hidden_states, position_embeddings, attention_mask, **kwargs)
+        joint = self.Wqkv(hidden_states)
+        query, key, value = _Rotate.apply(joint, *position_embeddings, joint.shape[-1] // 3 // self.head_dim)
+        output, _ = attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.head_dim**-0.5,
+            sliding_window=self.sliding_window,
+        )
+        return self.out_drop(self.Wo(output.reshape(*joint.shape[:2], -1))), None
+
+
+def use_cpu_kernels(model: PreTrainedModel) -> None:
+    """Give a model this dropout, in its modules and, where it attends by `sdpa`, this attention."""
+    by_sdpa = model.config._attn_implementation in ("sdpa", ATTENTION)  # A config that another model was made of.
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Dropout:
+                setattr(parent, name, Dropout(child.p))
+            elif type(child) is ModernBertAttention and by_sdpa:
+                child.__class__ = RotaryAttention  # Its weights and hooks stay.
+    if by_sdpa:
+        model.config._attn_implementation = ATTENTION

@@ -22,8 +22,14 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from hf_tlm.errors import ModelError
 from hf_tlm.models.base import TrainedModel, body_of, save_tokenizer
-from hf_tlm.models.composite_files import CLM_HEADS_FILE, CORRUPTION_FILE, DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE
 from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
+from hf_tlm.models.generator_discriminator_parts import (
+    CLM_HEADS_FILE,
+    CORRUPTION_FILE,
+    DISCRIMINATOR,
+    GENERATOR,
+    RTD_HEAD_FILE,
+)
 from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel
 from hf_tlm.utils.files import atomic_directory, check_writable
 from hf_tlm.utils.json_files import one_of, read_fields, real, truth

@@ -1,9 +1,12 @@
 """The encoder families TLM trains: what each does between its body's hidden states and its logits.
 
 The stock classes compute body and head in one `forward`; TLM needs two heads on one pass of the body, so the part after
-the body is spelled out here, once per family. A test compares it with the stock `forward` of every family.
+the body is spelled out here, once per family. A test compares it with the stock `forward` of every family. What they read is
+`EncodedTexts`, which knows where the texts of a batch are: padded, one a row, or packed, several a row (see
+`hf_tlm.data.collator`).
 
-Shapes: B texts, H hidden size, M masked positions, E size of the output embedding, V vocabulary, C classes.
+Shapes: R rows, S positions in a row, B texts (R = B when padded), H hidden size, M masked positions, E size of the output
+embedding, V vocabulary, C classes.
 """
 
 from __future__ import annotations
@@ -19,7 +22,38 @@ from transformers import PreTrainedConfig
 
 import hf_tlm.models.coco_lm  # noqa: F401  the Auto classes know its type from here on
 from hf_tlm.errors import ModelError
-from hf_tlm.models.encoded_texts import EncodedTexts
+
+
+@dataclass
+class EncodedTexts:
+    """Hidden states of a batch, and each text's own.
+
+    hidden: float [R, S, H]; attention_mask: int64 [R, S]; text_ids, first_tokens: of a packed batch, else None.
+    """
+
+    hidden: torch.Tensor
+    attention_mask: torch.Tensor
+    text_ids: torch.Tensor | None = None
+    first_tokens: torch.Tensor | None = None
+
+    def first(self) -> torch.Tensor:
+        """The first token's hidden state of each text, [B, 1, H]: a sequence of one, as classification heads take it."""
+        if self.first_tokens is None:
+            return self.hidden[:, :1]
+        return self.hidden.flatten(0, 1)[self.first_tokens].unsqueeze(1)
+
+    def mean(self) -> torch.Tensor:
+        """The mean of each text's hidden states, [B, H]."""
+        if self.text_ids is None or self.first_tokens is None:
+            weights = self.attention_mask.unsqueeze(-1)
+            return (self.hidden * weights).sum(dim=1) / weights.sum(dim=1)
+        count = len(self.first_tokens)
+        # Row 0 gathers the padding.
+        sums = self.hidden.new_zeros(count + 1, self.hidden.shape[-1])
+        sums = sums.index_add(0, self.text_ids.flatten(), self.hidden.flatten(0, 1))
+        sizes = torch.bincount(self.text_ids.flatten(), minlength=count + 1)
+        return sums[1:] / sizes[1:, None]
+
 
 # Modules of stock classes, each with its own: torch types what is in a module as any tensor or module.
 Stock = Any

@@ -19,15 +19,33 @@ from transformers import (
 
 from hf_tlm.errors import ModelError
 from hf_tlm.hub.repo import checkpoint_folder
-from hf_tlm.models.base import TrainedModel, body_of, embedding_weight, encode, layer_classes, refusals_of
-from hf_tlm.models.composite_files import clm_heads_state, load_auxiliary, rtd_head_state
-from hf_tlm.models.cpu_attention import use_cpu_kernels
-from hf_tlm.models.encoded_texts import EncodedTexts, attended
-from hf_tlm.models.families import family_of
-from hf_tlm.models.generator import Generator, sample_tokens, shared_parameters
+from hf_tlm.models.base import (
+    TrainedModel,
+    attended,
+    body_of,
+    embedding_weight,
+    encode,
+    encode_masked_positions,
+    layer_classes,
+    places,
+    refusals_of,
+)
+from hf_tlm.models.cpu_kernels import use_cpu_kernels
+from hf_tlm.models.families import EncodedTexts, family_of
+from hf_tlm.models.generator_discriminator_parts import (
+    ClmHeads,
+    ContrastHead,
+    CorruptionOutput,
+    Generator,
+    LmLoss,
+    RtdHead,
+    clm_heads_state,
+    load_auxiliary,
+    rtd_head_state,
+    sample_tokens,
+    shared_parameters,
+)
 from hf_tlm.models.loading import classes_of, hub_options, load_classifier, reading
-from hf_tlm.models.prediction_heads import ClmHeads, ContrastHead, CorruptionOutput, LmLoss, RtdHead
-from hf_tlm.models.tail import encode_masked_positions, places
 from hf_tlm.models.tlm import renew_classifier
 from hf_tlm.utils.options import named
 

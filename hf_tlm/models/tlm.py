@@ -24,13 +24,11 @@ from transformers.utils import SAFE_WEIGHTS_NAME, ModelOutput
 
 from hf_tlm.errors import ModelError
 from hf_tlm.hub.repo import checkpoint_folder
-from hf_tlm.models.base import TrainedModel, body_of, encode, layer_classes, refusals_of
-from hf_tlm.models.cpu_attention import use_cpu_kernels
-from hf_tlm.models.encoded_texts import EncodedTexts
-from hf_tlm.models.families import Family, family_of
+from hf_tlm.models.base import TrainedModel, body_of, encode, encode_masked_positions, layer_classes, places, refusals_of
+from hf_tlm.models.cpu_kernels import use_cpu_kernels
+from hf_tlm.models.families import EncodedTexts, Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
 from hf_tlm.models.loading import DTYPE, TRAINER_STATE, classes_of, head_is_new, hub_options, load_classifier, reading
-from hf_tlm.models.tail import encode_masked_positions, places
 from hf_tlm.utils.options import named
 
 MLM_SUBFOLDER = "mlm"

@@ -22,7 +22,7 @@ from hf_tlm.commands import find_preset
 from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.rendering import short_name
 from hf_tlm.models import MLM_SUBFOLDER
-from hf_tlm.models.composite_files import GENERATOR
+from hf_tlm.models.generator_discriminator_parts import GENERATOR
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.teacher_arguments import NONE

@@ -14,7 +14,7 @@ from hf_tlm.corpora import CorpusArguments
 from hf_tlm.experiments import PUBLISHED, Arm, ReproductionError, Selection, TableArguments, TaskEntry, make_plan
 from hf_tlm.experiments import plan as plan_module
 from hf_tlm.experiments.steps import parse_step, parse_task
-from hf_tlm.models.generator import generator_config
+from hf_tlm.models.generator_discriminator_parts import generator_config
 from hf_tlm.retrieval import SubsetArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ModelArguments, TlmArguments

@@ -6,7 +6,7 @@ from transformers import AutoConfig, set_seed
 
 from hf_tlm.data import TlmCollator
 from hf_tlm.models import GeneratorDiscriminator, generator_config
-from hf_tlm.models.generator import sample_tokens
+from hf_tlm.models.generator_discriminator_parts import sample_tokens
 from hf_tlm.objectives import CorrectiveLm, Mlm, ReplacedTokenDetection, SequenceContrastive, TaskLoss, WeightedSum
 from support.gpu import DEVICE, assert_same_steps, here, on_device, without_dropout
 from support.tiny_models import main_input

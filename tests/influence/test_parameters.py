@@ -5,7 +5,7 @@ import torch
 
 from hf_tlm.influence import InfluenceError, InfluenceScorer
 from hf_tlm.influence.checkpoint import choose_parameters, layers_of
-from hf_tlm.models.tail import Tail
+from hf_tlm.models.base import Tail
 from support.naive import passages, task_texts, tiny
 
 

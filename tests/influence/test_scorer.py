@@ -454,7 +454,7 @@ def test_with_flash_attention_no_token_is_left_out(family, kind, tokenizer, monk
     """Its kernels are a GPU's: only the question for it is answered otherwise here."""
     options = {"parameters": kind and LAYER_KINDS[kind]}
     expected = scorer_of(tiny(family), tokenizer, **options).score(passages())
-    monkeypatch.setattr("hf_tlm.models.tail.is_flash_attention_requested", lambda config: True)
+    monkeypatch.setattr("hf_tlm.models.base.is_flash_attention_requested", lambda config: True)
     found = scorer_of(tiny(family), tokenizer, **options)
     assert not found._checkpoints[0].tail.modules
     assert_close(found.score(passages()), expected, 1e-10)

@@ -14,9 +14,9 @@ from transformers import (
 )
 
 from hf_tlm.models import TlmModel
-from hf_tlm.models import cpu_attention as module
-from hf_tlm.models.cpu_attention import ATTENTION, RotaryAttention, attention, use_cpu_kernels
-from hf_tlm.models.encoded_texts import packed_attention_mask
+from hf_tlm.models import cpu_kernels as module
+from hf_tlm.models.base import packed_attention_mask
+from hf_tlm.models.cpu_kernels import ATTENTION, RotaryAttention, attention, use_cpu_kernels
 from support.toys import TINY_CONFIGS
 
 SELF = nn.Module()  # A self-attention, as far as its function looks at it.

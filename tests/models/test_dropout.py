@@ -8,8 +8,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from hf_tlm.models import TlmModel
-from hf_tlm.models.cpu_attention import ATTENTION
-from hf_tlm.models.cpu_kernels import Dropout, dropout_noise
+from hf_tlm.models.cpu_kernels import ATTENTION, Dropout, dropout_noise
 from support.toys import TINY_CONFIGS
 
 

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chisquare
 
 from hf_tlm.data.masking import uniforms
-from hf_tlm.models.generator import sample_tokens
+from hf_tlm.models.generator_discriminator_parts import sample_tokens
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, -40.0, 1.0, 0.0])
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from hf_tlm.data import TlmCollator
-from hf_tlm.models.base import encode
-from hf_tlm.models.tail import Tail, encode_masked_positions, places
+from hf_tlm.models.base import Tail, encode, encode_masked_positions, places
 from support.tiny_models import EXACT, families, tiny
 from support.token_texts import texts
 

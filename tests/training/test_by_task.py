@@ -3,7 +3,7 @@
 import pytest
 from datasets import Dataset
 
-from hf_tlm.models.configure import read_config
+from hf_tlm.models.loading import read_config
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
 from hf_tlm.training.prepare import check_stage_2

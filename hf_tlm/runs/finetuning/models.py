@@ -22,7 +22,7 @@ from hf_tlm.data.text_checks import check_known, spread_texts
 from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models import FAMILIES, ModelError, add_lora, applied_parameters
 from hf_tlm.models.adapters import ADAPTER_FILE, check_targets, load_merged
-from hf_tlm.models.cpu_attention import use_cpu_kernels
+from hf_tlm.models.cpu_kernels import use_cpu_kernels
 from hf_tlm.models.loading import check_fit, hub_options, load_stock, new_weights, reading
 from hf_tlm.objectives import WeightedSum
 from hf_tlm.runs.arguments import CheckpointArguments

@@ -3,11 +3,15 @@
 They hold a BERT body without a pooler, BERT's masked-LM head, and a classifier on the first token's hidden state: linear,
 GELU, linear (names and layout: github.com/yaoxingcheng/TLM, src/model.py). ELECTRA whose embeddings are as wide as its body
 computes the same: its body is BERT's, its generator head is the masked-LM head with GELU, its classifier is that one.
+
+`convert_legacy` converts what either paper released: it tells these and COCO-LM's apart.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,15 +22,22 @@ from transformers import BertConfig, ElectraConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
 from hf_tlm.errors import ModelError
+from hf_tlm.hub.cards import converted_card
+from hf_tlm.hub.repo import TOKENIZER_FILES, local_folder
+from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM
 from hf_tlm.models.export import check_replaceable, export_stock
-from hf_tlm.models.loading import read_weights, weight_problems, weights_file
+from hf_tlm.models.loading import SAFE_WEIGHTS, WEIGHTS, read_weights, weight_problems, weights_file
+from hf_tlm.models.released_coco_lm import CONFIG, Released, convert_released
 from hf_tlm.models.tlm import TlmModel
+from hf_tlm.tasks.registry import registered_task, released_length
+from hf_tlm.tasks.spec import TaskSpec
+from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.options import named
 
 # What configs raise for values that they cannot have.
 UNUSABLE = (TypeError, ValueError, StrictDataclassError)
-CONFIG = "config.json"
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+# With one of them a folder has a BERT tokenizer.
+BERT_TOKENIZERS = ("tokenizer.json", "vocab.txt")
 ADVICE = "Give the folder of a checkpoint that the TLM paper released."
 # One name of each part, from which on names are theirs; what comes before depends on how the model was wrapped.
 PARTS = ("embeddings.position_embeddings.weight", "predictions.transform.dense.weight", "cls_layer.0.weight")
@@ -52,6 +63,9 @@ SHARED = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
     "attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps pad_token_id"
 ).split()
+# Of either paper's release, what is fetched.
+FILES = [*TOKENIZER_FILES, WEIGHTS, SAFE_WEIGHTS]
+RELEASED_NAME = re.compile(r"tlm-(.+)-(?:small|medium|large)-scale")
 
 
 class ReleasedTlm(NamedTuple):
@@ -209,9 +223,9 @@ def _released_name(name: str, prefixes: dict[str, str]) -> str:
 
 
 def _tokenizer(folder: Path, name: str | None, config: ElectraConfig) -> PreTrainedTokenizerBase:
-    if name is None and not any((folder / file).is_file() for file in TOKENIZER_FILES):
+    if name is None and not any((folder / file).is_file() for file in BERT_TOKENIZERS):
         raise ModelError(
-            f"{folder} has no tokenizer ({' or '.join(TOKENIZER_FILES)}). Name one with --tokenizer_name; the paper's "
+            f"{folder} has no tokenizer ({' or '.join(BERT_TOKENIZERS)}). Name one with --tokenizer_name; the paper's "
             "models of BERT's vocabulary have that of bert-base-uncased."
         )
     tokenizer = load_tokenizer(name or str(folder))
@@ -222,3 +236,78 @@ def _tokenizer(folder: Path, name: str | None, config: ElectraConfig) -> PreTrai
         )
     tokenizer.model_max_length = min(tokenizer.model_max_length, config.max_position_embeddings)
     return tokenizer
+
+
+def convert_legacy(
+    checkpoint: str,
+    output_dir: str | os.PathLike,
+    *,
+    task: str | None = None,
+    label_names: Sequence[str] | None = None,
+    tokenizer_name: str | None = None,
+) -> Released | ReleasedTlm:
+    """Convert a checkpoint of the TLM paper (`convert_released_tlm`) or of COCO-LM (`convert_released`), by its config.json.
+
+    Args:
+        checkpoint: its folder, or its Hub id with `@revision` if wanted; its weights are pickled, and read as tensors only.
+        task: of a TLM checkpoint, the registered task whose classes it tells apart, by our name or that of the release.
+            None: the one in a name such as `tlm-sciie-small-scale`, if there is one.
+        label_names: its classes in the order of their indices, instead of the task's.
+
+    The release numbers the classes and does not name them: the registry's names are taken in alphabetical order.
+
+    Raises:
+        HubError: the repository cannot be had.
+        ModelError: the task is not registered, options of TLM for a COCO-LM checkpoint, or see the two functions.
+    """
+    folder = local_folder(checkpoint, "model", allow_patterns=FILES, allow_pickle=True)
+    if not _is_bert(folder):
+        options = {"task": task, "label_names": label_names, "tokenizer_name": tokenizer_name}
+        if given := [name for name, value in options.items() if value is not None]:
+            raise ModelError(
+                f"{', '.join(given)}: for checkpoints of TLM, whose {CONFIG} says model_type bert. {checkpoint} is read as "
+                "COCO-LM's, which has a tokenizer and no classes. Leave them out."
+            )
+        return _with_card(convert_released(folder, output_dir), checkpoint, output_dir, None)
+    spec = _task(checkpoint, task)
+    if label_names is None:
+        if task is not None and spec is None:
+            raise ModelError(f"No registered task {task!r}, whose classes the checkpoint could have. Give --label_names.")
+        label_names = spec.classes if spec else None
+    released = convert_released_tlm(folder, output_dir, label_names=label_names, tokenizer_name=tokenizer_name)
+    classes = released.model.config.id2label or {}
+    return _with_card(released, checkpoint, output_dir, list(classes.values()))
+
+
+def legacy_length(checkpoint: str, task: str | None = None) -> int | None:
+    """Tokens after which the texts of a TLM checkpoint's task were cut; None where its task is not known.
+
+    Args:
+        checkpoint, task: as of `convert_legacy`.
+    """
+    spec = _task(checkpoint, task)
+    return None if spec is None else released_length(spec.name)
+
+
+def _with_card(
+    released: Released | ReleasedTlm, checkpoint: str, output_dir: str | os.PathLike, classes: list[str] | None
+) -> Released | ReleasedTlm:
+    model = released.model
+    fills_masks = isinstance(model, CocoLmForMaskedLM)
+    card = converted_card(checkpoint, model.num_parameters(), released.left_out, classes=classes, fills_masks=fills_masks)
+    atomic_write(Path(output_dir) / "README.md", card)
+    return released
+
+
+def _is_bert(folder: Path) -> bool:
+    try:
+        return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type") == "bert"
+    except (OSError, ValueError, AttributeError):
+        return False  # The reader of COCO-LM's says what is wrong with the file.
+
+
+def _task(checkpoint: str, task: str | None) -> TaskSpec | None:
+    if task is not None:
+        return registered_task(task)
+    named = RELEASED_NAME.fullmatch(Path(checkpoint.partition("@")[0]).name)
+    return registered_task(named[1]) if named else None

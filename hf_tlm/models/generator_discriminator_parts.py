@@ -1,0 +1,398 @@
+"""The parts of a `GeneratorDiscriminator`, where they are in an exported folder or a checkpoint, and how they are read.
+
+The generator (COCO-LM's auxiliary model) is a masked LM: its config, what it shares, and tokens drawn from it. The heads of
+the main model are for what it learns from a corrupted text: which tokens were replaced, or by what.
+
+Shapes: M masked positions, T real tokens, B texts, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.functional import gelu
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    ElectraConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.activations import get_activation
+from transformers.utils import cached_file
+
+from hf_tlm.errors import ModelError
+from hf_tlm.hub.repo import checkpoint_folder
+from hf_tlm.models.base import body_of
+from hf_tlm.models.families import family_of
+from hf_tlm.models.loading import DTYPE, head_is_new, new_weights, reading
+from hf_tlm.models.tlm import MLM_SUBFOLDER, MlmHead, TlmOutput
+
+logger = logging.getLogger(__name__)
+
+# Folders inside an exported model (see `hf_tlm.models.export`), the files of heads that no stock class has, and that which
+# says how texts are corrupted.
+DISCRIMINATOR, GENERATOR = "discriminator", "generator"
+RTD_HEAD_FILE, CLM_HEADS_FILE = "rtd_head.safetensors", "clm_heads.safetensors"
+CORRUPTION_FILE = "corruption.json"
+# (hidden, weight, bias, copy_logits, labels, input_ids, masked, max_logits) -> (loss, right), see `CorrectiveLm.lm_loss`.
+LmLoss = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    r"""One token a row from softmax(logits / temperature), by inverting its distribution function.
+
+    One uniform number a token is all the randomness there is, so that a sample is reproducible wherever its number is,
+    whatever else is in the batch (`hf_tlm.data.masking.uniforms`).
+
+    Args:
+        logits: float [M, V].
+        uniforms: float [M], in [0, 1).
+        temperature: 0, or a number too small to divide by, takes the most likely token.
+
+    Returns:
+        int64 [M]. A token of probability 0 is never drawn. Of logits that are not finite some token: their loss is not
+        finite either, and is what ends the run.
+    """
+    if temperature < torch.finfo(logits.dtype).tiny:
+        return logits.argmax(dim=-1)
+    # Any sum but 1 would do: the numbers are scaled to it.
+    weights = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp_()
+    # Rounding must not reach the total, which no token exceeds.
+    if torch.are_deterministic_algorithms_enabled():
+        # Sums of floats depend on their order, which a GPU does not keep, so that torch refuses them; these do not.
+        cumulative = (weights.double() * 2**40).long().cumsum(dim=-1)
+        total = cumulative[:, -1:]
+        below = torch.minimum((uniforms[:, None].double() * total).long(), total - 1)
+    else:
+        cumulative = weights.cumsum(dim=-1)
+        total = cumulative[:, -1:]
+        below = uniforms[:, None].to(cumulative.dtype) * total
+        below = torch.minimum(below, torch.nextafter(total, torch.zeros_like(total)))
+    drawn = torch.searchsorted(cumulative, below.contiguous(), right=True).squeeze(-1)
+    return drawn.clamp_(max=logits.shape[-1] - 1)
+
+
+def generator_config(config: PreTrainedConfig, size: float = 0.25, layers: int | None = None) -> PreTrainedConfig:
+    """A narrower or shallower model of the same family, vocabulary, positions, embedding size and dropout.
+
+    ELECTRA (Clark et al., ICLR 2020, section 3.2 and appendix A) multiplies hidden size, FFN size and attention heads by
+    `size` and keeps the depth and the size of a head. A model has whole heads, at least one: the number nearest to
+    `size` x heads decides the width, and the FFN follows it.
+
+    COCO-LM's (Meng et al., NeurIPS 2021, section 3.3 and appendix D) is as wide and shallower, with relative positions of
+    its own and BERT's masked-LM head. Of a COCO-LM body, whose embeddings are as wide as it, the narrower one is an ELECTRA
+    generator with embeddings of that width (Table 3, "w. ELECTRA's Auxiliary"), without relative positions.
+
+    Args:
+        config: the main model's; left as it is.
+        size: width as a share of the main model's, in (0, 1].
+        layers: depth; None: the main model's.
+
+    Raises:
+        ModelError: `size` or `layers` is out of range, or this body cannot be narrower than its token embeddings.
+    """
+    family_of(config)
+    if not 0 < size <= 1:
+        raise ModelError(f"auxiliary_size is a share of the main model's width, in (0, 1]; received {size}.")
+    if layers is not None and not 1 <= layers <= config.num_hidden_layers:
+        raise ModelError(
+            f"auxiliary_layers must lie between 1 and the main model's {config.num_hidden_layers}; received {layers}."
+        )
+    generator = deepcopy(config)
+    if config.model_type == "cocolm":
+        generator.copy_head, generator.lm_transform = False, True
+        if size < 1:
+            generator = _electra(config)
+    # Only where there is a projection between them can the width differ from that of the shared embeddings.
+    if size < 1 and not hasattr(generator, "embedding_size"):
+        raise ModelError(
+            f"The token embeddings of a {config.model_type} body are as wide as the body, so an auxiliary model that "
+            f"shares them cannot have auxiliary_size {size:g}. Take an electra (or albert) config, whose embeddings have a "
+            "size of their own, or a shallower auxiliary model: --auxiliary_size 1 --auxiliary_layers "
+            f"{max(1, config.num_hidden_layers // 3)}."
+        )
+    if size < 1:
+        heads = max(1, round(size * config.num_attention_heads))
+        generator.num_attention_heads = heads
+        generator.hidden_size = config.hidden_size * heads // config.num_attention_heads
+        generator.intermediate_size = config.intermediate_size * heads // config.num_attention_heads
+    if layers is not None:
+        generator.num_hidden_layers = layers
+        if hasattr(config, "num_hidden_groups"):
+            generator.num_hidden_groups = min(config.num_hidden_groups, layers)
+        if hasattr(config, "layer_types"):
+            generator.layer_types = config.layer_types[:layers]
+    return generator
+
+
+def _electra(config: PreTrainedConfig) -> ElectraConfig:
+    """ELECTRA's of the size of a COCO-LM body, which has every value that it has but the embeddings' width."""
+    names = set(ElectraConfig().to_dict()) - {"model_type", "transformers_version", "architectures", "auto_map"}
+    values = {name: value for name, value in config.to_dict().items() if name in names}
+    values |= {"embedding_size": config.hidden_size, "type_vocab_size": max(1, config.type_vocab_size)}
+    values["attn_implementation"] = config._attn_implementation
+    return ElectraConfig(**values)
+
+
+class Generator(nn.Module):
+    """A stock masked LM's modules: the body under its own name, the head as an `MlmHead`.
+
+    frozen: it does not learn, and is always in evaluation mode.
+    """
+
+    def __init__(self, lm: PreTrainedModel, frozen: bool = False):
+        super().__init__()
+        self.config, self.frozen = lm.config, frozen
+        self.base_model_prefix = lm.base_model_prefix
+        heads = {}
+        for name, child in lm.named_children():
+            if name == lm.base_model_prefix:
+                self.add_module(name, child)
+            else:
+                heads[name] = child
+        self.mlm_head = MlmHead(heads, family_of(lm.config))
+
+    @property
+    def base_model(self) -> PreTrainedModel:
+        return getattr(self, self.base_model_prefix)
+
+    def train(self, mode: bool = True) -> Generator:
+        return super().train(mode and not self.frozen)
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """And without gradients."""
+        self.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.train()
+
+
+def _token_embeddings(body: PreTrainedModel) -> str:
+    """The name of their module."""
+    return next(name for name, module in body.named_modules() if module is body.get_input_embeddings())
+
+
+def shared_parameters(main: PreTrainedModel, generator: PreTrainedModel, frozen: bool, norm: bool = False) -> dict[str, str]:
+    """Return the parameters that the two models share, target -> source, by their names in `GeneratorDiscriminator`.
+
+    Of a frozen generator none are the main one's.
+
+    Args:
+        norm: the embeddings' LayerNorm is among them.
+
+    Raises:
+        ModelError: it shall be, and the two have none of one name and width.
+    """
+    body, source_body = f"{generator.base_model_prefix}.", f"main.{main.base_model_prefix}."
+    theirs = dict(main.base_model.named_modules())
+
+    def alike(kind: type[nn.Module]) -> list[str]:
+        """Names of the modules of a kind that both bodies have, with weights of one shape."""
+        own = {name: module for name, module in generator.base_model.named_modules() if isinstance(module, kind)}
+        return [name for name in own if name in theirs and own[name].weight.shape == theirs[name].weight.shape]
+
+    shared: dict[str, str] = {}
+    if not frozen:
+        # Families may name those of tokens differently.
+        tokens = {_token_embeddings(body_of(generator)): _token_embeddings(body_of(main))}
+        same = {name: name for name in alike(nn.Embedding)} | tokens
+        shared = {f"{body}{name}.weight": f"{source_body}{source}.weight" for name, source in same.items()}
+    if norm:
+        norms = [name for name in alike(nn.LayerNorm) if name.startswith("embeddings.")]
+        if not norms or frozen:
+            raise ModelError(
+                "share_embedding_norm is for two models that learn together and have a LayerNorm in their embeddings, of "
+                "one width: electra or albert. Leave it out."
+            )
+        parts = [f"{name}.{part}" for name in norms for part, _ in theirs[name].named_parameters()]
+        shared |= {f"{body}{part}": f"{source_body}{part}" for part in parts}
+
+    def inside(name: str) -> str:
+        return f"auxiliary.{name}" if name.startswith(body) else f"auxiliary.mlm_head.{name}"
+
+    ties = {inside(target): source for target, source in shared.items()}
+    for target, source in generator.get_expanded_tied_weights_keys().items():
+        ties[inside(target)] = shared.get(source) or inside(source)
+    return ties
+
+
+def load_auxiliary(name_or_path: str | None, main: str | None = None, **options) -> PreTrainedModel:
+    """A masked LM in float32 from a checkpoint; name_or_path None: the folder `generator` of the checkpoint `main`.
+
+    Args:
+        options: of `from_pretrained`; `revision` is that of `main`.
+
+    Raises:
+        HubError: see `checkpoint_folder`.
+        ModelError: it cannot be loaded, or lacks weights of its body.
+    """
+    trusted, revision = options.get("trust_remote_code", False), options.pop("revision", None)
+    name, place, advice = name_or_path, {}, ""
+    if name is None:
+        assert main is not None  # the checkpoint that it is in
+        name, place = f"the folder {GENERATOR!r} of {main}", {"subfolder": GENERATOR, "revision": revision}
+        advice = " Give auxiliary_name_or_path, the generator it was trained with."
+        folder = checkpoint_folder(main, revision, trust_remote_code=trusted)
+    else:
+        folder = checkpoint_folder(name, trust_remote_code=trusted)
+    with reading(f"an auxiliary model from {name}", advice):
+        options |= {"output_loading_info": True, "dtype": DTYPE}
+        model, info = AutoModelForMaskedLM.from_pretrained(folder, **place, **options)
+    if head_is_new(model, new_weights(model, info, name)):
+        logger.warning("%s has no masked-LM head: a new one begins at random.", name)
+    return model
+
+
+@dataclass
+class CorruptionOutput(TlmOutput):
+    """What `GeneratorDiscriminator` returns.
+
+    Attributes:
+        logits, mlm_loss: as in `TlmOutput`, of the main transformer and of the auxiliary one.
+        replaced: bool [T], of each of the batch's T real tokens, row by row: it differs from the original.
+        guesses: int64 scalar, masked positions at which the auxiliary model's most likely token is the original.
+        rtd_logits: float [T], how much each token looks replaced; None without a head for that.
+        copy_logits, lm_loss, lm_right: float [T], scalar, bool [T], of corrective language modelling, see
+            `hf_tlm.objectives.CorrectiveLm`; None without its heads.
+        corrupted_vectors, cropped_vectors: float [B, H], of each text, corrupted and cropped, the first token's hidden
+            state, or what a `ContrastHead` makes of it; None for a batch without crops.
+    """
+
+    replaced: torch.Tensor | None = None
+    guesses: torch.Tensor | None = None
+    rtd_logits: torch.Tensor | None = None
+    copy_logits: torch.Tensor | None = None
+    lm_loss: torch.Tensor | None = None
+    lm_right: torch.Tensor | None = None
+    corrupted_vectors: torch.Tensor | None = None
+    cropped_vectors: torch.Tensor | None = None
+
+
+class RtdHead(nn.Module):
+    """ELECTRA's head for replaced tokens, with the names of stock `ElectraForPreTraining.discriminator_predictions`.
+
+    Args:
+        dense: False leaves its first layer out: a linear layer alone, as COCO-LM's ablations have it (Meng et al., NeurIPS
+            2021, section 3.1).
+    """
+
+    def __init__(self, config: PreTrainedConfig, dense: bool = True):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size) if dense else None
+        self.activation = get_activation(getattr(config, "hidden_act", "gelu"))  # ModernBERT's has another name.
+        self.dense_prediction = nn.Linear(config.hidden_size, 1)
+        for linear in filter(None, (self.dense, self.dense_prediction)):
+            nn.init.normal_(linear.weight, std=config.initializer_range)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits float [T] of hidden states float [T, H]."""
+        if self.dense is not None:
+            hidden = self.activation(self.dense(hidden))
+        return self.dense_prediction(hidden).squeeze(-1)
+
+
+class ClmHeads(nn.Module):
+    """The two heads of corrective language modelling, with the names of `CocoLmForMaskedLM`'s, on any body."""
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.copy_head = nn.Linear(config.hidden_size, 1, bias=getattr(config, "copy_bias", False))
+        for linear in (self.lm_head, self.copy_head):
+            nn.init.normal_(linear.weight, std=config.initializer_range)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        labels: torch.LongTensor,
+        input_ids: torch.LongTensor,
+        masked: torch.BoolTensor,
+        lm_loss: LmLoss,
+        max_logits: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Copy logits float [T], and what `lm_loss` gives.
+
+        Args:
+            hidden: float [T, H]; labels, input_ids: int64 [T], the original tokens and those that were read; masked: bool
+                [T].
+        """
+        copy_logits = self.copy_head(hidden).squeeze(-1)
+        weights = (self.lm_head.weight, self.lm_head.bias)
+        return copy_logits, *lm_loss(hidden, *weights, copy_logits, labels, input_ids, masked, max_logits)
+
+
+class ContrastHead(nn.Module):
+    """The head between [CLS] and the cosine of sequence contrastive learning.
+
+    It is what the published COCO-LM model has there and the paper has not. It is as wide as the body (the published one 768
+    in every size).
+    """
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size)
+        nn.init.normal_(self.dense.weight, std=config.initializer_range)
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Float [B, H] of hidden states float [B, H]."""
+        return self.LayerNorm(gelu(self.dense(vectors)))
+
+
+def rtd_head_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] | None:
+    """The weights of a checkpoint's head for replaced tokens, in its folder `discriminator` or at its top; or None."""
+    for folder in (DISCRIMINATOR, ""):
+        if not _there(name_or_path, folder, options):
+            continue
+        if AutoConfig.from_pretrained(name_or_path, subfolder=folder, **options).model_type == "electra":
+            stock, found = AutoModelForPreTraining.from_pretrained(
+                name_or_path, subfolder=folder, output_loading_info=True, **options
+            )
+            if not any(name.startswith("discriminator_predictions.") for name in found["missing_keys"]):
+                return stock.discriminator_predictions.state_dict()
+        elif file := _there(name_or_path, folder, options, RTD_HEAD_FILE):
+            return load_file(file)
+    return None
+
+
+def clm_heads_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] | None:
+    """The weights of a checkpoint's heads for corrective language modelling; or None.
+
+    Those of a COCO-LM body are in its folder `mlm` or at its top, those of others beside the body in `discriminator`.
+    """
+    if file := _there(name_or_path, DISCRIMINATOR, options, CLM_HEADS_FILE):
+        return load_file(file)
+    for folder in (MLM_SUBFOLDER, ""):
+        if not _there(name_or_path, folder, options):
+            continue
+        config = AutoConfig.from_pretrained(name_or_path, subfolder=folder, **options)
+        if config.model_type != "cocolm" or not config.copy_head or config.lm_transform:
+            continue
+        stock, found = AutoModelForMaskedLM.from_pretrained(
+            name_or_path, subfolder=folder, output_loading_info=True, **options
+        )
+        if not any(name.startswith(("lm_head.", "copy_head.")) for name in found["missing_keys"]):
+            return {name: value for name, value in stock.state_dict().items() if not name.startswith("cocolm.")}
+    return None
+
+
+def _there(name_or_path: str, folder: str, options: dict, file: str = "config.json") -> str | None:
+    """The path of a checkpoint's file, if it has it."""
+    missing_is_fine = {"_raise_exceptions_for_missing_entries": False, "revision": options["revision"]}
+    return cached_file(name_or_path, file, subfolder=folder, **missing_is_fine)

@@ -1,1 +1,0 @@
-"""Checkpoints that the papers' authors released, as they are in their layouts, into stock folders."""
