@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.objectives.reductions import Batch, accumulation_dtype, mean, share
+from hf_tlm.objectives.terms import Batch, accumulation_dtype, mean, share
 
 
 class _Gather(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""The labelled task's own loss."""
+"""The losses of the labelled task: its own, of two passes that are to agree (R-Drop), and against a teacher's answers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.objectives.reductions import Batch, mean, read
+from hf_tlm.objectives.terms import Batch, mean, read
 from hf_tlm.tasks.spec import NO_LABEL
 from hf_tlm.utils.options import Range, check_number, of_python
+
+# The least probability whose logarithm is taken.
+_LEAST = 1e-9
 
 
 class TaskLoss:
@@ -87,6 +90,77 @@ class ValueLoss:
         return {"loss": loss, "task_loss": loss.detach()}
 
 
+class RDrop(TaskLoss):
+    r"""Cross-entropy of two passes under other dropout, and how far they are apart (R-Drop, Liang et al., NeurIPS 2021).
+
+    .. math:: L = \frac{1}{B} \sum_b \tfrac{1}{2} (CE(p_b) + CE(q_b)) + \alpha \tfrac{1}{2} (KL(p_b \| q_b) + KL(q_b \| p_b))
+
+    Equation 4 with the mean of the two cross-entropies in place of their sum, as in its released code, so that `alpha` is
+    beside a loss of the usual size. Reads `outputs.logits` [2 B, C], the first pass's B texts before the second's, and
+    `batch["labels"]` [B]; a text with the label -100, which is none, counts for nothing. Texts are scored with one pass, by
+    `TaskLoss`.
+
+    Raises:
+        HfTlmError: `alpha` is out of range; or see `TaskLoss`.
+    """
+
+    def __init__(self, alpha: float, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):
+        super().__init__(label_smoothing, class_weights)
+        check_number(HfTlmError, "alpha", alpha, Range(0, 1e6))
+        self.alpha = alpha
+
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
+        """`{"loss", "task_loss", "rdrop_loss"}`: means of both cross-entropies and of both divergences."""
+        count, labels = (counts or self.count(batch))[self.name], read(batch, "labels", self)
+        logits = outputs.logits.float()
+        both = self.cross_entropy(logits, labels.repeat(2))
+        p, q = F.log_softmax(logits, dim=-1).chunk(2)
+        # sum p (log p - log q) + sum q (log q - log p)
+        apart = ((p.exp() - q.exp()) * (p - q) * (labels != NO_LABEL)[:, None]).sum() / 2
+        task, divergence = mean(both / 2, count), mean(apart, count)
+        return {"loss": task + self.alpha * divergence, "task_loss": task.detach(), "rdrop_loss": divergence.detach()}
+
+
+class TeacherLoss:
+    r"""Cross-entropy against a teacher's probabilities, at a temperature (Hinton et al. 2015, section 2).
+
+    .. math:: L_{teacher} = -\frac{T^2}{B} \sum_b \sum_c \tilde q_{bc} \log \mathrm{softmax}(z_b / T)_c, \quad
+        \tilde q_{bc} = \frac{q_{bc}^{1/T}}{\sum_k q_{bk}^{1/T}}
+
+    T squared keeps the size of the gradient, as there. Reads `outputs.logits` [B, C] and `batch["teacher_probs"]` float
+    [B, C], whose rows add up to 1, for texts with and without a label. A row of zeros is a text that the teacher has not
+    answered for: it is not counted among the B. Of one output (C = 1, regression) the answer is a value, NaN where there is
+    none, and the loss the mean squared difference, without a temperature.
+
+    Raises:
+        HfTlmError: `temperature` is out of range.
+    """
+
+    name = "teacher"
+
+    def __init__(self, temperature: float = 1.0):
+        check_number(HfTlmError, "temperature", temperature, Range(0, 1e6, above=True))
+        self.temperature = temperature
+
+    def count(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Number of texts that have an answer: `{"teacher": int64 scalar}`."""
+        return {self.name: _answered(read(batch, "teacher_probs", self)).sum()}
+
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
+        """`{"loss", "teacher_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
+        answers, logits = read(batch, "teacher_probs", self).float(), outputs.logits.float()
+        if answers.shape[-1] == 1:
+            known = _answered(answers)
+            total = F.mse_loss(logits[known], answers[known], reduction="sum")
+        elif self.temperature == 1:
+            total = F.cross_entropy(logits, answers, reduction="sum")
+        else:
+            softened = (answers.clamp(min=_LEAST).log() / self.temperature).softmax(-1) * _answered(answers)[:, None]
+            total = self.temperature**2 * F.cross_entropy(logits / self.temperature, softened, reduction="sum")
+        loss = mean(total, (counts or self.count(batch))[self.name])
+        return {"loss": loss, "teacher_loss": loss.detach()}
+
+
 def class_weights(labels: Sequence[int], num_classes: int, balance: float) -> list[float]:
     """Weights proportional to the classes' frequencies to the power of -balance, 1 on average over the texts.
 
@@ -101,3 +175,8 @@ def class_weights(labels: Sequence[int], num_classes: int, balance: float) -> li
     counts = np.bincount(array[array != NO_LABEL], minlength=num_classes).astype(np.float64)
     weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -balance, 0.0)
     return (weights * counts.sum() / (weights * counts).sum()).tolist()
+
+
+def _answered(answers: torch.Tensor) -> torch.Tensor:
+    """Which rows of float [B, C] are answers, bool [B]."""
+    return answers.isfinite().all(-1) if answers.shape[-1] == 1 else answers.sum(-1) > 0

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback
 
-from hf_tlm.objectives.reductions import accumulation_dtype
+from hf_tlm.objectives.terms import accumulation_dtype
 
 # Of a checkpoint: the weights that training goes on from, where those of the model are averaged ones.
 RAW_WEIGHTS = "raw_weights.safetensors"

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from transformers import TrainerCallback
 
 from hf_tlm.errors import ArgumentsError
-from hf_tlm.objectives.reductions import accumulation_dtype
+from hf_tlm.objectives.terms import accumulation_dtype
 
 if TYPE_CHECKING:
     import codecarbon

@@ -29,8 +29,8 @@ from hf_tlm.models.base import TrainedModel, applied_parameters
 from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.objectives import RDrop, TaskLoss
-from hf_tlm.objectives.reductions import accumulation_dtype
 from hf_tlm.objectives.task import class_weights
+from hf_tlm.objectives.terms import accumulation_dtype
 from hf_tlm.training.applicable import check_rdrop
 from hf_tlm.training.averages import AveragedWeights, LossAverages, in_pairs
 from hf_tlm.training.base_trainer import SampledTrainer

@@ -18,7 +18,7 @@ from hf_tlm.objectives import (
     WeightedMean,
     WeightedSum,
 )
-from hf_tlm.objectives.reductions import accumulation_dtype, mean
+from hf_tlm.objectives.terms import accumulation_dtype, mean
 
 RHO2 = 20.0
 

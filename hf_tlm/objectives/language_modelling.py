@@ -1,4 +1,4 @@
-"""Corrective language modelling."""
+"""The losses of texts without labels: masked language modelling, replaced token detection, corrective language modelling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,72 @@ import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
-from hf_tlm.objectives.reductions import CORRUPTION_SHARES, Batch, corruption_shares, mean, read, share
+from hf_tlm.objectives.terms import CORRUPTION_SHARES, Batch, corruption_shares, mean, read, share
+
+
+class Mlm:
+    r"""BERT's masked-LM loss (TLM, section 3.1, L_mlm).
+
+    .. math:: L_{mlm} = -\frac{1}{|M|} \sum_{i \in M} \log p(x_i \mid \tilde x)
+
+    with M the masked positions and x-tilde the corrupted text.
+
+    Reads `outputs.mlm_loss`, the sum, and `batch["mlm_labels"]` [R, S] (-100 where nothing is predicted). A batch in
+    which nothing was masked has loss 0.
+    """
+
+    name, terms = "mlm", ("mlm_loss",)
+
+    def count(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Number of masked positions: `{"mlm": int64 scalar}`."""
+        return {self.name: (read(batch, "mlm_labels", self) != -100).sum()}
+
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
+        """`{"loss", "mlm_loss"}`; `counts` replaces the batch's own number of masked positions as the divisor."""
+        count = (counts or self.count(batch))[self.name]
+        loss = mean(outputs.mlm_loss, count)
+        return {"loss": loss, "mlm_loss": loss.detach()}
+
+
+class ReplacedTokenDetection:
+    r"""ELECTRA's loss of the main transformer (Clark et al. 2020, section 2, L_Disc).
+
+    .. math:: L_{RTD} = -\frac{1}{T} \sum_t \left[ r_t \log \sigma(z_t) + (1 - r_t) \log (1 - \sigma(z_t)) \right]
+
+    over all T tokens that are not padding, with r = 1 where the token was replaced by another one. A drawn token that
+    equals the original counts as original.
+
+    Reads `outputs.rtd_logits`, `outputs.replaced` [T], `outputs.guesses`, `batch["attention_mask"]` and `mlm_labels`.
+    """
+
+    name = "rtd"
+    terms = ("rtd_loss", "rtd_accuracy_replaced", "rtd_accuracy_original", *CORRUPTION_SHARES)
+
+    def count(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Number of real tokens: `{"rtd": int64 scalar}`."""
+        return {self.name: read(batch, "attention_mask", self).sum()}
+
+    def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
+        """Return the loss of a batch, and accuracies.
+
+        These are `{"loss", "rtd_loss"}`, and pairs (sum, count) of shares: `rtd_accuracy_replaced`, `rtd_accuracy_original`,
+        and those of `corruption_shares`.
+
+        `counts` replaces the batch's own number of tokens as the divisor of the loss.
+        """
+        count = (counts or self.count(batch))[self.name]
+        replaced = outputs.replaced
+        logits = outputs.rtd_logits.to(torch.promote_types(outputs.rtd_logits.dtype, torch.float32))
+        total = F.binary_cross_entropy_with_logits(logits, replaced.to(logits.dtype), reduction="sum")
+        loss = mean(total, count)
+        right = (logits > 0) == replaced
+        return {
+            "loss": loss,
+            "rtd_loss": loss.detach(),
+            "rtd_accuracy_replaced": share((right & replaced).sum(), replaced.sum()),
+            "rtd_accuracy_original": share((right & ~replaced).sum(), (~replaced).sum()),
+            **corruption_shares(outputs, batch),
+        }
 
 
 def copy_loss(copy_logits: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
