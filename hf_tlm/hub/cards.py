@@ -1,18 +1,25 @@
-"""Model cards of every kind of run, from jinja2 templates and the record of a run."""
+"""Cards from the jinja2 templates of this package, of every kind of run by its record, and what publishing adds to one."""
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_dataset, hub_name, render
+from huggingface_hub import constants
+
+from hf_tlm.hub.repo_id import HUB_NAME, displayed_name, hub_dataset, hub_name
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.utils.run_files import seed_figure
+from hf_tlm.utils.shown import as_code, as_literal, escape, figures, flat, for_terminal
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult, ModelCardData
+    import jinja2
+    from huggingface_hub import CardData, EvalResult, ModelCardData
+
 
 METRIC_NAMES = {
     "micro_f1": "Micro-F1",
@@ -55,6 +62,9 @@ BODIES = ("bert", "roberta", "electra", "albert", "distilbert", "modernbert")
 _PIPELINES = ("classification", "tagging", "fill_mask", "question_answering")
 _DTYPES = {"int8": "q8", "fp32": "fp32", "fp16": "fp16"}
 _METRICS = {**METRIC_NAMES, "masked_accuracy": "Masked tokens predicted", "agreement": "Predictions as of torch"}
+# In the code blocks of a card, until it is published.
+PLACEHOLDER = "path/or/repo-id"
+_HUB_DATASET = re.compile(rf"{HUB_NAME.pattern}(@[\w./-]+)?")
 # The oldest releases of transformers that a folder was loaded with, to the same logits: 4.57.6 of those before 5, and of 5
 # the first that knows COCO-LM's configuration (5.4.0, not 5.3.0).
 _OLDEST_TRANSFORMERS = {"cocolm": "5.4"}
@@ -330,3 +340,94 @@ def _coco_lm_losses(arguments: Mapping[str, Any]) -> str | None:
         details = f"crops of {100 * arguments['crop_fraction']:g}%, temperature {arguments['scl_temperature']:g}{head}"
         words += f" + sequence contrastive loss ({details})"
     return f"masked-LM loss of the auxiliary model + {words}"
+
+
+def render(template: str, data: CardData, **values: Any) -> str:
+    """A card: the metadata as YAML between two lines of dashes, and the text under them.
+
+    Args:
+        template: file name in `hf_tlm/hub/templates`.
+        values: what it is filled with. Texts among them are shown as they are, whatever they look like: a template says
+            `| code` or `| literal` where they are code, and `| safe` of markdown.
+    """
+    text = _environment().get_template(template).render(card_data=for_terminal(data.to_yaml()), **values)
+    return str(text).rstrip() + "\n"
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """What compiles the templates, each once."""
+    import jinja2
+    from markupsafe import Markup
+
+    def shown(value: Any) -> Markup:
+        return value if isinstance(value, Markup) else Markup(escape(flat(str(value))))
+
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("hf_tlm.hub"), autoescape=True, finalize=shown)
+    environment.globals["license_sentence"] = license_sentence(None)  # until one is chosen
+    environment.filters["code"] = lambda value: Markup(as_code(str(value)))
+    environment.filters["literal"] = lambda value: Markup(as_literal(str(value)))
+    environment.filters["figures"] = figures
+    return environment
+
+
+def license_sentence(license: str | None) -> str:
+    """What a card says of the licence, which is the publisher's to choose."""
+    if license is None:
+        return "No licence was chosen for this repository: ask its author before you use it. Those of the data apply too."
+    return f"`{license}` for this repository. Those of the data apply too."
+
+
+def dataset_sentence(dataset: str | None) -> str:
+    """Where the data are on the Hub: repo id, with `@revision` if known; None: not there, as far as is known."""
+    if dataset is None or not _HUB_DATASET.fullmatch(dataset):
+        return "Whether these texts are on the Hub was not recorded."
+    name, _, revision = dataset.partition("@")
+    link = f"{constants.ENDPOINT}/datasets/{name}" + (f"/tree/{revision}" if revision else "")
+    return f"The texts are the dataset [{name}]({link})" + (f" at revision `{revision}`." if revision else ".")
+
+
+def published_card(
+    text: str,
+    repo_id: str,
+    *,
+    license: str | None = None,
+    language: str | None = None,
+    dataset: str | None = None,
+    widget_texts: Sequence[str] | None = None,
+) -> str:
+    """A card as it is published: its code names the repo, its metadata what was chosen. Everything else stays.
+
+    Args:
+        text: a README.md, written by this package or by hand.
+        license, language: of the metadata; None leaves what is there.
+        dataset: see `dataset_sentence`; named in a model's metadata too.
+        widget_texts: examples that the model's page on the Hub offers to try; they replace those that are there.
+
+    Raises:
+        ValueError: the metadata of the card cannot be read.
+    """
+    import yaml
+    from huggingface_hub import RepoCard
+
+    text = text.replace(PLACEHOLDER, repo_id)
+    if license is not None:
+        text = text.replace(license_sentence(None), license_sentence(license))
+    if dataset is not None:
+        text = text.replace(dataset_sentence(None), dataset_sentence(dataset))
+    if license is language is dataset is widget_texts is None:
+        return text
+    try:
+        card = RepoCard(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    for name, value in (("license", license), ("language", language)):
+        if value is not None:
+            card.data[name] = value
+    if dataset is not None:
+        before = card.data.get("datasets", [])
+        before = [before] if isinstance(before, str) else before
+        card.data["datasets"] = list(dict.fromkeys([*before, dataset.partition("@")[0]]))
+    if widget_texts is not None:
+        card.data["widget"] = [{"text": text} for text in widget_texts]
+    return str(card)

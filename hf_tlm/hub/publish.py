@@ -1,4 +1,4 @@
-"""Finished folders to the Hub: what is checked of them, and the card they get there."""
+"""Finished folders to the Hub: how recipes say which, what is checked of them, and the card they get there."""
 
 from __future__ import annotations
 
@@ -7,27 +7,185 @@ import os
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
-from hf_tlm.errors import HubError
-from hf_tlm.hub.commit import CARD, Push
-from hf_tlm.hub.export_record import read_export
-from hf_tlm.hub.push import REPLACED, published, push, repo_to_push
-from hf_tlm.hub.rendering import hub_name, published_card
-from hf_tlm.hub.repo import CODE, NAMES, is_ours
-from hf_tlm.hub.subset_configs import check_alone, repo_files
+from hf_tlm.errors import HfTlmError, HubError
+from hf_tlm.hub.cards import published_card
+from hf_tlm.hub.push import CARD, REPLACED, Push, check_push, published, push, repo_to_push
+from hf_tlm.hub.repo import ADAPTER_FILE, CODE, NAMES, is_ours
+from hf_tlm.hub.repo_id import hub_name
+from hf_tlm.hub.subset_cards import check_alone, repo_files
 from hf_tlm.utils.files import atomic_write, sha256
-from hf_tlm.utils.json_files import mapped, read_fields, read_object, words
-from hf_tlm.utils.options import named
-from hf_tlm.utils.run_files import EXPORT_FILE, LINEAR_FILE, MANIFEST_FILE, RESULTS_FILE, SETTINGS_FILE
+from hf_tlm.utils.json_files import (
+    check_fields,
+    find_object,
+    listed,
+    mapped,
+    maybe,
+    one_of,
+    read_fields,
+    read_json,
+    read_object,
+    real,
+    record,
+    such,
+    truth,
+    whole,
+    words,
+)
+from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, named, option
+from hf_tlm.utils.run_files import EXPORT_FILE, LINEAR_FILE, MANIFEST_FILE, ONNX_FILES, RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.seals import SEAL, seal_problem
 from hf_tlm.version import __version__
 
 logger = logging.getLogger(__name__)
 
-CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+CONFIG = "config.json"
+# Of `export.json`, which a stranger may have written, or a disk have damaged.
+_AGAIN = "Export the model again (hf-tlm export), or copy the folder again."
+_NAME, _COUNT, _FIGURES = words(1000), whole(0, 2**53), mapped(real(0, 1e300), 100)
+# Also nan and infinity, which differences of logits can be.
+_NUMBER = such(lambda value: type(value) in (int, float), "a number")
+_MEASURED = {
+    **{"score": _NUMBER, "drop": _NUMBER, "changed": _COUNT, "memory_megabytes": real(0, 1e9)},
+    **{"per_channel": truth, "keep_float": listed(_NAME, 10), "milliseconds": _FIGURES, "texts_per_second": _FIGURES},
+}
+_FILE = {"dtype": one_of(*ONNX_FILES), "bytes": whole(1, 2**53), "sha256": words(64), "max_difference": _NUMBER}
+_CHECKED_ON = {"texts": _COUNT, "what": _NAME, "metric": maybe(_NAME), "to_beat": words(10_000)}
+_RECORD = {
+    **{"format": one_of("hf_tlm.export"), "format_version": one_of(1), "model": _NAME, "model_type": words(100)},
+    **{"parameters": _COUNT, "kind": words(100), "pairs": truth, "max_length": whole(1, 2**31), "opset": whole(1, 1000)},
+    **{"inputs": listed(words(100), 10), "outputs": listed(words(100), 10), "versions": mapped(_NAME, 100)},
+    "checked_on": record(_CHECKED_ON, optional=("metric", "to_beat")),
+    "files": mapped(record({**_FILE, **_MEASURED}, optional=tuple(_MEASURED)), len(ONNX_FILES)),
+    "models": listed(_NAME, 10_000),
+}
+_CONVERTED = NoEffect("legacy_checkpoint", (None,), "without --legacy_checkpoint. Leave it out.")
+_EVALUATED = NoEffect("evaluate_on", (None,), "without --evaluate_on. Leave it out.")
+_SUBSET = NoEffect("subset", (None,), "without --subset. Leave it out.")
+_PUSHED = NoEffect("repo_id", (None,), "without --repo_id. Leave it out.")
+
+
+@dataclass(repr=False)  # A repr would show the token.
+class SubsetHubArguments:
+    """Where the subset is published on the Hub. Names are those of the Trainer."""
+
+    push_to_hub: bool = option(False, "Publish the subset as a dataset of the Hub.")
+    hub_dataset_id: str | None = option(None, "push_to_hub: the repository, owner/name.")
+    hub_private_repo: bool | None = option(
+        None, "push_to_hub: whether a repository that is made now is private; default: yes."
+    )
+    hub_revision: str | None = option(None, "push_to_hub: branch; made if it is not there.")
+    hub_token: str | None = option(None, "push_to_hub: token; default: HF_TOKEN, or that of `hf auth login`.")
+
+    def __post_init__(self):
+        names = ("hub_dataset_id", "hub_private_repo", "hub_revision", "hub_token")
+        given = [f"--{name}" for name in names if getattr(self, name) is not None]
+        if given and not self.push_to_hub:
+            has = "has" if len(given) == 1 else "have"
+            raise HubError(f"{' and '.join(given)} {has} no effect without --push_to_hub. Add it, or leave them out.")
+        if self.push_to_hub and self.hub_dataset_id is None:
+            raise HubError("--push_to_hub needs --hub_dataset_id owner/name: the repository to publish the subset to.")
+
+    def check(self) -> None:
+        """Before the work begins.
+
+        Raises:
+            HubError: see `hf_tlm.hub.check_push`.
+        """
+        if self.push_to_hub and self.hub_dataset_id is not None:
+            check_push(self.hub_dataset_id, self.hub_token)
+
+    def publish(self, folder: str | os.PathLike) -> Push | None:
+        """Publish a saved subset, if that was asked for.
+
+        Raises:
+            HubError: it could not be published; the message says how to do it later.
+        """
+        if not self.push_to_hub or self.hub_dataset_id is None:
+            return None
+        return publish_result(
+            *("subset", folder, self.hub_dataset_id),
+            token=self.hub_token,
+            private=self.hub_private_repo,
+            revision=self.hub_revision,
+        )
+
+
+@dataclass(repr=False)  # A repr would show the token.
+class PublishArguments:
+    """What is published, and where to."""
+
+    model: str | None = option(None, "Folder of a finished run, or of an export (hf-tlm export).")
+    subset: str | None = option(None, "Folder of a subset (hf-tlm retrieve, select-influence).")
+    space: str | None = option(None, "Folder of a page (hf-tlm export --page), to become a static Space.")
+    legacy_checkpoint: str | None = option(
+        None,
+        "Hub id, with @revision if wanted, or folder of a released checkpoint: pytorch_model.bin, config.json, "
+        "and a tokenizer (COCO-LM: sp.model and dict.txt).",
+    )
+    output_dir: Annotated[str | None, _CONVERTED] = option(
+        None, "legacy_checkpoint: folder to write; an earlier model there is replaced."
+    )
+    task: Annotated[str | None, _CONVERTED] = option(
+        None, "TLM: registered task whose classes it tells apart. Default: the one in the checkpoint's name."
+    )
+    label_names: Annotated[list[str] | None, _CONVERTED] = option(
+        None, "TLM: names of the classes by their indices, instead of --task.", nargs="+"
+    )
+    tokenizer_name: Annotated[str | None, _CONVERTED] = option(
+        None, "TLM: tokenizer by Hub id or folder, if the checkpoint has none."
+    )
+    evaluate_on: Annotated[str | None, _CONVERTED] = option(
+        None, "TLM: labelled task (name, Hub id or folder) to score the converted model on."
+    )
+    evaluate_length: Annotated[int | None, _EVALUATED] = option(
+        None,
+        "evaluate_on: tokens after which a text is cut. Default: as TLM's scripts cut those of the checkpoint's task, or of "
+        "evaluate_on where that is not known: 512 for IMDB, else 128.",
+    )
+    repo_id: str | None = option(None, "Repository to publish to, owner/name.")
+    config_name: Annotated[str | None, _SUBSET] = option(
+        None, "subset: its configuration (small, large) in a repository of several."
+    )
+    private: Annotated[bool | None, _PUSHED] = option(None, "Whether a new repository is private; default: yes.")
+    revision: Annotated[str | None, _PUSHED] = option(None, "Branch to publish to; made if it is not there.")
+    tag: Annotated[str | None, _PUSHED] = option(None, "Tag of what is published, for a release (v1).")
+    license: Annotated[str | None, _PUSHED] = option(None, "Licence, for the card. Default: the card's, or none.")
+    language: Annotated[str | None, _PUSHED] = option(
+        None, "Language of the texts (en), for the card. Default: the card's, or none."
+    )
+    dataset: Annotated[str | None, _PUSHED] = option(
+        None, "model: repo id of the subset it was trained on, with @revision if known."
+    )
+    widget_texts: Annotated[list[str] | None, _PUSHED] = option(
+        None, "model: texts of your own that its page offers to try; no text of the task is published otherwise.", nargs="+"
+    )
+    dry_run: Annotated[bool, _PUSHED] = option(False, "Show what would be pushed, and push nothing; needs no network.")
+    verify: Annotated[bool, _PUSHED] = option(False, "Load what was published elsewhere, and compare it.")
+    hub_token: Annotated[str | None, _PUSHED] = option(None, "Default: HF_TOKEN, or that of `hf auth login`.")
+
+    def __post_init__(self):
+        check_ranges(self, HubError)
+        kinds = ("model", "subset", "space", "legacy_checkpoint")
+        given = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise HubError(f"Give one of {', '.join(f'--{kind}' for kind in kinds)}; received {', '.join(given) or 'none'}.")
+        needed = "output_dir" if given[0] == "legacy_checkpoint" else "repo_id"
+        if getattr(self, needed) is None:
+            raise HubError(f"--{given[0]} needs --{needed}: see --help.")
+        check_effects(self, HubError, prefix="--")
+        for name in ("dataset", "widget_texts"):
+            if self.subset is not None and getattr(self, name) is not None:
+                raise HubError(f"--{name} is for a model, and has no effect on a subset. Leave it out.")
+        for name, default in (("dataset", None), ("widget_texts", None), ("language", None), ("verify", False)):
+            if self.space is not None and getattr(self, name) != default:
+                raise HubError(f"--{name} has no effect on a Space. Leave it out.")
+        if self.dry_run and self.verify:
+            raise HubError("--dry_run publishes nothing that --verify could load. Give one of them.")
 
 
 def publish_model(
@@ -62,7 +220,7 @@ def publish_model(
         raise HubError(f"{folder} holds a run that is not finished. Run its command again, which continues it.")
     exported = EXPORT_FILE in names and any(folder.glob("onnx/*.onnx"))
     weights = exported or any(name.endswith(".safetensors") for name in names)
-    if not ({CONFIG, ADAPTER_CONFIG}.intersection(names) and weights):
+    if not ({CONFIG, ADAPTER_FILE}.intersection(names) and weights):
         if any(os.path.isfile(folder / part / LINEAR_FILE) for part in ("", "linear")):
             raise HubError(
                 f"{folder} holds a linear model, which `hf-tlm predict` answers with; what is published are networks, as "
@@ -82,7 +240,7 @@ def publish_model(
     if exported:
         read_export(folder, HubError)
     for name, path in published(folder).items():
-        if PurePosixPath(name).name == ADAPTER_CONFIG:
+        if PurePosixPath(name).name == ADAPTER_FILE:
             _check_adapter(path)
     card = {"license": license, "language": language, "dataset": dataset, "widget_texts": widget_texts}
     if exported:
@@ -95,7 +253,7 @@ def publish_model(
 
 def _models_in(folder: Path) -> list[Path]:
     """Folders with a model one or two below: of splits, of seeds, of points of a grid."""
-    files = (path for depth in ("*", "*/*") for name in (CONFIG, ADAPTER_CONFIG) for path in folder.glob(f"{depth}/{name}"))
+    files = (path for depth in ("*", "*/*") for name in (CONFIG, ADAPTER_FILE) for path in folder.glob(f"{depth}/{name}"))
     return sorted({path.parent for path in files if any(path.parent.glob("*.safetensors"))})
 
 
@@ -214,3 +372,36 @@ def _publish(folder: Path, repo_id: str, type: str, message: str, card: Mapping[
             atomic_write(Path(work) / CARD, text)
             files[CARD] = Path(work) / CARD
         return push(folder, repo_id, type=type, message=message, files=files, **options)
+
+
+def read_export(folder: Path, error: type[HfTlmError], *, all_files: bool = True) -> dict[str, Any]:
+    """What `export.json` says of the graphs in its folder, once they are found to be those that it speaks of.
+
+    Args:
+        all_files: false where some of the graphs may be elsewhere, as in a page, which has one of them.
+
+    Raises:
+        HfTlmError: of the class `error`, in a line that names the file: it is damaged, or of other graphs, or another model.
+        OSError: a file cannot be read.
+    """
+    path = folder / EXPORT_FILE
+    found = check_fields(
+        *(read_json(path, error), _RECORD, error, f"{path} is not what recipes write", _AGAIN), optional=("models",)
+    )
+    there = {file.relative_to(folder).as_posix(): file for file in sorted(folder.glob("onnx/*.onnx"))}
+    for name in dict.fromkeys([*there, *(found["files"] if all_files else ())]):
+        facts = found["files"].get(name)
+        if facts is None or ONNX_FILES[facts["dtype"]] != name:
+            raise error(f"{path} does not say what {name} is. {_AGAIN}")
+        if name not in there:
+            raise error(f"{path} speaks of {name}, which is not there. {_AGAIN}")
+        if (size := there[name].stat().st_size) != facts["bytes"]:
+            raise error(
+                f"{path} has other figures than the graphs: {name} has {size:,} bytes, not {facts['bytes']:,}. {_AGAIN}"
+            )
+        if sha256(there[name]) != facts["sha256"]:
+            raise error(f"{path} has another checksum of {name} than the file there. {_AGAIN}")
+    model_type = (find_object(folder / "config.json") or {}).get("model_type")
+    if model_type != found["model_type"]:
+        raise error(f"{path} has model_type {found['model_type']}, config.json beside it has {model_type}. {_AGAIN}")
+    return found

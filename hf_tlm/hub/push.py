@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hf_tlm.errors import HubError
-from hf_tlm.hub.commit import LocalFile, Publication, Push
-from hf_tlm.hub.errors import UnansweredError, log_in, with_retries
+from hf_tlm.hub.errors import UnansweredError, client_errors, log_in, status_of, with_retries
 from hf_tlm.hub.repo_id import Repo, parse_repo
+from hf_tlm.utils.files import sha256
 from hf_tlm.utils.run_files import EXPORT_FILE, MANIFEST_FILE, TEACHER_FILE
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
 
+
+CONFLICTS = 20  # so often may others be faster
+HUGGINGFACE = "https://huggingface.co"
+CARD = "README.md"
+NOTHING = "# nothing is ignored\n"  # An empty text could be taken for none.
 # What of a folder stays here, by the name of a file or of a folder on the way to it: hidden files, what is needed only
 # to continue training or to see damage, the seeds, rounds, stages, points and trials that the published model was chosen
 # from, what was predicted with it, pages that show it, and what a teacher says, which quotes passages.
@@ -165,3 +173,265 @@ def repo_to_push(repo_id: str, type: str, revision: str | None) -> Repo:
             f"Expected the repository to publish to as owner/name, a branch of it apart from that; received {repo_id!r}."
         )
     return Repo(repo_id, revision, type)
+
+
+@dataclass(frozen=True)
+class Push:
+    """What a push did, or with `dry_run` would do.
+
+    commit: the commit that was made; None when nothing was new, and with `dry_run`.
+    pushed, unchanged, deleted: paths in the repository.
+    about: with `dry_run`, what is known of the repository: whether it is there, and private.
+    sizes: with `dry_run`, bytes of what would be pushed.
+    card: with `dry_run`, the text of the card as it would stand there; None without one.
+    """
+
+    url: str
+    repo: Repo
+    commit: str | None
+    pushed: list[str]
+    unchanged: list[str]
+    deleted: list[str]
+    dry_run: bool
+    about: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    card: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.pushed or self.deleted)
+
+    def to_text(self) -> str:
+        if self.dry_run:
+            return self._plan_text()
+        if self.commit is None:
+            head = f"{self.repo} has this content already: {self.url}"
+        else:
+            head = f"Published {self.repo} as commit {self.commit[:12]}: {self.url}"
+        lines = [("new or changed", self.pushed), ("deleted", self.deleted), ("unchanged", self.unchanged)]
+        return "\n".join([head, *(f"  {what}: {', '.join(paths)}" for what, paths in lines if paths)])
+
+    def _plan_text(self) -> str:
+        lines = [f"Would publish to {self.repo} ({self.url}); nothing was sent.", self.about]
+        width = max(map(len, self.pushed), default=0)
+        lines += [f"  {path:<{width}}{self.sizes[path]:>15,} bytes" for path in self.pushed]
+        lines += [f"new or changed: {len(self.pushed)} files, {sum(self.sizes.values()) / 1e6:,.2f} MB"]
+        for what, paths in (("deleted", self.deleted), ("unchanged", self.unchanged)):
+            lines += [f"{what}: {', '.join(paths)}"] if paths else []
+        # What is long comes first: the end of what is printed is what is seen.
+        return "\n".join(([] if self.card is None else [f"{CARD}:", "", self.card.rstrip(), ""]) + lines)
+
+
+@dataclass
+class LocalFile:
+    """A file to publish; its names in git and in LFS are computed once, however often is tried."""
+
+    path: Path
+
+    @cached_property
+    def sha256(self) -> str:
+        return sha256(self.path)
+
+    @cached_property
+    def git_oid(self) -> str:
+        from huggingface_hub.utils.sha import git_hash
+
+        return git_hash(self.path.read_bytes())
+
+    def equals(self, remote: RepoFile) -> bool:
+        if self.path.stat().st_size != remote.size:
+            return False
+        return self.sha256 == remote.lfs.sha256 if remote.lfs else self.git_oid == remote.blob_id
+
+
+@dataclass
+class Publication:
+    """One push, which may take several tries; each of them reads anew what the repository holds.
+
+    api: the client, with the token to use.
+    local: repository path -> file.
+    replaced: globs of the repository paths that are deleted if they are not in `local`.
+    private, tag, message: see `hf_tlm.hub.push.push`.
+    sent: what the commit that was sent last does; None before one was.
+    commit: the commit that has all files, once it is known.
+    new: the repository or the branch was not there.
+    is_private: whether the repository is, once it was seen.
+    refused: no further try would change the error, which says what was published.
+    conflicts: so often was somebody else faster.
+    """
+
+    api: HfApi
+    repo: Repo
+    local: Mapping[str, LocalFile]
+    replaced: Sequence[str]
+    private: bool | None
+    tag: str | None
+    message: str
+    sent: Push | None = None
+    commit: str | None = None
+    new: bool = False
+    is_private: bool | None = None
+    refused: bool = False
+    conflicts: int = 0
+
+    def plan(self, unanswered: str | None = None) -> Push:
+        """What is to be done. Nothing is changed.
+
+        Args:
+            unanswered: why the Hub cannot be asked; the plan is then that of an empty repository.
+        """
+        head = self._head() if unanswered is None else None
+        plan, commit = self._compare(head)
+        if commit is not None:
+            self._check_tag(commit, plan)
+        made = f"made, {'public' if self.private is False else 'private'}"
+        if unanswered is not None:
+            about = (
+                f"The Hub was not asked what it has already: {unanswered} So every file is listed; a repository that is "
+                f"not there would be {made}."
+            )
+        elif self.is_private is not None:
+            about = f"The repository is there, and {'private' if self.is_private else 'public'}."
+        elif self.repo.revision is not None:
+            about = f"The branch would be made; so would a repository that is not there (or that you may not see): {made}."
+        else:
+            about = f"There is no such repository that you may see; it would be {made}."
+        about += "" if self.tag is None else f" Tag: {self.tag}."
+        card = self.local[CARD].path.read_text(encoding="utf-8", errors="replace") if CARD in self.local else None
+        sizes = {path: self.local[path].path.stat().st_size for path in plan.pushed}
+        return replace(plan, about=about, sizes=sizes, card=card)
+
+    def run(self) -> Push:
+        """Try it once."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        found = self._head() or self._create()
+        plan, head = self._compare(found)[0], found[0]
+        self._check_tag(head, plan)
+        if not plan.is_empty:
+            additions = [CommitOperationAdd(path, str(self.local[path].path)) for path in plan.pushed]
+            operations: list[Any] = [*additions, *(CommitOperationDelete(path) for path in plan.deleted)]
+            options: dict[str, Any] = {"repo_type": self.repo.type, "revision": self.repo.revision}
+            self._choose_storage()
+            # Else the server would leave out, silently, what a .gitignore in the repository matches.
+            self.api.preupload_lfs_files(self.repo.id, additions, gitignore_content=NOTHING, free_memory=False, **options)
+            self.sent, self.commit = plan, None
+            # With its parent named the commit is refused if somebody else's came first.
+            options |= {"commit_message": self.message, "parent_commit": head}
+            self.commit = self.api.create_commit(self.repo.id, operations, **options).oid
+        elif self.sent is not None and self.commit is None:
+            self.commit = head  # The commit was made, and the answer to it was lost.
+        if self.tag is not None:
+            self._set_tag(self.tag, self.commit or head)
+        return self.result() or replace(plan, dry_run=False)
+
+    def result(self) -> Push | None:
+        """What was done; None if no commit was made."""
+        return replace(self.sent, commit=self.commit, dry_run=False) if self.sent and self.commit else None
+
+    def starts_over(self, error: Exception) -> bool:
+        """Whether another writer was faster, and what they wrote is to be read."""
+        conflict = status_of(error) in (409, 412)
+        self.conflicts += conflict
+        return conflict and self.conflicts <= CONFLICTS
+
+    def outcome(self) -> str:
+        """Whether anything was published, after an error."""
+        if self.sent is not None and self.commit is None:
+            # The answer to the commit may be what was lost.
+            try:
+                plan, head = self._compare(self._head())
+            except client_errors():
+                return f"Whether the commit arrived is not known; {self.repo} is whole, with it or without it."
+            self.commit = head if plan.is_empty else None
+        if self.commit is not None:
+            tag = "" if self.tag is None else f", without the tag {self.tag!r}"
+            return f"The files are published as commit {self.commit[:12]}{tag}."
+        return f"Nothing was published, {self.repo} {'has none of the files' if self.new else 'is as it was'}."
+
+    def _head(self) -> tuple[str, dict[str, RepoFile]] | None:
+        """The commit to build on and its files; None if there is no such repository or branch."""
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+        from huggingface_hub.hf_api import RepoFile
+
+        options: dict[str, Any] = {"repo_type": self.repo.type}
+        try:
+            info = self.api.repo_info(self.repo.id, revision=self.repo.revision, **options)
+        except GatedRepoError:
+            raise
+        except (RepositoryNotFoundError, RevisionNotFoundError):
+            return None
+        if self.private and not info.private:
+            self._refuse(
+                f"{self.repo.id} is public, and a private repository was asked for. Make it private in its settings, or "
+                "choose another name."
+            )
+        self.is_private = info.private
+        entries = self.api.list_repo_tree(self.repo.id, recursive=True, revision=info.sha, **options)
+        files = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+        # An empty repository of a server that is not huggingface.co may have no commit.
+        return info.sha, files  # type: ignore[return-value]
+
+    def _create(self) -> tuple[str, dict[str, RepoFile]]:
+        """Make the repository and the branch where they are not there; their head."""
+        options: dict[str, Any] = {"repo_type": self.repo.type, "exist_ok": True}
+        self.new = True
+        sdk: dict[str, Any] = {"space_sdk": "static"} if self.repo.type == "space" else {}
+        self.api.create_repo(self.repo.id, private=self.private is not False, **sdk, **options)
+        if self.repo.revision is not None:
+            self.api.create_branch(self.repo.id, branch=self.repo.revision, **options)
+        head = self._head()
+        if head is None:
+            self._refuse(f"{self.repo} was made, and {self.api.endpoint} does not know it. Wait a minute.")
+        return head
+
+    def _choose_storage(self) -> None:
+        """Let the client upload by LFS where a server of one's own has no Xet: it would look for Xet in vain, and fail."""
+        from huggingface_hub import constants
+        from huggingface_hub.utils import build_hf_headers, get_session
+
+        if constants.HF_HUB_DISABLE_XET or self.api.endpoint == HUGGINGFACE:
+            return
+        where = f"{self.api.endpoint}/api/{self.repo.type}s/{self.repo.id}/xet-write-token/{self.repo.revision or 'main'}"
+        # 501 and 405 are those of servers that know the path, and not what it is for.
+        if get_session().get(where, headers=build_hf_headers(token=self.api.token)).status_code in (404, 405, 501):
+            constants.HF_HUB_DISABLE_XET = True
+
+    def _compare(self, head: tuple[str, dict[str, RepoFile]] | None) -> tuple[Push, str | None]:
+        """What differs from a commit; the commit."""
+        commit, remote = head or (None, {})
+        unchanged = [path for path, file in self.local.items() if path in remote and file.equals(remote[path])]
+        pushed = [path for path in self.local if path not in unchanged]
+        gone = [p for p in remote if p not in self.local and any(fnmatch(p, pattern) for pattern in self.replaced)]
+        url = f"{self.api.endpoint}/{self.repo.page}"
+        url += "" if self.repo.revision is None else f"/tree/{self.repo.revision}"
+        return Push(url, self.repo, None, pushed, unchanged, gone, dry_run=True), commit
+
+    def _check_tag(self, head: str, plan: Push) -> None:
+        """Refuse a tag that is there, and not at what is to be published."""
+        there = None if self.tag is None else self._tags().get(self.tag)
+        if there is not None and not (plan.is_empty and there == head):
+            self._refuse(
+                f"The tag {self.tag!r} of {self.repo.id} is commit {there[:12]}, which has other content; releases stay "
+                "what they are. Choose another tag."
+            )
+
+    def _set_tag(self, tag: str, commit: str) -> None:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        if self._tags().get(tag) == commit:
+            return
+        try:
+            self.api.create_tag(self.repo.id, tag=tag, revision=commit, repo_type=self.repo.type)
+        except HfHubHTTPError as error:
+            # Somebody, or a try of which the answer was lost, has set it.
+            if status_of(error) != 409 or self._tags().get(tag) != commit:
+                raise
+
+    def _tags(self) -> dict[str, str]:
+        references = self.api.list_repo_refs(self.repo.id, repo_type=self.repo.type)
+        return {tag.name: tag.target_commit for tag in references.tags}
+
+    def _refuse(self, text: str) -> NoReturn:
+        self.refused = True
+        raise HubError(f"{text} {self.outcome()}")

@@ -17,9 +17,9 @@ from datasets import Dataset, Features, Value
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub import Push, Repo, fetch, publish_subset, push
-from hf_tlm.hub.rendering import published_card
+from hf_tlm.hub.cards import published_card
 from hf_tlm.hub.repo_id import parse_repo
-from hf_tlm.hub.subset_configs import config_cards, config_names, configs_card, repo_files
+from hf_tlm.hub.subset_cards import config_cards, config_names, configs_card, repo_files
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.manifest import (
     CARD_FILE,

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from datasets import Dataset, Value
 
-from hf_tlm.hub.subset_card import describe_data, subset_card
+from hf_tlm.hub.subset_cards import describe_data, subset_card
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.manifest import (
     CARD_FILE,
@@ -128,7 +128,7 @@ class Subset:
         """The files of `save` in a folder that is there.
 
         Args:
-            card: how the card names the place on the Hub, see `hf_tlm.hub.subset_card`.
+            card: how the card names the place on the Hub, see `hf_tlm.hub.subset_cards`.
         """
         data = folder / data_file
         data.parent.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hf_tlm.errors import ArgumentsError, HfTlmError, ModelError
-from hf_tlm.hub.rendering import displayed_name
+from hf_tlm.hub.repo_id import displayed_name
 from hf_tlm.metrics import paired_bootstrap, scorer
 from hf_tlm.runs.arguments import LINEAR
 from hf_tlm.runs.baselines import linear_answers

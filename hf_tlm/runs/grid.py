@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.errors import ArgumentsError, HfTlmError
-from hf_tlm.hub.commit import Push
+from hf_tlm.hub.push import Push
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, check_finetuning, finetune
 from hf_tlm.runs.finetuning.kinds import check_kind
 from hf_tlm.runs.grid_points import CHECKPOINT, Grid, GridError, point_name

@@ -32,7 +32,7 @@ from hf_tlm.data import (
 from hf_tlm.data.shards import held_out
 from hf_tlm.data.text_checks import check_known
 from hf_tlm.hub.cards import pretrained_card
-from hf_tlm.hub.commit import Push
+from hf_tlm.hub.push import Push
 from hf_tlm.models import TrainedModel, export_adapter, export_stock, trained_parameters
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.runs.records import cost_lines, logged_scores, published_lines, started

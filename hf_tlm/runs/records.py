@@ -22,7 +22,7 @@ from datasets import Dataset
 from scipy.special import softmax
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.hub.commit import Push
+from hf_tlm.hub.push import Push
 from hf_tlm.metrics import Lead
 from hf_tlm.models import ModelError
 from hf_tlm.runs.arguments import LINEAR

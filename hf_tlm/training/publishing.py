@@ -14,12 +14,10 @@ from typing import Any
 from transformers import TrainerCallback
 
 from hf_tlm.errors import ArgumentsError, HubError
-from hf_tlm.hub.commit import Push
 from hf_tlm.hub.publish import publish_result
-from hf_tlm.hub.push import check_push, push
-from hf_tlm.hub.rendering import hub_name
+from hf_tlm.hub.push import Push, check_push, push
 from hf_tlm.hub.repo import CODE, CONTINUING, NAMES, check_sizes, fetch, file_sizes, is_ours, mark
-from hf_tlm.hub.repo_id import find_repo
+from hf_tlm.hub.repo_id import find_repo, hub_name
 from hf_tlm.models import coco_lm
 from hf_tlm.training.base_arguments import BaseArguments, PublishedArguments
 from hf_tlm.training.checkpoints import best_of, checkpoints_in

@@ -20,7 +20,7 @@ from transformers import TrainingArguments
 
 from hf_tlm.commands import find_preset
 from hf_tlm.errors import HfTlmError
-from hf_tlm.hub.rendering import short_name
+from hf_tlm.hub.repo_id import short_name
 from hf_tlm.models import MLM_SUBFOLDER
 from hf_tlm.models.generator_discriminator_parts import GENERATOR
 from hf_tlm.objective_specs import OBJECTIVES

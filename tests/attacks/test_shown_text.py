@@ -10,8 +10,7 @@ import yaml
 from attacks.attack import assert_refused, call
 from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.cards import converted_card, pretrained_card, tlm_card
-from hf_tlm.hub.subset_card import subset_card
-from hf_tlm.hub.subset_configs import config_names, configs_card
+from hf_tlm.hub.subset_cards import config_names, configs_card, subset_card
 from hf_tlm.utils.shown import as_code, as_literal, for_markdown, for_terminal, markdown_table
 from support.card_records import INFO, PRETRAINED, REPORT, RUN, SUBSET
 

@@ -9,9 +9,18 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, ModelCard
 
-from hf_tlm.hub.cards import METRIC_NAMES, converted_card, oldest_transformers, pretrained_card, prompted_card, tlm_card
-from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_name, published_card
-from hf_tlm.hub.subset_card import size_category, subset_card
+from hf_tlm.hub.cards import (
+    METRIC_NAMES,
+    converted_card,
+    dataset_sentence,
+    oldest_transformers,
+    pretrained_card,
+    prompted_card,
+    published_card,
+    tlm_card,
+)
+from hf_tlm.hub.repo_id import displayed_name, hub_name
+from hf_tlm.hub.subset_cards import size_category, subset_card
 from hf_tlm.tasks.spec import KIND_METRICS
 from hf_tlm.training.run_folder import recorded_teacher
 from support.card_records import COCO_LM, COST, INFO, PRETRAINED, REPORT, RUN, SELECTION, SUBSET, record

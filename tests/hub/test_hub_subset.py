@@ -11,7 +11,7 @@ from datasets import load_dataset
 import hf_tlm.retrieval.hub_subset as hub_subset
 from hf_tlm.errors import HubError
 from hf_tlm.hub import publish_subset
-from hf_tlm.hub.subset_configs import configs_card
+from hf_tlm.hub.subset_cards import configs_card
 from hf_tlm.influence import select
 from hf_tlm.retrieval import RetrievalError, Subset, retrieval_report, retrieve
 from hf_tlm.tasks import load_task

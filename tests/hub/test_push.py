@@ -344,7 +344,7 @@ def test_what_xet_has_tried_is_not_tried_again(hub, folder, monkeypatch, sleeps)
         raise ConnectionError("xet storage is busy")
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", False)
-    monkeypatch.setattr("hf_tlm.hub.commit.Publication._choose_storage", lambda self: None)
+    monkeypatch.setattr("hf_tlm.hub.push.Publication._choose_storage", lambda self: None)
     monkeypatch.setattr("hf_xet.XetSession.new_upload_commit", storage, raising=True)
     with pytest.raises(HubError, match="cannot be reached .*Nothing was published"):
         push(folder, "alice/model", message="m")

@@ -22,12 +22,12 @@ transformers.utils.logging.disable_progress_bar()
 for module in pkgutil.walk_packages(hf_tlm.__path__, "hf_tlm."):
     importlib.import_module(module.name)
 
-from hf_tlm.hub import rendering  # noqa: E402
+from hf_tlm.hub import cards  # noqa: E402
 from hf_tlm.retrieval import filters  # noqa: E402
 from hf_tlm.runs import price  # noqa: E402
 
 price.SECONDS = 0.0  # One pass is enough where nobody looks at the time.
 get_checkpoint_conversion_mapping("bert")
 filters._kinds()
-for template in Path(rendering.__file__).parent.joinpath("templates").iterdir():
-    rendering._environment().get_template(template.name)
+for template in Path(cards.__file__).parent.joinpath("templates").iterdir():
+    cards._environment().get_template(template.name)

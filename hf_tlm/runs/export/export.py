@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.hub.cards import onnx_card
-from hf_tlm.hub.rendering import displayed_name, hub_name
+from hf_tlm.hub.repo_id import displayed_name, hub_name
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.onnx_graph import OPSET, PARTS, averaged, check_installed, check_size, half, quantized, save, to_onnx
 from hf_tlm.models.onnx_session import OnnxModel, check_dtypes

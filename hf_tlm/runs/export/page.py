@@ -20,7 +20,7 @@ from huggingface_hub import constants
 
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.cards import BODIES
-from hf_tlm.hub.export_record import read_export
+from hf_tlm.hub.publish import read_export
 from hf_tlm.hub.repo_id import parse_repo
 from hf_tlm.utils.files import atomic_directory, check_writable
 from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES

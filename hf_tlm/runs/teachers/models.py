@@ -31,9 +31,8 @@ from sklearn.model_selection import StratifiedGroupKFold
 from tqdm.auto import tqdm
 
 from hf_tlm.errors import ArgumentsError, HfTlmError
-from hf_tlm.hub.rendering import displayed_name
 from hf_tlm.hub.repo import FILES, check_named, checkpoint_folder, fetch, is_fetched
-from hf_tlm.hub.repo_id import find_repo
+from hf_tlm.hub.repo_id import displayed_name, find_repo
 from hf_tlm.models.adapters import ADAPTER_FILE, ADAPTER_WEIGHTS, read_adapter
 from hf_tlm.models.linear_start import logistic_regression
 from hf_tlm.models.loading import SAFE_WEIGHTS
