@@ -18,6 +18,10 @@ class AnalysisError(HfTlmError):
     """Runs, models, subsets, texts or options that cannot be analysed."""
 
 
+class BlocksError(HfTlmError):
+    """Blocks that cannot be made, or not as they were asked for."""
+
+
 class InfluenceError(HfTlmError):
     """Parameters, texts or settings whose influence cannot be computed, or by which nothing can be selected."""
 

@@ -19,12 +19,12 @@ from hf_tlm import retrieval
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.corpora import PassageArguments
-from hf_tlm.corpora.passages import count_words, share_beyond
 from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.retrieval import RetrievalArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
+from hf_tlm.utils.texts import count_words, share_beyond
 
 # What a model sees of a passage in 128 tokens, the default of training, about.
 WORDS = 100

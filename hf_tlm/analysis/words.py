@@ -40,8 +40,8 @@ from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_words
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 from hf_tlm.retrieval.highlight import MarkedTerms
 from hf_tlm.tasks.spec import check_task, columns_of_texts
-from hf_tlm.utils.scripts import SCRIPTS, script_of
 from hf_tlm.utils.shown import markdown_table
+from hf_tlm.utils.texts import SCRIPTS, script_of
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -9,6 +9,6 @@ if TYPE_CHECKING:
     from hf_tlm.corpora.corpus import Corpus, CorpusError, Part
     from hf_tlm.corpora.demo import demo_corpus
     from hf_tlm.corpora.loading import load_corpus
-    from hf_tlm.corpora.passages import split_passages
+    from hf_tlm.utils.texts import split_passages
 
 __getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -1,12 +1,13 @@
-"""How recipes take a corpus."""
+"""How recipes take a corpus, and the blocks of tokens that are made of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hf_tlm.corpora.passages import SAMPLE_BY
+from hf_tlm.errors import BlocksError
 from hf_tlm.utils.options import check_ranges, option
+from hf_tlm.utils.texts import SAMPLE_BY
 
 if TYPE_CHECKING:
     from hf_tlm.corpora.corpus import Corpus
@@ -79,3 +80,33 @@ class PassageArguments(CorpusArguments):
         "Cut documents into passages of at most so many words, at sentence ends: of what a model is trained on, which is "
         "some 100 for 128 tokens. 0: whole documents.",
     )
+
+
+@dataclass
+class BlockArguments:
+    """The corpus as blocks of max_length tokens."""
+
+    blocks: str = option(
+        "contiguous",
+        "contiguous: texts one after the other, cut every max_length tokens. sentences: whole sentences, as "
+        "many as fit. Both keep texts apart by a [SEP].",
+        choices=["contiguous", "sentences"],
+    )
+    validation_share: float = option(
+        0.005, "Share of the corpus's documents kept for evaluation, chosen by their ids. 0: no evaluation."
+    )
+    max_validation_blocks: int = option(1000, "Blocks to evaluate on, at most.")
+    vocab_texts: int = option(
+        200_000, "A vocabulary that is trained is trained on at most so many passages, chosen by their ids."
+    )
+    shard_size: int = option(1 << 14, "Blocks are stored in files of so many; preparation continues after the last one.")
+    streaming_blocks: bool = option(
+        False,
+        "Begin to train when the first blocks are stored, while a thread makes the next ones; a pass takes them "
+        "file by file, shuffled within each. Contiguous blocks only; a vocabulary is trained on some of the first 10 x "
+        "vocab_texts passages.",
+    )
+    shards_ahead: int = option(2, "streaming_blocks: files that are made ahead of training, at most.")
+
+    def __post_init__(self):
+        check_ranges(self, BlocksError)

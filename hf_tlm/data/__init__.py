@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
-    from hf_tlm.data.arguments import BlockArguments
-    from hf_tlm.data.blocks import BlockMaker, BlocksError
+    from hf_tlm.corpora.arguments import BlockArguments
+    from hf_tlm.data.blocks import BlockMaker, BlockShards
     from hf_tlm.data.collator import TlmCollator
     from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
-    from hf_tlm.data.shards import BlockShards
     from hf_tlm.data.streaming import Preparation, ShardStream, StreamedBlocks
     from hf_tlm.data.text_checks import unseen_words, unseen_words_line
     from hf_tlm.data.tokenization import (
@@ -23,5 +22,6 @@ if TYPE_CHECKING:
         tokenize,
         train_wordpiece,
     )
+    from hf_tlm.errors import BlocksError
 
 __getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -1,24 +1,44 @@
-"""From texts to blocks: sequences of one length, made of the texts one after the other, as pretraining takes them."""
+"""From texts to blocks, sequences of one length as pretraining takes them, and on disk, in shards that are made once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import xxhash
+from datasets import Dataset, Features, List, Value, concatenate_datasets
+from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.corpora.passages import by_size, sentences
-from hf_tlm.data.tokenization import TokenizerError
-from hf_tlm.errors import HfTlmError
+from hf_tlm.corpora import Corpus
+from hf_tlm.data.masking import with_draws
+from hf_tlm.data.tokenization import TokenizerError, backend_settings
+from hf_tlm.errors import BlocksError
+from hf_tlm.utils.arrow_files import cache_folder, find_rows, seal_rows
+from hf_tlm.utils.files import atomic_directory, atomic_write
+from hf_tlm.utils.json_files import checked_text, find_checked
+from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.texts import by_size, sentences
 
 CONTIGUOUS, SENTENCES = "contiguous", "sentences"
 # Characters that are tokenised together: what bounds the memory where documents are long.
 _CHARACTERS = 1 << 20
+logger = logging.getLogger(__name__)
 
-
-class BlocksError(HfTlmError):
-    """Blocks that cannot be made, or not as they were asked for."""
+SCHEMA = Features({"input_ids": List(Value("int32"))}).arrow_schema
+BLOCKS_FILE, STATE_FILE, TOTALS_FILE = "blocks.arrow", "state.json", "totals.json"
+SHARD_SIZE = 1 << 14
+POLL_SECONDS = 0.05
+# Changes when equal settings would give other blocks.
+_FORMAT = 1
 
 
 class BlockMaker:
@@ -116,3 +136,217 @@ def _in_sentences(text: str, ids: list[int], offsets: list[tuple[int, int]]) -> 
     starts = [start for start, _ in sentences(text)][1:]
     cuts = [0, *np.searchsorted([start for start, _ in offsets], starts).tolist(), len(ids)]
     return [ids[start:end] for start, end in zip(cuts, cuts[1:], strict=False) if end > start]
+
+
+def held_out(corpus: Corpus, identifier: str, share: float) -> bool:
+    """Whether a passage is kept from training.
+
+    A hash of its document's id decides, so it is the same in every run, whatever the order or the other passages.
+    """
+    document = identifier.rpartition("#")[0] if corpus.cut or corpus.max_words is not None else identifier
+    return xxhash.xxh3_64_intdigest(document.encode()) < share * 2**64
+
+
+@dataclass
+class BlockShards:
+    """The blocks of a corpus (see `BlockMaker`) in a folder of the cache that is named by all they depend on.
+
+    `shard-<n>/` holds `shard_size` blocks, the last one what is left, as Arrow (column `input_ids`), with the state from
+    which preparation continues after it. `totals.json` is written when the corpus has come to its end. Shards appear as
+    wholes and are never changed, so any number of runs and processes may read them while others are made.
+
+    Args:
+        max_length: tokens of a block.
+        mode: see `BlockMaker`.
+        shard_size: blocks of a shard.
+        validation_share: share of the corpus's documents that training never sees.
+        cache_dir: default a folder of the `datasets` cache.
+
+    Raises:
+        TokenizerError, BlocksError: see `BlockMaker`; `validation_share` or `shard_size` makes no sense.
+    """
+
+    corpus: Corpus
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+    mode: str = CONTIGUOUS
+    shard_size: int = SHARD_SIZE
+    validation_share: float = 0.0
+    cache_dir: str | Path | None = None
+
+    def __post_init__(self):
+        check_numbers(BlocksError, validation_share=self.validation_share, shard_size=self.shard_size)
+        BlockMaker(self.tokenizer, self.max_length, self.mode)
+
+    @cached_property
+    def folder(self) -> Path:
+        parts = [
+            [_FORMAT, self.corpus.fingerprint, self.corpus.skip_bad_files, self.mode, self.max_length],
+            [self.shard_size, self.validation_share, self.tokenizer.cls_token_id, self.tokenizer.sep_token_id],
+            backend_settings(self.tokenizer),
+        ]
+        digest = xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
+        return cache_folder(self.cache_dir) / f"blocks-{digest}"
+
+    @property
+    def totals(self) -> dict[str, Any] | None:
+        """Numbers of the whole corpus; None while it is being prepared.
+
+        They are: shards, blocks, tokens (special ones not counted), tokens of the last block, passages, held-out passages
+        among them, and the files that were left out.
+        """
+        totals = find_checked(self.folder / TOTALS_FILE)
+        return totals if totals is None or {"shards", "blocks", "tokens"} <= totals.keys() else None
+
+    def find(self, number: int) -> Dataset | None:
+        """A shard's blocks, memory-mapped; None if it is not there, or not whole."""
+        return _load(self.folder / f"shard-{number:05d}")
+
+    def to_dataset(self) -> Dataset:
+        """All blocks but the held-out ones, memory-mapped; those that are missing are made first, with a progress bar.
+
+        Raises:
+            BlocksError: the corpus holds no passage, or does not fill a block.
+            CorpusError: it cannot be read.
+            HfTlmError: the cache cannot be written.
+        """
+        shards = [self.find(number) for number in self.prepare(progress=True)]
+        return concatenate_datasets(shards) if len(shards) > 1 else shards[0]
+
+    def wait(self) -> None:
+        """Return when another process has prepared all blocks: no barrier, whose patience that may exceed."""
+        while self.totals is None:
+            time.sleep(POLL_SECONDS)
+
+    def prepare(self, *, progress: bool = False, pause: Callable[[], object] | None = None) -> Iterator[int]:
+        """Make the missing shards, in order.
+
+        Yields the number of every shard, those that were there too, as soon as it can be read.
+
+        Args:
+            pause: called before every batch of passages; an error that it raises ends the preparation.
+
+        Raises:
+            BlocksError, CorpusError, HfTlmError: see `to_dataset`.
+        """
+        number, totals = 0, self.totals
+        while self.find(number) is not None:
+            yield number
+            number += 1
+        if totals is not None and number == totals["shards"]:
+            return
+        maker = BlockMaker(self.tokenizer, self.max_length, self.mode)
+        at: dict[str, Any] = {"part": 0, "row": 0, "passages": 0, "held_out": 0, "bad_files": {}}
+        if number:
+            before = find_checked(self.folder / f"shard-{number - 1:05d}" / STATE_FILE)
+            assert before is not None  # `find` has just looked.
+            at = before
+            maker.restore(at["maker"])
+        with tqdm(desc="Preparing blocks", unit=" passages", initial=at["passages"], disable=not progress) as bar:
+            for _ in self._passages(maker, at, bar, pause):
+                while len(maker.blocks) >= self.shard_size:
+                    self._write(number, maker, at)
+                    yield number
+                    number += 1
+        if not maker.tokens:
+            raise BlocksError(
+                f"The corpus {self.corpus.name} holds no passage to train on ({self.corpus.skipped} rows without text, "
+                f"{at['held_out']} passages held out, {len(at['bad_files'])} files left out)."
+            )
+        if number == 0 and not maker.blocks:
+            raise BlocksError(
+                f"The corpus {self.corpus.name} has {maker.tokens} tokens and does not fill one block of {self.max_length}. "
+                "Give more text, or lower max_length."
+            )
+        maker.finish()
+        while maker.blocks:  # One block more than a shard holds, where the end of the corpus also ended a block.
+            self._write(number, maker, at)
+            yield number
+            number += 1
+        last = self.find(number - 1)
+        assert last is not None
+        totals = {"shards": number, "blocks": (number - 1) * self.shard_size + len(last), "tokens": maker.tokens}
+        totals |= {"last_block": len(last[-1]["input_ids"])}
+        totals |= {name: at[name] for name in ("passages", "held_out", "bad_files")}
+        atomic_write(self.folder / TOTALS_FILE, checked_text(totals))
+
+    def validation(self, max_blocks: int, *, progress: bool = True) -> Dataset:
+        """Return the first blocks made of held-out passages, at most `max_blocks`.
+
+        The columns are `input_ids`, and `draw`, from which each block's mask is derived, so that it is the same at every
+        evaluation and in every run.
+
+        Raises:
+            BlocksError: no passage is held out.
+            CorpusError, HfTlmError: see `to_dataset`.
+        """
+        folder = self.folder / f"validation-{max_blocks}"
+        if (found := _load(folder)) is None:
+            maker = BlockMaker(self.tokenizer, self.max_length, self.mode)
+            with tqdm(desc="Preparing held-out blocks", unit=" passages", disable=not progress) as bar:
+                for _, batch in self.corpus.batches():
+                    bar.update(len(batch))
+                    for _ in maker.add([row["text"] for row in batch.to_pylist() if self._held_out(row)]):
+                        pass
+                    if len(maker.blocks) >= max_blocks:
+                        break
+            maker.finish()
+            if not maker.blocks:
+                raise BlocksError(
+                    f"validation_share {self.validation_share:g} holds out none of the passages of {self.corpus.name}. "
+                    "Raise it, or set it to 0 to go without evaluation."
+                )
+            _save(folder, maker.blocks[:max_blocks], {})
+            found = _load(folder)
+            assert found is not None
+        return with_draws(found)
+
+    def _held_out(self, row: dict[str, str]) -> bool:
+        return held_out(self.corpus, row["id"], self.validation_share)
+
+    def _passages(self, maker: BlockMaker, at: dict[str, Any], bar: tqdm, pause: Callable | None) -> Iterator[None]:
+        """Give `maker` the passages after `at`, which is kept up to date; stops after each."""
+        bad_before = dict(at["bad_files"])
+        part, row = at["part"], 0
+        for number, batch in self.corpus.batches(first_part=part):
+            if pause is not None:
+                pause()
+            if number != part:
+                part, row = number, 0
+                at |= {"part": part, "row": 0}
+            at["bad_files"] = bad_before | self.corpus.bad_files
+            rows = batch.slice(min(max(0, at["row"] - row), len(batch))).to_pylist()
+            row += len(batch)
+            train = [not self._held_out(passage) for passage in rows]
+            added = maker.add([passage["text"] for passage, keep in zip(rows, train, strict=True) if keep])
+            for keep in train:
+                at |= {"row": at["row"] + 1, "passages": at["passages"] + 1, "held_out": at["held_out"] + (not keep)}
+                if keep:
+                    next(added)
+                    yield
+            bar.update(len(rows))
+
+    def _write(self, number: int, maker: BlockMaker, at: dict[str, Any]) -> None:
+        blocks, maker.blocks = maker.blocks[: self.shard_size], maker.blocks[self.shard_size :]
+        _save(self.folder / f"shard-{number:05d}", blocks, {**at, "maker": maker.state()})
+
+
+def _save(folder: Path, blocks: Sequence[np.ndarray], state: dict[str, Any]) -> None:
+    offsets = np.cumsum([0, *map(len, blocks)]).astype(np.int32)
+    column = pa.ListArray.from_arrays(offsets, np.concatenate(blocks))
+    with atomic_directory(folder) as work:
+        with pa.OSFile(str(work / BLOCKS_FILE), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
+            writer.write_batch(pa.record_batch([column], schema=SCHEMA))
+        seal_rows(work / BLOCKS_FILE, len(blocks))
+        (work / STATE_FILE).write_text(checked_text({**state, "blocks": len(blocks)}), encoding="utf-8")
+
+
+def _load(folder: Path) -> Dataset | None:
+    if not folder.is_dir():
+        return None
+    state = find_checked(folder / STATE_FILE)
+    blocks = None if state is None else find_rows(folder / BLOCKS_FILE, state.get("blocks"))
+    if blocks is not None and blocks.column_names == SCHEMA.names:
+        return blocks
+    logger.warning("%s is damaged and will be made again.", folder)
+    return None

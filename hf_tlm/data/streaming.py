@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from hf_tlm.data.blocks import CONTIGUOUS, BlocksError
-from hf_tlm.data.shards import POLL_SECONDS, BlockShards
+from hf_tlm.data.blocks import CONTIGUOUS, POLL_SECONDS, BlockShards
+from hf_tlm.errors import BlocksError
 from hf_tlm.utils.options import check_numbers
 
 # More blocks than any corpus has: what a pass counts as where the number of blocks is not known yet, so that a draw

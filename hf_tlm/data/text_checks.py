@@ -11,10 +11,10 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.corpora.passages import count_words
 from hf_tlm.data.tokenization import TokenizerError, without_limits
 from hf_tlm.retrieval.filters import hash_words
 from hf_tlm.tasks.spec import Task, check_task
+from hf_tlm.utils.texts import count_words
 
 logger = logging.getLogger(__name__)
 MOST_CUT = 0.1  # Of the tokens: what is more is told.

@@ -21,9 +21,9 @@ from hf_tlm.hub.repo import TOKENIZER_FILES, checkpoint_folder
 from hf_tlm.utils.arrow_files import cache_folder, is_whole, map_rows, seal_rows, without_format
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.options import check_numbers, named, of_python
-from hf_tlm.utils.scripts import alphabet_of
 from hf_tlm.utils.seals import keep_sealed
 from hf_tlm.utils.shown import kind_of
+from hf_tlm.utils.texts import alphabet_of
 
 logger = logging.getLogger(__name__)
 # What a folder with a tokenizer has some of: what its words are in.

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from hf_tlm.errors import InfluenceError
-from hf_tlm.utils.scripts import UNSPACED_SET
+from hf_tlm.utils.texts import UNSPACED_SET
 
 logger = logging.getLogger(__name__)
 

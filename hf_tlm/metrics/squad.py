@@ -12,7 +12,7 @@ import datasets
 import numpy as np
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.metrics.base import TaskMetric
+from hf_tlm.metrics.labels import TaskMetric
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -29,8 +29,7 @@ from hf_tlm.models.export import check_replaceable, export_stock
 from hf_tlm.models.loading import SAFE_WEIGHTS, WEIGHTS, read_weights, weight_problems, weights_file
 from hf_tlm.models.released_coco_lm import CONFIG, Released, convert_released
 from hf_tlm.models.tlm import TlmModel
-from hf_tlm.tasks.registry import registered_task, released_length
-from hf_tlm.tasks.spec import TaskSpec
+from hf_tlm.tasks.spec import TaskSpec, registered_task, released_length
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.options import named
 

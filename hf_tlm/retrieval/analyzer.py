@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.scripts import SCRIPTS, combining_marks, with_bigrams, without_points
+from hf_tlm.utils.texts import SCRIPTS, combining_marks, with_bigrams, without_points
 
 _IMPORTING = threading.Lock()
 
@@ -31,7 +31,7 @@ class Analyzer:
         stemmer: a Snowball algorithm by PyStemmer's name ("english", "german", ...), or None.
         script: "unspaced": of Chinese, Japanese, Thai and their like each two neighbouring letters are a word. "marks":
             combining marks are word characters, but for the vowel points of Arabic and Hebrew, which are left out. None:
-            neither; see `hf_tlm.utils.scripts.script_of`.
+            neither; see `hf_tlm.utils.texts.script_of`.
 
     Raises:
         RetrievalError: another value, or PyStemmer is not installed.

@@ -18,10 +18,9 @@ from itertools import pairwise
 import numpy as np
 from tqdm.auto import tqdm
 
-from hf_tlm.corpora.passages import by_size
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.tasks.spec import Task, columns_of_texts
-from hf_tlm.utils.scripts import UNSPACED
+from hf_tlm.utils.texts import UNSPACED, by_size
 
 BATCH_CHARACTERS = 1 << 20
 BETWEEN, LETTER, WORD = range(3)

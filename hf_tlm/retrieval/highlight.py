@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hf_tlm.retrieval.analyzer import Analyzer, load_bm25s, word_pattern
-from hf_tlm.utils.scripts import UNSPACED_SET
 from hf_tlm.utils.shown import escape, one_line
+from hf_tlm.utils.texts import UNSPACED_SET
 
 WINDOWS, WINDOW_WORDS, CONTEXT_WORDS = 2, 30, 4  # of a text that is shown
 LONGEST_PIECE = 60  # characters of a word, or of what is between two

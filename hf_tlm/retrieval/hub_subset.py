@@ -32,7 +32,7 @@ from hf_tlm.retrieval.manifest import (
     REPORT_FILE,
     SubsetLike,
 )
-from hf_tlm.tasks.registry import registered_task
+from hf_tlm.tasks.spec import registered_task
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.problems import writing_cache
 from hf_tlm.utils.run_files import MANIFEST_FILE

@@ -28,8 +28,8 @@ from hf_tlm.utils.json_files import (
     whole,
     words,
 )
-from hf_tlm.utils.scripts import SCRIPTS
 from hf_tlm.utils.shown import suggestion
+from hf_tlm.utils.texts import SCRIPTS
 
 FORMAT = "hf_tlm.subset"
 FORMAT_VERSION = 1

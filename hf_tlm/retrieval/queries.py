@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hf_tlm.retrieval.analyzer import RetrievalError, load_bm25s
-from hf_tlm.utils.scripts import combining_marks
+from hf_tlm.utils.texts import combining_marks
 
 if TYPE_CHECKING:
     from datasets import Dataset

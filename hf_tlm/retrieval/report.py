@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.corpora.passages import count_words
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.highlight import MarkedTerms, mark_shared, marked_spans, spans_to_markdown
 from hf_tlm.retrieval.manifest import SubsetLike
@@ -18,6 +17,7 @@ from hf_tlm.retrieval.names import SELECTIONS
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.options import RANGES, check_number
 from hf_tlm.utils.shown import Markdown, for_markdown, instead, markdown_table
+from hf_tlm.utils.texts import count_words
 
 SETTINGS = (
     "retriever variant k1 b delta stopwords stemmer script query_mode max_query_terms top_k top_k_requested seed".split()

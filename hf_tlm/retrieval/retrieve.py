@@ -38,7 +38,7 @@ from hf_tlm.retrieval.subset import Subset
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.options import check_numbers, of_python
-from hf_tlm.utils.scripts import script_of
+from hf_tlm.utils.texts import script_of
 from hf_tlm.version import __version__
 
 logger = logging.getLogger(__name__)

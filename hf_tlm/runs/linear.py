@@ -23,7 +23,7 @@ from hf_tlm.models import ModelError
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import listed, mapped, one_of, read_fields, real, whole, words
 from hf_tlm.utils.run_files import LINEAR_FILE
-from hf_tlm.utils.scripts import UNSPACED_SET, script_of
+from hf_tlm.utils.texts import UNSPACED_SET, script_of
 
 # Words, and punctuation marks each by itself: entity marks such as [[ ]] say much on some tasks.
 TOKENS = r"(?u)\w+|[^\w\s]"

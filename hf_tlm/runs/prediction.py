@@ -40,8 +40,8 @@ from hf_tlm.runs.prediction_files import PredictionFile
 from hf_tlm.runs.prediction_source import Source, find_source
 from hf_tlm.runs.records import SAVED_FILE, classified
 from hf_tlm.tasks import Task, unlabelled_chunks
+from hf_tlm.tasks.reading import data_name
 from hf_tlm.tasks.spec import check_task
-from hf_tlm.tasks.unlabelled import data_name
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE

@@ -29,7 +29,7 @@ from hf_tlm.data import (
     kept_tokenizer,
     load_tokenizer,
 )
-from hf_tlm.data.shards import held_out
+from hf_tlm.data.blocks import held_out
 from hf_tlm.data.text_checks import check_known
 from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.hub.push import Push

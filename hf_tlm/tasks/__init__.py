@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
+    from hf_tlm.corpora.demo import demo_task
     from hf_tlm.tasks.arguments import TaskArguments
-    from hf_tlm.tasks.demo import demo_task
     from hf_tlm.tasks.loading import load_task, task_from_datasets
-    from hf_tlm.tasks.registry import TASKS, registered_task
-    from hf_tlm.tasks.spec import KIND_METRICS, KINDS, METRICS, Task, TaskError, TaskSpec
-    from hf_tlm.tasks.unlabelled import unlabelled, unlabelled_chunks
+    from hf_tlm.tasks.reading import unlabelled, unlabelled_chunks
+    from hf_tlm.tasks.spec import KIND_METRICS, KINDS, METRICS, TASKS, Task, TaskError, TaskSpec, registered_task
 
 __getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hf_tlm.tasks.registry import TASKS
-from hf_tlm.tasks.spec import KINDS, METRICS, Task, TaskError
+from hf_tlm.tasks.spec import KINDS, METRICS, TASKS, Task, TaskError
 from hf_tlm.utils.options import check_ranges, option
 
 

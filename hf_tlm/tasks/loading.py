@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,12 +15,10 @@ from datasets import Dataset
 
 from hf_tlm.corpora.tables import uncompressed
 from hf_tlm.hub.repo_id import may_be_repo
-from hf_tlm.tasks.held_out import SHARE, hold_out
 from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
-from hf_tlm.tasks.registry import TASKS, registered_task
-from hf_tlm.tasks.rows import Canonical, advice, canonical, ids_of, left_out, stored, unusable, with_fields
-from hf_tlm.tasks.sampling import content_place, sample, strata
-from hf_tlm.tasks.spec import ROLES, SPLITS, Task, TaskError, TaskSpec
+from hf_tlm.tasks.rows import Canonical, advice, canonical, ids_of, kind_module, left_out, stored, unusable, with_fields
+from hf_tlm.tasks.sampling import SHARE, content_place, hold_out, sample, strata
+from hf_tlm.tasks.spec import ROLES, SPLITS, TASKS, Task, TaskError, TaskSpec, registered_task
 from hf_tlm.utils.options import check_given, check_numbers
 from hf_tlm.utils.shown import dataset_of, kind_of
 
@@ -72,7 +68,7 @@ def load_task(
             metrics of registered tasks by their names; for others it does nothing.
         separator: of the fields of csv and tsv files (default: what makes a table of the file).
         validation_share, test_share: of the texts of a table, or of a source's training split that has no such split, how
-            many are held out for it (default for a table: 0.1; 0 for none); see `hf_tlm.tasks.held_out.hold_out`.
+            many are held out for it (default for a table: 0.1; 0 for none); see `hf_tlm.tasks.sampling.hold_out`.
         max_train_samples: keep so many examples of the training split at most, of every class its share; see
             `hf_tlm.tasks.sampling.sample`. What is held out of a table is held out before.
         max_eval_samples: the same of the validation split, by which checkpoints and settings are chosen.
@@ -227,12 +223,6 @@ def _kind_of_columns(found: Sequence[str], given: Mapping[str, str]) -> str | No
         if "text" not in found and all(role in given or set(names) & set(found) for role, names in needed.items()):
             return kind
     return None
-
-
-def kind_module(kind: str) -> ModuleType:
-    """The module that reads tasks of a kind: label_names, unlabelled, features, read, report and content."""
-    name = "texts" if kind in ("classification", "regression") else kind
-    return importlib.import_module(f"hf_tlm.tasks.{name}")
 
 
 def task_from_datasets(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -224,3 +226,9 @@ def stored(rows: Dataset) -> Dataset:
         table = MemoryMappedTable.from_file(str(file))
     # `Dataset.from_file` would make a fingerprint of the file's path and time.
     return Dataset(table, info=rows.info, fingerprint=rows._fingerprint)
+
+
+def kind_module(kind: str) -> ModuleType:
+    """The module that reads tasks of a kind: label_names, unlabelled, features, read, report and content."""
+    name = "texts" if kind in ("classification", "regression") else kind
+    return importlib.import_module(f"hf_tlm.tasks.{name}")

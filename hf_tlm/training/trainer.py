@@ -18,10 +18,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.data.collator import TlmCollator, thinned
+from hf_tlm.data.collator import TlmCollator, leading_texts, thinned, twice
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
 from hf_tlm.data.masking import with_draws
-from hf_tlm.data.packing import leading_texts, twice
 from hf_tlm.data.streaming import ShardStream, StreamedBlocks
 from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.errors import ArgumentsError

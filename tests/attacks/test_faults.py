@@ -14,7 +14,7 @@ from transformers import AutoConfig, set_seed
 from attacks.attack import tree as files_below
 from attacks.faults import Faults, injected
 from hf_tlm.corpora import load_corpus
-from hf_tlm.data.shards import BlockShards
+from hf_tlm.data.blocks import BlockShards
 from hf_tlm.data.tokenization import kept_tokenizer
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models import TlmModel, export_stock

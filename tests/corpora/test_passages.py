@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from hf_tlm.corpora.passages import count_words, share_beyond, split_passages
 from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.texts import count_words, share_beyond, split_passages
 
 
 def test_cuts_at_sentence_ends_greedily():

@@ -3,10 +3,10 @@
 import pytest
 from datasets import Dataset
 
-from hf_tlm.corpora.passages import split_passages
 from hf_tlm.data import text_checks, unseen_words, unseen_words_line
 from hf_tlm.data.text_checks import measure_cut
 from hf_tlm.tasks import TaskSpec, task_from_datasets
+from hf_tlm.utils.texts import split_passages
 
 
 @pytest.mark.parametrize("max_length", [4, 7, 12, 40])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_tlm.data import TlmCollator
-from hf_tlm.data.packing import leading_texts, pack
+from hf_tlm.data.collator import leading_texts, pack
 from support.token_texts import rows
 
 

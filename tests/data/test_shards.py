@@ -13,8 +13,9 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.corpora import Corpus, CorpusError, load_corpus
-from hf_tlm.data import BlockMaker, BlocksError, BlockShards, shards
-from hf_tlm.data.shards import held_out
+from hf_tlm.data import BlockMaker, BlocksError, BlockShards
+from hf_tlm.data import blocks as module
+from hf_tlm.data.blocks import held_out
 from support.toys import sentences
 
 ROWS = [{"id": f"d{i}", "text": row["text"] + ". " + row["text"], "source": "s"} for i, row in enumerate(sentences(90, 5))]
@@ -32,7 +33,7 @@ def contents(made):
     return {
         path.relative_to(made.folder).as_posix(): path.read_bytes()
         for path in sorted(made.folder.rglob("*"))
-        if path.is_file() and path.name != shards.STATE_FILE and path.suffix != ".seal"
+        if path.is_file() and path.name != module.STATE_FILE and path.suffix != ".seal"
     }
 
 
@@ -72,12 +73,12 @@ def test_shards_hold_the_blocks_of_all_passages(make, tokenizer, mode):
 @pytest.mark.parametrize("mode", ["contiguous", "sentences"])
 @pytest.mark.parametrize("batch", [2, 1000])
 def test_a_preparation_that_was_stopped_continues(make, monkeypatch, mode, batch):
-    monkeypatch.setattr("hf_tlm.corpora.reading.BATCH", batch)
+    monkeypatch.setattr("hf_tlm.corpora.loading.BATCH", batch)
     whole = make(mode=mode, validation_share=0.2)
     whole.to_dataset()
     for calls in (1, 2, 3, 7):
         cut = make(f"cut{calls}", mode=mode, validation_share=0.2)
-        write, written = shards._save, []
+        write, written = module._save, []
 
         def save(*arguments, calls=calls, write=write, written=written):
             written.append(arguments)
@@ -85,16 +86,16 @@ def test_a_preparation_that_was_stopped_continues(make, monkeypatch, mode, batch
                 raise KeyboardInterrupt
             write(*arguments)
 
-        monkeypatch.setattr(shards, "_save", save)
+        monkeypatch.setattr(module, "_save", save)
         with pytest.raises(KeyboardInterrupt):
             cut.to_dataset()
         assert cut.totals is None and cut.find(calls - 1) is not None and cut.find(calls) is None
         monkeypatch.setattr(
-            shards, "_save", lambda *arguments, write=write, written=written: write(*written.append(0) or arguments)
+            module, "_save", lambda *arguments, write=write, written=written: write(*written.append(0) or arguments)
         )
         written.clear()
         cut.to_dataset()
-        monkeypatch.setattr(shards, "_save", write)
+        monkeypatch.setattr(module, "_save", write)
         assert contents(cut) == contents(whole)
         assert len(written) == whole.totals["shards"] - calls, "what was there was made again"
 
@@ -104,7 +105,7 @@ def test_a_preparation_that_was_stopped_before_its_very_end(make, shard_size):
     made = make(shard_size=shard_size)
     made.to_dataset()
     before = contents(made)
-    (made.folder / shards.TOTALS_FILE).unlink()
+    (made.folder / module.TOTALS_FILE).unlink()
     assert made.totals is None
     made.to_dataset()
     assert contents(made) == before and made.totals["last_block"] < 16
@@ -116,7 +117,7 @@ def test_blocks_longer_than_a_shard_are_cut_over_several(make, tokenizer):
     assert len(made.to_dataset()) == made.totals["blocks"] > 30
     # From the middle of the long one.
     for number in range(5, made.totals["shards"]):
-        (made.folder / f"shard-{number:05d}" / shards.STATE_FILE).unlink()
+        (made.folder / f"shard-{number:05d}" / module.STATE_FILE).unlink()
     before = contents(made)
     made.to_dataset()
     assert contents(made) == before
@@ -159,15 +160,15 @@ def test_a_damaged_shard_is_made_again(make, harm, caplog):
     before = contents(made)
     folder = made.folder / "shard-00002"
     if harm == "truncate":
-        os.truncate(folder / shards.BLOCKS_FILE, 900)
+        os.truncate(folder / module.BLOCKS_FILE, 900)
     elif harm == "unlink":
-        (folder / shards.BLOCKS_FILE).unlink()
+        (folder / module.BLOCKS_FILE).unlink()
     elif harm == "fewer":
-        (folder / shards.BLOCKS_FILE).write_bytes(
-            (made.folder / f"shard-{made.totals['shards'] - 1:05d}" / shards.BLOCKS_FILE).read_bytes()
+        (folder / module.BLOCKS_FILE).write_bytes(
+            (made.folder / f"shard-{made.totals['shards'] - 1:05d}" / module.BLOCKS_FILE).read_bytes()
         )
     else:
-        (folder / shards.STATE_FILE).write_text("{")
+        (folder / module.STATE_FILE).write_text("{")
     assert made.find(2) is None and "is damaged" in caplog.text
     made.to_dataset()
     assert contents(made) == before

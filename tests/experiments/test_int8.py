@@ -13,7 +13,6 @@ from datasets import Dataset
 from hf_tlm.data import train_wordpiece
 from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments import Arm, ReproductionError, TaskEntry, make_plan, reproduce
-from hf_tlm.experiments import int8 as module
 from hf_tlm.models import ModelError
 from hf_tlm.runs import export_onnx
 from hf_tlm.tasks import load_task
@@ -74,7 +73,7 @@ def priced(monkeypatch):
         measured = {"score": 0.5, "drop": 0.25, **times, "memory_megabytes": 99.5}
         return {"megabytes": 1.25, **measured, "checked_on": "validation"}
 
-    monkeypatch.setattr(module, "int8_price", price)
+    monkeypatch.setattr(MAKING, "int8_price", price)
     monkeypatch.setattr(MAKING, "make_step", lambda plan, step: pytest.fail(f"{step.name} is made again"))
     return models
 
@@ -112,7 +111,7 @@ def test_finished_models_are_exported_without_training_again(work, finished, tmp
     page = (tmp_path / "out/results.md").read_text()
     assert "points of the metric that it is below float32 on validation" in page and "Memory is the most that" in page
     # The same command again has nothing to do.
-    monkeypatch.setattr(module, "int8_price", lambda *args: pytest.fail("exported again"))
+    monkeypatch.setattr(MAKING, "int8_price", lambda *args: pytest.fail("exported again"))
     assert reproduce(finished, export_int8=True).to_text() == table.to_text()
 
 
@@ -126,7 +125,7 @@ def test_a_run_is_exported_when_it_is_trained(work, tmp_path, monkeypatch):
         made.append(json.loads(file.read_text())["status"])
         return price
 
-    monkeypatch.setattr(module, "int8_price", exported)
+    monkeypatch.setattr(MAKING, "int8_price", exported)
     plan = planned(work, tmp_path / "out", ["pretrained"])
     table = reproduce(plan, export_int8=True)
     assert made == ["finished"], "a kill while it is exported costs no training"
@@ -138,7 +137,7 @@ def test_a_run_is_exported_when_it_is_trained(work, tmp_path, monkeypatch):
 
 
 def test_baselines_have_no_price_in_8_bits(work, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "int8_price", lambda *args: pytest.fail("exported"))
+    monkeypatch.setattr(MAKING, "int8_price", lambda *args: pytest.fail("exported"))
     plan = planned(work, tmp_path / "out", ["majority class"])
     assert "MB int8" not in reproduce(plan, export_int8=True).to_text()
 
@@ -159,14 +158,14 @@ def test_one_whose_model_is_gone_stays_as_it_is(finished, priced, caplog):
 
 @pytest.mark.parametrize("error", [RuntimeError("no such\n\noperator"), HfTlmError("no such operator")])
 def test_what_cannot_be_exported_stays_finished(finished, priced, monkeypatch, caplog, error):
-    works = module.int8_price
+    works = MAKING.int8_price
 
     def fails(model, task, scratch):
         if "pretrained" in str(model):
             return works(model, task, scratch)
         raise error
 
-    monkeypatch.setattr(module, "int8_price", fails)
+    monkeypatch.setattr(MAKING, "int8_price", fails)
     before = records(finished)["task only"]
     with caplog.at_level(logging.WARNING):
         table = reproduce(finished, export_int8=True)
@@ -174,7 +173,7 @@ def test_what_cannot_be_exported_stays_finished(finished, priced, monkeypatch, c
     assert records(finished)["task only"] == before and "int8" in records(finished)["pretrained"]
     assert [cells(table)[arm]["MB int8"] for arm in ("task only", "pretrained")] == ["", "1.25"]
     assert caplog.messages.count("task/task-only/seed-0 has no price in 8 bits: no such operator") == 1
-    monkeypatch.setattr(module, "int8_price", works)
+    monkeypatch.setattr(MAKING, "int8_price", works)
     assert cells(reproduce(finished, export_int8=True))["task only"]["MB int8"] == "1.25", "the next start tries it again"
 
 

@@ -5,7 +5,7 @@ import torch
 from transformers import set_seed
 
 from hf_tlm.data import TlmCollator
-from hf_tlm.data.packing import leading_texts, twice
+from hf_tlm.data.collator import leading_texts, twice
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
 from hf_tlm.objectives import Mlm, RDrop, TaskLoss, TeacherLoss, WeightedMean, WeightedSum
 from support.gpu import DEVICE, assert_same_steps, here, on_device, without_dropout

@@ -6,7 +6,7 @@ from sklearn.metrics import f1_score
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import METRICS, Lead, paired_bootstrap, scorer
-from hf_tlm.metrics.bootstrap import METRICS_OF_ROWS
+from hf_tlm.metrics.scores import METRICS_OF_ROWS
 from hf_tlm.tasks import KIND_METRICS
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import load_metric
-from hf_tlm.metrics.tagging import spans
+from hf_tlm.metrics.labels import spans
 
 
 def accuracy(predictions, references):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_tlm.data.packing import twice
+from hf_tlm.data.collator import twice
 from hf_tlm.objectives import RDrop
 
 

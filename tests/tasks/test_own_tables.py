@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from hf_tlm.corpora import load_corpus, tables
 from hf_tlm.errors import HfTlmError
 from hf_tlm.tasks import TaskArguments, TaskError, TaskSpec, load_task, reading
-from hf_tlm.tasks.unlabelled import unlabelled, unlabelled_chunks
+from hf_tlm.tasks.reading import unlabelled, unlabelled_chunks
 
 WORDS = "Drucker Lüfter Netz Konto Rechnung Passwort Bildschirm Tür Schlüssel Straße".split()
 SHARES = {"label_column": "queue", "text_columns": "Body"}

@@ -2,7 +2,8 @@ import zipfile
 
 import pytest
 
-from hf_tlm.tasks import TaskError, demo
+from hf_tlm.corpora import demo
+from hf_tlm.tasks import TaskError
 
 
 def post(words, number):

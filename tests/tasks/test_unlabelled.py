@@ -4,7 +4,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from hf_tlm.tasks import TaskError, TaskSpec, reading, unlabelled
-from hf_tlm.tasks.unlabelled import unlabelled_chunks
+from hf_tlm.tasks.reading import unlabelled_chunks
 
 TEXTS = TaskSpec(name="t", path="memory")
 PAIRS = TaskSpec(name="t", path="memory", kind="regression", text_columns=("a", "b"))

@@ -2,7 +2,7 @@ import unicodedata
 
 import pytest
 
-from hf_tlm.utils.scripts import script_of, with_bigrams
+from hf_tlm.utils.texts import script_of, with_bigrams
 
 
 @pytest.mark.parametrize(

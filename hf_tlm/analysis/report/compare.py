@@ -18,7 +18,7 @@ from hf_tlm.analysis.report.rows import Group, Rows, difference, heading
 from hf_tlm.analysis.report.run_folder import BASELINE, TITLES, RunFolder, settings_of
 from hf_tlm.errors import AnalysisError
 from hf_tlm.metrics import paired_bootstrap
-from hf_tlm.metrics.bootstrap import RESAMPLES, Lead
+from hf_tlm.metrics.scores import RESAMPLES, Lead
 from hf_tlm.utils.run_files import seed_figure
 from hf_tlm.utils.shown import one_line
 

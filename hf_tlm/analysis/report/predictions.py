@@ -13,7 +13,7 @@ import numpy as np
 from hf_tlm.analysis.report.run_folder import BASELINE, RunFolder
 from hf_tlm.errors import AnalysisError
 from hf_tlm.metrics import KIND_METRICS, scorer
-from hf_tlm.metrics.bootstrap import METRICS_OF_ROWS, Scorer
+from hf_tlm.metrics.scores import METRICS_OF_ROWS, Scorer
 from hf_tlm.metrics.squad import answer_f1, exact_match
 from hf_tlm.utils.run_files import RESULTS_FILE, predictions_file, read_answers
 

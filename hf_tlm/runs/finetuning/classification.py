@@ -29,8 +29,7 @@ from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import compute_scores
 from hf_tlm.runs.records import classified
 from hf_tlm.tasks import Task
-from hf_tlm.tasks.registry import released_length
-from hf_tlm.tasks.spec import check_task
+from hf_tlm.tasks.spec import check_task, released_length
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 

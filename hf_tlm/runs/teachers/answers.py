@@ -12,7 +12,6 @@ import numpy as np
 from datasets import Dataset
 from tqdm.auto import tqdm
 
-from hf_tlm.corpora.passages import count_words, end_of_words
 from hf_tlm.corpora.tables import suffix_of
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.tasks import Task
@@ -21,6 +20,7 @@ from hf_tlm.tasks.spec import columns_of_texts
 from hf_tlm.utils.locks import place_in_job
 from hf_tlm.utils.seals import checksum
 from hf_tlm.utils.shown import few
+from hf_tlm.utils.texts import count_words, end_of_words
 
 # The least probability of a class: a model that has not seen a class would say 0.
 LEAST = 1e-6

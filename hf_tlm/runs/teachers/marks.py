@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from hf_tlm.errors import ArgumentsError
-from hf_tlm.utils.scripts import UNSPACED_SET
+from hf_tlm.utils.texts import UNSPACED_SET
 
 # A mark that so many of the task's texts have, and hardly any passage.
 OFTEN, HARDLY = 0.5, 0.01

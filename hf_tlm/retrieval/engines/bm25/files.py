@@ -25,7 +25,7 @@ from hf_tlm.retrieval.engines.bm25.tiles import MANY, Tile
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 from hf_tlm.utils import seals
 from hf_tlm.utils.json_files import entry, find_format
-from hf_tlm.utils.scripts import SCRIPTS
+from hf_tlm.utils.texts import SCRIPTS
 
 # dtype and number of dimensions
 _KINDS: dict[str, tuple[type[np.integer], int]] = {

@@ -14,7 +14,7 @@ from numba import njit
 
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.engines.bm25.vocabulary import FULL, Vocabulary, encode, find, key_step
-from hf_tlm.utils.scripts import POINTS, UNSPACED_SET, combining_marks, with_bigrams
+from hf_tlm.utils.texts import POINTS, UNSPACED_SET, combining_marks, with_bigrams
 
 # Beyond the first four planes there are no word characters.
 CODE_POINTS = 0x40000
