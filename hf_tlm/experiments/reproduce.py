@@ -392,7 +392,7 @@ def check_exports(plan: Plan, prepare_only: bool = False) -> None:
 def unpriced(plan: Plan, step: Step, *, gone: bool = False) -> dict[str, Any] | None:
     """The record of a finished network that has no price in 8 bits, and whose model is there, or, with `gone`, is not."""
     record = read_record(plan.record_file(step)) if step.kind in ("train_tlm", "finetune") else None
-    if record is None or record["status"] != "finished" or INT8 in record:
+    if record is None or record["status"] != FINISHED or INT8 in record:
         return None
     is_there = any(model_folder(plan, record).glob("*.safetensors"))
     return record if is_there != gone else None
