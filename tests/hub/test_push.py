@@ -13,7 +13,7 @@ import pytest
 from hf_tlm.errors import HubError
 from hf_tlm.hub import check_push, push
 from hf_tlm.hub.errors import redacted, with_retries
-from hf_tlm.hub.push import published
+from hf_tlm.hub.push import Publication, published
 from hf_tlm.hub.repo_id import Repo
 
 CONTENT = {
@@ -344,7 +344,7 @@ def test_what_xet_has_tried_is_not_tried_again(hub, folder, monkeypatch, sleeps)
         raise ConnectionError("xet storage is busy")
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", False)
-    monkeypatch.setattr("hf_tlm.hub.push.Publication._choose_storage", lambda self: None)
+    monkeypatch.setattr(Publication, "_choose_storage", lambda self: None)
     monkeypatch.setattr("hf_xet.XetSession.new_upload_commit", storage, raising=True)
     with pytest.raises(HubError, match="cannot be reached .*Nothing was published"):
         push(folder, "alice/model", message="m")
