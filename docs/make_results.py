@@ -349,6 +349,41 @@ TOPICS = (
         ],
     ),
 )
+# Headings of sources that have none of their own.
+HEADINGS = {
+    "coffee/large_tasks.md": "The three large tasks at `tlm/coffee`",
+    "coffee/teacher.md": "A linear teacher at `tlm/coffee`",
+    "coffee/encoder_teacher.md": "MiniLM as the teacher at `tlm/coffee`",
+    "coffee/linear_start.md": "A start as a linear model at `tlm/coffee`",
+    "additions/additions.md": "With a vocabulary of task and subset: teachers, starts and averages",
+    "additions/larger_body.md": "A larger body with four times the FLOPs",
+    "additions/small_body.md": "A body of two layers of 64",
+    "additions/long_texts.md": "Articles read to 2,048 tokens",
+    "additions/large_teacher.md": "A large model as the teacher",
+    "self_taught/self_taught.md": "Three seeds that teach one of their kind, all labels",
+    "encoder_teacher/encoder_teacher.md": "MiniLM and a linear model as the teacher, minutes of a GPU",
+    "hundred_labels/hundred_labels.md": "A hundred labels, a general corpus",
+    "own_texts/agnews.md": "A hundred labels, own texts: AG News",
+    "own_texts/rct_ei.md": "A hundred labels, own texts: RCT's stand-in",
+    "hundred_validation/agnews.md": "A hundred validation labels too: AG News",
+    "hundred_validation/rct_ei.md": "A hundred validation labels too: RCT's stand-in",
+    "both_texts/agnews.md": "Own texts and a general corpus together: AG News",
+    "both_texts/rct_ei.md": "Own texts and a general corpus together: RCT's stand-in",
+    "thousand_labels/thousand_labels.md": "A thousand labels, a general corpus",
+    "thousand_labels/more_teachers.md": "A thousand labels, passages cut to lengths of the task's texts",
+    "gpu_minutes/main.md": "Small tasks, minutes of a GPU",
+    "gpu_minutes/large_tasks.md": "Large tasks, minutes of a GPU",
+    "gpu_coffee/main.md": "The scale `tlm/coffee` on a GPU",
+    "spectral.md": "Spectral and random embeddings, Reuters R8",
+    "tlm_tiny_spectral.md": "The tiny scale with spectral embeddings",
+    "tlm_tiny.md": "Equal steps on half a million tokens",
+    "iss_tiny.md": "A fifth of the subset: ISS, ranks and chance",
+    "iss_fractions.md": "How much of the subset ISS keeps",
+    "iss_layers.md": "The layer whose gradients choose",
+    "analysis/words.md": "Words of each class in what was kept",
+    "analysis/heads.md": "Attention heads by kind",
+    "analysis/embeddings.md": "Geometry of embeddings",
+}
 # What a table ends with, of many lines, unfolds at a click.
 MADE_BY = re.compile(r"^Made by `.*$", re.M)
 FOLDED = r"<details><summary>How it was made, and what its columns are</summary>\n\n\g<0>\n\n</details>"
@@ -532,8 +567,8 @@ def page_text(topic: Topic) -> str:
 
 
 def with_heading(text: str, source: str) -> str:
-    """A source's text, under a heading of its name where it has none."""
-    return text if HEADING.search(text) else f"## {source.removesuffix('.md')}\n\n{text}"
+    """A source's text, under its heading of `HEADINGS` where it has none."""
+    return text if HEADING.search(text) else f"## {HEADINGS[source]}\n\n{text}"
 
 
 def index_text() -> str:
