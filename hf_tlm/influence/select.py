@@ -16,8 +16,8 @@ from hf_tlm.errors import InfluenceError
 from hf_tlm.influence.checks import BY_TEACHER, check_executor, check_selection
 from hf_tlm.influence.score_files import score
 from hf_tlm.influence.selection import NUM_BUCKETS, PassageScores, best_rows, log_importance_weights, resample, select_rows
-from hf_tlm.retrieval.queries import example_texts
 from hf_tlm.retrieval.subset import Subset, check_subset
+from hf_tlm.retrieval.texts import example_texts
 from hf_tlm.tasks.spec import Task, check_task
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
-    from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
     from hf_tlm.retrieval.arguments import RetrievalArguments, SubsetArguments
     from hf_tlm.retrieval.bm25 import Bm25Settings
     from hf_tlm.retrieval.engines.bm25.index import Index
@@ -13,9 +12,9 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
     from hf_tlm.retrieval.engines.engine import Sharding
     from hf_tlm.retrieval.names import RETRIEVERS
-    from hf_tlm.retrieval.queries import QUERY_MODES, build_queries
     from hf_tlm.retrieval.report import retrieval_report
     from hf_tlm.retrieval.retrieve import default_top_k, retrieve
     from hf_tlm.retrieval.subset import Subset
+    from hf_tlm.retrieval.texts import QUERY_MODES, Analyzer, RetrievalError, build_queries
 
 __getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.names import RETRIEVERS
-from hf_tlm.retrieval.queries import QUERY_MODES
+from hf_tlm.retrieval.texts import QUERY_MODES, RetrievalError
 from hf_tlm.utils.options import OnlyWith, check_effects, check_ranges, option
 
 if TYPE_CHECKING:

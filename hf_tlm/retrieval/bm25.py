@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.names import VARIANTS
+from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 from hf_tlm.utils.options import check_numbers, of_python
 
 DEFAULT_DELTA = {"bm25l": 0.5, "bm25+": 1.0}

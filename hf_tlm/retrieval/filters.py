@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 from tqdm.auto import tqdm
 
-from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.texts import RetrievalError
 from hf_tlm.tasks.spec import Task, columns_of_texts
 from hf_tlm.utils.texts import UNSPACED, by_size
 

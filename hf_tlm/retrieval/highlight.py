@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.retrieval.analyzer import Analyzer, load_bm25s, word_pattern
+from hf_tlm.retrieval.texts import Analyzer, load_bm25s, word_pattern
 from hf_tlm.utils.shown import escape, one_line
 from hf_tlm.utils.texts import UNSPACED_SET
 

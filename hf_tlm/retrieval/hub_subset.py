@@ -20,7 +20,6 @@ from hf_tlm.hub import Push, Repo, fetch, publish_subset, push
 from hf_tlm.hub.cards import published_card
 from hf_tlm.hub.repo_id import parse_repo
 from hf_tlm.hub.subset_cards import config_cards, config_names, configs_card, repo_files
-from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.manifest import (
     CARD_FILE,
     COLUMNS,
@@ -33,6 +32,7 @@ from hf_tlm.retrieval.manifest import (
     SubsetLike,
 )
 from hf_tlm.tasks.spec import registered_task
+from hf_tlm.retrieval.texts import RetrievalError
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.problems import writing_cache
 from hf_tlm.utils.run_files import MANIFEST_FILE

@@ -17,7 +17,6 @@ from datasets.table import InMemoryTable
 from tqdm.auto import tqdm
 
 from hf_tlm.corpora.corpus import Corpus
-from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
 from hf_tlm.retrieval.engines.bm25.files import order_of_ids
 from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings, check_settings
@@ -33,8 +32,8 @@ from hf_tlm.retrieval.filters import Decontaminator, check_deduplication, held_o
 from hf_tlm.retrieval.hit_union import RetrievalResult
 from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS
 from hf_tlm.retrieval.names import RETRIEVERS
-from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts
 from hf_tlm.retrieval.subset import Subset
+from hf_tlm.retrieval.texts import RetrievalError, build_queries, check_query_mode, example_texts
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.options import check_numbers, of_python

@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Value
 
 from hf_tlm.hub.subset_cards import describe_data, subset_card
-from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.manifest import (
     CARD_FILE,
     COLUMNS,
@@ -34,8 +33,8 @@ from hf_tlm.retrieval.manifest import (
     check_manifest,
     check_values,
 )
-from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
+from hf_tlm.retrieval.texts import RetrievalError, build_queries, example_texts
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.arrow_files import cached_rows
 from hf_tlm.utils.files import atomic_directory, check_writable, sha256

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_tlm.retrieval import RetrievalError
-from hf_tlm.retrieval.analyzer import Analyzer, load_bm25s
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+from hf_tlm.retrieval.texts import Analyzer, load_bm25s
 
 ANALYZERS = [Analyzer(), Analyzer(None), Analyzer("en", "english"), Analyzer(None, "german")]
 ANALYZERS += [Analyzer(None, None, "unspaced"), Analyzer("en", "english", "unspaced"), Analyzer("en", None, "marks")]
@@ -228,7 +228,7 @@ def test_bm25s_does_not_wake_jax(tmp_path):
         (tmp_path / "jax" / f"{name}.py").write_text("print('JAX WAS IMPORTED')\ntop_k = print\n")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from hf_tlm.retrieval.analyzer import Analyzer, load_bm25s\n"
+        "from hf_tlm.retrieval.texts import Analyzer, load_bm25s\n"
         "print(Analyzer()('the cats of JAX'), load_bm25s().BM25, 'jax' in sys.modules)\n"
         "import jax\n"
     )
@@ -245,7 +245,7 @@ def test_two_threads_import_bm25s(tmp_path):
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "import jax\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
-        "from hf_tlm.retrieval.analyzer import load_bm25s\n"
+        "from hf_tlm.retrieval.texts import load_bm25s\n"
         "with ThreadPoolExecutor(2) as pool:\n"
         "    list(pool.map(lambda _: load_bm25s(), range(2)))\n"
         "assert sys.modules['jax'] is jax\n"

@@ -14,11 +14,11 @@ from datasets import Dataset
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval import Bm25Settings, RetrievalError
-from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.engines.bm25 import files as index_files
 from hf_tlm.retrieval.engines.bm25 import tiles
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+from hf_tlm.retrieval.texts import Analyzer
 from support.small_indexes import build, content, results, rows
 
 
@@ -251,7 +251,7 @@ from tqdm.auto import tqdm
 sys.path.insert(0, {tests!r})
 from hf_tlm.utils.files import HfTlmError
 from hf_tlm.retrieval import RetrievalError
-from hf_tlm.retrieval.analyzer import Analyzer
+from hf_tlm.retrieval.texts import Analyzer
 from hf_tlm.retrieval.engines.bm25.index import Index
 from support.small_indexes import build, content, results, rows
 

@@ -4,7 +4,7 @@ import nltk
 import pytest
 
 from hf_tlm.retrieval import RetrievalError, build_queries
-from hf_tlm.retrieval.queries import example_texts
+from hf_tlm.retrieval.texts import example_texts
 
 
 def test_text_mode_keeps_every_text_in_order():

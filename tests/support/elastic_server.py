@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 
-from hf_tlm.retrieval.analyzer import Analyzer
+from hf_tlm.retrieval.texts import Analyzer
 
 MEDIA = "application/vnd.elasticsearch+json; compatible-with="
 PARAMETERS = {"filter_path", "search_type", "_source_includes"}

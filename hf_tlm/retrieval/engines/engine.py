@@ -17,15 +17,15 @@ import pyarrow.compute as pc
 from datasets import Dataset, concatenate_datasets
 
 from hf_tlm.corpora.corpus import Corpus, Part
-from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
-from hf_tlm.retrieval.compiling import tell_of_compiling
 from hf_tlm.retrieval.engines import packages as backends
+from hf_tlm.retrieval.engines.bm25.build import tell_of_compiling
 from hf_tlm.retrieval.engines.bm25.files import META_FILE, ChangedIndexError, order_of_ids
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
 from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
 from hf_tlm.retrieval.hit_union import RetrievalResult, union_of
+from hf_tlm.retrieval.texts import RetrievalError
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,10 @@ do not depend on the number of threads.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import logging
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -19,10 +22,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
+from numba.core import event
 from tqdm.auto import tqdm
 
-from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
-from hf_tlm.retrieval.compiling import tell_of_compiling
 from hf_tlm.retrieval.engines.bm25 import tiles
 from hf_tlm.retrieval.engines.bm25.files import (
     FILES,
@@ -38,11 +40,13 @@ from hf_tlm.retrieval.engines.bm25.files import (
     order_of_ids,
 )
 from hf_tlm.retrieval.engines.bm25.tiles import Sample, Tile, make_tile, tokens_of
-from hf_tlm.retrieval.engines.bm25.tokenize import keep_terms, term_ids, tokenize_words
-from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
+from hf_tlm.retrieval.engines.bm25.tokenize import Vocabulary, keep_terms, term_ids, tokenize_words
+from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.options import check_numbers
 from hf_tlm.utils.shown import dataset_of, kind_of
+
+logger = logging.getLogger(__name__)
 
 
 class _Words:
@@ -189,6 +193,27 @@ def _check_passages(dataset: Any) -> None:
         raise RetrievalError(
             f"dataset: expected texts in the column text; received {kind}. Make texts of it with dataset.map."
         )
+
+
+class _Telling(event.Listener):
+    told = False
+
+    def on_start(self, event: Any) -> None:
+        """The compiler begins with a function, which it has not found in its cache."""
+        function = getattr(event.data["dispatcher"], "py_func", None)
+        if not self.told and getattr(function, "__module__", "").startswith("hf_tlm."):
+            self.told = True
+            logger.warning("Compiling the code that indexes and searches: once on this machine, for up to a minute.")
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+@functools.cache
+def tell_of_compiling() -> None:
+    """Say so in a line when the compiler begins, in the first process of a job and none of its children."""
+    if os.environ.get("RANK", "0") == "0" and multiprocessing.parent_process() is None:
+        event.register("numba:compile", _Telling())
 
 
 def _compile(passage: Dataset, analyzer: Analyzer) -> None:

@@ -22,10 +22,8 @@ from typing import Any, ClassVar
 import numpy as np
 from datasets import Dataset
 
-from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, Statistics, average_idf, length_norms
-from hf_tlm.retrieval.compiling import tell_of_compiling
-from hf_tlm.retrieval.engines.bm25.build import write_index
+from hf_tlm.retrieval.engines.bm25.build import tell_of_compiling, write_index
 from hf_tlm.retrieval.engines.bm25.files import (
     META_FILE,
     ChangedIndexError,
@@ -40,6 +38,7 @@ from hf_tlm.retrieval.engines.bm25.files import (
 )
 from hf_tlm.retrieval.engines.bm25.search import QueryTerms, TileArguments, query_terms, search_batch
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
+from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 from hf_tlm.utils.locks import awaited
 from hf_tlm.utils.options import check_given, check_numbers, named
 from hf_tlm.utils.shown import kind_of

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
+from hf_tlm.retrieval.texts import RetrievalError
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch

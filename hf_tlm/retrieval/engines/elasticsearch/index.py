@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 from tqdm.auto import tqdm
 
-from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
 from hf_tlm.retrieval.engines.elasticsearch.client import (
     BACKOFF,
@@ -21,6 +20,7 @@ from hf_tlm.retrieval.engines.elasticsearch.client import (
     reason_of,
     with_retries,
 )
+from hf_tlm.retrieval.texts import RetrievalError
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
-from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
 from hf_tlm.retrieval.engines.bm25.files import order_of_ids
 from hf_tlm.retrieval.engines.elasticsearch.client import (
@@ -33,6 +32,7 @@ from hf_tlm.retrieval.engines.elasticsearch.client import (
     with_retries,
 )
 from hf_tlm.retrieval.hit_union import RetrievalResult, union_of
+from hf_tlm.retrieval.texts import RetrievalError
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch

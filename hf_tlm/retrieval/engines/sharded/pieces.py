@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from numba import njit
 
 from hf_tlm.corpora.corpus import FEATURES, Corpus, CorpusError, Part
-from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.engines.bm25.tokenize import buffers_of
 from hf_tlm.retrieval.engines.sharded.workspace import PASSAGES_FILE, Workspace, read_table, shard_name, write_json
+from hf_tlm.retrieval.texts import RetrievalError
 
 READ_ROWS = 10_000
 HASH_RANGES = 64

@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 from datatrove.pipeline.base import PipelineStep
 
 from hf_tlm.corpora.corpus import FEATURES
-from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, average_idf
 from hf_tlm.retrieval.engines.bm25.files import order_of_ids
 from hf_tlm.retrieval.engines.bm25.index import Index
@@ -46,6 +45,7 @@ from hf_tlm.retrieval.engines.sharded.workspace import (
     write_table,
 )
 from hf_tlm.retrieval.hit_union import HitUnion
+from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 
 COPY_ROWS = 1 << 22
 
