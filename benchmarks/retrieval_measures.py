@@ -226,7 +226,7 @@ def measure_whole(*, data, corpus, folder, stopwords, top_k, num_queries, shards
 
     from hf_tlm.corpora import load_corpus
     from hf_tlm.retrieval.engines.bm25.index import Index
-    from hf_tlm.retrieval.hit_union import HitUnion
+    from hf_tlm.retrieval.hits import HitUnion
 
     disable_progress_bars()
     dataset, settings, texts = Dataset.from_file(corpus), settings_of(stopwords), query_texts(data, num_queries)

@@ -226,7 +226,7 @@ class SelectionArguments:
         if self.executor is None:
             return None
         from hf_tlm.retrieval.arguments import parse_executor_options
-        from hf_tlm.retrieval.engines.engine import Sharding
+        from hf_tlm.retrieval.settings import Sharding
 
         options = parse_executor_options(self.executor_options or "{}")
         return Sharding(self.num_shards or NUM_SHARDS, self.executor, self.workers, options=options)

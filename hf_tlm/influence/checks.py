@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_tlm.errors import InfluenceError
-from hf_tlm.retrieval.names import SELECTIONS
+from hf_tlm.retrieval.settings import SELECTIONS
 from hf_tlm.utils.options import check_numbers
 
 METHODS = tuple(SELECTIONS)

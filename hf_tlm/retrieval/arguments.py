@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hf_tlm.retrieval.names import RETRIEVERS
+from hf_tlm.retrieval.settings import RETRIEVERS, Bm25Settings, ElasticSettings, Sharding
 from hf_tlm.retrieval.texts import QUERY_MODES, RetrievalError
 from hf_tlm.utils.options import OnlyWith, check_effects, check_ranges, option
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus
-    from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
-    from hf_tlm.retrieval.engines.engine import Sharding
     from hf_tlm.retrieval.subset import Subset
     from hf_tlm.tasks import Task
 
@@ -104,7 +102,6 @@ class RetrievalArguments:
         Raises:
             RetrievalError: see `hf_tlm.retrieval.retrieve`; or an option without the retriever that it belongs to.
         """
-        from hf_tlm.retrieval.bm25 import Bm25Settings
         from hf_tlm.retrieval.retrieve import retrieve
         from hf_tlm.retrieval.subset import Subset
 
@@ -155,15 +152,11 @@ class RetrievalArguments:
         check_effects(self, RetrievalError, prefix="--")
 
     def _sharding(self) -> Sharding:
-        from hf_tlm.retrieval.engines.engine import Sharding
-
         return Sharding(
             self.num_shards, self.executor, self.workers, self.work_dir, parse_executor_options(self.executor_options)
         )
 
     def _elastic(self) -> ElasticSettings:
-        from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
-
         if not self.elastic_index:
             raise RetrievalError("--retriever elasticsearch needs --elastic_index, the name of the index.")
         return ElasticSettings(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from datasets import Dataset
 
-from hf_tlm.retrieval.names import RETRIEVERS, SELECTIONS, VARIANTS
+from hf_tlm.retrieval.settings import RETRIEVERS, SELECTIONS, VARIANTS
 from hf_tlm.retrieval.texts import QUERY_MODES, RetrievalError
 from hf_tlm.tasks.spec import Task
 from hf_tlm.utils.json_files import (

@@ -12,7 +12,7 @@ import numpy as np
 
 from hf_tlm.retrieval.highlight import MarkedTerms, mark_shared, marked_spans, spans_to_markdown
 from hf_tlm.retrieval.manifest import SubsetLike
-from hf_tlm.retrieval.names import SELECTIONS
+from hf_tlm.retrieval.settings import SELECTIONS
 from hf_tlm.retrieval.texts import RetrievalError
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.options import RANGES, check_number

@@ -17,21 +17,12 @@ from datasets.table import InMemoryTable
 from tqdm.auto import tqdm
 
 from hf_tlm.corpora.corpus import Corpus
-from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
 from hf_tlm.retrieval.engines.bm25.files import order_of_ids
-from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings, check_settings
-from hf_tlm.retrieval.engines.engine import (
-    RetrievalRequest,
-    Sharding,
-    count_sources,
-    search_corpus,
-    search_elastic,
-    search_shards,
-)
+from hf_tlm.retrieval.engines.engine import RetrievalRequest, count_sources, search_corpus, search_elastic, search_shards
 from hf_tlm.retrieval.filters import Decontaminator, check_deduplication, held_out_texts, near_duplicates
-from hf_tlm.retrieval.hit_union import RetrievalResult
+from hf_tlm.retrieval.hits import RetrievalResult
 from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS
-from hf_tlm.retrieval.names import RETRIEVERS
+from hf_tlm.retrieval.settings import RETRIEVERS, Bm25Settings, ElasticSettings, Sharding, check_elastic, check_engine
 from hf_tlm.retrieval.subset import Subset
 from hf_tlm.retrieval.texts import RetrievalError, build_queries, check_query_mode, example_texts
 from hf_tlm.tasks.spec import Task, check_task
@@ -316,7 +307,7 @@ def _check_arguments(retriever, query_mode, settings, max_query_terms, num_passa
     else:
         check_query_mode(query_mode)
         if retriever == "elasticsearch":
-            check_settings(settings, max_query_terms)
+            check_elastic(settings, max_query_terms)
         else:
             check_engine("bm25" if retriever == "sharded" else retriever, settings)
     if corpus is None and retriever != "elasticsearch":

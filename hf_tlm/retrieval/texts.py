@@ -20,7 +20,6 @@ from hf_tlm.utils.texts import SCRIPTS, combining_marks, with_bigrams, without_p
 if TYPE_CHECKING:
     from datasets import Dataset
 
-
 QUERY_MODES = ("text", "rake")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _PUNCTUATION = re.compile(r"[^\w\s]")

@@ -9,9 +9,9 @@ import torch
 from datasets import Dataset
 
 from hf_tlm.retrieval import Analyzer, Bm25Settings, Index, RetrievalError, tokenize_texts
-from hf_tlm.retrieval.bm25 import VARIANTS
 from hf_tlm.retrieval.engines import packages as backends
 from hf_tlm.retrieval.engines.packages import MAX_BATCH, RANK_BM25
+from hf_tlm.retrieval.settings import VARIANTS
 
 KEEP = Analyzer(stopwords=None)
 PACKAGES = ("bm25s", "rank_bm25")

@@ -14,11 +14,11 @@ from datasets import Dataset
 
 pytest.importorskip("elasticsearch", reason="the extra [elastic] is not installed")
 
-from hf_tlm.retrieval.bm25 import Bm25Settings, RetrievalError
 from hf_tlm.retrieval.engines.elasticsearch import client as elastic_client
-from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
 from hf_tlm.retrieval.engines.elasticsearch.index import index_corpus
 from hf_tlm.retrieval.engines.elasticsearch.search import fetch, retrieve_elastic, search
+from hf_tlm.retrieval.hits import RetrievalError
+from hf_tlm.retrieval.settings import Bm25Settings, ElasticSettings
 from hf_tlm.retrieval.texts import Analyzer
 from support.elastic_server import ElasticServer, Failure
 

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_tlm.corpora import load_corpus
-from hf_tlm.retrieval.bm25 import VARIANTS, Bm25Settings
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
 from hf_tlm.retrieval.engines.engine import RetrievalRequest
 from hf_tlm.retrieval.engines.sharded import sharded, workspace
 from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
+from hf_tlm.retrieval.settings import VARIANTS, Bm25Settings
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 from hf_tlm.utils.locks import LockError, awaited
 from support.sharded_retrieval import WORDS, check_same, random_texts, rows_of, single, write_parts

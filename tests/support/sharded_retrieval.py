@@ -7,7 +7,7 @@ import numpy as np
 from hf_tlm.corpora import load_corpus
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
-from hf_tlm.retrieval.hit_union import HitUnion
+from hf_tlm.retrieval.hits import HitUnion
 
 WORDS = [f"word{i}" for i in range(60)]
 SOURCES = ("biology", "news", "wikipedia")

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +17,16 @@ import pyarrow.compute as pc
 from datasets import Dataset, concatenate_datasets
 
 from hf_tlm.corpora.corpus import Corpus, Part
-from hf_tlm.retrieval.bm25 import Bm25Settings
 from hf_tlm.retrieval.engines import packages as backends
 from hf_tlm.retrieval.engines.bm25.build import tell_of_compiling
 from hf_tlm.retrieval.engines.bm25.files import META_FILE, ChangedIndexError, order_of_ids
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
-from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
-from hf_tlm.retrieval.hit_union import RetrievalResult, union_of
+from hf_tlm.retrieval.hits import RetrievalResult, union_of
+from hf_tlm.retrieval.settings import Bm25Settings, ElasticSettings, Sharding
 from hf_tlm.retrieval.texts import RetrievalError
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Sharding:
-    """How the "sharded" engine cuts its work; see `retrieve_sharded`.
-
-    Args:
-        num_shards: one is indexed and searched by one process.
-        executor: "local", "ray", "slurm" or "jobs".
-        workers: shards at a time; None: all cores for local processes, elsewhere no limit.
-        work_dir: what a killed run continues from; None: a folder of the cache, named by corpus, task and settings.
-        options: of datatrove's executor of that name: `cpus_per_task`, `mem_per_cpu_gb`, ...; slurm needs `partition` and
-            `time`, jobs `dependencies`; ray takes the cluster's `address`.
-    """
-
-    num_shards: int = 2
-    executor: str = "local"
-    workers: int | None = None
-    work_dir: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

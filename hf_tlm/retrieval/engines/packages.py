@@ -11,8 +11,9 @@ import numba
 import numpy as np
 import rank_bm25
 
-from hf_tlm.retrieval.bm25 import NO_HITS, Bm25Settings, Hits, check_engine
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
+from hf_tlm.retrieval.hits import NO_HITS, Hits
+from hf_tlm.retrieval.settings import Bm25Settings, check_engine
 from hf_tlm.retrieval.texts import RetrievalError, load_bm25s
 from hf_tlm.utils.options import check_numbers
 

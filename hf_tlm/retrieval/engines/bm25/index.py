@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 import numpy as np
 from datasets import Dataset
 
-from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, Statistics, average_idf, length_norms
 from hf_tlm.retrieval.engines.bm25.build import tell_of_compiling, write_index
 from hf_tlm.retrieval.engines.bm25.files import (
     META_FILE,
@@ -38,6 +37,8 @@ from hf_tlm.retrieval.engines.bm25.files import (
 )
 from hf_tlm.retrieval.engines.bm25.search import QueryTerms, TileArguments, query_terms, search_batch
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
+from hf_tlm.retrieval.hits import Hits, Statistics, average_idf, length_norms
+from hf_tlm.retrieval.settings import Bm25Settings
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 from hf_tlm.utils.locks import awaited
 from hf_tlm.utils.options import check_given, check_numbers, named

@@ -1,4 +1,4 @@
-"""The connection to an Elasticsearch cluster: settings, retries, errors in words, and what an index says of itself.
+"""The connection to an Elasticsearch cluster: retries, errors in words, and what an index says of itself.
 
 The API key is read from the environment when a client is made; no object here holds it, and no message shows it.
 """
@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
-from hf_tlm.retrieval.bm25 import Bm25Settings
+from hf_tlm.retrieval.settings import ElasticSettings
 from hf_tlm.retrieval.texts import RetrievalError
 
 if TYPE_CHECKING:
@@ -26,63 +25,6 @@ BACKOFF, MAX_BACKOFF = 1.0, 60.0  # seconds before the first repetition, which d
 STAMP = "hf_tlm"  # key of our entry in an index's _meta
 DEFAULT_WINDOW = 10_000  # Elasticsearch's index.max_result_window
 DEFAULT_SIMILARITY = {"type": "BM25", "k1": 1.2, "b": 0.75}
-
-
-@dataclass(frozen=True)
-class ElasticSettings:
-    """Where the passages are and how to ask for them.
-
-    Args:
-        url: scheme, host and port, "https://host:9200"; never with a user name or password.
-        index: name of an index or alias.
-        text_field: a field of type text; the queries are matched against it.
-        id_field: a keyword field with the passages' ids, unique over the index. None: `_id`.
-        source_field: where a passage comes from; passages of an index without it get the index's name.
-        batch_size: queries per `_msearch` request. More save round trips and cost memory on both sides
-            (batch_size x K hits).
-        timeout: seconds to wait for an answer to one request.
-        max_retries: repetitions of what failed for a passing reason (429, 502, 503, 504, timeouts, lost connections),
-            after 1, 2, 4, ... seconds.
-        api_key_env: environment variable with an encoded API key; unset: no authentication.
-        ca_certs: file with the certificate authority of a cluster that signed its own; None: certifi's.
-
-    Raises:
-        RetrievalError: a value that cannot be used.
-    """
-
-    url: str = "http://localhost:9200"
-    index: str = ""
-    text_field: str = "text"
-    id_field: str | None = None
-    source_field: str = "source"
-    batch_size: int = 64
-    timeout: float = 60.0
-    max_retries: int = 5
-    api_key_env: str = "ELASTICSEARCH_API_KEY"
-    ca_certs: str | None = None
-
-    def __post_init__(self):
-        if "@" in self.url:
-            raise RetrievalError(
-                f"Put no user name or password in the URL of Elasticsearch: it would be stored. Set the environment "
-                f"variable {self.api_key_env} to an API key."
-            )
-        try:
-            parts = urlsplit(self.url)
-            complete = parts.scheme in ("http", "https") and parts.hostname and parts.port
-        except ValueError:
-            complete = False
-        if not complete:
-            raise RetrievalError(f"url must have scheme, host and port, as in http://localhost:9200; received {self.url!r}.")
-        for name, least in {"batch_size": 1, "max_retries": 0}.items():
-            if getattr(self, name) < least:
-                raise RetrievalError(f"{name} must be at least {least}; received {getattr(self, name)}.")
-        if not self.timeout > 0:
-            raise RetrievalError(f"timeout must be above 0 seconds; received {self.timeout}.")
-
-    @property
-    def api_key(self) -> str | None:
-        return os.environ.get(self.api_key_env, "").strip() or None
 
 
 class Unfinished(Exception):
@@ -288,22 +230,3 @@ def _field(properties: dict[str, Any], path: str) -> tuple[dict[str, Any], str] 
         return field["fields"][rest], head
     inner = _field(field.get("properties", {}), rest)
     return inner and (inner[0], f"{head}.{inner[1]}")
-
-
-def check_settings(bm25: Bm25Settings, max_query_terms: int | None = None) -> None:
-    """Raise a RetrievalError for what a cluster cannot do: a variant other than lucene, a stemmer, or max_query_terms."""
-    if bm25.variant != "lucene":
-        raise RetrievalError(
-            f"Elasticsearch scores with Lucene's BM25 only; received the variant {bm25.variant!r}. Leave it at lucene, or "
-            "use another retriever."
-        )
-    if bm25.stemmer is not None:
-        raise RetrievalError(
-            f"Elasticsearch analyses texts itself, by the index's analyzer: leave the stemmer ({bm25.stemmer!r}) out, and "
-            "use a stemming analyzer in an index of your own if you want one."
-        )
-    if max_query_terms is not None:
-        raise RetrievalError(
-            f"max_query_terms ({max_query_terms}) needs the corpus's document frequencies, which stay in the cluster: leave "
-            "it out, or shorten the queries with query_mode='rake'."
-        )

@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 from tqdm.auto import tqdm
 
-from hf_tlm.retrieval.bm25 import Bm25Settings
 from hf_tlm.retrieval.engines.elasticsearch.client import (
     BACKOFF,
     MAX_BACKOFF,
     RETRIED,
     STAMP,
-    ElasticSettings,
-    check_settings,
     connect,
     read_layout,
     reason_of,
     with_retries,
 )
+from hf_tlm.retrieval.settings import Bm25Settings, ElasticSettings, check_elastic
 from hf_tlm.retrieval.texts import RetrievalError
 
 if TYPE_CHECKING:
@@ -51,7 +49,7 @@ def index_corpus(
         RetrievalError: an index of this name with another corpus or other settings; a passage that the cluster does not
             take, with its reason; passages that are missing or too many in the end (repeated ids); see `connect`.
     """
-    check_settings(bm25)
+    check_elastic(bm25)
     fields = {
         "id_field": settings.id_field or "id",
         "text_field": settings.text_field,

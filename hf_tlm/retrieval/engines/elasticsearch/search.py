@@ -17,21 +17,19 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
-from hf_tlm.retrieval.bm25 import Bm25Settings
 from hf_tlm.retrieval.engines.bm25.files import order_of_ids
 from hf_tlm.retrieval.engines.elasticsearch.client import (
     RETRIED,
     STAMP,
-    ElasticSettings,
     Layout,
     Unfinished,
-    check_settings,
     connect,
     read_layout,
     reason_of,
     with_retries,
 )
-from hf_tlm.retrieval.hit_union import RetrievalResult, union_of
+from hf_tlm.retrieval.hits import RetrievalResult, union_of
+from hf_tlm.retrieval.settings import Bm25Settings, ElasticSettings, check_elastic
 from hf_tlm.retrieval.texts import RetrievalError
 
 if TYPE_CHECKING:
@@ -61,7 +59,7 @@ def search(
             max_result_window; an index that is incomplete; a query that fails, with its number (from 1), its id if
             query_ids are given, and the reason.
     """
-    check_settings(bm25)
+    check_elastic(bm25)
     with connect(settings) as client:
         layout = read_layout(client, settings)
         _check_layout(layout, top_k, settings, bm25)
@@ -251,9 +249,9 @@ def retrieve_elastic(
         None for an index of other making.
 
     Raises:
-        RetrievalError: see `check_settings` and `search`; no passage at all was found.
+        RetrievalError: see `check_elastic` and `search`; no passage at all was found.
     """
-    check_settings(bm25, max_query_terms)
+    check_elastic(bm25, max_query_terms)
     positions: dict[str, int] = {}
     hits = (
         (np.array([positions.setdefault(identifier, len(positions)) for identifier in ids], np.int64), scores)

@@ -21,7 +21,6 @@ import numpy as np
 from datasets import concatenate_datasets
 
 from hf_tlm.corpora.corpus import Corpus
-from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
 from hf_tlm.retrieval.engines.sharded.workspace import (
     Workspace,
@@ -33,7 +32,8 @@ from hf_tlm.retrieval.engines.sharded.workspace import (
     shard_name,
     write_queries,
 )
-from hf_tlm.retrieval.hit_union import RetrievalResult
+from hf_tlm.retrieval.hits import RetrievalResult
+from hf_tlm.retrieval.settings import Bm25Settings, check_engine
 from hf_tlm.retrieval.texts import RetrievalError
 from hf_tlm.utils.locks import Claim
 from hf_tlm.utils.options import check_numbers

@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 from datatrove.pipeline.base import PipelineStep
 
 from hf_tlm.corpora.corpus import FEATURES
-from hf_tlm.retrieval.bm25 import Bm25Settings, average_idf
 from hf_tlm.retrieval.engines.bm25.files import order_of_ids
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.sharded.pieces import Piece, check_ids, hash_ids, merge_hits, write_shard
@@ -44,7 +43,8 @@ from hf_tlm.retrieval.engines.sharded.workspace import (
     write_json,
     write_table,
 )
-from hf_tlm.retrieval.hit_union import HitUnion
+from hf_tlm.retrieval.hits import HitUnion, average_idf
+from hf_tlm.retrieval.settings import Bm25Settings
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 
 COPY_ROWS = 1 << 22

@@ -19,8 +19,8 @@ import pyarrow as pa
 from datasets import Dataset
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.retrieval.bm25 import Statistics
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
+from hf_tlm.retrieval.hits import Statistics
 from hf_tlm.retrieval.texts import RetrievalError
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import locked
