@@ -32,7 +32,7 @@ def settings_of(stopwords: str | None):
 def our_index(corpus: str, folder: str, stopwords: str | None, num_threads: int | None = None):
     from datasets import Dataset, disable_progress_bars
 
-    from hf_tlm.retrieval.engines.bm25.index import Index
+    from hf_tlm.retrieval.bm25.index import Index
 
     disable_progress_bars()
     analyzer = settings_of(stopwords).analyzer
@@ -41,7 +41,7 @@ def our_index(corpus: str, folder: str, stopwords: str | None, num_threads: int 
 
 
 def our_search(index, texts: list[str], top_k: int, **options) -> list:
-    from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+    from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
 
     return list(
         index.search(tokenize_texts(texts, index.analyzer), top_k, settings=settings_of(index.analyzer.stopwords), **options)
@@ -170,7 +170,7 @@ def warm_up(folder: str) -> None:
     """Load libraries and compiled kernels before the clock starts."""
     from datasets import Dataset
 
-    from hf_tlm.retrieval.engines.bm25.index import Index
+    from hf_tlm.retrieval.bm25.index import Index
 
     passages = Dataset.from_dict({"id": ["a", "b"], "text": WARM})
     index = Index.build(f"{folder}-warm", passages, corpus_name="warm", fingerprint="warm", progress=False)
@@ -183,7 +183,7 @@ def measure_build(*, engine, corpus, folder, stopwords) -> dict:
 
     dataset = Dataset.from_file(corpus)
     if engine == "ours":
-        from hf_tlm.retrieval.engines.bm25.index import Index
+        from hf_tlm.retrieval.bm25.index import Index
 
         options = {"corpus_name": "b", "fingerprint": "b", "analyzer": settings_of(stopwords).analyzer, "progress": False}
         warm_up(folder)
@@ -209,7 +209,7 @@ def measure_memory(*, data, corpus, folder, stopwords, top_k, num_queries, batch
 
 
 def _stream(index, texts, top_k, batch):
-    from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+    from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
 
     settings, tokenized = settings_of(index.analyzer.stopwords), tokenize_texts(texts, index.analyzer)
     return index.search(tokenized, top_k, settings=settings, num_threads=1, query_batch_size=batch)
@@ -225,14 +225,14 @@ def measure_whole(*, data, corpus, folder, stopwords, top_k, num_queries, shards
     from datasets import Dataset, disable_progress_bars
 
     from hf_tlm.corpora import load_corpus
-    from hf_tlm.retrieval.engines.bm25.index import Index
+    from hf_tlm.retrieval.bm25.index import Index
     from hf_tlm.retrieval.hits import HitUnion
 
     disable_progress_bars()
     dataset, settings, texts = Dataset.from_file(corpus), settings_of(stopwords), query_texts(data, num_queries)
     shutil.rmtree(folder, ignore_errors=True)
     if shards:
-        from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
+        from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
 
         passages = load_corpus(dataset, id_column="id")
         passages.to_dataset()

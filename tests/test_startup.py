@@ -225,8 +225,8 @@ def test_every_name_is_there_without_the_extras():
     python(
         "import importlib, sys\n"
         f"sys.modules |= dict.fromkeys({extras})\n"  # As if they were not installed.
-        "for engine in ('elasticsearch.index', 'elasticsearch.search', 'sharded.sharded'):\n"
-        "    importlib.import_module(f'hf_tlm.retrieval.engines.{engine}')\n"
+        "for engine in ('elastic_index', 'elastic_search', 'sharded.sharded'):\n"
+        "    importlib.import_module(f'hf_tlm.retrieval.{engine}')\n"
         f"for package in {PACKAGES}:\n"
         "    module = importlib.import_module(package)\n"
         "    for name in module.__all__:\n"

@@ -35,7 +35,7 @@ from hf_tlm.analysis.figures import (
     style,
 )
 from hf_tlm.errors import AnalysisError
-from hf_tlm.retrieval.engines.bm25.tokenize import Vocabulary, tokenize_words
+from hf_tlm.retrieval.bm25.tokenize import Vocabulary, tokenize_words
 from hf_tlm.retrieval.highlight import MarkedTerms
 from hf_tlm.retrieval.texts import Analyzer
 from hf_tlm.tasks.spec import check_task, columns_of_texts

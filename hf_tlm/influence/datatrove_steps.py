@@ -41,8 +41,8 @@ from hf_tlm.influence.score_files import (
 from hf_tlm.influence.scorer import InfluenceScorer, describe_scorer, load_scorer
 from hf_tlm.influence.selection import Selection
 from hf_tlm.influence.task_gradients import GRADIENTS_FOLDER
-from hf_tlm.retrieval.engines.sharded.steps import Step
-from hf_tlm.retrieval.engines.sharded.workspace import Workspace, read_table, shard_name, write_table
+from hf_tlm.retrieval.sharded.steps import Step
+from hf_tlm.retrieval.sharded.workspace import Workspace, read_table, shard_name, write_table
 
 SCORER_FOLDER, TASK_FOLDER = "scorer", "task"
 ROWS_FILE = "rows.arrow"

@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from hf_tlm.errors import InfluenceError
 from hf_tlm.influence.score_files import WORK_FOLDER, ScoreFiles, open_scores
-from hf_tlm.retrieval.engines.sharded.workspace import Workspace, lock, open_workspace, shard_name
+from hf_tlm.retrieval.sharded.workspace import Workspace, lock, open_workspace, shard_name
 from hf_tlm.utils.options import check_numbers
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def score_sharded(
     """
     check_sharding(sharding, work_dir)
     from hf_tlm.influence import datatrove_steps as steps
-    from hf_tlm.retrieval.engines.sharded.executors import cluster, run_stage
+    from hf_tlm.retrieval.sharded.executors import cluster, run_stage
 
     executor = sharding.executor
     options, threads = _shares(sharding)
@@ -82,7 +82,7 @@ def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
     check_numbers(InfluenceError, num_shards=sharding.num_shards, workers=_workers(sharding))
     if importlib.util.find_spec("datatrove") is None:
         raise InfluenceError("Scoring on executors needs datatrove: pip install 'hf-tlm[sharded]'.")
-    from hf_tlm.retrieval.engines.sharded.executors import check_executor
+    from hf_tlm.retrieval.sharded.executors import check_executor
 
     check_executor(sharding.executor, _shares(sharding)[0])
     if work_dir is not None or sharding.executor == "jobs":
@@ -96,7 +96,7 @@ def _workers(sharding: Sharding) -> int | None:
 
 def _shares(sharding: Sharding) -> tuple[dict, int | None]:
     """The executor's options, and the threads of a task; those of this process are shared out."""
-    from hf_tlm.retrieval.engines.sharded.executors import share_out
+    from hf_tlm.retrieval.sharded.executors import share_out
 
     threads = torch.get_num_threads()
     return share_out(sharding.executor, sharding.options, _workers(sharding), sharding.num_shards, threads)

@@ -6,8 +6,8 @@ from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval.arguments import RetrievalArguments, SubsetArguments
-    from hf_tlm.retrieval.engines.bm25.index import Index
-    from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+    from hf_tlm.retrieval.bm25.index import Index
+    from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
     from hf_tlm.retrieval.report import retrieval_report
     from hf_tlm.retrieval.retrieve import default_top_k, retrieve
     from hf_tlm.retrieval.settings import RETRIEVERS, Bm25Settings, ElasticSettings, Sharding

@@ -17,8 +17,8 @@ from datasets.table import InMemoryTable
 from tqdm.auto import tqdm
 
 from hf_tlm.corpora.corpus import Corpus
-from hf_tlm.retrieval.engines.bm25.files import order_of_ids
-from hf_tlm.retrieval.engines.engine import RetrievalRequest, count_sources, search_corpus, search_elastic, search_shards
+from hf_tlm.retrieval.bm25.files import order_of_ids
+from hf_tlm.retrieval.engine import RetrievalRequest, count_sources, search_corpus, search_elastic, search_shards
 from hf_tlm.retrieval.filters import Decontaminator, check_deduplication, held_out_texts, near_duplicates
 from hf_tlm.retrieval.hits import RetrievalResult
 from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS

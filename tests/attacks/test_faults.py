@@ -19,7 +19,7 @@ from hf_tlm.data.tokenization import kept_tokenizer
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models import TlmModel, export_stock
 from hf_tlm.retrieval import retrieve
-from hf_tlm.retrieval.engines.bm25.index import Index
+from hf_tlm.retrieval.bm25.index import Index
 from hf_tlm.retrieval.texts import Analyzer
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.problems import disk_problem

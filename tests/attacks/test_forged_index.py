@@ -10,10 +10,10 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.retrieval import RetrievalError
-from hf_tlm.retrieval.engines.bm25 import tiles
-from hf_tlm.retrieval.engines.bm25.files import ARRAYS, IDS_FILE, META_FILE, POSTINGS_FILE, checksum, digest_of
-from hf_tlm.retrieval.engines.bm25.index import Index
-from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+from hf_tlm.retrieval.bm25 import tiles
+from hf_tlm.retrieval.bm25.files import ARRAYS, IDS_FILE, META_FILE, POSTINGS_FILE, checksum, digest_of
+from hf_tlm.retrieval.bm25.index import Index
+from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
 from hf_tlm.retrieval.texts import Analyzer
 
 NUMBER = 60

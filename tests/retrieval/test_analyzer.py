@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_tlm.retrieval import RetrievalError
-from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
 from hf_tlm.retrieval.texts import Analyzer, load_bm25s
 
 ANALYZERS = [Analyzer(), Analyzer(None), Analyzer("en", "english"), Analyzer(None, "german")]
@@ -208,7 +208,7 @@ def arrow_layouts():
 
 @pytest.mark.parametrize("layout", list(arrow_layouts()))
 def test_arrow_layouts_of_a_corpus(layout, tmp_path):
-    from hf_tlm.retrieval.engines.bm25.index import Index
+    from hf_tlm.retrieval.bm25.index import Index
 
     dataset = arrow_layouts()[layout]
     assert len(dataset) == 60

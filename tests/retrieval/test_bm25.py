@@ -9,8 +9,7 @@ import torch
 from datasets import Dataset
 
 from hf_tlm.retrieval import Analyzer, Bm25Settings, Index, RetrievalError, tokenize_texts
-from hf_tlm.retrieval.engines import packages as backends
-from hf_tlm.retrieval.engines.packages import MAX_BATCH, RANK_BM25
+from hf_tlm.retrieval.engine import MAX_BATCH, RANK_BM25, search_package
 from hf_tlm.retrieval.settings import VARIANTS
 
 KEEP = Analyzer(stopwords=None)
@@ -70,7 +69,7 @@ def search(tmp_path_factory):
         queries = tokenized(queries)
         if backend != "bm25":
             corpus = tokenized(documents)
-            return backends.search(queries, corpus, top_k, backend=backend, settings=settings, tie_key=tie_key)
+            return search_package(queries, corpus, top_k, backend=backend, settings=settings, tie_key=tie_key)
         key = range(len(documents)) if tie_key is None else tie_key
         texts = {"id": [f"{number:09}" for number in key], "text": [" ".join(document) for document in documents]}
         folder = tmp_path_factory.mktemp("index") / str(next(folders))

@@ -14,9 +14,8 @@ from datasets import Dataset
 
 pytest.importorskip("elasticsearch", reason="the extra [elastic] is not installed")
 
-from hf_tlm.retrieval.engines.elasticsearch import client as elastic_client
-from hf_tlm.retrieval.engines.elasticsearch.index import index_corpus
-from hf_tlm.retrieval.engines.elasticsearch.search import fetch, retrieve_elastic, search
+from hf_tlm.retrieval.elastic_index import connect, index_corpus
+from hf_tlm.retrieval.elastic_search import fetch, retrieve_elastic, search
 from hf_tlm.retrieval.hits import RetrievalError
 from hf_tlm.retrieval.settings import Bm25Settings, ElasticSettings
 from hf_tlm.retrieval.texts import Analyzer
@@ -167,7 +166,7 @@ def test_an_index_of_other_making_is_not_written_to(server, settings, dataset):
 
 
 def test_an_interrupted_build_does_not_count_and_is_continued(server, settings, dataset, passages, monkeypatch):
-    monkeypatch.setattr("hf_tlm.retrieval.engines.elasticsearch.index.BULK_ROWS", 2)
+    monkeypatch.setattr("hf_tlm.retrieval.elastic_index.BULK_ROWS", 2)
 
     server.fail = lambda method, path: "drop" if path.endswith("_bulk") and len(server.paths("_bulk")) >= 2 else None
     with pytest.raises(RetrievalError, match="Cannot reach Elasticsearch"):
@@ -389,7 +388,7 @@ def test_too_many_terms(server, indexed):
 
 
 def test_fetch_asks_for_what_it_is_given_only(server, indexed, passages, monkeypatch, waits):
-    monkeypatch.setattr("hf_tlm.retrieval.engines.elasticsearch.search.FETCH_ROWS", 2)
+    monkeypatch.setattr("hf_tlm.retrieval.elastic_search.FETCH_ROWS", 2)
     failures = times(1, UNAVAILABLE)
     server.fail_item = lambda api, key: failures() if key == "p5" else None
     assert fetch(["p5", "p1", "p3"], indexed) == [
@@ -543,6 +542,6 @@ def test_api_key_comes_from_the_environment_and_stays_there(server, indexed, pas
     monkeypatch.setenv("MY_KEY", "two words")
     with pytest.raises(RetrievalError, match="MY_KEY does not hold an encoded API key") as caught:
         list(search(["kinase"], 2, mine, BM25))
-    messages += [str(caught.value), repr(mine), str(elastic_client.connect(replace(mine, api_key_env="NONE")))]
+    messages += [str(caught.value), repr(mine), str(connect(replace(mine, api_key_env="NONE")))]
     out, err = capfd.readouterr()
     assert not [text for text in (*messages, out, err) if KEY in text or "two words" in text]

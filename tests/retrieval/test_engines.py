@@ -84,7 +84,7 @@ def test_max_query_terms_changes_what_is_found(run, task, folder):
 def test_an_index_is_built_once_for_all_tasks_and_settings(run, task, make_task, folder, tmp_path, monkeypatch):
     corpus = load_corpus(str(folder))
     run(task, corpus, top_k=3)
-    monkeypatch.setattr("hf_tlm.retrieval.engines.bm25.index.write_index", lambda *_: pytest.fail("built twice"))
+    monkeypatch.setattr("hf_tlm.retrieval.bm25.index.write_index", lambda *_: pytest.fail("built twice"))
     other = make_task({"q": WORDS[3], "r": WORDS[3]})
     assert len(run(other, corpus, top_k=3, settings=Bm25Settings("atire", k1=2.0))) == 3
     assert len(list((tmp_path / "cache").glob("index-*"))) == 1

@@ -14,10 +14,10 @@ from datasets import Dataset
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval import Bm25Settings, RetrievalError
-from hf_tlm.retrieval.engines.bm25 import files as index_files
-from hf_tlm.retrieval.engines.bm25 import tiles
-from hf_tlm.retrieval.engines.bm25.index import Index
-from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+from hf_tlm.retrieval.bm25 import files as index_files
+from hf_tlm.retrieval.bm25 import tiles
+from hf_tlm.retrieval.bm25.index import Index
+from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
 from hf_tlm.retrieval.texts import Analyzer
 from support.small_indexes import build, content, results, rows
 
@@ -125,7 +125,7 @@ def test_open_or_build_builds_once(path, monkeypatch):
     arguments = {"corpus_name": "toy", "fingerprint": "f", "analyzer": Analyzer()}
     first = Index.open_or_build(path, rows(0, 200), **arguments)
     before = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
-    monkeypatch.setattr("hf_tlm.retrieval.engines.bm25.build.Builder", None)
+    monkeypatch.setattr("hf_tlm.retrieval.bm25.build.Builder", None)
     assert results(Index.open_or_build(path, rows(0, 200), **arguments)) == results(first)
     assert before == {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
 
@@ -252,7 +252,7 @@ sys.path.insert(0, {tests!r})
 from hf_tlm.utils.files import HfTlmError
 from hf_tlm.retrieval import RetrievalError
 from hf_tlm.retrieval.texts import Analyzer
-from hf_tlm.retrieval.engines.bm25.index import Index
+from hf_tlm.retrieval.bm25.index import Index
 from support.small_indexes import build, content, results, rows
 
 # A shell that runs the tests in the background has its children ignore Ctrl-C.
@@ -633,7 +633,7 @@ def test_an_error_in_a_thread_arrives_and_leaves_nothing(path, tmp_path, place, 
 
     monkeypatch.setattr(tiles, "TILE", 16)
     with monkeypatch.context() as patch:
-        patch.setattr(f"hf_tlm.retrieval.engines.bm25.build.{place}", fail)
+        patch.setattr(f"hf_tlm.retrieval.bm25.build.{place}", fail)
         with pytest.raises(ArithmeticError, match="a bug"):
             build(path)
     assert [file.name for file in tmp_path.iterdir() if not file.name.endswith(".lock")] == []

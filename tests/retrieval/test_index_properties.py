@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_tlm.retrieval import Bm25Settings, RetrievalError
-from hf_tlm.retrieval.engines.bm25 import tiles
-from hf_tlm.retrieval.engines.bm25.index import Index
-from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+from hf_tlm.retrieval.bm25 import tiles
+from hf_tlm.retrieval.bm25.index import Index
+from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
 from hf_tlm.retrieval.hits import Statistics
 from hf_tlm.retrieval.settings import VARIANTS
 from hf_tlm.retrieval.texts import Analyzer

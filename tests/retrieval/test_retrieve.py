@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.retrieval import Bm25Settings, RetrievalError, Subset, default_top_k, retrieve, tokenize_texts
-from hf_tlm.retrieval.engines import packages as backends
+from hf_tlm.retrieval.engine import search_package
 from hf_tlm.retrieval.report import retrieval_report
 
 
@@ -23,7 +23,7 @@ def by_hand(queries, passages, top_k):
     analyzer = Bm25Settings().analyzer
     ids = sorted(passages)
     corpus = tokenize_texts([passages[identifier] for identifier in ids], analyzer)
-    hits = backends.search(tokenize_texts(list(queries.values()), analyzer), corpus, top_k, backend="rank_bm25")
+    hits = search_package(tokenize_texts(list(queries.values()), analyzer), corpus, top_k, backend="rank_bm25")
     seen = {}
     for query, found in zip(queries, hits, strict=True):
         for rank, (document, score) in enumerate(zip(*found, strict=True), start=1):

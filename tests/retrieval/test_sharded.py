@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_tlm.corpora import load_corpus
-from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
-from hf_tlm.retrieval.engines.engine import RetrievalRequest
-from hf_tlm.retrieval.engines.sharded import sharded, workspace
-from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
+from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
+from hf_tlm.retrieval.engine import RetrievalRequest
 from hf_tlm.retrieval.settings import VARIANTS, Bm25Settings
+from hf_tlm.retrieval.sharded import sharded, workspace
+from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 from hf_tlm.utils.locks import LockError, awaited
 from support.sharded_retrieval import WORDS, check_same, random_texts, rows_of, single, write_parts
@@ -95,7 +95,7 @@ DRIVER = """
     import sys
     sys.path.insert(0, {tests!r})
     from hf_tlm.corpora import load_corpus
-    from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
+    from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
     from support.sharded_retrieval import random_texts
     if __name__ == "__main__":
         corpus = load_corpus({corpus!r}, id_column="id")
@@ -146,7 +146,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("when", ["before", "inside", "after"])
 def test_killed_in_any_stage(tmp_path, monkeypatch, stage, when):
 
-    from hf_tlm.retrieval.engines.sharded import steps
+    from hf_tlm.retrieval.sharded import steps
 
     corpus = load_corpus(Dataset.from_dict(rows_of(random_texts(60))), id_column="id")
     arguments = {"work_dir": tmp_path / "work", "num_shards": 3, "workers": 1}
@@ -190,7 +190,7 @@ def test_killed_worker_is_an_error_not_a_hang(tmp_path, monkeypatch):
     corpus = load_corpus(Dataset.from_dict(rows_of(random_texts(60))), id_column="id")
     arguments = {"work_dir": tmp_path / "work", "num_shards": 2, "workers": 2}
     with monkeypatch.context() as patch:
-        patch.setattr("hf_tlm.retrieval.engines.sharded.steps.IndexShard.__reduce__", killing, raising=False)
+        patch.setattr("hf_tlm.retrieval.sharded.steps.IndexShard.__reduce__", killing, raising=False)
         with pytest.raises(RetrievalError, match=r"shard \d was killed by signal 9.*more shards or fewer workers"):
             retrieve_sharded(["word1"], corpus, 5, **arguments)
     assert len(retrieve_sharded(["word1"], corpus, 5, **arguments).passages) == 5
@@ -257,7 +257,7 @@ def test_repeated_ids(tmp_path, num_shards):
 
 
 def test_a_large_file_is_cut(tmp_path):
-    from hf_tlm.retrieval.engines.sharded.pieces import plan
+    from hf_tlm.retrieval.sharded.workspace import plan
 
     texts = random_texts(9_000, longest=4)
     texts[5], texts[4500] = "", " "
@@ -323,7 +323,7 @@ def test_unreadable_files(tmp_path, workers, capfd, caplog):
 
 def test_two_writers_of_one_output(tmp_path):
     """As when a machine that was taken for lost goes on."""
-    from hf_tlm.retrieval.engines.sharded.workspace import Workspace
+    from hf_tlm.retrieval.sharded.workspace import Workspace
 
     workspace = Workspace(str(tmp_path))
     for _ in range(2):
@@ -345,7 +345,7 @@ def test_disk_full(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("hf_tlm.retrieval.engines.sharded.steps.write_table", full)
+        patch.setattr("hf_tlm.retrieval.sharded.steps.write_table", full)
         with pytest.raises(RetrievalError, match="Cannot write .*hits/00000: The disk of .* is full"):
             retrieve_sharded(["word1"], corpus, 5, **arguments)
     check_same(retrieve_sharded(["word1"], corpus, 5, **arguments), single(["word1"], corpus, 5, Bm25Settings(), tmp_path))
@@ -402,7 +402,7 @@ def test_what_has_changed_in_a_work_dir_is_never_taken(tmp_path):
 
 def test_a_bug_shows_its_log(tmp_path, monkeypatch):
     corpus = load_corpus(Dataset.from_dict(rows_of(random_texts(20))), id_column="id")
-    monkeypatch.setattr("hf_tlm.retrieval.engines.sharded.steps.read_statistics", lambda workspace: 1 / 0)
+    monkeypatch.setattr("hf_tlm.retrieval.sharded.steps.read_statistics", lambda workspace: 1 / 0)
     with pytest.raises(
         RetrievalError, match="Shard 0 failed in the stage search: ZeroDivisionError.*task_00000.log"
     ) as caught:
@@ -504,8 +504,8 @@ def test_slurm_stand_in(tmp_path, monkeypatch):
 
     # The jobs of a killed run are waited for as long as they are in the queue, not submitted again.
     queue = iter([True, True, False])
-    monkeypatch.setattr("hf_tlm.retrieval.engines.sharded.executors.in_queue", lambda job: job == "17" and next(queue))
-    monkeypatch.setattr("hf_tlm.retrieval.engines.sharded.executors.SLURM_POLL", 0)
+    monkeypatch.setattr("hf_tlm.retrieval.sharded.executors.in_queue", lambda job: job == "17" and next(queue))
+    monkeypatch.setattr("hf_tlm.retrieval.sharded.executors.SLURM_POLL", 0)
     shutil.rmtree(tmp_path / "work" / "hits" / "00001")
     with pytest.raises(RetrievalError, match="Shard 1 failed in the stage search: its process or machine was lost"):
         retrieve_sharded(queries, corpus, 5, **arguments)
@@ -516,12 +516,12 @@ def test_a_queue_that_does_not_answer_says_nothing_of_a_job(monkeypatch):
     answers = {"1": (0, "1 cpu\n", ""), "2": (0, "", ""), "3": (1, "", "slurm_load_jobs error: Invalid job id specified")}
     answers["4"] = (1, "", "slurm_load_jobs error: Unable to contact slurm controller")
 
-    from hf_tlm.retrieval.engines.sharded.executors import in_queue
+    from hf_tlm.retrieval.sharded.executors import in_queue
 
     def squeue(command, **_):
         return subprocess.CompletedProcess(command, *answers[command[-1]])
 
-    monkeypatch.setattr("hf_tlm.retrieval.engines.sharded.executors.subprocess.run", squeue)
+    monkeypatch.setattr("hf_tlm.retrieval.sharded.executors.subprocess.run", squeue)
     assert [in_queue(job) for job in ("1", "2", "3", "4", -1)] == [True, False, False, True, False]
 
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
 from hf_tlm.retrieval.settings import Bm25Settings
+from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
 from hf_tlm.retrieval.texts import RetrievalError
 from support.sharded_retrieval import check_same, random_texts, single, write_parts
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 
 from hf_tlm.corpora import load_corpus
-from hf_tlm.retrieval.engines.bm25.index import Index
-from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+from hf_tlm.retrieval.bm25.index import Index
+from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
 from hf_tlm.retrieval.hits import HitUnion
 
 WORDS = [f"word{i}" for i in range(60)]

@@ -2,8 +2,8 @@
 
 from datasets import Dataset
 
-from hf_tlm.retrieval.engines.bm25.index import Index
-from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+from hf_tlm.retrieval.bm25.index import Index
+from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
 from hf_tlm.retrieval.texts import Analyzer
 
 QUERIES = ["alpha beta", "w3 w5 w7 w3", "needle", "alpha w1 w2 gamma", "absent", "", "late"]

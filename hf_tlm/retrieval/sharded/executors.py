@@ -37,7 +37,7 @@ from loguru import logger as datatrove_logger
 from tqdm.auto import tqdm
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.retrieval.engines.sharded.steps import Step
+from hf_tlm.retrieval.sharded.steps import Step
 from hf_tlm.retrieval.texts import RetrievalError
 from hf_tlm.utils.options import COUNT, Range, check_number
 

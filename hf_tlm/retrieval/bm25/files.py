@@ -20,8 +20,8 @@ import xxhash
 from numba import njit
 from numpy.lib.format import open_memmap
 
-from hf_tlm.retrieval.engines.bm25.tiles import MANY, Tile
-from hf_tlm.retrieval.engines.bm25.tokenize import Vocabulary
+from hf_tlm.retrieval.bm25.tiles import MANY, Tile
+from hf_tlm.retrieval.bm25.tokenize import Vocabulary
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 from hf_tlm.utils import seals
 from hf_tlm.utils.json_files import entry, find_format

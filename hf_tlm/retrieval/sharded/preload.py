@@ -10,10 +10,9 @@ from pathlib import Path
 from datasets import Dataset
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.retrieval.engines.bm25.index import Index
-from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
-from hf_tlm.retrieval.engines.sharded import steps  # noqa: F401
-from hf_tlm.retrieval.engines.sharded.pieces import hash_ids
+from hf_tlm.retrieval.bm25.index import Index
+from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
+from hf_tlm.retrieval.sharded.steps import hash_ids
 from hf_tlm.retrieval.texts import Analyzer
 
 

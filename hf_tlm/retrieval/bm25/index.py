@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 import numpy as np
 from datasets import Dataset
 
-from hf_tlm.retrieval.engines.bm25.build import tell_of_compiling, write_index
-from hf_tlm.retrieval.engines.bm25.files import (
+from hf_tlm.retrieval.bm25.build import tell_of_compiling, write_index
+from hf_tlm.retrieval.bm25.files import (
     META_FILE,
     ChangedIndexError,
     Opened,
@@ -35,8 +35,8 @@ from hf_tlm.retrieval.engines.bm25.files import (
     unsound,
     written,
 )
-from hf_tlm.retrieval.engines.bm25.search import QueryTerms, TileArguments, query_terms, search_batch
-from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
+from hf_tlm.retrieval.bm25.search import QueryTerms, TileArguments, query_terms, search_batch
+from hf_tlm.retrieval.bm25.tokenize import TokenizedTexts
 from hf_tlm.retrieval.hits import Hits, Statistics, average_idf, length_norms
 from hf_tlm.retrieval.settings import Bm25Settings
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError

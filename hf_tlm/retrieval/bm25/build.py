@@ -25,8 +25,8 @@ from datasets import Dataset
 from numba.core import event
 from tqdm.auto import tqdm
 
-from hf_tlm.retrieval.engines.bm25 import tiles
-from hf_tlm.retrieval.engines.bm25.files import (
+from hf_tlm.retrieval.bm25 import tiles
+from hf_tlm.retrieval.bm25.files import (
     FILES,
     FORMAT,
     FORMAT_VERSION,
@@ -39,8 +39,8 @@ from hf_tlm.retrieval.engines.bm25.files import (
     digest_of,
     order_of_ids,
 )
-from hf_tlm.retrieval.engines.bm25.tiles import Sample, Tile, make_tile, tokens_of
-from hf_tlm.retrieval.engines.bm25.tokenize import Vocabulary, keep_terms, term_ids, tokenize_words
+from hf_tlm.retrieval.bm25.tiles import Sample, Tile, make_tile, tokens_of
+from hf_tlm.retrieval.bm25.tokenize import Vocabulary, keep_terms, term_ids, tokenize_words
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.options import check_numbers

@@ -21,19 +21,21 @@ import numpy as np
 from datasets import concatenate_datasets
 
 from hf_tlm.corpora.corpus import Corpus
-from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
-from hf_tlm.retrieval.engines.sharded.workspace import (
+from hf_tlm.retrieval.bm25.tokenize import TokenizedTexts, tokenize_texts
+from hf_tlm.retrieval.hits import RetrievalResult
+from hf_tlm.retrieval.settings import Bm25Settings, check_engine
+from hf_tlm.retrieval.sharded.workspace import (
     Workspace,
     lock,
     open_passages,
     open_workspace,
+    plan,
     read_json,
     read_table,
     shard_name,
+    spread,
     write_queries,
 )
-from hf_tlm.retrieval.hits import RetrievalResult
-from hf_tlm.retrieval.settings import Bm25Settings, check_engine
 from hf_tlm.retrieval.texts import RetrievalError
 from hf_tlm.utils.locks import Claim
 from hf_tlm.utils.options import check_numbers
@@ -45,7 +47,7 @@ FORMAT_VERSION = 1
 RUN_FILE = "run.json"
 # Shards of one machine: more of them take longer to start than to do.
 MOST_LOCAL = 1024
-PRELOAD = ["hf_tlm.retrieval.engines.sharded.preload"]  # once for all local processes
+PRELOAD = ["hf_tlm.retrieval.sharded.preload"]  # once for all local processes
 
 
 def retrieve_sharded(
@@ -87,9 +89,8 @@ def retrieve_sharded(
     check_numbers(RetrievalError, top_k=top_k, num_shards=num_shards, workers=workers, max_query_terms=max_query_terms)
     if importlib.util.find_spec("datatrove") is None:
         raise RetrievalError("Sharded retrieval needs datatrove: pip install 'hf-tlm[sharded]'.")
-    from hf_tlm.retrieval.engines.sharded import steps
-    from hf_tlm.retrieval.engines.sharded.executors import check_executor, cluster, run_stage, share_out
-    from hf_tlm.retrieval.engines.sharded.pieces import plan, spread
+    from hf_tlm.retrieval.sharded import steps
+    from hf_tlm.retrieval.sharded.executors import check_executor, cluster, run_stage, share_out
 
     if executor == "local" and num_shards > MOST_LOCAL:
         raise RetrievalError(

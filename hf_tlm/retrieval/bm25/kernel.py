@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hf_tlm.retrieval.engines.bm25.tiles import MANY
+from hf_tlm.retrieval.bm25.tiles import MANY
 
 NO_THRESHOLD = -np.inf
 

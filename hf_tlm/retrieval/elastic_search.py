@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
-from hf_tlm.retrieval.engines.bm25.files import order_of_ids
-from hf_tlm.retrieval.engines.elasticsearch.client import (
+from hf_tlm.retrieval.bm25.files import order_of_ids
+from hf_tlm.retrieval.elastic_index import (
     RETRIED,
     STAMP,
     Layout,

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_tlm.retrieval.engines.bm25.kernel import NO_THRESHOLD, bounds_of, decode, last_scores, places_of, search_tile
-from hf_tlm.retrieval.engines.bm25.tiles import Tile
-from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
+from hf_tlm.retrieval.bm25.kernel import NO_THRESHOLD, bounds_of, decode, last_scores, places_of, search_tile
+from hf_tlm.retrieval.bm25.tiles import Tile
+from hf_tlm.retrieval.bm25.tokenize import TokenizedTexts
 from hf_tlm.retrieval.hits import Hits, Statistics, term_weights
 from hf_tlm.retrieval.settings import Bm25Settings
 

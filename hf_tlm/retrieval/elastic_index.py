@@ -1,0 +1,400 @@
+"""An index of an Elasticsearch cluster: the connection, errors in words, what it says of itself, a corpus put into it.
+
+The API key is read from the environment when a client is made; no object here holds it, and no message shows it.
+Tested against a loopback server, as `elastic_search` says.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from datasets import Dataset
+from tqdm.auto import tqdm
+
+from hf_tlm.retrieval.settings import Bm25Settings, ElasticSettings, check_elastic
+from hf_tlm.retrieval.texts import RetrievalError
+
+if TYPE_CHECKING:
+    from elasticsearch import Elasticsearch
+
+T = TypeVar("T")
+
+INSTALL = "pip install 'hf-tlm[elastic]'"
+RETRIED = (408, 429, 502, 503, 504)
+BACKOFF, MAX_BACKOFF = 1.0, 60.0  # seconds before the first repetition, which double, and at most
+STAMP = "hf_tlm"  # key of our entry in an index's _meta
+DEFAULT_WINDOW = 10_000  # Elasticsearch's index.max_result_window
+DEFAULT_SIMILARITY = {"type": "BM25", "k1": 1.2, "b": 0.75}
+STAMP_VERSION = 1
+BULK_ROWS, BULK_BYTES = 500, 10 << 20  # of one _bulk request
+
+
+class Unfinished(Exception):
+    """Part of a request failed for a passing reason and is worth asking for again."""
+
+
+def connect(settings: ElasticSettings) -> Elasticsearch:
+    """A client, which has not talked to the cluster yet; close it after use.
+
+    Raises:
+        RetrievalError: the package is missing, no index is named, or the key or certificate file cannot be used.
+    """
+    try:
+        from elasticsearch import Elasticsearch
+    except ImportError as error:
+        raise RetrievalError(f"Retrieval from Elasticsearch needs its client ({error}): {INSTALL}.") from error
+    if not settings.index:
+        raise RetrievalError("Name the index of the cluster that holds the passages (index=...).")
+    key = settings.api_key
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise RetrievalError(f"{settings.api_key_env} does not hold an encoded API key: it has blanks or odd characters.")
+    options: dict[str, Any] = {"request_timeout": settings.timeout, "max_retries": 0, "retry_on_timeout": False}
+    if key:
+        options["api_key"] = key
+    if settings.ca_certs is not None:
+        if not os.path.isfile(settings.ca_certs):
+            raise RetrievalError(f"There is no certificate file {settings.ca_certs} (ca_certs).")
+        options["ca_certs"] = settings.ca_certs
+    return Elasticsearch(settings.url, **options)
+
+
+def index_corpus(
+    dataset: Dataset,
+    settings: ElasticSettings,
+    bm25: Bm25Settings,
+    *,
+    corpus_name: str,
+    fingerprint: str,
+    progress: bool = True,
+) -> int:
+    """Put a corpus into an index, once; the number of its passages.
+
+    The index carries the corpus's fingerprint and these settings, and at the end a mark that it is complete. If it is
+    there, complete and the same, nothing is done; if its building was interrupted, it is continued, and passages that
+    are in already stay as they are.
+
+    Args:
+        dataset: string columns id, text, source. An id becomes the `_id`, and a keyword field that breaks ties.
+
+    Raises:
+        RetrievalError: an index of this name with another corpus or other settings; a passage that the cluster does not
+            take, with its reason; passages that are missing or too many in the end (repeated ids); see `connect`.
+    """
+    check_elastic(bm25)
+    fields = {
+        "id_field": settings.id_field or "id",
+        "text_field": settings.text_field,
+        "source_field": settings.source_field,
+    }
+    if len(set(fields.values())) < len(fields) or any("." in name for name in fields.values()):
+        raise RetrievalError(f"The fields of a new index need three different names without dots; received {fields}.")
+    stamp = {
+        "version": STAMP_VERSION,
+        "corpus_name": corpus_name,
+        "fingerprint": fingerprint,
+        "settings": {"k1": bm25.k1, "b": bm25.b, "stopwords": bm25.stopwords, **fields},
+        "complete": False,
+    }
+    with connect(settings) as client:
+        exists = with_retries(lambda: client.indices.exists(index=settings.index), settings, drops=False)
+        if not exists:
+            _create(client, settings, bm25, stamp)
+        found = _same(read_layout(client, settings).stamp, stamp, settings)
+        if not found["complete"]:
+            bar = tqdm(total=len(dataset), desc="Indexing the corpus", unit=" passages", disable=None if progress else True)
+            with bar:
+                for rows in dataset.iter(batch_size=BULK_ROWS):
+                    _bulk(client, rows, fields, settings)
+                    bar.update(len(rows["id"]))
+            interval = {"index": {"refresh_interval": None}}
+            with_retries(lambda: client.indices.put_settings(index=settings.index, settings=interval), settings)
+            with_retries(lambda: client.indices.refresh(index=settings.index), settings)
+        count = with_retries(lambda: client.count(index=settings.index), settings)["count"]
+        if count != len(dataset):
+            raise RetrievalError(
+                f"The index {settings.index!r} holds {count} passages, the corpus {len(dataset)}. Ids repeat in the corpus, "
+                "or something else writes to the index; delete it and index the corpus again."
+            )
+        if not found["complete"]:
+            meta = {STAMP: {**stamp, "complete": True}}
+            with_retries(lambda: client.indices.put_mapping(index=settings.index, meta=meta), settings)
+    return count
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an index says of itself.
+
+    id_field: a keyword field with the ids, by which ties can be broken; None: only `_id`, which cannot be sorted by.
+    text_path, source_path: where the two are in a document's `_source`; source_path None: nowhere.
+    similarity: type, k1 and b of the text field. stamp: what index_corpus wrote; None for an index of other making.
+    """
+
+    id_field: str | None
+    text_path: str
+    source_path: str | None
+    max_result_window: int
+    similarity: dict[str, Any]
+    stamp: dict[str, Any] | None
+
+
+def read_layout(client: Elasticsearch, settings: ElasticSettings) -> Layout:
+    """The layout of the index, or the common one of all behind an alias.
+
+    Raises:
+        RetrievalError: no such index, indices that differ, or fields that cannot be used.
+    """
+    # Nothing listening is a wrong address far more often than a passing trouble: no use in waiting for it.
+    answer = with_retries(lambda: client.indices.get(index=settings.index), settings, drops=False)
+    if not answer.body:
+        raise RetrievalError(f"There is no index {settings.index!r} at {settings.url}. Check the name.")
+    layouts = [_layout(name, described, settings) for name, described in answer.body.items()]
+    if any(layout != layouts[0] for layout in layouts):
+        raise RetrievalError(
+            f"The indices behind {settings.index!r} differ in fields or similarity: {', '.join(answer.body)}."
+        )
+    if len(layouts) > 1 and settings.id_field is None:
+        raise RetrievalError(
+            f"{settings.index!r} stands for {len(layouts)} indices, in which an _id may repeat. Give id_field, a keyword "
+            "field with ids unique over all of them."
+        )
+    return layouts[0]
+
+
+def with_retries(
+    call: Callable[[], T], settings: ElasticSettings, *, statuses: Collection[int] = RETRIED, drops: bool = True
+) -> T:
+    """`call()`, repeated with back-off after timeouts, lost connections (`drops`), `statuses` and Unfinished.
+
+    Raises:
+        RetrievalError: what failed in the end, and what to do.
+    """
+    from elasticsearch import ApiError, ConnectionTimeout, SSLError, TransportError
+    from elasticsearch import ConnectionError as Dropped
+
+    reason: Exception
+    for attempt in range(settings.max_retries + 1):
+        if attempt:
+            time.sleep(min(MAX_BACKOFF, BACKOFF * 2 ** (attempt - 1)))
+        try:
+            return call()
+        except Unfinished as error:
+            reason, again = error, True
+        except ApiError as error:
+            reason, again = error, error.status_code in statuses
+        except TransportError as error:
+            dropped = isinstance(error, Dropped) and not isinstance(error, SSLError)
+            reason, again = error, isinstance(error, ConnectionTimeout) or (drops and dropped)
+        if not again:
+            break
+    raise RetrievalError(explain(reason, settings, attempt)) from reason
+
+
+def explain(error: Exception, settings: ElasticSettings, repetitions: int = 0) -> str:
+    """What went wrong and what to do about it, without the API key even if the server repeats it."""
+    from elasticsearch import ApiError, ConnectionTimeout, SSLError, UnsupportedProductError
+    from elasticsearch import ConnectionError as Dropped
+
+    url, index, key = settings.url, settings.index, settings.api_key
+    name = settings.api_key_env
+    if isinstance(error, Unfinished):
+        message = str(error)
+    elif isinstance(error, UnsupportedProductError):
+        message = f"What answers at {url} is not Elasticsearch 8 or later (other products are not supported)."
+    elif isinstance(error, SSLError):
+        message = (
+            f"No secure connection to {url}: {error.message}. Check that the port speaks https, and give the cluster's own "
+            "certificate authority as ca_certs if it has one."
+        )
+    elif isinstance(error, ConnectionTimeout):
+        message = f"{url} did not answer within {settings.timeout:g} seconds. Raise timeout, or lower batch_size or top_k."
+    elif isinstance(error, Dropped):
+        message = f"Cannot reach Elasticsearch at {url}: {error.message}. Check the URL and that the cluster is running."
+    elif not isinstance(error, ApiError):
+        message = f"The exchange with {url} failed: {error}."
+    elif error.status_code == 401:
+        what = f"did not accept the API key in {name}" if key else f"asks for an API key: set {name} in the environment"
+        message = f"{url} {what}."
+    elif error.status_code == 403:
+        message = (
+            f"The API key in {name} may not do this to index {index!r}: {reason_of(error.body)}. Retrieving needs the "
+            "privileges read and view_index_metadata; indexing needs create_index, write and manage too."
+        )
+    elif error.status_code == 404:
+        message = f"There is no index {index!r} at {url}. Check the name, or put the corpus there with index_corpus."
+    elif error.status_code == 413:
+        message = f"{url} finds the request too large. Lower batch_size ({settings.batch_size})."
+    elif "media_type_header_exception" in reason_of(error.body):
+        message = (
+            f"The cluster at {url} does not understand a client of this version: {reason_of(error.body)}. Install the "
+            "client of the server's major version: pip install 'elasticsearch>=8,<9' for Elasticsearch 8."
+        )
+    else:
+        message = f"Elasticsearch at {url} answered {error.status_code}: {reason_of(error.body)}."
+    if repetitions:
+        message += f" (Tried {repetitions + 1} times.)"
+    return message.replace(key, "***") if key else message
+
+
+def reason_of(body: Any) -> str:
+    """The types and reasons in an error of Elasticsearch, outermost first, each once."""
+    found: dict[str, None] = {}
+
+    def walk(part: Any) -> None:
+        if isinstance(part, dict):
+            words = [str(part[name]) for name in ("type", "reason") if isinstance(part.get(name), str)]
+            if words:
+                found[": ".join(words)] = None
+            for value in part.values():
+                walk(value)
+        elif isinstance(part, list):
+            for value in part:
+                walk(value)
+
+    walk(body)
+    return "; ".join(found) or str(body)
+
+
+def _layout(name: str, described: dict[str, Any], settings: ElasticSettings) -> Layout:
+    mapping, options = described.get("mappings", {}), described.get("settings", {}).get("index", {})
+    properties, stamp = mapping.get("properties", {}), mapping.get("_meta", {}).get(STAMP)
+    text = _field(properties, settings.text_field)
+    if text is None or text[0].get("type") != "text":
+        kind = "is not mapped" if text is None else f"is of type {text[0].get('type')}"
+        raise RetrievalError(f"text_field {settings.text_field!r} of index {name!r} {kind}; BM25 needs one of type text.")
+    if settings.id_field is not None:
+        field = _field(properties, settings.id_field)
+        if field is None or field[0].get("type") != "keyword" or field[0].get("doc_values") is False:
+            raise RetrievalError(
+                f"id_field {settings.id_field!r} of index {name!r} is not a keyword field with doc values. Name one (a text "
+                f"field often has one beside it, as {settings.id_field}.keyword), or leave id_field out to use _id."
+            )
+    source = _field(properties, settings.source_field)
+    declared = options.get("similarity", {})
+    chosen = text[0].get("similarity", "default")
+    similarity = {**DEFAULT_SIMILARITY, **declared.get(chosen, {} if chosen in ("default", "BM25") else {"type": chosen})}
+    if text[0].get("norms") is False:
+        similarity["b"] = 0  # Without norms Lucene takes every length for the mean.
+    return Layout(
+        id_field=settings.id_field or (stamp or {}).get("settings", {}).get("id_field"),
+        text_path=text[1],
+        source_path=source and source[1],
+        max_result_window=int(options.get("max_result_window", DEFAULT_WINDOW)),
+        similarity={"type": similarity["type"], "k1": float(similarity["k1"]), "b": float(similarity["b"])},
+        stamp=stamp,
+    )
+
+
+def _field(properties: dict[str, Any], path: str) -> tuple[dict[str, Any], str] | None:
+    """(mapping, path in _source) of a field; that of a multi-field is its parent's."""
+    head, _, rest = path.partition(".")
+    field = properties.get(head)
+    if field is None or not rest:
+        return field and (field, head)
+    if rest in field.get("fields", {}):
+        return field["fields"][rest], head
+    inner = _field(field.get("properties", {}), rest)
+    return inner and (inner[0], f"{head}.{inner[1]}")
+
+
+def _create(client: Elasticsearch, settings: ElasticSettings, bm25: Bm25Settings, stamp: dict[str, Any]) -> None:
+    filters = ["lowercase", "hf_tlm_storable", *(["hf_tlm_stop"] if bm25.stopwords else [])]
+    analysis = {
+        # Python's \w\w+: letters, numbers and the underscore.
+        "tokenizer": {"hf_tlm_words": {"type": "pattern", "pattern": r"[\p{L}\p{N}_]{2,}", "group": 0}},
+        "filter": {
+            # Lucene refuses a passage with a term of more than 32,766 bytes.
+            "hf_tlm_storable": {"type": "length", "max": 8191},
+            "hf_tlm_stop": {"type": "stop", "stopwords": "_english_"},
+        },
+        "analyzer": {"hf_tlm": {"type": "custom", "tokenizer": "hf_tlm_words", "filter": filters}},
+    }
+    options = {
+        "index": {
+            "similarity": {"hf_tlm": {"type": "BM25", "k1": bm25.k1, "b": bm25.b}},
+            "analysis": analysis,
+            "refresh_interval": "-1",  # until all passages are in
+        }
+    }
+    names = stamp["settings"]
+    mappings = {
+        "_meta": {STAMP: stamp},
+        "dynamic": "strict",
+        "properties": {
+            names["id_field"]: {"type": "keyword"},
+            names["text_field"]: {"type": "text", "analyzer": "hf_tlm", "similarity": "hf_tlm", "index_options": "freqs"},
+            names["source_field"]: {"type": "keyword"},
+        },
+    }
+
+    def create():
+        # 400: it exists, made by another process since we looked, or by this one before an answer was lost.
+        answer = client.options(ignore_status=400).indices.create(index=settings.index, settings=options, mappings=mappings)
+        if "error" in answer and "resource_already_exists_exception" not in reason_of(answer.body):
+            raise RetrievalError(f"Elasticsearch does not create the index {settings.index!r}: {reason_of(answer.body)}.")
+
+    with_retries(create, settings, drops=False)
+
+
+def _same(found: dict[str, Any] | None, stamp: dict[str, Any], settings: ElasticSettings) -> dict[str, Any]:
+    """What was found, or RetrievalError unless the index is one of ours with the same corpus and settings."""
+    advice = "Choose another index name, or delete that index."
+    if found is None:
+        raise RetrievalError(
+            f"The index {settings.index!r} exists and was not made by hf_tlm. Retrieve from it as it is, without indexing. "
+            + advice
+        )
+    if found["version"] != stamp["version"]:
+        raise RetrievalError(f"The index {settings.index!r} was made by another version of hf_tlm. {advice}")
+    if found["fingerprint"] != stamp["fingerprint"]:
+        raise RetrievalError(
+            f"The index {settings.index!r} holds another corpus: {found['corpus_name']} ({found['fingerprint']}) instead of "
+            f"{stamp['corpus_name']} ({stamp['fingerprint']}). {advice}"
+        )
+    theirs, ours = found["settings"], stamp["settings"]
+    if other := [
+        f"{name} {theirs.get(name)!r} instead of {ours[name]!r}" for name in ours if theirs.get(name) != ours[name]
+    ]:
+        raise RetrievalError(f"The index {settings.index!r} was made with other settings: {', '.join(other)}. {advice}")
+    return found
+
+
+def _bulk(client: Elasticsearch, rows: dict[str, list], fields: dict[str, str], settings: ElasticSettings) -> None:
+    from elasticsearch.helpers import streaming_bulk
+
+    actions = [
+        {
+            "_op_type": "create",
+            "_id": identifier,
+            "_source": dict(zip(fields.values(), (identifier, text, source), strict=True)),
+        }
+        for identifier, text, source in zip(rows["id"], rows["text"], rows["source"], strict=True)
+    ]
+
+    def send():
+        results = streaming_bulk(
+            client,
+            actions,
+            index=settings.index,
+            chunk_size=BULK_ROWS,
+            max_chunk_bytes=BULK_BYTES,
+            raise_on_error=False,
+            max_retries=settings.max_retries,
+            initial_backoff=BACKOFF,
+            max_backoff=MAX_BACKOFF,
+            retry_on_status=RETRIED,
+        )
+        for created, result in results:
+            item = result["create"]
+            # 409: it is there already, from an earlier run or from a request whose answer was lost.
+            if not created and item["status"] != 409:
+                raise RetrievalError(
+                    f"Elasticsearch did not take passage {item['_id']!r}: {item['status']}, {reason_of(item['error'])}. "
+                    "What is indexed stays; run the same again to continue."
+                )
+
+    with_retries(send, settings, statuses=())  # streaming_bulk itself waits out overload; lost connections are left to us

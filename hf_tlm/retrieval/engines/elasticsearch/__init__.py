@@ -1,1 +1,0 @@
-"""Retrieval from an Elasticsearch cluster."""
