@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 
 from hf_tlm.analysis.arguments import check_positive
 from hf_tlm.errors import AnalysisError
-from hf_tlm.retrieval.highlight import MarkedTerms, Spans, mark_shared, spans_to_markdown
-from hf_tlm.retrieval.report import how_found, origin
+from hf_tlm.retrieval.report import MarkedTerms, Spans, how_found, mark_shared, origin, spans_to_markdown
 from hf_tlm.retrieval.subset import check_subset, check_subsets
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.shown import for_markdown

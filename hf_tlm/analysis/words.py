@@ -36,7 +36,7 @@ from hf_tlm.analysis.figures import (
 )
 from hf_tlm.errors import AnalysisError
 from hf_tlm.retrieval.bm25.tokenize import Vocabulary, tokenize_words
-from hf_tlm.retrieval.highlight import MarkedTerms
+from hf_tlm.retrieval.report import MarkedTerms
 from hf_tlm.retrieval.texts import Analyzer
 from hf_tlm.tasks.spec import check_task, columns_of_texts
 from hf_tlm.utils.shown import markdown_table

@@ -1,23 +1,29 @@
-"""What a retrieval found, as markdown for a person: counts, union against K, hits, sources, lengths, examples."""
+"""What a retrieval found, as markdown for a person: counts, union against K, hits, sources, lengths, examples.
+
+In examples a query and a passage stand side by side with the words that both have marked (TLM, Table 8).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from hf_tlm.retrieval.highlight import MarkedTerms, mark_shared, marked_spans, spans_to_markdown
-from hf_tlm.retrieval.manifest import SubsetLike
 from hf_tlm.retrieval.settings import SELECTIONS
-from hf_tlm.retrieval.texts import RetrievalError
+from hf_tlm.retrieval.subset_files import SubsetLike
+from hf_tlm.retrieval.texts import Analyzer, RetrievalError, load_bm25s, word_pattern
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.options import RANGES, check_number
 from hf_tlm.utils.shown import Markdown, for_markdown, instead, markdown_table
 from hf_tlm.utils.texts import count_words
+from hf_tlm.utils.scripts import UNSPACED_SET
+from hf_tlm.utils.shown import Markdown, escape, for_markdown, instead, one_line
 
 SETTINGS = (
     "retriever variant k1 b delta stopwords stemmer script query_mode max_query_terms top_k top_k_requested seed".split()
@@ -31,6 +37,15 @@ NAMED_SOURCES = 20
 NAMED_PARAMETERS = 3
 BARS = ("passages", "share", " ")
 BAR_WIDTH = 24
+
+WINDOWS, WINDOW_WORDS, CONTEXT_WORDS = 2, 30, 4  # of a text that is shown
+LONGEST_PIECE = 60  # characters of a word, or of what is between two
+
+# Where no spaces are, letters by themselves.
+_LETTER = re.compile(rf"[^\W{UNSPACED_SET}]+|\w")
+
+# What is shown of a text, on one line and as it is, in pieces: (piece, whether its words are marked).
+Spans = list[tuple[str, bool]]
 
 
 def retrieval_report(subset: SubsetLike, task: Task | None = None, num_examples: int = 10) -> str:
@@ -239,29 +254,6 @@ def how_found(row: dict[str, Any], score: float) -> str:
     return f"rank {row['rank']:,}, score {score:,.1f}, hit by {queries}"
 
 
-def _spread(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> list[int]:
-    """Rows whose ranks grow by equal factors, each of another query where there are enough; by rank."""
-    order = np.argsort(ranks, kind="stable")
-    ranks, number = ranks[order], min(number, len(ranks))
-    chosen: list[int] = []
-    seen: set[str | None] = set()
-    for turn, target in enumerate(np.geomspace(1, ranks[-1], number).round()):
-        start = np.searchsorted(ranks, target)
-        end = np.searchsorted(ranks, ranks[start], side="right")
-        # Within a rank the best score comes first: a later turn starts further down.
-        first = start + int((turn + 0.5) / number * (end - start))
-        places = itertools.chain(range(first, end), range(start, first), range(end, len(ranks)), range(start))
-        fresh = (place for place in places if place not in chosen and queries[order[place]] not in seen)
-        again = (place for place in range(len(ranks)) if place not in chosen)
-        chosen.append(next(itertools.chain(fresh, again)))
-        seen.add(queries[order[chosen[-1]]])
-    return [int(order[place]) for place in sorted(chosen)]
-
-
-def _unmarked(row: dict[str, Any]) -> str:
-    return spans_to_markdown(marked_spans(row["text"], set(), MarkedTerms()))
-
-
 def origin(row: dict[str, Any]) -> str:
     """Which passage it is, and where it comes from."""
     return for_markdown(row["id"]) + (f", from {for_markdown(row['source'])}" if row["source"] else "")
@@ -295,3 +287,131 @@ def _bar(value: int, most: int) -> str:
     """A bar of at most BAR_WIDTH characters, in steps of an eighth; something for anything above 0."""
     eighths = max(round(8 * BAR_WIDTH * value / most), min(1, value))
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+class MarkedTerms:
+    """Called, the terms of a text that are worth a mark. More stop words are left out here than in a search.
+
+    stemmer, script: see `Analyzer`.
+    """
+
+    def __init__(self, stemmer: str | None = None, script: str | None = None):
+        self.script = script
+        self._analyzer, self._plain = Analyzer(stemmer=stemmer, script=script), Analyzer(script=script)
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> MarkedTerms:
+        """Those of the retrieval that a manifest tells of."""
+        made = {**manifest, **(manifest.get("analyzer") or {})}
+        return cls(made.get("stemmer"), made.get("script"))
+
+    @cached_property
+    def _stopwords(self) -> frozenset[str]:
+        return frozenset(load_bm25s().stopwords.STOPWORDS_EN_PLUS)
+
+    def __call__(self, text: str) -> set[str]:
+        return {term for word in set(self._plain(text)) - self._stopwords for term in self._analyzer(word)}
+
+    def words(self, text: str) -> list[tuple[int, int, str]]:
+        """(start, end, text whose terms it has) of each word; a letter of a script without spaces has its neighbours'."""
+        pattern = _LETTER if self.script == "unspaced" else word_pattern(marks=True, least=1)
+        found = []
+        for word in pattern.finditer(text):
+            first, last = word.span()
+            apart = self.script == "unspaced" and last == first + 1
+            found.append((first, last, text[max(0, first - 1) : last + 1] if apart else word.group()))
+        return found
+
+
+def mark_shared(query: str, passages: Sequence[str], terms_of: MarkedTerms) -> tuple[Spans, list[Spans]]:
+    """What is shown of a query and of passages, marked: in each passage the query's words, in the query those of any."""
+    of_query, of_passages = terms_of(query), [terms_of(passage) for passage in passages]
+    shared = of_query.intersection(set().union(*of_passages))
+    return marked_spans(query, shared, terms_of), [
+        marked_spans(passage, of_query & found, terms_of) for passage, found in zip(passages, of_passages, strict=True)
+    ]
+
+
+def marked_spans(text: str, terms: set[str], terms_of: MarkedTerms) -> Spans:
+    """The parts of a text with the most different ones of the terms, these marked; "…" stands for what is left out.
+
+    Args:
+        terms_of: gives words, and their terms.
+    """
+    text = one_line(text, len(text))
+    words = terms_of.words(text)
+    if not words:
+        return [(one_line(text, LONGEST_PIECE), False)]
+    of_word = [terms & terms_of(around) if terms else terms for _, _, around in words]
+    last = max(0, len(words) - WINDOW_WORDS)
+    shown, missing = np.zeros(len(words), bool), set(terms)
+    for window in range(WINDOWS):
+        starts = [min(max(0, place - CONTEXT_WORDS), last) for place, found in enumerate(of_word) if found & missing]
+        if not starts and window:
+            break
+        within = {
+            start: missing.intersection(set().union(*of_word[start : start + WINDOW_WORDS])) for start in starts or [0]
+        }
+        best = max(within, key=lambda start: len(within[start]))
+        shown[best : best + WINDOW_WORDS] = True
+        missing -= within[best]
+
+    pieces: Spans = [("" if shown[0] else "… ", False)]
+    for place, (first, last, _) in enumerate(words):
+        if shown[place]:
+            before = text[words[place - 1][1] if place else 0 : first]
+            pieces += [
+                (_cut(before if not place or shown[place - 1] else ""), False),
+                (_cut(text[first:last]), bool(of_word[place])),
+            ]
+        elif place and shown[place - 1]:
+            pieces.append((" … ", False))
+    pieces.append((_cut(text[words[-1][1] :]) if shown[-1] else "", False))
+    return _joined(pieces)
+
+
+def spans_to_markdown(spans: Spans) -> str:
+    """Marked pieces in bold, everything else as it is."""
+    text = "".join(f"**{escape(piece)}**" if marked else escape(piece) for piece, marked in spans)
+    return text.strip() or "(empty)"
+
+
+def _joined(pieces: Sequence[tuple[str, bool]]) -> Spans:
+    """Neighbours of a kind as one; marked words that a space is between are one too."""
+    spans: Spans = []
+    for piece, marked in pieces:
+        if marked and len(spans) > 1 and spans[-1] == (" ", False):
+            spans.pop()
+            piece = f"{spans.pop()[0]} {piece}"
+        elif spans and piece and spans[-1][1] == marked:
+            piece = spans.pop()[0] + piece
+        if piece:
+            spans.append((piece, marked))
+    return spans
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_PIECE else f"{text[:LONGEST_PIECE]}…"
+
+
+def _spread(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> list[int]:
+    """Rows whose ranks grow by equal factors, each of another query where there are enough; by rank."""
+    order = np.argsort(ranks, kind="stable")
+    ranks, number = ranks[order], min(number, len(ranks))
+    chosen: list[int] = []
+    seen: set[str | None] = set()
+    for turn, target in enumerate(np.geomspace(1, ranks[-1], number).round()):
+        start = np.searchsorted(ranks, target)
+        end = np.searchsorted(ranks, ranks[start], side="right")
+        # Within a rank the best score comes first: a later turn starts further down.
+        first = start + int((turn + 0.5) / number * (end - start))
+        places = itertools.chain(range(first, end), range(start, first), range(end, len(ranks)), range(start))
+        fresh = (place for place in places if place not in chosen and queries[order[place]] not in seen)
+        again = (place for place in range(len(ranks)) if place not in chosen)
+        chosen.append(next(itertools.chain(fresh, again)))
+        seen.add(queries[order[chosen[-1]]])
+    return [int(order[place]) for place in sorted(chosen)]
+
+
+def _unmarked(row: dict[str, Any]) -> str:
+    return spans_to_markdown(marked_spans(row["text"], set(), MarkedTerms()))

@@ -21,9 +21,9 @@ from hf_tlm.retrieval.bm25.files import order_of_ids
 from hf_tlm.retrieval.engine import RetrievalRequest, count_sources, search_corpus, search_elastic, search_shards
 from hf_tlm.retrieval.filters import Decontaminator, check_deduplication, held_out_texts, near_duplicates
 from hf_tlm.retrieval.hits import RetrievalResult
-from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS
 from hf_tlm.retrieval.settings import RETRIEVERS, Bm25Settings, ElasticSettings, Sharding, check_elastic, check_engine
 from hf_tlm.retrieval.subset import Subset
+from hf_tlm.retrieval.subset_files import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS
 from hf_tlm.retrieval.texts import RetrievalError, build_queries, check_query_mode, example_texts
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.arrow_files import cache_folder

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Value
 
 from hf_tlm.hub.subset_cards import describe_data, subset_card
-from hf_tlm.retrieval.manifest import (
+from hf_tlm.retrieval.report import describe_selection, retrieval_report
+from hf_tlm.retrieval.subset_files import (
     CARD_FILE,
     COLUMNS,
     CONFIG_DATA_FILE,
@@ -32,8 +33,10 @@ from hf_tlm.retrieval.manifest import (
     UNQUERIED,
     check_manifest,
     check_values,
+    download,
+    parse_name,
+    push_subset,
 )
-from hf_tlm.retrieval.report import describe_selection, retrieval_report
 from hf_tlm.retrieval.texts import RetrievalError, build_queries, example_texts
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.arrow_files import cached_rows
@@ -168,8 +171,6 @@ class Subset:
         Raises:
             HubError, RetrievalError: see `load` and `from_hub`; or it is neither.
         """
-        from hf_tlm.retrieval.hub_subset import parse_name
-
         name = named("name", name, RetrievalError, needed=True)
         return cls.load(name) if os.path.exists(name) else cls.from_hub(**parse_name(name))
 
@@ -185,8 +186,6 @@ class Subset:
             HubError: see `hf_tlm.hub.fetch`.
             RetrievalError: there is no subset, or none of that configuration; or see `load` and `read_released`.
         """
-        from hf_tlm.retrieval.hub_subset import download
-
         found, commit = download(repo_id, revision, config)
         subset = cls.load(found) if isinstance(found, Path) else cls(*found)
         # The commit: what a branch names may change.
@@ -206,8 +205,6 @@ class Subset:
             RetrievalError: the manifest has what `load` would refuse; `config` cannot be a name, or others in the repository
                 are named and this is not (or vice versa).
         """
-        from hf_tlm.retrieval.hub_subset import push_subset
-
         check_values(self.manifest, "The subset's manifest", _FROM)
         # Where it was loaded from is not what it is: pushed back there, it is unchanged.
         own = replace(self, manifest={name: value for name, value in self.manifest.items() if name != "hub"})

@@ -31,7 +31,7 @@ from hf_tlm.analysis.arguments import SubsetsArguments
 from hf_tlm.corpora import load_corpus
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval import Subset, retrieve
-from hf_tlm.retrieval.manifest import COLUMNS
+from hf_tlm.retrieval.subset_files import COLUMNS
 from hf_tlm.tasks import load_task
 from support.launching import ROOT, fails
 from support.toys import make_task, sentences

@@ -7,7 +7,7 @@ import pytest
 from hf_tlm.commands import COMMANDS
 from hf_tlm.config import parse
 from hf_tlm.retrieval.bm25.files import FILES, META_FILE
-from hf_tlm.retrieval.manifest import CARD_FILE, COLUMNS, DATA_FILE, REPORT_FILE
+from hf_tlm.retrieval.subset_files import CARD_FILE, COLUMNS, DATA_FILE, REPORT_FILE
 from hf_tlm.training.run_folder import RECORDS
 from hf_tlm.utils.run_files import MANIFEST_FILE
 from make_reference import REFERENCE, filled, make_pages, option_row, outdated, plain, read_command

@@ -27,7 +27,7 @@ from hf_tlm.experiments.reproduce import write_table
 from hf_tlm.experiments.steps import parse_step
 from hf_tlm.experiments.table import SCORES, Table
 from hf_tlm.metrics import paired_bootstrap, scorer
-from hf_tlm.retrieval.manifest import DATA_FILE
+from hf_tlm.retrieval.subset_files import DATA_FILE
 from hf_tlm.runs import PointsError, format_score, sharing
 from hf_tlm.tasks import TaskError
 from hf_tlm.utils import seals

@@ -8,12 +8,11 @@ import pytest
 import yaml
 from datasets import load_dataset
 
-import hf_tlm.retrieval.hub_subset as hub_subset
 from hf_tlm.errors import HubError
 from hf_tlm.hub import publish_subset
 from hf_tlm.hub.subset_cards import configs_card
 from hf_tlm.influence import select
-from hf_tlm.retrieval import RetrievalError, Subset, retrieval_report, retrieve
+from hf_tlm.retrieval import RetrievalError, Subset, retrieval_report, retrieve, subset_files
 from hf_tlm.tasks import load_task
 
 
@@ -123,7 +122,7 @@ class TestNamed:
         """Each has read what is there before the other has written."""
         subset.push_to_hub("alice/passages", config="a")
         met, errors, commits = threading.Barrier(2, timeout=60), [], []
-        push = hub_subset.push
+        push = subset_files.push
 
         def push_together(folder, *args, files, **options):
             commits.append(threading.get_ident())
@@ -131,7 +130,7 @@ class TestNamed:
                 met.wait()
             return push(folder, *args, files=files, **options)
 
-        monkeypatch.setattr(hub_subset, "push", push_together)
+        monkeypatch.setattr(subset_files, "push", push_together)
 
         def write(config, made):
             try:

@@ -14,9 +14,9 @@ from datasets import Dataset
 
 pytest.importorskip("elasticsearch", reason="the extra [elastic] is not installed")
 
+from hf_tlm.retrieval import RetrievalError
 from hf_tlm.retrieval.elastic_index import connect, index_corpus
 from hf_tlm.retrieval.elastic_search import fetch, retrieve_elastic, search
-from hf_tlm.retrieval.hits import RetrievalError
 from hf_tlm.retrieval.settings import Bm25Settings, ElasticSettings
 from hf_tlm.retrieval.texts import Analyzer
 from support.elastic_server import ElasticServer, Failure

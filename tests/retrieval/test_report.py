@@ -10,9 +10,16 @@ import pytest
 from datasets import Dataset, Features, Value
 
 from hf_tlm.retrieval import RetrievalError, Subset
-from hf_tlm.retrieval.highlight import MarkedTerms, mark_shared, marked_spans, spans_to_markdown
-from hf_tlm.retrieval.manifest import COLUMNS
-from hf_tlm.retrieval.report import _bar, _spread, retrieval_report
+from hf_tlm.retrieval.report import (
+    MarkedTerms,
+    _bar,
+    _spread,
+    mark_shared,
+    marked_spans,
+    retrieval_report,
+    spans_to_markdown,
+)
+from hf_tlm.retrieval.subset_files import COLUMNS
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.utils.shown import for_markdown
 

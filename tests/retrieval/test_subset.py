@@ -10,7 +10,7 @@ import yaml
 from hf_tlm.corpora import load_corpus
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
-from hf_tlm.retrieval.manifest import CARD_FILE, COLUMNS, DATA_FILE, REPORT_FILE
+from hf_tlm.retrieval.subset_files import CARD_FILE, COLUMNS, DATA_FILE, REPORT_FILE
 from hf_tlm.tasks import TaskError
 from hf_tlm.utils.run_files import MANIFEST_FILE
 

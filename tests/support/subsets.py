@@ -3,7 +3,7 @@
 from datasets import Dataset, Features, Value
 
 from hf_tlm.retrieval import Subset
-from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION
+from hf_tlm.retrieval.subset_files import COLUMNS, FORMAT, FORMAT_VERSION
 
 
 def save_subset(folder, passages=1):

@@ -15,7 +15,7 @@ from hf_tlm.analysis.report.charts import Chart, line_chart
 from hf_tlm.errors import HfTlmError
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.retrieval import RetrievalArguments
-from hf_tlm.retrieval.highlight import MarkedTerms, mark_shared
+from hf_tlm.retrieval.report import MarkedTerms, mark_shared
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset

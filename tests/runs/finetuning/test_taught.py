@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from hf_tlm.models import ModelError
 from hf_tlm.retrieval import Subset
-from hf_tlm.retrieval.manifest import COLUMNS
+from hf_tlm.retrieval.subset_files import COLUMNS
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, ProtocolError, finetune
 from hf_tlm.runs.finetuning.finetune import _taught
 from hf_tlm.runs.finetuning.models import FinetuneTrainer

@@ -1,0 +1,399 @@
+"""A subset's files: what its manifest says, checked field by field before a training, and where the Hub keeps them.
+
+On the Hub a subset is alone in a repository, or one of several under names of their own, or one that the paper's authors
+released.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import datasets
+import numpy as np
+from datasets import Dataset, Features, Value
+
+from hf_tlm.errors import HubError
+from hf_tlm.hub import Push, Repo, fetch, publish_subset, push
+from hf_tlm.hub.cards import published_card
+from hf_tlm.hub.repo_id import parse_repo
+from hf_tlm.hub.subset_cards import config_cards, config_names, configs_card, repo_files
+from hf_tlm.tasks.spec import registered_task
+from hf_tlm.retrieval.settings import RETRIEVERS, SELECTIONS, VARIANTS
+from hf_tlm.retrieval.texts import QUERY_MODES, RetrievalError
+from hf_tlm.tasks.spec import Task
+from hf_tlm.utils.files import atomic_write, sha256
+from hf_tlm.utils.problems import writing_cache
+from hf_tlm.utils.run_files import MANIFEST_FILE
+from hf_tlm.utils.json_files import (
+    Check,
+    Unfit,
+    check_fields,
+    listed,
+    mapped,
+    maybe,
+    read_json,
+    real,
+    record,
+    truth,
+    whole,
+    words,
+)
+from hf_tlm.utils.scripts import SCRIPTS
+from hf_tlm.utils.shown import named_columns, suggestion
+from hf_tlm.version import __version__
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "hf_tlm.subset"
+FORMAT_VERSION = 1
+COLUMNS = {
+    "id": "string",
+    "text": "string",
+    "source": "string",
+    "rank": "int32",
+    "score": "float32",
+    "n_queries": "int32",
+    "best_query": "string",
+}
+DATA_FILE = "data/train-00000-of-00001.parquet"
+# In the folder of one configuration of several.
+CONFIG_DATA_FILE = "train-00000-of-00001.parquet"
+CARD_FILE = "README.md"
+REPORT_FILE = "report.md"
+# What a manifest says of how passages were searched.
+METHOD_FIELDS = (
+    "query_mode max_query_terms top_k top_k_requested variant k1 b delta stopwords stemmer seed num_passages".split()
+)
+# Retrievers whose manifest knows of no queries: passages drawn at random, and those that the paper's authors released.
+UNQUERIED = ("random", "released")
+
+RELEASED_FILE = "{}_external.csv"  # of a configuration: small, large.
+LONGEST_FIELD = 1 << 30  # Python's csv module refuses fields of more than 128 KiB by default.
+ROUNDS = 20  # times that a card is brought up to date with what others push meanwhile
+DATA_FOLDER = Path(DATA_FILE).parent.name
+_ON_HUB = re.compile(r"(?P<repo_id>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
+_CONFIG = re.compile(r"\w[\w.-]{0,95}")
+
+_COUNT, _NUMBER, _NAME = whole(0, 2**53), real(-1e300, 1e300), words(10_000)
+_NAMES = listed(_NAME, 10**7)
+
+
+def _of(**fields: Check) -> Check:
+    """An object with some of these fields, and any others."""
+    return record(fields, optional=tuple(fields))
+
+
+def _named(*needed: str, **fields: Check) -> Check:
+    """An object with a name, and the fields that are needed."""
+    return record({"name": _NAME, **fields}, optional=[name for name in fields if name not in needed])
+
+
+def _choice(*values: str) -> Check:
+    def check(value: Any) -> str:
+        if value not in values:
+            raise Unfit(" or ".join(values))
+        return value
+
+    return check
+
+
+def _score_model(value: Any) -> Any:
+    """Names of checkpoints, or how one was trained."""
+    if isinstance(value, dict):
+        return _TRAINED(value)
+    return _NAME(value) if isinstance(value, str) else _NAMES(value)
+
+
+def _model(value: Any) -> Any:
+    return record({"model_type": _NAME})(value) if isinstance(value, dict) else _NAME(value)
+
+
+_TRAINED = record(
+    {"model": _model, "validation": mapped(_NUMBER, 100), "max_steps": whole(-1, 2**53)},
+    optional=("validation", "max_steps"),
+)
+
+
+_COUNTS = {
+    **dict.fromkeys(("passages", "union"), whole(1, 2**53)),
+    **dict.fromkeys(("queries", "empty_queries", "queries_without_hits", "blank_texts", "skipped"), _COUNT),
+    **dict.fromkeys(("first_empty_queries", "first_queries_without_hits", "bad_files"), _NAMES),
+    "sources": maybe(mapped(_COUNT, 10**6)),
+}
+_LEFT_OUT = maybe(record({"passages": _COUNT, "threshold": _NUMBER, "ids": _NAMES}, optional=("threshold", "ids")))
+_TEACHERS = listed(_of(name=_NAME, revision=maybe(_NAME), license=maybe(_NAME)), 10_000)
+# Of every subset.
+NEEDED: dict[str, Check] = {
+    "corpus": _named("fingerprint", fingerprint=maybe(_NAME), size=maybe(_COUNT)),
+    "task": _named("fingerprint", fingerprint=maybe(_NAME), split=maybe(_NAME)),
+    "retriever": _choice(*RETRIEVERS, "released"),
+    "counts": record(_COUNTS, optional=[name for name in _COUNTS if name not in ("passages", "union")]),
+}
+# Of some, or since some version.
+_MORE: dict[str, Check] = {
+    **dict.fromkeys(("query_mode", "variant", "stopwords", "stemmer", "analyzed_by"), maybe(_NAME)),
+    "script": maybe(_choice(*SCRIPTS)),
+    **dict.fromkeys(("max_query_terms", "top_k", "top_k_requested", "num_passages", "seed"), maybe(_COUNT)),
+    **dict.fromkeys(("k1", "b", "delta"), maybe(_NUMBER)),
+    "analyzer": maybe(_of(stopwords=maybe(_NAME), stemmer=maybe(_NAME), script=maybe(_choice(*SCRIPTS)))),
+    "teacher": maybe(_of(model=_NAME, passages=_COUNT, label_names=_NAMES, cut_passages=_COUNT, teachers=_TEACHERS)),
+    "decontamination": _LEFT_OUT,
+    "deduplication": _LEFT_OUT,
+    "rank_column": truth,
+    "selection": maybe(
+        record(
+            {
+                **{"size": _COUNT, "of": _COUNT, "method": _choice(*SELECTIONS), "score_model": maybe(_score_model)},
+                **dict.fromkeys(("passages_without_score", "passages_not_finite"), maybe(_COUNT)),
+                "teacher": _of(model=_NAME, teachers=_TEACHERS),
+            },
+            optional=("score_model", "passages_without_score", "passages_not_finite", "teacher"),
+        )
+    ),
+    "versions": mapped(maybe(_NAME), 100),
+    "hub": maybe(_of(repo_id=_NAME, revision=maybe(_NAME), config=maybe(_NAME))),
+    "files": mapped(_NAME, 100),
+}
+# Of queries, where there were some.
+_QUERIED: dict[str, Check] = {
+    "query_mode": _choice(*QUERY_MODES),
+    "variant": _choice(*dict.fromkeys(chain(*VARIANTS.values()))),
+    "top_k": whole(1, 2**53),
+    "k1": _NUMBER,
+    "b": _NUMBER,
+    "counts": record(_COUNTS, optional=[name for name in _COUNTS if name not in ("passages", "union", "queries")]),
+}
+_BY_RETRIEVER: dict[str, dict[str, Check]] = {"random": {"seed": _COUNT}, "released": {}}
+
+
+def check_manifest(path: Path) -> dict[str, Any]:
+    """What a manifest of this format version holds, after `check_values`."""
+    manifest = read_json(path, RetrievalError)
+    check_values(manifest, str(path), "Make or download it again, or read it with the version of hf_tlm that wrote it.")
+    return manifest
+
+
+def check_values(manifest: Any, name: str, advice: str) -> None:
+    """Check that a manifest is such as `Subset.load` reads.
+
+    Args:
+        name, advice: begin and end the message.
+
+    Raises:
+        RetrievalError: a field is missing, unknown, or not what recipes write in it.
+    """
+    what = f"{name} is not what recipes write"
+    retriever = check_fields(manifest, NEEDED, RetrievalError, what, advice)["retriever"]
+    of_it = _BY_RETRIEVER.get(retriever, _QUERIED)
+    optional = [field for field in _MORE if field not in of_it]
+    check_fields(manifest, {**NEEDED, **_MORE, **of_it}, RetrievalError, what, advice, optional)
+    known = ["format", "format_version", *NEEDED, *_MORE]
+    if unknown := [field for field in manifest if field not in known]:
+        hint = suggestion(unknown[0], known, 1)
+        raise RetrievalError(f"{name} has a field {unknown[0]!r:.60} that recipes do not write.{hint} {advice}")
+
+
+class SubsetLike(Protocol):
+    """A `Subset`, for the modules that it is made of, which cannot import it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    dataset: Dataset
+    manifest: dict[str, Any]
+
+    def __len__(self) -> int: ...
+
+    def examples(self, task: Task, n: int) -> list[tuple[str, str, float]]: ...
+
+    def save(self, directory: str | os.PathLike, *, report: str | None = None) -> None: ...
+
+    def write(self, folder: Path, report: str, data_file: str = DATA_FILE, **card: Any) -> None: ...
+
+
+def parse_name(name: str) -> dict[str, Any]:
+    """The arguments of `Subset.from_hub` that `owner/name[:config][@revision]` stands for; a RetrievalError for no name."""
+    parts = _ON_HUB.fullmatch(name)
+    if parts is None or parse_repo(parts["repo_id"], "dataset") is None:
+        raise RetrievalError(
+            f"Expected the folder of a subset, or a dataset of the Hub as owner/name, owner/name:config or "
+            f"owner/name:config@revision; received {name!r}, which is neither."
+        )
+    return parts.groupdict()
+
+
+def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Path | tuple[Dataset, dict[str, Any]], str]:
+    """The folder of a subset that was saved, or rows and manifest of one that TLM's authors released; and the commit.
+
+    Raises:
+        HubError, RetrievalError: see `Subset.from_hub`.
+    """
+    repo = _checked(repo_id, revision, config)
+    if config is None:
+        wanted = [MANIFEST_FILE, f"{DATA_FOLDER}/*"]
+    else:
+        wanted = [f"{config}/*", RELEASED_FILE.format(config)]
+    snapshot = fetch(repo, allow_patterns=wanted)
+    folder = snapshot if config is None else snapshot / config
+    if (folder / MANIFEST_FILE).is_file():
+        return folder, snapshot.name
+    if config is not None and (released := snapshot / RELEASED_FILE.format(config)).is_file():
+        return read_released(released, repo_id, snapshot.name), snapshot.name
+    files, end = repo_files(repo), RELEASED_FILE.format("")
+    names = sorted(config_names(files) + [file.removesuffix(end) for file in files if file.endswith(end)])
+    raise RetrievalError(
+        f"{repo} has no subset {'without a name' if config is None else repr(config)}. The names of those that hf_tlm "
+        f"or TLM's authors published there: {', '.join(names) or 'none'}."
+    )
+
+
+def push_subset(subset: SubsetLike, repo_id: str, config: str | None, report: str, options: Mapping[str, Any]) -> Push:
+    """See `Subset.push_to_hub`."""
+    repo = _checked(repo_id, options.get("revision"), config)
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work) / "subset"
+        try:
+            if config is not None:
+                return _push_config(subset, folder, repo, config, report, dict(options))
+            subset.save(folder, report=report)
+            return publish_subset(folder, repo_id, **options)
+        except HubError as error:
+            raise HubError(str(error).replace(str(folder), "The subset")) from None
+
+
+def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dict[str, Any]]:
+    """Rows in a subset's columns, by rank and then place, and the manifest that says how little is known of them.
+
+    Rows without a text are left out and counted. `rank` is the file's (which counts from 0: one is added), or the place in
+    the file where it has none; `score`, `n_queries` and `best_query` are null. Ids are `<file>:<row>`, as the released ids
+    only number the rows. The file is read twice, a row at a time.
+
+    Raises:
+        RetrievalError: the file cannot be read, has no column `text`, or no text.
+    """
+    rows = texts = 0
+    first_rank: int | None = np.iinfo(np.int32).max
+    for row in _read(path):
+        rows += 1
+        texts += bool(row["text"].strip())
+        rank = _integer(row.get("rank"))
+        first_rank = None if first_rank is None or rank is None else min(first_rank, rank)
+    if not texts:
+        raise RetrievalError(f"{path} has no texts: {rows:,} rows, all of them blank.")
+    if blank := rows - texts:
+        logger.warning("%s: left out %s of %s rows, which have no text.", path.name, f"{blank:,}", f"{rows:,}")
+    digest = sha256(path)
+    shift = None if first_rank is None else int(first_rank == 0)
+    # The digest makes the cache of `datasets` know the content.
+    made = {"path": str(path), "source": repo_id, "shift": shift, "digest": digest}
+    features = Features({name: Value(kind) for name, kind in COLUMNS.items()})
+    with writing_cache(datasets.config.HF_DATASETS_CACHE):
+        dataset = Dataset.from_generator(_rows, features=features, gen_kwargs=made)
+    ranks = dataset.with_format("numpy")["rank"][:]
+    if (ranks[1:] < ranks[:-1]).any():
+        dataset = dataset.select(np.argsort(ranks, kind="stable"))
+    task = registered_task(repo_id)
+    name = task.name if task else repo_id.partition("/")[2].removesuffix("-tlm")
+    return dataset, {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "corpus": {"name": f"{repo_id}@{revision}, {path.name}", "fingerprint": digest[:16], "size": rows},
+        "task": {"name": name, "fingerprint": None, "split": "train"},
+        "retriever": "released",
+        **dict.fromkeys(METHOD_FIELDS),
+        "decontamination": None,
+        "deduplication": None,
+        "counts": {"passages": rows, "union": texts, "blank_texts": blank},
+        "rank_column": first_rank is not None,
+        "versions": {"hf_tlm": __version__, "datasets": datasets.__version__},
+    }
+
+
+def _rows(path: str, source: str, shift: int | None, digest: str) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(_read(Path(path))):
+        if row["text"].strip():
+            rank = None if shift is None else _integer(row["rank"])
+            yield {
+                "id": f"{Path(path).name}:{number}",
+                "text": row["text"],
+                "source": source,
+                "rank": number + 1 if shift is None or rank is None else rank + shift,
+                "score": None,
+                "n_queries": None,
+                "best_query": None,
+            }
+
+
+def _read(path: Path) -> Iterator[dict[str, str]]:
+    """Rows by column; a value that is not there is an empty string."""
+    limit = csv.field_size_limit(LONGEST_FIELD)
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, restval="", strict=True)
+            if "text" not in (reader.fieldnames or ()):
+                raise RetrievalError(
+                    f"{path} has no column 'text'; the columns are {named_columns(reader.fieldnames or ['none'])}. Expected "
+                    "a file of the TLM paper's release."
+                )
+            yield from reader
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RetrievalError(f"Cannot read {path}: {error}. Download it again.") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _integer(value: str | None) -> int | None:
+    """A whole number, also where a gap in the column made floats of all; None for anything else."""
+    try:
+        number = float(value or "")
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() and 0 <= number < np.iinfo(np.int32).max else None
+
+
+def _push_config(subset: SubsetLike, folder: Path, repo: Repo, config: str, report: str, options: dict[str, Any]) -> Push:
+    """A folder of the subset, and a card for the whole repository, whose metadata names all subsets that are there."""
+    token, tag = options.get("token"), options.pop("tag", None)
+    card = {name: options.pop(name, None) for name in ("license", "language")}
+    folder.mkdir()
+    subset.write(folder, report, CONFIG_DATA_FILE, config=config, data_files=f"{config}/train-*.parquet")
+    own = published_card((folder / CARD_FILE).read_text(encoding="utf-8"), repo.id, **card)
+    atomic_write(folder / CARD_FILE, own)
+    whole = folder.parent / CARD_FILE
+    files = {f"{config}/{name}": folder / name for name in (CONFIG_DATA_FILE, MANIFEST_FILE, CARD_FILE, REPORT_FILE)}
+    options |= {"type": "dataset", "message": f"Subset {config} of hf_tlm {__version__}", "replace": [f"{config}/*"]}
+    there = repo_files(repo, token, options.get("dry_run", False))
+    if MANIFEST_FILE in there:
+        raise RetrievalError(f"{repo} has a subset without a name. Choose another repository, or leave the name out.")
+    done: Push | None = None
+    for _ in range(ROUNDS):
+        cards = {config: own} | config_cards(repo, [name for name in config_names(there) if name != config], token)
+        atomic_write(whole, configs_card({name: cards[name] for name in sorted(cards)}, repo.id))
+        last = push(folder, repo.id, files={**files, CARD_FILE: whole}, **options)
+        done = last if done is None else replace(done, commit=last.commit or done.commit)
+        if last.dry_run:
+            return done
+        # Others may have pushed theirs between reading and writing: whoever comes last names them all.
+        there = repo_files(repo, token)
+        if set(config_names(there)) <= set(cards):
+            break
+    assert done is not None  # after the first of the rounds
+    if tag is not None:
+        push(folder, repo.id, files={**files, CARD_FILE: whole}, tag=tag, **options)
+    return done
+
+
+def _checked(repo_id: str, revision: str | None, config: str | None) -> Repo:
+    """The repository of an id, once it and the name of a subset there can be ones."""
+    if (repo := parse_repo(repo_id, "dataset")) is None or repo.revision is not None:
+        raise HubError(f"Expected a dataset of the Hub as owner/name; received {repo_id!r}.")
+    if config is not None and (not _CONFIG.fullmatch(config) or config == DATA_FOLDER):
+        raise RetrievalError(f"The name of a subset is that of a folder, such as small or large; received {config!r}.")
+    return replace(repo, revision=revision)
