@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
-    from hf_tlm.analysis.arguments import ARGUMENTS, AnalyzeArguments, AnalyzedTask, Findings, analyze
+    from hf_tlm.analysis.arguments import ARGUMENTS, AnalyzeArguments, AnalyzedTask, Findings, ReportArguments, analyze
     from hf_tlm.analysis.attention import (
         AttentionHead,
         LayerShares,
@@ -18,23 +18,21 @@ if TYPE_CHECKING:
     )
     from hf_tlm.analysis.cost import Comparison, Scored, compare, cost_figure, published_points
     from hf_tlm.analysis.curves import average, choose_quantities, curves_figure
-    from hf_tlm.analysis.embedding_measures import (
+    from hf_tlm.analysis.encoders import (
         alignment,
         cosine_similarities,
         embed_texts,
+        load_encoder,
         project,
         random_pairs,
         same_class_pairs,
         silhouette,
         uniformity,
     )
-    from hf_tlm.analysis.encoders import load_encoder
     from hf_tlm.analysis.figures import new_figure, save_figure, series_style, style
     from hf_tlm.analysis.heads import draw_attention_maps, draw_head_shares
-    from hf_tlm.analysis.report.arguments import ReportArguments
     from hf_tlm.analysis.report.page import report_page, write_report
-    from hf_tlm.analysis.report.recorded import task_of_run
-    from hf_tlm.analysis.report.run_folder import RunFolder, read_run
+    from hf_tlm.analysis.report.run_folder import RunFolder, read_run, task_of_run
     from hf_tlm.analysis.runs import Result, find_results
     from hf_tlm.analysis.subset_measures import (
         CaseStudy,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.errors import AnalysisError
@@ -224,6 +225,31 @@ class ReportPageArguments(_CheckedArguments):
     rare_below: int = option(5, "Fewer training texts than these have a rare word: errors are told apart by them.")
 
 
+@dataclass
+class ReportArguments:
+    """The report at the end."""
+
+    report: bool = option(
+        False,
+        "Write analysis/report.html into output_dir: one page for any browser, with scores, cost, errors and "
+        "curves. hf-tlm analyze --what report makes it later, too.",
+    )
+
+    def write(self, output_dir: str | os.PathLike, task: Task | None = None, subset: Subset | None = None) -> Path | None:
+        """The page of the finished run in `output_dir`; None where none is asked for.
+
+        Args:
+            task, subset: what the run was given.
+
+        Raises:
+            AnalysisError: see `hf_tlm.analysis.write_report`.
+        """
+        if not self.report:
+            return None
+        subsets = None if subset is None else {"the run's subset": subset}
+        return _module("report").write_report(output_dir, task=task, subsets=subsets)
+
+
 # Of each analysis, what is its own.
 ARGUMENTS = {
     "heads": HeadsArguments,
@@ -260,8 +286,7 @@ def analyze(what: str, args: AnalyzeArguments, task: AnalyzedTask, options: Any)
         ArgumentsError: the folder of figures cannot be written. AnalysisError: see there.
     """
     check_writable(args.folder)
-    module = "report.page" if what == "report" else what
-    return importlib.import_module(f"hf_tlm.analysis.{module}").analyze(args, task, options)
+    return _module(what).analyze(args, task, options)
 
 
 def check_positive(**values: int) -> None:
@@ -284,3 +309,8 @@ def named(values: Sequence[str] | None, option: str) -> dict[str, str]:
             raise AnalysisError(f"--{option}: {name!r} comes twice. Give each its own name, as in first={place}.")
         found[name] = os.path.expanduser(place)  # Which shells do at the start of words alone.
     return found
+
+
+def _module(what: str) -> ModuleType:
+    """The module of an analysis, which imports this one."""
+    return importlib.import_module(f"hf_tlm.analysis.{'report.page' if what == 'report' else what}")

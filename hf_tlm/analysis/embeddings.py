@@ -21,9 +21,20 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.analysis import embedding_measures as measures
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, EmbeddingsArguments, Findings
-from hf_tlm.analysis.encoders import load_encoder, sample_corpus
+from hf_tlm.analysis.encoders import (
+    LEAST_TEXTS,
+    alignment,
+    cosine_similarities,
+    embed_texts,
+    load_encoder,
+    project,
+    random_pairs,
+    same_class_pairs,
+    sample_corpus,
+    silhouette,
+    uniformity,
+)
 from hf_tlm.analysis.figures import (
     HEIGHT,
     MARKERS,
@@ -114,10 +125,10 @@ def draw_texts(
             raise AnalysisError(f"Two classes are needed; the {len(labels)} {split} texts of {task.name} are all {named}.")
         texts, parts = rows["text"][:], {"labels": labels, "label_names": tuple(task.label_names)}
         parts["text_pairs"] = rows["text_pair"][:] if "text_pair" in rows.column_names else None
-        parts |= {"similar": measures.same_class_pairs(labels, options.max_pairs, seed=seed), "similar_are": "of one class"}
-    if len(texts) < measures.LEAST_TEXTS:
+        parts |= {"similar": same_class_pairs(labels, options.max_pairs, seed=seed), "similar_are": "of one class"}
+    if len(texts) < LEAST_TEXTS:
         raise AnalysisError(
-            f"{measures.LEAST_TEXTS} texts or more are needed; {len(texts)} were drawn of {task.name}'s {split} split."
+            f"{LEAST_TEXTS} texts or more are needed; {len(texts)} were drawn of {task.name}'s {split} split."
         )
     if not len(parts["similar"]):
         raise AnalysisError(
@@ -131,7 +142,7 @@ def draw_texts(
     return DrawnTexts(
         texts,
         **parts,
-        random=measures.random_pairs(count, options.max_pairs, seed=seed),
+        random=random_pairs(count, options.max_pairs, seed=seed),
         random_are=f"of {said}",
         random_texts=others,
     )
@@ -305,12 +316,12 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: EmbeddingsArgum
     rows, projections, cosines = [], {}, {}
     for name, place in args.encoders.items():
         vectors, random_vectors = _embed(name, place, drawn, args, options)
-        similar = measures.cosine_similarities(vectors, drawn.similar)
-        random = measures.cosine_similarities(random_vectors, drawn.random)
+        similar = cosine_similarities(vectors, drawn.similar)
+        random = cosine_similarities(random_vectors, drawn.random)
         cosines[name] = {"random": random, "similar": similar}
         rows.append({"model": name} | measure(random, similar, vectors, drawn.labels, args.seed))
         seen = vectors if drawn.labels is not None else vectors[np.unique(drawn.similar)]
-        projections[name] = measures.project(seen, perplexity=options.perplexity, seed=args.seed)
+        projections[name] = project(seen, perplexity=options.perplexity, seed=args.seed)
     if drawn.labels is not None:
         files = draw_classes(projections, drawn.labels, drawn.label_names, args.folder)
     else:
@@ -329,10 +340,10 @@ def measure(
     found = {
         "mean_cosine_random": float(random.mean()),
         "mean_cosine_similar": float(similar.mean()),
-        "alignment": measures.alignment(similar),
-        "uniformity": measures.uniformity(random),
+        "alignment": alignment(similar),
+        "uniformity": uniformity(random),
     }
-    return found if labels is None else found | {"silhouette": measures.silhouette(vectors, labels, seed=seed)}
+    return found if labels is None else found | {"silhouette": silhouette(vectors, labels, seed=seed)}
 
 
 def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -349,7 +360,7 @@ def _embed(
     length = args.max_length
     model, tokenizer = load_encoder(place, max_length=length, trust_remote_code=args.trust_remote_code)
     embed = partial(
-        measures.embed_texts,
+        embed_texts,
         model,
         tokenizer,
         pooling=options.pooling,

@@ -1,15 +1,36 @@
-"""Any encoder that transformers loads, as analyses read it, and some texts of a corpus of any size."""
+r"""Any encoder that transformers loads, its vectors of texts, how they fill their space, and the same in two dimensions.
+
+    model, tokenizer = load_encoder("runs/scierc")
+    vectors = embed_texts(model, tokenizer, texts)
+    similar = cosine_similarities(vectors, same_class_pairs(labels, 10_000))
+    random = cosine_similarities(vectors, random_pairs(len(texts), 10_000))
+    alignment(similar), uniformity(random)
+
+Alignment and uniformity are Wang and Isola's (ICML 2020, section 4.1, with alpha = 2 and t = 2), of vectors of length 1:
+
+.. math:: \ell_\mathrm{align} = \mathrm{E}_{\text{similar } x, y} \|x - y\|^2, \qquad
+          \ell_\mathrm{uniform} = \log \mathrm{E}_{\text{random } x, y}\, e^{-2 \|x - y\|^2}
+
+Smaller is better for both. As \|x - y\|^2 = 2 - 2 cos(x, y), both are functions of cosines.
+
+Shapes: N texts, B texts of a batch, S tokens, H hidden size, P pairs.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from tqdm.auto import tqdm
+from transformers import AutoModel, DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from hf_tlm.analysis.arguments import POOLINGS
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import load_tokenizer
 from hf_tlm.errors import AnalysisError
@@ -20,6 +41,19 @@ from hf_tlm.models.base import body_of
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import POOLER, hub_options, reading
 from hf_tlm.runs.finetuning.models import set_token_types
+from hf_tlm.utils.options import check_numbers
+from hf_tlm.utils.shown import kind_of
+
+# Pairs whose vectors are gathered together: 100 MB at H = 768.
+CHUNK = 1 << 14
+SILHOUETTE_TEXTS = 5000
+
+
+# Batches whose texts are tokenised, and sorted by length, together.
+CHUNK_BATCHES = 32
+# Components that t-SNE sees, as its authors do before it: they hold the neighbours, and distances cost less.
+COMPONENTS = 50
+LEAST_TEXTS = 3
 
 
 def load_encoder(
@@ -72,15 +106,6 @@ def load_encoder(
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
-def _adapted(folder: str, options: dict[str, Any]) -> PreTrainedModel:
-    """The body of a base model with an adapter merged into it."""
-    adapter = read_adapter(folder)
-    bare = "AutoModelForMultipleChoice" if adapter.modules_to_save else "AutoModelForMaskedLM"
-    model = load_merged(folder, ADAPTED.get(adapter.task_type or "", bare), **options)
-    assert isinstance(model, PreTrainedModel)  # as all Auto classes make
-    return body_of(model)
-
-
 def sample_corpus(corpus: str, count: int, *, seed: int = 0, least: int = 1, text_column: str = "text") -> list[str]:
     """Draw `count` texts of a corpus, or all if it has fewer, each with the same probability, in the corpus's order.
 
@@ -95,3 +120,228 @@ def sample_corpus(corpus: str, count: int, *, seed: int = 0, least: int = 1, tex
     if len(kept) < least:
         raise AnalysisError(f"{corpus} has {len(kept)} texts that are not blank; {least} or more are needed.")
     return [text for _, _, text in sorted(kept, key=lambda drawn: drawn[1])]
+
+
+@torch.inference_mode()
+def embed_texts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    text_pairs: Sequence[str] | None = None,
+    *,
+    pooling: str = "cls",
+    layer: int = -1,
+    max_length: int = 128,
+    batch_size: int = 32,
+    description: str = "Embedding",
+) -> np.ndarray:
+    """float32 [N, H]: a vector for each text, not of length 1. Batches and padding do not change them.
+
+    Args:
+        model: one whose output has `last_hidden_state` or `hidden_states`; see `load_encoder`.
+        text_pairs: as many second texts, each read with the first in one input.
+        pooling: cls: of the tokenizer's [CLS], or of the first token if it sets none. mean: over all tokens but padding.
+        layer: -1 is the last one, 0 the embedding layer, 1 the first layer after it.
+        max_length: tokens after which a text is cut.
+        description: of the bar.
+
+    Raises:
+        AnalysisError: an argument is something else, a text is null or blank, there is no such pooling or layer, or vectors
+            are not finite, or all [CLS] vectors are the same, as in decoders, where a first token sees itself alone.
+    """
+    _check_encoder(model, tokenizer)
+    _check_texts("texts", texts)
+    if text_pairs is not None:
+        _check_texts("text_pairs", text_pairs)
+        if len(text_pairs) != len(texts):
+            raise AnalysisError(f"text_pairs: expected as many as texts, {len(texts):,}; received {len(text_pairs):,}.")
+    check_numbers(AnalysisError, layer=layer, max_length=max_length, batch_size=batch_size)
+    if pooling not in POOLINGS:
+        raise AnalysisError(f"pooling must be one of {', '.join(POOLINGS)}; received {pooling!r}.")
+    both = [texts] if text_pairs is None else [texts, text_pairs]
+    for row, parts in enumerate(zip(*both, strict=True)):
+        if not all(isinstance(text, str) and text.strip() for text in parts):
+            raise AnalysisError(f"Text {row} is null or blank: {parts!r:.80}. Leave such rows out (--drop_bad_rows).")
+    collate = DataCollatorWithPadding(tokenizer)
+    chunks: list[np.ndarray] = []
+    size = batch_size * CHUNK_BATCHES
+    main = os.environ.get("RANK", "0") == "0"
+    with tqdm(total=len(texts), desc=description, unit=" texts", disable=not main) as bar:
+        for start in range(0, len(texts), size):
+            chunk = [list(part[start : start + size]) for part in both]
+            inputs = tokenizer(*chunk, truncation=True, max_length=max_length)
+            order = np.argsort([len(ids) for ids in inputs["input_ids"]], kind="stable")
+            found = []
+            for at in range(0, len(order), batch_size):
+                rows = order[at : at + batch_size]
+                batch = collate([{name: values[row] for name, values in inputs.items()} for row in rows])
+                batch = {name: values.to(model.device) for name, values in batch.items()}
+                found.append(_pooled(model, batch, tokenizer.cls_token_id, pooling, layer))
+                bar.update(len(rows))
+            chunks.append(np.concatenate(found)[np.argsort(order)])
+    vectors = np.concatenate(chunks) if chunks else np.zeros((0, 0), np.float32)
+    _check(vectors, texts, pooling)
+    return vectors
+
+
+def random_pairs(count: int, limit: int, *, seed: int = 0) -> np.ndarray:
+    """Return pairs of two different ones of `count` texts, int64 [P, 2].
+
+    All pairs if they are at most `limit`, else as many draws with replacement.
+    """
+    return same_class_pairs(np.zeros(count, np.int64), limit, seed=seed)
+
+
+def same_class_pairs(labels: np.ndarray, limit: int, *, seed: int = 0) -> np.ndarray:
+    """Return pairs of two different texts of one class, int64 [P, 2].
+
+    All pairs if they are at most `limit`, else as many draws with replacement, every pair with the same probability.
+
+    Args:
+        labels: int64 [N].
+    """
+    order = np.argsort(labels, kind="stable")
+    _, starts, sizes = np.unique(np.asarray(labels)[order], return_index=True, return_counts=True)
+    of_class = sizes * (sizes - 1) // 2
+    if of_class.sum() <= limit:
+        places = [start + np.stack(np.triu_indices(size, 1), axis=1) for start, size in zip(starts, sizes, strict=True)]
+        return order[np.concatenate(places)] if places else np.zeros((0, 2), np.int64)
+    rng = np.random.default_rng(seed)
+    classes = rng.choice(len(sizes), limit, p=of_class / of_class.sum())
+    first, second = rng.integers(sizes[classes]), rng.integers(sizes[classes] - 1)
+    second += second >= first
+    return order[starts[classes, None] + np.stack([first, second], axis=1)]
+
+
+def cosine_similarities(vectors: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """float64 [P], from -1 to 1.
+
+    Args:
+        vectors: [N, H], of any length; that of length 0 has the similarity 0 to all.
+        pairs: int64 [P, 2], of rows of `vectors`.
+    """
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    found = np.empty(len(pairs))
+    for start in range(0, len(pairs), CHUNK):
+        first, second = pairs[start : start + CHUNK].T
+        products = np.einsum("ph,ph->p", vectors[first], vectors[second], dtype=np.float64)
+        scale = lengths[first] * lengths[second]
+        found[start : start + CHUNK] = np.divide(products, scale, out=np.zeros_like(scale), where=scale > 0)
+    return found.clip(-1, 1)
+
+
+def alignment(cosines: np.ndarray) -> float:
+    """From 0, all similar pairs are at the same place, to 4.
+
+    Args:
+        cosines: [P], of similar pairs.
+    """
+    return float(np.mean(2 - 2 * cosines))
+
+
+def uniformity(cosines: np.ndarray) -> float:
+    """From -8 to 0, all texts are at the same place; in many dimensions evenly spread ones come to nearly -4.
+
+    Args:
+        cosines: [P], of random pairs.
+    """
+    return float(np.log(np.mean(np.exp(-2 * (2 - 2 * cosines)))))
+
+
+def silhouette(vectors: np.ndarray, labels: np.ndarray, *, seed: int = 0) -> float:
+    """How much nearer texts are to their own class than to the next one, by cosine (Rousseeuw 1987): from -1 to 1, apart.
+
+    Args:
+        vectors: [N, H]; labels: int64 [N], of two classes or more, and of fewer than N. Of many texts 5000 are drawn.
+    """
+    from sklearn.metrics import silhouette_score
+
+    drawn = np.random.default_rng(seed).permutation(len(labels))[:SILHOUETTE_TEXTS]
+    return float(silhouette_score(vectors[drawn], labels[drawn], metric="cosine"))
+
+
+def project(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> np.ndarray:
+    """float32 [N, 2]: t-SNE of the first 50 principal components, the same for the same seed.
+
+    Neither distances between clusters nor their sizes mean anything, and axes have no unit.
+
+    Args:
+        vectors: [N, H].
+        perplexity: about how many neighbours a text has. At most (N - 1) / 3: t-SNE looks at three times as many.
+
+    Raises:
+        AnalysisError: fewer than three vectors, or all are the same.
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    if len(vectors) < LEAST_TEXTS:
+        raise AnalysisError(f"t-SNE needs {LEAST_TEXTS} texts or more; received {len(vectors)}.")
+    if (vectors == vectors[0]).all():
+        raise AnalysisError(f"t-SNE needs vectors that differ; all {len(vectors)} are the same.")
+    size = min(COMPONENTS, *vectors.shape)
+    reduced = PCA(size, svd_solver="full", random_state=seed).fit_transform(vectors.astype(np.float64))
+    if reduced.shape[1] < 2:
+        reduced = np.pad(reduced, [(0, 0), (0, 1)])
+    tsne = TSNE(perplexity=min(perplexity, (len(vectors) - 1) / 3), init="pca", learning_rate="auto", random_state=seed)
+    return tsne.fit_transform(reduced).astype(np.float32)
+
+
+def _adapted(folder: str, options: dict[str, Any]) -> PreTrainedModel:
+    """The body of a base model with an adapter merged into it."""
+    adapter = read_adapter(folder)
+    bare = "AutoModelForMultipleChoice" if adapter.modules_to_save else "AutoModelForMaskedLM"
+    model = load_merged(folder, ADAPTED.get(adapter.task_type or "", bare), **options)
+    assert isinstance(model, PreTrainedModel)  # as all Auto classes make
+    return body_of(model)
+
+
+def _check_encoder(model: Any, tokenizer: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        named = json.dumps(os.fspath(model), ensure_ascii=False) if isinstance(model, (str, os.PathLike)) else "..."
+        received = kind_of(model) if named == "..." else named
+        raise AnalysisError(
+            f"model: expected an encoder; received {received}. Give what load_encoder({named}) returns first."
+        )
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise AnalysisError(
+            f"tokenizer: expected a tokenizer of transformers; received {kind_of(tokenizer)}. Give what load_encoder(...) "
+            "returns second."
+        )
+
+
+def _check_texts(name: str, texts: Any) -> None:
+    if isinstance(texts, (str, bytes)) or not (hasattr(texts, "__len__") and hasattr(texts, "__getitem__")):
+        made = "[text]" if isinstance(texts, str) else "list(texts)" if hasattr(texts, "__iter__") else "one"
+        raise AnalysisError(f"{name}: expected a list of texts; received {kind_of(texts)}. Give {made}.")
+    if isinstance(texts, Mapping) or hasattr(texts, "column_names"):
+        raise AnalysisError(f"{name}: expected a list of texts; received {kind_of(texts)}. Give its column: rows['text'].")
+
+
+def _pooled(model: PreTrainedModel, batch: dict, cls_token_id: int | None, pooling: str, layer: int) -> np.ndarray:
+    """float32 [B, H]."""
+    if layer == -1:
+        hidden = model(**batch).last_hidden_state
+    else:
+        layers = model(**batch, output_hidden_states=True).hidden_states
+        if not -len(layers) <= layer < len(layers):
+            raise AnalysisError(f"layer must be from 0 to {len(layers) - 1}, or -1 for the last; received {layer}.")
+        hidden = layers[layer]
+    hidden, mask = hidden.float(), batch["attention_mask"]
+    if pooling == "mean":
+        return ((hidden * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)).cpu().numpy()
+    marked = (batch["input_ids"] == cls_token_id) & (mask == 1) if cls_token_id is not None else mask == 0
+    # XLNet has its [CLS] at the end, and pads on the left.
+    marked = torch.where(marked.any(dim=1, keepdim=True), marked, mask == 1)
+    first = marked.int().argmax(dim=1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), first].cpu().numpy()
+
+
+def _check(vectors: np.ndarray, texts: Sequence[str], pooling: str) -> None:
+    if not np.isfinite(vectors).all():
+        raise AnalysisError("The model's vectors are not finite numbers: its weights are damaged, or its training diverged.")
+    if pooling == "cls" and len(set(texts)) > 1 and np.ptp(vectors, axis=0).max() <= 1e-6 * np.abs(vectors).max():
+        raise AnalysisError(
+            "All texts have the same [CLS] vector: the model is a decoder, where the first token sees no other, or has "
+            "collapsed. Try --pooling mean."
+        )

@@ -27,7 +27,6 @@ OKAPI_EPSILON = 0.25  # of the mean idf, in place of a negative idf
 Hits = tuple[np.ndarray, np.ndarray]
 NO_HITS: Hits = (np.empty(0, np.int32), np.empty(0, np.float32))
 
-
 UNRANKED = np.iinfo(np.int32).max
 
 

@@ -31,8 +31,6 @@ from hf_tlm.retrieval.settings import RETRIEVERS, SELECTIONS, VARIANTS
 from hf_tlm.retrieval.texts import QUERY_MODES, RetrievalError
 from hf_tlm.tasks.spec import Task
 from hf_tlm.utils.files import atomic_write, sha256
-from hf_tlm.utils.problems import writing_cache
-from hf_tlm.utils.run_files import MANIFEST_FILE
 from hf_tlm.utils.json_files import (
     Check,
     Unfit,
@@ -47,6 +45,8 @@ from hf_tlm.utils.json_files import (
     whole,
     words,
 )
+from hf_tlm.utils.problems import writing_cache
+from hf_tlm.utils.run_files import MANIFEST_FILE
 from hf_tlm.utils.scripts import SCRIPTS
 from hf_tlm.utils.shown import named_columns, suggestion
 from hf_tlm.version import __version__
@@ -121,7 +121,6 @@ _TRAINED = record(
     {"model": _model, "validation": mapped(_NUMBER, 100), "max_steps": whole(-1, 2**53)},
     optional=("validation", "max_steps"),
 )
-
 
 _COUNTS = {
     **dict.fromkeys(("passages", "union"), whole(1, 2**53)),

@@ -74,7 +74,7 @@ def test_batches_and_padding_change_nothing(family, saved):
 def test_texts_come_back_in_their_order_over_chunks(saved, monkeypatch):
     folder = saved("bert")
     whole = embed(folder)
-    monkeypatch.setattr("hf_tlm.analysis.embedding_measures.CHUNK_BATCHES", 2)
+    monkeypatch.setattr("hf_tlm.analysis.encoders.CHUNK_BATCHES", 2)
     assert embed(folder, batch_size=3) == pytest.approx(whole, abs=1e-5)
 
 

@@ -16,7 +16,7 @@ from hf_tlm.analysis import (
     silhouette,
     uniformity,
 )
-from hf_tlm.analysis import embedding_measures as module
+from hf_tlm.analysis import encoders as module
 
 VECTORS = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 LABELS = np.array([2, 0, 1, 1, 0, 4, 2, 2])

@@ -17,7 +17,7 @@ from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask, read_
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.about import highlights
 from hf_tlm.analysis.report.blocks import Column, make_table
-from hf_tlm.analysis.report.rows import document_frequency, lengths_and_rare_shares
+from hf_tlm.analysis.report.predictions import document_frequency, lengths_and_rare_shares
 from hf_tlm.analysis.report.run_folder import settings_of
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets

@@ -8,12 +8,12 @@ import pytest
 from hf_tlm.analysis import AnalysisError
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report import about
-from hf_tlm.analysis.report.blocks import Column, make_table, printable
-from hf_tlm.analysis.report.charts import MOST_DOTS, MOST_POINTS, line_chart, scatter
+from hf_tlm.analysis.report.blocks import MOST_DOTS, MOST_POINTS, Column, line_chart, make_table, printable, scatter
 from hf_tlm.analysis.report.compare import Agreement, agreement, pair
 from hf_tlm.analysis.report.errors import _precision_and_f1, confusion, fewer_classes
-from hf_tlm.analysis.report.predictions import Judged, Predictions
-from hf_tlm.analysis.report.rows import (
+from hf_tlm.analysis.report.predictions import (
+    Judged,
+    Predictions,
     by_quantile,
     by_value,
     difference,

@@ -134,7 +134,7 @@ def test_of_a_run_of_the_hub_nothing_that_it_names_is_looked_for(made, tmp_path,
     """Though it is there, and what the run was given; what the user gives is."""
     run, record = made
     task = make_task()
-    monkeypatch.setattr("hf_tlm.analysis.report.recorded.AnalyzedTask.load", lambda self: task)
+    monkeypatch.setattr("hf_tlm.analysis.report.run_folder.AnalyzedTask.load", lambda self: task)
     (tmp_path / "data").mkdir()
     (run / "results.json").write_text(json.dumps(record | {"command": f"train_tlm.py --task {tmp_path / 'data'}"}))
     assert "Give --task" not in write_report(run, tmp_path / "own.html").read_text(encoding="utf-8")

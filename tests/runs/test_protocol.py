@@ -12,8 +12,7 @@ import torch
 from sklearn.metrics import f1_score
 from transformers import TrainerCallback, pipeline
 
-from hf_tlm.analysis.report.recorded import recorded_task
-from hf_tlm.analysis.report.run_folder import read_run
+from hf_tlm.analysis.report.run_folder import read_run, recorded_task
 from hf_tlm.data import TokenizerError
 from hf_tlm.hub.push import published
 from hf_tlm.models import ModelError

@@ -1,4 +1,4 @@
-"""What was run, on what, at what cost, with which scores."""
+"""What was run, on what, at what cost, with which scores, and the curves of what it logged while it trained."""
 
 from __future__ import annotations
 
@@ -9,16 +9,30 @@ from contextlib import suppress
 from itertools import product
 from typing import Any, TypeGuard
 
-from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Folded, Section, Table, Text, make_table
-from hf_tlm.analysis.report.rows import Rows
+from hf_tlm.analysis.report.blocks import (
+    Block,
+    Chart,
+    Code,
+    Column,
+    Facts,
+    Folded,
+    Points,
+    Section,
+    Table,
+    Text,
+    line_chart,
+    make_table,
+)
+from hf_tlm.analysis.report.predictions import Rows
 from hf_tlm.analysis.report.run_folder import BASELINE, TITLES, RunFolder, settings_of
 from hf_tlm.analysis.runs import SPLITS, is_number
+from hf_tlm.analysis.trainer_logs import checked_grid, checkpoint_points, read_log
 from hf_tlm.hub.cards import METRIC_NAMES
 from hf_tlm.runs.price import price_line
 from hf_tlm.runs.records import aggregate, format_score
 from hf_tlm.training.run_folder import PRICE
 from hf_tlm.utils.json_files import Unfit, entry
-from hf_tlm.utils.run_files import seed_figure
+from hf_tlm.utils.run_files import GRID_FILE, seed_figure, stage_folder
 
 COST = {
     "steps": Column("steps", "number"),
@@ -31,6 +45,19 @@ COST = {
     "energy_kwh": Column("kWh", "number", "{:.3g}"),
     "co2_kg": Column("kg of CO2", "number", "{:.3g}"),
 }
+
+LOSS_NAMES = {
+    "corpus/mlm_loss": "corpus: masked LM",
+    "task/mlm_loss": "task: masked LM",
+    "task/task_loss": "task: task loss",
+    "corpus/rtd_loss": "corpus: replaced tokens",
+    "task/rtd_loss": "task: replaced tokens",
+    "corpus/copy_loss": "corpus: copying",
+    "corpus/lm_loss": "corpus: corrected tokens",
+    "corpus/scl_loss": "corpus: contrast of sequences",
+}
+
+Log = Sequence[Mapping[str, Any]]
 
 
 def what_was_run(run: RunFolder, rows: Mapping[str, Rows]) -> Section:
@@ -357,3 +384,73 @@ def _grid_table(grid: Mapping[str, Any], metric: str | None) -> Table:
 def hours(name: str, value: float | None) -> float | None:
     """A figure of `COST` as its column has it."""
     return value / 3600 if name == "seconds" and value is not None else value
+
+
+def curves(run: RunFolder) -> list[Chart]:
+    """Losses of the seed best on validation, and the validation score of all seeds, against steps."""
+    charts: list[Chart | None] = []
+    if isinstance(grid := run.record.get("grid"), Mapping):
+        charts.append(_of_checkpoints(run, grid))
+    if run.kind == "pretrain":
+        log = read_log(run.path / "training")
+        charts += [
+            _loss_chart("Losses", log),
+            *_shares(log),
+            _validation("Validation loss", "loss", {"validation": log}, "eval_loss"),
+        ]
+    started, score = run.started_seeds, f"{metric_name(run.metric)} /%"
+    shown = run.best_seed if run.best_seed is not None else next(iter(started), None)
+    for stage in (1, 2):
+        logs = {seed: read_log(stage_folder(run.seed_folder(seed), stage)) for seed in started}
+        charts.append(_loss_chart(f"Stage {stage}, seed {shown}: losses", [] if shown is None else logs.get(shown, [])))
+        named = {f"seed {seed}": log for seed, log in logs.items()}
+        charts.append(_validation(f"Stage {stage}: validation", score, named, f"eval_{run.metric}", 100))
+    histories, prefix = {f"seed {record['seed']}": record.get("history") or [] for record in run.seeds}, ""
+    if not any(histories.values()):
+        # Fine-tuning that is not finished has its log in checkpoints.
+        histories, prefix = {f"seed {seed}": read_log(run.seed_folder(seed)) for seed in started}, "eval_"
+        charts.append(_loss_chart(f"Seed {shown}: losses", histories.get(f"seed {shown}", [])))
+    charts.append(_validation("Validation", score, histories, f"{prefix}{run.metric}", 100))
+    charts.append(_validation("Validation loss", "loss (nats)", histories, f"{prefix}loss"))
+    return [chart for chart in charts if chart is not None]
+
+
+def _of_checkpoints(run: RunFolder, grid: Mapping[str, Any]) -> Chart | None:
+    """The scores of a pretraining's fine-tuned checkpoints against its steps (COCO-LM, Figure 3)."""
+    logs: dict[str, list[dict[str, Any]]] = {}
+    with checked_grid(run.path / GRID_FILE):
+        for step, point in checkpoint_points(grid).items():
+            for seed, value in zip(grid["seeds"], point["validation"][grid["metric"]]["values"], strict=True):
+                logs.setdefault(f"seed {seed}", []).append({"step": step, "score": float(value)})
+    title = "Fine-tuned checkpoints: validation against the pretraining's steps"
+    return _validation(title, f"{metric_name(run.metric)} /%", logs, "score", 100)
+
+
+def _loss_chart(title: str, log: Log) -> Chart | None:
+    terms = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.endswith("_loss")))
+    names = [name for name in terms if not name.startswith(("eval_", "train_"))] or ["loss"]
+    return _curve(title, "loss (nats)", {LOSS_NAMES.get(name, name): _points(log, name) for name in names})
+
+
+def _shares(log: Log) -> list[Chart | None]:
+    """What objectives log beside their losses: accuracies and the like, and cosines (COCO-LM, Figures 7 and 8)."""
+    names = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.startswith("corpus/")))
+    shown = {name: name.removeprefix("corpus/").replace("_", " ") for name in names}
+    shares = {shown[name]: _points(log, name, 100) for name in names if "accuracy" in name or name.endswith("fraction")}
+    cosines = {shown[name]: _points(log, name) for name in names if "cosine" in name}
+    title = "Cosines of pairs: of one text (positive), of two texts (negative)"
+    return [_curve("Accuracies and shares", "%", shares), _curve(title, "cosine", cosines)]
+
+
+def _validation(title: str, label: str, logs: Mapping[str, Log], name: str, times: float = 1) -> Chart | None:
+    return _curve(title, label, {of: _points(log, name, times) for of, log in logs.items()})
+
+
+def _curve(title: str, label: str, series: Mapping[str, Points]) -> Chart | None:
+    """A chart against steps; None of fewer than three points: one is a number, and two make a line, not a curve."""
+    return line_chart(title, "step", label, series) if any(len(points) > 2 for points in series.values()) else None
+
+
+def _points(log: Log, name: str, times: float = 1) -> list[tuple[float, float]]:
+    known = (entry for entry in log if is_number(entry.get("step")) and is_number(entry.get(name)))
+    return [(entry["step"], times * entry[name]) for entry in known]

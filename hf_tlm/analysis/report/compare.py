@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from hf_tlm.analysis.arguments import ReportPageArguments
-from hf_tlm.analysis.report.about import COST, hours, metric_name, subset_facts, summary_of
+from hf_tlm.analysis.report.about import COST, highlights, hours, metric_name, subset_facts, summary_of
 from hf_tlm.analysis.report.blocks import Block, Column, Row, Section, Table, Text, make_table, texts_table
-from hf_tlm.analysis.report.errors import groups_of
-from hf_tlm.analysis.report.predictions import SCORES, Predictions
-from hf_tlm.analysis.report.rows import Group, Rows, difference, heading
+from hf_tlm.analysis.report.errors import Predicted, groups_of
+from hf_tlm.analysis.report.predictions import SCORES, Group, Predictions, Rows, difference, heading, read_predictions
 from hf_tlm.analysis.report.run_folder import BASELINE, TITLES, RunFolder, settings_of
 from hf_tlm.errors import AnalysisError
 from hf_tlm.metrics import paired_bootstrap
@@ -112,6 +111,39 @@ def lead_of(first: Predictions, second: Predictions, metric: str, order: np.ndar
     names = first.names or second.names
     ahead, behind = second.scorers(metric, names, order.tolist()), first.scorers(metric, names)
     return paired_bootstrap(ahead, behind, len(order)) if ahead and behind else None
+
+
+def compare_runs(
+    run: RunFolder, second: RunFolder, predicted: Predicted, options: ReportPageArguments, missing: list[str]
+) -> tuple[Section | None, Lead | None]:
+    """On test where both have it, else on validation."""
+    of_run, other = run.record.get("task_fingerprint"), second.record.get("task_fingerprint")
+    if of_run != other:
+        raise AnalysisError(
+            f"Two runs are compared on the same task; {run.name} is of {run.record.get('task')} (fingerprint {of_run}), "
+            f"{second.name} of {second.record.get('task')} ({other})."
+        )
+    for split in ("test", "validation"):
+        found, absent = read_predictions(second, split) if split in predicted else (None, [])
+        if found is not None:
+            missing += [f"{second.name}: {sentence}" for sentence in [*second.missing, *absent]]
+            judged, rows = predicted[split]
+            return against((run, second), (judged, found), rows, options)
+    missing.append(f"Nothing to compare: {run.name} and {second.name} have predictions of no split in common.")
+    return None, None
+
+
+def highlights_of_both(runs: tuple[RunFolder, RunFolder]) -> list[tuple[str, str, str]]:
+    """The tiles of two runs, of each kind beside each other, by their names."""
+    found = [
+        (name, kind, (f"{kind}: {name}", figure, of))
+        for name, run in zip(labels(runs), runs, strict=True)
+        for kind, figure, of in highlights(run)
+        if kind != "to beat" or run is runs[0]
+    ]
+    kinds = list(dict.fromkeys(kind for _, kind, _ in found))
+    tiles = [tile for _, _, tile in sorted(found, key=lambda one: kinds.index(one[1]))]
+    return [("to beat", *tile[1:]) if tile[0].startswith("to beat") else tile for tile in tiles]
 
 
 def against(runs: Runs, predictions: Both, rows: Rows | None, options: ReportPageArguments) -> tuple[Section, Lead | None]:

@@ -1,23 +1,104 @@
-"""Confusions and errors of a run, and how good it is on each kind of row."""
+"""What a run predicted: confusions, errors, and how good it is on each kind of row."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hf_tlm.analysis.arguments import ReportPageArguments
-from hf_tlm.analysis.report.blocks import Column, Matrix, Table, Text, make_table, printable, texts_table
-from hf_tlm.analysis.report.charts import Chart, scatter
-from hf_tlm.analysis.report.predictions import SCORES, Predictions, tags_of
-from hf_tlm.analysis.report.rows import Group, Rows, by_quantile, by_value, heading, mean_and_std
+from hf_tlm.analysis.report.blocks import (
+    Chart,
+    Column,
+    Matrix,
+    Row,
+    Section,
+    Table,
+    Text,
+    make_table,
+    printable,
+    scatter,
+    texts_table,
+)
+from hf_tlm.analysis.report.predictions import (
+    SCORES,
+    Group,
+    Predictions,
+    Rows,
+    TrainingWords,
+    by_quantile,
+    by_value,
+    heading,
+    mean_and_std,
+    read_predictions,
+    rows_of,
+    tags_of,
+)
+from hf_tlm.analysis.report.run_folder import RunFolder
+from hf_tlm.analysis.runs import SPLITS
+from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.json_files import read_json
+from hf_tlm.utils.run_files import EXAMPLES_FILE, TRAIN_IDS_FILE
+
+if TYPE_CHECKING:
+    from hf_tlm.tasks import Task
 
 MOST_CLASSES = 25
 OTHERS = "(others)"
 LONGEST_NAME = 60
+
+NARROW_MATRIX = 4  # classes of which two matrices stand beside each other
+
+# By split, what was predicted, and the rows it is of, where the task is at hand.
+Predicted = dict[str, tuple[Predictions, Rows | None]]
+
+
+def predictions_of(run: RunFolder, task: Task | None, options: ReportPageArguments, missing: list[str]) -> Predicted:
+    """What was predicted; adds to `missing`."""
+    predicted: Predicted = {}
+    file, drawn = _examples(run)
+    training = None if task is None else TrainingWords(task, drawn)
+    scored = [split for split in SPLITS if any(split in record for record in run.seeds)]
+    if run.kind == "few_shot":
+        scored = ["test"]  # Every split has validation examples of its own.
+    for split in scored if run.kind not in ("pretrain", "subset") else ():
+        found, absent = read_predictions(run, split)
+        missing += absent
+        if found is not None:
+            of = run.record.get("scored_split", split)
+            rows = None if training is None else rows_of(training, of, found.ids, options.rare_below)
+            predicted[split] = found, rows
+    if predicted and task is None:
+        missing.append(
+            "The task's texts: predictions are shown by their ids, and the error analysis knows neither lengths nor rare "
+            "words. Give --task, the run's own."
+        )
+    if predicted and task is not None and file is not None and drawn is None:
+        missing.append(
+            f"Which texts {run.part} {run.best_seed} learned from: {file} in its folder is not there or damaged, so words "
+            "are called rare by the task's whole training split."
+        )
+    return predicted
+
+
+def error_sections(run: RunFolder, predicted: Predicted, options: ReportPageArguments) -> list[Section]:
+    """Confusions, errors and their analysis, on every split."""
+    parts: dict[str, list[Any]] = {"confusion": [], "errors": [], "analysis": []}
+    for found, rows in predicted.values():
+        parts["confusion"] += [*confusions(found), *tag_tables(found, run.seeds)]
+        parts["errors"] += [] if parts["errors"] else about_errors(found)
+        parts["errors"].append(error_table(found, rows, run.best_seed, options))
+        parts["analysis"] += group_tables(found, groups_of(found, rows))
+    titles = {"confusion": "Confusions", "errors": "Errors", "analysis": "Error analysis"}
+    if parts["confusion"] and not any(len(getattr(block, "names", ())) > NARROW_MATRIX for block in parts["confusion"]):
+        parts["confusion"] = [Row(parts["confusion"])]
+    if parts["analysis"]:
+        parts["analysis"] = [Row(parts["analysis"])]
+    return [Section(titles[name], name, blocks) for name, blocks in parts.items() if blocks]
 
 
 @dataclass(frozen=True)
@@ -171,6 +252,20 @@ def about_errors(found: Predictions) -> list[Text]:
         "question_answering": "An answer is an error unless it equals a right one, case, punctuation and articles aside.",
     }.get(found.kind)
     return [Text(said)] if said else []
+
+
+def _examples(run: RunFolder) -> tuple[str | None, frozenset[str] | None]:
+    """The file that names the texts that the best seed learned from (None: all), and their ids (None: it cannot be read)."""
+    arguments = run.record.get("arguments")
+    some = isinstance(arguments, dict) and arguments.get("train_fraction", 1) != 1
+    if run.best_seed is None or not (some or run.kind == "few_shot"):
+        return None, None
+    file, drawn = EXAMPLES_FILE if run.kind == "few_shot" else TRAIN_IDS_FILE, None
+    with contextlib.suppress(OSError, HfTlmError):
+        drawn = read_json(run.seed_folder(run.best_seed) / file, HfTlmError)
+    if run.kind == "few_shot":
+        drawn = drawn.get("train") if isinstance(drawn, dict) else None
+    return file, frozenset(map(str, drawn)) if isinstance(drawn, list) else None
 
 
 def _precision_and_f1(found: Predictions, names: Sequence[str]) -> list[list[float]]:

@@ -1,37 +1,53 @@
-"""From the folder of a run, alone or beside a second, to one HTML file that needs nothing else."""
+"""From the folder of a run, alone or beside a second, to one HTML file: all sections, those of teacher and subset here."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import hashlib
 import os
+import shlex
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, Findings, ReportPageArguments
-from hf_tlm.analysis.report import about, errors
-from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Row, Section, Text, make_table, printable, to_markdown
-from hf_tlm.analysis.report.charts import curves
-from hf_tlm.analysis.report.compare import against, labels, verdict
-from hf_tlm.analysis.report.predictions import Predictions, read_predictions
-from hf_tlm.analysis.report.recorded import recorded_subset, recorded_task
-from hf_tlm.analysis.report.retrieved import MOST_BYTES, made_for, retrieved_table, size_chart, source_table, subset_command
-from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
-from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, read_run
-from hf_tlm.analysis.runs import SPLITS
+from hf_tlm.analysis.report import about
+from hf_tlm.analysis.report.blocks import (
+    Block,
+    Chart,
+    Code,
+    Column,
+    Facts,
+    Marked,
+    Row,
+    Section,
+    Table,
+    Text,
+    line_chart,
+    make_table,
+    printable,
+    to_markdown,
+)
+from hf_tlm.analysis.report.compare import compare_runs, highlights_of_both, verdict
+from hf_tlm.analysis.report.errors import error_sections, predictions_of
+from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, read_run, recorded_subset, recorded_task
 from hf_tlm.errors import AnalysisError, HfTlmError
 from hf_tlm.hub.repo import is_foreign
-from hf_tlm.metrics import Lead
+from hf_tlm.influence import SelectionArguments
+from hf_tlm.retrieval import RetrievalArguments
+from hf_tlm.retrieval.report import MarkedTerms, mark_shared
 from hf_tlm.retrieval.subset import check_subsets
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.teacher import described, doubts
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.json_files import listed, mapped, read_fields, read_json, real, record, truth, whole, words
-from hf_tlm.utils.run_files import EXAMPLES_FILE, TEACHER_FILE, TRAIN_IDS_FILE
+from hf_tlm.utils.json_files import listed, mapped, read_fields, real, record, truth, whole, words
+from hf_tlm.utils.run_files import TEACHER_FILE
 from hf_tlm.utils.shown import instead
 from hf_tlm.version import __version__
 
@@ -39,8 +55,6 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
     from hf_tlm.tasks import Task
 
-# By split, what was predicted, and the rows it is of, where the task is at hand.
-_Predicted = dict[str, tuple[Predictions, Rows | None]]
 _COUNTS = mapped(whole(0, 2**40), 10_000)
 _SHARE = real(0, 1)
 _COST = {"seconds": real(0, 1e12), "flops": real(0, 1e30)}
@@ -57,41 +71,17 @@ _REPORT = {
     "earlier": listed(record({"model": words(10_000)}), 1000),
 }
 FILE = "report.html"
-NARROW_MATRIX = 4  # classes of which two matrices stand beside each other
 
-
-def teacher(run: RunFolder) -> Section | None:
-    """The section; None for a run without a teacher. A damaged `teacher.json` is an AnalysisError."""
-    path = run.home / TEACHER_FILE
-    if not isinstance(run.record.get("teacher"), Mapping) or not path.is_file():
-        return None
-    report: dict[str, Any] = read_fields(path, _REPORT, AnalysisError, optional=_REPORT.keys() - {"model"})
-    blocks: list[Any] = [Text(described(report)), *map(Text, doubts(report))]
-    if seconds := report.get("seconds"):
-        flops = f" and {report['flops']:.3g} FLOPs (2 x tokens x parameters)" if report.get("flops") else ""
-        trained = report.get("training")
-        training = f", training it {trained['seconds']:,.0f} and {trained['flops']:.3g}" if trained else ""
-        blocks.append(Text(f"Asking it took {seconds:,.0f} seconds{flops}{training}. The run's costs are without these."))
-    if subset := report.get("subset_by_class"):
-        total, taught = max(1, sum(subset.values())), report.get("passages_by_class") or {}
-        shares = report.get("class_shares") or {}
-        columns = (Column("class"), Column("of task", "share"), Column("of subset", "share"), Column("taught", "number"))
-        by_class = [(name, shares.get(name), count / total, taught.get(name, 0)) for name, count in subset.items()]
-        blocks.append(make_table("What it takes passages for", columns, by_class))
-    if tenths := report.get("confidence_by_tenth"):
-        sure = [(f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", count) for tenth, count in enumerate(tenths) if count]
-        of = (Column("probability of the likeliest class"), Column("passages", "number"))
-        blocks.append(make_table("How sure it is", of, sure))
-    if examples := report.get("examples"):
-        about = (Column("class"), Column("probability", "share"), Column("taught"), Column("passage", wide=True))
-        rows = [
-            (name, one["probability"], "yes" if one["taught"] else "no", one["text"])
-            for name, shown in examples.items()
-            for one in shown
-        ]
-        caption = "The surest passages of every class, and the least sure one"
-        blocks.append(make_table(caption, about, rows, searchable=True))
-    return Section("The teacher", "teacher", blocks)
+EXAMPLES, SOURCES = 60, 20
+MOST_BYTES = 300_000
+COLUMNS = (
+    Column("rank", "number"),
+    Column("query", wide=True),
+    Column("passage", wide=True),
+    Column("score", "number", "{:.2f}"),
+    Column("queries that hit it", "number"),
+    Column("source"),
+)
 
 
 def write_report(
@@ -145,6 +135,25 @@ def report_page(
     return _page(run, second, task, subsets or {}, options or ReportPageArguments())[0]
 
 
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArguments) -> Findings:
+    """report.html of the first of --run; a second is what it is compared with, the tables of that in report.md too."""
+    runs = [read_run(path, name) for name, path in args.runs.items()]
+    if not 1 <= len(runs) <= 2:
+        raise AnalysisError(f"--what report takes one --run, or two to compare; received {len(runs)}.")
+    second = runs[1] if len(runs) == 2 else None
+    loaded = task.load() if task.task is not None else None
+    page, compared = _page(runs[0], second, loaded, args.opened_subsets, options)
+    path = args.folder / FILE
+    atomic_write(path, page)
+    names = " against ".join(run.name for run in runs)
+    title, text = f"Report of {names}", f"One page for any browser, {path.stat().st_size / 1e6:.2f} MB."
+    if compared is None:
+        return Findings(title, text, [path])
+    tables = to_markdown(compared.blocks)
+    atomic_write(path.with_suffix(".md"), f"# {names}\n\n{tables}")
+    return Findings(title, f"{text}\n\n{tables}", [path, path.with_suffix(".md")])
+
+
 def _page(
     run: RunFolder, second: RunFolder | None, task: Task | None, subsets: Mapping[str, Subset], options: ReportPageArguments
 ) -> tuple[str, Section | None]:
@@ -155,13 +164,13 @@ def _page(
             "The run came from the Hub, so nothing that it names was loaded: all of this is in its own files, or was given."
         )
     task = _task_of(run, task)
-    predicted = _predictions(run, task, options, missing)
+    predicted = predictions_of(run, task, options, missing)
     rows = {split: of_split for split, (_, of_split) in predicted.items() if of_split is not None}
     sections = [about.what_was_run(run, rows), about.on_what(run), about.cost(run), about.scores(run)]
-    sections += _error_sections(run, predicted, options)
-    compared, lead = (None, None) if second is None else _against(run, second, predicted, options, missing)
+    sections += error_sections(run, predicted, options)
+    compared, lead = (None, None) if second is None else compare_runs(run, second, predicted, options, missing)
     sections.append(compared)
-    if charts := curves(run):
+    if charts := about.curves(run):
         sections.append(Section("Curves", "curves", [Row(charts)]))
     sections.append(teacher(run))
     sections.append(_retrieved(run, task, subsets, options, missing))
@@ -170,25 +179,12 @@ def _page(
         title=f"{run.record['task'] if isinstance(run.record.get('task'), str) else run.name}: {TITLES[run.kind]}",
         subtitle=run.name if second is None else f"{run.name} against {second.name}",
         verdict=None if second is None else verdict((run, second), lead),
-        highlights=about.highlights(run) if second is None else _of_both((run, second)),
+        highlights=about.highlights(run) if second is None else highlights_of_both((run, second)),
         missing=missing[:20],
         sections=[section for section in sections if section is not None],
         version=__version__,
     )
     return page, compared
-
-
-def _of_both(runs: tuple[RunFolder, RunFolder]) -> list[tuple[str, str, str]]:
-    """The tiles of two runs, of each kind beside each other, by their names."""
-    found = [
-        (name, kind, (f"{kind}: {name}", figure, of))
-        for name, run in zip(labels(runs), runs, strict=True)
-        for kind, figure, of in about.highlights(run)
-        if kind != "to beat" or run is runs[0]
-    ]
-    kinds = list(dict.fromkeys(kind for _, kind, _ in found))
-    tiles = [tile for _, _, tile in sorted(found, key=lambda one: kinds.index(one[1]))]
-    return [("to beat", *tile[1:]) if tile[0].startswith("to beat") else tile for tile in tiles]
 
 
 def _task_of(run: RunFolder, task: Task | None) -> Task | None:
@@ -204,82 +200,66 @@ def _task_of(run: RunFolder, task: Task | None) -> Task | None:
     return task
 
 
-def _predictions(run: RunFolder, task: Task | None, options: ReportPageArguments, missing: list[str]) -> _Predicted:
-    """What was predicted; adds to `missing`."""
-    predicted: _Predicted = {}
-    file, drawn = _examples(run)
-    training = None if task is None else TrainingWords(task, drawn)
-    scored = [split for split in SPLITS if any(split in record for record in run.seeds)]
-    if run.kind == "few_shot":
-        scored = ["test"]  # Every split has validation examples of its own.
-    for split in scored if run.kind not in ("pretrain", "subset") else ():
-        found, absent = read_predictions(run, split)
-        missing += absent
-        if found is not None:
-            of = run.record.get("scored_split", split)
-            rows = None if training is None else rows_of(training, of, found.ids, options.rare_below)
-            predicted[split] = found, rows
-    if predicted and task is None:
-        missing.append(
-            "The task's texts: predictions are shown by their ids, and the error analysis knows neither lengths nor rare "
-            "words. Give --task, the run's own."
-        )
-    if predicted and task is not None and file is not None and drawn is None:
-        missing.append(
-            f"Which texts {run.part} {run.best_seed} learned from: {file} in its folder is not there or damaged, so words "
-            "are called rare by the task's whole training split."
-        )
-    return predicted
+@cache
+def _environment():
+    """The templates of this package; whatever they are filled with is escaped, and made printable before."""
+    import jinja2
+    from markupsafe import Markup
+
+    def finalize(value: Any) -> Any:
+        return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("hf_tlm.analysis.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # The page's own style and script, which no data reach; a browser takes no others, by their hashes. Shares are classes,
+    # as a style of an element's own would be another.
+    folder = files("hf_tlm.analysis.report").joinpath("templates")
+    texts = {name: folder.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
+    texts["css"] += "".join(f".s{share}{{--share:{share / 100:g}}}" for share in range(101)) + "\n"
+    for name, text in texts.items():
+        digest = b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+        environment.globals |= {name: Markup(text), f"{name}_hash": Markup(digest)}
+    return environment
 
 
-def _examples(run: RunFolder) -> tuple[str | None, frozenset[str] | None]:
-    """The file that names the texts that the best seed learned from (None: all), and their ids (None: it cannot be read)."""
-    arguments = run.record.get("arguments")
-    some = isinstance(arguments, dict) and arguments.get("train_fraction", 1) != 1
-    if run.best_seed is None or not (some or run.kind == "few_shot"):
-        return None, None
-    file, drawn = EXAMPLES_FILE if run.kind == "few_shot" else TRAIN_IDS_FILE, None
-    with contextlib.suppress(OSError, HfTlmError):
-        drawn = read_json(run.seed_folder(run.best_seed) / file, HfTlmError)
-    if run.kind == "few_shot":
-        drawn = drawn.get("train") if isinstance(drawn, dict) else None
-    return file, frozenset(map(str, drawn)) if isinstance(drawn, list) else None
-
-
-def _error_sections(run: RunFolder, predicted: _Predicted, options: ReportPageArguments) -> list[Section]:
-    """Confusions, errors and their analysis, on every split."""
-    parts: dict[str, list[Any]] = {"confusion": [], "errors": [], "analysis": []}
-    for found, rows in predicted.values():
-        parts["confusion"] += [*errors.confusions(found), *errors.tag_tables(found, run.seeds)]
-        parts["errors"] += [] if parts["errors"] else errors.about_errors(found)
-        parts["errors"].append(errors.error_table(found, rows, run.best_seed, options))
-        parts["analysis"] += errors.group_tables(found, errors.groups_of(found, rows))
-    titles = {"confusion": "Confusions", "errors": "Errors", "analysis": "Error analysis"}
-    if parts["confusion"] and not any(len(getattr(block, "names", ())) > NARROW_MATRIX for block in parts["confusion"]):
-        parts["confusion"] = [Row(parts["confusion"])]
-    if parts["analysis"]:
-        parts["analysis"] = [Row(parts["analysis"])]
-    return [Section(titles[name], name, blocks) for name, blocks in parts.items() if blocks]
-
-
-def _against(
-    run: RunFolder, second: RunFolder, predicted: _Predicted, options: ReportPageArguments, missing: list[str]
-) -> tuple[Section | None, Lead | None]:
-    """On test where both have it, else on validation."""
-    of_run, other = run.record.get("task_fingerprint"), second.record.get("task_fingerprint")
-    if of_run != other:
-        raise AnalysisError(
-            f"Two runs are compared on the same task; {run.name} is of {run.record.get('task')} (fingerprint {of_run}), "
-            f"{second.name} of {second.record.get('task')} ({other})."
-        )
-    for split in ("test", "validation"):
-        found, absent = read_predictions(second, split) if split in predicted else (None, [])
-        if found is not None:
-            missing += [f"{second.name}: {sentence}" for sentence in [*second.missing, *absent]]
-            judged, rows = predicted[split]
-            return against((run, second), (judged, found), rows, options)
-    missing.append(f"Nothing to compare: {run.name} and {second.name} have predictions of no split in common.")
-    return None, None
+def teacher(run: RunFolder) -> Section | None:
+    """The section; None for a run without a teacher. A damaged `teacher.json` is an AnalysisError."""
+    path = run.home / TEACHER_FILE
+    if not isinstance(run.record.get("teacher"), Mapping) or not path.is_file():
+        return None
+    report: dict[str, Any] = read_fields(path, _REPORT, AnalysisError, optional=_REPORT.keys() - {"model"})
+    blocks: list[Any] = [Text(described(report)), *map(Text, doubts(report))]
+    if seconds := report.get("seconds"):
+        flops = f" and {report['flops']:.3g} FLOPs (2 x tokens x parameters)" if report.get("flops") else ""
+        trained = report.get("training")
+        training = f", training it {trained['seconds']:,.0f} and {trained['flops']:.3g}" if trained else ""
+        blocks.append(Text(f"Asking it took {seconds:,.0f} seconds{flops}{training}. The run's costs are without these."))
+    if subset := report.get("subset_by_class"):
+        total, taught = max(1, sum(subset.values())), report.get("passages_by_class") or {}
+        shares = report.get("class_shares") or {}
+        columns = (Column("class"), Column("of task", "share"), Column("of subset", "share"), Column("taught", "number"))
+        by_class = [(name, shares.get(name), count / total, taught.get(name, 0)) for name, count in subset.items()]
+        blocks.append(make_table("What it takes passages for", columns, by_class))
+    if tenths := report.get("confidence_by_tenth"):
+        sure = [(f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", count) for tenth, count in enumerate(tenths) if count]
+        of = (Column("probability of the likeliest class"), Column("passages", "number"))
+        blocks.append(make_table("How sure it is", of, sure))
+    if examples := report.get("examples"):
+        about = (Column("class"), Column("probability", "share"), Column("taught"), Column("passage", wide=True))
+        rows = [
+            (name, one["probability"], "yes" if one["taught"] else "no", one["text"])
+            for name, shown in examples.items()
+            for one in shown
+        ]
+        caption = "The surest passages of every class, and the least sure one"
+        blocks.append(make_table(caption, about, rows, searchable=True))
+    return Section("The teacher", "teacher", blocks)
 
 
 def _retrieved(
@@ -319,48 +299,129 @@ def _retrieved(
     return Section("Retrieved passages", "retrieved", blocks)
 
 
-@cache
-def _environment():
-    """The templates of this package; whatever they are filled with is escaped, and made printable before."""
-    import jinja2
-    from markupsafe import Markup
+def made_for(subset: Subset, task: Task) -> bool:
+    """Whether the passages were retrieved for this task, as far as is known: rows of others may have the same ids."""
+    return (subset.manifest.get("task") or {}).get("fingerprint") in (None, task.fingerprint)
 
-    def finalize(value: Any) -> Any:
-        return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("hf_tlm.analysis.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
+def retrieved_table(subset: Subset, task: Task | None, characters: int, most_bytes: int = MOST_BYTES) -> Table:
+    """Passages spread evenly over a subset and the texts that found them, marked; of another `task` only the texts' ids."""
+    total = len(subset)
+    chosen = np.unique(np.linspace(0, total - 1, min(total, EXAMPLES)).round().astype(int)) if total else np.empty(0, int)
+    rows = subset.dataset.select(chosen)
+    shown = _with_queries(subset, rows, task) if task is not None and made_for(subset, task) else {}
+    scored = [name for name in ("influence", "teacher_score") if name in rows.column_names]
+    columns = [*COLUMNS, *(Column(name.replace("_", " "), "number", "{:.3g}") for name in scored)]
+    values = (
+        (
+            *(row["rank"], *shown.get(row["id"], (row["best_query"], row["text"])), row["score"], row["n_queries"]),
+            *(row["source"], *(row[name] for name in scored)),
+        )
+        for row in rows
     )
-    # The page's own style and script, which no data reach; a browser takes no others, by their hashes. Shares are classes,
-    # as a style of an element's own would be another.
-    folder = files("hf_tlm.analysis.report").joinpath("templates")
-    texts = {name: folder.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
-    texts["css"] += "".join(f".s{share}{{--share:{share / 100:g}}}" for share in range(101)) + "\n"
-    for name, text in texts.items():
-        digest = b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
-        environment.globals |= {name: Markup(text), f"{name}_hash": Markup(digest)}
-    return environment
+    caption = "Passages, spread evenly over the subset from its first to its last, and the task texts that found them"
+    caption += "; words that both have are marked" if shown else ""
+    return make_table(
+        caption,
+        columns,
+        values,
+        total=total,
+        most=EXAMPLES,
+        characters=characters,
+        most_bytes=most_bytes,
+        searchable=True,
+    )
 
 
-def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArguments) -> Findings:
-    """report.html of the first of --run; a second is what it is compared with, the tables of that in report.md too."""
-    runs = [read_run(path, name) for name, path in args.runs.items()]
-    if not 1 <= len(runs) <= 2:
-        raise AnalysisError(f"--what report takes one --run, or two to compare; received {len(runs)}.")
-    second = runs[1] if len(runs) == 2 else None
-    loaded = task.load() if task.task is not None else None
-    page, compared = _page(runs[0], second, loaded, args.opened_subsets, options)
-    path = args.folder / FILE
-    atomic_write(path, page)
-    names = " against ".join(run.name for run in runs)
-    title, text = f"Report of {names}", f"One page for any browser, {path.stat().st_size / 1e6:.2f} MB."
-    if compared is None:
-        return Findings(title, text, [path])
-    tables = to_markdown(compared.blocks)
-    atomic_write(path.with_suffix(".md"), f"# {names}\n\n{tables}")
-    return Findings(title, f"{text}\n\n{tables}", [path, path.with_suffix(".md")])
+def size_chart(subset: Subset) -> Chart | None:
+    """Against K how many of a subset's passages are some text's K best; None without ranks."""
+    ranks = np.sort([rank for rank in subset.dataset["rank"][:] if rank is not None])
+    if (subset.manifest.get("top_k") or 0) < 2 or not len(ranks):
+        return None
+    places = np.unique(np.geomspace(1, max(ranks[-1], 2), 60).round().astype(int))
+    points = list(zip(places.tolist(), np.searchsorted(ranks, places, side="right").tolist(), strict=True))
+    return line_chart("Size against K", "K, passages of each training text", "passages of the subset", {"subset": points})
+
+
+def source_table(subset: Subset) -> Table:
+    """The sources with the most passages; beside them what the corpus holds of each, where the manifest has it."""
+    found = Counter(source or "" for source in subset.dataset["source"][:])
+    corpus = subset.manifest["counts"].get("sources") or {}
+    columns = [Column("source"), Column("passages", "number"), Column("share /%", "number", "{:.1f}")]
+    columns += [Column("share of the corpus /%", "number", "{:.1f}")] if corpus else []
+    of_corpus = sum(corpus.values())
+    rows = [
+        (name or "(none)", count, 100 * count / len(subset), *([100 * corpus.get(name, 0) / of_corpus] if corpus else []))
+        for name, count in found.most_common()
+    ]
+    return make_table("Sources", columns, rows, most=SOURCES)
+
+
+def subset_command(manifest: Mapping[str, Any]) -> str | None:
+    """The commands that make a subset again, as its manifest tells: names of task and corpus stand for their places."""
+    if manifest["retriever"] == "released":
+        return None
+    task, corpus, random = manifest["task"]["name"], manifest["corpus"], manifest["retriever"] == "random"
+    asked: dict[str, Any] = {"task": task, "retriever": manifest["retriever"]}
+    asked["elastic_index" if manifest["retriever"] == "elasticsearch" else "corpus"] = corpus["name"]
+    asked["passage_words"] = corpus.get("passage_words", None if manifest["retriever"] == "elasticsearch" else 0)
+    names = ("num_passages", "seed") if random else ("query_mode", "max_query_terms", "k1", "b", "delta", "stemmer")
+    asked |= {name: manifest.get(name) for name in names}
+    if not random:
+        asked |= {"top_k": manifest.get("top_k_requested") or manifest.get("top_k"), "bm25_variant": manifest["variant"]}
+        asked["keep_stopwords"] = manifest.get("stopwords") is None and "analyzed_by" not in manifest
+    asked["decontaminate"] = manifest.get("decontamination") is not None
+    asked["deduplicate"] = (manifest.get("deduplication") or {}).get("threshold")
+    lines = [_command("retrieve", asked, RetrievalArguments)]
+    if selection := manifest.get("selection"):
+        from hf_tlm.training import ScoreModelArguments
+
+        chosen = {"task": task, "subset": "SUBSET", **_selection_options(selection)}
+        lines.append(_command("select-influence", chosen, SelectionArguments, ScoreModelArguments))
+    return "\n".join(lines)
+
+
+def _selection_options(selection: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of select-influence, as a manifest's `selection` tells them; of a model trained for it those it names."""
+    of = "method fraction top_k num_passages balance corpus_batch_size task_batch_size task_split group_loss"
+    options = {name: selection.get(name) for name in (*of.split(), "mask_task_texts", "layer", "projection_dim")}
+    renamed = {"selection_seed": "seed", "score_mlm_probability": "mlm_probability", "score_max_length": "max_length"}
+    options |= {option: selection.get(name) for option, name in renamed.items()}
+    parameters = selection.get("parameters")
+    options["parameters"] = ",".join(map(str, parameters)) if isinstance(parameters, list) else None
+    if teacher := selection.get("teacher"):
+        options["teacher_trust"] = selection.get("trust")
+        asked = [
+            f"{one['name']}@{one['revision']}" if one.get("revision") else one["name"] for one in teacher.get("teachers", [])
+        ]
+        return options | {"teacher": asked or [(teacher.get("file") or {}).get("name", "linear")]}
+    model = selection.get("score_model")
+    if isinstance(model, Mapping):
+        trained = "rho2 mlm_probability learning_rate warmup_steps num_train_epochs max_steps max_length seed"
+        return options | {name: model.get(name) for name in trained.split()}
+    return options | {"score_model": model}
+
+
+def _command(name: str, values: Mapping[str, Any], *arguments: type) -> str:
+    """A command with the options that are not at their defaults."""
+    defaults = {entry.name: entry.default for each in arguments for entry in dataclasses.fields(each)}
+    given = {option: value for option, value in values.items() if value is not None and value != defaults.get(option)}
+    words: list[str] = []
+    for option, value in given.items():
+        words += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(["hf-tlm", name, *(word.lower() if word in ("True", "False") else word for word in words)])
+
+
+def _with_queries(subset: Subset, rows: Any, task: Task) -> dict[str, tuple[Marked, Marked]]:
+    """Passage -> its query and its text, marked; nothing for a passage without a query."""
+    asked = rows.select([at for at, query in enumerate(rows["best_query"][:]) if query is not None])
+    try:
+        found = dataclasses.replace(subset, dataset=asked).examples(task, len(asked))
+        terms_of = MarkedTerms.of(subset.manifest)
+    except HfTlmError:
+        return {}  # Without such a row, or without the stemmer that the retrieval had.
+    shown = {}
+    for identifier, (query, passage, _) in zip(asked["id"][:], found, strict=True):
+        of_query, (of_passage,) = mark_shared(query, [passage], terms_of)
+        shown[identifier] = Marked(of_query), Marked(of_passage)
+    return shown

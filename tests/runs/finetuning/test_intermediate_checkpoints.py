@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
 
 from hf_tlm.analysis import AnalysisError
-from hf_tlm.analysis.report.charts import curves
+from hf_tlm.analysis.report.about import curves
 from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.analysis.trainer_logs import read_runs
 from hf_tlm.corpora import load_corpus
