@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from hf_tlm.errors import HfTlmError, InfluenceError
 from hf_tlm.influence.rows import rows_digest
 from hf_tlm.influence.task_gradients import GRADIENTS_FOLDER
-from hf_tlm.retrieval.engines.sharded.workspace import Workspace, read_table
+from hf_tlm.retrieval.sharded.workspace import Workspace, read_table
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import Claim, awaited

@@ -20,9 +20,8 @@ from hf_tlm.retrieval.subset_files import SubsetLike
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError, load_bm25s, word_pattern
 from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.options import RANGES, check_number
-from hf_tlm.utils.texts import count_words
-from hf_tlm.utils.scripts import UNSPACED_SET
 from hf_tlm.utils.shown import Markdown, escape, for_markdown, instead, markdown_table, one_line
+from hf_tlm.utils.texts import UNSPACED_SET, count_words
 
 SETTINGS = (
     "retriever variant k1 b delta stopwords stemmer script query_mode max_query_terms top_k top_k_requested seed".split()

@@ -26,10 +26,9 @@ from hf_tlm.hub import Push, Repo, fetch, publish_subset, push
 from hf_tlm.hub.cards import published_card
 from hf_tlm.hub.repo_id import parse_repo
 from hf_tlm.hub.subset_cards import config_cards, config_names, configs_card, repo_files
-from hf_tlm.tasks.spec import registered_task
 from hf_tlm.retrieval.settings import RETRIEVERS, SELECTIONS, VARIANTS
 from hf_tlm.retrieval.texts import QUERY_MODES, RetrievalError
-from hf_tlm.tasks.spec import Task
+from hf_tlm.tasks.spec import Task, registered_task
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.json_files import (
     Check,
@@ -47,8 +46,8 @@ from hf_tlm.utils.json_files import (
 )
 from hf_tlm.utils.problems import writing_cache
 from hf_tlm.utils.run_files import MANIFEST_FILE
-from hf_tlm.utils.scripts import SCRIPTS
 from hf_tlm.utils.shown import named_columns, suggestion
+from hf_tlm.utils.texts import SCRIPTS
 from hf_tlm.version import __version__
 
 logger = logging.getLogger(__name__)

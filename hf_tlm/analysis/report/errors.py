@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 MOST_CLASSES = 25
 OTHERS = "(others)"
 LONGEST_NAME = 60
-
 NARROW_MATRIX = 4  # classes of which two matrices stand beside each other
 
 # By split, what was predicted, and the rows it is of, where the task is at hand.

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.arguments import AnalyzedTask
 from hf_tlm.analysis.runs import baseline_seed, check_record, check_seed, is_baseline, read_json
-from hf_tlm.runs.arguments import LINEAR
 from hf_tlm.commands import COMMANDS, find_preset
 from hf_tlm.config import config_files, read_configs
 from hf_tlm.errors import AnalysisError, HfTlmError
 from hf_tlm.hub.repo import is_fetched, is_foreign
+from hf_tlm.runs.arguments import LINEAR
 from hf_tlm.tasks import TASKS
 from hf_tlm.training.run_folder import places_of
 from hf_tlm.utils.run_files import GRID_FILE, MANIFEST_FILE, RESULTS_FILE, SEED, SETTINGS_FILE

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
 
-from hf_tlm.utils.texts import POINTS, UNSPACED_SET, combining_marks, with_bigrams
 from hf_tlm.retrieval.texts import Analyzer
+from hf_tlm.utils.texts import POINTS, UNSPACED_SET, combining_marks, with_bigrams
 
 # Beyond the first four planes there are no word characters.
 CODE_POINTS = 0x40000
