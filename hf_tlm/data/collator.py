@@ -143,6 +143,49 @@ class TlmCollator:
         return input_ids, found
 
 
+def _check_texts(texts: list[dict]) -> None:
+    if not texts or "input_ids" not in texts[0]:
+        found = ", ".join(texts[0]) if texts else "none"
+        raise ValueError(
+            f"TlmCollator takes tokenised texts, with input_ids; received {found}. hf_tlm.data.tokenize makes them."
+        )
+    if other := [text for text in texts if text.keys() != texts[0].keys()]:
+        raise ValueError(
+            f"TlmCollator takes texts with the same columns; received one with {', '.join(texts[0])} and one with "
+            f"{', '.join(other[0])}. Task texts and corpus texts are batches of their own."
+        )
+
+
+def thinned(batch: dict[str, torch.Tensor], mlm_probability: float) -> dict[str, torch.Tensor]:
+    """A masked batch as it would be at a smaller share, without its `chances`: the other tokens are as they were."""
+    kept = batch["chances"] < mlm_probability
+    labels = batch["mlm_labels"]
+    changed = {
+        "input_ids": torch.where(kept | (labels == -100), batch["input_ids"], labels),
+        "mlm_labels": labels.masked_fill(~kept, -100),
+    }
+    return {name: changed.get(name, values) for name, values in batch.items() if name != "chances"}
+
+
+def class_labels(values: Sequence[Any]) -> np.ndarray:
+    """Labels as int64 [N]; a ValueError for one that is no index of a class."""
+    labels = [
+        value.item() if isinstance(value, (torch.Tensor, np.generic)) and value.ndim == 0 else value for value in values
+    ]
+    for label in labels:
+        if not isinstance(label, int) and not (isinstance(label, float) and label.is_integer()):
+            raise ValueError(f"expected labels to be indices of classes, one a text; received {str(label):.60}.")
+    return np.array(labels, dtype=np.int64)
+
+
+def _flattened(texts: list[dict], row_length: int | None) -> tuple[Layout, np.ndarray, np.ndarray | None]:
+    """The layout of texts, and their tokens and types (None without), int64 [T] each."""
+    layout = Layout.of(np.array([len(text["input_ids"]) for text in texts]), row_length)
+    names = [name for name in ("input_ids", "token_type_ids") if name in texts[0]]
+    values = [np.concatenate([text[name] for text in texts]).astype(np.int64) for name in names]
+    return layout, values[0], values[1] if len(values) > 1 else None
+
+
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """Best-fit decreasing: every text, longest first, goes into the fullest row that still has room for it.
 
@@ -237,46 +280,3 @@ def twice(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         doubled["first_tokens"][texts:] += places
         doubled["text_ids"][rows:] += texts * (batch["text_ids"] > 0)
     return doubled
-
-
-def _check_texts(texts: list[dict]) -> None:
-    if not texts or "input_ids" not in texts[0]:
-        found = ", ".join(texts[0]) if texts else "none"
-        raise ValueError(
-            f"TlmCollator takes tokenised texts, with input_ids; received {found}. hf_tlm.data.tokenize makes them."
-        )
-    if other := [text for text in texts if text.keys() != texts[0].keys()]:
-        raise ValueError(
-            f"TlmCollator takes texts with the same columns; received one with {', '.join(texts[0])} and one with "
-            f"{', '.join(other[0])}. Task texts and corpus texts are batches of their own."
-        )
-
-
-def thinned(batch: dict[str, torch.Tensor], mlm_probability: float) -> dict[str, torch.Tensor]:
-    """A masked batch as it would be at a smaller share, without its `chances`: the other tokens are as they were."""
-    kept = batch["chances"] < mlm_probability
-    labels = batch["mlm_labels"]
-    changed = {
-        "input_ids": torch.where(kept | (labels == -100), batch["input_ids"], labels),
-        "mlm_labels": labels.masked_fill(~kept, -100),
-    }
-    return {name: changed.get(name, values) for name, values in batch.items() if name != "chances"}
-
-
-def class_labels(values: Sequence[Any]) -> np.ndarray:
-    """Labels as int64 [N]; a ValueError for one that is no index of a class."""
-    labels = [
-        value.item() if isinstance(value, (torch.Tensor, np.generic)) and value.ndim == 0 else value for value in values
-    ]
-    for label in labels:
-        if not isinstance(label, int) and not (isinstance(label, float) and label.is_integer()):
-            raise ValueError(f"expected labels to be indices of classes, one a text; received {str(label):.60}.")
-    return np.array(labels, dtype=np.int64)
-
-
-def _flattened(texts: list[dict], row_length: int | None) -> tuple[Layout, np.ndarray, np.ndarray | None]:
-    """The layout of texts, and their tokens and types (None without), int64 [T] each."""
-    layout = Layout.of(np.array([len(text["input_ids"]) for text in texts]), row_length)
-    names = [name for name in ("input_ids", "token_type_ids") if name in texts[0]]
-    values = [np.concatenate([text[name] for text in texts]).astype(np.int64) for name in names]
-    return layout, values[0], values[1] if len(values) > 1 else None
