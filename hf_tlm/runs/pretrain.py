@@ -47,11 +47,11 @@ from hf_tlm.training import (
     model_factory,
 )
 from hf_tlm.training.base_trainer import trained_model
-from hf_tlm.training.initialization import with_initialization
 from hf_tlm.training.objectives import language_objective, term_names
 from hf_tlm.training.prepare import tell_of_no_saving
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run, publish_run
 from hf_tlm.training.run_folder import MODEL, RESULTS_FILE, claim, copy_best_model, finished, settings
+from hf_tlm.training.stages import with_initialization
 from hf_tlm.utils.locks import owns_output_dir
 from hf_tlm.utils.options import check_given
 from hf_tlm.utils.seals import write_seal

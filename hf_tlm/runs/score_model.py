@@ -31,8 +31,8 @@ from hf_tlm.runs.tlm import run_tlm
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments
-from hf_tlm.training.applicable import of_training
 from hf_tlm.training.prepare import source_config
+from hf_tlm.training.run_arguments import of_training
 from hf_tlm.training.run_folder import RESULTS_FILE, local_files, settings
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.json_files import read_object

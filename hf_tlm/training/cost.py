@@ -1,23 +1,36 @@
-"""What a run costs, as the papers count it, and where a budget ends it, known before the first step."""
+"""What a run costs, as the papers count it, where a budget ends it, known before the first step, and its electricity.
+
+The electricity is read by codecarbon (https://github.com/mlco2/codecarbon), without a network.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
+import tempfile
 import time
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate import Accelerator
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils import flop_counter
 from transformers import TrainerCallback
 
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
+from hf_tlm.errors import ArgumentsError
+from hf_tlm.objectives.terms import accumulation_dtype
 from hf_tlm.training.run_arguments import RunArguments
+
+if TYPE_CHECKING:
+    import codecarbon
+
+logger = logging.getLogger(__name__)
 
 # TLM paper, section 1 and Table 2.
 ROBERTA_LARGE_FLOPS = 4.36e21
@@ -41,6 +54,8 @@ PEAK_FLOPS = {
 _aten = torch.ops.aten
 # What a schedule that follows the clock is divided into.
 TICKS = 1_000_000
+# How codecarbon models a CPU that has no counter it may read.
+_MODELLED_CPU = ("cpu_load", "constant")
 
 
 @dataclass(frozen=True)
@@ -56,7 +71,7 @@ class Cost:
         (fine-tuning).
     seconds: wall-clock time of training, evaluation during training included.
     energy_kwh: electricity of the machines meanwhile, the part of it that codecarbon could only estimate
-        (`estimated_kwh`), and kilograms of CO2 (`co2_kg`), see `hf_tlm.training.energy`; None where they were not read.
+        (`estimated_kwh`), and kilograms of CO2 (`co2_kg`), see `Energy`; None where they were not read.
     """
 
     steps: int = 0
@@ -201,3 +216,114 @@ class TimeBudgetCallback(TrainerCallback):
             return lambda step: factor(min(TICKS, round(TICKS * max(self.progress, step / max_steps))))
 
         scheduler.lr_lambdas = [follow(factor) for factor in scheduler.lr_lambdas]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The electricity that was used, and what producing it emitted.
+
+    Attributes:
+        kwh: electricity.
+        estimated_kwh: the part of it that no counter measured: codecarbon models it by load, rated power and size.
+        co2_kg: what producing it emitted, kilograms of CO2 equivalents by the country's energy mix.
+    """
+
+    kwh: float = 0.0
+    estimated_kwh: float = 0.0
+    co2_kg: float = 0.0
+
+
+class _Newest:
+    """Takes codecarbon's readings (its `BaseOutput`), from its thread, and keeps the newest."""
+
+    reading = None
+
+    def live_out(self, total, delta):
+        self.reading = total
+
+    out = live_out
+
+    def exit(self):
+        """Nothing was opened."""
+
+
+class Energy(TrainerCallback):
+    """Electricity of training over interruptions and all nodes.
+
+    One process of a node reads the whole machine, whatever else runs there, every 15 seconds and when training ends.
+    codecarbon's own settings hold (`CODECARBON_PUE`, `CODECARBON_FORCE_CPU_POWER`, ...), but for those that would write a
+    file or use the network.
+
+    total: up to the last reading. That before a resume is in the checkpoint's trainer state.
+
+    Args:
+        country: three-letter ISO code (`energy_country`); None leaves `co2_kg` the world's average, which is not shown.
+    """
+
+    def __init__(self, accelerator: Accelerator, country: str | None = None):
+        self.country = country
+        self.total = Reading()
+        self._accelerator = accelerator
+        self._before, self._newest = Reading(), _Newest()
+        self._tracker: codecarbon.OfflineEmissionsTracker | None = None
+        self._modelled: tuple[str, ...] = ()
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._before = self.total = Reading(**state.stateful_callbacks.get("Energy", {}))
+        self._newest = _Newest()
+        if args.local_process_index == 0:
+            self._start(args.device)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self._agree(state)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.stop()
+        self._agree(state)
+
+    def _start(self, device: torch.device) -> None:
+        import codecarbon
+
+        # Until its constructor has read `log_level` it would tell every step of its start.
+        logging.getLogger("codecarbon").setLevel(logging.ERROR)
+        self._tracker = tracker = codecarbon.OfflineEmissionsTracker(
+            country_iso_code=self.country,
+            output_methods=[],
+            output_handlers=[self._newest],
+            output_dir=tempfile.gettempdir(),
+            emissions_endpoint=None,
+            electricitymaps_api_token="",
+            api_call_interval=1,  # Every measurement reaches the handler.
+            allow_multiple_runs=True,  # Else there is a lock file.
+            log_level="warning",
+        )
+        tracker.start()
+        # Its constructor and `start` log what goes wrong there, and go on.
+        if self._newest.reading is None:
+            self._tracker = None
+            raise ArgumentsError("codecarbon could not start (its log above says why). Leave track_energy out.")
+        parts = {type(part).__name__: part for part in tracker._hardware}
+        self._modelled = ("ram_energy",) if "RAM" in parts else ()
+        if "CPU" in parts and parts["CPU"]._mode in _MODELLED_CPU:
+            self._modelled += ("cpu_energy",)
+        logger.info("Energy is read of %s; estimated: %s.", ", ".join(parts), ", ".join(self._modelled) or "nothing")
+        if device.type != "cpu" and not {"GPU", "AppleSiliconChip"} & set(parts):
+            logger.warning("codecarbon does not see the %s device: energy_kwh is without what it uses.", device.type)
+
+    def stop(self) -> None:
+        """End reading, with a last reading."""
+        if self._tracker is not None:
+            self._tracker.stop()
+            self._tracker = None
+
+    def _agree(self, state) -> None:
+        """Sum the nodes' readings: every process is here at the same step."""
+        own, before = self._newest.reading, self._before
+        values = [0.0, 0.0, 0.0]
+        if own is not None:
+            values = [own.energy_consumed, sum(getattr(own, part) for part in self._modelled), own.emissions]
+        device = self._accelerator.device
+        reading = torch.tensor(values, dtype=accumulation_dtype(device), device=device)
+        kwh, estimated, co2 = self._accelerator.reduce(reading, reduction="sum").tolist()
+        self.total = Reading(before.kwh + kwh, before.estimated_kwh + estimated, before.co2_kg + co2)
+        state.stateful_callbacks["Energy"] = asdict(self.total)

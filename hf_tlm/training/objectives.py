@@ -1,9 +1,12 @@
-"""Which loss each stream of batches gets."""
+"""Which loss each stream of batches gets, and the averages of its terms that are logged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
+from accelerate import Accelerator
 
 from hf_tlm.data.interleave import CORPUS, TASK
 from hf_tlm.objective_specs import OBJECTIVES
@@ -19,6 +22,7 @@ from hf_tlm.objectives import (
     WeightedMean,
     WeightedSum,
 )
+from hf_tlm.objectives.terms import accumulation_dtype
 from hf_tlm.training.run_arguments import RunArguments
 
 
@@ -86,3 +90,40 @@ def _parts(objective: Any) -> Iterator[Any]:
     if isinstance(objective, WeightedSum):
         for _, part in objective.parts:
             yield from _parts(part)
+
+
+class LossAverages:
+    """Sums and what they are divided by, by name, since they were last read."""
+
+    def __init__(self):
+        self._pairs: dict[str, torch.Tensor] = {}
+
+    def add(self, pairs: Mapping[str, torch.Tensor], prefix: str = "") -> None:
+        """Collect pairs (sum, count), `accumulation_dtype` [2], by name."""
+        for name, pair in pairs.items():
+            self._pairs[prefix + name] = self._pairs.get(prefix + name, 0.0) + pair
+
+    def read(self, accelerator: Accelerator) -> dict[str, float]:
+        """Return sum / count of every term over all processes, which must call this together; begin anew.
+
+        A term of nothing (the accuracy on replaced tokens where none was) is left out.
+        """
+        if not self._pairs:
+            return {}
+        names = sorted(self._pairs)
+        totals = accelerator.reduce(torch.stack([self._pairs[name] for name in names]), reduction="mean").tolist()
+        self._pairs = {}
+        return {name: round(total / count, 6) for name, (total, count) in zip(names, totals, strict=True) if count}
+
+
+def in_pairs(terms: Mapping[str, torch.Tensor], sums: Callable[[str, torch.Tensor], tuple]) -> dict[str, torch.Tensor]:
+    """The terms of an objective (`hf_tlm.objectives`), its scalars as pairs too: `sums` says of what sum and count."""
+
+    def pair(name: str, value: torch.Tensor) -> torch.Tensor:
+        if value.dim():
+            return value
+        # A number that is copied to a GPU waits for all that was begun there; one that is filled in does not.
+        parts = [x if isinstance(x, torch.Tensor) else torch.full((), x, device=value.device) for x in sums(name, value)]
+        return torch.stack([x.to(value.device, accumulation_dtype(value.device)) for x in parts])
+
+    return {name: pair(name, value) for name, value in terms.items()}

@@ -1,15 +1,19 @@
-"""What the Trainer's choice of optimizers lacks: LAMB, Muon, and learning rates that fall from the top to the bottom."""
+"""What the Trainer's optimizers lack: LAMB, Muon, rates that fall from the top to the bottom, averages of the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import PreTrainedModel, TrainingArguments
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from hf_tlm.errors import ArgumentsError
@@ -19,6 +23,8 @@ from hf_tlm.utils.shown import suggestion
 LAMB, MUON = "lamb", "muon"
 # Those that are not the Trainer's.
 OWN = (LAMB, MUON)
+# Of a checkpoint: the weights that training goes on from, where those of the model are averaged ones.
+RAW_WEIGHTS = "raw_weights.safetensors"
 
 
 class Muon(torch.optim.Optimizer):
@@ -246,3 +252,77 @@ def distances_from_top(model: nn.Module) -> dict[str, int]:
             elif below and name.startswith(body):
                 distances[name] = len(layers) + 1
     return distances
+
+
+class AveragedWeights(TrainerCallback):
+    """Exponential moving average of the weights that a run trains (Polyak and Juditsky, 1992, with a decay).
+
+    After step t (from 1) average = d average + (1 - d) weight, d = min(decay, (1 + t) / (10 + t)), so that the random first
+    steps are soon forgotten. They start as the weights are when training begins. Processes that hold the same weights hold
+    the same averages.
+
+    Args:
+        decay: share of the average that a step leaves.
+    """
+
+    def __init__(self, decay: float):
+        self.decay = decay
+        self.model: nn.Module | None = None
+        # Empty: none are kept, before training and after it.
+        self._averages: dict[str, torch.Tensor] = {}
+
+    def _weights(self) -> dict[str, nn.Parameter]:
+        assert self.model is not None  # `start` comes before all else.
+        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+
+    def start(self, model: nn.Module) -> None:
+        """From the weights of `model` as they are."""
+        self.model = model
+        self._averages = {name: weight.detach().clone() for name, weight in self._weights().items()}
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        if not self._averages:  # A checkpoint was not read.
+            self.start(model)
+
+    @torch.no_grad()
+    def on_step_end(self, args, state, control, **kwargs):
+        decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
+        get_ema_multi_avg_fn(decay)([*self._averages.values()], [*self._weights().values()], state.global_step)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if not args.load_best_model_at_end:  # Which would be averages already.
+            self._exchange()
+        self._averages = {}
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        """What is in the model is kept, and the other way round."""
+        for name, weight in self._weights().items():
+            kept = self._averages[name].clone()
+            self._averages[name].copy_(weight)
+            weight.copy_(kept)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """While training, the model has the averages in the block."""
+        if not self._averages:
+            yield
+            return
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the raw weights beside the averages, which the checkpoint has as its model's."""
+        weights = {name: weight.detach().cpu().contiguous() for name, weight in self._weights().items()}
+        save_file(weights, checkpoint / RAW_WEIGHTS)
+
+    @torch.no_grad()
+    def load(self, model: nn.Module, checkpoint: Path) -> None:
+        """Take the averages from `model`, into which the checkpoint was read, and give it the raw weights."""
+        self.start(model)
+        raw = load_file(checkpoint / RAW_WEIGHTS)
+        for name, weight in self._weights().items():
+            weight.copy_(raw[name])

@@ -34,13 +34,11 @@ from hf_tlm.models.loading import check_fit, hub_options, reading
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task, columns_of_texts
-from hf_tlm.training.applicable import check_applicable, check_rdrop, check_together, of_other_stage
 from hf_tlm.training.arguments import TlmArguments
-from hf_tlm.training.initialization import Initialization, with_initialization
 from hf_tlm.training.model_arguments import ModelArguments
 from hf_tlm.training.optimizers import check_adapted
-from hf_tlm.training.run_arguments import RunArguments
-from hf_tlm.training.stages import StageData, with_task_defaults
+from hf_tlm.training.run_arguments import RunArguments, check_applicable, check_rdrop, check_together, of_other_stage
+from hf_tlm.training.stages import Initialization, StageData, with_initialization, with_task_defaults
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.options import check_given
 from hf_tlm.utils.process import uses_fsdp

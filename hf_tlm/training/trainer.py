@@ -30,22 +30,21 @@ from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.objectives import RDrop, TaskLoss
 from hf_tlm.objectives.task import class_weights
 from hf_tlm.objectives.terms import accumulation_dtype
-from hf_tlm.training.applicable import check_rdrop
-from hf_tlm.training.averages import AveragedWeights, LossAverages, in_pairs
 from hf_tlm.training.base_trainer import SampledTrainer
 from hf_tlm.training.cost import (
     TICKS,
     Cost,
+    Energy,
     count_flops,
     first_step,
     model_flops_utilization,
     nominal_tokens,
     training_flops,
 )
-from hf_tlm.training.energy import Energy
 from hf_tlm.training.given import check_classes, check_given, check_lengths, check_objectives, check_there
-from hf_tlm.training.objectives import corrective_lm, tlm_objectives
-from hf_tlm.training.run_arguments import RunArguments
+from hf_tlm.training.objectives import LossAverages, corrective_lm, in_pairs, tlm_objectives
+from hf_tlm.training.optimizers import AveragedWeights
+from hf_tlm.training.run_arguments import RunArguments, check_rdrop
 
 logger = logging.getLogger(__name__)
 

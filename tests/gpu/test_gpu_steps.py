@@ -9,7 +9,7 @@ from transformers import set_seed
 
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.training import TlmArguments, TlmTrainer
-from hf_tlm.training.averages import RAW_WEIGHTS
+from hf_tlm.training.optimizers import RAW_WEIGHTS
 from support.gpu import DEVICE, LAYOUT, ON_CPU, ON_DEVICE, apart, assert_same_gradients, trainers
 from support.training_runs import NO_DROPOUT, OBJECTIVES, QUIET, Gradients, history, network, taught, trainer, weights
 

@@ -15,8 +15,8 @@ from hf_tlm.training import (
     check_model,
     check_tlm,
 )
-from hf_tlm.training.applicable import of_other_stage
 from hf_tlm.training.prepare import tell_of_no_saving, tell_of_other_stage
+from hf_tlm.training.run_arguments import of_other_stage
 from hf_tlm.training.run_folder import local_files, settings
 
 BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}

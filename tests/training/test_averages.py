@@ -10,7 +10,7 @@ from transformers import TrainerCallback, set_seed
 from hf_tlm.data import tokenize
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.training import ArgumentsError, TlmArguments, TlmTrainer
-from hf_tlm.training.averages import RAW_WEIGHTS
+from hf_tlm.training.optimizers import RAW_WEIGHTS
 from support.toys import make_task
 from support.training_runs import QUIET, network, run_processes
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_tlm.training import ArgumentsError, Cost, TlmArguments
-from hf_tlm.training.energy import Energy
+from hf_tlm.training.cost import Energy
 from support.training_runs import At, history, trainer
 
 ARGS = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}

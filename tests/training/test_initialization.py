@@ -10,9 +10,9 @@ from hf_tlm.models.linear_start import LinearStart
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_tlm
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, TlmTrainer, prepare
-from hf_tlm.training.applicable import check_together
-from hf_tlm.training.initialization import with_initialization
 from hf_tlm.training.prepare import check_tlm
+from hf_tlm.training.run_arguments import check_together
+from hf_tlm.training.stages import with_initialization
 from support.toys import FAST, TINY_CONFIGS
 from support.training_runs import QUIET
 

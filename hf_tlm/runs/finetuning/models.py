@@ -31,8 +31,8 @@ from hf_tlm.runs.finetuning.kinds import feature_lengths, kind_module, texts_per
 from hf_tlm.runs.finetuning.tagging import CrfTagger
 from hf_tlm.tasks import Task
 from hf_tlm.training import Cost, training_flops
-from hf_tlm.training.averages import LossAverages, in_pairs
 from hf_tlm.training.base_trainer import SampledTrainer
+from hf_tlm.training.objectives import LossAverages, in_pairs
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from hf_tlm.runs.teachers.marks import MarkedPhrases, marks_without_passages, re
 from hf_tlm.runs.teachers.models import LinearTeacher, ModelTeacher
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
-from hf_tlm.training.applicable import of_training
+from hf_tlm.training.run_arguments import of_training
 from hf_tlm.training.teacher import Teacher, described, doubts, shortened
 from hf_tlm.training.teacher_arguments import LINEAR, SELF, WITHOUT_PASSAGES
 from hf_tlm.utils.arrow_files import cache_folder
