@@ -37,8 +37,8 @@ from hf_tlm.tasks.spec import check_task, columns_of_texts
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.model_arguments import ModelArguments
 from hf_tlm.training.optimizers import check_adapted
-from hf_tlm.training.run_arguments import RunArguments, check_applicable, check_rdrop, check_together, of_other_stage
-from hf_tlm.training.stages import Initialization, StageData, with_initialization, with_task_defaults
+from hf_tlm.training.run_arguments import RunArguments, check_applicable, check_together, of_other_stage
+from hf_tlm.training.stages import Initialization, StageData, check_stage_2, with_initialization, with_task_defaults
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.options import check_given
 from hf_tlm.utils.process import uses_fsdp
@@ -258,24 +258,6 @@ def source_config(model_args: ModelArguments) -> PreTrainedConfig:
     with reading(f"a config from {name!r}"):
         folder = checkpoint_folder(name, revision, trust_remote_code=trust)
         return AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=trust)
-
-
-def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: ModelArguments) -> None:
-    """Raise an ArgumentsError if the body has no word for the pooling of stage 2, or drops nothing for R-Drop."""
-    if 2 not in args.stages:
-        return
-    if args.stage2_classifier_pooling is not None and not hasattr(config, "classifier_pooling"):
-        raise ArgumentsError(
-            "stage2_classifier_pooling is for bodies whose stock classifier can pool (modernbert); received "
-            f"{args.stage2_classifier_pooling!r} for a body of the type {config.model_type!r}. Leave it out, or give "
-            "another --model_config."
-        )
-    drops = args.stage2_dropout
-    if drops is None:
-        # Type by type the names differ; that of a head for another task may be among them.
-        values = [value for name, value in config.to_dict().items() if "drop" in name]
-        drops = max((value for value in values if isinstance(value, int | float)), default=0.0)
-    check_rdrop(args.stage2_rdrop, drops > 0 or (model_args.use_peft and model_args.lora_dropout > 0))
 
 
 def check_sources(model_args: ModelArguments, max_length: int, *, mlm: bool = True, whole_word_mask: bool = False) -> None:

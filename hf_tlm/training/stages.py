@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_tlm.data import tokenize
 from hf_tlm.data.tokenization import longest_first, special_ids, text_lengths
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.models import GeneratorDiscriminator, TrainedModel, export_model, load_adapter, load_exported
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.arguments import InitializationArguments
@@ -45,6 +46,8 @@ from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.cost import Cost
+from hf_tlm.training.model_arguments import ModelArguments
+from hf_tlm.training.run_arguments import check_rdrop
 from hf_tlm.training.run_folder import STAGE, finished
 from hf_tlm.training.trainer import TlmTrainer
 from hf_tlm.utils.run_files import STAGE_FILE
@@ -85,6 +88,24 @@ def with_task_defaults(
             args.stage2_max_steps = args.stage2_min_steps
         args.stage2_min_steps = 0
     return args
+
+
+def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: ModelArguments) -> None:
+    """Raise an ArgumentsError if the body has no word for the pooling of stage 2, or drops nothing for R-Drop."""
+    if 2 not in args.stages:
+        return
+    if args.stage2_classifier_pooling is not None and not hasattr(config, "classifier_pooling"):
+        raise ArgumentsError(
+            "stage2_classifier_pooling is for bodies whose stock classifier can pool (modernbert); received "
+            f"{args.stage2_classifier_pooling!r} for a body of the type {config.model_type!r}. Leave it out, or give "
+            "another --model_config."
+        )
+    drops = args.stage2_dropout
+    if drops is None:
+        # Type by type the names differ; that of a head for another task may be among them.
+        values = [value for name, value in config.to_dict().items() if "drop" in name]
+        drops = max((value for value in values if isinstance(value, int | float)), default=0.0)
+    check_rdrop(args.stage2_rdrop, drops > 0 or (model_args.use_peft and model_args.lora_dropout > 0))
 
 
 @dataclass

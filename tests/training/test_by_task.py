@@ -6,8 +6,7 @@ from datasets import Dataset
 from hf_tlm.models.loading import read_config
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
-from hf_tlm.training.prepare import check_stage_2
-from hf_tlm.training.stages import with_task_defaults
+from hf_tlm.training.stages import check_stage_2, with_task_defaults
 from support.toys import TINY_CONFIGS
 
 QUIET = {"report_to": "none", "use_cpu": True, "stage2_total_batch_size": 8}
