@@ -142,6 +142,57 @@ def convert_released_tlm(
     return released
 
 
+def convert_legacy(
+    checkpoint: str,
+    output_dir: str | os.PathLike,
+    *,
+    task: str | None = None,
+    label_names: Sequence[str] | None = None,
+    tokenizer_name: str | None = None,
+) -> Released | ReleasedTlm:
+    """Convert a checkpoint of the TLM paper (`convert_released_tlm`) or of COCO-LM (`convert_released`), by its config.json.
+
+    Args:
+        checkpoint: its folder, or its Hub id with `@revision` if wanted; its weights are pickled, and read as tensors only.
+        task: of a TLM checkpoint, the registered task whose classes it tells apart, by our name or that of the release.
+            None: the one in a name such as `tlm-sciie-small-scale`, if there is one.
+        label_names: its classes in the order of their indices, instead of the task's.
+
+    The release numbers the classes and does not name them: the registry's names are taken in alphabetical order.
+
+    Raises:
+        HubError: the repository cannot be had.
+        ModelError: the task is not registered, options of TLM for a COCO-LM checkpoint, or see the two functions.
+    """
+    folder = local_folder(checkpoint, "model", allow_patterns=FILES, allow_pickle=True)
+    if not _is_bert(folder):
+        options = {"task": task, "label_names": label_names, "tokenizer_name": tokenizer_name}
+        if given := [name for name, value in options.items() if value is not None]:
+            raise ModelError(
+                f"{', '.join(given)}: for checkpoints of TLM, whose {CONFIG} says model_type bert. {checkpoint} is read as "
+                "COCO-LM's, which has a tokenizer and no classes. Leave them out."
+            )
+        return _with_card(convert_released(folder, output_dir), checkpoint, output_dir, None)
+    spec = _task(checkpoint, task)
+    if label_names is None:
+        if task is not None and spec is None:
+            raise ModelError(f"No registered task {task!r}, whose classes the checkpoint could have. Give --label_names.")
+        label_names = spec.classes if spec else None
+    released = convert_released_tlm(folder, output_dir, label_names=label_names, tokenizer_name=tokenizer_name)
+    classes = released.model.config.id2label or {}
+    return _with_card(released, checkpoint, output_dir, list(classes.values()))
+
+
+def legacy_length(checkpoint: str, task: str | None = None) -> int | None:
+    """Tokens after which the texts of a TLM checkpoint's task were cut; None where its task is not known.
+
+    Args:
+        checkpoint, task: as of `convert_legacy`.
+    """
+    spec = _task(checkpoint, task)
+    return None if spec is None else released_length(spec.name)
+
+
 def _read_config(folder: Path) -> BertConfig:
     path = folder / CONFIG
     try:
@@ -235,57 +286,6 @@ def _tokenizer(folder: Path, name: str | None, config: ElectraConfig) -> PreTrai
         )
     tokenizer.model_max_length = min(tokenizer.model_max_length, config.max_position_embeddings)
     return tokenizer
-
-
-def convert_legacy(
-    checkpoint: str,
-    output_dir: str | os.PathLike,
-    *,
-    task: str | None = None,
-    label_names: Sequence[str] | None = None,
-    tokenizer_name: str | None = None,
-) -> Released | ReleasedTlm:
-    """Convert a checkpoint of the TLM paper (`convert_released_tlm`) or of COCO-LM (`convert_released`), by its config.json.
-
-    Args:
-        checkpoint: its folder, or its Hub id with `@revision` if wanted; its weights are pickled, and read as tensors only.
-        task: of a TLM checkpoint, the registered task whose classes it tells apart, by our name or that of the release.
-            None: the one in a name such as `tlm-sciie-small-scale`, if there is one.
-        label_names: its classes in the order of their indices, instead of the task's.
-
-    The release numbers the classes and does not name them: the registry's names are taken in alphabetical order.
-
-    Raises:
-        HubError: the repository cannot be had.
-        ModelError: the task is not registered, options of TLM for a COCO-LM checkpoint, or see the two functions.
-    """
-    folder = local_folder(checkpoint, "model", allow_patterns=FILES, allow_pickle=True)
-    if not _is_bert(folder):
-        options = {"task": task, "label_names": label_names, "tokenizer_name": tokenizer_name}
-        if given := [name for name, value in options.items() if value is not None]:
-            raise ModelError(
-                f"{', '.join(given)}: for checkpoints of TLM, whose {CONFIG} says model_type bert. {checkpoint} is read as "
-                "COCO-LM's, which has a tokenizer and no classes. Leave them out."
-            )
-        return _with_card(convert_released(folder, output_dir), checkpoint, output_dir, None)
-    spec = _task(checkpoint, task)
-    if label_names is None:
-        if task is not None and spec is None:
-            raise ModelError(f"No registered task {task!r}, whose classes the checkpoint could have. Give --label_names.")
-        label_names = spec.classes if spec else None
-    released = convert_released_tlm(folder, output_dir, label_names=label_names, tokenizer_name=tokenizer_name)
-    classes = released.model.config.id2label or {}
-    return _with_card(released, checkpoint, output_dir, list(classes.values()))
-
-
-def legacy_length(checkpoint: str, task: str | None = None) -> int | None:
-    """Tokens after which the texts of a TLM checkpoint's task were cut; None where its task is not known.
-
-    Args:
-        checkpoint, task: as of `convert_legacy`.
-    """
-    spec = _task(checkpoint, task)
-    return None if spec is None else released_length(spec.name)
 
 
 def _with_card(
