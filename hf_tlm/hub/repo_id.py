@@ -1,4 +1,4 @@
-"""Names of repositories on the Hub, and of what is in one or in a folder of this machine, as records and cards have them."""
+"""Names of repositories on the Hub, and of checkpoints and corpora, there or here, as records and cards have them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"(?P<id>{_PART}/{_PART})(?:@(?P<revision>[^@\s]+))?")
 # Of repositories, and what the addresses of their pages begin with.
 TYPES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
-
+# What may be the name of a model, without its owner too, as a checkpoint or a card names it.
 HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 # A checkpoint's folder, and those that it is in within the folder of a run.
 _CHECKPOINT = re.compile(r"checkpoint-\d+")

@@ -25,9 +25,6 @@ _LINKS = re.compile(r"(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=@)(?=\w)|(?<=\\#)(?=\d)|
 _ABSOLUTE = re.compile(r"""(?<![\w.~:/\\-])/([^\s,'"/]+)[^\s,'"]*""")
 
 
-LONGEST = 1000  # Characters of a table's cell.
-
-
 class Markdown(str):
     """Text that is markdown, written by us: `for_markdown` leaves it as it is."""
 
@@ -164,7 +161,7 @@ def markdown_table(
     texts: int | Collection[int] = 1,
     *,
     padded: bool = False,
-    longest: int = LONGEST,
+    longest: int = 1000,
 ) -> str:
     """A table, a line a row, with a new line at its end. Cells are shown as they are: only a `Markdown` one is markup.
 
