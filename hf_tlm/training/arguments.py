@@ -11,13 +11,15 @@ from typing import Annotated, ClassVar
 from transformers import SchedulerType
 
 from hf_tlm.errors import ArgumentsError
-from hf_tlm.training.base_arguments import WITH_MUON, SeedsArguments
+from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.teacher_arguments import NONE, WITHOUT_PASSAGES, WITHOUT_TEACHER, TeacherArguments
 from hf_tlm.training.trainer_options import check_scheduler
-from hf_tlm.utils.options import option
+from hf_tlm.utils.options import OnlyWith, option
 from hf_tlm.utils.process import uses_fsdp
 
+# Here too, as `--help` would import all of training for that of `base_arguments`.
+_WITH_MUON = OnlyWith("optim", ("muon",))
 # What stage 2 has of its own, as stage2_<name>.
 _OF_STAGE_2 = (
     "max_steps num_train_epochs learning_rate muon_learning_rate weight_decay layerwise_lr_decay warmup_steps eval_steps "
@@ -60,7 +62,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
     stage2_num_train_epochs: float = option(10.0, "Stage 2: passes over the training split.")
     stage2_min_steps: int = option(0, "Stage 2 by epochs: at least so many optimizer steps, for tasks of few texts.")
     stage2_learning_rate: float = option(2e-5, "Stage 2: peak learning rate.")
-    stage2_muon_learning_rate: Annotated[float | None, WITH_MUON] = option(
+    stage2_muon_learning_rate: Annotated[float | None, _WITH_MUON] = option(
         None, "Stage 2: as muon_learning_rate. Default: stage2_learning_rate."
     )
     stage2_weight_decay: float = option(0.0, "Stage 2: weight decay.")

@@ -32,7 +32,7 @@ _UNSUPPORTED = {
     "prediction_loss_only": "checkpoints are chosen by the task's metric",
     "restore_callback_states_from_checkpoint": "what is here restores what a run needs by itself",
 }
-WITH_MUON = OnlyWith("optim", ("muon",))
+_WITH_MUON = OnlyWith("optim", ("muon",))
 
 
 @dataclass(repr=False)
@@ -213,7 +213,7 @@ class PublishedArguments(BaseArguments):
         "Optimizer: muon (matrices of the layers; AdamW for all else), lamb (extra [optim]), or one of the "
         "Trainer's: adamw_torch_fused, adamw_torch, ...",
     )
-    muon_learning_rate: Annotated[float | None, WITH_MUON] = option(
+    muon_learning_rate: Annotated[float | None, _WITH_MUON] = option(
         None,
         "optim muon: peak learning rate of the matrices, whose steps are as long as AdamW's (TLM: of stage 1). "
         "Default: learning_rate.",
