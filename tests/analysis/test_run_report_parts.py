@@ -133,6 +133,22 @@ def test_axes_have_round_numbers():
         assert 2 <= len(chart.y_ticks) <= 12 and all(0 <= place <= 250 for place, _ in chart.y_ticks)
 
 
+@pytest.mark.parametrize(
+    ("logged", "shown"),
+    [
+        ("loss", "loss"),
+        ("corpus/mlm_loss", "corpus: masked LM"),
+        ("task/task_loss", "task: task loss"),
+        ("task/teacher_loss", "task: teacher loss"),
+        ("task/rtd_loss", "task: replaced tokens"),
+        ("task/scl_loss", "task: contrast of sequences"),
+    ],
+)
+def test_losses_have_names_in_a_chart(logged, shown):
+    chart = about._loss_chart("", [{"step": step, "loss": 1.0, logged: 1.0} for step in (1, 2, 3)])
+    assert [name for name, _ in chart.lines] == [shown]
+
+
 def test_charts_thin_out_what_is_long():
     chart = line_chart("t", "x", "y", {f"s{n}": [(at, at) for at in range(10_000)] for n in range(9)})
     assert len(chart.lines) == 7 and chart.note == "Not drawn: s7, s8."

@@ -46,15 +46,14 @@ COST = {
     "co2_kg": Column("kg of CO2", "number", "{:.3g}"),
 }
 
-LOSS_NAMES = {
-    "corpus/mlm_loss": "corpus: masked LM",
-    "task/mlm_loss": "task: masked LM",
-    "task/task_loss": "task: task loss",
-    "corpus/rtd_loss": "corpus: replaced tokens",
-    "task/rtd_loss": "task: replaced tokens",
-    "corpus/copy_loss": "corpus: copying",
-    "corpus/lm_loss": "corpus: corrected tokens",
-    "corpus/scl_loss": "corpus: contrast of sequences",
+# What is after the stream, corpus or task, in the name of a logged loss.
+LOSSES = {
+    "mlm_loss": "masked LM",
+    "rtd_loss": "replaced tokens",
+    "copy_loss": "copying",
+    "lm_loss": "corrected tokens",
+    "scl_loss": "contrast of sequences",
+    "rdrop_loss": "R-Drop",
 }
 
 Log = Sequence[Mapping[str, Any]]
@@ -429,7 +428,13 @@ def _of_checkpoints(run: RunFolder, grid: Mapping[str, Any]) -> Chart | None:
 def _loss_chart(title: str, log: Log) -> Chart | None:
     terms = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.endswith("_loss")))
     names = [name for name in terms if not name.startswith(("eval_", "train_"))] or ["loss"]
-    return _curve(title, "loss (nats)", {LOSS_NAMES.get(name, name): _points(log, name) for name in names})
+    return _curve(title, "loss (nats)", {_loss_name(name): _points(log, name) for name in names})
+
+
+def _loss_name(name: str) -> str:
+    """Such as `task: teacher loss` of task/teacher_loss."""
+    *stream, loss = name.split("/")
+    return ": ".join([*stream, LOSSES.get(loss, loss.replace("_", " "))])
 
 
 def _shares(log: Log) -> list[Chart | None]:
