@@ -15,12 +15,8 @@ import torch
 
 from hf_tlm.errors import ModelError
 from hf_tlm.models.coco_lm.configuration_coco_lm import CocoLmConfig
-from hf_tlm.models.coco_lm.modeling_coco_lm import (
-    CocoLmForMaskedLM,
-    CocoLmModel,
-    CocoLmPreTrainedModel,
-    relative_position_buckets,
-)
+from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM, CocoLmModel, CocoLmPreTrainedModel
+from hf_tlm.models.coco_lm.relative_positions import relative_position_buckets
 from hf_tlm.models.coco_lm.tokenization_coco_lm import CocoLmTokenizer
 from hf_tlm.models.loading import read_weights, weight_problems, weights_file
 from hf_tlm.utils.files import atomic_directory

@@ -24,7 +24,8 @@ from hf_tlm.models.coco_lm import (
     export_bert,
     relative_position_buckets,
 )
-from hf_tlm.models.coco_lm.modeling_coco_lm import RelativePositionBias, add_bias
+from hf_tlm.models.coco_lm.modeling_coco_lm import add_bias
+from hf_tlm.models.coco_lm.relative_positions import RelativePositionBias
 
 SIZES = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 DISTANCES = torch.arange(-600, 601)

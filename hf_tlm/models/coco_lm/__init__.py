@@ -19,8 +19,8 @@ from hf_tlm.models.coco_lm.modeling_coco_lm import (
     CocoLmForTokenClassification,
     CocoLmMaskedLMOutput,
     CocoLmModel,
-    relative_position_buckets,
 )
+from hf_tlm.models.coco_lm.relative_positions import relative_position_buckets
 from hf_tlm.models.coco_lm.tokenization_coco_lm import CocoLmTokenizer
 
 __all__ = [

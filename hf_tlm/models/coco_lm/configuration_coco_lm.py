@@ -8,7 +8,7 @@ from __future__ import annotations
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-MODES = ("t5", "signed")
+from .relative_positions import MODES
 
 
 @strict

@@ -1,7 +1,7 @@
 """COCO-LM's main transformer, a post-LayerNorm BERT with a relative position bias, and its heads (Meng et al. 2021).
 
-The layers are transformers' own BERT layers; the bias, of buckets of distances, is one for all of them and reaches them
-through the attention mask. Without relative positions the body is a stock BERT (`hf_tlm.models.coco_lm.as_bert`).
+The layers are transformers' own BERT layers; the bias reaches them through the attention mask. Without relative positions
+the body is a stock BERT (`hf_tlm.models.coco_lm.as_bert`).
 
 This file travels with published models and imports nothing of hf_tlm.
 
@@ -10,11 +10,9 @@ Shapes: B texts, S places, H hidden size, V vocabulary, C classes or choices.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
@@ -39,6 +37,8 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_coco_lm import CocoLmConfig
+from .embeddings import CocoLmEmbeddings
+from .relative_positions import RelativePositionBias
 
 AUTO_CLASSES = {
     "AutoModel": "CocoLmModel",
@@ -48,85 +48,6 @@ AUTO_CLASSES = {
     "AutoModelForQuestionAnswering": "CocoLmForQuestionAnswering",
     "AutoModelForMultipleChoice": "CocoLmForMultipleChoice",
 }
-
-
-class CocoLmEmbeddings(nn.Module):
-    """Tokens, learned positions and token types, as far as the config has them; LayerNorm; dropout."""
-
-    def __init__(self, config: CocoLmConfig):
-        super().__init__()
-        width = config.hidden_size
-        self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
-        self.position_embeddings = self.token_type_embeddings = None
-        if config.absolute_positions:
-            self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
-        if config.type_vocab_size > 0:
-            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
-        self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(
-        self, embedded: torch.Tensor, position_ids: torch.LongTensor, token_type_ids: torch.LongTensor | None
-    ) -> torch.Tensor:
-        """Float [B, S, H] of embedded tokens float [B, S, H]; ids int64 [B or 1, S]."""
-        if self.position_embeddings is not None:
-            embedded = embedded + self.position_embeddings(position_ids)
-        if self.token_type_embeddings is not None:
-            types = torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids
-            embedded = embedded + self.token_type_embeddings(types)
-        return self.dropout(self.LayerNorm(embedded))
-
-
-def relative_position_buckets(distances: torch.Tensor, mode: str, num_buckets: int, max_distance: int) -> torch.Tensor:
-    """The bucket of each distance (position of the key - position of the query), int64 in [0, num_buckets).
-
-    Short distances have buckets of their own; beyond, buckets are as wide as the logarithm makes them, up to
-    `max_distance`, from where on all distances share one. Each direction has half of the buckets.
-
-    `t5`: T5's bidirectional buckets (Raffel et al., JMLR 2020, section 2.1), as the COCO-LM paper says. `signed`: those of
-    its released checkpoints, where the bucket of -n mirrors that of n around distance 0; the last bucket is never used.
-
-    Args:
-        distances: int64 of any shape.
-    """
-    half = num_buckets // 2
-    exact = half // 2
-    size = distances.abs()
-    # In float32, like the models whose buckets these are: where a boundary falls on a whole number, rounding decides.
-    logarithm = torch.log(size.clamp(min=1).float() / exact)
-    if mode == "t5":
-        wide = exact + (logarithm / math.log(max_distance / exact) * (half - exact)).long()
-    else:
-        wide = exact + torch.ceil(logarithm / math.log((max_distance - 1) / exact) * (half - 1 - exact)).long()
-    buckets = torch.where(size < exact, size, wide.clamp(max=half - 1))
-    if mode == "t5":
-        return buckets + half * (distances > 0)
-    return buckets * distances.sign() + half - 1
-
-
-class RelativePositionBias(nn.Module):
-    """What a head adds to the attention score of a query and a key, by the bucket of their distance.
-
-    Not an `Embedding`: two transformers that share their embeddings have a bias each.
-    """
-
-    def __init__(self, mode: str, num_buckets: int, max_distance: int, num_heads: int):
-        super().__init__()
-        self.mode, self.num_buckets, self.max_distance = mode, num_buckets, max_distance
-        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
-        # A table made on the CPU: a logarithm that another device rounds otherwise would move a boundary.
-        self.buckets = nn.Buffer(self.bucket_table(), persistent=False)
-
-    def bucket_table(self) -> torch.Tensor:
-        """The buckets of the distances from -max_distance to max_distance, int64 [2 max_distance + 1]."""
-        distances = torch.arange(-self.max_distance, self.max_distance + 1, device="cpu")
-        return relative_position_buckets(distances, self.mode, self.num_buckets, self.max_distance)
-
-    def forward(self, position_ids: torch.LongTensor) -> torch.Tensor:
-        """The bias, float [B, heads, S, S] (queries, keys), of positions int64 [B, S]; B may be 1 for a whole batch."""
-        distances = position_ids[:, None, :] - position_ids[:, :, None]
-        within = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
-        return F.embedding(self.buckets[within], self.weight).permute(0, 3, 1, 2).contiguous()
 
 
 def add_bias(mask: torch.Tensor | None, bias: torch.Tensor) -> torch.Tensor:
