@@ -227,10 +227,11 @@ def _break(file, error, monkeypatch):
 
     def failing(original):
         def write(*args, **kwargs):
-            if not any(str(argument).endswith(file) for argument in args[:2]):
+            places = [Path(argument) for argument in args[:2] if isinstance(argument, str | Path)]
+            place = next((place for place in places if place.name == file), None)
+            if place is None:
                 return original(*args, **kwargs)
-            folder = Path(next(str(argument) for argument in args[:2] if str(argument).endswith(file))).parent
-            (folder / file).write_bytes(b"half")
+            place.write_bytes(b"half")
             raise error
 
         return write
