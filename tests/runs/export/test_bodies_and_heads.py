@@ -52,7 +52,9 @@ def same_predictions(run, task, out, data, tmp_path, **changes):
 
 @pytest.mark.parametrize("family", ["roberta", "electra", "albert", "distilbert", "modernbert", "cocolm"])
 def test_bodies(family, tokenizer, tmp_path):
-    base = pretrained(tmp_path / "base", tokenizer, family, num_hidden_layers=2)
+    # Two layers where they are not alike, or share their weights; tracing takes most of the time, and each layer's is alike.
+    layers = 2 if family in ("albert", "modernbert") else 1
+    base = pretrained(tmp_path / "base", tokenizer, family, num_hidden_layers=layers)
     go(tmp_path / "run", base, make_task(train=24), max_steps=2)
     make_task().test.select_columns(["id", "text"]).to_json(tmp_path / "texts.jsonl")
     made = same_predictions(tmp_path / "run", make_task(), tmp_path / "out", tmp_path / "texts.jsonl", tmp_path)
