@@ -52,6 +52,10 @@ numbers = open("numbers").read().split()
 assert numbers == ["1", "2", "3"]
 open("done", "w").close()
 ```
+```bash
+hf-tlm --version && mv done \\
+    ended
+```
 <!-- test: skip needs the Hub -->
 ```bash
 false
@@ -61,13 +65,15 @@ false
 ```
 """
     run_page(page, as_installed, monkeypatch, capfd)
-    assert (as_installed / "done").exists()
+    assert (as_installed / "ended").exists()
 
 
 @pytest.mark.parametrize(
     ("page", "wrong"),
     [
         ("```bash\nfalse | cat\n```\n", "line 1"),
+        ("```bash\nhf-tlm --version && false\n```\n", "line 1"),
+        ("```bash\nhf-tlm presets nowhere\ntrue\n```\n", "line 1"),
         ("<!-- test: replace a -> b -->\n```bash\nls\n```\n", "no 'a' to replace"),
         ("<!-- test: apend x -->\n```bash\nls\n```\n", "unknown directive apend"),
         ("<!-- test: append x -->\n```text\nls\n```\n", "directives of a block that does not run"),

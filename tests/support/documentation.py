@@ -144,7 +144,7 @@ def anchors(path: Path) -> frozenset[str]:
 def run_page(text, folder, monkeypatch, capfd):
     """Run a page's blocks in `folder`; a block that is not for a shell or Python is for the eye.
 
-    Python blocks share their names, as in one session. A shell runs what needs one; `hf-tlm` alone starts warm.
+    Python blocks share their names, as in one session. A shell runs what needs one; in other blocks `hf-tlm` starts warm.
     """
     monkeypatch.chdir(folder)
     names = {"__name__": "__main__"}
@@ -156,18 +156,19 @@ def run_page(text, folder, monkeypatch, capfd):
         if block.language == "python":
             exec(compile("\n" * block.line + code, "the page", "exec"), names)
             continue
-        if commands := _only_ours(code):
-            for words in commands:
-                done = warm.command(words, folder=folder, limit=600)
-                assert done.status == 0, f"line {block.line}:\n{words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-            continue
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], cwd=folder, check=False, timeout=600)
-        written = capfd.readouterr()
-        assert done.returncode == 0, f"line {block.line}:\n{code}\n{written.out[-3000:]}\n{written.err[-3000:]}"
+        for words in _plain(code) or [["bash", "-euo", "pipefail", "-c", code]]:
+            if words[0] == "hf-tlm":
+                done = warm.command(words[1:], folder=folder, limit=600)
+                status, out, err = done.status, done.stdout, done.stderr
+            else:
+                status = subprocess.run(words, cwd=folder, check=False, timeout=600).returncode
+                out, err = capfd.readouterr()
+            assert status == 0, f"line {block.line}:\n{code}\n{out[-3000:]}\n{err[-3000:]}"
 
 
-def _only_ours(code: str) -> list[list[str]]:
-    """The arguments of each `hf-tlm` of a block that has plain commands of ours and nothing for a shell; else none."""
-    if re.search(r"[;|&<>$`*?#(]", code) or any(words[0] != "hf-tlm" for words in shell_commands(code)):
+def _plain(code: str) -> list[list[str]]:
+    """The commands of a block with one of ours, one after the other, that asks nothing more of a shell; else none."""
+    commands = shell_commands(code)
+    if re.search(r"[;|&<>$`*?#(]", code.replace("&&", "")) or not any(words[0] == "hf-tlm" for words in commands):
         return []
-    return [words[1:] for words in shell_commands(code)]
+    return commands
