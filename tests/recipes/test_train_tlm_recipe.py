@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import TINY, fails, launch, run_recipe
+from support.launching import TINY, fails, launch, run_benchmark, run_recipe
 from support.toys import TINY_CONFIGS
 
 
@@ -186,14 +186,14 @@ def test_quickstart_over_seeds(work, tmp_path):
         *("--options", "--task", work / "task", "--corpus", work / "corpus.parquet", "--max_flops", "1e8"),
         *("--stage2_max_steps", "2", "--top_k", "4"),
     ]
-    run_recipe("benchmarks/quickstart.py", *given)
+    run_benchmark("benchmarks/quickstart.py", *given)
     tables = [json.loads((tmp_path / f"out/seed-{seed}/table.json").read_text()) for seed in (0, 1)]
     rows = json.loads((tmp_path / "results/quickstart.json").read_text())["quickstart"]["rows"]
     assert len(rows) == len(tables[0]) == 7 and all(row["seeds"] == 2 for row in rows)
     scores = [table[3]["test accuracy"]["mean"] for table in tables]
     assert rows[3]["test accuracy"].startswith(f"{50 * sum(scores):.2f} ± ") and rows[3]["arm"] == "task only"
     made = [(tmp_path / f"out/seed-{seed}/table.json").stat().st_mtime_ns for seed in (0, 1)]
-    run_recipe("benchmarks/quickstart.py", *given)
+    run_benchmark("benchmarks/quickstart.py", *given)
     assert made == [(tmp_path / f"out/seed-{seed}/table.json").stat().st_mtime_ns for seed in (0, 1)]
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import multiprocessing
 import os
 import runpy
 import subprocess
@@ -50,6 +51,29 @@ def launch(*arguments, config=None, processes=1, status=0):
     )
     assert (done.returncode != 0) == (status != 0), done.stdout[-3000:] + done.stderr[-6000:]
     return done.stdout if status == 0 else done.stderr
+
+
+def run_benchmark(benchmark, *arguments):
+    """Run a benchmark as `run_recipe` does; the Python programs that it starts one after the other start warm too."""
+    done = warm.call(_start_warm, benchmark, list(map(str, arguments)), limit=480)
+    assert done.status == 0, done.stdout[-3000:] + done.stderr[-6000:]
+
+
+def _start_warm(benchmark, arguments):
+    run = subprocess.run
+
+    def start(command, **options):
+        if command[0] != sys.executable or not command[1].endswith(".py"):
+            return run(command, **options)
+        process = multiprocessing.get_context("fork").Process(target=warm.run_file, args=(command[1], command[2:]))
+        process.start()
+        process.join()
+        done = subprocess.CompletedProcess(command, process.exitcode)
+        done.check_returncode()
+        return done
+
+    subprocess.run = start
+    warm.run_file(benchmark, arguments)
 
 
 def fails(recipe, *arguments, message):
