@@ -21,7 +21,6 @@ from typing import NoReturn
 
 from hf_tlm.commands import COMMANDS, command_of, describe, did_you_mean, find_preset, presets, recipes_folder
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.process import drop_output
 from hf_tlm.version import __version__
 
 # Option -> how the names of its presets begin; None: those of no other option.
@@ -198,6 +197,8 @@ def main() -> None:
         except HfTlmError as error:
             _exit(f"Error: {error}", 1)
         except BrokenPipeError:  # Of `hf-tlm presets | head`.
+            from hf_tlm.utils.process import drop_output  # Most commands need nothing of that module before they start.
+
             drop_output()
     elif (command := command_of(name)) is not None:
         _run(command, arguments)

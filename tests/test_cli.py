@@ -59,7 +59,7 @@ def test_every_recipe_is_a_command():
 def test_the_page_names_every_command_and_imports_nothing_heavy():
     program = (
         "import sys\nfrom hf_tlm.cli import main\nmain()\n"
-        f"found = set({HEAVY}) & set(sys.modules)\nassert not found, found\n"
+        f"found = {{*{HEAVY}, 'multiprocessing', 'dataclasses'}} & set(sys.modules)\nassert not found, found\n"
     )
     for arguments in (["--help"], ["--version"], ["presets"], ["completion", "bash"]):
         done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=ROOT)

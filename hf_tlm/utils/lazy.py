@@ -13,8 +13,6 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import make_dataclass
-from importlib.abc import InspectLoader
 from types import ModuleType
 from typing import Any
 
@@ -68,6 +66,8 @@ def outline(name: str) -> type[Any]:
     Args:
         name: "package.module.Class", or "package.Class" of one that the package imports (for the type checker alone, too).
     """
+    from dataclasses import make_dataclass  # Every package imports this module, and few processes outline a class.
+
     home, own = _origin(*name.rsplit(".", 1))
     node = _statements(home).get(own)
     if not isinstance(node, ast.ClassDef):
@@ -113,6 +113,8 @@ def _imported_name(statement: ast.Import | ast.ImportFrom, name: str) -> str:
 @functools.cache
 def _statements(module: str) -> dict[str, ast.stmt]:
     """The names that a module binds at its top, or in an `if` there, and the statements that bind them."""
+    from importlib.abc import InspectLoader
+
     spec = importlib.util.find_spec(module)
     source = spec.loader.get_source(module) if spec is not None and isinstance(spec.loader, InspectLoader) else None
     statements = list(ast.parse(source or "").body)
