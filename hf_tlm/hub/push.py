@@ -251,7 +251,7 @@ class Publication:
     api: the client, with the token to use.
     local: repository path -> file.
     replaced: globs of the repository paths that are deleted if they are not in `local`.
-    private, tag, message: see `hf_tlm.hub.push.push`.
+    private, tag, message: see `push`.
     sent: what the commit that was sent last does; None before one was.
     commit: the commit that has all files, once it is known.
     new: the repository or the branch was not there.

@@ -1,4 +1,4 @@
-"""What a run leaves behind: predictions, by what a folder predicts, figures over seeds, and a summary for people."""
+"""What a run leaves behind: with what a folder predicts later, its predictions, figures over seeds, a summary for people."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ class EvaluationSet:
     Texts of similar length share a batch, so that little padding is computed.
 
     Args:
-        kind: see `hf_tlm.runs.finetuning.kinds`.
+        kind: a module of `KINDS`, or what has the names of one.
         rows: with the canonical columns of the kind; labels may be missing.
     """
 
