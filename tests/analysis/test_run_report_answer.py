@@ -12,8 +12,8 @@ from hf_tlm.analysis import read_run, write_report
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.about import _loss_chart, _validation
 from hf_tlm.analysis.report.compare import lead_of, verdict
-from hf_tlm.analysis.report.page import subset_command
 from hf_tlm.analysis.report.predictions import JUDGES, Predictions, _classified, read_predictions
+from hf_tlm.analysis.report.teacher_and_subset import subset_command
 from hf_tlm.config import parse
 from hf_tlm.corpora import PassageArguments, load_corpus
 from hf_tlm.errors import AnalysisError

@@ -5,7 +5,7 @@ import re
 
 from hf_tlm.analysis import write_report
 from hf_tlm.analysis.report.blocks import Column, Marked, make_table
-from hf_tlm.analysis.report.page import retrieved_table
+from hf_tlm.analysis.report.teacher_and_subset import retrieved_table
 from hf_tlm.retrieval import retrieve
 from support.report_runs import EVIL, text_task
 

@@ -18,7 +18,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_tlm.analysis.report import page
+from hf_tlm.analysis.report import teacher_and_subset
 from hf_tlm.analysis.report.page import report_page
 from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.data import tokenize
@@ -867,14 +867,18 @@ def test_doubts(tmp_path):
     assert "--teacher_passages 0" in doubts(marked)[0]
     bad = {**marked, "model": "it", "held_out_accuracy": 0.41, "subset_by_class": {"a": 95, "b": 5}}
     (tmp_path / "teacher.json").write_text(json.dumps(bad))
-    shown = page.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
+    shown = teacher_and_subset.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
     for left_out in ("model", "largest_class"):  # Of a stranger's file.
         (tmp_path / "teacher.json").write_text(json.dumps({k: v for k, v in bad.items() if k != left_out}))
         if left_out == "model":
             with pytest.raises(AnalysisError, match="model must be a text"):
-                page.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
+                teacher_and_subset.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
         else:
-            assert page.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad})).blocks[0].text.startswith("it; 6")
+            assert (
+                teacher_and_subset.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
+                .blocks[0]
+                .text.startswith("it; 6")
+            )
     assert len(doubts(bad)) == 3 and [block.text for block in shown.blocks[1:4]] == doubts(bad)
 
 

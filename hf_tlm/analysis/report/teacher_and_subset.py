@@ -1,0 +1,267 @@
+"""The sections of a page on what a run was given: its teacher, and the passages of its subset with what made it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_tlm.analysis.arguments import ReportPageArguments
+from hf_tlm.analysis.report import about
+from hf_tlm.analysis.report.blocks import (
+    Block,
+    Chart,
+    Code,
+    Column,
+    Facts,
+    Marked,
+    Row,
+    Section,
+    Table,
+    Text,
+    line_chart,
+    make_table,
+)
+from hf_tlm.analysis.report.run_folder import RunFolder, recorded_subset
+from hf_tlm.errors import AnalysisError, HfTlmError
+from hf_tlm.influence import SelectionArguments
+from hf_tlm.retrieval import RetrievalArguments
+from hf_tlm.retrieval.report import MarkedTerms, mark_shared
+from hf_tlm.training.teacher import described, doubts
+from hf_tlm.utils.json_files import listed, mapped, read_fields, real, record, truth, whole, words
+from hf_tlm.utils.run_files import TEACHER_FILE
+
+if TYPE_CHECKING:
+    from hf_tlm.retrieval import Subset
+    from hf_tlm.tasks import Task
+
+_COUNTS = mapped(whole(0, 2**40), 10_000)
+_SHARE = real(0, 1)
+_COST = {"seconds": real(0, 1e12), "flops": real(0, 1e30)}
+_EXAMPLE = record({"text": words(1000), "probability": _SHARE, "taught": truth})
+# Of `teacher.json`, which a stranger may have written: what a line or a table says; the rest is among the settings.
+_REPORT = {
+    **{"model": words(10_000), "held_out": words(100), "held_out_accuracy": _SHARE, "largest_class": _SHARE},
+    **{"passages": whole(0, 2**40), "passages_by_class": _COUNTS, "subset_by_class": _COUNTS},
+    **{"class_shares": mapped(_SHARE, 10_000), "marks_without_passages": listed(words(1000), 1000)},
+    **{"marks": listed(words(1000), 1000), "marked_sentences": whole(0, 2**40)},
+    **{"confidence_by_tenth": listed(whole(0, 2**40), 10), "examples": mapped(listed(_EXAMPLE, 100), 10_000)},
+    **_COST,
+    "training": record(_COST),
+    "earlier": listed(record({"model": words(10_000)}), 1000),
+}
+# Rows of the tables of passages and of sources, and bytes of the passages.
+EXAMPLES, SOURCES = 60, 20
+MOST_BYTES = 300_000
+COLUMNS = (
+    Column("rank", "number"),
+    Column("query", wide=True),
+    Column("passage", wide=True),
+    Column("score", "number", "{:.2f}"),
+    Column("queries that hit it", "number"),
+    Column("source"),
+)
+
+
+def teacher(run: RunFolder) -> Section | None:
+    """The section; None for a run without a teacher. A damaged `teacher.json` is an AnalysisError."""
+    path = run.home / TEACHER_FILE
+    if not isinstance(run.record.get("teacher"), Mapping) or not path.is_file():
+        return None
+    report: dict[str, Any] = read_fields(path, _REPORT, AnalysisError, optional=_REPORT.keys() - {"model"})
+    blocks: list[Any] = [Text(described(report)), *map(Text, doubts(report))]
+    if seconds := report.get("seconds"):
+        flops = f" and {report['flops']:.3g} FLOPs (2 x tokens x parameters)" if report.get("flops") else ""
+        trained = report.get("training")
+        training = f", training it {trained['seconds']:,.0f} and {trained['flops']:.3g}" if trained else ""
+        blocks.append(Text(f"Asking it took {seconds:,.0f} seconds{flops}{training}. The run's costs are without these."))
+    if subset := report.get("subset_by_class"):
+        total, taught = max(1, sum(subset.values())), report.get("passages_by_class") or {}
+        shares = report.get("class_shares") or {}
+        columns = (Column("class"), Column("of task", "share"), Column("of subset", "share"), Column("taught", "number"))
+        by_class = [(name, shares.get(name), count / total, taught.get(name, 0)) for name, count in subset.items()]
+        blocks.append(make_table("What it takes passages for", columns, by_class))
+    if tenths := report.get("confidence_by_tenth"):
+        sure = [(f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", count) for tenth, count in enumerate(tenths) if count]
+        of = (Column("probability of the likeliest class"), Column("passages", "number"))
+        blocks.append(make_table("How sure it is", of, sure))
+    if examples := report.get("examples"):
+        about = (Column("class"), Column("probability", "share"), Column("taught"), Column("passage", wide=True))
+        rows = [
+            (name, one["probability"], "yes" if one["taught"] else "no", one["text"])
+            for name, shown in examples.items()
+            for one in shown
+        ]
+        caption = "The surest passages of every class, and the least sure one"
+        blocks.append(make_table(caption, about, rows, searchable=True))
+    return Section("The teacher", "teacher", blocks)
+
+
+def retrieved(
+    run: RunFolder, task: Task | None, subsets: Mapping[str, Subset], options: ReportPageArguments, missing: list[str]
+) -> Section | None:
+    """Of every subset its passages; what made it, where the run made it; adds to `missing`."""
+    if not subsets and run.kind == "subset":
+        from hf_tlm.retrieval import Subset
+
+        subsets = {run.name: Subset.load(run.path)}
+    if not subsets and run.kind == "tlm" and run.record.get("subset"):
+        found = recorded_subset(run)
+        subsets = {} if found is None else {"the run's subset": found}
+        if found is None:
+            missing.append(
+                "Retrieved passages: the run's subset is not at hand, or has changed. Give --subsets, its folder."
+            )
+    if not subsets:
+        return None
+    blocks: list[Block] = []
+    for name, subset in subsets.items():
+        queries = any(query is not None for query in subset.dataset[:1]["best_query"])
+        if queries and (task is None or not made_for(subset, task)):
+            missing.append(
+                f"The task texts that found the passages of {name}: shown by their ids. Give --task, the one that they were "
+                "retrieved for."
+            )
+        if run.kind == "subset":
+            command, chart = subset_command(subset.manifest), size_chart(subset)
+            chosen = subset.manifest.get("selection") or {}
+            trained = "; of the score model that was trained for it, the options that the manifest has"
+            again = f"What makes it again{trained if isinstance(chosen.get('score_model'), dict) else ''}:"
+            blocks += [Text(again), Code(command)] if command else []
+            blocks.append(Row([source_table(subset), *([chart] if chart else [])]))
+        else:
+            blocks += [Text(f"From {name}:"), Facts(about.subset_facts(subset.manifest))]
+        blocks.append(retrieved_table(subset, task, options.report_characters, MOST_BYTES // len(subsets)))
+    return Section("Retrieved passages", "retrieved", blocks)
+
+
+def made_for(subset: Subset, task: Task) -> bool:
+    """Whether the passages were retrieved for this task, as far as is known: rows of others may have the same ids."""
+    return (subset.manifest.get("task") or {}).get("fingerprint") in (None, task.fingerprint)
+
+
+def retrieved_table(subset: Subset, task: Task | None, characters: int, most_bytes: int = MOST_BYTES) -> Table:
+    """Passages spread evenly over a subset and the texts that found them, marked; of another `task` only the texts' ids."""
+    total = len(subset)
+    chosen = np.unique(np.linspace(0, total - 1, min(total, EXAMPLES)).round().astype(int)) if total else np.empty(0, int)
+    rows = subset.dataset.select(chosen)
+    shown = _with_queries(subset, rows, task) if task is not None and made_for(subset, task) else {}
+    scored = [name for name in ("influence", "teacher_score") if name in rows.column_names]
+    columns = [*COLUMNS, *(Column(name.replace("_", " "), "number", "{:.3g}") for name in scored)]
+    values = (
+        (
+            *(row["rank"], *shown.get(row["id"], (row["best_query"], row["text"])), row["score"], row["n_queries"]),
+            *(row["source"], *(row[name] for name in scored)),
+        )
+        for row in rows
+    )
+    caption = "Passages, spread evenly over the subset from its first to its last, and the task texts that found them"
+    caption += "; words that both have are marked" if shown else ""
+    return make_table(
+        caption,
+        columns,
+        values,
+        total=total,
+        most=EXAMPLES,
+        characters=characters,
+        most_bytes=most_bytes,
+        searchable=True,
+    )
+
+
+def size_chart(subset: Subset) -> Chart | None:
+    """Against K how many of a subset's passages are some text's K best; None without ranks."""
+    ranks = np.sort([rank for rank in subset.dataset["rank"][:] if rank is not None])
+    if (subset.manifest.get("top_k") or 0) < 2 or not len(ranks):
+        return None
+    places = np.unique(np.geomspace(1, max(ranks[-1], 2), 60).round().astype(int))
+    points = list(zip(places.tolist(), np.searchsorted(ranks, places, side="right").tolist(), strict=True))
+    return line_chart("Size against K", "K, passages of each training text", "passages of the subset", {"subset": points})
+
+
+def source_table(subset: Subset) -> Table:
+    """The sources with the most passages; beside them what the corpus holds of each, where the manifest has it."""
+    found = Counter(source or "" for source in subset.dataset["source"][:])
+    corpus = subset.manifest["counts"].get("sources") or {}
+    columns = [Column("source"), Column("passages", "number"), Column("share /%", "number", "{:.1f}")]
+    columns += [Column("share of the corpus /%", "number", "{:.1f}")] if corpus else []
+    of_corpus = sum(corpus.values())
+    rows = [
+        (name or "(none)", count, 100 * count / len(subset), *([100 * corpus.get(name, 0) / of_corpus] if corpus else []))
+        for name, count in found.most_common()
+    ]
+    return make_table("Sources", columns, rows, most=SOURCES)
+
+
+def subset_command(manifest: Mapping[str, Any]) -> str | None:
+    """The commands that make a subset again, as its manifest tells: names of task and corpus stand for their places."""
+    if manifest["retriever"] == "released":
+        return None
+    task, corpus, random = manifest["task"]["name"], manifest["corpus"], manifest["retriever"] == "random"
+    asked: dict[str, Any] = {"task": task, "retriever": manifest["retriever"]}
+    asked["elastic_index" if manifest["retriever"] == "elasticsearch" else "corpus"] = corpus["name"]
+    asked["passage_words"] = corpus.get("passage_words", None if manifest["retriever"] == "elasticsearch" else 0)
+    names = ("num_passages", "seed") if random else ("query_mode", "max_query_terms", "k1", "b", "delta", "stemmer")
+    asked |= {name: manifest.get(name) for name in names}
+    if not random:
+        asked |= {"top_k": manifest.get("top_k_requested") or manifest.get("top_k"), "bm25_variant": manifest["variant"]}
+        asked["keep_stopwords"] = manifest.get("stopwords") is None and "analyzed_by" not in manifest
+    asked["decontaminate"] = manifest.get("decontamination") is not None
+    asked["deduplicate"] = (manifest.get("deduplication") or {}).get("threshold")
+    lines = [_command("retrieve", asked, RetrievalArguments)]
+    if selection := manifest.get("selection"):
+        from hf_tlm.training import ScoreModelArguments
+
+        chosen = {"task": task, "subset": "SUBSET", **_selection_options(selection)}
+        lines.append(_command("select-influence", chosen, SelectionArguments, ScoreModelArguments))
+    return "\n".join(lines)
+
+
+def _selection_options(selection: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of select-influence, as a manifest's `selection` tells them; of a model trained for it those it names."""
+    of = "method fraction top_k num_passages balance corpus_batch_size task_batch_size task_split group_loss"
+    options = {name: selection.get(name) for name in (*of.split(), "mask_task_texts", "layer", "projection_dim")}
+    renamed = {"selection_seed": "seed", "score_mlm_probability": "mlm_probability", "score_max_length": "max_length"}
+    options |= {option: selection.get(name) for option, name in renamed.items()}
+    parameters = selection.get("parameters")
+    options["parameters"] = ",".join(map(str, parameters)) if isinstance(parameters, list) else None
+    if teacher := selection.get("teacher"):
+        options["teacher_trust"] = selection.get("trust")
+        asked = [
+            f"{one['name']}@{one['revision']}" if one.get("revision") else one["name"] for one in teacher.get("teachers", [])
+        ]
+        return options | {"teacher": asked or [(teacher.get("file") or {}).get("name", "linear")]}
+    model = selection.get("score_model")
+    if isinstance(model, Mapping):
+        trained = "rho2 mlm_probability learning_rate warmup_steps num_train_epochs max_steps max_length seed"
+        return options | {name: model.get(name) for name in trained.split()}
+    return options | {"score_model": model}
+
+
+def _command(name: str, values: Mapping[str, Any], *arguments: type) -> str:
+    """A command with the options that are not at their defaults."""
+    defaults = {entry.name: entry.default for each in arguments for entry in dataclasses.fields(each)}
+    given = {option: value for option, value in values.items() if value is not None and value != defaults.get(option)}
+    words: list[str] = []
+    for option, value in given.items():
+        words += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(["hf-tlm", name, *(word.lower() if word in ("True", "False") else word for word in words)])
+
+
+def _with_queries(subset: Subset, rows: Any, task: Task) -> dict[str, tuple[Marked, Marked]]:
+    """Passage -> its query and its text, marked; nothing for a passage without a query."""
+    asked = rows.select([at for at, query in enumerate(rows["best_query"][:]) if query is not None])
+    try:
+        found = dataclasses.replace(subset, dataset=asked).examples(task, len(asked))
+        terms_of = MarkedTerms.of(subset.manifest)
+    except HfTlmError:
+        return {}  # Without such a row, or without the stemmer that the retrieval had.
+    shown = {}
+    for identifier, (query, passage, _) in zip(asked["id"][:], found, strict=True):
+        of_query, (of_passage,) = mark_shared(query, [passage], terms_of)
+        shown[identifier] = Marked(of_query), Marked(of_passage)
+    return shown
