@@ -567,8 +567,16 @@ def page_text(topic: Topic) -> str:
 
 
 def with_heading(text: str, source: str) -> str:
-    """A source's text, under its heading of `HEADINGS` where it has none."""
-    return text if HEADING.search(text) else f"## {HEADINGS[source]}\n\n{text}"
+    """A source's text, under its heading of `HEADINGS` where it has none.
+
+    Raises:
+        ValueError: there it has none either.
+    """
+    if HEADING.search(text):
+        return text
+    if source not in HEADINGS:
+        raise ValueError(f"{source} has no heading. Give it one in HEADINGS.")
+    return f"## {HEADINGS[source]}\n\n{text}"
 
 
 def index_text() -> str:

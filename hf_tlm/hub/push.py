@@ -15,6 +15,7 @@ from hf_tlm.hub.errors import UnansweredError, client_errors, log_in, status_of,
 from hf_tlm.hub.repo_id import Repo, parse_repo
 from hf_tlm.utils.files import sha256
 from hf_tlm.utils.run_files import EXPORT_FILE, MANIFEST_FILE, TEACHER_FILE
+from hf_tlm.utils.seals import SEAL
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -32,7 +33,7 @@ NOT_PUBLISHED = (
     *(".*", "*.tmp", "checkpoint-*", "seed-*", "round-[0-9]*", "stage[12]", "points", "trials", "training", "runs", "logs"),
     *("predictions", "analysis", TEACHER_FILE),
     *("__pycache__", "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin"),
-    "seal.json",
+    SEAL,
 )
 # The files that make up one artefact: those that a new one lacks go with the old one. Others, such as what somebody
 # added by hand, are left alone.

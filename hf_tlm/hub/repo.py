@@ -21,7 +21,7 @@ from hf_tlm.hub.repo_id import Repo, find_repo, parse_repo
 from hf_tlm.utils.files import atomic_write, files_in
 from hf_tlm.utils.json_files import listed, maybe, one_of, read_fields, real, whole, words
 from hf_tlm.utils.run_files import EXPORT_FILE, GRID_FILE, MANIFEST_FILE, RESULTS_FILE, SETTINGS_FILE, STAGE_FILE, TABLE_FILE
-from hf_tlm.utils.seals import check_seal
+from hf_tlm.utils.seals import SEAL, check_seal
 from hf_tlm.utils.shown import few
 
 # Formats that `torch.load` and the like unpickle; what is pickled may run any code.
@@ -39,7 +39,7 @@ FOLDERS = re.compile(
 NAMES = (
     *("*.safetensors", "*.safetensors.index.json", "*config.json", "*tokenizer*.json", "added_tokens.json"),
     *("special_tokens_map.json", "vocab.*", "merges.txt", "dict.txt", "*.model", "chat_template.jinja"),
-    *(SETTINGS_FILE, RESULTS_FILE, TABLE_FILE, STAGE_FILE, GRID_FILE, "seal.json", MANIFEST_FILE, "report.md"),
+    *(SETTINGS_FILE, RESULTS_FILE, TABLE_FILE, STAGE_FILE, GRID_FILE, SEAL, MANIFEST_FILE, "report.md"),
     *("corruption.json", "finetuned.json", "prompt.json", "trainer_state.json", "train_ids.json", "README.md"),
     *("validation.jsonl", "test.jsonl", "train-*.parquet", "*.onnx", EXPORT_FILE),
 )

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.errors import ModelError
-from hf_tlm.hub.repo import check_named, checkpoint_folder
+from hf_tlm.hub.repo import ADAPTER_FILE, check_named, checkpoint_folder
 from hf_tlm.models.arguments import LoraArguments
 from hf_tlm.models.base import TrainedModel, body_of, save_tokenizer
 from hf_tlm.models.export import export_stock
@@ -29,7 +29,7 @@ from hf_tlm.utils.json_files import Unfit, listed, maybe, one_of, read_fields, r
 
 logger = logging.getLogger(__name__)
 
-ADAPTER, ADAPTER_FILE, ADAPTER_WEIGHTS = "default", "adapter_config.json", "adapter_model.safetensors"
+ADAPTER, ADAPTER_WEIGHTS = "default", "adapter_model.safetensors"
 # A stranger may have written the file, which can name modules to import and expressions that never end.
 _NAME = words(200)
 _NAMES = maybe(listed(_NAME, 1000))

@@ -138,3 +138,9 @@ def test_sources_become_parts_of_a_page():
     assert with_links("[a](plateau.md#scierc) [b](coffee/main.json) [c](https://x.org)", "findings.md") == (
         "[a](plateau.md#scierc) [b](../../benchmarks/results/coffee/main.json) [c](https://x.org)"
     )
+
+
+def test_a_source_without_any_heading_is_an_error():
+    with pytest.raises(ValueError, match=r"new\.md has no heading"):
+        make_results.with_heading("| a |", "new.md")
+    assert make_results.with_heading("## Its own", "new.md") == "## Its own"
