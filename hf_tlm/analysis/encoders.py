@@ -35,8 +35,8 @@ from hf_tlm.corpora import load_corpus
 from hf_tlm.data import load_tokenizer
 from hf_tlm.errors import AnalysisError
 from hf_tlm.hub.isolated_load import ADAPTED
-from hf_tlm.hub.repo import checkpoint_folder
-from hf_tlm.models.adapters import ADAPTER_FILE, load_merged, read_adapter
+from hf_tlm.hub.repo import ADAPTER_FILE, checkpoint_folder
+from hf_tlm.models.adapters import load_merged, read_adapter
 from hf_tlm.models.base import body_of
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import POOLER, hub_options, reading

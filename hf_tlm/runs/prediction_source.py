@@ -11,9 +11,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
-from hf_tlm.hub.repo import FILES, checkpoint_folder, split_revision
+from hf_tlm.hub.repo import ADAPTER_FILE, FILES, checkpoint_folder, split_revision
 from hf_tlm.models import ModelError
-from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import class_names, reading
 from hf_tlm.runs.arguments import LINEAR, MAJORITY, check_models

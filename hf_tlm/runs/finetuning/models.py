@@ -19,9 +19,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 from hf_tlm.data import load_tokenizer
 from hf_tlm.data.interleave import TASK, InterleavedBatchSampler
 from hf_tlm.data.text_checks import check_known, spread_texts
-from hf_tlm.hub.repo import checkpoint_folder
+from hf_tlm.hub.repo import ADAPTER_FILE, checkpoint_folder
 from hf_tlm.models import FAMILIES, ModelError, add_lora, applied_parameters
-from hf_tlm.models.adapters import ADAPTER_FILE, check_targets, load_merged
+from hf_tlm.models.adapters import check_targets, load_merged
 from hf_tlm.models.cpu_kernels import use_cpu_kernels
 from hf_tlm.models.loading import check_fit, hub_options, load_stock, new_weights, reading
 from hf_tlm.objectives import WeightedSum
