@@ -58,6 +58,21 @@ def read_seal(folder: str | os.PathLike) -> dict[str, Any]:
     return json.loads((Path(folder) / SEAL).read_text(encoding="utf-8"))
 
 
+def unsealed_files(folder: str | os.PathLike, *others: str) -> list[str]:
+    """Files of a sealed folder that its seal does not know, by name; none of one without a seal that can be read.
+
+    Args:
+        others: names of files that no seal has, such as cards.
+    """
+    folder = Path(folder)
+    try:
+        known = {*read_seal(folder)["files"], SEAL, *others}
+    except (OSError, *_NO_SEAL):
+        return []
+    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return [name for name in found if name not in known]
+
+
 def seal_problem(folder: str | os.PathLike, *needed: str) -> str | None:
     """What is wrong with a folder, in one line; None if every file, the `needed` among them, is as it was when sealed."""
     try:

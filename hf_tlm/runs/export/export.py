@@ -35,11 +35,12 @@ from hf_tlm.utils.files import atomic_directory, check_writable, sha256
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.options import check_numbers
 from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES, SETTINGS_FILE
-from hf_tlm.utils.seals import write_seal
-from hf_tlm.utils.shown import figures
+from hf_tlm.utils.seals import unsealed_files, write_seal
+from hf_tlm.utils.shown import few, figures
 from hf_tlm.version import __version__
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
+_CARD = "README.md"
 
 
 @dataclass(frozen=True)
@@ -128,14 +129,19 @@ def export_onnx(
             `max_length`; an exported file computes something else, or loses more than `max_drop`; several models have no
             average, or no tokenizer in common.
         ArgumentsError: a number is out of range; options do not go together; something else than an export is in
-            `output_dir`, or it is in the folder of the model; see `check_page`, `read_runtime`.
+            `output_dir`, or beside one there, such as predictions; it is in the folder of the model; see `check_page`,
+            `read_runtime`.
         TaskError: see `unlabelled_chunks` and `with_text_columns`; the task is of another kind than the model, or of other
             classes.
     """
     if task is not None:
         check_task(task)
     check_installed()
+    if not dtypes:
+        raise ArgumentsError(f"dtypes: expected one or more of {', '.join(ONNX_FILES)}; received none.")
     check_dtypes(dtypes)
+    if None in (opset, max_drop, batch_size):
+        raise ArgumentsError("opset, max_drop, batch_size: expected numbers; received None. Leave it out for its default.")
     check_numbers(ArgumentsError, opset=opset, max_drop=max_drop, max_length=max_length, batch_size=batch_size)
     _check_texts(task, data, text_columns, dtypes)
     if "int8" not in dtypes and (keep_float or not per_channel):
@@ -171,7 +177,7 @@ def export_onnx(
             files = _write_graphs(folder, model, graphs, check, dtypes, max_drop, int8)
             record = _record(names, sources, model, check, files, opset)
             (folder / EXPORT_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-            (folder / "README.md").write_text(onnx_card(record), encoding="utf-8")
+            (folder / _CARD).write_text(onnx_card(record), encoding="utf-8")
             write_seal(folder, *(path.name for path in sorted(folder.iterdir())))
     if page is not None:
         fill_page(output, page, runtime, texts=page_texts, model=page_model)
@@ -241,6 +247,11 @@ def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os
     check_writable(output, replaced=True)  # Before the work, not when it is to be written.
     if output.is_dir() and any(output.iterdir()) and not (output / EXPORT_FILE).is_file():
         raise ArgumentsError(f"--output_dir {output} is not empty and holds no export. Give another, or empty this one.")
+    if others := unsealed_files(output, _CARD):
+        raise ArgumentsError(
+            f"--output_dir {output} holds files that its export has not written and that would go with it "
+            f"({few(others, 3)}). Move them, or give another folder."
+        )
     return output
 
 

@@ -30,6 +30,7 @@ from hf_tlm.runs.finetuning.models import load_finished, set_token_types
 from hf_tlm.runs.prediction_source import Source, with_text_columns
 from hf_tlm.runs.records import to_beat_line
 from hf_tlm.tasks import Task, unlabelled_chunks
+from hf_tlm.utils.run_files import EXPORT_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,8 @@ def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Ex
             f"{source.folder} is a linear model, of which there is no graph. `hf-tlm predict` takes it as it is, by itself "
             "or beside exports (--backend onnx)."
         )
+    if (source.folder / EXPORT_FILE).is_file() and not any(source.folder.glob("*.safetensors")):
+        raise ModelError(f"{source.folder} is an export itself, without weights. Give the model that it was made of.")
     kind: ModuleType | type[FillMask] = FillMask if source.fills_masks else kind_module(source.spec.kind)
     tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=source.fills_masks)
     if not tokenizer.is_fast:

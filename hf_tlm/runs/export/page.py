@@ -25,6 +25,7 @@ from hf_tlm.hub.repo_id import parse_repo
 from hf_tlm.utils.files import atomic_directory, check_writable
 from hf_tlm.utils.run_files import EXPORT_FILE, ONNX_FILES
 from hf_tlm.utils.seals import check_seal
+from hf_tlm.utils.shown import few
 
 PAGE_FILE = "page.json"
 TRANSFORMERS_JS = "@huggingface/transformers@4.3.1"
@@ -51,6 +52,7 @@ _IMPORTS = {
 _DTYPES = {"int8": "q8", "fp32": "fp32"}
 _HUB = "https://huggingface.co"
 _OWN = ("page.js", "model.js", "page.css")
+_PARTS = (PAGE_FILE, "vendor", "model")
 
 
 def check_page(
@@ -71,8 +73,8 @@ def check_page(
 
     Raises:
         ArgumentsError: it is no classifier of a body that transformers.js knows, or has neither int8 nor float32; there are
-            examples of pairs, or blank ones; something else than a page is in the folder, or it is in one of the others, or
-            they in it; `model` is no repository.
+            examples of pairs, or blank ones; something else than a page is in the folder, or beside one there; it is in one
+            of the others, or they in it; `model` is no repository.
     """
     kind, model_type = about["kind"], about["model_type"]
     if kind != "classification" or model_type not in BODIES:
@@ -103,6 +105,11 @@ def _check_place(page: Path, others: Iterable[Path]) -> None:
             raise ArgumentsError(f"--page {page} and {folder} are not apart: none may be in the other. Give another --page.")
     if page.is_file() or (page.is_dir() and any(page.iterdir()) and not (page / PAGE_FILE).is_file()):
         raise ArgumentsError(f"--page {page} is not empty and holds no page. Give another folder, or empty this one.")
+    if page.is_dir() and (left := sorted({path.name for path in page.iterdir()} - {*_OWN, "index.html", *_PARTS})):
+        raise ArgumentsError(
+            f"--page {page} holds files that are no part of the page and that would go with it ({few(left)}). Move them, or "
+            "give another folder."
+        )
     check_writable(page, f"--page {page}", replaced=True)
 
 

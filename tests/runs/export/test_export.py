@@ -240,6 +240,10 @@ def test_an_export_again_takes_its_place(run, graph, texts, tmp_path, monkeypatc
     assert again.keys() == content.keys()
     # Their times and their memory are of another minute.
     assert {name for name in again if again[name] != content[name]} <= {"export.json", "README.md", "seal.json"}
+    answered = predict(str(tmp_path / "out"), texts, backend="onnx")
+    with pytest.raises(ArgumentsError, match=r"would go with it \(predictions/texts.jsonl\). Move them"):
+        export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
+    assert answered.is_file() and files(tmp_path / "out").keys() == {*content, "predictions/texts.jsonl"}
 
 
 def test_a_full_disk_leaves_nothing(run, graph, tmp_path, monkeypatch):
@@ -250,6 +254,11 @@ def test_a_full_disk_leaves_nothing(run, graph, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="is full"):
         export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
     assert not [*tmp_path.iterdir()]
+
+
+def test_an_export_is_not_exported(exported, tmp_path):
+    with pytest.raises(ModelError, match="is an export itself, without weights. Give the model that it was made of"):
+        export_onnx(str(exported.folder), tmp_path / "out", dtypes=["fp32"])
 
 
 def test_refused_before_any_work(run, tmp_path, tokenizer, monkeypatch):
@@ -264,9 +273,12 @@ def test_refused_before_any_work(run, tmp_path, tokenizer, monkeypatch):
         ArgumentsError, "keep_float: the parts are embeddings and head; received 'body'", data="a.txt", keep_float=["body"]
     )
     refused(ModelError, "The types are fp32, int8, fp16; received 'int4'", dtypes=["int4"])
+    refused(ArgumentsError, "dtypes: expected one or more of fp32, int8, fp16; received none", dtypes=[])
     only = {"dtypes": ["fp32"]}
     for name, value in (("opset", 17), ("opset", 99), ("max_drop", math.nan), ("max_length", 0), ("batch_size", 0)):
         refused(ArgumentsError, f"--{name}: expected a .*number from .*; received {value}", **only, **{name: value})
+        if name != "max_length":
+            refused(ArgumentsError, "expected numbers; received None", **only, **{name: None})
     refused(ArgumentsError, "is in the folder of the model", output=run / "onnx", **only)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").touch()

@@ -527,6 +527,13 @@ def test_refused(exported, tmp_path, monkeypatch):
     with pytest.raises(ArgumentsError, match="--page_texts: one of them is blank"):
         module.check_page(exported.record, ["int8"], tmp_path / "page", ["a text", " "])
     module.check_page(pairs, ["int8"], tmp_path / "page")
+    monkeypatch.setattr(module, "read_runtime", lambda folder: {"ort.mjs": b""})
+    for _ in range(2):
+        page = write_page(exported.folder, tmp_path / "page")
+    (page / ".git").mkdir()
+    with pytest.raises(ArgumentsError, match=r"no part of the page and that would go with it \(.git\). Move them"):
+        write_page(exported.folder, page)
+    assert (page / ".git").is_dir()
 
 
 def test_a_damaged_export_makes_no_page(exported, tmp_path, monkeypatch):
