@@ -99,7 +99,8 @@ def find_source(
     if not linear and not network:
         raise ModelError(_why_none(model_name_or_path, folder))
     prompted, stock = (folder / PROMPT_FILE).is_file(), not linear and not (folder / SAVED_FILE).is_file()
-    fills_masks = masked_lm and (prompted or _fills_masks(folder, model_name_or_path, trust_remote_code))
+    # Of what has learned a task the config may be the base's: an adapter's is, which names the class of a masked LM.
+    fills_masks = masked_lm and (prompted or (stock and _fills_masks(folder, model_name_or_path, trust_remote_code)))
     if fills_masks:
         spec, label_names, arguments = _of_masked_lm(folder, trust_remote_code)
     elif not stock:

@@ -89,8 +89,10 @@ def test_masked_language_models(family, tokenizer, tmp_path):
         predict(str(tmp_path / "out"), __file__, tmp_path / "a.jsonl", backend="onnx")
 
 
-def test_an_adapter_is_merged(tokenizer, tmp_path):
-    base = pretrained(tmp_path / "base", tokenizer, num_hidden_layers=1)
+@pytest.mark.parametrize("head", ["AutoModel", "AutoModelForMaskedLM"])
+def test_an_adapter_is_merged(head, tokenizer, tmp_path):
+    """And has the head of its task, whatever that of its base is."""
+    base = pretrained(tmp_path / "base", tokenizer, auto_class=getattr(transformers, head), num_hidden_layers=1)
     go(tmp_path / "run", base, make_task(train=24), max_steps=2, model={"use_peft": True})
     make_task().test.select_columns(["id", "text"]).to_json(tmp_path / "texts.jsonl")
     same_predictions(tmp_path / "run", make_task(), tmp_path / "out", tmp_path / "texts.jsonl", tmp_path)
