@@ -312,7 +312,7 @@ def test_rounds(tmp_path, task, corpus):
     assert [one["validation"] for one in record["rounds"]] == means
     best = (first, second)[record["round"] - 1]
     assert record["summary"] == best["summary"] and record["round"] == 1 + (means[1] > means[0])
-    assert second["teacher"]["model"] == "the average of 2 models (seed-0/model, seed-1/model)"
+    assert second["teacher"]["model"] == "the average of 2 models (round-1/seed-0/model, round-1/seed-1/model)"
     assert [one["model"] for one in second["teacher"]["earlier"]] == ["logistic regression on TF-IDF"]
     weights = tmp_path / "run" / f"round-{record['round']}" / "model.safetensors"
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights.read_bytes()
@@ -345,7 +345,7 @@ def test_a_run_that_teaches_itself(tmp_path, task, corpus):
     )
     assert "teacher" not in first and first["summary"] == plain["summary"]
     assert {**first["arguments"], "output_dir": ""} == {**plain["arguments"], "output_dir": ""}
-    assert second["teacher"]["model"] == "the average of 2 models (seed-0/model, seed-1/model)"
+    assert second["teacher"]["model"] == "the average of 2 models (round-1/seed-0/model, round-1/seed-1/model)"
     assert second["arguments"]["teacher_temperature"] == 2.0 and "passages" not in second["teacher"]
     costs = [sum(seed["cost"]["flops"] for seed in one["seeds"]) for one in (first, second)]
     assert [one["flops"] for one in record["rounds"]] == [costs[0], costs[1] + second["teacher"]["flops"]]
@@ -450,7 +450,7 @@ def test_several_models_teach_their_average(task, runs):
     of_validation = sum(softmaxes(folder, task.validation["text"]) for folder in runs) / 2
     right = (of_validation.argmax(1) == task.validation["label"][:]).mean()
     assert made.report["held_out"] == "validation texts" and made.report["held_out_accuracy"] == round(right, 4)
-    assert "the average of 2 models (seed-0/model, seed-1/model)" in made.report["model"]
+    assert "the average of 2 models (out/seed-0/model, out/seed-1/model)" in made.report["model"]
     assert made.report["flops"] > 0 and len(made.report["teachers"]) == 2
     costs = [json.loads((folder.parent / "results.json").read_text())["cost"]["flops"] for folder in runs]
     assert made.report["training"]["flops"] == sum(costs) > 0
@@ -641,7 +641,7 @@ def test_a_subset_with_answers(task, corpus, runs, tmp_path):
         teacher.rows
     )
     card = (tmp_path / "answered" / "README.md").read_text()
-    assert "the probabilities of down, none, up by the teacher `seed-0/model`" in card and "no licence is known" in card
+    assert "the probabilities of down, none, up by the teacher `out/seed-0/model`" in card and "no licence is known" in card
     again = ask_teacher(task, loaded.dataset, args)
     assert (again.passages == teacher.passages).all()
 
@@ -696,7 +696,7 @@ def test_a_selection_by_disagreement(task, corpus, runs):
     best = sorted(sorted(range(len(subset)), key=lambda row: -scores.values[row])[: round(0.2 * len(subset))])
     assert smaller.dataset["id"][:] == [subset.dataset["id"][row] for row in best]
     report = retrieval_report(smaller)
-    assert "by how much teachers differ on them" in report and "teacher the average of 2 models (seed-0/model" in report
+    assert "by how much teachers differ on them" in report and "teacher the average of 2 models (out/seed-0/model" in report
 
 
 def test_selections_that_no_teacher_can_make(task, corpus, runs, tmp_path):

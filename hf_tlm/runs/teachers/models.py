@@ -32,10 +32,11 @@ from tqdm.auto import tqdm
 
 from hf_tlm.errors import ArgumentsError, HfTlmError
 from hf_tlm.hub.repo import FILES, check_named, checkpoint_folder, fetch, is_fetched
-from hf_tlm.hub.repo_id import displayed_name, find_repo
+from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models.adapters import ADAPTER_FILE, ADAPTER_WEIGHTS, read_adapter
 from hf_tlm.models.linear_start import logistic_regression
 from hf_tlm.models.loading import SAFE_WEIGHTS
+from hf_tlm.runs.averaging import shown_member
 from hf_tlm.runs.linear import by_character, tfidf
 from hf_tlm.runs.prediction import Predictor, open_predictor
 from hf_tlm.runs.prediction_source import Source, find_source
@@ -92,7 +93,7 @@ class ModelTeacher:
     def __init__(self, task: Task, names: Sequence[str], mapping: Mapping[str, str], options: Mapping[str, Any]):
         self.options = dict(options)
         self.models = [_opened(task, name, mapping) for name in names]
-        shown = [str(displayed_name(name)) for name in names]
+        shown = [shown_member(name) for name in names]
         self.about: dict[str, Any] = {
             "model": shown[0] if len(shown) == 1 else f"the average of {len(shown)} models ({', '.join(shown)})",
             "teachers": [_described(one) for one in self.models],
@@ -141,7 +142,7 @@ class ModelTeacher:
 
 
 def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
-    source, shown = find_source(name), displayed_name(name)
+    source, shown = find_source(name), shown_member(name)
     if source.linear:
         raise ArgumentsError(
             f"The teacher {shown} is a linear model that has seen all training texts and is sure of them. Give --teacher "
@@ -188,7 +189,7 @@ def _digest(folder: Path) -> str:
 
 def _described(one: _Model) -> dict[str, Any]:
     """What a card says of it: its name, and of one on the Hub the commit; its licence where its card names one."""
-    name, folder = str(displayed_name(one.name)), one.source.folder
+    name, folder = shown_member(one.name), one.source.folder
     revision: str | None = None
     if (repo := find_repo(one.name, "model")) is not None and is_fetched(folder):
         name, revision = repo.id, folder.name
@@ -242,7 +243,7 @@ def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, descrip
         try:
             predictions = predictor(texts)
         except HfTlmError as error:
-            raise ArgumentsError(f"The teacher {displayed_name(one.name)} has no answer. {error}") from error
+            raise ArgumentsError(f"The teacher {shown_member(one.name)} has no answer. {error}") from error
         answers = _numbers(predictions, one)
         kept[start] = answers, predictor.tokens - before, time.monotonic() - begun
         if rank == 0:
@@ -270,7 +271,7 @@ def _numbers(predictions: Sequence[Mapping[str, Any]], one: _Model) -> np.ndarra
         said = np.maximum(said @ one.matrix, LEAST)
         said /= said.sum(1, keepdims=True)
     if not np.isfinite(said).all():
-        raise ArgumentsError(f"The teacher {displayed_name(one.name)} gives numbers that are not finite. Leave it out.")
+        raise ArgumentsError(f"The teacher {shown_member(one.name)} gives numbers that are not finite. Leave it out.")
     return said
 
 
