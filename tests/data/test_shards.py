@@ -3,11 +3,8 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from datasets import Dataset
@@ -16,6 +13,7 @@ from hf_tlm.corpora import Corpus, CorpusError, load_corpus
 from hf_tlm.data import BlockMaker, BlocksError, BlockShards
 from hf_tlm.data import blocks as module
 from hf_tlm.data.blocks import held_out
+from support import warm
 from support.toys import sentences
 
 ROWS = [{"id": f"d{i}", "text": row["text"] + ". " + row["text"], "source": "s"} for i, row in enumerate(sentences(90, 5))]
@@ -142,9 +140,8 @@ BlockShards(load_corpus(corpus), load_tokenizer(tokenizer), 16, shard_size=7, ca
 @pytest.mark.slow
 def test_sigkill(make, tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    command = [sys.executable, "-c", PROGRAM, *(str(tmp_path / name) for name in ("corpus", "tokenizer", "cache"))]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    done = warm.program(PROGRAM, [tmp_path / name for name in ("corpus", "tokenizer", "cache")])
+    assert done.status == -signal.SIGKILL, done.stderr
     cut, whole = make(), make("whole")
     assert cut.find(2) is not None and cut.find(3) is None
     # The kill left its unfinished folder.

@@ -19,6 +19,7 @@ from hf_tlm.retrieval.bm25 import tiles
 from hf_tlm.retrieval.bm25.index import Index
 from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
 from hf_tlm.retrieval.texts import Analyzer
+from support import warm
 from support.small_indexes import build, content, results, rows
 
 
@@ -253,6 +254,7 @@ from hf_tlm.utils.files import HfTlmError
 from hf_tlm.retrieval import RetrievalError
 from hf_tlm.retrieval.texts import Analyzer
 from hf_tlm.retrieval.bm25.index import Index
+from support import warm
 from support.small_indexes import build, content, results, rows
 
 # A shell that runs the tests in the background has its children ignore Ctrl-C.
@@ -305,6 +307,8 @@ def fork(work):
             code = 3
         except HfTlmError as error:
             code = 4 if "no such device" not in str(error).lower() else 5
+            # What is said goes to a file too.
+            resource.setrlimit(resource.RLIMIT_FSIZE, 2 * resource.getrlimit(resource.RLIMIT_FSIZE)[1:])
             print("said:", error, flush=True)
         except BaseException as error:
             print("raised:", repr(error), flush=True)
@@ -352,7 +356,12 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", r
 
 
 def drive(tmp_path, program, *prefix):
+    """What a program prints; prefix: of a command line that starts Python, where a process that starts warm will not do."""
     driver = DRIVER.format(tests=str(Path(__file__).parents[1])) + textwrap.dedent(program)
+    if not prefix:
+        ended = warm.program(driver, [tmp_path], limit=200)
+        assert ended.status == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+        return ended.stdout
     command = [*prefix, sys.executable, "-c", driver, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -434,7 +443,7 @@ def test_a_full_disk_gives_a_clear_error_and_leaves_the_previous_state(tmp_path,
         assert codes.count(4) > 10, codes
         # A limit on a file's size makes writes themselves fail, somewhere inside a file.
         def limited(size):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
             change(mode)
         largest = max(f.stat().st_size for f in path.iterdir())
         for size in (1, 100, 1000, 3000, largest // 2, largest - 1):

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,7 @@ from hf_tlm.retrieval.sharded import sharded, workspace
 from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 from hf_tlm.utils.locks import LockError, awaited
+from support import warm
 from support.sharded_retrieval import WORDS, check_same, random_texts, rows_of, single, write_parts
 
 pytest.importorskip("datatrove", reason="NO SHARDED RETRIEVAL TESTED: pip install 'hf-tlm[sharded]'")
@@ -109,15 +111,15 @@ def test_killed_run_continues(tmp_path):
     work, script = tmp_path / "work", tmp_path / "driver.py"
     program = DRIVER.format(tests=str(Path(__file__).parents[1]), corpus=str(tmp_path / "corpus"), work=str(work))
     script.write_text(textwrap.dedent(program))
-    driver = subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL)
+    [driver] = warm.start(partial(warm.run_file, str(script), []), 1)
     # Killed when some shards are indexed and others are not.
     deadline = time.monotonic() + 120
     while len(list((work / "index").glob("[0-9]*"))) < 2:
-        assert driver.poll() is None and time.monotonic() < deadline
+        assert driver.is_alive() and time.monotonic() < deadline
         time.sleep(0.01)
     processes = psutil.Process(driver.pid).children(recursive=True)
     driver.kill()
-    driver.wait()
+    driver.join()
     kept = {path: path.stat().st_mtime_ns for path in (work / "index").glob("[0-9]*")}
     assert 2 <= len(kept) < 6 and not (work / "union").exists()
 

@@ -2,16 +2,16 @@
 
 import json
 import logging
-import subprocess
-import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import PointsError, run_shared, sharing
 from hf_tlm.utils import locks
+from support import warm
 
 NAMES = ["a", "b", "c", "d", "e", "f"]
 # Points are names; a finished one has a line of the process and the time. The point "hang" never ends.
@@ -56,7 +56,8 @@ def quick(monkeypatch):
 
 
 def start(root, names, pause=0.0, processes=1):
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(root), " ".join(names), str(pause), str(processes)])
+    [process] = warm.start(partial(warm.run_program, PROGRAM, [str(root), " ".join(names), str(pause), str(processes)]), 1)
+    return process
 
 
 def work(root, names=NAMES, fail=(), ran=None):
@@ -84,7 +85,7 @@ def wait_for(path):
 @pytest.mark.slow
 def test_two_processes_share(tmp_path):
     processes = [start(tmp_path, NAMES, pause=0.1, processes=2) for _ in range(2)]
-    assert [process.wait(60) for process in processes] == [0, 0]
+    assert [warm.ended([process], 60) for process in processes] == [0, 0]
     lines = [(tmp_path / name / "done").read_text().splitlines() for name in NAMES]
     assert all(len(line) == 1 for line in lines), "a point was run twice"
     assert {line[0] for line in lines} == {str(process.pid) for process in processes}
@@ -105,7 +106,7 @@ def test_points_of_a_killed_process_are_taken_over(tmp_path, caplog):
         assert worker.is_alive() and ran == ["b"]
         other.kill()
         worker.join(30)
-    other.wait()
+    other.join()
     assert ran == ["b", "hang"]
     first, second = (record.getMessage() for record in caplog.records)
     assert first == "Waiting for other processes, which work on hang."
@@ -239,6 +240,6 @@ def test_a_place_without_locks_is_a_message(tmp_path):
 
 @pytest.mark.slow
 def test_processes_of_one_job_run_the_same_points(tmp_path):
-    jobs = [subprocess.Popen([sys.executable, "-c", IN_A_JOB, str(tmp_path), str(rank)]) for rank in range(2)]
-    assert [job.wait(100) for job in jobs] == [0, 0]
+    jobs = [warm.start(partial(warm.run_program, IN_A_JOB, [str(tmp_path), str(rank)]), 1) for rank in range(2)]
+    assert [warm.ended(job, 100) for job in jobs] == [0, 0]
     assert json.dumps({name: len(list((tmp_path / name).iterdir())) for name in "abc"}) == '{"a": 2, "b": 2, "c": 2}'

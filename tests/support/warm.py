@@ -72,6 +72,11 @@ def command(arguments: Sequence[Any], **options: Any) -> Outcome:
     return call(_command, [str(argument) for argument in arguments], **options)
 
 
+def program(text: str, arguments: Sequence[Any], **options: Any) -> Outcome:
+    """Run a program with a command line, as `python -c` does; options: as those of `call`."""
+    return call(run_program, text, [str(argument) for argument in arguments], **options)
+
+
 def call(
     function: Callable,
     *arguments: Any,
@@ -177,6 +182,12 @@ def run_file(path: str, arguments: list[str]) -> None:
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
     runpy.run_path(path, run_name="__main__")
+
+
+def run_program(text: str, arguments: list[str]) -> None:
+    """Run a program in this process as `python -c` does."""
+    sys.argv = ["-c", *arguments]
+    exec(text, {"__name__": "__main__"})
 
 
 def _command(arguments: list[str]) -> None:
