@@ -81,7 +81,7 @@ def run(benchmark, work, tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_speed_and_memory(run, tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "dropout_noise", cpu_kernels.dropout_noise)  # The section replaces it.
-    options = ["--texts", "short", "--packing", "group", "--corpus_sizes", "1", "--repeats", "1"]
+    options = ["--texts", "short", "--packing", "group", "--corpus_sizes", "1", "--repeats", "1", "--steps", "4"]
     sections = ["throughput", "ceiling", "pipeline", "step", "memory", "corpus"]
     throughput, ceiling, pipeline, step, memory, corpus = run(*sections, options=options)
     assert [row["side"] for row in throughput] == ["plain", "ours, group"] and throughput[0]["ratio"] == 1
