@@ -3,11 +3,14 @@
 import gc
 import os
 import runpy
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
+import pytest
+
+from support import early
 from support.loopback import VARIABLES, LoopbackHub, constants
 
 _HOME = tempfile.mkdtemp(prefix="hf-tlm-tests-")
@@ -26,27 +29,32 @@ os.environ.update(
 if os.environ.get("HF_TLM_TEST_GPU", "") in ("", "cpu"):  # For tests/gpu alone; all others are of the CPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-import accelerate.utils.memory  # noqa: E402
-import huggingface_hub  # noqa: E402
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from datasets import Dataset  # noqa: E402
-
-from hf_tlm.runs import price  # noqa: E402
-from support import warm  # noqa: E402
-from support.toys import make_task, sentences  # noqa: E402
-
-torch.set_num_threads(1)
-os.fsync = lambda descriptor: None  # No test has a power cut, and a disk takes milliseconds for each of many thousand files.
-# Every Trainer collects garbage before it trains, for the memory of a GPU: a tenth of the time of these tests.
-accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: 0)
-price.SECONDS = 0.0  # One pass is enough where nobody looks at the time.
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config):
+    """Import what is heavy, and change what of it takes time; not where tests are only handed out, for which all wait."""
+    if config.option.dist != "no" and not hasattr(config, "workerinput"):
+        # In a new clone all the others would compile the same at once, each for ten seconds.
+        if not config.option.collectonly and not any(ROOT.glob("hf_tlm/retrieval/bm25/__pycache__/*.nbi")):
+            command = [sys.executable, "-c", "import hf_tlm.retrieval.sharded.preload"]
+            config.compiling = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return
+    import torch
+
+    from support import quick
+
+    torch.set_num_threads(1)
+    quick.change()
+    if sys.platform == "linux" and not config.option.collectonly:
+        early.fork()
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
     """Bits depend on the number of threads, which another package's use of OpenMP may set."""
+    import torch
+
     torch.set_num_threads(1)
 
 
@@ -63,6 +71,8 @@ LONG = ("tests/docs/", "tests/recipes/", "tests/test_", "tests/attacks/", "tests
 @pytest.hookimpl(trylast=True)  # What is deselected does not count.
 def pytest_collection_modifyitems(config, items):
     if not config.option.collectonly and any(FORKS & set(vars(item.module)) for item in items):
+        from support import warm
+
         warm.server()
     # On a loaded machine other processes now and then miss a port, a deadline or their end: such a test has a second try,
     # which the summary counts as a rerun. What a test computes in its own process has none.
@@ -85,16 +95,22 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture
 def task():
+    from support.toys import make_task
+
     return make_task()
 
 
 @pytest.fixture(scope="session")
 def corpus_rows():
+    from support.toys import sentences
+
     return [{"text": row["text"] + ".", "source": f"part{i % 2}"} for i, row in enumerate(sentences(60, seed=9))]
 
 
 @pytest.fixture
 def corpus(corpus_rows):
+    from datasets import Dataset
+
     from hf_tlm.corpora import load_corpus
 
     return load_corpus(Dataset.from_list(corpus_rows))
@@ -113,6 +129,8 @@ def hub(monkeypatch, tmp_path):
 
     Without `HF_TOKEN` in the environment nobody is. The client's cache is the test's own.
     """
+    import huggingface_hub
+
     _HUB.start()
     _HUB.reset()
     cache = tmp_path / "hub-cache"

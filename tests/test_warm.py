@@ -1,9 +1,13 @@
 """Processes that start warm know what the tests set, and leave nothing behind."""
 
 import ast
+import faulthandler
+import logging
 import multiprocessing
 import os
 import sys
+import threading
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -89,3 +93,18 @@ def test_all_that_forks_has_the_server_started_early(request):
     for file in TESTS.rglob("test_*.py"):
         seen = imported(ast.parse(file.read_text(encoding="utf-8")).body)
         assert not seen & forks or seen & sets.FORKS, (file.name, seen & forks)
+
+
+def tell_of_the_tests():
+    hooks = [finder for finder in sys.meta_path if "pytest" in type(finder).__module__]
+    shown = [one for one in warnings.filters if one[0] == "always" and one[2] is DeprecationWarning]
+    open_now = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    sockets = [place for place in open_now if "socket" in place]
+    print(hooks, faulthandler.is_enabled(), shown, logging.root.handlers, threading.active_count(), sockets)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the server is forked on Linux alone")
+def test_a_child_has_nothing_of_pytest():
+    """Its server is forked from a process of pytest: no hook, no setting of warnings and no connection is left."""
+    done = warm.call(tell_of_the_tests)
+    assert done.stdout == "[] False [] [] 1 []\n", done
