@@ -34,6 +34,7 @@ from hf_tlm.retrieval.bm25.files import (
     META_FILE,
     POSTINGS_FILE,
     Opened,
+    check_contents,
     check_replaceable,
     checksum,
     digest_of,
@@ -216,12 +217,13 @@ def tell_of_compiling() -> None:
         event.register("numba:compile", _Telling())
 
 
-def _compile(passage: Dataset, analyzer: Analyzer) -> None:
-    """Index a passage for nothing: what has to be compiled would stand still under a bar, which then promises hours."""
+def _compile(passage: Dataset, about: dict[str, Any]) -> None:
+    """Index a passage for nothing, and open it: what has to be compiled would stand still under a bar, which then promises
+    hours, or be told of a second time when the index is next opened.
+    """
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as folder:
-        builder = Builder(Path(folder), analyzer)
-        builder.add(passage, 1, lambda number: None)
-        builder.finish()
+        directory = Path(folder) / "index"
+        check_contents(Opened(directory, write_index(directory, None, passage, about, 1, progress=False)))
 
 
 def write_index(
@@ -246,7 +248,7 @@ def write_index(
     order = order_of_ids(ids)
     tell_of_compiling()
     if progress and len(dataset):
-        _compile(dataset.select([0]), Analyzer(**about["analyzer"]))
+        _compile(dataset.select([0]), about)
     bar = tqdm(total=len(dataset), desc="Indexing the corpus", unit=" passages", disable=None if progress else True)
     with atomic_directory(directory) as work, bar:
         builder = Builder.of(old, work) if old else Builder(work, Analyzer(**about["analyzer"]))
