@@ -43,7 +43,9 @@ METRIC_TYPES = {
     "exact_match": "exact_match",
     "tag_accuracy": "accuracy",
 }
-TEXT, PAIR = '"A text of the task."', '{"text": "A text of the task.", "text_pair": "Its second text."}'
+# What `classify` is called with. A text beyond the positions of a model is an error of torch's, unless it is cut.
+TEXT = '"A text of the task.", truncation=True'
+PAIR = '{"text": "A text of the task.", "text_pair": "Its second text."}, truncation=True'
 # Kind of task -> what the Hub calls it, the Auto class, what a model of it is, and how transformers' pipeline, where it has
 # one, is used.
 _TEXTS = ("text-classification", "AutoModelForSequenceClassification")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import multiprocessing.util
 import os
@@ -125,8 +126,10 @@ def plain_output() -> Iterator[None]:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # The command was started with it closed.
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_PlainFormatter())
+    logs: Any = logging.lastResort
+    if logs is not None:
+        logs.setFormatter(_PlainFormatter())
+        logs.emit = functools.partial(_emit_above_bars, type(logs).emit, logs)
     stream: Any = sys.stdout
     write = stream.write
     stream.write = lambda text: write(for_terminal(text))
@@ -135,6 +138,15 @@ def plain_output() -> Iterator[None]:
         stream.flush()
     finally:
         stream.write = write
+        if logs is not None:
+            vars(logs).pop("emit", None)  # The inner one of two has taken it away.
+
+
+def _emit_above_bars(emit: Callable, logs: logging.Handler, record: logging.LogRecord) -> None:
+    """Log a line of its own: it would begin behind a progress bar, and the bar be drawn again behind it."""
+    bars = sys.modules.get("tqdm")  # Where nobody has imported it, there are none.
+    with bars.tqdm.external_write_mode(file=sys.stderr) if bars else contextlib.nullcontext():
+        emit(logs, record)
 
 
 class _PlainFormatter(logging.Formatter):

@@ -48,15 +48,19 @@ def code_of(objective):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_tlm(objective, tokenizer, tmp_path):
+def test_tlm(objective, tokenizer, tmp_path, monkeypatch):
     set_seed(0)
     arguments, make = OBJECTIVES[objective]
     run = copy.deepcopy(RUN)
     run["arguments"] |= arguments
     for entry in run["seeds"]:
         entry["model_type"] = code_of(objective)
+    monkeypatch.setattr(tokenizer, "model_max_length", 32)  # As a run keeps it.
     folder = export_stock(make(), tokenizer, tmp_path / "model")
-    assert code_blocks(tlm_card(run, 1), folder) == 2
+    card = tlm_card(run, 1)
+    assert code_blocks(card, folder) == 2
+    # A stranger's texts are longer than the positions of a model.
+    assert code_blocks(card.replace("A text of the task.", "the gene " * 1000), folder) == 2
 
 
 def test_lora(tokenizer, tmp_path):

@@ -218,8 +218,9 @@ def tell_of_compiling() -> None:
 
 
 def _compile(passage: Dataset, about: dict[str, Any]) -> None:
-    """Index a passage for nothing, and open it: what has to be compiled would stand still under a bar, which then promises
-    hours, or be told of a second time when the index is next opened.
+    """Index a passage for nothing, and open it, before a bar shows that would stand still and promise hours.
+
+    What opening one takes is compiled here too: the next command, which finds its index, would have to say so once more.
     """
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "index"
