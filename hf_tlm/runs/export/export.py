@@ -64,7 +64,9 @@ class Exported:
             if "score" in file:
                 line += f"   {self.record['checked_on']['metric']} {100 * file['score']:.2f}"
             if "drop" in file:
-                line += f" ({0 - file['drop']:+.2f}; {file['changed']:,} of {self.record['checked_on']['texts']:,} change)"
+                texts = self.record["checked_on"]["texts"]
+                told = f"; {file['changed']:,} of {texts:,} change" if "changed" in file else ""
+                line += f" ({0 - file['drop']:+.2f}{told})"
             if times := file.get("milliseconds"):
                 line += "   ms a text of " + ", of ".join(f"{length} tokens {figures(ms)}" for length, ms in times.items())
             line += f"   memory {file['memory_megabytes']:.0f} MB" if "memory_megabytes" in file else ""

@@ -76,6 +76,8 @@ def test_heads(kind, family, tokenizer, tmp_path):
     assert made.record["kind"] == kind and (tmp_path / "out/crf.safetensors").exists() == crf
     card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
     assert ("best path through a CRF" in card) == crf and not (crf and "transformers.js" in card)
+    for line, file in zip(made.to_text().splitlines(), made.record["files"].values(), strict=False):
+        assert ("changed" in file) == (" change)" in line) == (kind != "regression"), "a number always does"
     answers = kind == "question_answering"
     assert made.record["outputs"] == (["start_logits", "end_logits"] if answers else ["logits"])
 
