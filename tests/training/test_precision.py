@@ -28,6 +28,7 @@ class _Graphs(TrainerCallback):
 def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer, objective, packing):
     """Two streams; in every batch another number of masked tokens, and other lengths of texts or another number of rows."""
     options = {**OBJECTIVES[objective], "packing": packing, "rho1": 1, "max_steps": 12, "per_device_train_batch_size": 20}
+    options["config"] = {**NO_DROPOUT, "num_hidden_layers": 1}  # Layers are alike, and each is traced.
     eager = trainer(tmp_path / "eager", data, tokenizer, **options)
     eager.train()
     torch._dynamo.reset()
