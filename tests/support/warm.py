@@ -53,7 +53,7 @@ def server():
     # The server of Python 3.11 does not take over sys.path, and passes over in silence what it cannot import.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [before])])
-    resource_tracker.ensure_running()
+    resource_tracker.ensure_running()  # Which is a new Python; the server is none where one waits to be it.
     start_python = util.spawnv_passfds
     if early.is_waiting():
         util.spawnv_passfds = early.become
