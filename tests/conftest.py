@@ -1,5 +1,6 @@
 """Offline, small and deterministic: set before any Hugging Face library is imported."""
 
+import functools
 import gc
 import os
 import runpy
@@ -121,6 +122,16 @@ def tokenizer(corpus_rows):
     from hf_tlm.data import train_wordpiece
 
     return train_wordpiece([row["text"] for row in corpus_rows], 120, max_length=32)
+
+
+@pytest.fixture(scope="session")
+def one_registry():
+    """For each graph torch reads the sources of its 500 operators again, for a sixth of the time that the graph takes."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 @pytest.fixture

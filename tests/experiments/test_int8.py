@@ -29,12 +29,13 @@ COLUMNS = ["MB int8", "memory MB int8", "ms a text int8", "int8 drop"]
 def work(tmp_path_factory):
     """A task, a corpus, the options of the recipes, and a finished table of one run from scratch and one fine-tuned."""
     folder = tmp_path_factory.mktemp("work")
-    # Of 128 positions, so that a text of 128 tokens has its time.
-    write_files(folder, train=24, held_out=12, max_position_embeddings=128)
+    # Of 128 positions, so that a text of 128 tokens has its time; one layer, as each takes time to export.
+    shape = {"max_position_embeddings": 128, "num_hidden_layers": 1}
+    write_files(folder, train=24, held_out=12, **shape)
     train = {**FAST, "model_config": str(folder / "model.json"), "max_steps": 2, "stage2_max_steps": 2, "vocab_size": 120}
     (folder / "options.yaml").write_text(json.dumps({"train_tlm": train, "finetune": OPTIONS}))
     tokenizer = train_wordpiece([row["text"] for row in sentences(40, 7)], 120, max_length=32)
-    pretrained(folder / "encoder", tokenizer, max_position_embeddings=128)
+    pretrained(folder / "encoder", tokenizer, **shape)
     reproduce(planned(folder, folder / "out"))
     return folder
 
@@ -79,7 +80,7 @@ def priced(monkeypatch):
 
 
 @pytest.mark.slow
-def test_finished_models_are_exported_without_training_again(work, finished, tmp_path, monkeypatch):
+def test_finished_models_are_exported_without_training_again(work, finished, one_registry, tmp_path, monkeypatch):
     before, plain = records(finished), (tmp_path / "out/results.md").read_text()
     assert not any("int8" in record for record in before.values()) and "MB int8" not in plain
     monkeypatch.setattr(MAKING, "make_step", lambda plan, step: pytest.fail(f"{step.name} is made again"))

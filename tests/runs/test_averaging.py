@@ -112,7 +112,7 @@ def test_several_models_predict_as_one(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_graph_of_several(run, tmp_path):
+def test_one_graph_of_several(run, one_registry, tmp_path):
     folder, _ = run
     with pytest.raises(HfTlmError, match="Several models become one export: say with --output_dir"):
         export_onnx(models(folder), dtypes=["fp32"])

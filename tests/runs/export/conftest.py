@@ -1,6 +1,5 @@
 """A tiny run and its export, made once: torch takes seconds for a graph."""
 
-import functools
 import hashlib
 
 import onnx
@@ -11,16 +10,6 @@ from hf_tlm.runs.export import export as module
 from hf_tlm.runs.export import page
 from support.tiny_checkpoints import files, go, pretrained
 from support.toys import make_task
-
-
-@pytest.fixture(scope="package", autouse=True)
-def one_registry():
-    """For each graph torch reads the sources of its 500 operators again, for a sixth of the time that the graph takes."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
-        yield
 
 
 @pytest.fixture(scope="package")
@@ -40,7 +29,7 @@ def exported(run, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def no_memory(monkeypatch):
+def no_memory(monkeypatch, one_registry):
     """Its process takes a second a graph: `exported` alone has its memory measured."""
     monkeypatch.setattr(module, "onnx_memory", lambda *args: None)
 

@@ -121,5 +121,6 @@ def test_equal_weights_give_equal_bytes_and_other_opsets(tokenizer, tmp_path):
         found[0][0] == "['full_attention', 'sliding_attention']" and found[1][0] == "['sliding_attention', 'full_attention']"
     )
     assert found[0][1] == found[1][1]
+    folder = pretrained(tmp_path / "of one layer", tokenizer, "modernbert", **{**head, "num_hidden_layers": 1})
     made = export_onnx(str(folder), tmp_path / "later", dtypes=["fp32"], opset=21)
     assert made.record["opset"] == 21
