@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 
 from hf_tlm.errors import ModelError
 from hf_tlm.hub.repo import ADAPTER_FILE, check_named, checkpoint_folder
+from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models.arguments import LoraArguments
 from hf_tlm.models.base import TrainedModel, body_of, save_tokenizer
 from hf_tlm.models.export import export_stock
@@ -185,6 +186,24 @@ def _modules(value: Any) -> Any:
     return _NAME(value) if isinstance(value, str) else _NAMES(value)
 
 
+def base_folder(folder: str | os.PathLike, adapter: LoraConfig, *, trust_remote_code: bool = False) -> str:
+    """The folder of the model that the adapter in `folder`, of `read_adapter`, goes on.
+
+    Raises:
+        ModelError: it is not there.
+        HubError: see `check_named`, `checkpoint_folder`.
+    """
+    base = str(adapter.base_model_name_or_path)
+    check_named(base, folder)
+    # A name alone, such as bert-base-uncased, is one of the Hub's older models.
+    if find_repo(base, "model") is None and Path(base).name != base and not os.path.isdir(base):
+        raise ModelError(
+            f"The adapter in {folder} goes on the model {base}, which is not there. Put it back, or name its place in "
+            f"{ADAPTER_FILE} as base_model_name_or_path."
+        )
+    return checkpoint_folder(base, adapter.revision, trust_remote_code=trust_remote_code)
+
+
 def load_merged(
     folder: str | os.PathLike, auto_class: str, trust_remote_code: bool = False, **options: Any
 ) -> PreTrainedModel:
@@ -194,15 +213,11 @@ def load_merged(
         options: for `from_pretrained` of the base.
 
     Raises:
-        ModelError: see `read_adapter`.
-        HubError: see `check_named`, `checkpoint_folder`.
+        ModelError, HubError: see `read_adapter`, `base_folder`.
     """
     adapter = read_adapter(folder)
-    base = adapter.base_model_name_or_path
-    assert base is not None  # read_adapter needs it
-    check_named(base, folder)
     model = getattr(transformers, auto_class).from_pretrained(
-        checkpoint_folder(base, adapter.revision, trust_remote_code=trust_remote_code),
+        base_folder(folder, adapter, trust_remote_code=trust_remote_code),
         config=AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code),
         ignore_mismatched_sizes=True,
         trust_remote_code=trust_remote_code,

@@ -30,6 +30,8 @@ from hf_tlm.objectives.task import class_weights
 from hf_tlm.retrieval import Subset, retrieval_report, retrieve
 from hf_tlm.runs import predict, run_tlm, teacher_scores
 from hf_tlm.runs.finetuning import FinetuneArguments
+from hf_tlm.runs.finetuning.classification import AUTO_CLASS
+from hf_tlm.runs.finetuning.models import load_finished
 from hf_tlm.runs.teachers import models
 from hf_tlm.runs.teachers.answers import class_matrix, most_certain, task_lengths
 from hf_tlm.runs.teachers.ask import answered_subset, ask_teacher, check_passage_options, corrected, open_teacher
@@ -531,6 +533,12 @@ def test_the_base_of_an_adapter_is_of_the_teacher(task, tokenizer, tmp_path):
     (base / "model.safetensors").unlink()
     with pytest.raises(ArgumentsError, match="The base of the adapter .* has no weights as safetensors"):
         asked(task, PASSAGES, 10, str(tmp_path / "out"))
+    base.rename(tmp_path / "moved")
+    told = "The adapter in .*out goes on the model .*base, which is not there. Put it back"
+    with pytest.raises(ModelError, match=told):
+        asked(task, PASSAGES, 10, str(tmp_path / "out"))
+    with pytest.raises(ModelError, match=told):
+        load_finished(tmp_path / "out", AUTO_CLASS)
 
 
 def test_the_cache_has_answers_and_not_whose_they_are(task, runs, tmp_path):

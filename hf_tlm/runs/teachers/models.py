@@ -31,9 +31,9 @@ from sklearn.model_selection import StratifiedGroupKFold
 from tqdm.auto import tqdm
 
 from hf_tlm.errors import ArgumentsError, HfTlmError
-from hf_tlm.hub.repo import FILES, check_named, checkpoint_folder, fetch, is_fetched
+from hf_tlm.hub.repo import FILES, fetch, is_fetched
 from hf_tlm.hub.repo_id import find_repo
-from hf_tlm.models.adapters import ADAPTER_FILE, ADAPTER_WEIGHTS, read_adapter
+from hf_tlm.models.adapters import ADAPTER_FILE, ADAPTER_WEIGHTS, base_folder, read_adapter
 from hf_tlm.models.linear_start import logistic_regression
 from hf_tlm.models.loading import SAFE_WEIGHTS
 from hf_tlm.runs.averaging import shown_member
@@ -171,10 +171,7 @@ def _base(folder: Path) -> list[Path]:
     """The model that an adapter goes on; none where the folder is no adapter."""
     if not (folder / ADAPTER_FILE).is_file():
         return []
-    adapter = read_adapter(folder)
-    base = str(adapter.base_model_name_or_path)
-    check_named(base, folder)
-    return [Path(checkpoint_folder(base, adapter.revision))]
+    return [Path(base_folder(folder, read_adapter(folder)))]
 
 
 def _digest(folder: Path) -> str:
