@@ -72,9 +72,9 @@ def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> N
     """Raise a TaskError unless labels are of two classes or more, whose names are `classes`, as many as the metric has."""
     if lists := [label for label in found if isinstance(label, (list, dict))]:
         raise TaskError(
-            f"Task {spec.name}: a label in {spec.label_column!r} is a {type(lists[0]).__name__}, not a class. Several "
-            "classes a text (multi-label) are not supported: a text has one. A tag a word is --task_kind tagging; for "
-            "classes choose with --label_column."
+            f"Task {spec.name}: a label in {spec.label_column!r} is a {type(lists[0]).__name__}, not a class: {len(lists):,} "
+            f"of {len(found):,}, such as {lists[0]!r:.60}. Several classes a text (multi-label) are not supported: a text has "
+            "one. A tag a word is --task_kind tagging; for classes choose with --label_column."
         )
     if coded := [label for label in found if isinstance(label, bytes)]:
         raise TaskError(
@@ -82,7 +82,7 @@ def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> N
         )
     if numbers := [label for label in found if isinstance(label, float)]:
         raise TaskError(
-            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(numbers)}; TLM classifies. "
+            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(numbers, key=lambda one: (one.is_integer(), one))}; TLM classifies. "
             "Give a column of class names or class indices with --label_column, or learn the numbers with --task_kind "
             "regression (`hf-tlm finetune`)."
         )

@@ -246,6 +246,7 @@ def test_labels_are_matched_by_name_between_splits(train):
     [
         (["a", "a"], "two classes or more.*holds \\['a'\\]"),
         ([0.5, 1.0], "numbers such as 0.5"),
+        ([0.0, 1.0, 2.5], "numbers such as 2.5"),  # 0.0 alone would be a class.
     ],
 )
 def test_labels_that_are_no_classes(labels, message):
