@@ -72,17 +72,18 @@ def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> N
     """Raise a TaskError unless labels are of two classes or more, whose names are `classes`, as many as the metric has."""
     if lists := [label for label in found if isinstance(label, (list, dict))]:
         raise TaskError(
-            f"Task {spec.name}: a label in {spec.label_column!r} is a {type(lists[0]).__name__}, not a class: {len(lists):,} "
-            f"of {len(found):,}, such as {lists[0]!r:.60}. Several classes a text (multi-label) are not supported: a text has "
-            "one. A tag a word is --task_kind tagging; for classes choose with --label_column."
+            f"Task {spec.name}: a label in {spec.label_column!r} is a {type(lists[0]).__name__}, not a class: "
+            f"{len(lists):,} of {len(found):,}, such as {lists[0]!r:.60}. Several classes a text (multi-label) are not "
+            "supported: a text has one. A tag a word is --task_kind tagging; for classes choose with --label_column."
         )
     if coded := [label for label in found if isinstance(label, bytes)]:
         raise TaskError(
             f"Task {spec.name}: a label in {spec.label_column!r} is bytes, such as {coded[0]!r:.50}, not a class. {DECODE}"
         )
     if numbers := [label for label in found if isinstance(label, float)]:
+        shown = min(numbers, key=lambda number: (number.is_integer(), number))
         raise TaskError(
-            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(numbers, key=lambda one: (one.is_integer(), one))}; TLM classifies. "
+            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {shown}; TLM classifies. "
             "Give a column of class names or class indices with --label_column, or learn the numbers with --task_kind "
             "regression (`hf-tlm finetune`)."
         )

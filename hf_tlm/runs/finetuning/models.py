@@ -145,7 +145,8 @@ def _options(checkpoint: CheckpointArguments) -> dict[str, Any]:
 def _labels(task: Task) -> dict[str, Any]:
     """What the config of a model for the task says of its classes."""
     if task.spec.kind == "regression":
-        return {"num_labels": 1, "problem_type": "regression"}
+        # By name: a number alone contradicts the classes of a checkpoint, of which transformers warns.
+        return {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": "regression"}
     if task.spec.kind == "classification":
         return {"id2label": task.id2label, "label2id": task.label2id, "problem_type": "single_label_classification"}
     if task.spec.kind == "tagging":

@@ -1,6 +1,7 @@
 """Question answering, multiple choice and tagging from end to end: all of it learns, and the folder does what was scored."""
 
 import json
+import logging
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -8,6 +9,7 @@ import pytest
 from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import (
+    AutoConfig,
     AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -18,7 +20,7 @@ from transformers import (
 from hf_tlm.data import train_wordpiece
 from hf_tlm.runs.finetuning import multiple_choice, question_answering, tagging
 from hf_tlm.runs.finetuning.tagging import CRF_FILE
-from hf_tlm.tasks import load_task
+from hf_tlm.tasks import TaskSpec, load_task, task_from_datasets
 from support.kind_toys import TAGS, TOKENIZERS, arguments, labels_of, predict, rows_of, task_of, tiny_model
 from support.tiny_checkpoints import go, pretrained
 
@@ -126,6 +128,18 @@ def test_a_checkpoint_of_a_classifier_has_another_head(kind, tokenizer, tmp_path
     task = task_of(kind, rows_of(kind, 8), labels_of(kind))
     go(tmp_path / "out", folder, task, max_steps=1, doc_stride=4 if kind == "question_answering" else 128)
     assert "middle" not in (tmp_path / "out/config.json").read_text()
+
+
+def test_numbers_are_learned_of_a_checkpoint_with_classes_without_a_warning(tokenizer, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    classes = {"id2label": {0: "low", 1: "middle", 2: "high"}, "problem_type": "single_label_classification"}
+    folder = pretrained(tmp_path / "base", tokenizer, **classes)
+    rows = Dataset.from_list([{"id": f"{n}", "text": ("the gene", "the cell")[n % 2], "label": n / 2} for n in range(8)])
+    spec = TaskSpec(name="toy", path="memory", kind="regression")
+    go(tmp_path / "out", folder, task_from_datasets(spec, {"train": rows, "validation": rows}), seeds=[0], max_steps=1)
+    assert "incompatible" not in caplog.text
+    config = AutoConfig.from_pretrained(tmp_path / "out")
+    assert (config.id2label, config.problem_type) == ({0: "LABEL_0"}, "regression")
 
 
 @pytest.mark.parametrize(("family", "typed"), [("bert", True), ("xlnet", True), ("albert", True), ("modernbert", False)])
