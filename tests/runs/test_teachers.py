@@ -821,6 +821,12 @@ def test_a_file_for_a_part_of_the_training_texts_is_refused(task, tmp_path):
         asked(task, PASSAGES, 10, table(tmp_path / "a.csv", rows), teacher_passage_length="task")
 
 
+@pytest.mark.parametrize("name", ["answers.csv", "answers/teacher.jsonl"])
+def test_a_file_that_is_not_there_is_no_model_of_the_hub(task, name):
+    with pytest.raises(ArgumentsError, match=f"There is no file {name}, which --teacher names"):
+        asked(task, PASSAGES, 10, name)
+
+
 def test_passages_are_cut_to_lengths_of_the_task():
     texts = [" ".join(["word"] * count) for count in (3, 5, 5, 9)]
     passages = [f"a  passage of\nmany words, number {i}, and then some more of them" for i in range(200)]

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 from datasets import Dataset, List, Value
 
+from hf_tlm.corpora.tables import suffix_of
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.influence import PassageScores
 from hf_tlm.retrieval import Subset
@@ -25,6 +26,7 @@ from hf_tlm.runs.teachers.answers import Answers, TableTeacher, certainty, most_
 from hf_tlm.runs.teachers.marks import MarkedPhrases, marks_without_passages, read_marks
 from hf_tlm.runs.teachers.models import LinearTeacher, ModelTeacher
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.reading import BUILDERS
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.run_arguments import of_training
 from hf_tlm.training.teacher import Teacher, described, doubts, shortened
@@ -89,6 +91,8 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
         return LinearTeacher(task)
     if files := [one for one in args.teacher if Path(one).is_file()]:
         return _open_table(task, args, files[0], mapping)
+    if gone := [one for one in args.teacher if suffix_of(Path(one)) in BUILDERS and not Path(one).exists()]:
+        raise ArgumentsError(f"There is no file {gone[0]}, which --teacher names. Give the path of one with answers.")
     return ModelTeacher(task, args.teacher, mapping, {option: getattr(args, option) for option in MACHINE})
 
 
