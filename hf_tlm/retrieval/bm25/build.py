@@ -25,6 +25,7 @@ from datasets import Dataset
 from numba.core import event
 from tqdm.auto import tqdm
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval.bm25 import tiles
 from hf_tlm.retrieval.bm25.files import (
     FILES,
@@ -222,7 +223,8 @@ def _compile(passage: Dataset, about: dict[str, Any]) -> None:
 
     What opening one takes is compiled here too: the next command, which finds its index, would have to say so once more.
     """
-    with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as folder:
+    # Where temporary files have no room the index may have some: it is written elsewhere, and says what is wrong.
+    with contextlib.suppress(OSError, HfTlmError), tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "index"
         check_contents(Opened(directory, write_index(directory, None, passage, about, 1, progress=False)))
 
