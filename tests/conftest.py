@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from support import early
 from support.loopback import VARIABLES, LoopbackHub, constants
 
 _HOME = tempfile.mkdtemp(prefix="hf-tlm-tests-")
@@ -47,8 +46,6 @@ def pytest_configure(config):
 
     torch.set_num_threads(1)
     quick.change()
-    if sys.platform == "linux" and not config.option.collectonly:
-        early.fork()
 
 
 @pytest.fixture(autouse=True)

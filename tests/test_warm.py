@@ -103,8 +103,8 @@ def tell_of_the_tests():
     print(hooks, faulthandler.is_enabled(), shown, logging.root.handlers, threading.active_count(), sockets)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the server is forked on Linux alone")
+@pytest.mark.skipif(sys.platform != "linux", reason="open files are told of by /proc")
 def test_a_child_has_nothing_of_pytest():
-    """Its server is forked from a process of pytest: no hook, no setting of warnings and no connection is left."""
+    """No hook, no setting of warnings and no connection of the process of the tests is in it."""
     done = warm.call(tell_of_the_tests)
     assert done.stdout == "[] False [] [] 1 []\n", done

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import logging
 import multiprocessing.util
 import os
@@ -126,10 +125,10 @@ def plain_output() -> Iterator[None]:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # The command was started with it closed.
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
-    logs: Any = logging.lastResort
+    logs = logging.lastResort
     if logs is not None:
-        logs.setFormatter(_PlainFormatter())
-        logs.emit = functools.partial(_emit_above_bars, type(logs).emit, logs)
+        logging.lastResort = _AboveBars()
+        logging.lastResort.setLevel(logs.level)
     stream: Any = sys.stdout
     write = stream.write
     stream.write = lambda text: write(for_terminal(text))
@@ -138,20 +137,20 @@ def plain_output() -> Iterator[None]:
         stream.flush()
     finally:
         stream.write = write
-        if logs is not None:
-            vars(logs).pop("emit", None)  # The inner one of two has taken it away.
+        logging.lastResort = logs
 
 
-def _emit_above_bars(emit: Callable, logs: logging.Handler, record: logging.LogRecord) -> None:
-    """Log a line of its own: it would begin behind a progress bar, and the bar be drawn again behind it."""
-    bars = sys.modules.get("tqdm")  # Where nobody has imported it, there are none.
-    with bars.tqdm.external_write_mode(file=sys.stderr) if bars else contextlib.nullcontext():
-        emit(logs, record)
+class _AboveBars(logging.StreamHandler):
+    """A line of its own for what is logged: it would begin behind a progress bar, and the bar be drawn again behind it."""
 
-
-class _PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return for_terminal(super().format(record))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.setStream(sys.stderr)  # What it is now, where somebody captures it.
+        bars = sys.modules.get("tqdm")  # Where nobody has imported it, there are none.
+        with bars.tqdm.external_write_mode(file=sys.stderr) if bars else contextlib.nullcontext():
+            super().emit(record)
 
 
 def nobody_reads() -> bool:

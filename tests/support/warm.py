@@ -23,13 +23,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from support import early
 from support.loopback import VARIABLES, constants
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -53,14 +52,9 @@ def server():
     # The server of Python 3.11 does not take over sys.path, and passes over in silence what it cannot import.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [before])])
-    resource_tracker.ensure_running()  # Which is a new Python; the server is none where one waits to be it.
-    start_python = util.spawnv_passfds
-    if early.is_waiting():
-        util.spawnv_passfds = early.become
     try:
         forkserver.ensure_running()
     finally:
-        util.spawnv_passfds = start_python
         if before is None:
             del os.environ["PYTHONPATH"]
         else:

@@ -25,6 +25,7 @@ def test_a_warning_stands_on_a_line_of_its_own_above_a_bar(capsys):
 
 
 def test_a_program_logs_as_before_when_the_command_is_done():
-    with plain_output():
-        pass
-    assert "emit" not in vars(logging.lastResort)
+    before = logging.lastResort
+    with plain_output(), plain_output():
+        assert logging.lastResort is not before and logging.lastResort.level == logging.WARNING
+    assert logging.lastResort is before
