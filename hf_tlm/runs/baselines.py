@@ -158,7 +158,10 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
         {
             "name": same[0].name,
             "settings": {"draws": len(same)} if draws else same[0].settings,
-            "scores": _mean_scores([one.scores for one in same]),
+            "scores": {
+                split: {metric: float(np.mean([one.scores[split][metric] for one in same])) for metric in metrics}
+                for split, metrics in same[0].scores.items()
+            },
         }
         for same in zip(*made, strict=True)
     ]
@@ -167,14 +170,6 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
     with contextlib.suppress(HfTlmError):  # A cache that cannot be written: made again by the next run.
         atomic_write(file, checked_text(found))
     return found
-
-
-def _mean_scores(several: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """The means over draws: split -> metric -> score."""
-    return {
-        split: {metric: float(np.mean([scores[split][metric] for scores in several])) for metric in metrics}
-        for split, metrics in several[0].items()
-    }
 
 
 def _answers(baseline: Baseline, task: Task) -> dict[str, dict[str, Any]]:

@@ -135,12 +135,7 @@ def command_line() -> str:
 
 
 def classified(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-    """{"prediction": name of the class, "probabilities": {name: share}} of each row.
-
-    Args:
-        logits: float [N, C].
-        names: of the classes.
-    """
+    """{"prediction": name of the class, "probabilities": {name: share}} of each row of logits, float [N, C]."""
     return [
         {
             "prediction": names[int(row.argmax())],
@@ -194,9 +189,11 @@ def aggregate(scores: Sequence[Mapping[str, float]], figure: str = "mean") -> di
     for name in scores[0]:
         if all(name in score for score in scores):
             values = [float(score[name]) for score in scores]
+            # Of what is not finite, as the loss of a model that diverged, `statistics.stdev` has no answer.
+            finite = all(map(math.isfinite, values))
             summary[name] = {
                 "mean": statistics.fmean(values),
-                "std": _deviation(values),
+                "std": None if len(values) < 2 else statistics.stdev(values) if finite else math.nan,
                 "n": len(values),
                 "values": values,
                 figure: SEED_FIGURES[figure][1](values),
@@ -227,13 +224,6 @@ def _check_scores(scores: Any, figure: Any) -> None:
             raise HfTlmError(f"scores: expected numbers; received {received} as {wrong[0]!r:.60}. {example}")
     if figure not in SEED_FIGURES:
         raise HfTlmError(f"figure: expected one of {', '.join(SEED_FIGURES)}; received {figure!r:.60}.")
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    """NaN where a value is not finite, as the loss of a model that diverged: `statistics.stdev` has no answer then."""
-    if len(values) < 2:
-        return None
-    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def format_score(score: Mapping[str, Any]) -> str:
@@ -340,12 +330,7 @@ def _of_seeds(score: Mapping[str, Any], asked: str | None) -> str:
 
 
 def beside_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What there was to beat, and what a run and the linear model score together, for a person.
-
-    Args:
-        record: of the run, with `metric`, and where they are there `baselines` and `with_linear`.
-        summary: the run's.
-    """
+    """What there was to beat, and what a run and the linear model score together, as its record has it, for a person."""
     lines, metric = [], record["metric"]
     if together := record.get("with_linear"):
         said = ", ".join(f"{split} {format_score(together[split][metric])}" for split in SPLITS if split in together)
@@ -358,9 +343,7 @@ def beside_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, A
 def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mapping[str, Any]) -> str | None:
     """One line on what there was to beat, on the last split that the run and the baselines have scores on.
 
-    Args:
-        found: as of `to_beat`, or of `hf_tlm.runs.averaging.beside`, with the run's leads.
-        summary: the run's, split -> metric -> {"mean", ...}.
+    found: as of `to_beat`, or of `hf_tlm.runs.averaging.beside`, with the run's leads.
     """
     for split in ("test", "validation"):
         scores = {one["name"]: one["scores"].get(split, {}).get(metric) for one in found}

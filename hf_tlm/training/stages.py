@@ -196,9 +196,10 @@ def begin_stage(
             stock: Any = model  # An adapter hands the call on to the model that it is on.
             stock.reset_classifier()
         _prepare_stage_2(model, args)
-    if initialization is not None and stage == args.stages[-1]:
+    # Not before: joint training unlearns part of it.
+    if initialization is not None and initialization.linear is not None and stage == args.stages[-1]:
         assert isinstance(model, TrainedModel)  # An adapter begins with nothing of ours, see `prepare`.
-        initialization.before_last_stage(model)
+        initialization.linear.write_to(model.main if isinstance(model, GeneratorDiscriminator) else model)
 
 
 def _prepare_stage_2(model: TrainedModel | PeftModel, args: TlmArguments) -> None:
@@ -247,14 +248,6 @@ class Initialization:
                 self._write_head(body, head, self.counts)
         if self.counts is not None and isinstance(model, GeneratorDiscriminator) and model.clm_heads is not None:
             unigram_bias(model.clm_heads.lm_head, self.counts, self.never_predicted)
-
-    def before_last_stage(self, model: TrainedModel) -> None:
-        """Let the classifier begin as a linear model where it was asked for, in place.
-
-        Not before: joint training unlearns part of it.
-        """
-        if self.linear is not None:
-            self.linear.write_to(model.main if isinstance(model, GeneratorDiscriminator) else model)
 
     def _write_head(self, body: PreTrainedModel, head: MlmHead, counts: np.ndarray) -> None:
         decoder = head.family.decoder(head)

@@ -167,7 +167,7 @@ def test_a_run_that_begins_as_a_linear_model(tmp_path, monkeypatch, task, corpus
     made = setup.make_model()
     classifier = made.main if objective == "electra" else made
     assert (classifier.classifier.weight[:, :2] != -classifier.classifier.weight[:, 2:4]).all()
-    setup.initialization.before_last_stage(made)
+    linear.write_to(classifier)
     assert torch.equal(classifier.classifier.weight[:, :2], -classifier.classifier.weight[:, 2:4])
     assert not classifier.classifier.weight[:, 4:].any()
     table = classifier.get_input_embeddings().weight

@@ -27,17 +27,12 @@ class PromptError(HfTlmError):
     """A template or label words that cannot be used."""
 
 
-def _bare(text: str) -> str:
-    """Without the punctuation at its end, where the template has its own."""
-    return text.rstrip().rstrip(".!?,;:").rstrip()
-
-
-def _lower(text: str) -> str:
-    """With a small first letter, as it goes on in the middle of a sentence."""
-    return text[:1].lower() + text[1:]
-
-
-CHANGES: Mapping[str, Callable[[str], str]] = {"": str, "bare": _bare, "lower": _lower}
+# What is done to a text: where the template has punctuation its own goes; in the middle of a sentence it begins small.
+CHANGES: Mapping[str, Callable[[str], str]] = {
+    "": str,
+    "bare": lambda text: text.rstrip().rstrip(".!?,;:").rstrip(),
+    "lower": lambda text: text[:1].lower() + text[1:],
+}
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,8 @@ def prompt_for(
     if label_words is not None:
         words = dict(_class_and_word(entry, label_names) for entry in label_words)
     elif own is not None:
-        words = _by_name_or_number(own.label_words, label_names)
+        numbered = list(label_names) == [str(number) for number in range(len(own.label_words))]
+        words = dict(zip(label_names, own.label_words.values(), strict=True)) if numbered else dict(own.label_words)
     else:
         words = {}
     if missing := [name for name in label_names if name not in words]:
@@ -188,12 +184,6 @@ def _class_and_word(entry: str, label_names: Sequence[str]) -> tuple[str, str]:
             f"Label words are given as class=word with the classes {', '.join(label_names)}; received {entry!r}."
         )
     return name, word
-
-
-def _by_name_or_number(words: Mapping[str, str], label_names: Sequence[str]) -> dict[str, str]:
-    if list(label_names) == [str(number) for number in range(len(words))]:
-        return dict(zip(label_names, words.values(), strict=True))
-    return dict(words)
 
 
 def tokenize_words(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], space: bool) -> list[list[int]]:

@@ -55,13 +55,6 @@ from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.tasks import Task
 from hf_tlm.utils.arrow_files import map_rows
 
-KINDS = {
-    "classification": "classification",
-    "regression": "classification",
-    "question_answering": "question_answering",
-    "multiple_choice": "multiple_choice",
-    "tagging": "tagging",
-}
 # The columns of the labels in a batch; for others `labels`.
 LABEL_NAMES = {"question_answering": ["start_positions", "end_positions"]}
 # What peft calls them. It has no name for multiple choice.
@@ -88,7 +81,8 @@ SPACES = np.array([chr(code).isspace() for code in range(0x3001)] + [False])  # 
 
 def kind_module(kind: str) -> ModuleType:
     """The module of a kind of task (`TaskSpec.kind`), with the names above."""
-    return importlib.import_module(f"hf_tlm.runs.finetuning.{KINDS[kind]}")
+    name = "classification" if kind == "regression" else kind
+    return importlib.import_module(f"hf_tlm.runs.finetuning.{name}")
 
 
 def label_names(kind: str) -> list[str]:
@@ -123,14 +117,10 @@ def make_features(
     settings: Sequence[Any],
     description: str,
 ) -> Dataset:
-    """Return what `encode` makes of the rows, in their order.
+    """Return what `encode`, columns of a batch of rows and their indices -> columns of its features, makes of the rows.
 
     It is stored in the cache of `datasets` where the rows are on disk, as a task's are, and found again by every run with
-    equal rows, tokenizer and settings.
-
-    Args:
-        encode: columns of a batch of rows and their indices -> columns of its features.
-        settings: all that the features depend on besides rows and tokenizer, as JSON values.
+    equal rows, tokenizer and settings: all that the features depend on besides, as JSON values.
     """
     backend, fingerprint = backend_settings(tokenizer), None
     if backend is not None:
@@ -152,10 +142,7 @@ def make_features(
 
 
 def tokenize_with_offsets(tokenizer: PreTrainedTokenizerBase, *texts: list[str]) -> BatchEncoding:
-    """Tokenise whole texts, or pairs of them, with special tokens.
-
-    Returns `input_ids`, `token_type_ids` where the tokenizer makes them, and `offset_mapping`.
-    """
+    """`input_ids`, [`token_type_ids`] and `offset_mapping` of whole texts, or pairs of them, with special tokens."""
     return tokenizer(
         *texts,
         return_offsets_mapping=True,
@@ -252,17 +239,11 @@ class EvaluationSet:
     Texts of similar length share a batch, so that little padding is computed.
 
     Args:
-        kind: a module of `KINDS`, or what has the names of one.
+        kind: of `kind_module`, or what has the names above.
         rows: with the canonical columns of the kind; labels may be missing.
     """
 
-    def __init__(
-        self,
-        kind: Any,
-        rows: Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        args: FinetuneArguments,
-    ):
+    def __init__(self, kind: Any, rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments):
         self.kind, self.rows = kind, rows
         self.features = kind.encode(rows, tokenizer, args)
         lengths = feature_lengths(self.features)
@@ -276,9 +257,7 @@ class EvaluationSet:
     def outputs_of(self, logits_of: Callable, collate: Callable, batch_size: int, most_tokens: int | None = None) -> Any:
         """As `outputs`, of any function in this process: a batch -> arrays of logits.
 
-        Args:
-            batch_size: rows a batch, at most.
-            most_tokens: tokens a batch, padding included, if it has more rows than one.
+        A batch has `batch_size` rows at most, and if it has several `most_tokens` tokens, padding included.
         """
         parts, start = [], 0
         while start < len(self.lengths):
