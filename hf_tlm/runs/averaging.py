@@ -43,11 +43,7 @@ def model_names(given: str | os.PathLike | Sequence[str | os.PathLike]) -> list[
 def average(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """The average of what several models say of the same rows: of probabilities, or of values.
 
-    Args:
-        answers: of each model one dict a row, as `hf_tlm.runs.finetuning.kinds` has them.
-
-    Returns:
-        {"prediction", "probabilities"} of each row, or {"prediction": number}; the first of classes that are level.
+    {"prediction", "probabilities"} of each row, or {"prediction": number}; the first of classes that are level.
     """
     averaged: list[dict[str, Any]] = []
     for row in zip(*answers, strict=True):
@@ -92,14 +88,10 @@ def _described(source: Source) -> str:
 
 
 def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = AGAIN) -> dict[str, dict[str, float]]:
-    """What the average of several seeds' models scores, from the predictions that they left.
+    """What the average of several seeds' models scores, from the predictions that they left; see `read_average`.
 
-    Args:
-        seeds, advice: see `read_average`.
-
-    Returns:
-        split -> metric -> score, for validation and test; empty for kinds of tasks without an average, and without a split
-        whose predictions are not there for every seed.
+    Returns split -> metric -> score, for validation and test; empty for kinds of tasks without an average, and without a
+    split whose predictions are not there for every seed.
     """
     if task.spec.kind not in KINDS:
         return {}
@@ -110,9 +102,7 @@ def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = AGAIN) -> d
 def read_average(seeds: Sequence[Path], split: str, advice: str = AGAIN) -> list[dict[str, Any]] | None:
     """The average of what several seeds' models left of a split, of one what it left; None where one has none.
 
-    Args:
-        seeds: their folders.
-        advice: what to do about a damaged file, for the HfTlmError that names it.
+    advice: what to do about a damaged file, for the HfTlmError that names it.
     """
     files = [predictions_file(folder, split) for folder in seeds]
     if not files or not all(file.is_file() for file in files):
@@ -166,11 +156,7 @@ def beside(
 
 
 def with_linear(task: Task, ours: Mapping[str, Answers]) -> dict[str, dict[str, float]]:
-    """What the average of a model and the linear model scores: split -> metric -> score.
-
-    Args:
-        ours: split -> the answers of the model.
-    """
+    """What the average of a model, of whose answers these are split -> answers, and the linear model scores, as these."""
     linear = linear_answers(task)
     return {
         split: _together(task, split, answers, linear[split])

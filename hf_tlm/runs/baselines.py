@@ -283,10 +283,9 @@ def _most(task: Task) -> int:
 def _features(
     task: Task,
 ) -> Iterator[tuple[int, dict[str, tuple[list[str], np.ndarray]], dict[str, sparse.csr_matrix]]]:
-    """Yield the TF-IDF of all splits, with n-grams of up to n words, as `tfidf(n)` has it; texts are split up once.
+    """The TF-IDF of all splits, with n-grams of up to n words, as `tfidf(n)` has it; texts are split up once.
 
-    Yields:
-        n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F].
+    (n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F]), of each n.
     """
     most, pattern, counted = _most(task), tokens(_by_character(task)), {}
     for column in _columns(task):

@@ -40,11 +40,7 @@ POINTS, CARD_FILE = "points", "README.md"
 
 
 def figures(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """As `hf_tlm.runs.records.aggregate`, with the median and the best of the seeds.
-
-    Args:
-        scores: of every seed, by metric; larger is better.
-    """
+    """As `hf_tlm.runs.records.aggregate`, with the median and the best of the seeds; larger is better."""
     return {
         name: {**summary, "median": statistics.median(summary["values"]), "best": max(summary["values"])}
         for name, summary in aggregate(scores).items()
@@ -58,11 +54,7 @@ def choose(points: Sequence[Mapping[str, Any]], metric: str, select_by: str) -> 
 
 
 def to_markdown(record: Mapping[str, Any]) -> str:
-    """The table of a grid, its best point first, and the test scores of that one.
-
-    Args:
-        record: `grid.json`, see `hf_tlm.runs.grid.GridRun`.
-    """
+    """The table of a grid, of its record in `grid.json`: its best point first, and the test scores of that one."""
     metric, select_by, chosen = record["metric"], record["select_by"], record["chosen"]
     finished, failed = ([point for point in record["points"] if what in point] for what in ("validation", "failed"))
     rows = []
@@ -184,9 +176,8 @@ def run_grid(
         record["seed_figure"] = args.seed_figure
     if trials is not None:
         with claimed:
-            found = search(task, checkpoint, args, grid, trials, seeds[0])
-        record["trials"] = found.trials
-        runs = _runs([found.values], checkpoint, args, seeds)
+            values, record["trials"] = search(task, checkpoint, args, grid, trials, seeds[0])
+        runs = _runs([values], checkpoint, args, seeds)
 
     def done(one: _PointRun) -> bool:
         # More seeds may be asked for than there were.

@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,14 +39,6 @@ SEARCHABLE = (
 LOWEST = -1.0  # No metric has a lower score: what a trial gets whose training diverged.
 
 
-@dataclass
-class Search:
-    """values: of the best trial. trials: in the order they were run, `values` and `score`; None for one that failed."""
-
-    values: dict[str, Any]
-    trials: list[dict[str, Any]]
-
-
 def check_search(grid: Grid) -> None:
     """Raise a GridError if Optuna is not installed, or cannot search one of a grid's values."""
     if find_spec("optuna") is None:
@@ -60,7 +52,7 @@ def check_search(grid: Grid) -> None:
 
 def search(
     task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid, trials: int, seed: int
-) -> Search:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run trials in `output_dir/trials` until there are as many as asked for, and find the one best on validation.
 
     A trial is one training run with `seed`; its score is the task's metric on validation, of the best evaluation or the last
@@ -69,6 +61,9 @@ def search(
 
     Args:
         grid: lists are choices, ranges are drawn from; see `check_search`.
+
+    Returns:
+        (values of the best trial, `values` and `score` of all in the order they were run; None for one that failed)
 
     Raises:
         GridError: a study of another grid in this folder, or a damaged one; or training failed in all trials.
@@ -113,7 +108,7 @@ def search(
         if args.process_index == 0:
             shutil.rmtree(folder, ignore_errors=True)  # Of a search that came to nothing another grid is not kept off.
         raise GridError(f"Training failed in all {trials} trials. Lower the learning rates of the grid, or warm up longer.")
-    return Search(max(scored, key=lambda trial: trial["score"])["values"], done)
+    return max(scored, key=lambda trial: trial["score"])["values"], done
 
 
 def _asked(grid: Grid, seed: int) -> dict[str, Any]:

@@ -272,13 +272,10 @@ class SeededRun:
     def write(self, args: BaseArguments, card: Callable[[Mapping[str, Any], int], str], source: Path | None = None) -> Self:
         """Make the model of the best seed that of the folder, with `results.json` and its card, and publish it if asked for.
 
-        The first process writes, and the others wait: they may be about to read it.
+        The first process writes, and the others wait: they may be about to read it. The run is returned, with its `push`.
 
         card: (the record of the run, seed) -> README.md.
         source: where the folders of the seeds are, if not in that of the run.
-
-        Returns:
-            The run, with its `push`.
         """
         from hf_tlm.training.publishing import publish_run  # With the Trainer, which reports and tables do without.
 

@@ -220,11 +220,7 @@ class Task:
         return f"task         {self.name} ({sizes}{classes})" + (f"; {'; '.join(notes)}" if notes else "")
 
     def check_kind(self, user: str, *kinds: str) -> None:
-        """Check that the task is of one of these kinds.
-
-        Raises:
-            TaskError: `user` (say, "TLM") has no use for a task of this kind.
-        """
+        """Raise a TaskError unless the task is of one of these kinds, for which `user` (say, "TLM") has a use."""
         if self.kind not in kinds:
             raise TaskError(
                 f"{user} takes {' and '.join(kinds)} tasks; {self.name} is a {self.kind} task. `hf-tlm finetune` trains "

@@ -43,11 +43,7 @@ ECHO_SECONDS = 5.0
 
 
 class ProgressLines(ProgressCallback):
-    """The Trainer's bar; the only changes: it has a name, and logs are short lines above it.
-
-    Args:
-        name: before the bar; see `bar_name`.
-    """
+    """The Trainer's bar; the only changes: it has a name, see `bar_name`, and logs are short lines above it."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -73,11 +69,7 @@ class ProgressLines(ProgressCallback):
 
 
 class PrintedLines(PrinterCallback):
-    """What the Trainer prints without bars (`disable_tqdm`); the only changes: what is trained, and logs as short lines.
-
-    Args:
-        name: of the training; see `bar_name`.
-    """
+    """What the Trainer prints without bars (`disable_tqdm`); the only changes: what is trained, and logs as short lines."""
 
     def __init__(self, name: str):
         self.name = name
@@ -92,14 +84,10 @@ class PrintedLines(PrinterCallback):
 
 
 class EarlyStopping(TrainerCallback):
-    """The end of a training whose validation score has not become better in so many evaluations.
+    """The end of a training whose validation score has not become better in `patience` evaluations after the best one.
 
     transformers' EarlyStoppingCallback keeps a count of its own, which a resumed run would begin anew. The log that it is
     read from here is in every checkpoint.
-
-    Args:
-        patience: evaluations after the best one.
-        name: of the training; see `bar_name`.
     """
 
     def __init__(self, patience: int, name: str):

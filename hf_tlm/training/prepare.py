@@ -254,7 +254,10 @@ def source_config(model_args: ModelArguments) -> PreTrainedConfig:
     name = model_args.model_name_or_path
     if name is None:
         return read_config(model_args.model_config)
-    trust, revision = model_args.trust_remote_code, model_args.model_revision
+    return _config_of(name, model_args.model_revision, model_args.trust_remote_code)
+
+
+def _config_of(name: str, revision: str | None, trust: bool) -> PreTrainedConfig:
     with reading(f"a config from {name!r}"):
         folder = checkpoint_folder(name, revision, trust_remote_code=trust)
         return AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=trust)
@@ -362,14 +365,12 @@ def model_factory(
 
 
 def _check_checkpoints(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    trust, source = model_args.trust_remote_code, model_args.tokenizer_source
+    source = model_args.tokenizer_source
     named = ((model_args.model_name_or_path, model_args.model_revision), (model_args.auxiliary_name_or_path, None))
     for name, revision in named:
         if name is not None:
-            folder = checkpoint_folder(name, revision, trust_remote_code=trust)
-            with reading(f"a config from {name!r}"):
-                config = AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=trust)
             assert source is not None  # It is the checkpoint's, if no other.
+            config = _config_of(name, revision, model_args.trust_remote_code)
             check_fit(config, name, max_length=max_length, tokenizer=tokenizer, tokenizer_name=source["name_or_path"])
 
 

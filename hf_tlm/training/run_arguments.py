@@ -287,18 +287,14 @@ def check_applicable(options: Any, objective: str) -> None:
 
 def check_together(args: Any, model_args: Any) -> None:
     """Raise an ArgumentsError for an option of a run (`RunArguments`) or its model that another one leaves idle."""
-    without = {
-        "temperature": (model_args, model_args.replacements == "random", "replacements random"),
-        # ELECTRA's main model has no masked-LM head; of COCO-LM's that corrects tokens the output bias is meant.
-        "lm_head_init": (
-            model_args,
-            model_args.freeze_auxiliary and not (OBJECTIVES[args.objective].corrects and args.clm != "rtd"),
-            "freeze_auxiliary: no head that predicts tokens learns",
-        ),
-    }
-    for name, (options, useless, because) in without.items():
-        if useless and getattr(options, name) != getattr(type(options), name):
-            raise ArgumentsError(f"{name} {getattr(options, name)} has no effect with {because}. Leave it out.")
+    # ELECTRA's main model has no masked-LM head; of COCO-LM's that corrects tokens the output bias is meant.
+    headless = model_args.freeze_auxiliary and not (OBJECTIVES[args.objective].corrects and args.clm != "rtd")
+    for name, useless, because in (
+        ("temperature", model_args.replacements == "random", "replacements random"),
+        ("lm_head_init", headless, "freeze_auxiliary: no head that predicts tokens learns"),
+    ):
+        if useless and getattr(model_args, name) != getattr(type(model_args), name):
+            raise ArgumentsError(f"{name} {getattr(model_args, name)} has no effect with {because}. Leave it out.")
 
 
 def check_rdrop(weight: float, drops: bool) -> None:

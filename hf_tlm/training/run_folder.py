@@ -234,7 +234,7 @@ def copy_best_model(source: Path, target: Path) -> None:
     last = ("config.json", "adapter_config.json", RESULTS_FILE)
     files = sorted((p for p in source.rglob("*") if p.is_file()), key=lambda p: (p.name in last, p.name == RESULTS_FILE, p))
     files = [file for file in files if file != source / SEAL]
-    (target / SEAL).unlink(missing_ok=True)
+    unseal(target)
     for file in files:
         with open(file, "rb") as content, atomic_file(target / file.relative_to(source)) as stream:
             shutil.copyfileobj(content, stream)
@@ -257,11 +257,7 @@ STAGE = {"cost": mapped(_number, 100), "validation": mapped(_number, 1000)}
 
 
 def finish(folder: Path, content: Mapping[str, Any], *parts: str) -> None:
-    """Write the record `results.json`, whose presence says that what is in the folder is finished, and the seal.
-
-    Args:
-        parts: further files and folders in it that are sealed.
-    """
+    """Write the record `results.json`, whose presence says that the folder is finished, and its seal, of `parts` too."""
     unseal(folder)
     atomic_write(folder / RESULTS_FILE, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     write_seal(folder, RESULTS_FILE, *parts)

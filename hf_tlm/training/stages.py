@@ -68,11 +68,7 @@ def with_task_defaults(
     """A copy of `args` whose stage 2 has a length and a number of steps of its own, where they were left to the task.
 
     `stage2_max_length` 0 becomes the length that 99% of the training texts keep to, rounded up to a multiple of 32, at most
-    512 and what the model has positions for. With `stage2_min_steps`, epochs that are fewer steps become so many steps.
-
-    Args:
-        train: the task's training split, as it is loaded.
-        positions: tokens that the model has positions for; None for no limit.
+    512 and the positions that the model has. With `stage2_min_steps`, epochs that are fewer steps become so many steps.
     """
     args = copy.copy(args)
     if args.stage == "1":

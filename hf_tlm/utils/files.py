@@ -49,7 +49,6 @@ class Temporary:
 
     def open(self) -> BinaryIO:
         """The file, for writing. Of a locked file on SMB only the descriptor that has the lock can be read or written."""
-        assert self._lock.descriptor is not None
         return os.fdopen(os.dup(self._lock.descriptor), "wb")
 
     def release(self) -> None:

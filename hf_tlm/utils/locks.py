@@ -50,7 +50,7 @@ class Flock:
     _held: set[Flock] = set()
 
     def __init__(self, descriptor: int):
-        self.descriptor: int | None = descriptor
+        self.descriptor = descriptor  # -1: closed.
         Flock._held.add(self)
 
     @classmethod
@@ -60,7 +60,6 @@ class Flock:
 
     def lock(self) -> bool | None:
         """Whether the lock was free and now is held; None where the file system has no locks."""
-        assert self.descriptor is not None
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -69,25 +68,21 @@ class Flock:
 
     def is_of(self, path: str | os.PathLike) -> bool:
         """Whether the path still names what was opened."""
-        assert self.descriptor is not None
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.stat(path, follow_symlinks=False))
         except OSError:
             return False
 
     def release(self) -> None:
-        if self.descriptor is not None:
+        if self.descriptor >= 0:
             # By closing alone a process that a library forked would keep it.
-            try:
+            with contextlib.suppress(OSError):
                 fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-            except OSError:
-                pass
             self._close()
 
     def _close(self) -> None:
         Flock._held.discard(self)
-        descriptor, self.descriptor = self.descriptor, None
-        assert descriptor is not None
+        descriptor, self.descriptor = self.descriptor, -1
         os.close(descriptor)
 
     @staticmethod
@@ -113,19 +108,17 @@ def owned(folder: str | os.PathLike, *, wait: bool = False) -> Iterator[None]:
         LockError: another process holds it, or this one as the folder that its command writes.
     """
     rank, processes = place_in_job()
-    with contextlib.ExitStack() as stack:
-        problem: str | None = None
-        held: _Held | None = None
-        outer = _held_here(folder) if rank == 0 else None
-        if wait and agree(outer is None, processes):
-            held = _waited(folder, rank, processes)
-        elif rank == 0 and not (outer and outer.lent) and (held := _Held.of(folder)) is None:
-            problem = _refusal(folder, "choose another --output_dir")
-        if held is not None:
-            held.lent = False
-            stack.enter_context(held)
-        problem = agree(problem, processes)
-        if problem is not None:
+    problem: str | None = None
+    held: _Held | None = None
+    outer = _held_here(folder) if rank == 0 else None
+    if wait and agree(outer is None, processes):
+        held = _waited(folder, rank, processes)
+    elif rank == 0 and not (outer and outer.lent) and (held := _Held.of(folder)) is None:
+        problem = _refusal(folder, "choose another --output_dir")
+    if held is not None:
+        held.lent = False
+    with held or contextlib.nullcontext():
+        if (problem := agree(problem, processes)) is not None:
             raise LockError(problem)
         yield
 
@@ -286,21 +279,16 @@ class _Held(contextlib.AbstractContextManager):
                 raise
             logger.warning("Cannot lock %s: %s. Start nothing else that writes there.", folder, error)
             return cls(path, None, made)
-        held = cls(path, lock, made)
-        held._sign()
-        _HERE[path] = held
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "command": Path(sys.argv[0]).name}
+        owner["since"] = datetime.now().astimezone().isoformat(" ", "seconds")
+        with contextlib.suppress(OSError):  # It holds without a name, too.
+            os.ftruncate(lock.descriptor, 0)
+            os.pwrite(lock.descriptor, json.dumps(owner).encode(), 0)
+        _HERE[path] = held = cls(path, lock, made)
         return held
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-    def _sign(self) -> None:
-        assert self.lock is not None and self.lock.descriptor is not None
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "command": Path(sys.argv[0]).name}
-        owner["since"] = datetime.now().astimezone().isoformat(" ", "seconds")
-        with contextlib.suppress(OSError):  # It holds without a name, too.
-            os.ftruncate(self.lock.descriptor, 0)
-            os.pwrite(self.lock.descriptor, json.dumps(owner).encode(), 0)
 
     def take(self, other: _Held) -> None:
         """Go on as the owner of what another hold on the same folder has."""
@@ -309,7 +297,7 @@ class _Held(contextlib.AbstractContextManager):
             _HERE[self.path] = self
 
     def release(self) -> None:
-        if self.lock is not None and self.lock.descriptor is not None:
+        if self.lock is not None and self.lock.descriptor >= 0:
             _HERE.pop(self.path, None)
             with contextlib.suppress(OSError):
                 self.path.unlink()

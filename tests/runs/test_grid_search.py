@@ -77,9 +77,9 @@ def test_a_killed_search_goes_on_as_it_would_have(tmp_path, base, fake):
     import optuna
 
     seen, plan = fake
-    whole = search.search(*parts(tmp_path / "whole", base), Grid(SPACE), 3, SEED)
-    assert whole.values == max(whole.trials, key=lambda trial: trial["values"]["learning_rate"])["values"]
-    assert len({trial["values"]["learning_rate"] for trial in whole.trials}) == 3
+    values, trials = whole = search.search(*parts(tmp_path / "whole", base), Grid(SPACE), 3, SEED)
+    assert values == max(trials, key=lambda trial: trial["values"]["learning_rate"])["values"]
+    assert len({trial["values"]["learning_rate"] for trial in trials}) == 3
     seen.clear()
     plan["stop"] = 1
     with pytest.raises(SystemExit):
@@ -113,8 +113,8 @@ def test_trials_whose_training_fails_are_the_worst(tmp_path, base, fake):
     with pytest.raises(GridError, match="Training failed in all 1 trials"):
         search.search(*parts(tmp_path, base), Grid(SPACE), 1, SEED)
     assert not list(tmp_path.rglob("study.db"))  # Another grid may have the folder.
-    found = search.search(*parts(tmp_path, base), Grid(SPACE), 2, SEED)
-    assert found.trials[0]["score"] is None and found.values == found.trials[1]["values"]
+    values, trials = search.search(*parts(tmp_path, base), Grid(SPACE), 2, SEED)
+    assert trials[0]["score"] is None and values == trials[1]["values"]
 
 
 def test_batches_of_a_trial_are_those_asked_for(tmp_path, base):

@@ -189,8 +189,7 @@ def _class_and_word(entry: str, label_names: Sequence[str]) -> tuple[str, str]:
 def tokenize_words(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], space: bool) -> list[list[int]]:
     """Token ids of texts without special tokens around them. A special token that is written out in a text is text.
 
-    Args:
-        space: whether a space comes before each: to tokenizers that keep spaces a word is another one after a space.
+    space: whether a space comes before each: to tokenizers that keep spaces a word is another one after a space.
     """
     texts = [f" {text}" if space else text for text in texts]
     # verbose: long texts are cut later, so that the tokenizer's warning would be wrong.
