@@ -112,18 +112,14 @@ class PredictorArguments:
     """What is predicted, by which model."""
 
     model_name_or_path: list[str] = option(
-        help=(
-            "The folder of a finished run (train_tlm, finetune, few_shot; adapters too), of baseline (its linear model), "
-            "or a stock checkpoint with the head of a task; or one of these on the Hub, with @revision if wanted. Several, "
-            "such as runs/a/seed-*/model: their probabilities are averaged."
-        ),
+        help="The folder of a finished run (train_tlm, finetune, few_shot; adapters too), of baseline (its linear model), "
+        "or a stock checkpoint with the head of a task; or one of these on the Hub, with @revision if wanted. Several, "
+        "such as runs/a/seed-*/model: their probabilities are averaged.",
         nargs="+",
     )
     data: str = option(
-        help=(
-            "File (csv, tsv, xlsx, jsonl, parquet, or txt with a text a line), or Hub dataset, in the columns that "
-            "the model was trained on; labels are not needed."
-        )
+        help="File (csv, tsv, xlsx, jsonl, parquet, or txt with a text a line), or Hub dataset, in the columns that "
+        "the model was trained on; labels are not needed.",
     )
     output: str | None = option(
         None,
@@ -173,11 +169,9 @@ class ExportArguments:
     """What is exported, and as what."""
 
     model_name_or_path: list[str] = option(
-        help=(
-            "The folder of a finished run (train, finetune, few-shot, pretrain; adapters too), its masked LM in "
-            "mlm, or a stock checkpoint with a head; or one of these on the Hub, with @revision if wanted. Several, such "
-            "as runs/a/seed-*/model, become one graph: their probabilities are averaged."
-        ),
+        help="The folder of a finished run (train, finetune, few-shot, pretrain; adapters too), its masked LM in "
+        "mlm, or a stock checkpoint with a head; or one of these on the Hub, with @revision if wanted. Several, such "
+        "as runs/a/seed-*/model, become one graph: their probabilities are averaged.",
         nargs="+",
     )
     output_dir: str | None = option(
@@ -186,10 +180,8 @@ class ExportArguments:
         "that it is in), NAME-onnx.",
     )
     dtypes: list[str] = option(
-        help=(
-            "fp32: onnx/model.onnx. int8: weights in 8 bits, onnx/model_quantized.onnx. fp16: for GPUs and WebGPU, "
-            "onnx/model_fp16.onnx."
-        ),
+        help="fp32: onnx/model.onnx. int8: weights in 8 bits, onnx/model_quantized.onnx. fp16: for GPUs and WebGPU, "
+        "onnx/model_fp16.onnx.",
         factory=lambda: ["fp32", "int8"],
         nargs="+",
         choices=["fp32", "int8", "fp16"],

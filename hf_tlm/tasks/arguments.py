@@ -20,11 +20,9 @@ class TaskArguments:
     """The labelled task."""
 
     task: str = option(
-        help=(
-            "A table of texts and labels (csv, tsv, xlsx, jsonl, parquet), some of which are held out for "
-            "validation and test; a folder with train, validation and test files (these, SQuAD's json, CoNLL, CoNLL-U); a "
-            f"Hub dataset id (@revision if wanted); or a registered task ({', '.join(TASKS)})."
-        )
+        help="A table of texts and labels (csv, tsv, xlsx, jsonl, parquet), some of which are held out for "
+        "validation and test; a folder with train, validation and test files (these, SQuAD's json, CoNLL, CoNLL-U); a "
+        f"Hub dataset id (@revision if wanted); or a registered task ({', '.join(TASKS)}).",
     )
     task_kind: str | None = option(
         None, f"One of {', '.join(KINDS)} (default: the registered task's, else what the columns tell).", choices=KINDS
@@ -84,8 +82,7 @@ class TaskArguments:
         pairs = [pair.partition("=") for pair in self.columns or []]
         if wrong := ["".join(pair) for pair in pairs if not all(pair)]:
             raise TaskError(f"--columns takes role=column pairs, as in context=article; received {', '.join(wrong)}.")
-        same = ("label_column", "label_names", "id_column", "separator", "validation_share", "test_share")
-        same += ("max_train_samples", "max_eval_samples", "drop_bad_rows")
+        same = "label_column label_names id_column separator validation_share test_share max_train_samples max_eval_samples"
         return load_task(
             self.task,
             kind=self.task_kind,
@@ -94,7 +91,8 @@ class TaskArguments:
             metric=self._metric(),
             config_name=self.task_config,
             revision=self.task_revision,
-            **{name: getattr(self, name) for name in same},
+            drop_bad_rows=self.drop_bad_rows,
+            **{name: getattr(self, name) for name in same.split()},
         )
 
     def _metric(self) -> str | dict[str, str] | None:
