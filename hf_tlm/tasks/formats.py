@@ -34,7 +34,7 @@ _HEAD = re.compile(
 # What a first line has that names columns, in those of words and of tags.
 _WORDS = {"token", "tokens", "word", "words", "form"}
 _TAGS = {"tag", "tags", "ner", "pos", "label", "labels", "upos", "xpos", "ner_tag", "ner_tags", "pos_tag", "pos_tags"}
-_ROWS = 2**20
+_ROWS, _CHARACTERS = 2**20, 2**15 - 1
 _NUMBER = re.compile(r"-?\d+")
 # What no cell can hold.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
@@ -204,11 +204,17 @@ def read_excel(path: Path) -> dict[str, list[Any]]:
 
 
 def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
-    """Write columns as the only sheet of a file, if it has room; texts are texts, also those that begin as formulas do."""
+    """Write columns as the only sheet of a file, if it has room; texts are texts, also those that begin as formulas do.
+
+    Texts beyond the characters of a cell are cut, with a warning that counts them.
+    """
     frame = pandas.DataFrame(dict(columns))
     if len(frame) >= _ROWS:
         raise TaskError(f"A sheet of Excel has {_ROWS:,} rows, and these are {len(frame) + 1:,}. Write csv or parquet.")
-    frame = frame.map(lambda cell: _CONTROL.sub("", cell) if isinstance(cell, str) else cell)
+    beyond = {name: sum(isinstance(cell, str) and len(cell) > _CHARACTERS for cell in columns[name]) for name in columns}
+    if cut := ", ".join(f"{count:,} in {name}" for name, count in beyond.items() if count):
+        logger.warning("A cell of Excel holds 32,767 characters; longer texts are cut: %s. csv and parquet keep them.", cut)
+    frame = frame.map(lambda cell: _CONTROL.sub("", cell)[:_CHARACTERS] if isinstance(cell, str) else cell)
     with pandas.ExcelWriter(stream, engine="openpyxl") as book:
         frame.to_excel(book, index=False)
         for row in book.sheets["Sheet1"].iter_rows():
