@@ -53,7 +53,7 @@ def main() -> None:
                 stack.enter_context(owned(folder))
 
         # 3. The task, and its scores without a network; with --output_dir they are saved.
-        task = task_args.load()
+        task = task_args.load("A baseline", "classification")
         made = runs.make_baselines(task, baseline_args.baseline)
         if args.output_dir is not None:
             for one in made:

@@ -24,7 +24,7 @@ def main() -> None:
     # 1. Arguments: YAML files, then the command line.
     classes = (TaskArguments, CheckpointArguments, ReportArguments, "hf_tlm.runs.FewShotArguments")
     task_args, checkpoint, report_args, args = parse(*classes, recipe="few_shot", description=__doc__)
-    task = task_args.load()
+    task = task_args.load("Few-shot learning", "classification")
     if args.process_index == 0:
         print(task.to_text())
 

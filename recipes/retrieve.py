@@ -55,7 +55,8 @@ def main() -> None:
 
     with owned(args.output_dir):
         # 2. The task, whose training texts are the queries, and the corpus.
-        task, corpus = task_args.load(), corpus_args.load(optional=retrieval_args.retriever == "elasticsearch")
+        task = task_args.load("Retrieval", "classification", "regression")
+        corpus = corpus_args.load(optional=retrieval_args.retriever == "elasticsearch")
 
         # 3. Retrieve.
         subset = retrieval_args.retrieve(task, corpus)

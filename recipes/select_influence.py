@@ -45,7 +45,7 @@ def main() -> None:
 
     with owned(args.output_dir):
         # 2. The labelled task, whose validation split decides, and the subset to choose from.
-        task, subset = task_args.load(), retrieval.Subset.open(selection.subset)
+        task, subset = task_args.load("Selection by influence", "classification"), retrieval.Subset.open(selection.subset)
         selection.check(task, subset, args.output_dir, args.teacher if args.taught else None)
 
         # 3. The score model, and every passage's influence; or what a teacher says of it. The controls need neither.

@@ -30,7 +30,7 @@ def main() -> None:
 
     # 2. Data: the labelled task, and the subset of the corpus that was retrieved for it. What could not be predicted on in
     # the end is refused before the training.
-    task = task_args.load()
+    task = task_args.load("TLM", "classification")
     runs.check_predictable(task, predicting, args.output_dir, drop_bad_rows=task_args.drop_bad_rows)
     if args.process_index == 0:
         print(task.to_text())

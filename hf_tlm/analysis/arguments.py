@@ -103,15 +103,15 @@ class AnalyzedTask(TaskArguments):
         default=None, metadata=dict(TaskArguments.__dataclass_fields__["task"].metadata)
     )
 
-    def load(self, what: str = "This analysis") -> Task:
+    def load(self, user: str = "This analysis", *kinds: str) -> Task:
         """Read the task.
 
         Raises:
             AnalysisError: none was given. TaskError: see `load_task`.
         """
         if self.task is None:
-            raise AnalysisError(f"{what} needs --task: a registered name, a folder or a Hub id.")
-        return super().load()
+            raise AnalysisError(f"{user} needs --task: a registered name, a folder or a Hub id.")
+        return super().load(user, *kinds)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hf_tlm.tasks.spec import KINDS, METRICS, TASKS, Task, TaskError
+from hf_tlm.tasks.spec import KINDS, METRICS, TASKS, Task, TaskError, check_kind
 from hf_tlm.utils.options import check_ranges, option
 
 
@@ -71,12 +71,19 @@ class TaskArguments:
     def __post_init__(self):
         check_ranges(self, TaskError)
 
-    def load(self) -> Task:
+    def load(self, user: str = "", *kinds: str) -> Task:
         """Read the task.
 
+        Args:
+            user: who has a use for tasks of `kinds` alone, such as "TLM"; of those of any where none is named.
+
         Raises:
-            TaskError: `columns` are no pairs, or see `load_task`.
+            TaskError: `columns` are no pairs; the task is of another kind, which is told before it is read where an option
+                or its name says it; or see `load_task`.
         """
+        known = self.task_kind or (TASKS[self.task].kind if self.task in TASKS else None)
+        if kinds and known is not None:
+            check_kind(self.task, known, user, *kinds)
         from hf_tlm.tasks.loading import load_task
 
         pairs = [pair.partition("=") for pair in self.columns or []]

@@ -221,11 +221,7 @@ class Task:
 
     def check_kind(self, user: str, *kinds: str) -> None:
         """Raise a TaskError unless the task is of one of these kinds, for which `user` (say, "TLM") has a use."""
-        if self.kind not in kinds:
-            raise TaskError(
-                f"{user} takes {' and '.join(kinds)} tasks; {self.name} is a {self.kind} task. `hf-tlm finetune` trains "
-                "and evaluates a model on it; another kind is chosen with --task_kind."
-            )
+        check_kind(self.name, self.kind, user, *kinds)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -248,6 +244,15 @@ class Task:
 def columns_of_texts(rows: Dataset) -> list[str]:
     """The columns with the texts of classification and regression: `text`, and of pairs `text_pair` too."""
     return [name for name in ("text", "text_pair") if name in rows.column_names]
+
+
+def check_kind(name: str, kind: str, user: str, *kinds: str) -> None:
+    """Raise a TaskError if `kind`, that of the task `name`, is none of `kinds`, which `user` (say, "TLM") has a use for."""
+    if kind not in kinds:
+        raise TaskError(
+            f"{user} takes {' and '.join(kinds)} tasks; {name} is a {kind} task. `hf-tlm finetune` trains and evaluates a "
+            "model on it; another kind is chosen with --task_kind."
+        )
 
 
 def check_task(task: Any, user: str = "", *kinds: str) -> None:

@@ -9,7 +9,8 @@ from hf_tlm import run_tlm, select
 from hf_tlm.analysis import label_pmi
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import evaluate_checkpoint, score_models
-from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets
+from hf_tlm.tasks import TaskArguments, TaskError, TaskSpec, task_from_datasets
+from support.launching import fails
 
 COLUMNS = {
     "regression": {"text": ["a", "b"], "label": [0.5, 1.5]},
@@ -44,3 +45,24 @@ def test_retrieval_needs_texts_and_no_labels(corpus):
     with pytest.raises(TaskError, match="Retrieval takes classification and regression tasks; other is a tagging task"):
         retrieve(make("tagging"), corpus, top_k=1)
     assert len(retrieve(make("regression"), corpus, retriever="random", num_passages=3).dataset) == 3
+
+
+@pytest.mark.parametrize(("task", "kind"), [("nowhere", "regression"), ("nowhere", "tagging"), ("stsb", None)])
+def test_a_kind_that_is_known_before_is_refused_before_data_are_read(task, kind):
+    """It was refused when all had been read, from the Hub too."""
+    with pytest.raises(TaskError, match=f"TLM takes classification tasks; {task} is a {kind or 'regression'} task"):
+        TaskArguments(task=task, task_kind=kind).load("TLM", "classification")
+    with pytest.raises(TaskError, match="nowhere"):
+        TaskArguments(task="nowhere", task_kind="classification").load("TLM", "classification")
+
+
+@pytest.mark.parametrize("recipe", ["baseline", "few_shot", "retrieve", "select_influence", "train_tlm"])
+def test_recipes_say_which_kinds_they_take(recipe, tmp_path):
+    given = {
+        "few_shot": ("--model_name_or_path", "nowhere"),
+        "retrieve": ("--corpus", "nowhere"),
+        "select_influence": ("--subset", "nowhere", "--fraction", "0.5", "--method", "random"),
+        "train_tlm": ("--model_config", "models/bert_tiny", "--max_steps", "1"),
+    }
+    options = ("--task", "nowhere", "--task_kind", "tagging", *given.get(recipe, ()), "--output_dir", tmp_path / "out")
+    fails(f"recipes/{recipe}.py", *options, message="nowhere is a tagging task")
