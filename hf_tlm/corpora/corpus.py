@@ -127,7 +127,10 @@ class Part:
         for row, identifier in enumerate(ids.to_pylist(), first_row):
             if identifier is None or identifier in seen:
                 kind = "null" if identifier is None else f"a second {identifier!r}"
-                raise CorpusError(f"{self.name}, row {row}: {kind} in the id column {self.id_column!r}; ids must be unique.")
+                raise CorpusError(
+                    f"{self.name}, row {row} (counted from 0): {kind} in the id column {self.id_column!r}; ids must be "
+                    "unique."
+                )
             seen.add(identifier)
 
 

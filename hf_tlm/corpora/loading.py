@@ -405,7 +405,8 @@ def _texts(values: list | pa.Array, name: str, position: int, column: str) -> pa
                 if isinstance(value, dict) and value:
                     todo = f"Name the field that holds them, such as --corpus_text_column {column}.{next(iter(value))}."
                 raise CorpusError(
-                    f"{name}, row {row}: the column {column!r} should hold texts; received a {type(value).__name__}. {todo}"
+                    f"{name}, row {row} (counted from 0): the column {column!r} should hold texts; received a "
+                    f"{type(value).__name__}. {todo}"
                 )
     return _strings(values)
 

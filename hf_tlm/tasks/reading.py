@@ -377,7 +377,9 @@ def unlabelled_chunks(
             head = f"There are rows that cannot be predicted on (counted among the {len(rows)} from row {done} on)"
             raise unusable(spec, head, found.problems, found.bad)
         if found.bad:
-            logger.warning("%s, rows %d to %d: left out %s.", path, done, done + len(rows) - 1, left_out(found.bad))
+            logger.warning(
+                "%s, rows %d to %d, counted from 0: left out %s.", path, done, done + len(rows) - 1, left_out(found.bad)
+            )
         done += len(rows)
         if len(found.rows):
             whole = len(found.kept) == len(rows)

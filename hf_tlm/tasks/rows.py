@@ -201,7 +201,7 @@ def canonical(
     numbers = range(len(ids)) if numbers is None else numbers
     problems = [
         f"{split}: {count} of {len(ids)} rows with {kind}; the first is row {numbers[first[kind][0]]} "
-        f"(id {ids[first[kind][0]]!r}{first[kind][1] and ', ' + first[kind][1]})"
+        f"(counted from 0; id {ids[first[kind][0]]!r}{first[kind][1] and ', ' + first[kind][1]})"
         for kind, count in bad.items()
     ]
     return Canonical(Dataset.from_dict(data, features=features), kept, bad, problems)

@@ -146,7 +146,9 @@ def test_numbers_are_texts_and_lists_are_not(tmp_path):
     (tmp_path / "a.csv").write_text("text\n1984\n")
     assert [row["text"] for row in load_corpus(str(tmp_path / "a.csv"))] == ["1984"]
     (tmp_path / "b.jsonl").write_text('{"text": ["a", "b"]}\n')
-    with pytest.raises(CorpusError, match="b.jsonl, row 0: the column 'text' should hold texts; received a list"):
+    with pytest.raises(
+        CorpusError, match="b.jsonl, row 0 .counted from 0.: the column 'text' should hold texts; received a list"
+    ):
         list(load_corpus(str(tmp_path / "b.jsonl")))
 
 
@@ -245,7 +247,9 @@ def test_how_text_files_are_read_is_refused_where_there_are_none(folder):
         load_corpus(str(folder), sample_by="page")
 
 
-@pytest.mark.parametrize(("second", "message"), [("k1", "row 1: a second 'k1'"), (None, "row 1: null")])
+@pytest.mark.parametrize(
+    ("second", "message"), [("k1", "row 1 .counted from 0.: a second 'k1'"), (None, "row 1 .counted from 0.: null")]
+)
 def test_ids_of_a_column_must_be_there_and_unique(second, message):
     rows = Dataset.from_dict({"text": ["a", "b"], "key": ["k1", second]})
     with pytest.raises(CorpusError, match=message):
@@ -255,7 +259,7 @@ def test_ids_of_a_column_must_be_there_and_unique(second, message):
 def test_ids_must_be_unique_over_all_files(tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text('{"text": "x", "key": "same"}\n')
-    with pytest.raises(CorpusError, match="b.jsonl, row 0: a second 'same'"):
+    with pytest.raises(CorpusError, match="b.jsonl, row 0 .counted from 0.: a second 'same'"):
         list(load_corpus(str(tmp_path), id_column="key"))
 
 

@@ -157,7 +157,9 @@ def test_ids_must_be_unique_over_all_parts(tmp_path, cache, first_is_cached):
         for part in corpus.parts:
             part.to_dataset(cache)
     for read in (list, lambda corpus: corpus.to_dataset(cache)):
-        with pytest.raises(CorpusError, match="b.jsonl, row 1: a second '7' in the id column 'key'; ids must be unique"):
+        with pytest.raises(
+            CorpusError, match="b.jsonl, row 1 .counted from 0.: a second '7' in the id column 'key'; ids must be unique"
+        ):
             read(corpus)
 
 

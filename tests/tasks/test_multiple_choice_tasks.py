@@ -83,7 +83,7 @@ def test_questions_of_a_passage_share_its_id_and_get_numbers():
     other = {"article": "Another.", "id": "high1.txt"}
     rows = task(row(id="middle1.txt"), row(**other), row(id="middle1.txt")).validation
     assert rows["id"][:] == ["middle1.txt:0", "high1.txt", "middle1.txt:1"]
-    with pytest.raises(TaskError, match="1 of 2 rows with a repeated id; the first is row 1 .id 'x'"):
+    with pytest.raises(TaskError, match="1 of 2 rows with a repeated id; the first is row 1 .counted from 0; id 'x'"):
         task(row(id="x"), row(**other | {"id": "x"}))
 
 

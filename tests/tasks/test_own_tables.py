@@ -476,7 +476,9 @@ def test_a_missing_column_is_looked_for_among_the_table_s_own():
 
 def test_minus_one_is_said_to_be_no_label():
     rows = Dataset.from_list([{"text": f"text {i}", "label": i % 3 - 1} for i in range(60)])
-    with pytest.raises(TaskError, match="rows with no label; the first is row 0 .id 'row-0', null, blank or -1"):
+    with pytest.raises(
+        TaskError, match="rows with no label; the first is row 0 .counted from 0; id 'row-0', null, blank or -1"
+    ):
         load_task(rows)
     with pytest.raises(TaskError, match=r"two classes or more; .* holds \['1'\]; null, blank and -1 are no label"):
         load_task(Dataset.from_list([{"text": f"text {i}", "label": i % 2 * 2 - 1} for i in range(60)]))

@@ -295,11 +295,11 @@ def test_bad_rows_are_all_listed_with_count_and_first():
         from_splits(GOOD, BAD)
     message = str(raised.value)
     for line in (
-        "validation: 1 of 8 rows with null text; the first is row 1 (id 'b')",
-        "validation: 1 of 8 rows with blank text; the first is row 2 (id 'c')",
-        "validation: 1 of 8 rows with no label; the first is row 3 (id 'd', null, blank or -1)",
-        "validation: 1 of 8 rows with a label that train lacks; the first is row 4 (id 'e', label 'z')",
-        "validation: 1 of 8 rows with a repeated id; the first is row 5 (id 'a')",
+        "validation: 1 of 8 rows with null text; the first is row 1 (counted from 0; id 'b')",
+        "validation: 1 of 8 rows with blank text; the first is row 2 (counted from 0; id 'c')",
+        "validation: 1 of 8 rows with no label; the first is row 3 (counted from 0; id 'd', null, blank or -1)",
+        "validation: 1 of 8 rows with a label that train lacks; the first is row 4 (counted from 0; id 'e', label 'z')",
+        "validation: 1 of 8 rows with a repeated id; the first is row 5 (counted from 0; id 'a')",
         "--drop_bad_rows",
     ):
         assert line in message

@@ -172,7 +172,9 @@ class TableTeacher:
             numbers = self._probabilities(task, rows, mapping)
         for name in self.keys:
             if blank := [row for row, cell in enumerate(rows[name]) if cell is None]:
-                raise ArgumentsError(f"teacher {path}: row {blank[0]} has no {name} ({len(blank):,} such). Leave them out.")
+                raise ArgumentsError(
+                    f"teacher {path}: row {blank[0]} (counted from 0) has no {name} ({len(blank):,} such). Leave them out."
+                )
         self.answers: dict[str, np.ndarray] = {}
         for key, answer in zip(self._keys(rows), numbers, strict=True):
             if not np.array_equal(self.answers.setdefault(key, answer), answer):
@@ -242,7 +244,8 @@ class TableTeacher:
             raise ArgumentsError(f"teacher {self.path}: expected numbers; {str(error):.100}.") from error
         if len(bad := np.flatnonzero(~np.isfinite(numbers))):
             raise ArgumentsError(
-                f"teacher {self.path}: row {bad[0]} has no number where one is expected ({len(bad):,} such)."
+                f"teacher {self.path}: row {bad[0]} (counted from 0) has no number where one is expected ({len(bad):,} "
+                "such)."
             )
         return numbers
 
@@ -254,8 +257,8 @@ class TableTeacher:
         sums = shares.sum(1)
         if len(bad := np.flatnonzero((shares < 0).any(1) | (abs(sums - 1) > ROUNDING))):
             raise ArgumentsError(
-                f"teacher {self.path}: expected probabilities, of a row from 0 and adding up to 1; row {bad[0]} has "
-                f"{', '.join(f'{share:g}' for share in shares[bad[0]]):.100} ({len(bad):,} such)."
+                f"teacher {self.path}: expected probabilities, none below 0, that add up to 1; row {bad[0]} (counted "
+                f"from 0) has {', '.join(f'{share:g}' for share in shares[bad[0]]):.100} ({len(bad):,} such)."
             )
         said = np.maximum(shares @ matrix, LEAST)
         return said / said.sum(1, keepdims=True)
@@ -268,8 +271,8 @@ class TableTeacher:
                 raise ArgumentsError(f"teacher {self.path}: expected objects, class -> share, in the column probabilities.")
             if other := [row for row, one in enumerate(objects) if set(one) != set(objects[0])]:
                 raise ArgumentsError(
-                    f"teacher {self.path}: expected the same classes in every row of probabilities; row {other[0]} has "
-                    f"{', '.join(objects[other[0]]):.100}, and row 0 {', '.join(objects[0]):.100}."
+                    f"teacher {self.path}: expected the same classes in every row of probabilities; row {other[0]} (counted "
+                    f"from 0) has {', '.join(objects[other[0]]):.100}, and row 0 {', '.join(objects[0]):.100}."
                 )
             return {name: [one[name] for one in objects] for name in objects[0]}
         columns = {name.removeprefix(PREFIX): name for name in rows.column_names if name.startswith(PREFIX)}
