@@ -125,6 +125,21 @@ def averaged_seeds(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) 
     return {"averaged": {"n": len(records), **scores}} if scores else {}
 
 
+def of_one_class(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `results.json` says of seeds whose models give all validation texts, of several classes, the same one.
+
+    {"one_class": {seed: class}}, or nothing.
+    """
+    if task.spec.kind != "classification" or len(set(task.validation["label"])) < 2:
+        return {}
+    found = {}
+    for seed in (record["seed"] for record in records):
+        answers = seed_answers(task, [seed_folder(run, seed)], "validation") or []
+        if len(classes := {answer["prediction"] for answer in answers}) == 1:
+            found[str(seed)] = classes.pop()
+    return {"one_class": found} if found else {}
+
+
 def beside(
     task: Task, run: Path, records: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:

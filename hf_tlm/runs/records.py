@@ -296,6 +296,11 @@ class SeededRun:
             for metric in metrics:
                 if score := self.summary.get(split, {}).get(metric):
                     lines.append(f"{split:<12}{metric} {_of_seeds(score, self.details.get('seed_figure'))}")
+        for seed, name in self.details.get("one_class", {}).items():
+            lines.append(
+                f"one class    the model of seed {seed} takes every validation text for {name}: it tells no classes apart. "
+                "More steps or another learning rate may help."
+            )
         if averaged := self.details.get("averaged"):
             said = ", ".join(f"{split} {100 * averaged[split][asked[0]]:.2f}" for split in SPLITS if split in averaged)
             lines.append(f"averaged     {asked[0]} {said}: what the models of all {averaged['n']} seeds say, averaged")

@@ -17,7 +17,7 @@ from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
-from hf_tlm.runs.averaging import averaged_seeds, beside
+from hf_tlm.runs.averaging import averaged_seeds, beside, of_one_class
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.price import price
 from hf_tlm.runs.records import SAVED_FILE, SeededRun, classified, predictions_jsonl, saved_settings, started, summarise
@@ -47,7 +47,7 @@ from hf_tlm.training import (
 )
 from hf_tlm.training.prepare import tell_of_no_saving, tell_of_other_stage
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run
-from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings
+from hf_tlm.training.run_folder import SEED, claim, finish, finished, saying_if_finished, settings
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
 from hf_tlm.training.stages import begin_stage
 from hf_tlm.training.teacher import teacher_cost
@@ -102,8 +102,9 @@ def run_tlm(
     }
     with args.main_process_first(desc="checking the output folder"):
         longest = max(args.max_length, args.corpus_max_length or 0, args.stage2_max_length or 0)
-        check_sources(model_args, longest, mlm=args.stage != "2", whole_word_mask=args.whole_word_mask)
-        content = content_of(open_teacher(task, args))
+        with saying_if_finished(output_dir):
+            check_sources(model_args, longest, mlm=args.stage != "2", whole_word_mask=args.whole_word_mask)
+            content = content_of(open_teacher(task, args))
         check_passage_options(task, subset is not None, args)
         check_hub(args, adapter=model_args.use_peft, base=model_args.model_name_or_path)
         fetch_run(args)
@@ -139,7 +140,7 @@ def run_tlm(
         seeds = _Seeds(task, setup, model_args, details, pushes)
         records = share_seeds(args, seeds.train, alone=args.pushes_checkpoints)
     if args.process_index == 0:
-        details |= averaged_seeds(task, output_dir, records)
+        details |= {**averaged_seeds(task, output_dir, records), **of_one_class(task, output_dir, records)}
     if reported:
         details |= beside(task, output_dir, records, details["baselines"])
     run = Run(records, summarise(records), details, output_dir).write(args, tlm_card)

@@ -11,7 +11,8 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,17 @@ def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         files = [file for file in files if file.is_file() and file.suffix != ".md" and file.name not in RECORDS]
         found[name] = sorted((str(file.relative_to(path)), sha256(file)) for file in files)
     return found
+
+
+@contextmanager
+def saying_if_finished(folder: Path) -> Iterator[None]:
+    """Have an error say so where the run in the folder is finished: what is missing may not be needed any more."""
+    try:
+        yield
+    except HfTlmError as error:
+        if not (folder / RESULTS_FILE).is_file() or not (folder / SETTINGS_FILE).is_file():
+            raise
+        raise type(error)(f"{error} The run in {folder} is finished: its model and {RESULTS_FILE} are there.") from error
 
 
 def claim(

@@ -107,6 +107,8 @@ def described(report: Mapping[str, Any]) -> str:
         return found
     by_class = report.get("passages_by_class") or {}
     classes = ", ".join(f"{count:,} {name}" for name, count in by_class.items())
+    if (only := _only_class(report)) is not None:
+        classes = f"all {only}, none of which it tells apart"
     kind = "marked sentences of passages" if "marks" in report else "passages"
     return f"{found}; {report['passages']:,} {kind}" + (f": {classes}" if classes else "")
 
@@ -172,8 +174,12 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
                 else ""
             )
         )
-    if missing := [name for name, count in (report.get("passages_by_class") or {}).items() if count == 0]:
-        kind = "marked sentence" if "marks" in report else "passage of the subset"
+    kind = "marked sentence" if "marks" in report else "passage of the subset"
+    if (only := _only_class(report)) is not None:
+        found.append(
+            f"The teacher takes every {kind} for {only}: it tells none of them apart. --teacher_passages 0 leaves them out."
+        )
+    elif missing := [name for name, count in (report.get("passages_by_class") or {}).items() if count == 0]:
         found.append(f"The teacher takes no {kind} for {', '.join(missing)}.")
     elif (distance := _distance(report)) > MOST_DISTANT:
         found.append(
@@ -181,6 +187,13 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
             f"by {100 * distance:.0f}%): it may not know passages. Look at what it says of them in teacher.json."
         )
     return found
+
+
+def _only_class(report: Mapping[str, Any]) -> str | None:
+    """The class, of several, that a teacher takes all passages for; None where that is more than one, or none."""
+    by_class = report.get("subset_by_class") or {}
+    given = [name for name, count in by_class.items() if count]
+    return given[0] if len(given) == 1 < len(by_class) else None
 
 
 def _distance(report: Mapping[str, Any]) -> float:

@@ -1,6 +1,7 @@
 """What a run's record and its last lines say of it beside the models without a network, and together with one."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from sklearn.metrics import f1_score
 
 from hf_tlm.metrics import paired_bootstrap, scorer
 from hf_tlm.runs import linear_model
-from hf_tlm.runs.averaging import beside, classes_of
+from hf_tlm.runs.averaging import beside, classes_of, of_one_class
 from hf_tlm.runs.baselines import linear_answers, to_beat
 from hf_tlm.runs.records import classified, to_beat_line
 from hf_tlm.utils.run_files import predictions_file
@@ -57,6 +58,16 @@ def test_leads_of_a_run(task, tmp_path):
         theirs = [scorer(task.metric, labels, classes_of(task, linear_answers(task)[split]))]
         assert lead == paired_bootstrap(ours, theirs, len(labels)).to_dict()
     json.dumps(linear)
+
+
+def test_seeds_that_tell_no_classes_apart(task, tmp_path):
+    folder, records = run_of(task, tmp_path / "run", {0: {1}, 3: {2}})
+    assert of_one_class(task, folder, records) == {}
+    path, name = predictions_file(folder / "seed-3", "validation"), task.label_names[1]
+    write_lines(path, [{**json.loads(line), "prediction": name} for line in path.open()])
+    assert of_one_class(task, folder, records) == {"one_class": {"3": name}}
+    alike = replace(task, splits={**task.splits, "validation": task.validation.select([0])})
+    assert of_one_class(alike, *run_of(alike, tmp_path / "alike", {0: set()})) == {}
 
 
 def test_each_seed_averaged_with_the_linear_model(task, tmp_path):

@@ -227,6 +227,8 @@ def test_records_have_no_folders_of_the_machine_and_the_run_goes_on_from_any(tmp
     # What is published knows no places, and they are found again on this machine.
     assert not {name for name in published(out) if "places" in name}
     assert recorded_task(read_run(out)).fingerprint == task.fingerprint
+    with pytest.raises(ArgumentsError, match="gone.csv.* The run in .*out is finished"):
+        go(out, task, subset, {"model_config": str(data / "model.json")}, teacher=[str(data / "gone.csv")])
 
 
 def test_corpus_batches_need_a_subset(tmp_path, task):
@@ -377,6 +379,8 @@ def test_stage_2_at_its_own_settings(tmp_path, task, subset):
     assert json.loads((out / "tokenizer_config.json").read_text())["model_max_length"] == 32
     card = (out / "README.md").read_text()
     assert "Texts of up to 32 tokens there" in card and "Dropout 0.2 there" in card and "the mean over all tokens" in card
+    validation = [json.loads(line) for line in (out / "seed-0/predictions/validation.jsonl").read_text().splitlines()]
+    assert ("one class    the model of seed 0" in run.to_text()) == (len({line["prediction"] for line in validation}) == 1)
     # The stock class computes what was scored.
     classify = pipeline("text-classification", str(out), top_k=None)
     lines = [json.loads(line) for line in (out / "seed-0/predictions/test.jsonl").read_text().splitlines()]

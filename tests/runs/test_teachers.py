@@ -758,7 +758,7 @@ def test_objects_of_other_classes_row_by_row_are_refused(task, tmp_path):
         lines[3]["probabilities"] = changed
         path = tmp_path / f"{len(changed)}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        with pytest.raises(ArgumentsError, match="row 3 has"):
+        with pytest.raises(ArgumentsError, match="row 3 .counted from 0. has"):
             asked(task, PASSAGES, 10, str(path))
 
 
@@ -795,14 +795,17 @@ def test_what_predict_writes_teaches(task, runs, tmp_path):
         ({"words": PASSAGES, **BY_NAME}, "expected a column text, or id; it has words"),
         ({"text": PASSAGES}, "expected a column for every class"),
         ({"text": PASSAGES, "down": [0.5] * 40, "up": [0.5] * 40}, "are down, up, and the task's are down, none, up"),
-        ({"text": PASSAGES, **BY_NAME, "up": [float("nan")] * 40}, "row 0 has no number"),
-        ({"text": PASSAGES, **BY_NAME, "up": [None] * 40}, "row 0 has no number"),
-        ({"text": PASSAGES, **BY_NAME, "up": [3.0] * 40}, "adding up to 1; row 0 has .* 3 "),
-        ({"text": PASSAGES, "down": [1.5] * 40, "none": [-0.5] * 40, "up": [0.0] * 40}, "row 0 has 1.5, -0.5, 0 .40 such"),
-        ({"text": PASSAGES, **BY_NAME, "up": [float("inf")] * 40}, "row 0 has no number"),
+        ({"text": PASSAGES, **BY_NAME, "up": [float("nan")] * 40}, "row 0 .counted from 0. has no number"),
+        ({"text": PASSAGES, **BY_NAME, "up": [None] * 40}, "row 0 .counted from 0. has no number"),
+        ({"text": PASSAGES, **BY_NAME, "up": [3.0] * 40}, "that add up to 1; row 0 .counted from 0. has .* 3 "),
+        (
+            {"text": PASSAGES, "down": [1.5] * 40, "none": [-0.5] * 40, "up": [0.0] * 40},
+            "row 0 .counted from 0. has 1.5, -0.5, 0 .40 such",
+        ),
+        ({"text": PASSAGES, **BY_NAME, "up": [float("inf")] * 40}, "row 0 .counted from 0. has no number"),
         ({"text": PASSAGES, **BY_NAME, "up": ["much"] * 40}, "expected numbers; .*much"),
-        ({"text": [*PASSAGES[:39], None], **BY_NAME}, "row 39 has no text .1 such"),
-        ({"id": [None, *"bc" * 19, "d"], **BY_NAME}, "row 0 has no id .1 such"),
+        ({"text": [*PASSAGES[:39], None], **BY_NAME}, "row 39 .counted from 0. has no text .1 such"),
+        ({"id": [None, *"bc" * 19, "d"], **BY_NAME}, "row 0 .counted from 0. has no id .1 such"),
         ({"text": PASSAGES, "probability_a": [0.5] * 40, "probability_b": [0.5] * 40}, "are a, b, and the task's are"),
         ({"text": ["other"] * 2 + PASSAGES[2:], **BY_NAME}, "two answers for 'other'"),
         ({"text": [f"other {i}" for i in range(40)], **BY_NAME}, "for no training text and no passage"),
@@ -872,6 +875,16 @@ def test_doubts(tmp_path):
     assert "the shares differ by 45%" in doubts({**good, **counts, "subset_by_class": {"a": 95, "b": 5}})[0]
     for marks, kind in (({}, "passage of the subset"), ({"marks": ["<<", ">>"]}, "marked sentence")):
         assert f"takes no {kind} for b" in doubts({**good, **counts, **marks, "passages_by_class": {"a": 3, "b": 0}})[0]
+    alike = {
+        **good,
+        "model": "it",
+        "passages": 3,
+        "passages_by_class": {"a": 3, "b": 0},
+        "subset_by_class": {"a": 9, "b": 0},
+    }
+    (doubt,) = doubts(alike)
+    assert doubt.startswith("The teacher takes every passage of the subset for a: it tells none of them apart.")
+    assert described(alike).endswith("; 3 passages: all a, none of which it tells apart")
     tenths = [0, 0, 0, 0, 0, 10, 10, 10, 10, 60]
     assert doubts({**good, **counts, "confidence_by_tenth": tenths}) == []
     sure = doubts({**good, **counts, "confidence_by_tenth": tenths, "held_out_accuracy": 0.7, "held_out": "texts"})

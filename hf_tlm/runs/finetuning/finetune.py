@@ -25,7 +25,7 @@ from hf_tlm.objectives import TaskLoss, TeacherLoss, ValueLoss, WeightedSum
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.arguments import CheckpointArguments
-from hf_tlm.runs.averaging import averaged_seeds, beside
+from hf_tlm.runs.averaging import averaged_seeds, beside, of_one_class
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, EvaluationSet, check_kind, kind_module, label_names
@@ -50,7 +50,7 @@ from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run
-from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings, unseal
+from hf_tlm.training.run_folder import SEED, claim, finish, finished, saying_if_finished, settings, unseal
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import shares_output_dir
@@ -132,8 +132,9 @@ def finetune(
         "model": asdict(checkpoint),
     }
     with args.main_process_first(desc="checking the output folder"):
-        pretrained = load_pretrained(task, checkpoint, args.max_length)
-        content = content_of(open_teacher(task, args))
+        with saying_if_finished(output_dir):
+            pretrained = load_pretrained(task, checkpoint, args.max_length)
+            content = content_of(open_teacher(task, args))
         check_passage_options(task, subset is not None, args)
         check_hub(args, adapter=checkpoint.use_peft, base=checkpoint.model_name_or_path)
         fetch_run(args)
@@ -161,7 +162,7 @@ def finetune(
         seeds = _Seeds(task, checkpoint, args, details, *pretrained, pushes, test, teacher, passages)
         records = share_seeds(args, seeds.train, seeds.has_all, alone=args.pushes_checkpoints)
     if args.process_index == 0:
-        details |= averaged_seeds(task, output_dir, records)
+        details |= {**averaged_seeds(task, output_dir, records), **of_one_class(task, output_dir, records)}
         if args.train_fraction == 1:  # Else baselines are of draws, too.
             details |= beside(task, output_dir, records, details["baselines"])
     run = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir).write(args, finetuned_card)

@@ -195,6 +195,8 @@ def test_constant_predictions_score_zero(base, tmp_path):
     assert run.seeds[0]["validation"]["pearson"] == 0.0
     run = go(tmp_path / "other", base, make_task(metric="matthews", train=12), learning_rate=0.0, max_steps=1)
     assert run.seeds[0]["validation"]["matthews"] == 0.0
+    name = run.details["one_class"]["0"]
+    assert f"one class    the model of seed 0 takes every validation text for {name}: it tells" in run.to_text()
 
 
 @pytest.mark.slow

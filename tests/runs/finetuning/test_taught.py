@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset, Features, Value
 from safetensors.torch import load_file
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.models import ModelError
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset_files import COLUMNS
@@ -102,6 +103,11 @@ def test_a_teacher_is_in_log_record_and_card(tmp_path, base):
     assert record["teacher"]["training"] == pytest.approx(spent) and "FLOPs, which are not among" in card(tmp_path / "run")
     assert "A teacher taught too" in (tmp_path / "run" / "README.md").read_text() and "teacher      " in run.to_text()
     assert taught(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), save_strategy="epoch").seeds == run.seeds
+    (tmp_path / "teacher").rename(tmp_path / "moved")
+    with pytest.raises(HfTlmError, match="teacher.* The run in .*run is finished: its model and results.json are there"):
+        taught(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), save_strategy="epoch")
+    with pytest.raises(HfTlmError, match=r"teacher(?!.* is finished)"):
+        taught(tmp_path / "other", base, teacher=str(tmp_path / "teacher"))
 
 
 def test_passages_of_another_task_are_a_warning(tmp_path, base, caplog):
