@@ -66,8 +66,12 @@ def find_rows(file: Path, rows: int | None = None) -> Dataset | None:
     return found
 
 
-def map_rows(rows: Dataset, function: Callable, **options: Any) -> Dataset:
-    """`rows.map` of a function that makes one row of each, again where what the cache holds is damaged."""
+def map_rows(rows: Dataset, function: Callable, *, one_of_each: bool = True, **options: Any) -> Dataset:
+    """`rows.map`, again where what the cache holds is damaged.
+
+    Args:
+        one_of_each: the function makes one row of each; else any number, which is not checked.
+    """
     place = next((file.parent for file in _files(rows)), Path(config.HF_DATASETS_CACHE))
 
     def mapped(**more: Any) -> Dataset:
@@ -75,7 +79,7 @@ def map_rows(rows: Dataset, function: Callable, **options: Any) -> Dataset:
             return rows.map(function, **options, **more)
 
     again = partial(mapped, load_from_cache_file=False)
-    return _sealed(mapped, again, options.get("desc", "Rows"), place, len(rows))
+    return _sealed(mapped, again, options.get("desc", "Rows"), place, len(rows) if one_of_each else None)
 
 
 def cached_rows(load: Callable[[], Dataset]) -> Dataset:

@@ -116,11 +116,16 @@ def make_features(
     encode: Callable[[dict[str, list], list[int]], dict[str, list]],
     settings: Sequence[Any],
     description: str,
+    *,
+    one_of_each: bool = True,
 ) -> Dataset:
     """Return what `encode`, columns of a batch of rows and their indices -> columns of its features, makes of the rows.
 
     It is stored in the cache of `datasets` where the rows are on disk, as a task's are, and found again by every run with
     equal rows, tokenizer and settings: all that the features depend on besides, as JSON values.
+
+    Args:
+        one_of_each: a row becomes one of the features; else any number.
     """
     backend, fingerprint = backend_settings(tokenizer), None
     if backend is not None:
@@ -130,6 +135,7 @@ def make_features(
     features = map_rows(
         rows,
         encode,
+        one_of_each=one_of_each,
         batched=True,
         with_indices=True,
         remove_columns=rows.column_names,

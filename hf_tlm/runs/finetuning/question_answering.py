@@ -197,7 +197,7 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
         return {name: [feature[name] for feature in features] for name in features[0]}
 
     settings = [args.max_length, limit, args.doc_stride, tokenizer.cls_token_id]
-    return make_features(rows, tokenizer, encode_batch, settings, "Tokenising questions and contexts")
+    return make_features(rows, tokenizer, encode_batch, settings, "Tokenising questions and contexts", one_of_each=False)
 
 
 def _starts(tokens: int, room: int, overlap: int) -> range:

@@ -12,6 +12,7 @@ from hf_tlm.data import TokenizerError
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs.finetuning import question_answering as qa
 from hf_tlm.runs.finetuning.question_answering import NOTHING
+from hf_tlm.tasks.rows import stored
 from support.kind_toys import TOKENIZERS, arguments, predict, task_of, tiny_model
 
 QUESTION = "which protein blocks the receptor ?"
@@ -87,6 +88,16 @@ def test_windows_hold_the_whole_context_and_labels_point_at_the_answer(family, t
     ]
     assert all(ahead[-8:] == behind[:8] for ahead, behind in zip(parts[:-2], parts[1:-1], strict=True))  # doc_stride
     assert parts[0] + [token for part in parts[1:] for token in part[8:]] == inner
+
+
+def test_windows_are_made_once_and_found_again(tokenizers, tmp_path, monkeypatch, caplog):
+    """More of them than there are rows was taken for damage: they were made twice by every run, with a warning."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    tokenizer, args = tokenizers["bert"], arguments(max_length=32)
+    features = qa.encode(stored(Dataset.from_list(ROWS)), tokenizer, args)
+    assert len(features) > len(ROWS) and not caplog.messages
+    monkeypatch.setattr(qa, "token_spans", lambda *_: pytest.fail("the windows are in the cache"))
+    assert qa.encode(stored(Dataset.from_list(ROWS)), tokenizer, args)[:] == features[:]
 
 
 def test_what_fits_is_what_the_tokenizer_makes_of_it(tokenizers):
