@@ -9,7 +9,6 @@ written, or a folder of such folders.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -21,19 +20,26 @@ from typing import Any, TypeGuard
 
 from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks.spec import KINDS
+from hf_tlm.utils.json_files import (
+    Check,
+    check_fields,
+    entry,
+    listed,
+    mapped,
+    maybe,
+    one_of,
+    read_object,
+    record,
+    such,
+)
 from hf_tlm.utils.run_files import GRID_FILE, RESULTS_FILE, SEED_FIGURES, SETTINGS_FILE
 from hf_tlm.utils.shown import kind_of
 
 _LARGEST = 10**300  # Of whole numbers; a sum of larger ones may be none that a float can hold.
-# Of a run, and of each of its seeds: what is not there, or empty, is missing, and analyses do without.
-_OF_RUN = {
-    **{"metric": str, "task": (str, Mapping)},
-    **dict.fromkeys(("arguments", "model", "subset", "cost", "teacher"), Mapping),
-}
-_OF_SEED = {"parameters": int, "cost": Mapping, "validation": Mapping, "test": Mapping, "stages": Mapping, "history": list}
-_OF_MANIFEST = {"corpus": Mapping, "counts": Mapping, "selection": Mapping}
 SPLITS = ("validation", "test")
 NOT_FINISHED = "not finished"
+_DAMAGED = "The file is damaged."
+read_json = partial(read_object, error=AnalysisError, advice="Make it again, or leave it out.")
 _DEEPEST = 4  # Folders of folders of runs.
 # Within a run, never runs of their own.
 _PARTS = re.compile(r"\..*|(?:seed|split|checkpoint|nonfinite-step)-\d+|stage\d|predictions|model|mlm|training|analysis")
@@ -45,53 +51,49 @@ _METHODS = {
 }
 
 
-def check_record(record: Mapping[str, Any], path: Path) -> None:
-    """Of a run, or a subset's manifest: an AnalysisError for a type that no recipe writes, or an unknown kind of task."""
-    _check(record, _OF_RUN, path, "")
-    _numbers(record, path, "")
-    teacher = record.get("teacher") or {}
-    _check(teacher, {"training": Mapping}, path, "the teacher's ")
-    for of in (teacher, teacher.get("training") or {}):
-        _numbers({"cost": {name: of.get(name) for name in ("flops", "seconds")}}, path, "the teacher's ")
-    if (kind := record.get("kind")) and kind not in KINDS:
-        raise AnalysisError(f"{path}: `kind` must be one of {', '.join(KINDS)}; found {kind!r:.60}.")
-    manifest = record.get("subset") or record
-    _check(manifest, _OF_MANIFEST, path, "the subset's ")
-
-
-def check_seed(record: Mapping[str, Any], path: Path) -> None:
-    """The same of the record of a seed, or of a split."""
-    if not isinstance(record, Mapping) or not isinstance(record.get("seed"), int):
-        raise AnalysisError(f"{path} is not what a run writes: a seed's record lacks its `seed`; found {record!r:.60}.")
-    where = f"seed {record.get('seed')}'s "
-    _check(record, _OF_SEED, path, where)
-    _numbers(record, path, where)
-    for stage, part in (record.get("stages") or {}).items():
-        _check({stage: part}, {stage: Mapping}, path, f"{where}stages, ")
-        _check(part or {}, {"cost": Mapping}, path, f"{where}stage {stage}, ")
-        _numbers({"cost": (part or {}).get("cost")}, path, f"{where}stage {stage}, ")
-    for entry in record.get("history") or ():
-        if not isinstance(entry, Mapping):
-            raise AnalysisError(f"{path}: {where}`history` holds no entry of a log: {entry!r:.60}. The file is damaged.")
-
-
-def _check(values: Mapping[str, Any], types: Mapping[str, Any], path: Path, where: str) -> None:
-    for name, kind in types.items():
-        value = values.get(name)
-        if value and not isinstance(value, kind):
-            raise AnalysisError(f"{path}: {where}`{name}` is not what recipes write: {value!r:.60}. The file is damaged.")
-
-
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether it is one that a float can hold; NaN and infinity are."""
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= _LARGEST)
+    return isinstance(value, float) or (type(value) is int and abs(value) <= _LARGEST)
 
 
-def _numbers(values: Mapping[str, Any], path: Path, where: str) -> None:
-    for name in ("cost", "validation", "test"):
-        for key, value in (values.get(name) or {}).items():
-            if value is not None and not is_number(value):
-                raise AnalysisError(f"{path}: {where}{name}, `{key}`, is not a number: {value!r:.60}. The file is damaged.")
+def _if_any(check: Check) -> Check:
+    """What is not there, or empty, is missing, and analyses do without."""
+    return lambda value: value and check(value)
+
+
+_TEXT, _OBJECT = _if_any(such(lambda value: isinstance(value, str), "a text")), _if_any(record({}))
+_NUMBER = maybe(such(is_number, "a number"))
+_FIGURES = _if_any(mapped(_NUMBER, 10**6))
+_OF_MANIFEST = dict.fromkeys(("corpus", "counts", "selection"), _OBJECT)
+_ASKED = {"flops": _NUMBER, "seconds": _NUMBER}
+_OF_RUN = {
+    **{"metric": _TEXT, "task": _if_any(such(lambda value: isinstance(value, (str, dict)), "a text or an object"))},
+    **{"kind": _if_any(one_of(*KINDS)), "arguments": _OBJECT, "model": _OBJECT, "subset": _if_any(record(_OF_MANIFEST))},
+    **{"teacher": _if_any(record({**_ASKED, "training": _if_any(record(_ASKED))}))},
+    **dict.fromkeys(("cost", "validation", "test"), _FIGURES),
+}
+_OF_SEED = {
+    **{"seed": such(lambda value: isinstance(value, int), "a whole number"), "cost": _FIGURES},
+    **{
+        "validation": _FIGURES,
+        "test": _FIGURES,
+        "parameters": maybe(such(lambda value: isinstance(value, int), "a number")),
+    },
+    **{"stages": _if_any(mapped(_if_any(record({"cost": _FIGURES})), 100)), "history": _if_any(listed(record({}), 10**7))},
+}
+
+
+def check_record(record: Mapping[str, Any], path: Path) -> None:
+    """Of a run, or a subset's manifest: an AnalysisError for a type that no recipe writes, or an unknown kind of task."""
+    fields = _OF_RUN if record.get("subset") else _OF_RUN | _OF_MANIFEST
+    check_fields(record, fields, AnalysisError, f"{path} is not what recipes write", _DAMAGED)
+
+
+def check_seed(record: Any, path: Path) -> None:
+    """The same of the record of a seed, or of a split."""
+    seed = entry(record, "seed")
+    where = f"{path} is not what recipes write: the record of {'a seed' if seed is None else f'seed {seed!r:.60}'}"
+    check_fields(record, _OF_SEED, AnalysisError, where, _DAMAGED)
 
 
 @dataclass(frozen=True)
@@ -153,21 +155,6 @@ def check_places(places: Any) -> None:
     """Raise an AnalysisError, which says what to pass, unless a function was given folders by their names."""
     if not isinstance(places, Mapping):
         raise AnalysisError(f"places: expected folders by their names; received {kind_of(places)}. Give {{name: folder}}.")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or an AnalysisError that names the file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise AnalysisError(f"Cannot read {path}: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        raise AnalysisError(
-            f"{path} is not JSON ({error}). It was cut short or changed: make it again, or leave it out."
-        ) from error
-    if not isinstance(content, dict):
-        raise AnalysisError(f"{path} must hold a JSON object; it holds {type(content).__name__}.")
-    return content
 
 
 def is_baseline(record: Mapping[str, Any]) -> bool:

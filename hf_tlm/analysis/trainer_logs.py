@@ -242,11 +242,11 @@ def _entries(file: Path) -> list[tuple[float, dict[str, float]]]:
     previous = -math.inf
     for entry in history:
         step = entry.get("step")
-        if not _is_number(step):
+        if not is_number(step):
             raise AnalysisError(f"{file}: an entry of log_history has no step: {str(entry)[:80]}.")
         if step < previous:
             found = {earlier: values for earlier, values in found.items() if earlier < step}
-        found.setdefault(step, {}).update({name: float(value) for name, value in entry.items() if _is_number(value)})
+        found.setdefault(step, {}).update({name: float(value) for name, value in entry.items() if is_number(value)})
         previous = step
     return sorted(found.items())
 
@@ -273,7 +273,3 @@ def _places(entries: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, n
             at, of = zip((0.0, 0.0), *known, strict=True)
             places[axis] = np.interp(steps, at, of)
     return places
-
-
-def _is_number(value: Any) -> bool:
-    return is_number(value) and not isinstance(value, bool)

@@ -274,4 +274,11 @@ def test_the_recipe(two_stages, tmp_path, capsys):
     ]
     fails("recipes/analyze.py", "--what", "curves", message="--what curves needs --run")
     write(tmp_path / "bad/trainer_state.json", "{")
-    fails("recipes/analyze.py", "--what", "curves", "--run", tmp_path / "bad", message="trainer_state.json is not JSON")
+    fails(
+        "recipes/analyze.py",
+        "--what",
+        "curves",
+        "--run",
+        tmp_path / "bad",
+        message="trainer_state.json cannot be read, it is damaged",
+    )

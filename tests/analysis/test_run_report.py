@@ -308,17 +308,33 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("results.json", '{"task": ', "results.json is not JSON"),
-        ("results.json", "[1]", "results.json must hold a JSON object"),
+        ("results.json", '{"task": ', r"results.json cannot be read, .*\(it is not JSON"),
+        ("results.json", "[1]", "results.json is damaged: it must hold a JSON object"),
         ("results.json", '{"seeds": {"a": 1}}', "results.json: `seeds` must be a list"),
-        ("results.json", '{"seeds": [], "kind": "weird"}', "results.json: `kind` must be one of .*found 'weird'"),
-        ("results.json", '{"seeds": [], "metric": 5}', "results.json: `metric` is not what recipes write: 5"),
-        ("results.json", '{"seeds": [], "subset": {"selection": 3}}', "results.json: the subset's `selection` is not"),
-        ("results.json", '{"seeds": [{"seed": 3, "history": 5}]}', "results.json: seed 3's `history` is not"),
-        ("results.json", '{"seeds": [{"seed": 3, "history": [5]}]}', "seed 3's `history` holds no entry of a log: 5"),
-        ("results.json", '{"seeds": [{"seed": 3, "stages": {"1": {"cost": 5}}}]}', "seed 3's stage 1, `cost` is not"),
-        ("results.json", '{"seeds": [{"seed": 3, "test": {"f1": "x"}}]}', "seed 3's test, `f1`, is not a number: 'x'"),
-        ("settings.json", "", "settings.json is not JSON"),
+        (
+            "results.json",
+            '{"seeds": [], "kind": "weird"}',
+            "results.json is not what recipes write: kind must be .*found 'weird'",
+        ),
+        (
+            "results.json",
+            '{"seeds": [], "metric": 5}',
+            "results.json is not what recipes write: metric must be a text; found 5",
+        ),
+        (
+            "results.json",
+            '{"seeds": [], "subset": {"selection": 3}}',
+            "results.json .* subset.selection must be an object; found 3",
+        ),
+        ("results.json", '{"seeds": [{"seed": 3, "history": 5}]}', "results.json .* seed 3: history must be a list"),
+        ("results.json", '{"seeds": [{"seed": 3, "history": [5]}]}', "seed 3: history.0 must be an object; found 5"),
+        (
+            "results.json",
+            '{"seeds": [{"seed": 3, "stages": {"1": {"cost": 5}}}]}',
+            "seed 3: stages.1.cost must be an object",
+        ),
+        ("results.json", '{"seeds": [{"seed": 3, "test": {"f1": "x"}}]}', "seed 3: test.f1 must be a number; found 'x'"),
+        ("settings.json", "", "settings.json cannot be read, .* is not JSON"),
         (
             "seed-3/predictions/test.jsonl",
             '{"id": "a", "label": "x", "prediction": "x"}\n{"id',
@@ -331,7 +347,7 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
             "test.jsonl is empty, and had a line a text. It is damaged. Copy the file again",
         ),
         ("seed-3/predictions/test.jsonl", '{"id": "a"}', "test.jsonl, line 1, is not a prediction .*label"),
-        ("seed-4/stage2/trainer_state.json", "\xff", "trainer_state.json is not JSON"),
+        ("seed-4/stage2/trainer_state.json", "\xff", "trainer_state.json cannot be read, .* is not JSON"),
     ],
 )
 def test_damaged_files_are_named(run, tmp_path, file, text, message):
@@ -607,7 +623,7 @@ def test_the_recipe(run, tmp_path, monkeypatch, capsys):
     recipe = ("recipes/analyze.py", "--what", "report")
     fails(*recipe, message="--what report takes one --run, or two to compare; received 0")
     (run / "results.json").write_text("{")
-    fails(*recipe, "--run", run, message=f"{run / 'results.json'} is not JSON")
+    fails(*recipe, "--run", run, message=f"{run / 'results.json'} cannot be read, it is damaged")
 
 
 def test_runs_of_an_arm_are_one_run(run, task, tmp_path, monkeypatch, capsys):

@@ -246,13 +246,13 @@ def test_places(tmp_path):
     ("content", "message"),
     [
         ('{"task": "t", "see', "is not JSON"),
-        ("[1]", "must hold a JSON object; it holds list"),
-        (json.dumps({"task": "t", "seeds": [{}]}), "lacks its `seed`"),
-        (json.dumps({"task": "t", "seeds": [1]}), "lacks its `seed`; found 1"),
-        (json.dumps({"task": "t", "arguments": [1], "seeds": []}), "`arguments` is not what recipes write"),
+        ("[1]", "must hold a JSON object, and holds list"),
+        (json.dumps({"task": "t", "seeds": [{}]}), "the record of a seed: seed must be a whole number; found nothing"),
+        (json.dumps({"task": "t", "seeds": [1]}), "the record of a seed: all of it must be an object; found 1"),
+        (json.dumps({"task": "t", "arguments": [1], "seeds": []}), "is not what recipes write: arguments must be an object"),
         (
             json.dumps({"task": "t", "seeds": [{"seed": 0, "cost": {"flops": "x"}}]}),
-            "seed 0's cost, `flops`, is not a number",
+            "seed 0: cost.flops must be a number",
         ),
     ],
 )
