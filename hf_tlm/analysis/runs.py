@@ -62,6 +62,7 @@ def _if_any(check: Check) -> Check:
 
 
 _TEXT, _OBJECT = _if_any(such(lambda value: isinstance(value, str), "a text")), _if_any(record({}))
+_WHOLE = such(lambda value: isinstance(value, int), "a whole number")
 _NUMBER = maybe(such(is_number, "a number"))
 _FIGURES = _if_any(mapped(_NUMBER, 10**6))
 _OF_MANIFEST = dict.fromkeys(("corpus", "counts", "selection"), _OBJECT)
@@ -73,12 +74,7 @@ _OF_RUN = {
     **dict.fromkeys(("cost", "validation", "test"), _FIGURES),
 }
 _OF_SEED = {
-    **{"seed": such(lambda value: isinstance(value, int), "a whole number"), "cost": _FIGURES},
-    **{
-        "validation": _FIGURES,
-        "test": _FIGURES,
-        "parameters": maybe(such(lambda value: isinstance(value, int), "a number")),
-    },
+    **{"seed": _WHOLE, "parameters": maybe(_WHOLE), **dict.fromkeys(("cost", "validation", "test"), _FIGURES)},
     **{"stages": _if_any(mapped(_if_any(record({"cost": _FIGURES})), 100)), "history": _if_any(listed(record({}), 10**7))},
 }
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hf_tlm.commands import command_of
 from hf_tlm.config import read_configs, written
-from hf_tlm.experiments.arms import Arm, ReproductionError, Settings, TaskEntry, check_arms, slug
+from hf_tlm.experiments.arms import SECTIONS, Arm, ReproductionError, Settings, TaskEntry, check_arms, slug
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.influence.checks import BY_TEACHER, without_effect
 from hf_tlm.tasks import TaskArguments
@@ -167,6 +167,10 @@ class Plan:
     def records(self) -> Path:
         return self.records_dir or self.output_dir
 
+    @property
+    def records_option(self) -> str:
+        return "--output_dir" if self.records_dir is None else "--records_dir"
+
     def folder(self, step: Step) -> Path:
         return self.output_dir / step.name
 
@@ -261,16 +265,20 @@ def make_plan(
         ReproductionError: no task, arm or seed, or the same one twice; or no arm is left; or no name for the table's files;
             or see `check_options`.
     """
-    _check_table(table_name, tasks, arms, seeds)
+    if not table_name or slug(table_name).replace("-", "_") != table_name:
+        raise ReproductionError(f"A table's name has lower-case letters, digits and `_`; received {table_name!r}.")
+    if not (tasks and arms and seeds):
+        raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
     arms, left_out = (arms, []) if pretrained is not None else _without_encoder(arms)
     _check_distinct("arm", [slug(arm.name) for arm in arms])
     by_name = check_arms(arms)
-    placed = [_Task.of(entry, tasks_dir, seeds) for entry in tasks]
+    placed = [_Task(entry, tasks_dir, seeds) for entry in tasks]
     _check_distinct("task", [task.name for task in placed])
     for task in placed:
         _check_distinct("seed", task.seeds)
     check_options(tasks, arms, files, objective_options or {})
-    if tokenizer_name is not None and not any(map(_shares_tokenizer, arms)):
+    shared = (arm.subset and (arm.tokenizer == "shared" or arm.subset.method == "iss") for arm in arms)
+    if tokenizer_name is not None and not any(shared):
         raise ReproductionError("--tokenizer_name has no effect, as no arm shares it with others. Leave it out.")
     steps = _Steps(
         by_name,
@@ -284,17 +292,11 @@ def make_plan(
     )
     trainings = steps.trainings(placed, arms)
     averages, of_one_seed = steps.averages(placed, arms)
-    phases = tuple(tuple(phase) for phase in (*steps.phases, *_teachers_first(trainings), averages) if phase)
+    teach = {teacher for step in trainings for teacher in step.teachers}
+    in_turn = ([step for step in trainings if (step.name in teach) is teaches] for teaches in (True, False))
+    phases = tuple(tuple(phase) for phase in (*steps.phases, *in_turn, averages) if phase)
     records = None if records_dir is None else Path(records_dir)
     return Plan(phases, Path(output_dir), tuple(files), (*left_out, *of_one_seed), records, table_name)
-
-
-def _check_table(name: str, tasks: Sequence[TaskEntry], arms: Sequence[Arm], seeds: Sequence[int]) -> None:
-    """Whether there is a name for the table's files, and something to run."""
-    if not name or slug(name).replace("-", "_") != name:
-        raise ReproductionError(f"A table's name has lower-case letters, digits and `_`; received {name!r}.")
-    if not (tasks and arms and seeds):
-        raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
 
 
 def _without_encoder(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
@@ -308,36 +310,16 @@ def _without_encoder(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
     return left, [f"{name}: no pretrained encoder was given (--pretrained)" for name in missing]
 
 
-def _teachers_first(trainings: Sequence[Step]) -> tuple[list[Step], list[Step]]:
-    """The trainings that others learn from, and the others."""
-    teach = {teacher for step in trainings for teacher in step.teachers}
-    return [step for step in trainings if step.name in teach], [step for step in trainings if step.name not in teach]
-
-
-def _shares_tokenizer(arm: Arm) -> bool:
-    return arm.subset is not None and (arm.tokenizer == "shared" or arm.subset.method == "iss")
-
-
-@dataclass(frozen=True)
 class _Task:
-    """A task of the table. name: in folders. path: as recipes take it. settings: recipe -> its own options."""
+    """A task of the table. name: in folders. path: as recipes take it. seeds: of a task without seeds of its own."""
 
-    name: str
-    path: str
-    seeds: Sequence[int]
-    settings: Settings
-
-    @classmethod
-    def of(cls, entry: TaskEntry, tasks_dir: str | None, seeds: Sequence[int]) -> _Task:
-        """seeds: of a task without seeds of its own."""
-        local = None if tasks_dir is None else Path(tasks_dir) / entry.task
-        path = str(local) if local is not None and local.is_dir() else entry.task
+    def __init__(self, entry: TaskEntry, tasks_dir: str | None, seeds: Sequence[int]):
+        local = Path(tasks_dir or "", entry.task)
+        self.path = str(local) if tasks_dir is not None and local.is_dir() else entry.task
         # Of a registered task, a folder, or a Hub id with a revision.
-        name = slug(Path(entry.task.partition("@")[0]).name).replace("-", "_")
-        return cls(name, path, entry.seeds or seeds, entry.settings)
-
-    def of_recipe(self, recipe: str) -> Mapping[str, Any]:
-        return self.settings.get(recipe, {})
+        self.name = slug(Path(entry.task.partition("@")[0]).name).replace("-", "_")
+        self.seeds = entry.seeds or seeds
+        self.settings: Settings = dict.fromkeys(SECTIONS, {}) | dict(entry.settings)
 
     def run(self, arm: str, seed: int) -> str:
         """The name of an arm's training."""
@@ -388,12 +370,12 @@ class _Steps:
         if arm.baseline is not None:
             return Step("baseline", folder, task.path, {**self._of_data(task), "baseline": arm.baseline}, {}, arm, seed)
         if arm.subset is None:
-            options = {**task.of_recipe("finetune"), **arm.settings.get("finetune", {})}
+            options = {**task.settings["finetune"], **arm.settings.get("finetune", {})}
             options |= {"model_name_or_path": arm.pretrained or self.pretrained, "seed": seed}
             return Step("finetune", folder, task.path, options, {}, arm, seed)
         tokenizer = ({}, {}) if arm.tokenizer == "own" else self._tokenizer(task)
         of_objective = self.objective_options.get(arm.objective or "", {})
-        options = {**tokenizer[0], **self.budget, **of_objective, **task.of_recipe("train_tlm")}
+        options = {**tokenizer[0], **self.budget, **of_objective, **task.settings["train_tlm"]}
         if arm.subset.retriever is None:
             options["rho1"] = 0
         if arm.objective is not None:
@@ -417,7 +399,7 @@ class _Steps:
 
     def _of_data(self, task: _Task) -> dict[str, Any]:
         """Of a task's options those of its data, which a section of train_tlm says too."""
-        given = {**self.train_tlm, **task.of_recipe("train_tlm")}
+        given = {**self.train_tlm, **task.settings["train_tlm"]}
         return {name: given[name] for name in OF_TASK if name in given}
 
     def _teachers(self, task: _Task, arm: Arm, seed: int) -> dict[str, str]:
@@ -434,7 +416,7 @@ class _Steps:
         if self.tokenizer_name is not None:
             return {"tokenizer_name": self.tokenizer_name}, {}
         passages = self.tokenizer_passages if self.corpus.get("corpus") else 0
-        merged = {**self.train_tlm, **task.of_recipe("train_tlm")}
+        merged = {**self.train_tlm, **task.settings["train_tlm"]}
         of_data = [option for option in OF_TASK if option != "metric"]
         options = {name: merged[name] for name in (*OF_TOKENIZER, "max_length", *of_data) if name in merged}
         step = Step(TOKENIZER, f"{task.name}/tokenizer", task.path, {"passages": passages, **options, **self.corpus})
@@ -450,7 +432,7 @@ class _Steps:
             raise ReproductionError(f"Arm {arm.name} needs a corpus: give --corpus.")
         own, folder = dict(arm.settings.get("retrieve", {})), f"{task.name}/subsets"
         draw = {"seed": own.pop("seed")} if "seed" in own else {}
-        options = {**self.corpus, **task.of_recipe("retrieve"), **own}
+        options = {**self.corpus, **task.settings["retrieve"], **own}
         bm25 = self._add(Step("retrieve", f"{folder}/bm25{_suffix(own)}", task.path, options))
         if chosen.retriever == "random":
             drawn = {**options, **draw, "retriever": "random"}
@@ -463,7 +445,7 @@ class _Steps:
         if chosen.method == "iss":
             option, tokenizer = self._tokenizer(task)
             options, inputs = options | option, inputs | tokenizer
-        options |= {**task.of_recipe("select_influence"), **settings}
+        options |= {**task.settings["select_influence"], **settings}
         if chosen.method in BY_TEACHER:
             _check_teacher(arm.name, chosen.method, {**self.select_influence, **options}.get("teacher"))
         name = f"{folder}/{chosen.method}-{100 * chosen.fraction:g}{_suffix({**own, **settings})}"

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     except PointsError as error:
         failed = error
     if export_int8:
-        _export(plan)
+        add = partial(add_int8_price, plan)
+        run_shared(plan.trainings, plan.folder, lambda step: unpriced(plan, step) is None, add, name=lambda step: step.name)
     if prepare_only:
         try:
             here = [step for step in plan.trainings if left.isdisjoint(step.inputs.values())]
@@ -130,16 +132,6 @@ def _left_to_others(plan: Plan, steps: Sequence[Step]) -> set[str]:
                 logger.warning("%s is left to the machine that trains: %s", step.name, error)
                 left.add(step.name)
     return left
-
-
-def _export(plan: Plan) -> None:
-    """What the models of all finished trainings cost and lose in 8 bits."""
-
-    def export(step: Step) -> None:
-        add_int8_price(plan, step)
-        write_table(plan)
-
-    run_shared(plan.trainings, plan.folder, lambda step: unpriced(plan, step) is None, export, name=lambda step: step.name)
 
 
 def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
@@ -211,10 +203,9 @@ def _check_settings(plan: Plan, step: Step, record: Mapping[str, Any]) -> None:
         reason = f"from what had other settings ({', '.join(step.inputs.values())})"
     else:
         return
-    option = "--output_dir" if plan.records_dir is None else "--records_dir"
     raise ReproductionError(
-        f"{plan.folder(step)} was made {reason}. Choose another {option}, or delete {plan.record_file(step)} and that "
-        "folder to make it again."
+        f"{plan.folder(step)} was made {reason}. Choose another {plan.records_option}, or delete {plan.record_file(step)} "
+        "and that folder to make it again."
     )
 
 
@@ -222,9 +213,8 @@ def _check_table_file(plan: Plan) -> None:
     """Raise a ReproductionError where the table would take the place of something else, such as a run's results."""
     path = plan.records / f"{plan.table_name}.json"
     if "rows" not in (find_object(path) or {"rows": []}):
-        option = "--output_dir" if plan.records_dir is None else "--records_dir"
         raise ReproductionError(
-            f"{path} is no table, which would take its place. Choose another {option}, or another --table_name."
+            f"{path} is no table, which would take its place. Choose another {plan.records_option}, or another --table_name."
         )
 
 
@@ -291,7 +281,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
     if recorded is not None and recorded["status"] == FINISHED and (problem := damage(plan, step)) is not None:
         logger.warning("%s. It is made again.", problem.removesuffix("."))
     logger.warning("Making %s.", step.name)
-    begun = time.time()
+    begun, command = time.time(), plan.command(step)
     record: dict[str, Any] = {
         "status": FINISHED,
         "name": step.name,
@@ -300,7 +290,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
         "arm": step.arm and step.arm.name,
         "objective": None if step.arm is None or step.arm.subset is None else plan.settings(step).get("objective", "mlm"),
         "seed": step.seed,
-        "command": _shown(plan.command(step)),
+        "command": command and shlex.join(map(shown_argument, shlex.split(command))),
         "started_by": command_line(),
         "commit": commit(),
         "settings": plan.settings(step),
@@ -351,11 +341,6 @@ def _check_teachers(plan: Plan, step: Step) -> None:
             )
 
 
-def _shown(command: str | None) -> str | None:
-    """A command without the folders of this machine."""
-    return command and shlex.join(map(shown_argument, shlex.split(command)))
-
-
 def commit() -> str | None:
     """The commit of the checkout that the package is imported from, with `+` for changes; None outside of one."""
     folder = Path(hf_tlm.__file__).parent
@@ -399,7 +384,7 @@ def unpriced(plan: Plan, step: Step, *, gone: bool = False) -> dict[str, Any] | 
 
 
 def add_int8_price(plan: Plan, step: Step) -> None:
-    """Export a finished run's model beside its folder, and add the price in 8 bits to its record, which is `unpriced`.
+    """Export a finished run's model beside its folder, and add the price in 8 bits to its record and the table.
 
     A model that cannot be exported, for whatever reason, is said in a line, and its run stays as it is.
     """
@@ -417,6 +402,7 @@ def add_int8_price(plan: Plan, step: Step) -> None:
         return
     record[INT8] = {**price, "processor": environment(use_cpu=True)["processor"]}
     atomic_write(plan.record_file(step), json.dumps(record, indent=2) + "\n")
+    write_table(plan)
 
 
 def int8_price(model: Path, task: Task, scratch: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from hf_tlm.experiments.arms import BASELINES
-from hf_tlm.experiments.plan import Plan, Step
+from hf_tlm.experiments.plan import Plan
 from hf_tlm.experiments.published import PAPERS, PUBLISHED, Published
 from hf_tlm.metrics import Lead, paired_bootstrap, scorer
 from hf_tlm.runs.arguments import LINEAR
@@ -110,14 +110,14 @@ class Table:
         rows: dict[tuple[str, str], Row] = {}
         for step in plan.trainings:
             assert step.arm is not None and step.seed is not None
-            row = rows.setdefault((step.task_name, step.arm.name), _row(step, records))
+            subset = records[step.inputs["subset"]] if "subset" in step.inputs else None
+            row = Row(step.task_name, step.arm.name, step.arm.published, subset["wall_seconds"] if subset else None)
+            row = rows.setdefault((row.task, row.arm), row)
             row.seeds += 1
             record = records[step.name]
-            if record is None:
-                continue
-            if record["status"] == "finished":
+            if record is not None and record["status"] == "finished":
                 row.runs.append(record)
-            else:
+            elif record is not None:
                 row.failed.append((step.seed, record["error"]))
         tasks = list(dict.fromkeys(task for task, _ in rows))
         self.rows = sorted(rows.values(), key=lambda row: tasks.index(row.task))
@@ -125,7 +125,7 @@ class Table:
         for row in self.rows:
             if row.arm not in BASELINES and row.task in linear:
                 row.lead = _lead(row.runs, linear[row.task].runs)
-        self.records = [records[step.name] for step in plan.trainings if records[step.name] is not None]
+        self.records = [record for step in plan.trainings if (record := records[step.name]) is not None]
 
     @property
     def _taught(self) -> bool:
@@ -150,9 +150,7 @@ class Table:
             "failures": self.failures,
             "left_out": list(self.plan.left_out),
             # What was answered to every text is in the records alone.
-            "runs": [
-                {name: value for name, value in record.items() if name != "answers"} for record in self.records if record
-            ],
+            "runs": [{name: value for name, value in record.items() if name != "answers"} for record in self.records],
         }
 
     def to_text(self) -> str:
@@ -182,7 +180,10 @@ class Table:
 
     def _progress(self) -> list[str]:
         """How many runs are finished, what failed and what is left out."""
-        parts = [self._state()]
+        finished = sum(len(row.runs) for row in self.rows)
+        rest = self.total - finished - len(self.failures)
+        state = f"{finished} of {self.total} runs are finished" + f", {len(self.failures)} failed" * bool(self.failures)
+        parts = [state + (f", {rest} to be done." if rest else ".")]
         if self.failures:
             parts.append("Failed:\n\n" + "\n".join(f"- {text}" for text in self.failures))
         if self.plan.left_out:
@@ -204,14 +205,14 @@ class Table:
 
     def _cells(self, row: Row) -> dict[str, Any]:
         known = row.to_dict()
-        cost = known["cost"]
+        cost, lead = known["cost"], [f"{100 * points:+.1f}" for points in (known["over_linear"] or {}).values()]
         return {
             "task": row.task,
             "metric": known["metric"] or "",
             "arm": row.arm,
             "seeds": row.finished,
             **{split: known[split] or ("failed" if row.failed and not row.runs else "") for split in SCORES},
-            OVER_LINEAR: _interval(row.lead),
+            OVER_LINEAR: "{} ({} to {})".format(*lead) if lead else "",
             WITH_LINEAR: known["with_linear"] or "",
             **{f"published {measure}": "; ".join(row.beside(measure)) for measure in MEASURES},
             "passages": "" if known["passages"] is None else f"{known['passages']:,}",
@@ -228,13 +229,6 @@ class Table:
             "ms a text int8": _mean(row, "int8", "milliseconds", _PRICED),
             "int8 drop": _mean(row, "int8", "drop"),
         }
-
-    def _state(self) -> str:
-        finished = sum(len(row.runs) for row in self.rows)
-        rest = self.total - finished - len(self.failures)
-        text = f"{finished} of {self.total} runs are finished"
-        text += f", {len(self.failures)} failed" if self.failures else ""
-        return text + (f", {rest} to be done." if rest else ".")
 
     def _note(self) -> str:
         """How the runs were made, and what each column says that is there."""
@@ -310,12 +304,6 @@ class Table:
         return " ".join([text, *(_larger(self.published, scratch) if scratch else ())])
 
 
-def _row(step: Step, records: Mapping[str, dict[str, Any] | None]) -> Row:
-    subset = records[step.inputs["subset"]] if "subset" in step.inputs else None
-    assert step.arm is not None
-    return Row(step.task_name, step.arm.name, step.arm.published, subset["wall_seconds"] if subset else None)
-
-
 def _score(row: Row | None, split: str) -> str:
     """A score, and how many seeds have it where others have not."""
     if row is None or not row.runs:
@@ -352,13 +340,10 @@ def _lead_of(metric: str, labels: str, first: tuple[str, ...], second: tuple[str
     return paired_bootstrap(ours, others, len(truth))
 
 
-def _interval(lead: Lead | None) -> str:
-    return "" if lead is None else f"{100 * lead.difference:+.1f} ({100 * lead.low:+.1f} to {100 * lead.high:+.1f})"
-
-
 def _made(runs: Sequence[Mapping[str, Any]]) -> str:
     """By which commands, at which commits and where, and what every table's numbers are."""
-    machines = " and ".join(dict.fromkeys(_machine(run["environment"]) for run in runs))
+    used = [run["environment"] for run in runs]
+    machines = dict.fromkeys(on.get("accelerator") or f"{on['processor']}, {on['cpu_cores']} cores" for on in used)
     commands = Counter(run["started_by"] for run in runs)  # Another table's too, of runs that are in both.
     most = commands.most_common(MAX_COMMANDS)
     shares = [f"`{text}`" + (f" ({n} of the runs)" if len(commands) > 1 else "") for text, n in most]
@@ -366,8 +351,9 @@ def _made(runs: Sequence[Mapping[str, Any]]) -> str:
         shares.append(
             f"{rest} more, which the runs' records name ({commands.total() - sum(n for _, n in most)} of the runs),"
         )
-    commits = ", ".join(dict.fromkeys(_short(run["commit"]) for run in runs if run["commit"]))
-    where = f"{f' at commit {commits}' if commits else ''} on {machines}"
+    # 12 digits, and `+` where there were changes.
+    commits = ", ".join(dict.fromkeys(run["commit"][:12] + run["commit"][40:] for run in runs if run["commit"]))
+    where = f"{f' at commit {commits}' if commits else ''} on {' and '.join(machines)}"
     last = " (of stage 1 alone, the last)" if any(list(run.get("stages", ())) == ["1"] for run in runs) else ""
     return (
         f"Made by {', '.join(shares)}{where}. Scores are in percent, mean "
@@ -408,15 +394,6 @@ def _larger(published: Sequence[Published], scratch: Sequence[Mapping[str, Any]]
     if corpora := dict.fromkeys(f"{corpus['size']:,} passages ({corpus['name']})" for corpus in used):
         lines.append(f"Our corpus: {', '.join(corpora)}; the papers' have 16 GB (BERT's) or 160 GB (RoBERTa's).")
     return lines
-
-
-def _machine(environment: Mapping[str, Any]) -> str:
-    return environment.get("accelerator") or f"{environment['processor']}, {environment['cpu_cores']} cores"
-
-
-def _short(commit: str) -> str:
-    """12 digits, and `+` where there were changes."""
-    return commit[:12] + commit[40:]
 
 
 def _times(ratio: float) -> str:

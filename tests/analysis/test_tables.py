@@ -52,7 +52,7 @@ def test_models_without_a_network(runs):
     (found,) = (result for result in find_results({"runs": runs}) if result.run == "baselines/linear")
     assert (found.seed, found.error, found.score("validation")) == (0, None, 0.3)
     write(runs / "baselines/linear/results.json", {**record, "scores": {"validation": 3}})
-    with pytest.raises(AnalysisError, match="seed 0's `validation` is not"):
+    with pytest.raises(AnalysisError, match="the record of seed 0: validation must be an object"):
         find_results({"runs": runs})
 
 
