@@ -96,19 +96,15 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
         data,
         run=run,
         record=record,
-        arguments=run["arguments"],
-        kind=run["kind"],
         peft=peft,
         what=what,
         pipeline=pipeline,
         auto_class=auto_class,
         call=call,
         shown=shown,
-        names=METRIC_NAMES,
         splits=list(scores),
         word=word,
         figure=figure,
-        base_name=displayed_name(base),
     )
 
 
@@ -130,12 +126,8 @@ def prompted_card(run: Mapping[str, Any], record: Mapping[str, Any]) -> str:
         data,
         run=run,
         record=record,
-        arguments=run["arguments"],
         example='{"text": ["A text."], "text_pair": ["Its second text."]}' if pairs else '{"text": ["A text of the task."]}',
         shown=shown,
-        names=METRIC_NAMES,
-        splits=("validation", "test"),
-        base_name=displayed_name(base),
     )
 
 
@@ -171,7 +163,6 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
     record = next(record for record in run["seeds"] if record["seed"] == seed)
     metric, arguments, base = run["metric"], run["arguments"], run["model"]["model_name_or_path"]
     scores = {split: record[split] for split in ("validation", "test") if split in record}
-    names = dict.fromkeys((metric, "accuracy"))
     objective = arguments.get("objective", "mlm")
     method = ((run["subset"] or {}).get("selection") or {}).get("method")
     dataset = _subset_on_the_hub(run["subset"])
@@ -180,7 +171,7 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         _TEXTS[0],
         [*tags, "trained-from-scratch" if base is None else "finetuned"],
         hub_name(base),
-        _results(_TEXTS[0], run["task"], scores, names, "Text classification"),
+        _results(_TEXTS[0], run["task"], scores, dict.fromkeys((metric, "accuracy")), "Text classification"),
         f"tlm-{run['task']}",
         dataset,
         library="peft" if run["model"].get("use_peft") else "transformers",
@@ -190,15 +181,11 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         data,
         run=run,
         record=record,
-        metric=metric,
-        metric_name=METRIC_NAMES[metric],
         arguments={"objective": "mlm", **arguments},
         corrupts=OBJECTIVES[objective].corrupts,
         text=PAIR if run.get("pairs") else TEXT,
-        base_name=displayed_name(base),
         coco_lm_losses=_coco_lm_losses(arguments),
         dataset_sentence=dataset_sentence(dataset),
-        transformers=oldest_transformers(record.get("model_type")),
         citations=["tlm", *({method} & {"iss", "dsir"}), *OBJECTIVES[objective].citations],
     )
 
@@ -218,13 +205,10 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
         "pretrained_model.md",
         data,
         run=run,
-        arguments=arguments,
         title=f"{OBJECTIVES[objective].model_title} pretrained on {corpus}",
         corrupts=corrupts,
-        base_name=displayed_name(base),
         coco_lm_losses=_coco_lm_losses(arguments),
         dataset_sentence=dataset_sentence(dataset),
-        transformers=oldest_transformers(run.get("model_type")),
         citations=OBJECTIVES[objective].citations or ["bert"],
     )
 
@@ -366,6 +350,11 @@ def _environment() -> jinja2.Environment:
         return value if isinstance(value, Markup) else Markup(escape(flat(str(value))))
 
     environment = jinja2.Environment(loader=jinja2.PackageLoader("hf_tlm.hub"), autoescape=True, finalize=shown)
+    environment.globals |= {
+        "names": METRIC_NAMES,
+        "displayed_name": displayed_name,
+        "oldest_transformers": oldest_transformers,
+    }
     environment.globals["license_sentence"] = license_sentence(None)  # until one is chosen
     environment.filters["code"] = lambda value: Markup(as_code(str(value)))
     environment.filters["literal"] = lambda value: Markup(as_literal(str(value)))

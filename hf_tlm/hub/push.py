@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hf_tlm.errors import HubError
@@ -141,7 +141,8 @@ def published(folder: str | os.PathLike) -> dict[str, Path]:
     """What of a folder is published: path within it -> file, sorted. Links to files stand for them; others: a HubError."""
     folder = Path(folder)
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
-    paths = {name: paths[name] for name in sorted(paths) if not _stays(PurePosixPath(name).parts)}
+    staying = {name for name in paths for part in name.split("/") if any(fnmatch(part, glob) for glob in NOT_PUBLISHED)}
+    paths = {name: paths[name] for name in sorted(paths) if name not in staying}
     if "tokenizer_config.json" in paths:  # That which a pretraining goes on with; its model has the same.
         paths = {name: path for name, path in paths.items() if not name.startswith("tokenizer/")}
     if broken := [name for name, path in paths.items() if path.is_symlink() and not path.is_file()]:
@@ -150,10 +151,6 @@ def published(folder: str | os.PathLike) -> dict[str, Path]:
             "what they stand for in their places, or remove them."
         )
     return {name: path for name, path in paths.items() if path.is_file()}
-
-
-def _stays(parts: Sequence[str]) -> bool:
-    return any(fnmatch(part, pattern) for part in parts for pattern in NOT_PUBLISHED)
 
 
 def _api(token: str | None, repo: Repo, anonymous: bool = False) -> HfApi:

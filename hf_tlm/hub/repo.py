@@ -57,16 +57,12 @@ MARK, DEEPEST = "fetched.json", 4
 _TENSORS = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".parquet")
 TOLERANCE = 1e-6
 ADAPTER_FILE = "adapter_config.json"
-_NAMES = maybe(listed(words(200), 1000))
 _NEEDED = ("peft_type", "base_model_name_or_path")
 _ADAPTER = {
     **{"peft_type": one_of("LORA"), "base_model_name_or_path": words(4096), "revision": maybe(words(200))},
-    **{"task_type": maybe(words(200)), "modules_to_save": _NAMES, "r": whole(1, 4096), "lora_alpha": real(0, 1e6)},
-    **{
-        "bias": one_of("none", "all", "lora_only"),
-        "trainable_token_indices": one_of(None),
-        "layer_replication": one_of(None),
-    },
+    **{"task_type": maybe(words(200)), "r": whole(1, 4096), "lora_alpha": real(0, 1e6)},
+    **{"modules_to_save": maybe(listed(words(200), 1000)), "bias": one_of("none", "all", "lora_only")},
+    **{"trainable_token_indices": one_of(None), "layer_replication": one_of(None)},
 }
 # Names of variables that hold logins.
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
@@ -386,13 +382,9 @@ def _load_isolated(repo: Repo, asked: dict, token: str | None) -> dict[str, dict
         environment = {key: value for key, value in os.environ.items() if key not in _PLACES and not _SECRET.search(key)}
         environment |= {"HF_HOME": home, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
         answer = Path(home, "answer.json")
+        program = files("hf_tlm.hub").joinpath("isolated_load.py").read_text(encoding="utf-8")
         done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                files("hf_tlm.hub").joinpath("isolated_load.py").read_text(encoding="utf-8"),
-                str(answer),
-            ],
+            [sys.executable, "-c", program, str(answer)],
             input=json.dumps({**asked, "token": token}),
             env=environment,
             cwd=home,

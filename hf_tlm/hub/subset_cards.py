@@ -67,9 +67,6 @@ def subset_card(
         data,
         title=title,
         manifest=manifest,
-        task=task,
-        corpus=corpus,
-        counts=counts,
         random=random,
         released=released,
         engine=engine,
@@ -183,7 +180,8 @@ def configs_card(cards: Mapping[str, str], repo_id: str) -> str:
             )
     merged: dict[str, Any] = {}
     for field in _MERGED:
-        values = [value for data in found.values() for value in _listed(data.get(field))]
+        given = [data[field] for data in found.values() if data.get(field) is not None]
+        values = [value for one in given for value in (one if isinstance(one, list) else [one])]
         merged[field] = list(dict.fromkeys(values)) or None
     for field in ("license", "language"):
         if merged[field] and len(merged[field]) == 1:
@@ -198,7 +196,3 @@ def configs_card(cards: Mapping[str, str], repo_id: str) -> str:
     rows = {name: data["dataset_info"]["splits"][0]["num_examples"] for name, data in found.items()}
     text = render("subset_configs.md", data, name=data.pretty_name, titles=titles, rows=rows, repo=PLACEHOLDER)
     return published_card(text, repo_id)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]

@@ -9,7 +9,7 @@ from hf_tlm.analysis import AnalysisError
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report import about
 from hf_tlm.analysis.report.blocks import MOST_DOTS, MOST_POINTS, Column, line_chart, make_table, printable, scatter
-from hf_tlm.analysis.report.compare import Agreement, agreement, pair
+from hf_tlm.analysis.report.compare import Agreement, pair
 from hf_tlm.analysis.report.errors import _precision_and_f1, confusion, fewer_classes
 from hf_tlm.analysis.report.predictions import (
     Judged,
@@ -81,7 +81,7 @@ def test_mcnemars_exact_p():
     assert Agreement(0, 0, 0, 5).p == 1.0 and Agreement(7, 4, 4, 0).p == 1.0
     # 2 x (C(6,0) + C(6,1)) / 2^6.
     assert Agreement(9, 1, 5, 3).p == pytest.approx(2 * 7 / 64)
-    assert agreement(np.array([1, 1, 0, 0, 0], bool), np.array([1, 0, 1, 1, 0], bool)) == Agreement(1, 1, 2, 1)
+    assert Agreement.of(np.array([1, 1, 0, 0, 0], bool), np.array([1, 0, 1, 1, 0], bool)) == Agreement(1, 1, 2, 1)
 
 
 def judged(rights, start=0):

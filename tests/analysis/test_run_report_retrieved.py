@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from hf_tlm.analysis import write_report
-from hf_tlm.analysis.report.blocks import Column, Marked, make_table
+from hf_tlm.analysis.report.blocks import Column, make_table
 from hf_tlm.analysis.report.teacher_and_subset import retrieved_table
 from hf_tlm.retrieval import retrieve
 from support.report_runs import EVIL, text_task
@@ -42,9 +42,9 @@ def test_no_texts_of_another_task_whose_rows_have_the_same_ids(task, corpus, tmp
 
 def test_marked_texts_are_cut_counted_and_escaped(task, corpus, tmp_path):
     column = [Column("passage", wide=True)]
-    (cell,) = make_table("", column, [[Marked([("one ", False), ("two", True), (" three", False)])]], characters=6).rows[0]
+    (cell,) = make_table("", column, [[[("one ", False), ("two", True), (" three", False)]]], characters=6).rows[0]
     assert cell.pieces == [("one ", False), ("tw…", True)] and cell.text == "one tw…"
-    many = [[Marked([("a", True), (" ", False)] * 50)]] * 20
+    many = [[[("a", True), (" ", False)] * 50]] * 20
     assert make_table("", column, many, most_bytes=5000).left_out > 15
     subset = retrieve(task, corpus, top_k=2)
     texts = [f"{EVIL.encode('utf-8', 'replace').decode()} {text}" for text in subset.dataset["text"][:]]

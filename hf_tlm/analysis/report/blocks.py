@@ -57,13 +57,6 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Marked:
-    """A text in pieces: (piece, whether it is marked)."""
-
-    pieces: Sequence[tuple[str, bool]]
-
-
-@dataclass(frozen=True)
 class Cell:
     """What a person reads, what the column is sorted by, and the length of its bar from 0 to 1.
 
@@ -168,7 +161,8 @@ def make_table(
     """A table of the first rows, as many as fit: a page stays small however long the data are.
 
     Args:
-        rows: a value for each column: a string, a number, a `Marked`, or None for an empty cell.
+        rows: a value for each column: a string, a number, a list of (piece of a text, whether it is marked), or None for an
+            empty cell.
         total: how many rows there are; None: len(rows).
         most, characters, most_bytes: rows; characters of a cell; bytes of all cells.
     """
@@ -257,8 +251,8 @@ def to_markdown(blocks: Iterable[Any]) -> str:
 def _cell(value: Any, column: Column, characters: int) -> Cell:
     if value is None:
         return Cell("")
-    if isinstance(value, Marked):
-        pieces = _first(value.pieces, characters)
+    if isinstance(value, list):
+        pieces = _first(value, characters)
         return Cell("".join(piece for piece, _ in pieces), pieces=pieces)
     if column.of == "text" or isinstance(value, str):
         return Cell(printable(str(value), characters))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,11 @@ class Agreement:
     second: int
     neither: int
 
+    @classmethod
+    def of(cls, first: np.ndarray, second: np.ndarray) -> Agreement:
+        """Of whether each model has a row right, bool [N]."""
+        return cls(*(int(part.sum()) for part in (first & second, first & ~second, ~first & second, ~first & ~second)))
+
     @property
     def p(self) -> float:
         """How likely so uneven a split of the rows that only one has right is (McNemar 1947, two-sided, binomial)."""
@@ -66,13 +70,7 @@ class Pairing:
 
     def agreements(self) -> list[Agreement]:
         """One for each pair of seeds."""
-        return [agreement(self.first_right[a], self.second_right[b]) for a, b in self.seeds]
-
-
-def agreement(first: np.ndarray, second: np.ndarray) -> Agreement:
-    """Count the rows that both models have right, only one of them, or neither, of whether each has, bool [N]."""
-    parts = (first & second, first & ~second, ~first & second, ~first & ~second)
-    return Agreement(*(int(part.sum()) for part in parts))
+        return [Agreement.of(self.first_right[a], self.second_right[b]) for a, b in self.seeds]
 
 
 def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | None]) -> Pairing:
@@ -283,17 +281,14 @@ def _cost_tables(runs: Runs) -> list[Table]:
         known = [[part[key] for part in of if part.get(key) is not None] for key in _COSTS]
         means = [sum(values) / len(values) if values else None for values in known]
         rows.append((name, *(hours(key, mean) for key, mean in zip(_COSTS, means, strict=True))))
-    columns = [Column("run"), *(dataclasses.replace(COST[key], format=_COSTS[key]) for key in _COSTS)]
+    columns = [Column("run"), *(replace(COST[key], format=_COSTS[key]) for key in _COSTS)]
     return [make_table("Cost of both, means over seeds", columns, rows)]
 
 
 def _agreement_table(found: Pairing, names: tuple[str, str]) -> Table:
     columns = [Column("seed"), Column("both right", "number"), *(Column(f"only {name}", "number") for name in names)]
     columns += [Column("neither", "number"), Column("p", "number", "{:.2g}")]
-    rows = [
-        (name, one.both, one.first, one.second, one.neither, one.p)
-        for name, one in zip(found.names, found.agreements(), strict=True)
-    ]
+    rows = [(name, *astuple(one), one.p) for name, one in zip(found.names, found.agreements(), strict=True)]
     return make_table("Rows that the two have right", columns, rows)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.blocks import (
-    Chart,
     Column,
     Matrix,
     Row,
@@ -49,6 +48,10 @@ if TYPE_CHECKING:
 
 MOST_CLASSES = 25
 OTHERS = "(others)"
+ABOUT_ERRORS = {
+    "tagging": "Of a sentence the words with a wrong tag are listed; the probability is that of the surest of them.",
+    "question_answering": "An answer is an error unless it equals a right one, case, punctuation and articles aside.",
+}
 LONGEST_NAME = 60
 NARROW_MATRIX = 4  # classes of which two matrices stand beside each other
 
@@ -89,7 +92,8 @@ def error_sections(run: RunFolder, predicted: Predicted, options: ReportPageArgu
     parts: dict[str, list[Any]] = {"confusion": [], "errors": [], "analysis": []}
     for found, rows in predicted.values():
         parts["confusion"] += [*confusions(found), *tag_tables(found, run.seeds)]
-        parts["errors"] += [] if parts["errors"] else about_errors(found)
+        if not parts["errors"] and found.kind in ABOUT_ERRORS:
+            parts["errors"].append(Text(ABOUT_ERRORS[found.kind]))
         parts["errors"].append(error_table(found, rows, run.best_seed, options))
         parts["analysis"] += group_tables(found, groups_of(found, rows))
     titles = {"confusion": "Confusions", "errors": "Errors", "analysis": "Error analysis"}
@@ -120,16 +124,13 @@ class Confusion:
 
 def confusion(pairs: Iterable[tuple[str, str]], names: Sequence[str] = ()) -> Confusion:
     """Of (true class, predicted class) pairs, in the order of `names`; others follow by frequency, then by name."""
-    counted = Counter(pairs)
-    frequency: Counter[str] = Counter()
-    for (truth, predicted), count in counted.items():
-        frequency[truth] += count
-        frequency[predicted] += 0
-    others = sorted(set(frequency) - set(names), key=lambda name: (-frequency[name], name))
-    ordered = [*names, *others]
+    pairs = list(pairs)
+    frequency = Counter(truth for truth, _ in pairs)
+    others = {name for pair in pairs for name in pair} - set(names)
+    ordered = [*names, *sorted(others, key=lambda name: (-frequency[name], name))]
     place = {name: at for at, name in enumerate(ordered)}
     counts = np.zeros((len(ordered), len(ordered)), np.int64)
-    for (truth, predicted), count in counted.items():
+    for (truth, predicted), count in Counter(pairs).items():
         counts[place[truth], place[predicted]] = count
     return Confusion(ordered, counts)
 
@@ -147,14 +148,13 @@ def fewer_classes(found: Confusion, most: int = MOST_CLASSES) -> Confusion:
 
 def confusions(found: Predictions) -> list[Any]:
     """Classes: the matrix of all seeds together. Numbers: predicted against true. Other kinds have none."""
+    pairs = [(row.gold, row.predicted) for rows in found.by_seed.values() for row in rows]
     if found.kind == "regression":
-        pairs = [(float(row.gold), float(row.predicted)) for rows in found.by_seed.values() for row in rows]
-        chart: Chart | None = scatter(f"{found.split}: predicted against true", "true", "predicted", pairs)
+        chart = scatter(f"{found.split}: predicted against true", "true", "predicted", np.array(pairs, float).tolist())
         return [chart] if chart else []
     if found.kind not in ("classification", "multiple_choice"):
         return []
-    all_rows = [row for rows in found.by_seed.values() for row in rows]
-    shown = fewer_classes(confusion([(row.gold, row.predicted) for row in all_rows], found.names))
+    shown = fewer_classes(confusion(pairs, found.names))
     n = len(found.seeds)
     caption = f"{found.split}: share of each true class (row) by predicted class (column), and counts"
     caption += f" of {n} {found.part}s together" if n > 1 else ""
@@ -243,14 +243,6 @@ def tag_tables(found: Predictions, seeds: Sequence[dict[str, Any]]) -> list[Tabl
         for tag, own in by_tag.items()
     ]
     return [make_table(f"{found.split}: tags", columns, rows)]
-
-
-def about_errors(found: Predictions) -> list[Text]:
-    said = {
-        "tagging": "Of a sentence the words with a wrong tag are listed; the probability is that of the surest of them.",
-        "question_answering": "An answer is an error unless it equals a right one, case, punctuation and articles aside.",
-    }.get(found.kind)
-    return [Text(said)] if said else []
 
 
 def _examples(run: RunFolder) -> tuple[str | None, frozenset[str] | None]:

@@ -7,7 +7,6 @@ not looked for at all.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import math
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hf_tlm.analysis.arguments import AnalyzedTask
 from hf_tlm.analysis.runs import baseline_seed, check_record, check_seed, is_baseline, read_json
 from hf_tlm.commands import COMMANDS, find_preset
-from hf_tlm.config import config_files, read_configs
+from hf_tlm.config import config_files, read_configs, typed_values
 from hf_tlm.errors import AnalysisError, HfTlmError
 from hf_tlm.hub.repo import is_fetched, is_foreign
 from hf_tlm.runs.arguments import LINEAR
@@ -52,9 +51,6 @@ _SETTLED = frozenset(
     "accelerator_config activation_checkpointing ddp_find_unused_parameters debug do_eval gradient_checkpointing "
     "hub_strategy label_names remove_unused_columns texts_per_step".split()
 )
-
-# Options of a task that are numbers.
-_NUMBERS = {"validation_share": float, "test_share": float, "max_train_samples": int, "max_eval_samples": int}
 
 
 @dataclass(frozen=True)
@@ -196,7 +192,8 @@ def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
         if any(seed["seed"] != int(run.path.name.removeprefix(SEED)) for seed in run.seeds):
             raise AnalysisError(f"{run.path} has runs of other seeds than its name says. Give --run the folder of one run.")
         for part in ("task_fingerprint", "metric", "subset", "model", "arguments"):
-            first, other = ({**_mapping(one.record.get(part)), "seeds": None} for one in (finished[0], run))
+            values = [one.record.get(part) for one in (finished[0], run)]
+            first, other = ({**(value if isinstance(value, Mapping) else {"": value}), "seeds": None} for value in values)
             if changed := [f"{part} {key}".strip() for key in {**first, **other} if first.get(key) != other.get(key)]:
                 raise AnalysisError(
                     f"{finished[0].path} and {run.path} are not runs of one arm: their {changed[0]} differs. Give --run the "
@@ -204,10 +201,6 @@ def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
                 )
     seeds = sorted((seed for run in runs for seed in run.seeds), key=lambda seed: seed["seed"])
     return RunFolder(name, path, finished[0].kind, finished[0].record, seeds, path, missing, apart=True)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {"": value}
 
 
 def _kind(record: Mapping[str, Any]) -> str:
@@ -235,7 +228,7 @@ def _finished_seeds(run: RunFolder, finished: bool) -> list[dict[str, Any]]:
     return records
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Setting:
     name: str
     value: str
@@ -320,10 +313,11 @@ def _recorded_task(run: RunFolder) -> tuple[Task, str]:
     if not named:
         raise AnalysisError(f"The command that {run.name} recorded names no task.")
     places = [named] if named in TASKS else _places(run, named)
-    known = {name: values[name] for name in AnalyzedTask.__dataclass_fields__ if name in values}
+    given = {name: [values[name]] for name in AnalyzedTask.__dataclass_fields__ if name in values}
     problem = f"{named}, the task of {run.name}, is no file or folder here."
     for place in places:
         try:
+            known = {name: value for name, (value,) in typed_values(AnalyzedTask, given, run.name).items()}
             task = AnalyzedTask(**known | {"task": place}).load()
         except (ValueError, TypeError, OSError) as error:  # No data there, or no network.
             problem = f"{named}, the task of {run.name}, cannot be loaded: {' '.join(str(error).split())}"
@@ -386,17 +380,4 @@ def _options(run: RunFolder) -> dict[str, Any]:
         elif name is not None:
             before = values[name]
             values[name] = argument if before is True else [*(before if isinstance(before, list) else [before]), argument]
-    return _typed(values)
-
-
-def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`columns` is a list also where it has one pair, numbers are numbers, and `drop_bad_rows` is true also as "true"."""
-    typed = dict(values)
-    if isinstance(typed.get("columns"), str):
-        typed["columns"] = [typed["columns"]]
-    for name, kind in _NUMBERS.items():
-        with contextlib.suppress(KeyError, ValueError, TypeError):  # A task refuses what is no number.
-            typed[name] = kind(typed[name])
-    if "drop_bad_rows" in typed:
-        typed["drop_bad_rows"] = str(typed["drop_bad_rows"]).lower() in ("true", "1", "yes")
-    return typed
+    return values

@@ -18,7 +18,6 @@ from hf_tlm.analysis.report.blocks import (
     Code,
     Column,
     Facts,
-    Marked,
     Row,
     Section,
     Table,
@@ -30,7 +29,7 @@ from hf_tlm.analysis.report.run_folder import RunFolder, recorded_subset
 from hf_tlm.errors import AnalysisError, HfTlmError
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.retrieval import RetrievalArguments
-from hf_tlm.retrieval.report import MarkedTerms, mark_shared
+from hf_tlm.retrieval.report import MarkedTerms, Spans, mark_shared
 from hf_tlm.training.teacher import described, doubts
 from hf_tlm.utils.json_files import listed, mapped, read_fields, real, record, truth, whole, words
 from hf_tlm.utils.run_files import TEACHER_FILE
@@ -91,11 +90,8 @@ def teacher(run: RunFolder) -> Section | None:
         blocks.append(make_table("How sure it is", of, sure))
     if examples := report.get("examples"):
         about = (Column("class"), Column("probability", "share"), Column("taught"), Column("passage", wide=True))
-        rows = [
-            (name, one["probability"], "yes" if one["taught"] else "no", one["text"])
-            for name, shown in examples.items()
-            for one in shown
-        ]
+        shown = [(name, one) for name, of_class in examples.items() for one in of_class]
+        rows = [(name, one["probability"], "yes" if one["taught"] else "no", one["text"]) for name, one in shown]
         caption = "The surest passages of every class, and the least sure one"
         blocks.append(make_table(caption, about, rows, searchable=True))
     return Section("The teacher", "teacher", blocks)
@@ -161,16 +157,8 @@ def retrieved_table(subset: Subset, task: Task | None, characters: int, most_byt
     )
     caption = "Passages, spread evenly over the subset from its first to its last, and the task texts that found them"
     caption += "; words that both have are marked" if shown else ""
-    return make_table(
-        caption,
-        columns,
-        values,
-        total=total,
-        most=EXAMPLES,
-        characters=characters,
-        most_bytes=most_bytes,
-        searchable=True,
-    )
+    bounds = {"total": total, "most": EXAMPLES, "characters": characters, "most_bytes": most_bytes}
+    return make_table(caption, columns, values, **bounds, searchable=True)
 
 
 def size_chart(subset: Subset) -> Chart | None:
@@ -252,7 +240,7 @@ def _command(name: str, values: Mapping[str, Any], *arguments: type) -> str:
     return shlex.join(["hf-tlm", name, *(word.lower() if word in ("True", "False") else word for word in words)])
 
 
-def _with_queries(subset: Subset, rows: Any, task: Task) -> dict[str, tuple[Marked, Marked]]:
+def _with_queries(subset: Subset, rows: Any, task: Task) -> dict[str, tuple[Spans, Spans]]:
     """Passage -> its query and its text, marked; nothing for a passage without a query."""
     asked = rows.select([at for at, query in enumerate(rows["best_query"][:]) if query is not None])
     try:
@@ -263,5 +251,5 @@ def _with_queries(subset: Subset, rows: Any, task: Task) -> dict[str, tuple[Mark
     shown = {}
     for identifier, (query, passage, _) in zip(asked["id"][:], found, strict=True):
         of_query, (of_passage,) = mark_shared(query, [passage], terms_of)
-        shown[identifier] = Marked(of_query), Marked(of_passage)
+        shown[identifier] = of_query, of_passage
     return shown
