@@ -75,37 +75,12 @@ _OLDEST_TRANSFORMERS = {"cocolm": "5.4"}
 def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
     """The README.md of the fine-tuned model of a seed, of `results.json` of `hf_tlm.runs.finetune`."""
     record = next(record for record in run["seeds"] if record["seed"] == seed)
-    base, metric = run["model"]["model_name_or_path"], run["metric"]
-    pipeline, auto_class, what, call = KINDS[run["kind"]]
-    if run["pairs"] and call is not None:
-        call = (call[0], PAIR)
+    pipeline, library = KINDS[run["kind"]][0], "peft" if run["model"]["use_peft"] else "transformers"
     scores = {split: record[split] for split in ("validation", "test") if split in record}
-    shown = _shown(metric, next(iter(scores.values())))
-    peft = run["model"]["use_peft"]
-    word, figure = seed_figure(run.get("seed_figure"))
-    data = _metadata(
-        pipeline,
-        ["finetuned"],
-        hub_name(base),
-        _results(pipeline, run["task"], scores, shown),
-        f"{run['task']}-finetuned",
-        library="peft" if peft else "transformers",
-    )
-    return render(
-        "finetuned_model.md",
-        data,
-        run=run,
-        record=record,
-        peft=peft,
-        what=what,
-        pipeline=pipeline,
-        auto_class=auto_class,
-        call=call,
-        shown=shown,
-        splits=list(scores),
-        word=word,
-        figure=figure,
-    )
+    shown = _shown(run["metric"], next(iter(scores.values())))
+    results, base = _results(pipeline, run["task"], scores, shown), hub_name(run["model"]["model_name_or_path"])
+    data = _metadata(pipeline, ["finetuned"], base, results, f"{run['task']}-finetuned", library=library)
+    return render("finetuned_model.md", data, run=run, record=record, shown=shown, splits=list(scores))
 
 
 def prompted_card(run: Mapping[str, Any], record: Mapping[str, Any]) -> str:
@@ -120,15 +95,7 @@ def prompted_card(run: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     # The pipeline is what the weights do by themselves.
     tags = ["few-shot", "text-classification"]
     data = _metadata("fill-mask", tags, hub_name(base), results, f"{run['task']}-prompted")
-    pairs = "{text_pair" in run["prompt"]["template"]
-    return render(
-        "prompted_model.md",
-        data,
-        run=run,
-        record=record,
-        example='{"text": ["A text."], "text_pair": ["Its second text."]}' if pairs else '{"text": ["A text of the task."]}',
-        shown=shown,
-    )
+    return render("prompted_model.md", data, run=run, record=record, shown=shown)
 
 
 def onnx_card(record: Mapping[str, Any]) -> str:
@@ -350,11 +317,8 @@ def _environment() -> jinja2.Environment:
         return value if isinstance(value, Markup) else Markup(escape(flat(str(value))))
 
     environment = jinja2.Environment(loader=jinja2.PackageLoader("hf_tlm.hub"), autoescape=True, finalize=shown)
-    environment.globals |= {
-        "names": METRIC_NAMES,
-        "displayed_name": displayed_name,
-        "oldest_transformers": oldest_transformers,
-    }
+    environment.globals |= {"names": METRIC_NAMES, "kinds": KINDS, "pair": PAIR, "seed_figure": seed_figure}
+    environment.globals |= {"displayed_name": displayed_name, "oldest_transformers": oldest_transformers}
     environment.globals["license_sentence"] = license_sentence(None)  # until one is chosen
     environment.filters["code"] = lambda value: Markup(as_code(str(value)))
     environment.filters["literal"] = lambda value: Markup(as_literal(str(value)))

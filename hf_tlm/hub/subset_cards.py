@@ -48,7 +48,7 @@ def subset_card(
     from huggingface_hub import DatasetCardData
 
     task, corpus, counts = manifest["task"], manifest["corpus"], manifest["counts"]
-    random, released = (manifest["retriever"] == kind for kind in ("random", "released"))
+    random = manifest["retriever"] == "random"
     method = (manifest.get("selection") or {}).get("method")
     name, source = config or "default", hub_dataset(corpus["name"])
     title = f"{corpus['name']}: {'random passages' if random else 'passages retrieved'} for {task['name']}"
@@ -67,12 +67,9 @@ def subset_card(
         data,
         title=title,
         manifest=manifest,
-        random=random,
-        released=released,
+        method=method,
         engine=engine,
         selection=selection,
-        influence=method == "iss",
-        by_teacher=method in ("confidence", "disagreement"),
         config=config,
         found=re.sub("^#", "##", report.split("\n", 2)[2].strip(), flags=re.MULTILINE),
         license_sentence=license_sentence(license),
