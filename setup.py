@@ -83,6 +83,7 @@ setup(
         "hf_tlm.recipes": ["configs/*/*"],
         "hf_tlm": ["py.typed"],
         "hf_tlm.hub": ["templates/*.md"],
+        "hf_tlm.experiments": ["templates/*.md"],
         "hf_tlm.analysis.report": ["templates/*"],
         "hf_tlm.runs.export": ["templates/*"],
     },

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_tlm.experiments.arms import BASELINES
 from hf_tlm.experiments.plan import Plan
@@ -17,6 +17,9 @@ from hf_tlm.runs.arguments import LINEAR
 from hf_tlm.runs.records import aggregate, format_score, format_table
 from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.json_files import entry
+
+if TYPE_CHECKING:
+    import jinja2
 
 SCORES = ("validation", "test")
 MEASURES = (*SCORES, "subset hours")  # of published figures
@@ -156,7 +159,7 @@ class Table:
     def to_text(self) -> str:
         """Markdown: the table, what failed or is missing, and what the numbers are."""
         table = format_table([self._cells(row) for row in self.rows], self._columns)
-        return "\n\n".join([table, *self._progress(), *filter(None, (self._note(), self._published_note()))])
+        return "\n\n".join([table, *self._progress(), *filter(None, [self._notes()])])
 
     def to_summary(self) -> str:
         """What fits on a screen: scores in percent, an arm a line and a task a column, and what failed or is missing.
@@ -230,78 +233,39 @@ class Table:
             "int8 drop": _mean(row, "int8", "drop"),
         }
 
-    def _note(self) -> str:
-        """How the runs were made, and what each column says that is there."""
+    def _notes(self) -> str:
+        """How the runs were made, what each column says that is there, and by how much the papers' were larger."""
         runs = [run for row in self.rows for run in row.runs]
-        if not runs:
-            return ""
-        kinds = {run["kind"] for run in runs}
-        priced = [run["int8"] for run in runs if run.get("int8")]
-        where, checked = (sorted({str(one.get(name)) for one in priced}) for name in ("processor", "checked_on"))
-        notes = [
-            (
-                any(row.subset_seconds is not None for row in self.rows),
-                "All seeds have one subset. Subset hours of a part of BM25's are without BM25's own; of several parts by "
-                "influence, the first one's include training the score model, which all of them use.",
-            ),
-            (
-                self._taught,
-                "What the teacher cost is on top of the others: asking it (2 x tokens x parameters) and, where its folder "
-                "tells, training it; of a linear one FLOPs are not counted.",
-            ),
-            *((True, text) for text in _sizes([run for run in runs if run["kind"] == "train_tlm"])),
-            (
-                "baseline" in kinds,
-                "The linear model is a support vector machine on TF-IDF of words and punctuation marks, chosen on "
-                "validation; nothing of it is random.",
-            ),
-            (
-                any(row.lead for row in self.rows),
-                "Over linear: points that the mean over seeds is above the linear model on test (without one on "
-                "validation), in brackets the 95% interval over resampled texts (paired bootstrap); a line has it when the "
-                "records of all its finished seeds have their answers.",
-            ),
-            (
-                any(row.with_linear for row in self.rows),
-                "With linear: what each seed's model and the linear one score on test, their probabilities averaged.",
-            ),
-            (
-                self._priced("price"),
-                "MB are those of weights, configuration and tokenizer; ms a text are of one text of 128 tokens on one core, "
-                "by torch in float32.",
-            ),
-            (
-                any(run["kind"] == "baseline" and run.get("price") for run in runs),
-                "Those of the linear model are of what pickle keeps, and of 128 words, by scikit-learn.",
-            ),
-            (
-                bool(priced),
-                f"int8 is the model's graph in 8 bits, run by onnxruntime on one core of {' or '.join(where)}; its drop are "
-                f"the points of the metric that it is below float32 on {', '.join(checked)}. A line has them "
-                "when all of its finished seeds have.",
-            ),
-            (
-                self._priced("int8", "memory_megabytes"),
-                "Memory is the most that a process of Python, onnxruntime and tokenizers takes, with batches of 256 tokens.",
-            ),
-            (
-                any("averaged" in run for run in runs),
-                "An average is of the probabilities that the seeds' models give: one classifier of them all, whose tokens, "
-                "FLOPs, hours, MB and ms are theirs together.",
-            ),
-            ("finetune" in kinds, "What fine-tuned encoders cost is without their pretraining."),
-        ]
-        return " ".join([_made(runs), *(text for is_said, text in notes if is_said)])
+        scratch = [run for run in runs if run["kind"] == "train_tlm"]
+        places = [run["environment"] for run in runs]
+        corpora = [corpus for run in scratch if (corpus := (run["subset"] or {}).get("corpus"))]
+        text = _template().render(
+            **{"runs": runs, "rows": self.rows, "scratch": scratch, "columns": self._columns, "published": self.published},
+            most=MAX_COMMANDS,
+            # Another table's too, of runs that are in both.
+            commands=Counter(run["started_by"] for run in runs).most_common(),
+            # 12 digits, and `+` where there were changes.
+            commits=dict.fromkeys(run["commit"][:12] + run["commit"][40:] for run in runs if run["commit"]),
+            machines=dict.fromkeys(on.get("accelerator") or f"{on['processor']}, {on['cpu_cores']} cores" for on in places),
+            stage_1=any(list(run.get("stages", ())) == ["1"] for run in runs),
+            baselines=[run for run in runs if run["kind"] == "baseline"],
+            int8=[run["int8"] for run in runs if run.get("int8")],
+            flops=fmean(run["cost"]["flops"] for run in scratch) if scratch else None,
+            parameters=fmean(run["parameters"] for run in scratch) if scratch else None,
+            corpora=dict.fromkeys(f"{corpus['size']:,} passages ({corpus['name']})" for corpus in corpora),
+        )
+        return text.strip("\n")
 
-    def _published_note(self) -> str:
-        """What the columns of the papers are, and by how much their experiments were larger."""
-        if not self.published:
-            return ""
-        papers = dict.fromkeys(row.paper for row in self.published)
-        sources = "; ".join(f"{paper} is {PAPERS[paper]}" for paper in papers)
-        text = f"**Published** figures are the papers' own, not measured here ({sources})."
-        scratch = [run for row in self.rows for run in row.runs if run["kind"] == "train_tlm"]
-        return " ".join([text, *(_larger(self.published, scratch) if scratch else ())])
+
+@cache
+def _template() -> jinja2.Template:
+    """The notes below a table."""
+    import jinja2
+
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("hf_tlm.experiments"), trim_blocks=True)
+    environment.globals |= {"papers": PAPERS, "times": _times, "range": _range}
+    environment.globals["smallest"] = PUBLISHED["TLM Table 2: TLM (small-scale)"].flops
+    return environment.get_template("notes.md")
 
 
 def _score(row: Row | None, split: str) -> str:
@@ -338,62 +302,6 @@ def _lead_of(metric: str, labels: str, first: tuple[str, ...], second: tuple[str
     truth = [int(label) for label in labels.split()]
     ours, others = ([scorer(metric, truth, list(map(int, one.split()))) for one in side] for side in (first, second))
     return paired_bootstrap(ours, others, len(truth))
-
-
-def _made(runs: Sequence[Mapping[str, Any]]) -> str:
-    """By which commands, at which commits and where, and what every table's numbers are."""
-    used = [run["environment"] for run in runs]
-    machines = dict.fromkeys(on.get("accelerator") or f"{on['processor']}, {on['cpu_cores']} cores" for on in used)
-    commands = Counter(run["started_by"] for run in runs)  # Another table's too, of runs that are in both.
-    most = commands.most_common(MAX_COMMANDS)
-    shares = [f"`{text}`" + (f" ({n} of the runs)" if len(commands) > 1 else "") for text, n in most]
-    if rest := len(commands) - len(most):
-        shares.append(
-            f"{rest} more, which the runs' records name ({commands.total() - sum(n for _, n in most)} of the runs),"
-        )
-    # 12 digits, and `+` where there were changes.
-    commits = ", ".join(dict.fromkeys(run["commit"][:12] + run["commit"][40:] for run in runs if run["commit"]))
-    where = f"{f' at commit {commits}' if commits else ''} on {' and '.join(machines)}"
-    last = " (of stage 1 alone, the last)" if any(list(run.get("stages", ())) == ["1"] for run in runs) else ""
-    return (
-        f"Made by {', '.join(shares)}{where}. Scores are in percent, mean "
-        f"± standard deviation over seeds (n - 1), of the checkpoint best on validation{last}. Tokens (without padding), "
-        "FLOPs (6 x tokens with padding x parameters) and hours are of one run."
-    )
-
-
-def _sizes(scratch: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of each task's runs from scratch, how long and how large they are."""
-    lines = []
-    for task in dict.fromkeys(run["task"] for run in scratch):
-        own = [run for run in scratch if run["task"] == task]
-        steps, parameters = _range([run["cost"]["steps"] for run in own]), _range([run["parameters"] for run in own])
-        lines.append(f"{task}, trained from scratch: {steps} steps, {parameters} parameters.")
-    return lines
-
-
-def _larger(published: Sequence[Published], scratch: Sequence[Mapping[str, Any]]) -> list[str]:
-    """By how much the papers' experiments were larger than these runs from scratch."""
-    flops, size = fmean(run["cost"]["flops"] for run in scratch), fmean(run["parameters"] for run in scratch)
-    lines = [f"A run here has {flops:.2g} FLOPs and {size / 1e6:.3g} million parameters on average."]
-    for row in published:
-        if row.flops is not None:
-            assert row.parameters is not None and row.data is not None
-            lines.append(
-                f"{row.source}, {row.row}: {row.flops:.3g} FLOPs, {_times(row.flops / flops)} times ours, "
-                f"{row.parameters / 1e6:.0f} million parameters, {row.data / 1e9:g} GB of text."
-            )
-    if untold := dict.fromkeys(row.source for row in published if row.flops is None):
-        smallest = PUBLISHED["TLM Table 2: TLM (small-scale)"].flops
-        assert smallest is not None
-        lines.append(
-            f"{', '.join(untold)}: no FLOPs are printed there; TLM's smallest scale has {smallest:.3g}, "
-            f"{_times(smallest / flops)} times ours."
-        )
-    used = [corpus for run in scratch if (corpus := (run["subset"] or {}).get("corpus"))]
-    if corpora := dict.fromkeys(f"{corpus['size']:,} passages ({corpus['name']})" for corpus in used):
-        lines.append(f"Our corpus: {', '.join(corpora)}; the papers' have 16 GB (BERT's) or 160 GB (RoBERTa's).")
-    return lines
 
 
 def _times(ratio: float) -> str:
