@@ -20,18 +20,7 @@ from typing import Any, TypeGuard
 
 from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks.spec import KINDS
-from hf_tlm.utils.json_files import (
-    Check,
-    check_fields,
-    entry,
-    listed,
-    mapped,
-    maybe,
-    one_of,
-    read_object,
-    record,
-    such,
-)
+from hf_tlm.utils.json_files import Check, check_fields, entry, listed, mapped, maybe, one_of, read_object, record, such
 from hf_tlm.utils.run_files import GRID_FILE, RESULTS_FILE, SEED_FIGURES, SETTINGS_FILE
 from hf_tlm.utils.shown import kind_of
 
@@ -72,10 +61,14 @@ _OF_RUN = {
     **{"kind": _if_any(one_of(*KINDS)), "arguments": _OBJECT, "model": _OBJECT, "subset": _if_any(record(_OF_MANIFEST))},
     **{"teacher": _if_any(record({**_ASKED, "training": _if_any(record(_ASKED))}))},
     **dict.fromkeys(("cost", "validation", "test"), _FIGURES),
+    **dict.fromkeys(("seeds", "splits"), _if_any(listed(lambda value: value, 10**6))),
 }
 _OF_SEED = {
     **{"seed": _WHOLE, "parameters": maybe(_WHOLE), **dict.fromkeys(("cost", "validation", "test"), _FIGURES)},
-    **{"stages": _if_any(mapped(_if_any(record({"cost": _FIGURES})), 100)), "history": _if_any(listed(record({}), 10**7))},
+    **{
+        "stages": _if_any(mapped(_if_any(record({"cost": _FIGURES})), 100)),
+        "history": _if_any(listed(record({}), 10**7)),
+    },
 }
 
 
@@ -202,16 +195,10 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
     if seeds is None:  # Interrupted: what is finished is in the folders of the seeds.
         seeds = [read_json(path) for path in sorted(folder.glob("s[ep]*-*/results.json"))]
         yield seed_of(seed=None, error=NOT_FINISHED)
-    try:
-        for record in seeds:
-            check_seed(record, folder / RESULTS_FILE)
-            yield seed_of(
-                seed=record["seed"],
-                scores={split: record[split] for split in SPLITS if record.get(split)},
-                cost=record.get("cost") or {},
-            )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise AnalysisError(f"{folder / RESULTS_FILE} is not what a run writes: a seed's record lacks {error}.") from error
+    for one in seeds:
+        check_seed(one, folder / RESULTS_FILE)
+        scores = {split: one[split] for split in SPLITS if one.get(split)}
+        yield seed_of(seed=one["seed"], scores=scores, cost=one.get("cost") or {})
 
 
 def _figure(record: Mapping[str, Any]) -> str:

@@ -310,7 +310,7 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
     [
         ("results.json", '{"task": ', r"results.json cannot be read, .*\(it is not JSON"),
         ("results.json", "[1]", "results.json is damaged: it must hold a JSON object"),
-        ("results.json", '{"seeds": {"a": 1}}', "results.json: `seeds` must be a list"),
+        ("results.json", '{"seeds": {"a": 1}}', "results.json is not what recipes write: seeds must be a list"),
         (
             "results.json",
             '{"seeds": [], "kind": "weird"}',

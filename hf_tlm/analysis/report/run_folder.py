@@ -221,8 +221,6 @@ def _finished_seeds(run: RunFolder, finished: bool) -> list[dict[str, Any]]:
     else:
         files = [(seed, run.seed_folder(seed) / RESULTS_FILE) for seed in run.started_seeds]
         records = [{"seed": seed, **read_json(path)} for seed, path in files if path.is_file()]
-    if not isinstance(records, list) or not all(isinstance(seed, dict) and "seed" in seed for seed in records):
-        raise AnalysisError(f"{results}: `{part}` must be a list of records with their `seed`. The file is damaged.")
     for seed in records:
         check_seed(seed, results if finished else run.seed_folder(seed["seed"]) / RESULTS_FILE)
     return records
