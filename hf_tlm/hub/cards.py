@@ -191,21 +191,11 @@ def converted_card(
         classes: of a TLM checkpoint; None for one of COCO-LM.
         fills_masks: whether one of COCO-LM has its LM head.
     """
-    method, name = ("COCO-LM", "coco_lm") if classes is None else ("TLM", "tlm")
+    name = "coco_lm" if classes is None else "tlm"
     pipeline = _TEXTS[0] if classes is not None else "fill-mask" if fills_masks else "feature-extraction"
     data = _metadata(pipeline, [name, "converted"], hub_name(checkpoint))
-    return render(
-        "converted_model.md",
-        data,
-        title=f"{method}: {displayed_name(checkpoint)}, converted",
-        checkpoint=displayed_name(checkpoint),
-        parameters=parameters,
-        left_out=list(left_out),
-        classes=classes,
-        version=__version__,
-        transformers=oldest_transformers("cocolm" if classes is None else "electra"),
-        citations=[name],
-    )
+    about = {"checkpoint": displayed_name(checkpoint), "parameters": parameters, "left_out": left_out, "classes": classes}
+    return render("converted_model.md", data, **about, version=__version__, citations=[name])
 
 
 def _subset_on_the_hub(subset: Mapping[str, Any] | None) -> str | None:

@@ -178,12 +178,11 @@ class PublishArguments:
         if getattr(self, needed) is None:
             raise HubError(f"--{given[0]} needs --{needed}: see --help.")
         check_effects(self, HubError, prefix="--")
-        for name in ("dataset", "widget_texts"):
-            if self.subset is not None and getattr(self, name) is not None:
-                raise HubError(f"--{name} is for a model, and has no effect on a subset. Leave it out.")
-        for name, default in (("dataset", None), ("widget_texts", None), ("language", None), ("verify", False)):
-            if self.space is not None and getattr(self, name) != default:
-                raise HubError(f"--{name} has no effect on a Space. Leave it out.")
+        idle = {"subset": ("dataset", "widget_texts"), "space": ("dataset", "widget_texts", "language", "verify")}
+        for name in idle.get(given[0], ()):
+            if getattr(self, name) not in (None, False):
+                what = "a Space" if given[0] == "space" else "a subset: it is for a model"
+                raise HubError(f"--{name} has no effect on {what}. Leave it out.")
         if self.dry_run and self.verify:
             raise HubError("--dry_run publishes nothing that --verify could load. Give one of them.")
 
