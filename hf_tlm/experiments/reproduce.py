@@ -81,6 +81,7 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     check(plan, prepare_only)
     _check_table_file(plan)
     write_table(plan)  # A folder of records that cannot be written is refused before there is work to lose.
+    _tell_of_missing_teachers(plan)
     failed = None
     needed = _needed(plan)
 
@@ -334,11 +335,26 @@ def _check_teachers(plan: Plan, step: Step) -> None:
     for name in step.teachers:
         file = plan.record_file(plan.by_name[name])
         record = read_record(file)
-        if record is not None and not (folder := model_folder(plan, record)).is_dir():
+        if record is None or record["status"] != FINISHED:  # It is made before its pupil.
+            continue
+        if not (folder := model_folder(plan, record)).is_dir():
             raise ReproductionError(
                 f"It needs the model of {name}, which is recorded as finished and is not in {folder}. Put it there, or "
                 f"delete {file}: the same command then trains it again."
             )
+
+
+def _tell_of_missing_teachers(plan: Plan) -> None:
+    """Say before hours of work, not after them, which runs will lack a teacher's model, and what to do about it."""
+    lacking: dict[str, list[str]] = {}
+    for step in plan.trainings:
+        if not _finished(plan, step) and _find_equal(plan, step) is None:
+            try:
+                _check_teachers(plan, step)
+            except ReproductionError as error:
+                lacking.setdefault(str(error), []).append(step.name)
+    for reason, names in lacking.items():
+        logger.warning("%s will not be made. %s", ", ".join(names), reason)
 
 
 def commit() -> str | None:

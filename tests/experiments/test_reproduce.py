@@ -497,17 +497,24 @@ def test_a_teacher_that_was_taken_over_teaches_from_where_it_lies(work, tmp_path
     assert parse_step(plan, step)[-1].teacher == [str(tmp_path / "out/scierc/bm25/seed-0")]
 
 
-def test_a_teacher_whose_model_is_elsewhere_is_missed_by_name(work, tmp_path, faked):
+def test_a_teacher_whose_model_is_elsewhere_is_missed_by_name(work, tmp_path, faked, caplog):
     places = {"seeds": [0], "records_dir": tmp_path / "records"}
     reproduce(planned(work, tmp_path / "there", ["BM25"], **places))
-    arms = ["BM25", {"name": "pupil", "subset": "BM25", "teacher": "BM25"}]
+    assert "will not be made" not in caplog.text
+    arms = ["BM25", {"name": "pupil", "subset": "BM25", "teacher": "BM25"}, {"name": "other", "subset": "random"}]
     table = reproduce(planned(work, tmp_path / "here", arms, **places))
     (failure,) = table.failures
     file = tmp_path / "records/runs/scierc.bm25.seed-0.json"
-    assert f"model of scierc/bm25/seed-0, which is recorded as finished and is not in {tmp_path / 'here'}" in failure
+    reason = f"model of scierc/bm25/seed-0, which is recorded as finished and is not in {tmp_path / 'here'}"
+    assert reason in failure
     assert f"delete {file}: the same command then trains it again" in failure
+    # It is said before anything is made, which may take hours.
+    first = next(line for line in caplog.messages if line.startswith("Making scierc/other") or "will not be made" in line)
+    assert first.startswith("scierc/pupil/seed-0 will not be made. It needs the ") and reason in first
     file.unlink()
+    caplog.clear()
     assert not reproduce(planned(work, tmp_path / "here", arms, **places)).failures
+    assert "will not be made" not in caplog.text
 
 
 def test_a_pupil_is_prepared_before_its_teacher_is_trained(work, tmp_path, faked):
