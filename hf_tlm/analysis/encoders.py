@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 from transformers import AutoModel, DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from hf_tlm.analysis.arguments import POOLINGS
 from hf_tlm.corpora import load_corpus
@@ -39,7 +38,7 @@ from hf_tlm.hub.repo import ADAPTER_FILE, checkpoint_folder
 from hf_tlm.models.adapters import load_merged, read_adapter
 from hf_tlm.models.base import body_of
 from hf_tlm.models.families import longest_input
-from hf_tlm.models.loading import POOLER, hub_options, reading
+from hf_tlm.models.loading import POOLER, hub_options, reading, without_reports
 from hf_tlm.runs.finetuning.models import set_token_types
 from hf_tlm.utils.options import check_numbers
 from hf_tlm.utils.shown import kind_of
@@ -80,17 +79,13 @@ def load_encoder(
     options = hub_options(None, trust_remote_code, attn_implementation) | {"dtype": torch.float32}
     folder = checkpoint_folder(name_or_path, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(name_or_path, masking=False, trust_remote_code=trust_remote_code)
-    shown = logging.get_verbosity()
-    logging.set_verbosity_error()  # A head that is left out is no news here.
-    try:
-        with reading(f"an encoder from {name_or_path!r}"):
-            if (Path(folder) / ADAPTER_FILE).is_file():
-                model, missing = _adapted(folder, options), []
-            else:
-                model, info = AutoModel.from_pretrained(folder, output_loading_info=True, **options)
-                missing = [key for key in info["missing_keys"] if POOLER not in key.split(".")]
-    finally:
-        logging.set_verbosity(shown)
+    # A head that is left out is no news here.
+    with without_reports(), reading(f"an encoder from {name_or_path!r}"):
+        if (Path(folder) / ADAPTER_FILE).is_file():
+            model, missing = _adapted(folder, options), []
+        else:
+            model, info = AutoModel.from_pretrained(folder, output_loading_info=True, **options)
+            missing = [key for key in info["missing_keys"] if POOLER not in key.split(".")]
     if missing:
         raise AnalysisError(
             f"{name_or_path} lacks weights of its body ({', '.join(sorted(missing)[:3])}): they would be random. Give a "

@@ -45,7 +45,7 @@ from hf_tlm.models.generator_discriminator_parts import (
     sample_tokens,
     shared_parameters,
 )
-from hf_tlm.models.loading import classes_of, hub_options, load_classifier, reading
+from hf_tlm.models.loading import classes_of, hub_options, load_classifier, reading, without_reports
 from hf_tlm.models.tlm import renew_classifier
 from hf_tlm.utils.options import named
 
@@ -236,7 +236,7 @@ class GeneratorDiscriminator(TrainedModel):
         folder = checkpoint_folder(name, revision, trust_remote_code=trust_remote_code)
         hub = hub_options(revision, trust_remote_code, attn_implementation)
         corrects = options.get("heads") == "clm"
-        with reading(f"a model from {name!r}"):
+        with without_reports(), reading(f"a model from {name!r}"):
             main, _ = load_classifier(folder, name, id2label=id2label, **hub)
             state = (clm_heads_state if corrects else rtd_head_state)(folder, hub)
         auxiliary = load_auxiliary(auxiliary_name, name, **hub)

@@ -28,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.activations import ACT2FN
-from transformers.utils import SAFE_WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME, logging
 
 from hf_tlm.commands import did_you_mean, find_preset
 from hf_tlm.errors import HfTlmError, ModelError
@@ -297,6 +297,17 @@ def hub_options(revision: str | None, trust_remote_code: bool, attn_implementati
     """Keyword arguments of `from_pretrained`; transformers takes no None for an attention implementation."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     return options if attn_implementation is None else options | {"attn_implementation": attn_implementation}
+
+
+@contextmanager
+def without_reports() -> Iterator[None]:
+    """Leave out what transformers says of weights that a class does not have, or that begin at random."""
+    shown = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(shown)
 
 
 def load_classifier(folder: str, name: str, *, id2label: dict[int, str], **options) -> tuple[PreTrainedModel, bool]:

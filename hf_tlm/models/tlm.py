@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,19 @@ from hf_tlm.models.base import TrainedModel, body_of, encode, encode_masked_posi
 from hf_tlm.models.cpu_kernels import use_cpu_kernels
 from hf_tlm.models.families import EncodedTexts, Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
-from hf_tlm.models.loading import DTYPE, TRAINER_STATE, classes_of, head_is_new, hub_options, load_classifier, reading
+from hf_tlm.models.loading import (
+    DTYPE,
+    TRAINER_STATE,
+    classes_of,
+    head_is_new,
+    hub_options,
+    load_classifier,
+    reading,
+    without_reports,
+)
 from hf_tlm.utils.options import named
 
+logger = logging.getLogger(__name__)
 MLM_SUBFOLDER = "mlm"
 
 
@@ -169,7 +180,8 @@ class TlmModel(TrainedModel):
         folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code))
         # Our own exports keep the masked-LM head beside the classifier.
         beside = (folder / MLM_SUBFOLDER / "config.json").is_file()
-        with reading(f"a model from {name!r}"):
+        # Each class has weights of its own head alone: of the other's there would be a report.
+        with without_reports(), reading(f"a model from {name!r}"):
             classifier, classifier_is_new = load_classifier(str(folder), name, id2label=id2label, **options)
             lm, info = AutoModelForMaskedLM.from_pretrained(
                 str(folder),
@@ -180,6 +192,8 @@ class TlmModel(TrainedModel):
             )
         model = cls(classifier, lm)
         model.classifier_is_new, model.mlm_head_is_new = classifier_is_new, head_is_new(lm, info["missing_keys"])
+        if model.mlm_head_is_new:
+            logger.warning("%s has no masked-LM head: a new one begins at random.", name)
         return model
 
     @classmethod

@@ -1,5 +1,8 @@
 """One pass, two heads: equal to the two stock classes, in float32 and in gradients, for every family."""
 
+import logging
+import shutil
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -164,6 +167,20 @@ def test_checkpoint_round_trip_and_classifier_reset(model_type, tokenizer, tmp_p
     assert torch.equal(model(**inputs).mlm_loss, loaded(**inputs).mlm_loss)
     more = TlmModel.from_checkpoint(str(tmp_path / "m"), id2label=dict(enumerate("abcde")))
     assert more(**{**inputs, "labels": inputs["labels"]}).logits.shape == (4, 5)
+
+
+def test_heads_of_the_other_stock_model_are_no_news_and_a_missing_one_is(tokenizer, tmp_path, monkeypatch, caplog):
+    """Of a masked LM transformers said in a table that its head is UNEXPECTED, which is in use."""
+    for logger in ("transformers", "hf_tlm"):
+        monkeypatch.setattr(logging.getLogger(logger), "propagate", True)
+    export_stock(tiny("bert"), tokenizer, tmp_path / "m")
+    mlm, names = tmp_path / "m" / "mlm", {0: "a", 1: "b", 2: "c"}
+    assert TlmModel.from_checkpoint(str(mlm), id2label=names).classifier_is_new and not caplog.messages
+    shutil.rmtree(mlm)
+    assert TlmModel.from_checkpoint(str(tmp_path / "m"), id2label=names).mlm_head_is_new
+    assert caplog.messages == [f"{tmp_path / 'm'} has no masked-LM head: a new one begins at random."]
+    AutoModelForMaskedLM.from_pretrained(tmp_path / "m")
+    assert "UNEXPECTED" in caplog.text
 
 
 def test_a_trainer_checkpoint_is_a_stock_classifier_too(tokenizer, tmp_path):
