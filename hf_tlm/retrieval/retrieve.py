@@ -240,7 +240,7 @@ def _clean(found: RetrievalResult, guard: Decontaminator | None) -> tuple[Retrie
 
 def _distinct(found: RetrievalResult, threshold: float) -> tuple[RetrievalResult, list[str]]:
     """Without near-duplicates of better passages, and their ids."""
-    repeats = near_duplicates(found.passages["text"][:], threshold=threshold)
+    repeats = near_duplicates(found.passages["text"][:], threshold)
     return found.select(np.flatnonzero(repeats < 0)), found.passages.select(np.flatnonzero(repeats >= 0))["id"][:]
 
 
