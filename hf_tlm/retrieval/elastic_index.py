@@ -69,7 +69,6 @@ def index_corpus(
     *,
     corpus_name: str,
     fingerprint: str,
-    progress: bool = True,
 ) -> int:
     """Put a corpus into an index, once; the number of its passages.
 
@@ -105,8 +104,7 @@ def index_corpus(
             _create(client, settings, bm25, stamp)
         found = _same(read_layout(client, settings).stamp, stamp, settings)
         if not found["complete"]:
-            bar = tqdm(total=len(dataset), desc="Indexing the corpus", unit=" passages", disable=None if progress else True)
-            with bar:
+            with tqdm(total=len(dataset), desc="Indexing the corpus", unit=" passages", disable=None) as bar:
                 for rows in dataset.iter(batch_size=BULK_ROWS):
                     _bulk(client, rows, fields, settings)
                     bar.update(len(rows["id"]))

@@ -18,9 +18,9 @@ from tqdm.auto import tqdm
 
 from hf_tlm.corpora.corpus import Corpus
 from hf_tlm.retrieval.bm25.files import order_of_ids
-from hf_tlm.retrieval.engine import RetrievalRequest, count_sources, search_corpus, search_elastic, search_shards
+from hf_tlm.retrieval.engine import search_corpus, search_shards
 from hf_tlm.retrieval.filters import Decontaminator, check_deduplication, held_out_texts, near_duplicates
-from hf_tlm.retrieval.hits import RetrievalResult
+from hf_tlm.retrieval.hits import RetrievalRequest, RetrievalResult, count_sources
 from hf_tlm.retrieval.settings import RETRIEVERS, Bm25Settings, ElasticSettings, Sharding, check_elastic, check_engine
 from hf_tlm.retrieval.subset import Subset
 from hf_tlm.retrieval.subset_files import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS
@@ -163,6 +163,8 @@ def retrieve(
 
 def _search(retriever: str, search: RetrievalRequest, corpus, sharding, elastic) -> RetrievalResult:
     if elastic is not None:
+        from hf_tlm.retrieval.elastic_search import search_elastic
+
         return search_elastic(search, corpus, elastic)
     if retriever == "sharded":
         return search_shards(search, corpus, sharding or Sharding())

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hf_tlm.corpora import load_corpus
 from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
-from hf_tlm.retrieval.engine import RetrievalRequest
+from hf_tlm.retrieval.hits import RetrievalRequest
 from hf_tlm.retrieval.settings import VARIANTS, Bm25Settings
 from hf_tlm.retrieval.sharded import sharded, workspace
 from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
