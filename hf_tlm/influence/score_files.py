@@ -27,6 +27,7 @@ from hf_tlm.influence.task_gradients import GRADIENTS_FOLDER
 from hf_tlm.retrieval.sharded.workspace import Workspace, read_table
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.locks import Claim, awaited
 
 if TYPE_CHECKING:
@@ -280,12 +281,7 @@ def _claim(folder: Path, settings: dict[str, Any], main: bool) -> Claim:
                     claim.new = True
         else:
             time.sleep(POLL_SECONDS)
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("it holds no JSON object")
-    except ValueError as error:
-        raise InfluenceError(f"{path} is damaged: {error}. Remove the folder, or choose another --work_dir.") from error
+    found = read_object(path, InfluenceError, "Remove the folder, or choose another --work_dir.")
     if found != settings:
         differ = [name for name in sorted({*found, *settings}) if found.get(name) != settings.get(name)]
         named = ", ".join(f"{name} ({_short(found.get(name))} there, {_short(settings.get(name))} now)" for name in differ)

@@ -34,7 +34,6 @@ from hf_tlm.models.families import FAMILIES
 # How far below the largest of its row a masked score is kept. exp(-60) = 9e-27 is nothing beside 1 in float32; what is much
 # lower is a denormal number, at which the softmax of onnxruntime, and the product after it, are many times slower.
 DEPTH = 60.0
-ROTARY_OPSET = 23  # The first with an operator for rotary positions.
 _NAME = "hf_tlm_onnx"
 _LOCK = threading.RLock()  # Of what a class and a module of transformers hold meanwhile.
 # The first with an operator for rotary positions; 20 is the first with one for GELU.
@@ -106,7 +105,7 @@ def exportable_attention(model: Any, opset: int) -> Iterator[None]:
     known = model._supports_attention_backend and model.config.model_type in FAMILIES
     model.set_attn_implementation(_NAME if known else "eager")
     try:
-        with _rotary_operator(model) if opset >= ROTARY_OPSET and _fixed_angles(model.config) else contextlib.nullcontext():
+        with _rotary_operator(model) if opset >= OPSET and _fixed_angles(model.config) else contextlib.nullcontext():
             yield
     finally:
         model.set_attn_implementation(before)

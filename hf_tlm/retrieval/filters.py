@@ -294,11 +294,14 @@ def near_duplicates(texts: Sequence[str], threshold: float) -> np.ndarray:
     """For each text the index of the first earlier one that it nearly repeats, or -1 if it stays: int64 [texts].
 
     Two texts repeat each other if the Jaccard similarity of their sets of word 5-grams (a text of fewer words is one) is
-    at least `threshold`, above 0 and at most 1. Only texts that stay are compared with, so of a group the first one stays:
-    bring the best first. Texts without a word repeat each other.
+    at least `threshold`. Only texts that stay are compared with, so of a group the first one stays: bring the best
+    first. Texts without a word repeat each other.
 
     LSH proposes at least `RECALL` of the pairs at the threshold and nearly all above it (95% at 0.8, 99% at 0.85); nothing
     is dropped on an estimate. Memory: about 200 bytes a text.
+
+    Args:
+        threshold: above 0, at most 1.
 
     Raises:
         RetrievalError: the threshold is out of range, or datasketch is not installed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -235,7 +235,8 @@ def _clean(found: RetrievalResult, guard: Decontaminator | None) -> tuple[Retrie
     """Without the passages that hold held-out texts, and their ids, sorted."""
     if guard is None:
         return found, []
-    texts = tqdm(_texts(found.passages), total=len(found.passages), desc="Decontaminating", unit=" passages")
+    texts = (text for batch in found.passages.select_columns("text").iter(READ_ROWS) for text in batch["text"])
+    texts = tqdm(texts, total=len(found.passages), desc="Decontaminating", unit=" passages")
     leaks = np.array([leak is not None for leak in guard.leaks(texts)], bool)
     return found.select(np.flatnonzero(~leaks)), sorted(found.passages.select(np.flatnonzero(leaks))["id"][:])
 
@@ -336,8 +337,3 @@ def _dataset(found: RetrievalResult, manifest: dict[str, Any]) -> Dataset:
     # Without one, `datasets` would pickle the whole table to make a fingerprint.
     fingerprint = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()[:16]
     return Dataset(InMemoryTable(table.cast(schema)), split=NamedSplit("train"), fingerprint=fingerprint)
-
-
-def _texts(passages: Dataset) -> Iterator[str]:
-    for batch in passages.select_columns("text").iter(batch_size=READ_ROWS):
-        yield from batch["text"]

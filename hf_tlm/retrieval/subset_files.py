@@ -32,11 +32,11 @@ from hf_tlm.tasks.spec import Task, registered_task
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.json_files import (
     Check,
-    Unfit,
     check_fields,
     listed,
     mapped,
     maybe,
+    one_of,
     read_json,
     real,
     record,
@@ -96,15 +96,6 @@ def _named(*needed: str, **fields: Check) -> Check:
     return record({"name": _NAME, **fields}, optional=[name for name in fields if name not in needed])
 
 
-def _choice(*values: str) -> Check:
-    def check(value: Any) -> str:
-        if value not in values:
-            raise Unfit(" or ".join(values))
-        return value
-
-    return check
-
-
 def _score_model(value: Any) -> Any:
     """Names of checkpoints, or how one was trained."""
     if isinstance(value, dict):
@@ -133,16 +124,16 @@ _TEACHERS = listed(_of(name=_NAME, revision=maybe(_NAME), license=maybe(_NAME)),
 NEEDED: dict[str, Check] = {
     "corpus": _named("fingerprint", fingerprint=maybe(_NAME), size=maybe(_COUNT)),
     "task": _named("fingerprint", fingerprint=maybe(_NAME), split=maybe(_NAME)),
-    "retriever": _choice(*RETRIEVERS, "released"),
+    "retriever": one_of(*RETRIEVERS, "released"),
     "counts": record(_COUNTS, optional=[name for name in _COUNTS if name not in ("passages", "union")]),
 }
 # Of some, or since some version.
 _MORE: dict[str, Check] = {
     **dict.fromkeys(("query_mode", "variant", "stopwords", "stemmer", "analyzed_by"), maybe(_NAME)),
-    "script": maybe(_choice(*SCRIPTS)),
+    "script": maybe(one_of(*SCRIPTS)),
     **dict.fromkeys(("max_query_terms", "top_k", "top_k_requested", "num_passages", "seed"), maybe(_COUNT)),
     **dict.fromkeys(("k1", "b", "delta"), maybe(_NUMBER)),
-    "analyzer": maybe(_of(stopwords=maybe(_NAME), stemmer=maybe(_NAME), script=maybe(_choice(*SCRIPTS)))),
+    "analyzer": maybe(_of(stopwords=maybe(_NAME), stemmer=maybe(_NAME), script=maybe(one_of(*SCRIPTS)))),
     "teacher": maybe(_of(model=_NAME, passages=_COUNT, label_names=_NAMES, cut_passages=_COUNT, teachers=_TEACHERS)),
     "decontamination": _LEFT_OUT,
     "deduplication": _LEFT_OUT,
@@ -150,7 +141,7 @@ _MORE: dict[str, Check] = {
     "selection": maybe(
         record(
             {
-                **{"size": _COUNT, "of": _COUNT, "method": _choice(*SELECTIONS), "score_model": maybe(_score_model)},
+                **{"size": _COUNT, "of": _COUNT, "method": one_of(*SELECTIONS), "score_model": maybe(_score_model)},
                 **dict.fromkeys(("passages_without_score", "passages_not_finite"), maybe(_COUNT)),
                 "teacher": _of(model=_NAME, teachers=_TEACHERS),
             },
@@ -163,8 +154,8 @@ _MORE: dict[str, Check] = {
 }
 # Of queries, where there were some.
 _QUERIED: dict[str, Check] = {
-    "query_mode": _choice(*QUERY_MODES),
-    "variant": _choice(*dict.fromkeys(chain(*VARIANTS.values()))),
+    "query_mode": one_of(*QUERY_MODES),
+    "variant": one_of(*dict.fromkeys(chain(*VARIANTS.values()))),
     "top_k": whole(1, 2**53),
     "k1": _NUMBER,
     "b": _NUMBER,

@@ -40,6 +40,7 @@ from hf_tlm.retrieval.bm25.files import (
     checksum,
     digest_of,
     order_of_ids,
+    write_table,
 )
 from hf_tlm.retrieval.bm25.tiles import Sample, Tile, make_tile, tokens_of
 from hf_tlm.retrieval.bm25.tokenize import Vocabulary, keep_terms, term_ids, tokenize_words
@@ -259,9 +260,7 @@ def write_index(
         arrays = {**builder.finish(), "order": order, "by_place": np.argsort(order).astype(np.int32)}
         for name, array in arrays.items():
             np.save(work / f"{name}.npy", array)
-        table = pa.table({"id": ids})
-        with pa.OSFile(str(work / IDS_FILE), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
+        write_table(work / IDS_FILE, pa.table({"id": ids}))
         meta = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,

@@ -318,11 +318,6 @@ def open_passages(folder: Path) -> Dataset:
     return Dataset.from_file(str(folder / PASSAGES_FILE))
 
 
-def write_table(path: Path, table: pa.Table) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-
-
 def read_table(path: Path) -> pa.Table:
     """Memory-mapped."""
     with pa.memory_map(str(path)) as source:
