@@ -26,7 +26,7 @@ from hf_tlm.retrieval.bm25.files import META_FILE, ChangedIndexError, order_of_i
 from hf_tlm.retrieval.bm25.index import Index
 from hf_tlm.retrieval.bm25.tokenize import TokenizedTexts, tokenize_texts
 from hf_tlm.retrieval.hits import NO_HITS, Hits, RetrievalRequest, RetrievalResult, count_sources, union_of
-from hf_tlm.retrieval.settings import Bm25Settings, Sharding, check_engine
+from hf_tlm.retrieval.settings import Bm25Settings, check_engine
 from hf_tlm.retrieval.texts import RetrievalError, load_bm25s
 from hf_tlm.utils.options import check_numbers
 
@@ -70,28 +70,6 @@ def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> Retr
         "bad_files": list(corpus.bad_files),
     }
     return RetrievalResult(passages.select(rows), union.columns(rows), counts, without_hits)
-
-
-def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) -> RetrievalResult:
-    """A corpus larger than one machine."""
-    from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
-
-    found = retrieve_sharded(
-        search.tokenize(),
-        corpus,
-        search.top_k,
-        search.settings,
-        work_dir=sharding.work_dir or search.folder / f"sharded-{corpus.fingerprint}-{search.digest(sharding)}",
-        num_shards=sharding.num_shards,
-        executor=sharding.executor,
-        workers=sharding.workers,
-        max_query_terms=search.max_query_terms,
-        query_batch_size=search.query_batch_size,
-        executor_options=sharding.options,
-        cache_dir=str(search.folder),
-    )
-    search.check_found(len(found.passages), found.counts["passages"])
-    return found
 
 
 def search_package(

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from hf_tlm.corpora.corpus import Corpus
 from hf_tlm.retrieval.bm25.files import order_of_ids
-from hf_tlm.retrieval.engine import search_corpus, search_shards
+from hf_tlm.retrieval.engine import search_corpus
 from hf_tlm.retrieval.filters import Decontaminator, check_deduplication, held_out_texts, near_duplicates
 from hf_tlm.retrieval.hits import RetrievalRequest, RetrievalResult, count_sources
 from hf_tlm.retrieval.settings import RETRIEVERS, Bm25Settings, ElasticSettings, Sharding, check_elastic, check_engine
@@ -167,6 +167,8 @@ def _search(retriever: str, search: RetrievalRequest, corpus, sharding, elastic)
 
         return search_elastic(search, corpus, elastic)
     if retriever == "sharded":
+        from hf_tlm.retrieval.sharded.sharded import search_shards
+
         return search_shards(search, corpus, sharding or Sharding())
     return search_corpus(retriever, search, corpus)
 

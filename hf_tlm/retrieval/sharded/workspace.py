@@ -263,7 +263,7 @@ def write_shard(folder: Path, pieces: Iterable[Piece], skip_bad_files: bool) -> 
     _write_counts(folder, sources, skipped, bad_files)
 
 
-def spread(corpus: Corpus, workspace: Workspace, num_shards: int, cache_dir: str | None = None) -> None:
+def spread(corpus: Corpus, workspace: Workspace, num_shards: int, cache_dir: Path) -> None:
     """Write every shard's passages from here, in equal shares.
 
     This is for a corpus that is not of files, or whose files the shards cannot see.
