@@ -150,20 +150,12 @@ class Decontaminator:
 
     Args:
         held_out: (id, text) pairs, as `held_out_texts` gives them. Texts without a word are never found.
-        threshold: at least 0 and below 1.
-
-    Raises:
-        RetrievalError: a setting out of range.
+        ngram, threshold, min_characters: at least 1; at least 0 and below 1; at least 0.
     """
 
     def __init__(
         self, held_out: Iterable[tuple[str, str]], *, ngram: int = 13, threshold: float = 0.2, min_characters: int = 50
     ):
-        if ngram < 1 or not 0 <= threshold < 1 or min_characters < 0:
-            raise RetrievalError(
-                "Decontamination needs ngram of at least 1, threshold of at least 0 and below 1, and min_characters of "
-                f"at least 0; received {ngram}, {threshold} and {min_characters}."
-            )
         self.ngram, self.threshold = ngram, threshold
         self.settings = {"ngram": ngram, "threshold": threshold, "min_characters": min_characters}
         self._held_out = list(held_out)
