@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -308,19 +308,14 @@ def _short(value: Any) -> str:
 
 def _score(scores: ScoreFiles, rows: Dataset, scorer, missing: list[int], mine: list[int], main: bool) -> None:
     """Make those shards of the missing ones that are `mine`, and wait for the others."""
-    done = len(rows) - sum(len(scores.rows(number)) for number in missing)
+    left, next_ones = set(missing), iter(mine)
+    done = len(rows) - sum(len(scores.rows(number)) for number in left)
     with tqdm(desc="Scoring", unit=" passages", total=len(rows), initial=done, disable=not main) as bar:
-        for number in mine:
-            if scores.find(number) is None:
+        while left:
+            if (number := next(next_ones, None)) is None:
+                time.sleep(POLL_SECONDS)
+            elif scores.find(number) is None:
                 scores.write(number, scorer.score(rows.select(scores.rows(number))))
-            missing = _advance(scores, missing, bar)
-        while missing:
-            time.sleep(POLL_SECONDS)
-            missing = _advance(scores, missing, bar)
-
-
-def _advance(scores: ScoreFiles, missing: Iterable[int], bar) -> list[int]:
-    """What is still missing; the bar shows what is not."""
-    still = [number for number in missing if scores.find(number) is None]
-    bar.update(sum(len(scores.rows(number)) for number in set(missing) - set(still)))
-    return still
+            there = {number for number in left if scores.find(number) is not None}
+            bar.update(sum(len(scores.rows(number)) for number in there))
+            left -= there

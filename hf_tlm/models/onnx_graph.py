@@ -250,7 +250,8 @@ def to_onnx(
     dynamic = {place: torch.export.Dim(name, min=1, max=most) for place, (name, most) in enumerate(dims)}
     was = model.training
     try:
-        with _quietly(), _sorted_sets(model), exportable_attention(model, opset):
+        with warnings.catch_warnings(), _process_as_it_was(), _sorted_sets(model), exportable_attention(model, opset):
+            warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 _Logits(model.eval(), inputs, outputs),
                 values,
@@ -271,22 +272,6 @@ def to_onnx(
     _strip(graph)
     check_plain(graph, opset)
     return graph
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the exporter's notes for its developers."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
 
 
 def _strip(model: Any) -> None:
@@ -355,7 +340,8 @@ def _process_as_it_was() -> Iterator[None]:
     """What onnxruntime's tools change for the whole process is afterwards as before: logging, and where modules are found.
 
     They log by the root logger, which takes a handler where it has none: a program's `logging.basicConfig` would then do
-    nothing. Their advice to optimise the graph first, which the exporter has done, is not shown.
+    nothing. Their advice to optimise the graph first, which the exporter has done, is not shown, nor are the exporter's
+    notes for its developers.
     """
     disabled, handlers, path = logging.root.manager.disable, list(logging.root.handlers), list(sys.path)
     logging.disable(max(disabled, logging.WARNING))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -240,21 +240,15 @@ def explain(error: Exception, settings: ElasticSettings, repetitions: int = 0) -
 
 def reason_of(body: Any) -> str:
     """The types and reasons in an error of Elasticsearch, outermost first, each once."""
-    found: dict[str, None] = {}
 
-    def walk(part: Any) -> None:
+    def walk(part: Any) -> Iterator[str]:
         if isinstance(part, dict):
-            words = [str(part[name]) for name in ("type", "reason") if isinstance(part.get(name), str)]
-            if words:
-                found[": ".join(words)] = None
-            for value in part.values():
-                walk(value)
-        elif isinstance(part, list):
-            for value in part:
-                walk(value)
+            yield ": ".join(part[name] for name in ("type", "reason") if isinstance(part.get(name), str))
+            part = list(part.values())
+        for value in part if isinstance(part, list) else ():
+            yield from walk(value)
 
-    walk(body)
-    return "; ".join(found) or str(body)
+    return "; ".join(dict.fromkeys(filter(None, walk(body)))) or str(body)
 
 
 def _layout(name: str, described: dict[str, Any], settings: ElasticSettings) -> Layout:
