@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -100,9 +100,8 @@ def search_package(
         tie_key = np.arange(len(corpus))
     ids = {term: number for number, term in enumerate(corpus.vocabulary)}
     known = [[ids[term] for term in map(queries.vocabulary.__getitem__, query) if term in ids] for query in queries]
-    if not any(known):
-        return iter([NO_HITS] * len(known))
-    return BACKENDS[backend](known, corpus, min(top_k, len(corpus)), settings, tie_key)
+    hits = BACKENDS[backend](list(filter(None, known)), corpus, min(top_k, len(corpus)), settings, tie_key)
+    return (next(hits) if query else NO_HITS for query in known)
 
 
 def rarest_terms(queries: TokenizedTexts, corpus: TokenizedTexts, max_query_terms: int) -> TokenizedTexts:
@@ -202,20 +201,14 @@ def _search_bm25s(
     size = min(MAX_BATCH, max(1, BATCH_BYTES // (8 * (top_k + 1))))
     for start in range(0, len(queries), size):
         batch = queries[start : start + size]
-        known = [query for query in batch if query]
-        if known and top_k < len(corpus):
+        rows: Iterable[Hits | None] = [None] * len(batch)
+        if top_k < len(corpus):
             # One more than K shows whether the cut falls inside a tie, where bm25s keeps arbitrary documents.
             threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # Numba sets its options as it is imported.
             with _torch_threads_kept():
-                found = engine.retrieve(known, k=top_k + 1, show_progress=False, n_threads=threads)
-            rows: Iterator[Hits | None] = zip(found.documents, found.scores.astype(np.float32), strict=True)
-        else:
-            rows = (None for _ in known)
-        for query in batch:
-            if not query:
-                yield NO_HITS
-                continue
-            row = next(rows)
+                found = engine.retrieve(batch, k=top_k + 1, show_progress=False, n_threads=threads)
+            rows = zip(found.documents, found.scores.astype(np.float32), strict=True)
+        for query, row in zip(batch, rows, strict=True):
             if row is not None and row[1][top_k - 1] > row[1][top_k]:
                 # Every variant here adds something above or equal to 0 for a shared token and the same constant for
                 # all others: what beats the (K+1)-th shares a token.

@@ -268,18 +268,17 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
         RetrievalError: the file cannot be read, has no column `text`, or no text.
     """
     rows = texts = 0
-    first_rank: int | None = np.iinfo(np.int32).max
+    given: set[int | None] = set()
     for row in _read(path):
         rows += 1
         texts += bool(row["text"].strip())
-        rank = _integer(row.get("rank"))
-        first_rank = None if first_rank is None or rank is None else min(first_rank, rank)
+        given.add(_integer(row.get("rank")))
     if not texts:
         raise RetrievalError(f"{path} has no texts: {rows:,} rows, all of them blank.")
     if blank := rows - texts:
         logger.warning("%s: left out %s of %s rows, which have no text.", path.name, f"{blank:,}", f"{rows:,}")
     digest = sha256(path)
-    shift = None if first_rank is None else int(first_rank == 0)
+    shift = None if None in given else int(0 in given)
     # The digest makes the cache of `datasets` know the content.
     made = {"path": str(path), "source": repo_id, "shift": shift, "digest": digest}
     features = Features({name: Value(kind) for name, kind in COLUMNS.items()})
@@ -300,7 +299,7 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
         "decontamination": None,
         "deduplication": None,
         "counts": {"passages": rows, "union": texts, "blank_texts": blank},
-        "rank_column": first_rank is not None,
+        "rank_column": shift is not None,
         "versions": {"hf_tlm": __version__, "datasets": datasets.__version__},
     }
 
@@ -308,12 +307,11 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
 def _rows(path: str, source: str, shift: int | None, digest: str) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(_read(Path(path))):
         if row["text"].strip():
-            rank = None if shift is None else _integer(row["rank"])
             yield {
                 "id": f"{Path(path).name}:{number}",
                 "text": row["text"],
                 "source": source,
-                "rank": number + 1 if shift is None or rank is None else rank + shift,
+                "rank": number + 1 if shift is None else (_integer(row["rank"]) or 0) + shift,
                 "score": None,
                 "n_queries": None,
                 "best_query": None,
