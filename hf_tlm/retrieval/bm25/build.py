@@ -140,10 +140,8 @@ class Builder:
         self.sample.add(documents, ids, offsets)
         self.table.append([file.tell(), *shape])
         file.write(data)
-        if len(self.frequencies) < len(self.terms):
-            self.frequencies = np.concatenate(
-                [self.frequencies, np.zeros(len(self.terms) - len(self.frequencies), np.int64)]
-            )
+        if new := len(self.terms) - len(self.frequencies):
+            self.frequencies = np.pad(self.frequencies, (0, new))
         self.frequencies[tile.terms] += np.diff(tile.starts)
         self.lengths.append(np.diff(offsets).astype(np.int32))
         self.num_passages += tile.num_docs
