@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 from datasets import Dataset
@@ -27,8 +27,13 @@ MOST_UNKNOWN = 0.2
 _NO_TEXTS = ("id", "label", "tags", "answers", "source")
 
 
-class Cut(NamedTuple):
-    """Of some texts' tokens, without special ones, the share that a length cuts off, and how many words fill it."""
+@dataclass(frozen=True)
+class Cut:
+    """What a length leaves of some texts.
+
+    share: of their tokens, without special ones, that are cut off.
+    words: so many of their words fill the length, on average.
+    """
 
     share: float
     words: int
@@ -65,7 +70,14 @@ def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerB
 
 
 def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: str) -> None:
-    """Raise a TokenizerError where too much of a sample of texts is [UNK]. name: of the tokenizer, as it was asked for."""
+    """Tokenise a sample of texts, and count what the tokenizer does not know.
+
+    Args:
+        name: of the tokenizer, as it was asked for.
+
+    Raises:
+        TokenizerError: too much of them is [UNK].
+    """
     if tokenizer.unk_token_id is None:
         return
     sample = [text[:CHARACTERS] for text in islice(texts, SAMPLE)]

@@ -37,7 +37,14 @@ class TokenizerError(HfTlmError):
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, masking: bool = True) -> None:
-    """Raise a TokenizerError for no tokenizer, or one without a padding token, or without a mask token for masking."""
+    """Check that a tokenizer has the special tokens that training needs.
+
+    Args:
+        masking: whether it is for masked language modelling.
+
+    Raises:
+        TokenizerError: it is no tokenizer, or has no padding token, or no mask token where one is needed.
+    """
     if not all(hasattr(tokenizer, needed) for needed in ("mask_token", "pad_token", "name_or_path")):
         raise TokenizerError(
             f"Expected a tokenizer of transformers; received {str(tokenizer)[:100]!r} ({type(tokenizer).__name__}). Pass "

@@ -43,7 +43,11 @@ def model_names(given: str | os.PathLike | Sequence[str | os.PathLike]) -> list[
 def average(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """The average of what several models say of the same rows: of probabilities, or of values.
 
-    {"prediction", "probabilities"} of each row, or {"prediction": number}; the first of classes that are level.
+    Args:
+        answers: of each model one dict a row, as `hf_tlm.runs.finetuning.kinds` has them.
+
+    Returns:
+        {"prediction", "probabilities"} of each row, or {"prediction": number}; the first of classes that are level.
     """
     averaged: list[dict[str, Any]] = []
     for row in zip(*answers, strict=True):
@@ -88,10 +92,14 @@ def _described(source: Source) -> str:
 
 
 def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = AGAIN) -> dict[str, dict[str, float]]:
-    """What the average of several seeds' models scores, from the predictions that they left; see `read_average`.
+    """What the average of several seeds' models scores, from the predictions that they left.
 
-    Returns split -> metric -> score, for validation and test; empty for kinds of tasks without an average, and without a
-    split whose predictions are not there for every seed.
+    Args:
+        seeds, advice: see `read_average`.
+
+    Returns:
+        split -> metric -> score, for validation and test; empty for kinds of tasks without an average, and without a split
+        whose predictions are not there for every seed.
     """
     if task.spec.kind not in KINDS:
         return {}
@@ -102,7 +110,9 @@ def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = AGAIN) -> d
 def read_average(seeds: Sequence[Path], split: str, advice: str = AGAIN) -> list[dict[str, Any]] | None:
     """The average of what several seeds' models left of a split, of one what it left; None where one has none.
 
-    advice: what to do about a damaged file, for the HfTlmError that names it.
+    Args:
+        seeds: their folders.
+        advice: what to do about a damaged file, for the HfTlmError that names it.
     """
     files = [predictions_file(folder, split) for folder in seeds]
     if not files or not all(file.is_file() for file in files):
@@ -171,7 +181,11 @@ def beside(
 
 
 def with_linear(task: Task, ours: Mapping[str, Answers]) -> dict[str, dict[str, float]]:
-    """What the average of a model, of whose answers these are split -> answers, and the linear model scores, as these."""
+    """What the average of a model and the linear model scores: split -> metric -> score.
+
+    Args:
+        ours: split -> the answers of the model.
+    """
     linear = linear_answers(task)
     return {
         split: _together(task, split, answers, linear[split])

@@ -158,10 +158,7 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
         {
             "name": same[0].name,
             "settings": {"draws": len(same)} if draws else same[0].settings,
-            "scores": {
-                split: {metric: float(np.mean([one.scores[split][metric] for one in same])) for metric in metrics}
-                for split, metrics in same[0].scores.items()
-            },
+            "scores": _mean_scores([one.scores for one in same]),
         }
         for same in zip(*made, strict=True)
     ]
@@ -170,6 +167,14 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
     with contextlib.suppress(HfTlmError):  # A cache that cannot be written: made again by the next run.
         atomic_write(file, checked_text(found))
     return found
+
+
+def _mean_scores(several: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """The means over draws: split -> metric -> score."""
+    return {
+        split: {metric: float(np.mean([scores[split][metric] for scores in several])) for metric in metrics}
+        for split, metrics in several[0].items()
+    }
 
 
 def _answers(baseline: Baseline, task: Task) -> dict[str, dict[str, Any]]:
@@ -283,9 +288,10 @@ def _most(task: Task) -> int:
 def _features(
     task: Task,
 ) -> Iterator[tuple[int, dict[str, tuple[list[str], np.ndarray]], dict[str, sparse.csr_matrix]]]:
-    """The TF-IDF of all splits, with n-grams of up to n words, as `tfidf(n)` has it; texts are split up once.
+    """Yield the TF-IDF of all splits, with n-grams of up to n words, as `tfidf(n)` has it; texts are split up once.
 
-    (n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F]), of each n.
+    Yields:
+        n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F].
     """
     most, pattern, counted = _most(task), tokens(_by_character(task)), {}
     for column in _columns(task):

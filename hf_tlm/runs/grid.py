@@ -40,7 +40,11 @@ POINTS, CARD_FILE = "points", "README.md"
 
 
 def figures(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """As `hf_tlm.runs.records.aggregate`, with the median and the best of the seeds; larger is better."""
+    """As `hf_tlm.runs.records.aggregate`, with the median and the best of the seeds.
+
+    Args:
+        scores: of every seed, by metric; larger is better.
+    """
     return {
         name: {**summary, "median": statistics.median(summary["values"]), "best": max(summary["values"])}
         for name, summary in aggregate(scores).items()
@@ -54,7 +58,11 @@ def choose(points: Sequence[Mapping[str, Any]], metric: str, select_by: str) -> 
 
 
 def to_markdown(record: Mapping[str, Any]) -> str:
-    """The table of a grid, of its record in `grid.json`: its best point first, and the test scores of that one."""
+    """The table of a grid, its best point first, and the test scores of that one.
+
+    Args:
+        record: `grid.json`, see `hf_tlm.runs.grid.GridRun`.
+    """
     metric, select_by, chosen = record["metric"], record["select_by"], record["chosen"]
     finished, failed = ([point for point in record["points"] if what in point] for what in ("validation", "failed"))
     rows = []

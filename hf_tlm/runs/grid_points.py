@@ -71,11 +71,8 @@ class Grid:
             raise GridError(f"A grid is a mapping of arguments to lists of values; received {self.values!r:.80}.")
         if self.select_by not in SELECTIONS:
             raise GridError(f"select_by must be one of {', '.join(SELECTIONS)}; received {self.select_by!r}.")
-        seeds = self.seeds
-        if seeds is not None and not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
-            raise GridError(f"seeds of a grid must be a list of whole numbers; received {seeds!r:.80}.")
-        if seeds and len(set(seeds)) < len(seeds):
-            raise GridError(f"seeds of a grid holds a seed twice: {seeds}. Each is one run.")
+        if self.seeds is not None:
+            _check_seeds(self.seeds)
         ranges = {
             name: value if isinstance(value, Range) else Range.of(name, value)
             for name, value in self.values.items()
@@ -126,6 +123,13 @@ class Grid:
         first = {name: values[0] for name, values in ends.items()}
         others = [first | {name: value} for name, values in ends.items() for value in values[1:]]
         return [first, *others]
+
+
+def _check_seeds(seeds: Any) -> None:
+    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
+        raise GridError(f"seeds of a grid must be a list of whole numbers; received {seeds!r:.80}.")
+    if len(set(seeds)) < len(seeds):
+        raise GridError(f"seeds of a grid holds a seed twice: {seeds}. Each is one run.")
 
 
 def point_name(point: Mapping[str, Any]) -> str:

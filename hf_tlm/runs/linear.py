@@ -62,7 +62,9 @@ def tokens(characters: bool) -> str:
 def tfidf(n: int, terms: Sequence[str] | None = None, characters: bool = False) -> TfidfVectorizer:
     """A vectorizer, to be fitted, of n-grams of up to n words and punctuation marks; float32, frequencies as 1 + log.
 
-    terms: the n-grams to count; None: those of the texts that it is fitted to. characters: see `tokens`.
+    Args:
+        terms: the n-grams to count; None: those of the texts that it is fitted to.
+        characters: see `tokens`.
     """
     options = {"ngram_range": (1, n), "sublinear_tf": True, "dtype": np.float32, "vocabulary": terms}
     return TfidfVectorizer(token_pattern=tokens(characters), **options)
@@ -106,7 +108,11 @@ class LinearModel:
         return self.weights.T.astype(np.float64)
 
     def logits(self, columns: Mapping[str, Sequence[str]]) -> np.ndarray:
-        """What it says of N rows of the columns text, and of pairs text_pair: logits, float64 [N, num_labels]."""
+        """What it says of texts, as logits, float64 [N, num_labels].
+
+        Args:
+            columns: text, and of pairs text_pair, of N rows each.
+        """
         features = sparse.hstack([made.transform(columns[name]) for name, made in self.vectorizers.items()], format="csr")
         margins = as_margins(features @ self._columns + self.biases)
         found = np.full((len(margins), self.num_labels), UNSEEN)
@@ -127,7 +133,11 @@ class LinearModel:
 
     @classmethod
     def open(cls, folder: Path) -> LinearModel:
-        """The one that a folder keeps; a ModelError where a file is missing or damaged, or the two do not go together."""
+        """The one that a folder keeps.
+
+        Raises:
+            ModelError: a file is missing or damaged, or the two do not go together.
+        """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -169,9 +179,13 @@ class LinearModel:
 
 
 def as_margins(decisions: np.ndarray) -> np.ndarray:
-    """Decisions of scikit-learn's classifiers, float [N, C] or of two classes [N] or [N, 1], as one number a class.
+    """Decisions as scikit-learn's classifiers have them, of two classes a single number, as one number a class.
 
-    These are float64 [N, C].
+    Args:
+        decisions: float [N, C], or of two classes [N] or [N, 1].
+
+    Returns:
+        float64 [N, C].
     """
     decisions = np.asarray(decisions, np.float64)
     if decisions.ndim == 2 and decisions.shape[1] > 1:

@@ -58,9 +58,13 @@ def glue_task(name: str) -> str:
 
 
 def glue_value(task: str, prediction: Any) -> Any:
-    """A prediction, the name of a class or its number in GLUE's order, as the leaderboard takes it for a `glue_task`.
+    """Convert a prediction to what the leaderboard takes.
 
     That is class names for MNLI, QNLI and RTE, numbers for the others, for STS-B within 0 to 5.
+
+    Args:
+        task: from `glue_task`.
+        prediction: the name of a class; where the data only number them, its number in GLUE's order.
     """
     if task == "stsb":
         return f"{min(max(float(prediction), 0.0), 5.0):.3f}"
@@ -212,7 +216,12 @@ class PredictionFile(contextlib.ExitStack):
     def add(
         self, rows: Dataset, predictions: Sequence[Mapping[str, Any]], source: Mapping[str, Sequence[Any]] | None = None
     ) -> None:
-        """The next rows, in the columns of the task and in those of the input, `source`."""
+        """The next rows.
+
+        Args:
+            rows: in the columns of the task.
+            source: the columns of the input for these rows.
+        """
         if self.task:
             lines = (f"{self.written + i}\t{glue_value(self.task, p['prediction'])}\n" for i, p in enumerate(predictions))
             self._write("".join(lines))

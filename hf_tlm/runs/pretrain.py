@@ -301,9 +301,12 @@ def _tokenizer(
 
 
 def _sample(corpus: Corpus, count: int, validation_share: float, among: int | None = None) -> list[str]:
-    """Choose at most `count` texts that are not held out, of the first `among` passages: of the smallest hashes of ids.
+    """Choose at most `count` texts that are not held out: those whose ids have the smallest hashes.
 
     They are the same whatever the order of the corpus's files, and no more than that is in memory.
+
+    Args:
+        among: look at so many passages only, the first ones.
     """
     # Of another seed than what holds passages out, which is a bound on the hash too.
     kept: list[tuple[int, str]] = []

@@ -179,7 +179,12 @@ def linear_price(model: LinearModel, task: Task) -> dict[str, Any]:
 def _times(
     passing: Callable[[int, int], Callable[[], Any]], longest: int | None, tokens: int | None = None
 ) -> dict[str, Any]:
-    """Milliseconds and texts a second by length, of `passing(texts, tokens)`; tokens: of a batch, None: of `BATCH` texts."""
+    """Milliseconds and texts a second by length.
+
+    Args:
+        passing: gives the pass of so many texts of so many tokens.
+        tokens: of a batch; None: it has `BATCH` texts.
+    """
     found: dict[str, Any] = {"milliseconds": {}, "texts_per_second": {}}
     for length in LENGTHS:
         if longest is not None and length > longest:

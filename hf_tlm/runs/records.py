@@ -135,7 +135,12 @@ def command_line() -> str:
 
 
 def classified(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-    """{"prediction": name of the class, "probabilities": {name: share}} of each row of logits, float [N, C]."""
+    """{"prediction": name of the class, "probabilities": {name: share}} of each row.
+
+    Args:
+        logits: float [N, C].
+        names: of the classes.
+    """
     return [
         {
             "prediction": names[int(row.argmax())],
@@ -189,11 +194,9 @@ def aggregate(scores: Sequence[Mapping[str, float]], figure: str = "mean") -> di
     for name in scores[0]:
         if all(name in score for score in scores):
             values = [float(score[name]) for score in scores]
-            # Of what is not finite, as the loss of a model that diverged, `statistics.stdev` has no answer.
-            finite = all(map(math.isfinite, values))
             summary[name] = {
                 "mean": statistics.fmean(values),
-                "std": None if len(values) < 2 else statistics.stdev(values) if finite else math.nan,
+                "std": _deviation(values),
                 "n": len(values),
                 "values": values,
                 figure: SEED_FIGURES[figure][1](values),
@@ -224,6 +227,13 @@ def _check_scores(scores: Any, figure: Any) -> None:
             raise HfTlmError(f"scores: expected numbers; received {received} as {wrong[0]!r:.60}. {example}")
     if figure not in SEED_FIGURES:
         raise HfTlmError(f"figure: expected one of {', '.join(SEED_FIGURES)}; received {figure!r:.60}.")
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    """NaN where a value is not finite, as the loss of a model that diverged: `statistics.stdev` has no answer then."""
+    if len(values) < 2:
+        return None
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def format_score(score: Mapping[str, Any]) -> str:
@@ -272,10 +282,13 @@ class SeededRun:
     def write(self, args: BaseArguments, card: Callable[[Mapping[str, Any], int], str], source: Path | None = None) -> Self:
         """Make the model of the best seed that of the folder, with `results.json` and its card, and publish it if asked for.
 
-        The first process writes, and the others wait: they may be about to read it. The run is returned, with its `push`.
+        The first process writes, and the others wait: they may be about to read it.
 
         card: (the record of the run, seed) -> README.md.
         source: where the folders of the seeds are, if not in that of the run.
+
+        Returns:
+            The run, with its `push`.
         """
         from hf_tlm.training.publishing import publish_run  # With the Trainer, which reports and tables do without.
 
@@ -332,7 +345,12 @@ def _of_seeds(score: Mapping[str, Any], asked: str | None) -> str:
 
 
 def beside_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What there was to beat, and what a run and the linear model score together, as its record has it, for a person."""
+    """What there was to beat, and what a run and the linear model score together, for a person.
+
+    Args:
+        record: of the run, with `metric`, and where they are there `baselines` and `with_linear`.
+        summary: the run's.
+    """
     lines, metric = [], record["metric"]
     if together := record.get("with_linear"):
         said = ", ".join(f"{split} {format_score(together[split][metric])}" for split in SPLITS if split in together)
@@ -345,7 +363,9 @@ def beside_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, A
 def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mapping[str, Any]) -> str | None:
     """One line on what there was to beat, on the last split that the run and the baselines have scores on.
 
-    found: as of `to_beat`, or of `hf_tlm.runs.averaging.beside`, with the run's leads.
+    Args:
+        found: as of `to_beat`, or of `hf_tlm.runs.averaging.beside`, with the run's leads.
+        summary: the run's, split -> metric -> {"mean", ...}.
     """
     for split in ("test", "validation"):
         scores = {one["name"]: one["scores"].get(split, {}).get(metric) for one in found}

@@ -83,12 +83,7 @@ def score_models(
                 f"A score model that is trained on texts of up to {longest} tokens has learned no later positions; received "
                 f"score_max_length {max_length}. Give --score_max_length {longest} or less, or another --max_length."
             )
-        count = source_config(model_args).num_hidden_layers
-        if not -count - 1 <= layer <= count:
-            raise ArgumentsError(
-                f"layer must be between {-count - 1} and {count} for a score model of {count} layers (0 is the embeddings, "
-                f"{count} or -1 the last layer); received {layer}."
-            )
+        _check_layer(layer, model_args)
         folder = train_score_model(task, subset, args, model_args)
         names, described = [str(folder)], _described(folder, args, model_args)
         if args.process_index == 0:
@@ -150,6 +145,16 @@ def _tokenizer(names: Sequence[str], task: Task, model_args: ModelArguments) -> 
                 "give those, or --tokenizer_name if one tokenizer is all theirs."
             )
     return tokenizer
+
+
+def _check_layer(layer: int, model_args: ModelArguments) -> None:
+    """Raise ArgumentsError before a model is trained that has no such layer."""
+    count = source_config(model_args).num_hidden_layers
+    if not -count - 1 <= layer <= count:
+        raise ArgumentsError(
+            f"layer must be between {-count - 1} and {count} for a score model of {count} layers (0 is the embeddings, "
+            f"{count} or -1 the last layer); received {layer}."
+        )
 
 
 def _warn_if_useless(accuracy: float, task: Task) -> None:

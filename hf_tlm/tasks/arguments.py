@@ -89,17 +89,23 @@ class TaskArguments:
         pairs = [pair.partition("=") for pair in self.columns or []]
         if wrong := ["".join(pair) for pair in pairs if not all(pair)]:
             raise TaskError(f"--columns takes role=column pairs, as in context=article; received {', '.join(wrong)}.")
-        same = "label_column label_names id_column separator validation_share test_share max_train_samples max_eval_samples"
         return load_task(
             self.task,
             kind=self.task_kind,
             text_columns=text_columns(self.text_column, self.text_pair_column),
+            label_column=self.label_column,
+            label_names=self.label_names,
             columns={role: column for role, _, column in pairs} or None,
+            id_column=self.id_column,
             metric=self._metric(),
             config_name=self.task_config,
             revision=self.task_revision,
+            separator=self.separator,
+            validation_share=self.validation_share,
+            test_share=self.test_share,
+            max_train_samples=self.max_train_samples,
+            max_eval_samples=self.max_eval_samples,
             drop_bad_rows=self.drop_bad_rows,
-            **{name: getattr(self, name) for name in same.split()},
         )
 
     def _metric(self) -> str | dict[str, str] | None:

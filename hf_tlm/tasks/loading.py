@@ -89,9 +89,7 @@ def load_task(
         spec = _replace(spec, name=name, config_name=config_name, revision=revision, label_column=label_column)
         splits = read_splits(spec, columns or spec.columns, separator)
     else:
-        some = next(iter(task.values()), None) if isinstance(task, Mapping) else task
-        own_name = getattr(getattr(some, "info", None), "dataset_name", None)
-        spec, registered = TaskSpec(name=name or own_name or "dataset", path="memory"), False
+        spec, registered = TaskSpec(name=name or _name_of(task), path="memory"), False
         splits = _plain(spec, task)
         splits = splits if isinstance(task, Dataset) else named_splits(spec, splits)
     if isinstance(text_columns, str):
@@ -166,6 +164,11 @@ def _plain(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, D
             "read. Apply it with map."
         )
     return {name: rows.with_format(None) for name, rows in splits.items()}  # Two tensors of one class are not equal.
+
+
+def _name_of(data: Any) -> str:
+    some = next(iter(data.values()), None) if isinstance(data, Mapping) else data
+    return getattr(getattr(some, "info", None), "dataset_name", None) or "dataset"
 
 
 def _with_shares(

@@ -61,12 +61,12 @@ def read_splits(
 ) -> dict[str, Dataset]:
     """The splits that there are; of a file, or a folder with one table that is called like no split, `TABLE` alone.
 
-    Labels, and offsets of answers, of csv and tsv files are numbers where all of the splits' are; labels may be truth
-    values.
+    Fields of csv and tsv files are texts as they are written: 007 is not 7. Labels, and offsets of answers, are numbers
+    where all of the splits' are; labels may be truth values.
 
     Args:
         columns: role -> column, for files whose columns have no names (CoNLL).
-        separator: see `read_file`.
+        separator: of the fields of csv and tsv; see `read_file`.
 
     Raises:
         TaskError: they cannot be read, a split has several files, or a folder has none.
@@ -201,7 +201,7 @@ def split_files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
 
 
 def read_file(path: Path, columns: Mapping[str, str], separator: str | None = None) -> Dataset:
-    """All rows of a file; fields of csv and tsv are texts as they are written: 007 is not 7.
+    """All rows of a file; fields of csv and tsv are texts as they are written.
 
     Args:
         separator: of the fields of csv and tsv. Default: the tab for .tsv, what makes a table of it for .csv.
@@ -257,7 +257,16 @@ def _check_type(path: Path) -> None:
 
 
 def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = None) -> Iterator[dict[str, list[Any]]]:
-    """The columns of a file, see `read_file`, in chunks of so many rows; without labels where a format needs none."""
+    """The columns of a file in chunks of so many rows; without those of labels where a format needs none.
+
+    Fields of csv and tsv files are texts as they are written: 007 is not 7.
+
+    Args:
+        separator: see `read_file`.
+
+    Raises:
+        TaskError: it cannot be read, or is of no known type.
+    """
     if path.stat().st_size == 0:  # The readers would find no columns in it.
         return
     with told_as(TaskError, path):

@@ -92,10 +92,7 @@ def hold_out(spec: TaskSpec, rows: Dataset, shares: Mapping[str, float]) -> tupl
     if sum(shares.values()) >= 1:
         given = " and ".join(f"{part}_share {share:g}" for part, share in shares.items())
         raise TaskError(f"Task {spec.name}: {given} leave nothing to train on. Together they must be below 1.")
-    contents, classes = _contents(spec, rows), [""] * len(rows)
-    if spec.kind == "classification":
-        texts.checked_names(spec, rows)  # Of what is no class there would be a part of its own.
-        classes = texts.labels(spec, rows)
+    contents, classes = _contents(spec, rows), _classes(spec, rows)
     if spec.id_column is None and "id" not in rows.column_names:
         rows = rows.add_column("id", [f"row-{number}" for number in range(len(rows))])
     parts = _assign(zip(contents, classes, strict=True), shares)
@@ -123,6 +120,14 @@ def _contents(spec: TaskSpec, rows: Dataset) -> list[str | None]:
     return [
         None if None in cells else "\0".join(" ".join(str(c).split()) for c in cells) for cells in zip(*columns, strict=True)
     ]
+
+
+def _classes(spec: TaskSpec, rows: Dataset) -> list[Hashable]:
+    """The class of every row, None without one; all alike for other kinds of tasks."""
+    if spec.kind != "classification":
+        return [""] * len(rows)
+    texts.checked_names(spec, rows)  # Of what is no class there would be a part of its own.
+    return texts.labels(spec, rows)
 
 
 def _assign(rows: Iterable[tuple[str | None, Any]], shares: Mapping[str, float]) -> list[str]:

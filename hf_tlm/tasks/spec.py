@@ -310,8 +310,18 @@ def _mnli(name: str, part: str, sizes: tuple[int, int, int]) -> TaskSpec:
 
 
 _CHEMPROT = (
-    *("ACTIVATOR", "AGONIST", "AGONIST-ACTIVATOR", "AGONIST-INHIBITOR", "ANTAGONIST", "DOWNREGULATOR"),
-    *("INDIRECT-DOWNREGULATOR", "INDIRECT-UPREGULATOR", "INHIBITOR", "PRODUCT-OF", "SUBSTRATE", "SUBSTRATE_PRODUCT-OF"),
+    "ACTIVATOR",
+    "AGONIST",
+    "AGONIST-ACTIVATOR",
+    "AGONIST-INHIBITOR",
+    "ANTAGONIST",
+    "DOWNREGULATOR",
+    "INDIRECT-DOWNREGULATOR",
+    "INDIRECT-UPREGULATOR",
+    "INHIBITOR",
+    "PRODUCT-OF",
+    "SUBSTRATE",
+    "SUBSTRATE_PRODUCT-OF",
     "UPREGULATOR",
 )
 _ACL_ARC = ("Background", "CompareOrContrast", "Extends", "Future", "Motivation", "Uses")

@@ -106,7 +106,11 @@ def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> N
 
 
 def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
-    """Warn of labels that look like lists, are dates, differ in case alone, or have one text, or one or two most of them."""
+    """Warn of labels that look like lists, are dates, differ in case alone, or have one text, or one or two most of them.
+
+    Args:
+        found: the label of each row of the training split.
+    """
     counts = Counter(label for label in found if label is not None)
     if listed := sorted(label for label in counts if isinstance(label, str) and _LIST.fullmatch(label)):
         logger.warning(

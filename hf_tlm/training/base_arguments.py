@@ -277,16 +277,19 @@ def _check_half_precision(args: BaseArguments) -> None:
     asked = [name for name in ("bf16", "bf16_full_eval") if getattr(args, name)]
     if not asked or args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available():
         return
-    # Not in the oldest torch: there it is not known.
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    known = any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
-    if known and not torch.accelerator.is_available():
+    if not torch.accelerator.is_available() and _processor_has_bfloat16():
         args.use_cpu = True
         return
     raise ArgumentsError(
         f"{asked[0]} needs a GPU that has bfloat16, or without a GPU a processor that multiplies in it, and torch sees "
         f"neither here. Leave it out (--{asked[0]} false), or add --use_cpu true, which may be slow."
     )
+
+
+def _processor_has_bfloat16() -> bool:
+    # Not in the oldest torch: there it is not known.
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def _check_hub(args: BaseArguments, id_name: str) -> None:

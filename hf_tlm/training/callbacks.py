@@ -43,7 +43,11 @@ ECHO_SECONDS = 5.0
 
 
 class ProgressLines(ProgressCallback):
-    """The Trainer's bar; the only changes: it has a name, see `bar_name`, and logs are short lines above it."""
+    """The Trainer's bar; the only changes: it has a name, and logs are short lines above it.
+
+    Args:
+        name: before the bar; see `bar_name`.
+    """
 
     def __init__(self, name: str):
         super().__init__()
@@ -69,7 +73,11 @@ class ProgressLines(ProgressCallback):
 
 
 class PrintedLines(PrinterCallback):
-    """What the Trainer prints without bars (`disable_tqdm`); the only changes: what is trained, and logs as short lines."""
+    """What the Trainer prints without bars (`disable_tqdm`); the only changes: what is trained, and logs as short lines.
+
+    Args:
+        name: of the training; see `bar_name`.
+    """
 
     def __init__(self, name: str):
         self.name = name
@@ -84,10 +92,14 @@ class PrintedLines(PrinterCallback):
 
 
 class EarlyStopping(TrainerCallback):
-    """The end of a training whose validation score has not become better in `patience` evaluations after the best one.
+    """The end of a training whose validation score has not become better in so many evaluations.
 
     transformers' EarlyStoppingCallback keeps a count of its own, which a resumed run would begin anew. The log that it is
     read from here is in every checkpoint.
+
+    Args:
+        patience: evaluations after the best one.
+        name: of the training; see `bar_name`.
     """
 
     def __init__(self, patience: int, name: str):

@@ -222,8 +222,10 @@ class TimeBudgetCallback(TrainerCallback):
 class Reading:
     """The electricity that was used, and what producing it emitted.
 
-    estimated_kwh: the part that no counter measured: codecarbon models it by load, rated power and size.
-    co2_kg: kilograms of CO2 equivalents by the country's energy mix.
+    Attributes:
+        kwh: electricity.
+        estimated_kwh: the part of it that no counter measured: codecarbon models it by load, rated power and size.
+        co2_kg: what producing it emitted, kilograms of CO2 equivalents by the country's energy mix.
     """
 
     kwh: float = 0.0

@@ -33,9 +33,14 @@ _NOT_TAKEN = {
 
 
 def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    """Raise an ArgumentsError, which says what to pass, for what the Trainer takes and a `TlmTrainer` does not.
+    """Check what a `TlmTrainer` was given: what the Trainer takes, and this one does not, is a sentence.
 
-    datasets: `train` and `corpus`; None where there is none. others: the Trainer's own arguments.
+    Args:
+        datasets: `train` and `corpus`; None where there is none.
+        others: the Trainer's own arguments.
+
+    Raises:
+        ArgumentsError: it says what to pass.
     """
     if not isinstance(args, RunArguments):
         raise ArgumentsError(
@@ -100,7 +105,11 @@ def check_there(train: Any, corpus: Any, rho1: float) -> None:
 
 
 def check_objectives(objectives: Any, trained: Mapping[str, bool]) -> None:
-    """Raise an ArgumentsError if what was given is not an objective of each stream, of which `trained` says if it is."""
+    """Raise an ArgumentsError if what was given as objectives is not one of each stream.
+
+    Args:
+        trained: stream -> whether it is trained on.
+    """
     if objectives is None or objectives == {}:
         return
     needed = [stream for stream, is_trained in trained.items() if is_trained]

@@ -117,20 +117,21 @@ def grouped_optimizer(
     layerwise_lr_decay: float,
     muon_learning_rate: float | None,
 ) -> tuple[Any, dict[str, Any]]:
-    """The optimizer's class and arguments, with `params` (`parameter_groups`) where the groups are not the Trainer's two.
+    """The optimizer's class and arguments, with `params` where the groups are not the Trainer's two.
 
-    trainers_choice: `Trainer.get_optimizer_cls_and_kwargs`.
+    Args:
+        args: `optim`, and what the optimizer takes.
+        decaying: names of the parameters that weight decay is for.
+        trainers_choice: `Trainer.get_optimizer_cls_and_kwargs`.
+        layerwise_lr_decay: see `parameter_groups`.
+        muon_learning_rate: with optim muon; None: `learning_rate`.
 
     Raises:
         ArgumentsError: `layerwise_lr_decay` with an optimizer that makes groups of its own.
     """
     if args.optim in OWN:
-        cls: Any = Muon
-        if args.optim == LAMB:
-            from hf_tlm.training.lamb import Lamb
-
-            cls = Lamb
-        kwargs = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+        betas = (args.adam_beta1, args.adam_beta2)
+        cls, kwargs = _own(args.optim), {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
     else:
         cls, kwargs = trainers_choice(args, model)
         if layerwise_lr_decay == 1:
@@ -151,6 +152,14 @@ def grouped_optimizer(
         muon_learning_rate=(muon_learning_rate or args.learning_rate) if args.optim == MUON else None,
     )
     return cls, kwargs | {"params": groups}
+
+
+def _own(optim: str) -> type:
+    if optim == MUON:
+        return Muon
+    from hf_tlm.training.lamb import Lamb
+
+    return Lamb
 
 
 def parameter_groups(
@@ -251,6 +260,9 @@ class AveragedWeights(TrainerCallback):
     After step t (from 1) average = d average + (1 - d) weight, d = min(decay, (1 + t) / (10 + t)), so that the random first
     steps are soon forgotten. They start as the weights are when training begins. Processes that hold the same weights hold
     the same averages.
+
+    Args:
+        decay: share of the average that a step leaves.
     """
 
     def __init__(self, decay: float):

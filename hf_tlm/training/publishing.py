@@ -114,6 +114,9 @@ class CheckpointPushes(TrainerCallback):
     Each push is one commit, of settings, finished seeds and stages, and the newest checkpoint with the best one so far. It
     is made of hard links, so that the run can go on writing and removing. To be used as a context: its end waits for the
     last upload.
+
+    Args:
+        output_dir: the run's.
     """
 
     def __init__(self, output_dir: Path, args: PublishedArguments):

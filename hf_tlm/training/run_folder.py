@@ -269,7 +269,11 @@ STAGE = {"cost": mapped(_number, 100), "validation": mapped(_number, 1000)}
 
 
 def finish(folder: Path, content: Mapping[str, Any], *parts: str) -> None:
-    """Write the record `results.json`, whose presence says that the folder is finished, and its seal, of `parts` too."""
+    """Write the record `results.json`, whose presence says that what is in the folder is finished, and the seal.
+
+    Args:
+        parts: further files and folders in it that are sealed.
+    """
     unseal(folder)
     atomic_write(folder / RESULTS_FILE, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     write_seal(folder, RESULTS_FILE, *parts)

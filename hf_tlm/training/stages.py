@@ -68,7 +68,11 @@ def with_task_defaults(
     """A copy of `args` whose stage 2 has a length and a number of steps of its own, where they were left to the task.
 
     `stage2_max_length` 0 becomes the length that 99% of the training texts keep to, rounded up to a multiple of 32, at most
-    512 and the positions that the model has. With `stage2_min_steps`, epochs that are fewer steps become so many steps.
+    512 and what the model has positions for. With `stage2_min_steps`, epochs that are fewer steps become so many steps.
+
+    Args:
+        train: the task's training split, as it is loaded.
+        positions: tokens that the model has positions for; None for no limit.
     """
     args = copy.copy(args)
     if args.stage == "1":
@@ -192,10 +196,9 @@ def begin_stage(
             stock: Any = model  # An adapter hands the call on to the model that it is on.
             stock.reset_classifier()
         _prepare_stage_2(model, args)
-    # Not before: joint training unlearns part of it.
-    if initialization is not None and initialization.linear is not None and stage == args.stages[-1]:
+    if initialization is not None and stage == args.stages[-1]:
         assert isinstance(model, TrainedModel)  # An adapter begins with nothing of ours, see `prepare`.
-        initialization.linear.write_to(model.main if isinstance(model, GeneratorDiscriminator) else model)
+        initialization.before_last_stage(model)
 
 
 def _prepare_stage_2(model: TrainedModel | PeftModel, args: TlmArguments) -> None:
@@ -244,6 +247,14 @@ class Initialization:
                 self._write_head(body, head, self.counts)
         if self.counts is not None and isinstance(model, GeneratorDiscriminator) and model.clm_heads is not None:
             unigram_bias(model.clm_heads.lm_head, self.counts, self.never_predicted)
+
+    def before_last_stage(self, model: TrainedModel) -> None:
+        """Let the classifier begin as a linear model where it was asked for, in place.
+
+        Not before: joint training unlearns part of it.
+        """
+        if self.linear is not None:
+            self.linear.write_to(model.main if isinstance(model, GeneratorDiscriminator) else model)
 
     def _write_head(self, body: PreTrainedModel, head: MlmHead, counts: np.ndarray) -> None:
         decoder = head.family.decoder(head)

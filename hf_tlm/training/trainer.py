@@ -161,7 +161,11 @@ class TlmTrainer(SampledTrainer):
                 self.energy.stop()
 
     def hyperparameter_search(self, *args, **kwargs):
-        """Raise an ArgumentsError: the Trainer's search makes its models by `model_init`, which is not called here."""
+        """Refuse: the Trainer's search makes its models by `model_init`, which is not called here.
+
+        Raises:
+            ArgumentsError: always; it says what to do.
+        """
         raise ArgumentsError(
             "hyperparameter_search makes models by model_init, which TlmTrainer does not call. Make a model and a "
             "TlmTrainer for each of the settings, after set_seed, and compare evaluate(); hf_tlm.runs.run_grid searches "

@@ -111,7 +111,15 @@ def _made(args: TrainingArguments, given: _Read) -> dict[str, Any]:
 
 
 def check_scheduler(kind: str, kwargs: Any = None, name: str = "lr_scheduler_type") -> None:
-    """Raise an ArgumentsError for an `lr_scheduler_type`, by the option `name`, of which no schedule can be made."""
+    """Check that a schedule of the learning rate can be made.
+
+    Args:
+        kind: one of the Trainer's, `lr_scheduler_type`; kwargs: `lr_scheduler_kwargs`.
+        name: of the option that says which.
+
+    Raises:
+        ArgumentsError: it cannot.
+    """
     if kwargs is not None and not isinstance(kwargs, dict):
         raise ArgumentsError(f"lr_scheduler_kwargs: expected a JSON object; received {kwargs!r:.60}.")
     if kind == "linear" and not kwargs:

@@ -27,11 +27,7 @@ def export_lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list
         package: its `__name__`.
     """
     module = sys.modules[package]
-    ifs = [node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If)]
-    blocks = [node.body for node in ifs if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"]
-    imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
-    # Name -> (module that it is imported from, its name there).
-    homes = {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
+    homes = _imports_for_types(inspect.getsource(module))
     namesakes = {name for name, home in homes.items() if home == (f"{package}.{name}", name)}
 
     class Package(ModuleType):
@@ -51,6 +47,14 @@ def export_lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list
         return getattr(importlib.import_module(home), its_name)
 
     return load, lambda: sorted(homes), list(homes)
+
+
+def _imports_for_types(source: str) -> dict[str, tuple[str, str]]:
+    """Name -> (module that it is imported from, its name there)."""
+    ifs = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    blocks = [node.body for node in ifs if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"]
+    imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
+    return {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
 
 
 def outline(name: str) -> type[Any]:

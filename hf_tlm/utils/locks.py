@@ -258,9 +258,7 @@ class _Held(contextlib.AbstractContextManager):
         try:
             for _ in range(_TRIES):
                 try:
-                    missing = [place for place in path.parents if not place.exists()][::-1]
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    made += missing
+                    made += _make(path.parent)
                     lock = Flock.open(path, os.O_RDWR | os.O_CREAT)
                 except FileNotFoundError:  # Who made the folder has removed it again.
                     continue
@@ -305,6 +303,13 @@ class _Held(contextlib.AbstractContextManager):
         for folder in reversed(self.made):
             with contextlib.suppress(OSError):  # It is in use.
                 folder.rmdir()
+
+
+def _make(folder: Path) -> list[Path]:
+    """The folders that were made for this one to be there, the outermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
 
 
 def place_in_job() -> tuple[int, int]:

@@ -236,6 +236,14 @@ def of_python(value: Any) -> Any:
     return value.tolist() if package in ("numpy", "torch") and hasattr(value, "tolist") else value
 
 
+def _settled(name: str, value: Any, is_list: bool, error: type[HfTlmError]) -> Any:
+    """The value of a field as plain Python's, in a list where the field is one; an `error` for a number where it is."""
+    value = of_python(value)
+    if is_list and isinstance(value, Real) and not isinstance(value, bool):
+        raise error(f"--{name}: expected a list; received {value!r}. Give [{value!r}].")
+    return [of_python(one) for one in value] if is_list and isinstance(value, (list, tuple, range)) else value
+
+
 def check_number(error: type[HfTlmError], name: str, value: Any, of: Range) -> None:
     """Raise `error` for an argument of a function that is not in a range."""
     if not of.holds(of_python(value)):
@@ -256,11 +264,7 @@ def check_ranges(arguments: Any, error: type[HfTlmError]) -> None:
     """
     for entry in fields(arguments):
         given = getattr(arguments, entry.name)
-        value = of_python(given)
-        if str(entry.type).removeprefix("Annotated[").startswith("list["):
-            if isinstance(value, Real) and not isinstance(value, bool):
-                raise error(f"--{entry.name}: expected a list; received {value!r}. Give [{value!r}].")
-            value = [*map(of_python, value)] if isinstance(value, (list, tuple, range)) else value
+        value = _settled(entry.name, given, str(entry.type).removeprefix("Annotated[").startswith("list["), error)
         if value is not given:
             setattr(arguments, entry.name, value)
         if (choices := entry.metadata.get("choices")) and value != entry.default:

@@ -59,7 +59,11 @@ def read_seal(folder: str | os.PathLike) -> dict[str, Any]:
 
 
 def unsealed_files(folder: str | os.PathLike, *others: str) -> list[str]:
-    """Files of a sealed folder that neither its seal knows nor `others` are; none of one without a seal that can be read."""
+    """Files of a sealed folder that its seal does not know, by name; none of one without a seal that can be read.
+
+    Args:
+        others: names of files that no seal has, such as cards.
+    """
     folder = Path(folder)
     try:
         known = {*read_seal(folder)["files"], SEAL, *others}

@@ -111,7 +111,8 @@ def shown_path(path: str) -> str:
 def relative_name(name: str, of: str | None = None) -> str:
     """A name with slashes as a relative path that leads nowhere else; one that has to change ends with a digest.
 
-    of: what the digest is of, of which others may have the same name; default the name.
+    Args:
+        of: what the digest is of, of which others may have the same name; default the name.
     """
     parts = name.split("/")
     kept = [part for text in parts if (part := text.lstrip("~."))]

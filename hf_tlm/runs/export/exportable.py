@@ -80,9 +80,11 @@ class Exportable:
         return "fill_mask" if self.kind is FillMask else self.source.spec.kind
 
     def at_tokens(self, outputs: Any, lengths: np.ndarray) -> Any:
-        """Logits, float [N, S, ...] or a tuple of such, without those of padding, which mean nothing and differ.
+        """Logits without those of padding, which mean nothing and differ.
 
-        Of classifiers they have no S and stay as they are. lengths: int [N].
+        Args:
+            outputs: float [N, S, ...], or a tuple of such; of classifiers they have no S and stay as they are.
+            lengths: int [N].
         """
         if self.kind is not FillMask and self.source.spec.kind not in ("tagging", "question_answering"):
             return outputs
@@ -194,7 +196,11 @@ class FillMask:
 
     @staticmethod
     def decode(outputs: np.ndarray, features: Dataset, rows: Dataset, model: Any, args: Any) -> list[dict[str, Any]]:
-        """{"prediction": the tokens that are most probable at the masks} of every row of logits, float [rows, S, V]."""
+        """{"prediction": the tokens that are most probable at the masks} of every row.
+
+        Args:
+            outputs: logits, float [rows, S, V].
+        """
         best = outputs.argmax(axis=-1)
         return [
             {"prediction": best[row, : len(labels)][np.array(labels) != -100].tolist()}
@@ -243,7 +249,11 @@ class RandomCheck:
 
 
 class TextCheck:
-    """Of logits and of the score; without a task of predictions that stay the same as torch's."""
+    """Of logits and of the score, or of predictions that stay the same.
+
+    Args:
+        task: with labels; None: the predictions of torch take their place.
+    """
 
     def __init__(self, model: Exportable, rows: Dataset, task: Task | None, what: str, batch_size: int):
         self.model, self.rows, self.task = model, rows, task

@@ -63,12 +63,18 @@ def check_page(
     others: Iterable[str | os.PathLike] = (),
     model: str | None = None,
 ) -> None:
-    """Raise an ArgumentsError, before any work, where a page cannot be made of an export, or not in this place.
+    """Check that a page can be made of an export, before it is made.
 
     Args:
         about: `kind`, `model_type` and `pairs`, as in the export's record.
-        texts, model: see `write_page`.
+        texts: examples.
         others: folders, the model's and the export's, that the page may not be in, nor they in it.
+        model: see `write_page`.
+
+    Raises:
+        ArgumentsError: it is no classifier of a body that transformers.js knows, or has neither int8 nor float32; there are
+            examples of pairs, or blank ones; something else than a page is in the folder, or beside one there; it is in one
+            of the others, or they in it; `model` is no repository.
     """
     kind, model_type = about["kind"], about["model_type"]
     if kind != "classification" or model_type not in BODIES:
@@ -153,7 +159,11 @@ def fill_page(
     texts: Sequence[str] = (),
     model: str | None = None,
 ) -> Path:
-    """Write what `write_page` has checked; runtime: of `read_runtime`."""
+    """Write what `write_page` has checked.
+
+    Args:
+        runtime: of `read_runtime`.
+    """
     record: dict[str, Any] = json.loads((export / EXPORT_FILE).read_text(encoding="utf-8"))
     dtype = next(name for name in _DTYPES if name in _dtypes_in(export))
     with atomic_directory(page) as folder:

@@ -94,11 +94,12 @@ def label_word_logits(
     mask_positions: torch.LongTensor,
     stock: nn.Module | None = None,
 ) -> torch.Tensor:
-    """Compute a masked LM's logits of the label words, int [C], at the masks, float [B, C].
+    """Compute a masked LM's logits of the label words at the masks, float [B, C].
 
     Only these tokens reach its LM head.
 
     Args:
+        word_ids: int [C], a class's label word.
         input_ids, attention_mask: int64 [B, S]; mask_positions: int64 [B].
         stock: the masked LM, where `model` wraps it (for several processes).
     """
@@ -209,7 +210,11 @@ class PromptClassifier:
         }
 
     def save(self, folder: str | os.PathLike, files: Mapping[str, str] | None = None) -> None:
-        """Write the stock masked LM, its tokenizer, prompt.json and further text files. The whole folder appears at once."""
+        """Write the stock masked LM, its tokenizer and prompt.json. The whole folder appears at once.
+
+        Args:
+            files: further text files, name -> content.
+        """
         with atomic_directory(folder) as work:
             self.model.save_pretrained(work)
             self.tokenizer.save_pretrained(work)

@@ -159,7 +159,11 @@ class Prompted:
         )
 
     def train(self, point: Point, episode: Episode, folder: Path) -> dict[str, Any]:
-        """Train one point, and leave its best model in `folder/model`; the step of it, and its scores on validation."""
+        """Train one point, and leave its best model in `folder/model`.
+
+        Returns:
+            The step of the checkpoint that is best on the validation examples, and its scores on them.
+        """
         args = self.args.for_point(
             point.learning_rate, point.batch_size, folder / CHECKPOINTS, point.split, self.task.metric
         )

@@ -160,8 +160,7 @@ def prompt_for(
     if label_words is not None:
         words = dict(_class_and_word(entry, label_names) for entry in label_words)
     elif own is not None:
-        numbered = list(label_names) == [str(number) for number in range(len(own.label_words))]
-        words = dict(zip(label_names, own.label_words.values(), strict=True)) if numbered else dict(own.label_words)
+        words = _by_name_or_number(own.label_words, label_names)
     else:
         words = {}
     if missing := [name for name in label_names if name not in words]:
@@ -186,10 +185,17 @@ def _class_and_word(entry: str, label_names: Sequence[str]) -> tuple[str, str]:
     return name, word
 
 
+def _by_name_or_number(words: Mapping[str, str], label_names: Sequence[str]) -> dict[str, str]:
+    if list(label_names) == [str(number) for number in range(len(words))]:
+        return dict(zip(label_names, words.values(), strict=True))
+    return dict(words)
+
+
 def tokenize_words(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], space: bool) -> list[list[int]]:
     """Token ids of texts without special tokens around them. A special token that is written out in a text is text.
 
-    space: whether a space comes before each: to tokenizers that keep spaces a word is another one after a space.
+    Args:
+        space: whether a space comes before each: to tokenizers that keep spaces a word is another one after a space.
     """
     texts = [f" {text}" if space else text for text in texts]
     # verbose: long texts are cut later, so that the tokenizer's warning would be wrong.

@@ -58,7 +58,11 @@ def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict[str, Any
 def decode(
     outputs: np.ndarray, features: Dataset, rows: Dataset, model: PreTrainedModel, args: FinetuneArguments
 ) -> list[dict[str, Any]]:
-    """Of logits, float [N, C], `prediction`, a class's name, and `probabilities` by name; of [N, 1] a number."""
+    """{"prediction": name of the class, "probabilities": {name: share}}, or {"prediction": number}.
+
+    Args:
+        outputs: logits, float [N, C], or [N, 1] for regression.
+    """
     if model.config.problem_type == "regression":
         return [{"prediction": float(value)} for value in outputs.reshape(-1)]
     return classified(outputs.astype(np.float64), class_names(model.config))

@@ -100,7 +100,11 @@ def load_finetuned(
 
 
 def load_finished(folder: Path, auto_class: str, trust_remote_code: bool = False) -> PreTrainedModel:
-    """The stock model of a finished folder, by its Auto class's name, an adapter merged into its base; or a ModelError."""
+    """The stock model of a finished folder, by the name of its Auto class; an adapter is merged into its base.
+
+    Raises:
+        ModelError: it, or the base of an adapter, cannot be loaded, or lacks weights.
+    """
     with reading(f"the model in {folder}"):
         if (folder / ADAPTER_FILE).is_file():
             return load_merged(folder, auto_class, trust_remote_code)

@@ -121,7 +121,11 @@ def _collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[s
 
 
 def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArguments) -> list[dict[str, Any]]:
-    """The letter of the chosen option as `prediction`, and `probabilities` by letter, of logits, float [rows, options]."""
+    """The letter of the chosen option as `prediction`, and `probabilities` by letter.
+
+    Args:
+        outputs: logits, float [rows, options].
+    """
     logits = outputs[0] if isinstance(outputs, tuple) else outputs
     shares = softmax(logits.astype(np.float64), axis=-1).round(6).tolist()
     return [

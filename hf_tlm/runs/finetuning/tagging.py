@@ -156,8 +156,11 @@ def restore(model, folder: str | Path, args: FinetuneArguments):
 def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArguments) -> list[dict[str, Any]]:
     """For every sentence `prediction`, a tag for every word, and their `probabilities`; None for a word without a piece.
 
-    They are of logits, float [rows, S, C]. With a CRF the tags are the most probable sequence, and the probabilities the
-    tags' marginal ones. `truncated_words` says how many words at the end of a sentence are beyond `max_length`.
+    With a CRF the tags are the most probable sequence, and the probabilities the tags' marginal ones. `truncated_words` says
+    how many words at the end of a sentence are beyond `max_length`, where there are some.
+
+    Args:
+        outputs: logits, float [rows, S, C].
     """
     logits = outputs[0] if isinstance(outputs, tuple) else outputs
     names = np.array([model.config.id2label[index] for index in range(logits.shape[-1])], dtype=object)

@@ -56,7 +56,10 @@ _WHO, _COST = ("model", "teachers", "earlier", "file"), ("parameters", "tokens",
 
 
 def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableTeacher | None:
-    """The teacher that `TeacherArguments` name; None where they name none, or the run itself, asked of a later round.
+    """The teacher that arguments name; None where they name none, or the run itself, which is asked of a later round.
+
+    Args:
+        args: with the fields of `TeacherArguments`, of a run.
 
     Raises:
         ArgumentsError: the task is of a kind without classes or values; or see the classes.
@@ -109,7 +112,11 @@ def _open_table(task: Task, args: Any, file: str, mapping: Mapping[str, str]) ->
 
 
 def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
-    """Check that options on a teacher's passages, of `TeacherArguments`, have passages to be of.
+    """Check that options on a teacher's passages have passages to be of.
+
+    Args:
+        has_passages: whether the run has a subset.
+        args: with the fields of `TeacherArguments`, of a run.
 
     Raises:
         ArgumentsError: one was given without a subset, or for pairs of texts, whose teacher answers for the task's alone;

@@ -66,9 +66,11 @@ def read_marks(words: Sequence[str]) -> list[tuple[str, str]]:
 
 
 class MarkedPhrases:
-    """The phrases that a task's training texts mark, and texts of the same kind made of other sentences.
+    """The phrases that a task's texts mark, and texts of the same kind made of other sentences.
 
-    pairs: of each kind of phrase the marks before and behind it.
+    Args:
+        texts: the task's training texts.
+        pairs: of each kind of phrase the marks before and behind it.
 
     Raises:
         ArgumentsError: no text has a phrase of one of the kinds.

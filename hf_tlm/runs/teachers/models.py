@@ -107,7 +107,11 @@ class ModelTeacher:
         self.digest = " ".join(one.digest for one in self.models) + json.dumps(matrices)
 
     def __call__(self, task: Task, passages: Dataset | None, parts: Path) -> Answers:
-        """Its answers; what it said of validation texts tells how good it is. parts: what an interrupted asking left."""
+        """Its answers; see `Answers`. What it said of validation texts tells how good it is.
+
+        Args:
+            parts: folder of what an interrupted asking left.
+        """
         splits = {"validation texts": task.validation, "training texts": task.train}
         if passages is not None:
             splits["passages"] = passages.select_columns(["text"])
@@ -149,9 +153,7 @@ def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
     if not source.stock and task.has_pairs != (len(source.spec.text_columns) == 2):
         was, here = ("single texts", "pairs") if task.has_pairs else ("pairs of texts", "single texts")
         raise ArgumentsError(f"The teacher {shown} has learned {was}, and this task has {here}.")
-    folders = [source.folder]
-    if (source.folder / ADAPTER_FILE).is_file():
-        folders.append(Path(base_folder(source.folder, read_adapter(source.folder))))
+    folders = [source.folder, *_base(source.folder)]
     for folder in folders:
         if not any((folder / weights).is_file() for weights in _SAFE_WEIGHTS[(folder / ADAPTER_FILE).is_file()]):
             whose = f"The teacher {shown}" if folder == source.folder else f"The base of the adapter {shown}"
@@ -163,6 +165,13 @@ def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
     if task.kind == "classification":
         matrix = class_matrix(source.label_names, task.label_names, mapping, f"the teacher {shown}")
     return _Model(name, source, matrix, " ".join(map(_digest, folders)))
+
+
+def _base(folder: Path) -> list[Path]:
+    """The model that an adapter goes on; none where the folder is no adapter."""
+    if not (folder / ADAPTER_FILE).is_file():
+        return []
+    return [Path(base_folder(folder, read_adapter(folder)))]
 
 
 def _digest(folder: Path) -> str:
