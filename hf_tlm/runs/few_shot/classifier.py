@@ -224,28 +224,15 @@ class PromptClassifier:
 
     def inputs(self, rows: Dataset) -> EvaluationInputs:
         """Texts to be classified: columns `text`, `text_pair` (of pairs) and, where it is known, `label`."""
-        labels = rows["label"][:] if "label" in rows.column_names else None
-        return EvaluationInputs(
-            self.encoder,
-            self.encoder.encode(rows),
-            labels,
-            self.seed,
-            self.demonstrations,
-            self.draws,
-            self._similarities(rows),
-        )
+        return EvaluationInputs(*self._parts(rows), sets=self.draws)
 
     def training_inputs(self, rows: Dataset, length: int) -> TrainingInputs:
         """The texts of a training of so many, in order. With demonstrations `rows` are `examples`."""
-        return TrainingInputs(
-            self.encoder,
-            self.encoder.encode(rows),
-            rows["label"][:],
-            length,
-            self.seed,
-            self.demonstrations,
-            self._similarities(rows),
-        )
+        return TrainingInputs(*self._parts(rows), length=length)
+
+    def _parts(self, rows: Dataset) -> tuple[Any, ...]:
+        labels, texts = rows["label"][:] if "label" in rows.column_names else None, self.encoder.encode(rows)
+        return self.encoder, texts, labels, self.seed, self.demonstrations, self._similarities(rows)
 
     @property
     def draws(self) -> int:
@@ -354,50 +341,10 @@ def embed(rows: Dataset, model_name_or_path: str, *, batch_size: int = 32, devic
 
 
 @dataclass
-class TrainingInputs(torch.utils.data.Dataset):
-    """All texts of a training run in their order.
-
-    Pass after pass goes over the examples, each pass in an order of its own, each text with demonstrations drawn for that
-    very place, never itself.
-
-    A text is a function of seed and place alone, so that a run that resumes, or has more processes, sees the same.
-
-    Attributes:
-        length: of the run, steps x batch.
-        similarities: of the examples to each other, float [N, N], or None.
-    """
-
-    encoder: PromptEncoder
-    texts: Sequence[Texts]
-    labels: Sequence[int]
-    length: int
-    seed: int
-    demonstrations: Demonstrations | None = None
-    similarities: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, place: int) -> dict:
-        turn, rest = divmod(place, len(self.texts))
-        index = int(np.random.default_rng([self.seed, _ORDER, turn]).permutation(len(self.texts))[rest])
-        shown = []
-        if self.demonstrations is not None:
-            generator = np.random.default_rng([self.seed, _TRAIN, place])
-            similarities = None if self.similarities is None else self.similarities[index]
-            shown = self.demonstrations.draw(generator, besides=index, similarities=similarities)
-        return {**self.encoder.fill(self.texts[index], shown), "label": self.labels[index]}
-
-
-@dataclass
-class EvaluationInputs(torch.utils.data.Dataset):
-    """Texts to be classified, `sets` times in a row each, with other demonstrations every time.
-
-    The demonstrations of a time are the same for all texts (of those that are similar to the text, where similarities are
-    given), so that what is predicted for a text does not depend on the texts beside it.
+class _Inputs(torch.utils.data.Dataset):
+    """Texts with a prompt and, where there are any, demonstrations, made when they are asked for.
 
     labels: [N], or None where they are unknown.
-    sets: how often; 1 without demonstrations.
     similarities: of the texts to the examples, float [N, examples], or None.
     """
 
@@ -406,20 +353,58 @@ class EvaluationInputs(torch.utils.data.Dataset):
     labels: Sequence[int] | None
     seed: int
     demonstrations: Demonstrations | None = None
-    sets: int = 1
     similarities: np.ndarray | None = None
+
+    def _filled(self, index: int, *stream: int, besides: int | None = None) -> dict:
+        """A text with the demonstrations of a stream of random numbers."""
+        shown = []
+        if self.demonstrations is not None:
+            similarities = None if self.similarities is None else self.similarities[index]
+            generator = np.random.default_rng([self.seed, *stream])
+            shown = self.demonstrations.draw(generator, besides=besides, similarities=similarities)
+        filled = self.encoder.fill(self.texts[index], shown)
+        return filled if self.labels is None else {**filled, "label": self.labels[index]}
+
+
+@dataclass
+class TrainingInputs(_Inputs):
+    """All texts of a training run in their order.
+
+    Pass after pass goes over the examples, each pass in an order of its own, each text with demonstrations drawn for that
+    very place, never itself.
+
+    A text is a function of seed and place alone, so that a run that resumes, or has more processes, sees the same.
+
+    length: of the run, steps x batch.
+    """
+
+    length: int = field(kw_only=True)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, place: int) -> dict:
+        turn, rest = divmod(place, len(self.texts))
+        index = int(np.random.default_rng([self.seed, _ORDER, turn]).permutation(len(self.texts))[rest])
+        return self._filled(index, _TRAIN, place, besides=index)
+
+
+@dataclass
+class EvaluationInputs(_Inputs):
+    """Texts to be classified, `sets` times in a row each (1 without demonstrations), with other demonstrations every time.
+
+    The demonstrations of a time are the same for all texts (of those that are similar to the text, where similarities are
+    given), so that what is predicted for a text does not depend on the texts beside it.
+    """
+
+    sets: int = field(default=1, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.texts) * self.sets
 
     def __getitem__(self, place: int) -> dict:
         index, number = divmod(place, self.sets)
-        shown = []
-        if self.demonstrations is not None:
-            similarities = None if self.similarities is None else self.similarities[index]
-            shown = self.demonstrations.draw(np.random.default_rng([self.seed, _SET, number]), similarities=similarities)
-        filled = self.encoder.fill(self.texts[index], shown)
-        return filled if self.labels is None else {**filled, "label": self.labels[index]}
+        return self._filled(index, _SET, number)
 
 
 def averaged(logits: np.ndarray, sets: int) -> np.ndarray:

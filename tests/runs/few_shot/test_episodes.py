@@ -104,7 +104,7 @@ def shown(encoder, row):
 
 def test_training_never_shows_a_text_beside_itself_and_draws_anew(encoder, encoded):
     texts, labels = encoded
-    inputs = TrainingInputs(encoder, texts, labels, 60, 7, Demonstrations(texts, labels))
+    inputs = TrainingInputs(encoder, texts, labels, 7, Demonstrations(texts, labels), length=60)
     rows = [inputs[place] for place in range(60)]
     beside = {}
     for row in rows:
@@ -119,7 +119,7 @@ def test_training_never_shows_a_text_beside_itself_and_draws_anew(encoder, encod
     assert all(len(set(order)) == 12 for order in orders) and orders[0] != orders[1] != orders[2]
     # A place is a function of the seed alone.
     assert inputs[41] == rows[41]
-    assert TrainingInputs(encoder, texts, labels, 60, 8, Demonstrations(texts, labels))[41] != rows[41]
+    assert TrainingInputs(encoder, texts, labels, 8, Demonstrations(texts, labels), length=60)[41] != rows[41]
 
 
 def test_evaluation_averages_sets_that_do_not_depend_on_the_neighbours(encoder, encoded):
