@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,7 +248,7 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
             model_init=lambda: load_model(task, checkpoint, config, args),
             train_dataset=features,
             eval_dataset=validation.by_length,
-            data_collator=kind.collator(tokenizer),
+            data_collator=partial(kind.collate, tokenizer),
             processing_class=tokenizer,
             compute_metrics=lambda found: validation.score(
                 task, validation.in_order(found.predictions), trainer.trained, args

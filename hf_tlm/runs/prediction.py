@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,8 +224,8 @@ class _WithHead(Predictor):
         self._settle(source)
         if source.stock:
             set_token_types(self.tokenizer, self.model.config)
-        collator = self.kind.collator(self.tokenizer)
-        self.trainer = FinetuneTrainer(self.model, args, data_collator=collator, processing_class=self.tokenizer)
+        collate = partial(self.kind.collate, self.tokenizer)
+        self.trainer = FinetuneTrainer(self.model, args, data_collator=collate, processing_class=self.tokenizer)
         super().__init__(args, self.model)
 
     def _settle(self, source: Source) -> None:
@@ -251,7 +252,6 @@ class _Exported(_WithHead):
             raise ArgumentsError("--backend onnx computes in one process, with --num_threads; several were started.")
         self.kind, self.exported = kind_module(source.spec.kind), exported
         self.tokenizer = load_tokenizer(str(source.folder), masking=False)
-        self.collate = self.kind.collator(self.tokenizer)
         self.model = nn.Module()  # What is left of a model whose logits come from elsewhere.
         Predictor.__init__(self, args, self.model)
         with reading(f"the config in {source.folder}"):  # A stranger may have written it.
@@ -262,8 +262,8 @@ class _Exported(_WithHead):
             self.model = restore(self.model, source.folder, args)
 
     def _outputs(self, chunk: EvaluationSet) -> Any:
-        size, most_tokens = self.args.per_device_eval_batch_size, self.exported.most_tokens
-        return chunk.outputs_of(self.exported, self.collate, size, most_tokens)
+        collate, size = partial(self.kind.collate, self.tokenizer), self.args.per_device_eval_batch_size
+        return chunk.outputs_of(self.exported, collate, size, self.exported.most_tokens)
 
 
 class _Prompted(Predictor):

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -190,9 +191,9 @@ class FillMask:
         return rows
 
     @staticmethod
-    def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
-        """Return a function that pads features to a batch, int64 [B, S] each."""
-        return lambda features: pad(features, tokenizer)
+    def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
+        """Features padded to a batch, int64 [B, S] each."""
+        return pad(features, tokenizer)
 
     @staticmethod
     def decode(outputs: np.ndarray, features: Dataset, rows: Dataset, model: Any, args: Any) -> list[dict[str, Any]]:
@@ -260,7 +261,7 @@ class TextCheck:
         self.batch_size = batch_size
         kind = model.kind
         self.set = EvaluationSet(kind, rows, model.tokenizer, model.args)
-        self.collate = kind.collator(model.tokenizer)
+        self.collate = partial(kind.collate, model.tokenizer)
         self.reference = self.outputs(model)
         self.predictions = self.decoded(self.reference)
         self.metric = FillMask.METRIC if kind is FillMask else AGREEMENT if task is None else task.metric

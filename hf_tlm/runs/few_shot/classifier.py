@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from hf_tlm.data import load_tokenizer, tokenize
 from hf_tlm.hub.repo import check_named, checkpoint_folder
 from hf_tlm.models import MLM_SUBFOLDER, ModelError
 from hf_tlm.models.loading import hub_options, load_stock, reading
-from hf_tlm.runs.few_shot.prompts import Prompt, PromptCollator, PromptEncoder, PromptError, Texts
+from hf_tlm.runs.few_shot.prompts import Prompt, PromptEncoder, PromptError, Texts, collate
 from hf_tlm.tasks.spec import columns_of_texts
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import listed, mapped, maybe, read_fields, record, truth, whole, words
@@ -240,8 +240,8 @@ class PromptClassifier:
         return 1 if self.demonstrations is None else self.sets
 
     @property
-    def collator(self) -> PromptCollator:
-        return PromptCollator(self.tokenizer)
+    def collator(self) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
+        return partial(collate, self.tokenizer)
 
     @torch.inference_mode()
     def logits(self, rows: Dataset, batch_size: int = 32) -> np.ndarray:

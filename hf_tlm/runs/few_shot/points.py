@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class PromptTrainer(ResumableTrainer):
     Args:
         model: a stock masked LM (`load_masked_lm`); it is what checkpoints hold.
         word_ids: int [C], a class's label word.
-        datasets: of `PromptEncoder.fill` and `label`; collated by `PromptCollator`.
+        datasets: of `PromptEncoder.fill` and `label`; collated by `PromptClassifier.collator`.
     """
 
     # compute_loss gives the mean over a micro-batch; those of a step are equally large.
@@ -248,7 +249,7 @@ class WithHead:
         trainer = FinetuneTrainer(
             load_finetuned(folder, "classification", args, trust),
             args,
-            data_collator=kind.collator(tokenizer),
+            data_collator=partial(kind.collate, tokenizer),
             processing_class=tokenizer,
         )
         logits = held_out.outputs(trainer)

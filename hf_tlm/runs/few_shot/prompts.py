@@ -353,24 +353,15 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
     return whole[:start], whole[start + len(inner) :]
 
 
-@dataclass
-class PromptCollator:
-    """Pads filled prompts to batches.
-
-    For two prompts the batch is for example
+def collate(tokenizer: PreTrainedTokenizerBase, rows: list[dict]) -> dict[str, torch.Tensor]:
+    """Filled prompts padded to a batch, of two for example as here, without `labels` where the rows have no `label`.
 
     {"labels":         [1, 0],
      "input_ids":      [[2, 17, 40, 4, 9, 3], [2, 40, 4, 9, 3, 0]],
      "attention_mask": [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]],
      "mask_positions": [3, 2]}
-
-    without `labels` where the rows have no `label`.
     """
-
-    tokenizer: PreTrainedTokenizerBase
-
-    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        # First: the Trainer takes the first tensor's length for the number of texts.
-        labels = {"labels": torch.tensor([row["label"] for row in rows])} if "label" in rows[0] else {}
-        positions = torch.tensor([row["mask_position"] for row in rows])
-        return {**labels, **pad(rows, self.tokenizer), "mask_positions": positions}
+    # First: the Trainer takes the first tensor's length for the number of texts.
+    labels = {"labels": torch.tensor([row["label"] for row in rows])} if "label" in rows[0] else {}
+    positions = torch.tensor([row["mask_position"] for row in rows])
+    return {**labels, **pad(rows, tokenizer), "mask_positions": positions}

@@ -5,7 +5,6 @@ And what a classifier says as it is, with its scores: a converted checkpoint, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,19 +39,14 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
     return features.add_column("example", np.arange(len(rows)))
 
 
-def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
-    """Return a function that pads features to batches.
+def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """A batch {"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}.
 
-    A batch is {"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}, and with a
-    teacher "teacher_probs": float32 [B, C].
+    With a teacher it has "teacher_probs", float32 [B, C], too.
     """
-    pad = DataCollatorWithPadding(tokenizer)
     names = ("input_ids", "token_type_ids", "label", "teacher_probs")
-
-    def collate(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        return dict(pad([{name: feature[name] for name in names if name in feature} for feature in features]))
-
-    return collate
+    rows = [{name: feature[name] for name in names if name in feature} for feature in features]
+    return dict(DataCollatorWithPadding(tokenizer)(rows))
 
 
 def decode(

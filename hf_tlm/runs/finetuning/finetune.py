@@ -310,7 +310,7 @@ class _Seeds:
             model,
             args.for_seed(seed_folder(self.args.folder, seed), seed, self.task.metric, label_names(kind)),
             eval_dataset=held_out.by_length,
-            data_collator=kind_module(kind).collator(self.tokenizer),
+            data_collator=partial(kind_module(kind).collate, self.tokenizer),
             processing_class=self.tokenizer,
             **options,
         )

@@ -7,8 +7,8 @@ The same names are in every module:
     encode(rows, tokenizer, args) -> Dataset
         Features in the order of the rows, several a row where it is long: `input_ids` (not padded), `token_type_ids` where
         the tokenizer makes them, `example` (int64, the row), labels where the rows have them, and what `decode` needs.
-    collator(tokenizer) -> Callable[[list[dict]], dict[str, Tensor]]
-        Pads features to a batch, and drops the columns that the model does not take.
+    collate(tokenizer, features: list[dict]) -> dict[str, Tensor]
+        Features padded to a batch, without the columns that the model does not take.
     decode(outputs, features, rows, model, args) -> list[dict]
         What the Trainer predicted for the features, as one JSON-ready dict a row, in the order of the rows: `prediction`,
         and `probability` or `probabilities`. Rows need no labels.

@@ -9,7 +9,6 @@ NeurIPS 2019); otherwise the option follows the question. With `option_apart` a 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 from string import ascii_uppercase as LETTERS
 from typing import Any
@@ -98,15 +97,11 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
     return make_features(rows, tokenizer, encode_batch, settings, "Tokenising options")
 
 
-def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
-    """Return a function that pads features to batches, on the tokenizer's side (XLNet reads its last token).
+def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
+    """A batch, padded on the tokenizer's side (XLNet reads its last token).
 
-    A batch has `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, options, S] and [`labels`] int64 [B].
+    It has `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, options, S] and [`labels`] int64 [B].
     """
-    return partial(_collate, tokenizer)
-
-
-def _collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
     names = [name for name in ("input_ids", "token_type_ids") if name in features[0]]
     flat = [
         dict(zip(names, option, strict=True))

@@ -11,9 +11,8 @@ Shapes: W windows, S positions, T tokens of the context in a window, L answer le
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,16 +216,11 @@ def _tokens_of_answer(batch: Mapping[str, list], row: int, begins: np.ndarray, e
     return int((ends <= start).sum()), int((begins < end).sum()) - 1
 
 
-def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
-    """Return a function that pads features to batches, on the right whatever the tokenizer's side.
+def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
+    """A batch, padded on the right whatever the tokenizer's side, so that places in features are places in it.
 
-    So places in features are places in batches. A batch has `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, S]
-    and [`start_positions`, `end_positions`] int64 [B].
+    It has `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, S] and [`start_positions`, `end_positions`] int64 [B].
     """
-    return partial(_collate, tokenizer)
-
-
-def _collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
     labels = [name for name in ("start_positions", "end_positions") if name in features[0]]
     return pad(features, tokenizer) | {name: torch.tensor([feature[name] for feature in features]) for name in labels}
 

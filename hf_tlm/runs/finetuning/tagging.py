@@ -17,8 +17,6 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,13 +125,12 @@ def _warn_of_missing(features: Dataset, max_length: int) -> None:
         )
 
 
-def collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
-    """Return a function that pads features to batches, on the right whatever the tokenizer's side.
+def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
+    """A batch, padded on the right whatever the tokenizer's side, so that places in features are places in it.
 
-    So places in features are places in batches. A batch has `input_ids`, `attention_mask`, [`token_type_ids`, `labels`]
-    int64 [B, S].
+    It has `input_ids`, `attention_mask`, [`token_type_ids`, `labels`] int64 [B, S].
     """
-    return partial(pad, tokenizer=tokenizer, names=["labels"])
+    return pad(features, tokenizer, names=["labels"])
 
 
 def loss_terms(batch: dict[str, torch.Tensor], args: FinetuneArguments) -> torch.Tensor:

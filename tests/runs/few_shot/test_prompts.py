@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.runs.few_shot import PROMPTS, Prompt, PromptError, prompt_for
-from hf_tlm.runs.few_shot.prompts import CHANGES, PromptCollator, PromptEncoder, kept_lengths, label_word_ids
+from hf_tlm.runs.few_shot.prompts import CHANGES, PromptEncoder, collate, kept_lengths, label_word_ids
 from support.prompts import TEMPLATE, WORDS, byte_level, wordpiece
 
 
@@ -258,14 +258,15 @@ def test_the_batch():
         {"input_ids": [2, 17, 40, 4, 9, 3], "mask_position": 3, "label": 1},
         {"input_ids": [2, 40, 4, 9, 3], "mask_position": 2, "label": 0},
     ]
-    batch = PromptCollator(SimpleNamespace(pad_token_id=0, pad_token_type_id=0))(rows)
+    batch = collate(SimpleNamespace(pad_token_id=0, pad_token_type_id=0), rows)
     assert {name: value.tolist() for name, value in batch.items()} == {
         "labels": [1, 0],
         "input_ids": [[2, 17, 40, 4, 9, 3], [2, 40, 4, 9, 3, 0]],
         "attention_mask": [[1] * 6, [1] * 5 + [0]],
         "mask_positions": [3, 2],
     }
-    unlabelled = PromptCollator(SimpleNamespace(pad_token_id=1, pad_token_type_id=0))(
-        [{"input_ids": row["input_ids"], "mask_position": 1} for row in rows]
+    unlabelled = collate(
+        SimpleNamespace(pad_token_id=1, pad_token_type_id=0),
+        [{"input_ids": row["input_ids"], "mask_position": 1} for row in rows],
     )
     assert "labels" not in unlabelled and np.all(unlabelled["input_ids"][1].numpy() == [2, 40, 4, 9, 3, 1])

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -37,7 +38,7 @@ def test_the_loss_of_a_batch_reaches_every_parameter(kind, family):
     model = tiny_model(family, module.AUTO_CLASS, **values)
     for crf in (False, True) if kind == "tagging" else (False,):
         model = tagging.wrap(model, arguments(crf=crf))
-        batch = module.collator(tokenizer)(list(features))
+        batch = module.collate(tokenizer, list(features))
         model(**batch).loss.backward()
         still = {name for name, each in model.named_parameters() if each.grad is None or not each.grad.any()}
         # XLNet has a vector of its own for its pretraining, and the same number for all places or options changes nothing.
@@ -71,7 +72,7 @@ def test_question_answering(base, tmp_path):
     args = arguments(**saved)
     features = question_answering.encode(task.validation, tokenizer, args)
     assert len(features) > len(task.validation)
-    outputs = predict(model, features, question_answering.collator(tokenizer))
+    outputs = predict(model, features, partial(question_answering.collate, tokenizer))
     again = question_answering.decode(outputs, features, task.validation, model, args)
     assert [line["prediction"] for line in lines] == [row["prediction"] for row in again]
     assert question_answering.score(task, again, task.validation) == record["validation"]
@@ -111,7 +112,7 @@ def test_tagging(crf, base, tmp_path):
     assert start.abs().max() > 0.1  # Where they began; the first word is always a determiner.
     model = tagging.restore(tag.model, tmp_path / "out", arguments())
     features = tagging.encode(task.validation, tag.tokenizer, arguments())
-    outputs = predict(model, features, tagging.collator(tag.tokenizer))
+    outputs = predict(model, features, partial(tagging.collate, tag.tokenizer))
     again = tagging.decode(outputs, features, task.validation, model, arguments())
     assert [row["prediction"] for row in again] == [line["prediction"] for line in lines]
 

@@ -1,6 +1,7 @@
 """Question answering: windows, labels, exact search, thresholds, and texts that are hard to cut."""
 
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -226,7 +227,7 @@ def test_rows_without_labels(tokenizers):
     rows = Dataset.from_list(ROWS).remove_columns(["answers", "starts"])
     features = qa.encode(rows, tokenizers["bert"], arguments())
     assert "start_positions" not in features.column_names
-    batch = qa.collator(tokenizers["bert"])(list(features))
+    batch = qa.collate(tokenizers["bert"], list(features))
     assert set(batch) == {"input_ids", "attention_mask", "token_type_ids"}
 
 
@@ -236,7 +237,7 @@ def test_predictions_do_not_depend_on_the_batch(family, tokenizers):
     tokenizer, args = tokenizers[family], arguments(max_length=32)
     rows = Dataset.from_list(ROWS)
     features = qa.encode(rows, tokenizer, args)
-    model, collate = tiny_model(family, qa.AUTO_CLASS), qa.collator(tokenizer)
+    model, collate = tiny_model(family, qa.AUTO_CLASS), partial(qa.collate, tokenizer)
     alone, together = (predict(model, features, collate, batch_size) for batch_size in (1, 5))
     for one, other in zip(alone, together, strict=True):
         for logits, same, ids in zip(one, other, features["input_ids"], strict=True):

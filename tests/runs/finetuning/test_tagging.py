@@ -141,7 +141,7 @@ def test_predictions_do_not_depend_on_the_batch_and_agree_with_the_pipeline(fami
     features = tagging.encode(rows, tokenizer, args)
     assert "labels" not in features.column_names
     model = tiny_model(family, tagging.AUTO_CLASS, id2label=dict(enumerate(TAGS)))
-    collate = tagging.collator(tokenizer)
+    collate = partial(tagging.collate, tokenizer)
     decoded = [tagging.decode(predict(model, features, collate, size), features, rows, model, args) for size in (1, 3)]
     assert [row["prediction"] for row in decoded[0]] == [row["prediction"] for row in decoded[1]]
     model.save_pretrained(tmp_path)
@@ -194,7 +194,7 @@ def test_a_step_is_the_same_however_it_is_divided(tokenizers, tmp_path, crf):
             model,
             args.for_seed(tmp_path, 0, task.metric, ["labels"]),
             train_dataset=tagging.encode(task.train, tokenizer, args),
-            data_collator=tagging.collator(tokenizer),
+            data_collator=partial(tagging.collate, tokenizer),
             processing_class=tokenizer,
             loss_terms=partial(tagging.loss_terms, args=args),
         )
