@@ -232,16 +232,12 @@ def measure_whole(*, data, corpus, folder, stopwords, top_k, num_queries, shards
     dataset, settings, texts = Dataset.from_file(corpus), settings_of(stopwords), query_texts(data, num_queries)
     shutil.rmtree(folder, ignore_errors=True)
     if shards:
-        from hf_tlm.retrieval.hits import RetrievalRequest
-        from hf_tlm.retrieval.settings import Sharding
-        from hf_tlm.retrieval.sharded.sharded import search_shards
-        from hf_tlm.utils.arrow_files import cache_folder
+        from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
 
         passages = load_corpus(dataset, id_column="id")
         passages.to_dataset()
         begin = time.perf_counter()
-        asked = RetrievalRequest("b", range(len(texts)), texts, top_k, settings, None, cache_folder())
-        hits = search_shards(asked, passages, Sharding(shards, workers=shards, work_dir=folder))
+        hits = retrieve_sharded(texts, passages, top_k, settings, work_dir=folder, num_shards=shards, workers=shards)
         result = {"seconds": time.perf_counter() - begin, "union": len(hits.passages)}
         digest = (hits.passages["id"][:], hits.columns["rank"].tolist(), hits.columns["score"].tolist())
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import functools
 import glob
 import io
 import itertools
@@ -51,6 +50,7 @@ _BLOCK = 10 << 20  # Bytes of JSON that are read at once, and of a csv that are 
 _write_zstd = compr.get("zstd")
 # Headers that a warning was given of: shards have one header, and are read more than once.
 _told: set[tuple[str, ...]] = set()
+_told_of_quotes: set[str] = set()
 
 
 def field_of(cells: Iterable[Any], keys: Iterable[str]) -> list | None:
@@ -376,13 +376,15 @@ def _warn_of_repeated_names(path: Path, separator: str) -> None:
             )
 
 
-@functools.cache
 def _warn_of_quotes(path: Path, separator: str) -> None:
     """Once for each file: of lines that a quote which was meant as a letter has run together.
 
     The field that it begins ends at the next quote, lines later and in the midst of a text. Only the beginning of a large
     file is looked at: reading it twice would take longer than retrieval from it.
     """
+    if str(path) in _told_of_quotes:
+        return
+    _told_of_quotes.add(str(path))
     together, size = [], 0
     with suppress(OSError, ValueError, EOFError, csv.Error):
         for last, _, lines in _csv_rows(path, separator):

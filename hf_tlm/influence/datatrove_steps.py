@@ -41,9 +41,8 @@ from hf_tlm.influence.score_files import (
 from hf_tlm.influence.scorer import InfluenceScorer, describe_scorer, load_scorer
 from hf_tlm.influence.selection import Selection
 from hf_tlm.influence.task_gradients import GRADIENTS_FOLDER
-from hf_tlm.retrieval.bm25.files import write_table
 from hf_tlm.retrieval.sharded.steps import Step
-from hf_tlm.retrieval.sharded.workspace import Workspace, read_table, shard_name
+from hf_tlm.retrieval.sharded.workspace import Workspace, read_table, shard_name, write_table
 
 SCORER_FOLDER, TASK_FOLDER = "scorer", "task"
 ROWS_FILE = "rows.arrow"
@@ -69,10 +68,13 @@ class Worker:
 class FitTask(Step):
     """The task gradients, by one task for all."""
 
-    name, kind, alone = "gradients", GRADIENTS_FOLDER, True
+    name = "gradients"
 
     worker: Worker
     task_batch_size: int
+
+    def output(self, rank: int) -> str:
+        return GRADIENTS_FOLDER
 
     def work(self, folder: Path, rank: int, world_size: int) -> None:
         rows, scorer = read_rows(self.workspace.reading(TASK_FOLDER)), self.worker.scorer(self.workspace, rank)

@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ from hf_tlm.influence.task_gradients import GRADIENTS_FOLDER
 from hf_tlm.retrieval.sharded.workspace import Workspace, read_table
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.locks import Claim, awaited
 
 if TYPE_CHECKING:
@@ -281,7 +280,12 @@ def _claim(folder: Path, settings: dict[str, Any], main: bool) -> Claim:
                     claim.new = True
         else:
             time.sleep(POLL_SECONDS)
-    found = read_object(path, InfluenceError, "Remove the folder, or choose another --work_dir.")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no JSON object")
+    except ValueError as error:
+        raise InfluenceError(f"{path} is damaged: {error}. Remove the folder, or choose another --work_dir.") from error
     if found != settings:
         differ = [name for name in sorted({*found, *settings}) if found.get(name) != settings.get(name)]
         named = ", ".join(f"{name} ({_short(found.get(name))} there, {_short(settings.get(name))} now)" for name in differ)
@@ -308,14 +312,19 @@ def _short(value: Any) -> str:
 
 def _score(scores: ScoreFiles, rows: Dataset, scorer, missing: list[int], mine: list[int], main: bool) -> None:
     """Make those shards of the missing ones that are `mine`, and wait for the others."""
-    left, next_ones = set(missing), iter(mine)
-    done = len(rows) - sum(len(scores.rows(number)) for number in left)
+    done = len(rows) - sum(len(scores.rows(number)) for number in missing)
     with tqdm(desc="Scoring", unit=" passages", total=len(rows), initial=done, disable=not main) as bar:
-        while left:
-            if (number := next(next_ones, None)) is None:
-                time.sleep(POLL_SECONDS)
-            elif scores.find(number) is None:
+        for number in mine:
+            if scores.find(number) is None:
                 scores.write(number, scorer.score(rows.select(scores.rows(number))))
-            there = {number for number in left if scores.find(number) is not None}
-            bar.update(sum(len(scores.rows(number)) for number in there))
-            left -= there
+            missing = _advance(scores, missing, bar)
+        while missing:
+            time.sleep(POLL_SECONDS)
+            missing = _advance(scores, missing, bar)
+
+
+def _advance(scores: ScoreFiles, missing: Iterable[int], bar) -> list[int]:
+    """What is still missing; the bar shows what is not."""
+    still = [number for number in missing if scores.find(number) is None]
+    bar.update(sum(len(scores.rows(number)) for number in set(missing) - set(still)))
+    return still

@@ -32,7 +32,6 @@ from hf_tlm.influence.task_gradients import GRADIENTS_FOLDER, Block, TaskGradien
 from hf_tlm.models import TlmModel, export_stock
 from hf_tlm.models.families import longest_input
 from hf_tlm.utils.files import atomic_directory, sha256
-from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.options import check_numbers, of_python
 
 # Task gradients are written, and shared between processes, in blocks of at most so many texts.
@@ -417,4 +416,7 @@ def load_scorer(folder: str | os.PathLike, device: str | torch.device = "cpu") -
 
 def describe_scorer(folder: Path) -> dict:
     """What `save_scorer` wrote beside models and gradients; an InfluenceError where there is nothing."""
-    return read_object(folder / SCORER_FILE, InfluenceError, "Write a scorer there with save_scorer.")
+    try:
+        return json.loads((folder / SCORER_FILE).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InfluenceError(f"{folder} holds no scorer: {error}. Write one with save_scorer.") from error

@@ -79,7 +79,7 @@ def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
         InfluenceError: datatrove is missing, or a number is out of range.
         RetrievalError: see `score_sharded`.
     """
-    check_numbers(InfluenceError, num_shards=sharding.num_shards, workers=sharding.used_workers)
+    check_numbers(InfluenceError, num_shards=sharding.num_shards, workers=_workers(sharding))
     if importlib.util.find_spec("datatrove") is None:
         raise InfluenceError("Scoring on executors needs datatrove: pip install 'hf-tlm[sharded]'.")
     from hf_tlm.retrieval.sharded.executors import check_executor
@@ -89,12 +89,17 @@ def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
         open_workspace(work_dir or "", sharding.executor)
 
 
+def _workers(sharding: Sharding) -> int | None:
+    """Tasks at a time, which the executor's options may say, too."""
+    return sharding.options.get("workers") if sharding.workers is None else sharding.workers
+
+
 def _shares(sharding: Sharding) -> tuple[dict, int | None]:
     """The executor's options, and the threads of a task; those of this process are shared out."""
     from hf_tlm.retrieval.sharded.executors import share_out
 
     threads = torch.get_num_threads()
-    return share_out(sharding.executor, sharding.options, sharding.used_workers, sharding.num_shards, threads)
+    return share_out(sharding.executor, sharding.options, _workers(sharding), sharding.num_shards, threads)
 
 
 def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFiles, missing: list[int]) -> None:

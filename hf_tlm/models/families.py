@@ -100,9 +100,21 @@ def _classify_modernbert(model, texts):
     return model.classifier(model.drop(model.head(pooled)))
 
 
+def _transform_roberta(head, hidden):
+    return head["lm_head"].layer_norm(gelu(head["lm_head"].dense(hidden)))
+
+
 def _transform_albert(head, hidden):
     head = head["predictions"]
     return head.LayerNorm(head.activation(head.dense(hidden)))
+
+
+def _transform_cocolm(head, hidden):
+    return head["transform"](hidden) if "transform" in head else hidden
+
+
+def _transform_distilbert(head, hidden):
+    return head["vocab_layer_norm"](head["activation"](head["vocab_transform"](hidden)))
 
 
 FAMILIES: dict[str, Family] = {
@@ -113,10 +125,7 @@ FAMILIES: dict[str, Family] = {
     ),
     # RoBERTa counts positions from pad_token_id + 1.
     "roberta": Family(
-        _classify_first,
-        lambda head, hidden: head["lm_head"].layer_norm(gelu(head["lm_head"].dense(hidden))),
-        lambda head: head["lm_head"].decoder,
-        lambda config: config.pad_token_id + 1,
+        _classify_first, _transform_roberta, lambda head: head["lm_head"].decoder, lambda config: config.pad_token_id + 1
     ),
     "electra": Family(
         _classify_first,
@@ -124,19 +133,11 @@ FAMILIES: dict[str, Family] = {
         lambda head: head["generator_lm_head"],
     ),
     "albert": Family(_classify_albert, _transform_albert, lambda head: head["predictions"].decoder),
-    "distilbert": Family(
-        _classify_distilbert,
-        lambda head, hidden: head["vocab_layer_norm"](head["activation"](head["vocab_transform"](hidden))),
-        lambda head: head["vocab_projector"],
-    ),
+    "distilbert": Family(_classify_distilbert, _transform_distilbert, lambda head: head["vocab_projector"]),
     "modernbert": Family(
         _classify_modernbert, lambda head, hidden: head["head"](hidden), lambda head: head["decoder"], rotary=True
     ),
-    "cocolm": Family(
-        _classify_bert,
-        lambda head, hidden: head["transform"](hidden) if "transform" in head else hidden,
-        lambda head: head["lm_head"],
-    ),
+    "cocolm": Family(_classify_bert, _transform_cocolm, lambda head: head["lm_head"]),
 }
 
 

@@ -35,12 +35,6 @@ MOST_POSITION_DIMS = 64
 SHARPNESS = 10.0
 # Of the transform before the output embedding.
 IDENTITY = 0.2
-# Query, key, value and output of attention: in DistilBERT, in BERT and what is built like it, and in ALBERT.
-ATTENTION = (
-    ("q_lin", "k_lin", "v_lin", "out_lin"),
-    ("self.query", "self.key", "self.value", "output.dense"),
-    ("query", "key", "value", "dense"),
-)
 
 
 def scale_to_width(config: PreTrainedConfig) -> None:
@@ -123,11 +117,17 @@ def attention_weights(layer: nn.Module, heads: int) -> AttentionWeights:
     if hasattr(attention, "Wqkv"):  # ModernBERT
         query, key, value = attention.Wqkv.weight.chunk(3)
         return AttentionWeights(query, key, value, attention.Wo.weight, heads)
-    for names in ATTENTION:
-        if hasattr(attention, names[0].partition(".")[0]):
-            query, key, value, output = (attention.get_submodule(name).weight for name in names)
-            return AttentionWeights(query, key, value, output, heads)
-    raise ModelError(f"There is no attention that is known in a {type(layer).__name__}.")
+    if hasattr(attention, "q_lin"):  # DistilBERT
+        modules = (attention.q_lin, attention.k_lin, attention.v_lin, attention.out_lin)
+    elif hasattr(attention, "self"):  # BERT and what is built like it
+        own = attention.self
+        modules = (own.query, own.key, own.value, attention.output.dense)
+    elif hasattr(attention, "query"):  # ALBERT
+        modules = (attention.query, attention.key, attention.value, attention.dense)
+    else:
+        raise ModelError(f"There is no attention that is known in a {type(layer).__name__}.")
+    query, key, value, output = (module.weight for module in modules)
+    return AttentionWeights(query, key, value, output, heads)
 
 
 def copying_heads(body: PreTrainedModel) -> None:

@@ -6,6 +6,7 @@ The errors say which config or checkpoint could not be read, and why.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import pickle
@@ -33,7 +34,6 @@ from hf_tlm.commands import did_you_mean, find_preset
 from hf_tlm.errors import HfTlmError, ModelError
 from hf_tlm.hub.repo import split_revision
 from hf_tlm.models.families import check_family, family_of, longest_input
-from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.shown import few, suggestion
 
 WEIGHTS, SAFE_WEIGHTS = "pytorch_model.bin", "model.safetensors"
@@ -66,7 +66,7 @@ def read_config(model_config: str | os.PathLike | dict | PreTrainedConfig) -> Pr
         model_config = {**model_config.to_diff_dict(), "model_type": model_config.model_type}
     if from_file := not isinstance(model_config, dict):
         file = find_preset(model_config)
-        values = read_object(file, ModelError, "Correct it.") if file.is_file() else None
+        values = _read_json(file) if file.is_file() else None
     else:
         values = model_config
     if values is not None:
@@ -138,6 +138,16 @@ def build_config(
             f"max_position_embeddings {config.max_position_embeddings}. Lower max_length or raise it in the config."
         )
     return config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} is no model config: expected a JSON object, received a {type(values).__name__}.")
+    return values
 
 
 def _shown(model_config: str | os.PathLike | dict) -> str:

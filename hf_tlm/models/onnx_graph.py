@@ -34,6 +34,7 @@ from hf_tlm.models.families import FAMILIES
 # How far below the largest of its row a masked score is kept. exp(-60) = 9e-27 is nothing beside 1 in float32; what is much
 # lower is a denormal number, at which the softmax of onnxruntime, and the product after it, are many times slower.
 DEPTH = 60.0
+ROTARY_OPSET = 23  # The first with an operator for rotary positions.
 _NAME = "hf_tlm_onnx"
 _LOCK = threading.RLock()  # Of what a class and a module of transformers hold meanwhile.
 # The first with an operator for rotary positions; 20 is the first with one for GELU.
@@ -105,7 +106,7 @@ def exportable_attention(model: Any, opset: int) -> Iterator[None]:
     known = model._supports_attention_backend and model.config.model_type in FAMILIES
     model.set_attn_implementation(_NAME if known else "eager")
     try:
-        with _rotary_operator(model) if opset >= OPSET and _fixed_angles(model.config) else contextlib.nullcontext():
+        with _rotary_operator(model) if opset >= ROTARY_OPSET and _fixed_angles(model.config) else contextlib.nullcontext():
             yield
     finally:
         model.set_attn_implementation(before)
@@ -250,8 +251,7 @@ def to_onnx(
     dynamic = {place: torch.export.Dim(name, min=1, max=most) for place, (name, most) in enumerate(dims)}
     was = model.training
     try:
-        with warnings.catch_warnings(), _process_as_it_was(), _sorted_sets(model), exportable_attention(model, opset):
-            warnings.simplefilter("ignore")
+        with _quietly(), _sorted_sets(model), exportable_attention(model, opset):
             program = torch.onnx.export(
                 _Logits(model.eval(), inputs, outputs),
                 values,
@@ -272,6 +272,22 @@ def to_onnx(
     _strip(graph)
     check_plain(graph, opset)
     return graph
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the exporter's notes for its developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def _strip(model: Any) -> None:
@@ -340,8 +356,7 @@ def _process_as_it_was() -> Iterator[None]:
     """What onnxruntime's tools change for the whole process is afterwards as before: logging, and where modules are found.
 
     They log by the root logger, which takes a handler where it has none: a program's `logging.basicConfig` would then do
-    nothing. Their advice to optimise the graph first, which the exporter has done, is not shown, nor are the exporter's
-    notes for its developers.
+    nothing. Their advice to optimise the graph first, which the exporter has done, is not shown.
     """
     disabled, handlers, path = logging.root.manager.disable, list(logging.root.handlers), list(sys.path)
     logging.disable(max(disabled, logging.WARNING))

@@ -5,6 +5,7 @@ Names and layout are those of the code published with them (github.com/microsoft
 
 from __future__ import annotations
 
+import json
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +20,6 @@ from hf_tlm.models.coco_lm.relative_positions import relative_position_buckets
 from hf_tlm.models.coco_lm.tokenization_coco_lm import CocoLmTokenizer
 from hf_tlm.models.loading import read_weights, weight_problems, weights_file
 from hf_tlm.utils.files import atomic_directory
-from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.options import named
 
 CONFIG = "config.json"
@@ -130,8 +130,13 @@ def released_name(name: str) -> str:
 
 def _read_config(path: Path) -> dict[str, Any]:
     """Their values, by their names."""
-    values = read_object(path, ModelError, "Give the folder of a released COCO-LM model, or download it again.")
-    if values.get("model_type", "cocolm") != "cocolm":
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"Cannot read {path}: {error.strerror}. Give the folder of a released COCO-LM model.") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}. Download it again.") from error
+    if not isinstance(values, dict) or values.get("model_type", "cocolm") != "cocolm":
         raise ModelError(f"{path} must describe a model of type 'cocolm'; found {values!r:.200}.")
     return PUBLISHED_DEFAULTS | {name: values[name] for name in PUBLISHED_DEFAULTS if name in values}
 

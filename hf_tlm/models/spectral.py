@@ -84,8 +84,10 @@ def cooccurrence(
         (counts float64 CSR [V, V], the weight that was forgotten as a share of all).
 
     Raises:
-        ModelError: an id is outside of the vocabulary.
+        ModelError: window or max_nonzeros too small, or an id outside the vocabulary.
     """
+    if window < 1 or max_nonzeros < 2:
+        raise ModelError(f"window must be at least 1 and max_nonzeros 2; received {window} and {max_nonzeros}.")
     ignored = np.zeros(vocab_size, dtype=bool)
     ignored[list(ignore)] = True
     # Each pair once, the smaller id as the row: half the memory, and forgetting treats both directions alike.

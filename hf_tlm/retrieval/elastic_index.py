@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -69,6 +69,7 @@ def index_corpus(
     *,
     corpus_name: str,
     fingerprint: str,
+    progress: bool = True,
 ) -> int:
     """Put a corpus into an index, once; the number of its passages.
 
@@ -104,7 +105,8 @@ def index_corpus(
             _create(client, settings, bm25, stamp)
         found = _same(read_layout(client, settings).stamp, stamp, settings)
         if not found["complete"]:
-            with tqdm(total=len(dataset), desc="Indexing the corpus", unit=" passages", disable=None) as bar:
+            bar = tqdm(total=len(dataset), desc="Indexing the corpus", unit=" passages", disable=None if progress else True)
+            with bar:
                 for rows in dataset.iter(batch_size=BULK_ROWS):
                     _bulk(client, rows, fields, settings)
                     bar.update(len(rows["id"]))
@@ -240,15 +242,21 @@ def explain(error: Exception, settings: ElasticSettings, repetitions: int = 0) -
 
 def reason_of(body: Any) -> str:
     """The types and reasons in an error of Elasticsearch, outermost first, each once."""
+    found: dict[str, None] = {}
 
-    def walk(part: Any) -> Iterator[str]:
+    def walk(part: Any) -> None:
         if isinstance(part, dict):
-            yield ": ".join(part[name] for name in ("type", "reason") if isinstance(part.get(name), str))
-            part = list(part.values())
-        for value in part if isinstance(part, list) else ():
-            yield from walk(value)
+            words = [str(part[name]) for name in ("type", "reason") if isinstance(part.get(name), str)]
+            if words:
+                found[": ".join(words)] = None
+            for value in part.values():
+                walk(value)
+        elif isinstance(part, list):
+            for value in part:
+                walk(value)
 
-    return "; ".join(dict.fromkeys(filter(None, walk(body)))) or str(body)
+    walk(body)
+    return "; ".join(found) or str(body)
 
 
 def _layout(name: str, described: dict[str, Any], settings: ElasticSettings) -> Layout:

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
-from hf_tlm.corpora.corpus import Corpus
 from hf_tlm.retrieval.bm25.files import order_of_ids
 from hf_tlm.retrieval.elastic_index import (
     RETRIED,
@@ -25,12 +24,11 @@ from hf_tlm.retrieval.elastic_index import (
     Layout,
     Unfinished,
     connect,
-    index_corpus,
     read_layout,
     reason_of,
     with_retries,
 )
-from hf_tlm.retrieval.hits import RetrievalRequest, RetrievalResult, count_sources, union_of
+from hf_tlm.retrieval.hits import RetrievalResult, union_of
 from hf_tlm.retrieval.settings import Bm25Settings, ElasticSettings, check_elastic
 from hf_tlm.retrieval.texts import RetrievalError
 
@@ -43,7 +41,7 @@ FOUND = "hits.hits._id,hits.hits._score,hits.hits.fields,status,error,timed_out,
 FILTER = [*(f"responses.{path}" for path in FOUND), "error", "status"]
 
 
-def hits_of(
+def search(
     queries: Sequence[str],
     top_k: int,
     settings: ElasticSettings,
@@ -162,7 +160,7 @@ def _hits(item: dict[str, Any], id_field: str | None) -> tuple[list[str], np.nda
 
 
 def fetch(ids: Sequence[str], settings: ElasticSettings) -> list[dict[str, str]]:
-    """{"id", "text", "source"} of passages, in the order of `ids`, which `hits_of` gave.
+    """{"id", "text", "source"} of passages, in the order of `ids`, which `search` gave.
 
     Raises:
         RetrievalError: a passage that is not there any more, is there twice, or has no text.
@@ -231,39 +229,45 @@ def _value(document: dict[str, Any], path: str) -> Any:
     return _value(inner, rest) if isinstance(inner, dict) else None
 
 
-def search_elastic(search: RetrievalRequest, corpus: Corpus | None, elastic: ElasticSettings) -> RetrievalResult:
-    """The union of what a cluster's index gives; the index is made of the corpus if one is given and it is not there.
+def retrieve_elastic(
+    query_ids: Sequence[str],
+    queries: Sequence[str],
+    top_k: int,
+    settings: ElasticSettings,
+    bm25: Bm25Settings,
+    *,
+    max_query_terms: int | None = None,
+) -> RetrievalResult:
+    """The top_k passages of every query, joined as `retrieve` joins them.
 
-    Its counts have the `fingerprint` of the corpus that `index_corpus` put there, None for an index of other making.
+    Args:
+        query_ids: name a query in errors.
+        max_query_terms: refused, because analysis happens in the cluster.
+
+    Returns:
+        With all queries that found nothing; its counts have the `fingerprint` of the corpus that `index_corpus` put there,
+        None for an index of other making.
 
     Raises:
-        RetrievalError: see `check_elastic`, `index_corpus` and `hits_of`; no passage at all was found.
+        RetrievalError: see `check_elastic` and `search`; no passage at all was found.
     """
-    check_elastic(search.settings, search.max_query_terms)
-    counts: dict[str, Any] = {}
-    if corpus is not None:
-        passages = corpus.to_dataset(str(search.folder))
-        index_corpus(passages, elastic, search.settings, corpus_name=corpus.name, fingerprint=corpus.fingerprint)
-        counts = {"sources": count_sources(passages), "bad_files": list(corpus.bad_files)}
+    check_elastic(bm25, max_query_terms)
     positions: dict[str, int] = {}
     hits = (
         (np.array([positions.setdefault(identifier, len(positions)) for identifier in ids], np.int64), scores)
-        for ids, scores in hits_of(search.queries, search.top_k, elastic, search.settings, query_ids=search.query_ids)
+        for ids, scores in search(queries, top_k, settings, bm25, query_ids=query_ids)
     )
-    union, without_hits = union_of(hits, len(search.queries))
+    union, without_hits = union_of(hits, len(queries))
     if not positions:
         raise RetrievalError(
-            f"None of the {len(search.queries)} queries finds a passage in index {elastic.index!r}. Check that task and "
-            f"corpus are in the same language and that text_field ({elastic.text_field!r}) is the right one."
+            f"None of the {len(queries)} queries finds a passage in index {settings.index!r}. Check that task and corpus "
+            f"are in the same language and that text_field ({settings.text_field!r}) is the right one."
         )
-    with connect(elastic) as client:
-        stamp = read_layout(client, elastic).stamp
-        counts["passages"] = with_retries(lambda: client.count(index=elastic.index), elastic)["count"]
-    counts["fingerprint"] = stamp["fingerprint"] if stamp else None
-    # Those that are empty are counted as such by whoever asked.
-    analyzer = search.settings.analyzer if stamp else str.split
-    without_hits = [number for number in without_hits if analyzer(search.queries[number])]
+    with connect(settings) as client:
+        stamp = read_layout(client, settings).stamp
+        passages = with_retries(lambda: client.count(index=settings.index), settings)["count"]
+    counts = {"fingerprint": stamp["fingerprint"] if stamp else None, "passages": passages}
     ids = list(positions)
     rows = union.order(order_of_ids(pa.array(ids)))
-    found = Dataset.from_list(fetch([ids[row] for row in rows], elastic))
+    found = Dataset.from_list(fetch([ids[row] for row in rows], settings))
     return RetrievalResult(found, union.columns(rows), counts, without_hits)

@@ -6,17 +6,22 @@ our index: bm25s to compare with, rank_bm25 as the reference.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import rank_bm25
 from datasets import Dataset, concatenate_datasets
 
@@ -25,8 +30,8 @@ from hf_tlm.retrieval.bm25.build import tell_of_compiling
 from hf_tlm.retrieval.bm25.files import META_FILE, ChangedIndexError, order_of_ids
 from hf_tlm.retrieval.bm25.index import Index
 from hf_tlm.retrieval.bm25.tokenize import TokenizedTexts, tokenize_texts
-from hf_tlm.retrieval.hits import NO_HITS, Hits, RetrievalRequest, RetrievalResult, count_sources, union_of
-from hf_tlm.retrieval.settings import Bm25Settings, check_engine
+from hf_tlm.retrieval.hits import NO_HITS, Hits, RetrievalResult, union_of
+from hf_tlm.retrieval.settings import Bm25Settings, ElasticSettings, Sharding, check_engine
 from hf_tlm.retrieval.texts import RetrievalError, load_bm25s
 from hf_tlm.utils.options import check_numbers
 
@@ -34,6 +39,59 @@ logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 64 * 2**20
 MAX_BATCH = 256  # queries: enough to keep all cores busy, few enough for the progress bar to move
+
+
+@dataclass(frozen=True)
+class RetrievalRequest:
+    """What every engine is asked.
+
+    query_ids, queries: the training examples and their query texts; folder: where indexes and work in progress are kept;
+    index_dir: a folder for this corpus's index that the user chose.
+    """
+
+    name: str
+    query_ids: Sequence[str]
+    queries: Sequence[str]
+    top_k: int
+    settings: Bm25Settings
+    max_query_terms: int | None
+    folder: Path
+    index_dir: str | None = None
+    num_threads: int | None = None
+    query_batch_size: int | None = None
+
+    def digest(self, *more: Any) -> str:
+        """Names a search and whatever else its work in progress depends on."""
+        asked = [self.queries, self.top_k, self.settings.to_dict(), self.max_query_terms, *map(str, more)]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+    def tokenize(self) -> TokenizedTexts:
+        """The queries' terms; a RetrievalError where there is not one."""
+        tokenized = tokenize_texts(self.queries, self.settings.analyzer)
+        empty = np.flatnonzero(np.diff(tokenized.offsets) == 0)
+        if len(empty) == len(tokenized):
+            every_word = replace(self.settings.analyzer, stopwords=None)
+            stopwords_alone = tokenize_texts(self.queries, every_word).offsets[-1] > 0
+            raise RetrievalError(
+                f"All {len(tokenized)} queries of {self.name} are empty once stop words and single characters are "
+                "dropped. Check the task's text column, or "
+                + (
+                    "keep stop words (--keep_stopwords, stopwords=None in Python)."
+                    if stopwords_alone
+                    else "take a random subset (--retriever random): no query has a word of two letters or digits."
+                )
+            )
+        if len(empty):
+            logger.warning("%d of %d queries are empty, first: %s.", len(empty), len(tokenized), self.query_ids[empty[0]])
+        return tokenized
+
+    def check_found(self, found: int, passages: int) -> None:
+        """Raise RetrievalError unless something was found."""
+        if found == 0:
+            raise RetrievalError(
+                f"None of the {len(self.queries)} queries of {self.name} shares a word with any of the {passages} "
+                "passages. Check that task and corpus are in the same language and that the right columns are read."
+            )
 
 
 def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> RetrievalResult:
@@ -72,6 +130,52 @@ def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> Retr
     return RetrievalResult(passages.select(rows), union.columns(rows), counts, without_hits)
 
 
+def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) -> RetrievalResult:
+    """A corpus larger than one machine."""
+    from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
+
+    found = retrieve_sharded(
+        search.tokenize(),
+        corpus,
+        search.top_k,
+        search.settings,
+        work_dir=sharding.work_dir or search.folder / f"sharded-{corpus.fingerprint}-{search.digest(sharding)}",
+        num_shards=sharding.num_shards,
+        executor=sharding.executor,
+        workers=sharding.workers,
+        max_query_terms=search.max_query_terms,
+        query_batch_size=search.query_batch_size,
+        executor_options=sharding.options,
+        cache_dir=str(search.folder),
+    )
+    search.check_found(len(found.passages), found.counts["passages"])
+    return found
+
+
+def search_elastic(search: RetrievalRequest, corpus: Corpus | None, elastic: ElasticSettings) -> RetrievalResult:
+    """A cluster's index; made from the corpus if one is given and the index is not there."""
+    from hf_tlm.retrieval.elastic_index import index_corpus
+    from hf_tlm.retrieval.elastic_search import retrieve_elastic
+
+    counts: dict[str, Any] = {}
+    if corpus is not None:
+        passages = corpus.to_dataset(str(search.folder))
+        index_corpus(passages, elastic, search.settings, corpus_name=corpus.name, fingerprint=corpus.fingerprint)
+        counts = {"sources": count_sources(passages), "bad_files": list(corpus.bad_files)}
+    found = retrieve_elastic(
+        search.query_ids,
+        search.queries,
+        search.top_k,
+        elastic,
+        search.settings,
+        max_query_terms=search.max_query_terms,
+    )
+    # Those that are empty are counted as such by whoever asked.
+    analyzer = search.settings.analyzer if found.counts["fingerprint"] else str.split
+    without_hits = [number for number in found.without_hits if analyzer(search.queries[number])]
+    return replace(found, counts=counts | found.counts, without_hits=without_hits)
+
+
 def search_package(
     queries: TokenizedTexts,
     corpus: TokenizedTexts,
@@ -100,8 +204,9 @@ def search_package(
         tie_key = np.arange(len(corpus))
     ids = {term: number for number, term in enumerate(corpus.vocabulary)}
     known = [[ids[term] for term in map(queries.vocabulary.__getitem__, query) if term in ids] for query in queries]
-    hits = BACKENDS[backend](list(filter(None, known)), corpus, min(top_k, len(corpus)), settings, tie_key)
-    return (next(hits) if query else NO_HITS for query in known)
+    if not any(known):
+        return iter([NO_HITS] * len(known))
+    return BACKENDS[backend](known, corpus, min(top_k, len(corpus)), settings, tie_key)
 
 
 def rarest_terms(queries: TokenizedTexts, corpus: TokenizedTexts, max_query_terms: int) -> TokenizedTexts:
@@ -117,6 +222,12 @@ def rarest_terms(queries: TokenizedTexts, corpus: TokenizedTexts, max_query_term
         kept.append([term for term in query if term in chosen])
     offsets = np.concatenate([[0], np.cumsum([len(query) for query in kept])])
     return TokenizedTexts(np.array([term for query in kept for term in query], np.int32), offsets, queries.vocabulary)
+
+
+def count_sources(passages: Dataset) -> dict[str, int]:
+    """Passages per source, most first."""
+    counted = pc.value_counts(passages.with_format("arrow").data.column("source")).to_pylist()
+    return {entry["values"]: entry["counts"] for entry in sorted(counted, key=lambda e: (-e["counts"], e["values"]))}
 
 
 def _indexed(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, Index]:
@@ -157,7 +268,7 @@ def _extend(
             return
         new = [part for part in parts if part not in index.parts]
         rows = _concatenated([parts[part] for part in new], search.folder)
-        with suppress(ChangedIndexError):
+        with contextlib.suppress(ChangedIndexError):
             index.extend(rows, fingerprint=fingerprint, corpus_name=corpus_name, parts=new, num_threads=search.num_threads)
 
 
@@ -201,14 +312,20 @@ def _search_bm25s(
     size = min(MAX_BATCH, max(1, BATCH_BYTES // (8 * (top_k + 1))))
     for start in range(0, len(queries), size):
         batch = queries[start : start + size]
-        rows: Iterable[Hits | None] = [None] * len(batch)
-        if top_k < len(corpus):
+        known = [query for query in batch if query]
+        if known and top_k < len(corpus):
             # One more than K shows whether the cut falls inside a tie, where bm25s keeps arbitrary documents.
             threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # Numba sets its options as it is imported.
             with _torch_threads_kept():
-                found = engine.retrieve(batch, k=top_k + 1, show_progress=False, n_threads=threads)
-            rows = zip(found.documents, found.scores.astype(np.float32), strict=True)
-        for query, row in zip(batch, rows, strict=True):
+                found = engine.retrieve(known, k=top_k + 1, show_progress=False, n_threads=threads)
+            rows: Iterator[Hits | None] = zip(found.documents, found.scores.astype(np.float32), strict=True)
+        else:
+            rows = (None for _ in known)
+        for query in batch:
+            if not query:
+                yield NO_HITS
+                continue
+            row = next(rows)
             if row is not None and row[1][top_k - 1] > row[1][top_k]:
                 # Every variant here adds something above or equal to 0 for a shared token and the same constant for
                 # all others: what beats the (K+1)-th shares a token.

@@ -31,8 +31,6 @@ FILTER_BITS = (16, 27)  # at most 128 MiB
 # missed one stays in the subset.
 RECALL = 0.9
 CACHED_TEXTS = 4096
-# Hash functions of a MinHash, and words of an n-gram, of near-duplicates.
-NUM_PERM, NGRAM = 128, 5
 
 
 def words(text: str) -> list[str]:
@@ -150,12 +148,20 @@ class Decontaminator:
 
     Args:
         held_out: (id, text) pairs, as `held_out_texts` gives them. Texts without a word are never found.
-        ngram, threshold, min_characters: at least 1; at least 0 and below 1; at least 0.
+        threshold: at least 0 and below 1.
+
+    Raises:
+        RetrievalError: a setting out of range.
     """
 
     def __init__(
         self, held_out: Iterable[tuple[str, str]], *, ngram: int = 13, threshold: float = 0.2, min_characters: int = 50
     ):
+        if ngram < 1 or not 0 <= threshold < 1 or min_characters < 0:
+            raise RetrievalError(
+                "Decontamination needs ngram of at least 1, threshold of at least 0 and below 1, and min_characters of "
+                f"at least 0; received {ngram}, {threshold} and {min_characters}."
+            )
         self.ngram, self.threshold = ngram, threshold
         self.settings = {"ngram": ngram, "threshold": threshold, "min_characters": min_characters}
         self._held_out = list(held_out)
@@ -270,10 +276,13 @@ def _ngram_set(words: list[str], n: int) -> set[tuple[str, ...]]:
     return set(zip(*(words[start:] for start in range(n)), strict=False))
 
 
-def check_deduplication(threshold: float) -> None:
-    """Raise a RetrievalError for a threshold that is out of range, or where the package is not installed."""
-    if not 0 < threshold <= 1:
-        raise RetrievalError(f"Deduplication needs a threshold above 0 and at most 1; received {threshold}.")
+def check_deduplication(threshold: float, num_perm: int = 1, ngram: int = 1) -> None:
+    """Raise a RetrievalError for a setting of deduplication that is out of range, or where its package is not installed."""
+    if not 0 < threshold <= 1 or num_perm < 1 or ngram < 1:
+        raise RetrievalError(
+            "Deduplication needs threshold above 0 and at most 1, num_perm of at least 1 and ngram of at least 1; "
+            f"received {threshold}, {num_perm} and {ngram}."
+        )
     try:
         import datasketch  # noqa: F401
     except ImportError as error:
@@ -282,31 +291,41 @@ def check_deduplication(threshold: float) -> None:
         ) from error
 
 
-def near_duplicates(texts: Sequence[str], threshold: float) -> np.ndarray:
+def near_duplicates(
+    texts: Sequence[str],
+    *,
+    threshold: float = 0.8,
+    num_perm: int = 128,
+    ngram: int = 5,
+    seed: int = 0,
+    progress: bool = True,
+) -> np.ndarray:
     """For each text the index of the first earlier one that it nearly repeats, or -1 if it stays: int64 [texts].
 
-    Two texts repeat each other if the Jaccard similarity of their sets of word 5-grams (a text of fewer words is one) is
+    Two texts repeat each other if the Jaccard similarity of their sets of word n-grams (a text of fewer words is one) is
     at least `threshold`. Only texts that stay are compared with, so of a group the first one stays: bring the best
-    first. Texts without a word repeat each other.
+    first. Texts without a word repeat each other. The result depends on the texts and the arguments alone.
 
-    LSH proposes at least `RECALL` of the pairs at the threshold and nearly all above it (95% at 0.8, 99% at 0.85); nothing
-    is dropped on an estimate. Memory: about 200 bytes a text.
+    LSH proposes at least `RECALL` of the pairs at the threshold and nearly all above it (with the defaults 95% at 0.8,
+    99% at 0.85); nothing is dropped on an estimate. Memory: about 200 bytes a text.
 
     Args:
         threshold: above 0, at most 1.
+        num_perm: hash functions of a MinHash; more find more of the pairs.
+        progress: show a progress bar.
 
     Raises:
-        RetrievalError: the threshold is out of range, or datasketch is not installed.
+        RetrievalError: a setting out of range, or datasketch is not installed.
     """
-    check_deduplication(threshold)
+    check_deduplication(threshold, num_perm, ngram)
     from datasketch import MinHash
 
     # 1. Candidates: texts with an equal band, that is, a piece of the MinHash, kept as one number.
-    num_bands, band_size = _shape_of_bands(threshold, NUM_PERM)
-    multipliers = np.random.default_rng(0).integers(1 << 63, size=band_size, dtype=np.uint64) * 2 + 1
+    num_bands, band_size = _shape_of_bands(threshold, num_perm)
+    multipliers = np.random.default_rng(seed).integers(1 << 63, size=band_size, dtype=np.uint64) * 2 + 1
     bands = np.empty((num_bands, len(texts)), np.uint64)
-    minhashes = MinHash.generator(_hashed_ngrams(texts), num_perm=NUM_PERM, seed=0, hashfunc=int)
-    bar = tqdm(minhashes, total=len(texts), desc="Hashing passages", unit=" passages")
+    minhashes = MinHash.generator(_hashed_ngrams(texts, ngram), num_perm=num_perm, seed=seed, hashfunc=int)
+    bar = tqdm(minhashes, total=len(texts), desc="Hashing passages", unit=" passages", disable=not progress)
     for index, minhash in enumerate(bar):
         values = minhash.hashvalues[: num_bands * band_size].astype(np.uint64)
         bands[:, index] = (values.reshape(num_bands, band_size) * multipliers).sum(axis=1)
@@ -316,12 +335,12 @@ def near_duplicates(texts: Sequence[str], threshold: float) -> np.ndarray:
     @functools.lru_cache(CACHED_TEXTS)
     def ngrams_of(index: int) -> frozenset[tuple[str, ...]]:
         found = words(texts[index])
-        return frozenset(_ngram_set(found, NGRAM) or [tuple(found)])
+        return frozenset(_ngram_set(found, ngram) or [tuple(found)])
 
     repeats = np.full(len(texts), -1, np.int64)
     staying: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     candidates = np.flatnonzero(in_company.any(axis=0)).tolist()
-    for index in tqdm(candidates, desc="Comparing passages", unit=" passages"):
+    for index in tqdm(candidates, desc="Comparing passages", unit=" passages", disable=not progress):
         buckets = [(band, int(bands[band, index])) for band in np.flatnonzero(in_company[:, index]).tolist()]
         for earlier in sorted({earlier for bucket in buckets for earlier in staying[bucket]}):
             if _jaccard(ngrams_of(index), ngrams_of(earlier)) >= threshold:
@@ -343,10 +362,10 @@ def _shape_of_bands(threshold: float, num_perm: int) -> tuple[int, int]:
     return next(good, (num_perm, 1))
 
 
-def _hashed_ngrams(texts: Sequence[str]) -> Iterator[list[int]]:
+def _hashed_ngrams(texts: Sequence[str], n: int) -> Iterator[list[int]]:
     """The n-grams of each text as 32-bit hashes."""
     for _, hashes, offsets in hash_words(texts):
-        found, of = hash_ngrams(hashes, offsets, NGRAM, short_texts=True)
+        found, of = hash_ngrams(hashes, offsets, n, short_texts=True)
         found >>= np.uint64(32)
         for start, end in pairwise(np.searchsorted(of, np.arange(len(offsets)))):
             yield np.unique(found[start:end]).tolist()

@@ -1,4 +1,4 @@
-"""What engines are asked and find: the weights of every variant, the one exact order that all keep, and unions of hits.
+"""Hits of BM25: the weights of every variant, the one exact order that all engines keep, and the union over many queries.
 
 The score of a passage is the float64 sum over the query's tokens (a repeated token counts each time), rounded to
 float32. Passages are ordered by score, highest first, then by tie key, smallest first. Rounding makes sums equal that
@@ -10,25 +10,16 @@ Variants and their names: Kamphuis et al. 2020, "Which BM25 do you mean?"; Lu 20
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 from datasets import Dataset
 from numba import njit
 from tqdm.auto import tqdm
 
-from hf_tlm.retrieval.bm25.tokenize import TokenizedTexts, tokenize_texts
 from hf_tlm.retrieval.settings import Bm25Settings
-from hf_tlm.retrieval.texts import RetrievalError
-
-logger = logging.getLogger(__name__)
 
 OKAPI_EPSILON = 0.25  # of the mean idf, in place of a negative idf
 
@@ -168,59 +159,6 @@ def union_of(hits: Iterable[tuple[np.ndarray, np.ndarray]], total: int, size: in
     return union, without_hits
 
 
-@dataclass(frozen=True)
-class RetrievalRequest:
-    """What every engine is asked.
-
-    query_ids, queries: the training examples and their query texts; folder: where indexes and work in progress are kept;
-    index_dir: a folder for this corpus's index that the user chose.
-    """
-
-    name: str
-    query_ids: Sequence[str]
-    queries: Sequence[str]
-    top_k: int
-    settings: Bm25Settings
-    max_query_terms: int | None
-    folder: Path
-    index_dir: str | None = None
-    num_threads: int | None = None
-    query_batch_size: int | None = None
-
-    def digest(self, *more: Any) -> str:
-        """Names a search and whatever else its work in progress depends on."""
-        asked = [self.queries, self.top_k, self.settings.to_dict(), self.max_query_terms, *map(str, more)]
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-
-    def tokenize(self) -> TokenizedTexts:
-        """The queries' terms; a RetrievalError where there is not one."""
-        tokenized = tokenize_texts(self.queries, self.settings.analyzer)
-        empty = np.flatnonzero(np.diff(tokenized.offsets) == 0)
-        if len(empty) == len(tokenized):
-            every_word = replace(self.settings.analyzer, stopwords=None)
-            stopwords_alone = tokenize_texts(self.queries, every_word).offsets[-1] > 0
-            raise RetrievalError(
-                f"All {len(tokenized)} queries of {self.name} are empty once stop words and single characters are "
-                "dropped. Check the task's text column, or "
-                + (
-                    "keep stop words (--keep_stopwords, stopwords=None in Python)."
-                    if stopwords_alone
-                    else "take a random subset (--retriever random): no query has a word of two letters or digits."
-                )
-            )
-        if len(empty):
-            logger.warning("%d of %d queries are empty, first: %s.", len(empty), len(tokenized), self.query_ids[empty[0]])
-        return tokenized
-
-    def check_found(self, found: int, passages: int) -> None:
-        """Raise RetrievalError unless something was found."""
-        if found == 0:
-            raise RetrievalError(
-                f"None of the {len(self.queries)} queries of {self.name} shares a word with any of the {passages} "
-                "passages. Check that task and corpus are in the same language and that the right columns are read."
-            )
-
-
 @dataclass
 class RetrievalResult:
     """Passages (id, text, source) in the order of a subset, the subset's other columns, and counts.
@@ -239,12 +177,6 @@ class RetrievalResult:
         """Some of the passages."""
         columns = {name: np.asarray(values)[rows] for name, values in self.columns.items()}
         return replace(self, passages=self.passages.select(rows), columns=columns)
-
-
-def count_sources(passages: Dataset) -> dict[str, int]:
-    """Passages per source, most first."""
-    counted = pc.value_counts(passages.with_format("arrow").data.column("source")).to_pylist()
-    return {entry["values"]: entry["counts"] for entry in sorted(counted, key=lambda e: (-e["counts"], e["values"]))}
 
 
 @njit(nogil=True, cache=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -18,9 +18,9 @@ from tqdm.auto import tqdm
 
 from hf_tlm.corpora.corpus import Corpus
 from hf_tlm.retrieval.bm25.files import order_of_ids
-from hf_tlm.retrieval.engine import search_corpus
+from hf_tlm.retrieval.engine import RetrievalRequest, count_sources, search_corpus, search_elastic, search_shards
 from hf_tlm.retrieval.filters import Decontaminator, check_deduplication, held_out_texts, near_duplicates
-from hf_tlm.retrieval.hits import RetrievalRequest, RetrievalResult, count_sources
+from hf_tlm.retrieval.hits import RetrievalResult
 from hf_tlm.retrieval.settings import RETRIEVERS, Bm25Settings, ElasticSettings, Sharding, check_elastic, check_engine
 from hf_tlm.retrieval.subset import Subset
 from hf_tlm.retrieval.subset_files import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS
@@ -163,12 +163,8 @@ def retrieve(
 
 def _search(retriever: str, search: RetrievalRequest, corpus, sharding, elastic) -> RetrievalResult:
     if elastic is not None:
-        from hf_tlm.retrieval.elastic_search import search_elastic
-
         return search_elastic(search, corpus, elastic)
     if retriever == "sharded":
-        from hf_tlm.retrieval.sharded.sharded import search_shards
-
         return search_shards(search, corpus, sharding or Sharding())
     return search_corpus(retriever, search, corpus)
 
@@ -237,15 +233,14 @@ def _clean(found: RetrievalResult, guard: Decontaminator | None) -> tuple[Retrie
     """Without the passages that hold held-out texts, and their ids, sorted."""
     if guard is None:
         return found, []
-    texts = (text for batch in found.passages.select_columns("text").iter(READ_ROWS) for text in batch["text"])
-    texts = tqdm(texts, total=len(found.passages), desc="Decontaminating", unit=" passages")
+    texts = tqdm(_texts(found.passages), total=len(found.passages), desc="Decontaminating", unit=" passages")
     leaks = np.array([leak is not None for leak in guard.leaks(texts)], bool)
     return found.select(np.flatnonzero(~leaks)), sorted(found.passages.select(np.flatnonzero(leaks))["id"][:])
 
 
 def _distinct(found: RetrievalResult, threshold: float) -> tuple[RetrievalResult, list[str]]:
     """Without near-duplicates of better passages, and their ids."""
-    repeats = near_duplicates(found.passages["text"][:], threshold)
+    repeats = near_duplicates(found.passages["text"][:], threshold=threshold)
     return found.select(np.flatnonzero(repeats < 0)), found.passages.select(np.flatnonzero(repeats >= 0))["id"][:]
 
 
@@ -339,3 +334,8 @@ def _dataset(found: RetrievalResult, manifest: dict[str, Any]) -> Dataset:
     # Without one, `datasets` would pickle the whole table to make a fingerprint.
     fingerprint = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()[:16]
     return Dataset(InMemoryTable(table.cast(schema)), split=NamedSplit("train"), fingerprint=fingerprint)
+
+
+def _texts(passages: Dataset) -> Iterator[str]:
+    for batch in passages.select_columns("text").iter(batch_size=READ_ROWS):
+        yield from batch["text"]

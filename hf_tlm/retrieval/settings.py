@@ -168,15 +168,13 @@ def check_elastic(bm25: Bm25Settings, max_query_terms: int | None = None) -> Non
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the "sharded" engine cuts its work.
+    """How the "sharded" engine cuts its work; see `retrieve_sharded`.
 
     Args:
-        num_shards: one is indexed and searched by one process; its index has to fit on a disk, not in memory.
-        executor: "local" processes, "ray", "slurm", or "jobs" of Hugging Face.
+        num_shards: one is indexed and searched by one process.
+        executor: "local", "ray", "slurm" or "jobs".
         workers: shards at a time; None: all cores for local processes, elsewhere no limit.
-        work_dir: what the machines share, and what a killed run continues from. A folder on a disk that all of them see, or
-            for "jobs" a URL such as `hf://buckets/<user>/<bucket>/<folder>`. None: a folder of the cache, named by corpus,
-            task and settings.
+        work_dir: what a killed run continues from; None: a folder of the cache, named by corpus, task and settings.
         options: of datatrove's executor of that name: `cpus_per_task`, `mem_per_cpu_gb`, ...; slurm needs `partition` and
             `time`, jobs `dependencies`; ray takes the cluster's `address`.
     """
@@ -186,11 +184,6 @@ class Sharding:
     workers: int | None = None
     work_dir: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def used_workers(self) -> int | None:
-        """`workers`, or what the executor's options say."""
-        return self.options.get("workers") if self.workers is None else self.workers
 
 
 def _offers() -> str:

@@ -32,11 +32,11 @@ from hf_tlm.tasks.spec import Task, registered_task
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.json_files import (
     Check,
+    Unfit,
     check_fields,
     listed,
     mapped,
     maybe,
-    one_of,
     read_json,
     real,
     record,
@@ -96,6 +96,15 @@ def _named(*needed: str, **fields: Check) -> Check:
     return record({"name": _NAME, **fields}, optional=[name for name in fields if name not in needed])
 
 
+def _choice(*values: str) -> Check:
+    def check(value: Any) -> str:
+        if value not in values:
+            raise Unfit(" or ".join(values))
+        return value
+
+    return check
+
+
 def _score_model(value: Any) -> Any:
     """Names of checkpoints, or how one was trained."""
     if isinstance(value, dict):
@@ -124,16 +133,16 @@ _TEACHERS = listed(_of(name=_NAME, revision=maybe(_NAME), license=maybe(_NAME)),
 NEEDED: dict[str, Check] = {
     "corpus": _named("fingerprint", fingerprint=maybe(_NAME), size=maybe(_COUNT)),
     "task": _named("fingerprint", fingerprint=maybe(_NAME), split=maybe(_NAME)),
-    "retriever": one_of(*RETRIEVERS, "released"),
+    "retriever": _choice(*RETRIEVERS, "released"),
     "counts": record(_COUNTS, optional=[name for name in _COUNTS if name not in ("passages", "union")]),
 }
 # Of some, or since some version.
 _MORE: dict[str, Check] = {
     **dict.fromkeys(("query_mode", "variant", "stopwords", "stemmer", "analyzed_by"), maybe(_NAME)),
-    "script": maybe(one_of(*SCRIPTS)),
+    "script": maybe(_choice(*SCRIPTS)),
     **dict.fromkeys(("max_query_terms", "top_k", "top_k_requested", "num_passages", "seed"), maybe(_COUNT)),
     **dict.fromkeys(("k1", "b", "delta"), maybe(_NUMBER)),
-    "analyzer": maybe(_of(stopwords=maybe(_NAME), stemmer=maybe(_NAME), script=maybe(one_of(*SCRIPTS)))),
+    "analyzer": maybe(_of(stopwords=maybe(_NAME), stemmer=maybe(_NAME), script=maybe(_choice(*SCRIPTS)))),
     "teacher": maybe(_of(model=_NAME, passages=_COUNT, label_names=_NAMES, cut_passages=_COUNT, teachers=_TEACHERS)),
     "decontamination": _LEFT_OUT,
     "deduplication": _LEFT_OUT,
@@ -141,7 +150,7 @@ _MORE: dict[str, Check] = {
     "selection": maybe(
         record(
             {
-                **{"size": _COUNT, "of": _COUNT, "method": one_of(*SELECTIONS), "score_model": maybe(_score_model)},
+                **{"size": _COUNT, "of": _COUNT, "method": _choice(*SELECTIONS), "score_model": maybe(_score_model)},
                 **dict.fromkeys(("passages_without_score", "passages_not_finite"), maybe(_COUNT)),
                 "teacher": _of(model=_NAME, teachers=_TEACHERS),
             },
@@ -154,8 +163,8 @@ _MORE: dict[str, Check] = {
 }
 # Of queries, where there were some.
 _QUERIED: dict[str, Check] = {
-    "query_mode": one_of(*QUERY_MODES),
-    "variant": one_of(*dict.fromkeys(chain(*VARIANTS.values()))),
+    "query_mode": _choice(*QUERY_MODES),
+    "variant": _choice(*dict.fromkeys(chain(*VARIANTS.values()))),
     "top_k": whole(1, 2**53),
     "k1": _NUMBER,
     "b": _NUMBER,
@@ -268,17 +277,18 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
         RetrievalError: the file cannot be read, has no column `text`, or no text.
     """
     rows = texts = 0
-    given: set[int | None] = set()
+    first_rank: int | None = np.iinfo(np.int32).max
     for row in _read(path):
         rows += 1
         texts += bool(row["text"].strip())
-        given.add(_integer(row.get("rank")))
+        rank = _integer(row.get("rank"))
+        first_rank = None if first_rank is None or rank is None else min(first_rank, rank)
     if not texts:
         raise RetrievalError(f"{path} has no texts: {rows:,} rows, all of them blank.")
     if blank := rows - texts:
         logger.warning("%s: left out %s of %s rows, which have no text.", path.name, f"{blank:,}", f"{rows:,}")
     digest = sha256(path)
-    shift = None if None in given else int(0 in given)
+    shift = None if first_rank is None else int(first_rank == 0)
     # The digest makes the cache of `datasets` know the content.
     made = {"path": str(path), "source": repo_id, "shift": shift, "digest": digest}
     features = Features({name: Value(kind) for name, kind in COLUMNS.items()})
@@ -299,7 +309,7 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
         "decontamination": None,
         "deduplication": None,
         "counts": {"passages": rows, "union": texts, "blank_texts": blank},
-        "rank_column": shift is not None,
+        "rank_column": first_rank is not None,
         "versions": {"hf_tlm": __version__, "datasets": datasets.__version__},
     }
 
@@ -307,11 +317,12 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
 def _rows(path: str, source: str, shift: int | None, digest: str) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(_read(Path(path))):
         if row["text"].strip():
+            rank = None if shift is None else _integer(row["rank"])
             yield {
                 "id": f"{Path(path).name}:{number}",
                 "text": row["text"],
                 "source": source,
-                "rank": number + 1 if shift is None else (_integer(row["rank"]) or 0) + shift,
+                "rank": number + 1 if shift is None or rank is None else rank + shift,
                 "score": None,
                 "n_queries": None,
                 "best_query": None,

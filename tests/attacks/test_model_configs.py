@@ -35,8 +35,8 @@ WRONG = {
     "a list as the type": ({"model_type": ["bert"]}, "TLM trains encoders of the types bert"),
 }
 NO_CONFIG = {
-    "an array": ("[1, 2]", "must hold a JSON object, and holds list"),
-    "a number": ("3", "must hold a JSON object, and holds int"),
+    "an array": ("[1, 2]", "expected a JSON object, received a list"),
+    "a number": ("3", "expected a JSON object, received a int"),
     "half": ('{"model_type": "bert", ', "is not JSON"),
     "nothing": ("", "is not JSON"),
     "no type": ("{}", "needs a `model_type`"),

@@ -155,7 +155,7 @@ def test_other_settings_are_refused_and_named(task_rows, subset_rows, tokenizer,
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     for content in ("{", "[]"):
         (folder / SETTINGS_FILE).write_text(content)
-        with pytest.raises(InfluenceError, match="settings.json .*is damaged"):
+        with pytest.raises(InfluenceError, match="settings.json is damaged"):
             scored(task_rows, subset_rows, FakeScorer(tokenizer), folder)
     (folder / SETTINGS_FILE).unlink()
     with pytest.raises(InfluenceError, match=r"holds scores \(scores-00000.npy ...\) and no settings.json"):

@@ -119,6 +119,8 @@ def test_more_dimensions_than_tokens():
 def test_errors():
     with pytest.raises(ModelError, match="two tokens or more"):
         spectral_embeddings([[1], []], V, 4)
+    with pytest.raises(ModelError, match="window must be at least 1"):
+        cooccurrence(texts(), V, window=0)
     with pytest.raises(ModelError, match="Token id 99 is outside"):
         cooccurrence([[1, 99]], V)
     model = TlmModel.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"]))

@@ -9,7 +9,7 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_tlm.retrieval import filters
+from hf_tlm.retrieval import RetrievalError, filters
 from hf_tlm.retrieval.filters import Decontaminator, Leak, held_out_texts
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 
@@ -202,6 +202,12 @@ def test_nothing_held_out():
         checker = Decontaminator(held_out)
         assert list(checker.leaks(["", "yes", sentence(20)])) == [None] * 3 and len(checker) == len(held_out)
     assert list(Decontaminator([("a", "yes")]).leaks([])) == []
+
+
+@pytest.mark.parametrize("bad", [{"ngram": 0}, {"threshold": 1}, {"threshold": -0.1}, {"min_characters": -1}])
+def test_bad_settings(bad):
+    with pytest.raises(RetrievalError, match="ngram of at least 1.*received"):
+        Decontaminator([], **bad)
 
 
 def make_pairs(**splits):

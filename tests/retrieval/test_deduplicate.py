@@ -32,8 +32,8 @@ def plain_duplicates(texts, threshold, n):
     return repeats
 
 
-def find(texts, threshold=0.8):
-    return near_duplicates(texts, threshold).tolist()
+def find(texts, **options):
+    return near_duplicates(texts, progress=False, **options).tolist()
 
 
 TEXTS = st.lists(
@@ -42,10 +42,10 @@ TEXTS = st.lists(
 
 
 @settings(max_examples=50, deadline=None)
-@given(TEXTS)
-def test_equal_texts_are_all_found(texts):
+@given(TEXTS, st.integers(1, 6))
+def test_equal_texts_are_all_found(texts, n):
     """Equal sets of n-grams have equal MinHashes, so here nothing can be missed."""
-    assert find(texts, threshold=1.0) == plain_duplicates(texts, 1.0, 5).tolist()
+    assert find(texts, threshold=1.0, ngram=n) == plain_duplicates(texts, 1.0, n).tolist()
 
 
 def test_equals_comparing_every_pair():
@@ -68,8 +68,8 @@ def test_the_first_of_a_group_stays_and_only_those_that_stay_are_compared_with()
     chain = [" ".join(f"w{i}" for i in range(start, start + 100)) for start in (0, 10, 20, 30)]
     # Neighbours share 86 of 106 n-grams (0.81), the next but one 76 of 116 (0.66).
     assert [round(similarity(chain[0], text, 5), 2) for text in chain[1:3]] == [0.81, 0.66]
-    assert find(chain, threshold=0.7) == [-1, 0, -1, 2]
-    assert find([chain[1], *chain], threshold=0.7) == [-1, 0, 0, 0, -1]
+    assert find(chain, threshold=0.7, num_perm=512) == [-1, 0, -1, 2]
+    assert find([chain[1], *chain], threshold=0.7, num_perm=512) == [-1, 0, 0, 0, -1]
 
 
 def test_nothing_is_dropped_on_an_estimate():
@@ -90,7 +90,7 @@ def test_deterministic_and_of_any_sequence():
     texts = [f"word{i % 7} of a text that is short and word{i % 3}" for i in range(40)]
     first = find(texts)
     assert first == find(texts) == find(Dataset.from_dict({"text": texts})["text"])
-    assert near_duplicates(texts, 0.8).dtype == np.int64
+    assert near_duplicates(texts, progress=False).dtype == np.int64
 
 
 def test_bands_find_the_wanted_part_of_the_pairs():
@@ -103,24 +103,26 @@ def test_bands_find_the_wanted_part_of_the_pairs():
 
 
 def test_progress(capfd):
-    find(["a b", "a b"])
+    near_duplicates(["a b", "a b"])
     assert "Hashing passages" in capfd.readouterr().err
+    near_duplicates(["a b", "a b"], progress=False)
+    assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("bad", [0, 1.1])
+@pytest.mark.parametrize("bad", [{"threshold": 0}, {"threshold": 1.1}, {"num_perm": 0}, {"ngram": 0}])
 def test_bad_settings(bad):
-    with pytest.raises(RetrievalError, match="threshold above 0 and at most 1; received"):
-        find(["a"], bad)
+    with pytest.raises(RetrievalError, match="threshold above 0 and at most 1.*received"):
+        near_duplicates(["a"], **bad)
 
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasketch", None)
     with pytest.raises(RetrievalError, match=r"needs datasketch: pip install 'hf-tlm\[dedup\]'"):
-        find(["a"])
+        near_duplicates(["a"])
 
 
 def test_real_passages_that_were_changed_a_little(data_dir):
     texts = Dataset.from_parquet(str(data_dir / "corpus/biomedical.parquet"))["text"][:300]
     changed = [text.replace(" the ", " THE, ").replace(".", " .") + " End" for text in texts]
-    repeats = near_duplicates(texts + changed, 0.8)
+    repeats = near_duplicates(texts + changed, progress=False)
     assert (repeats[300:] >= 0).mean() > 0.98 and (repeats[:300] >= 0).sum() < 30

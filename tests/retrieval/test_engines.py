@@ -193,8 +193,8 @@ def test_an_index_that_was_made_of_the_whole_corpus(run, task, folder, tmp_path)
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"deduplicate": 1.5}, "Deduplication needs a threshold above 0 and at most 1"),
-        ({"deduplicate": 0.0, "retriever": "random", "num_passages": 3}, "Deduplication needs a threshold"),
+        ({"deduplicate": 1.5}, "Deduplication needs threshold above 0 and at most 1"),
+        ({"deduplicate": 0.0, "retriever": "random", "num_passages": 3}, "Deduplication needs threshold"),
         (
             {"retriever": "elasticsearch", "elastic": ElasticSettings("http://localhost:1", "x"), "max_query_terms": 8},
             "max_query_terms .8. needs the corpus's document frequencies",

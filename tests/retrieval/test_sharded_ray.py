@@ -6,8 +6,9 @@ import time
 import pytest
 
 from hf_tlm.retrieval.settings import Bm25Settings
+from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
 from hf_tlm.retrieval.texts import RetrievalError
-from support.sharded_retrieval import check_same, random_texts, retrieve_sharded, single, write_parts
+from support.sharded_retrieval import check_same, random_texts, single, write_parts
 
 pytest.importorskip("datatrove", reason="NO SHARDED RETRIEVAL TESTED: pip install 'hf-tlm[sharded]'")
 ray = pytest.importorskip("ray", reason="NO RAY CLUSTER TESTED: pip install 'hf-tlm[ray]'")

@@ -7,10 +7,7 @@ import numpy as np
 from hf_tlm.corpora import load_corpus
 from hf_tlm.retrieval.bm25.index import Index
 from hf_tlm.retrieval.bm25.tokenize import tokenize_texts
-from hf_tlm.retrieval.hits import HitUnion, RetrievalRequest
-from hf_tlm.retrieval.settings import Bm25Settings, Sharding
-from hf_tlm.retrieval.sharded.sharded import search_shards
-from hf_tlm.utils.arrow_files import cache_folder
+from hf_tlm.retrieval.hits import HitUnion
 
 WORDS = [f"word{i}" for i in range(60)]
 SOURCES = ("biology", "news", "wikipedia")
@@ -60,15 +57,6 @@ def single(queries, corpus, top_k, bm25, folder, **options):
     texts = dict(zip(ids, passages["text"][:], strict=True))
     columns = (union.best_rank, union.best_score, union.n_queries, union.best_query)
     return [ids[row] for row in chosen], [column[chosen].tolist() for column in columns], texts
-
-
-def retrieve_sharded(
-    queries, corpus, top_k, settings=None, *, work_dir, max_query_terms=None, executor_options=None, **sharding
-):
-    asked = RetrievalRequest(
-        "toy", range(len(queries)), queries, top_k, settings or Bm25Settings(), max_query_terms, cache_folder()
-    )
-    return search_shards(asked, corpus, Sharding(work_dir=work_dir, options=executor_options or {}, **sharding))
 
 
 def check_same(result, expected):

@@ -40,7 +40,6 @@ from hf_tlm.retrieval.bm25.files import (
     checksum,
     digest_of,
     order_of_ids,
-    write_table,
 )
 from hf_tlm.retrieval.bm25.tiles import Sample, Tile, make_tile, tokens_of
 from hf_tlm.retrieval.bm25.tokenize import Vocabulary, keep_terms, term_ids, tokenize_words
@@ -140,8 +139,10 @@ class Builder:
         self.sample.add(documents, ids, offsets)
         self.table.append([file.tell(), *shape])
         file.write(data)
-        if new := len(self.terms) - len(self.frequencies):
-            self.frequencies = np.pad(self.frequencies, (0, new))
+        if len(self.frequencies) < len(self.terms):
+            self.frequencies = np.concatenate(
+                [self.frequencies, np.zeros(len(self.terms) - len(self.frequencies), np.int64)]
+            )
         self.frequencies[tile.terms] += np.diff(tile.starts)
         self.lengths.append(np.diff(offsets).astype(np.int32))
         self.num_passages += tile.num_docs
@@ -258,7 +259,9 @@ def write_index(
         arrays = {**builder.finish(), "order": order, "by_place": np.argsort(order).astype(np.int32)}
         for name, array in arrays.items():
             np.save(work / f"{name}.npy", array)
-        write_table(work / IDS_FILE, pa.table({"id": ids}))
+        table = pa.table({"id": ids})
+        with pa.OSFile(str(work / IDS_FILE), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
         meta = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,

@@ -90,7 +90,7 @@ class Unsound(Exception):
     """What is wrong with the contents."""
 
 
-def check_meta(directory: Path, meta: Mapping[str, Any]) -> None:
+def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...]) -> None:
     """Raise a RetrievalError unless the description of an index has all fields, each of its type, and lists its files."""
     for path, kind in _FIELDS.items():
         value = entry(meta, *path)
@@ -104,7 +104,7 @@ def check_meta(directory: Path, meta: Mapping[str, Any]) -> None:
     ):
         raise unsound(directory, "its description is of another kind of analyser or corpus")
     listed = meta.get("files")
-    if not isinstance(listed, dict) or set(listed) != set(FILES):
+    if not isinstance(listed, dict) or set(listed) != set(files):
         raise unsound(directory, "its description does not list its files")
 
 
@@ -265,7 +265,7 @@ def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | 
         )
     if meta.pop("checksum", None) != digest_of(meta):
         raise RetrievalError(f"{directory / META_FILE} is damaged. Delete the folder and build the index again.")
-    check_meta(directory, meta)
+    check_meta(directory, meta, FILES)
     if fingerprint is not None and fingerprint != meta["corpus"]["fingerprint"]:
         raise RetrievalError(
             f"The index {directory} was built from another corpus: {meta['corpus']['name']} (fingerprint "
@@ -285,11 +285,6 @@ def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | 
                 "folder and build it again."
             )
     return meta
-
-
-def write_table(path: Path, table: pa.Table) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
 
 
 def order_of_ids(ids: pa.ChunkedArray) -> np.ndarray:

@@ -103,9 +103,20 @@ def query_terms(
     )
 
 
-def room(array: np.ndarray, size: int) -> np.ndarray:
-    """An array that is used again for every tile, longer if need be: fresh memory costs as much as what is done in it."""
-    return array if len(array) >= size else np.empty(size + size // 4, array.dtype)
+class Room:
+    """An array that is used again for every tile: fresh memory would cost as much as what is computed in it."""
+
+    def __init__(self, dtype, zeros: bool = False):
+        self._array, self._zeros = np.empty(0, dtype), zeros
+
+    def __call__(self, shape: tuple[int, ...]) -> np.ndarray:
+        size = math.prod(shape)
+        if size > len(self._array):
+            self._array = np.empty(size + size // 4, self._array.dtype)
+        array = self._array[:size].reshape(shape)
+        if self._zeros:
+            array[...] = 0
+        return array
 
 
 class Batch:
@@ -130,7 +141,7 @@ class Batch:
         self.keys = np.empty((number, 2 * top_k + BLOCK), np.int64)
         self.filled = np.zeros(number, np.int32)
         self.thresholds = np.full(number, NO_THRESHOLD)
-        self._rows, self._bounds = np.empty(0, np.uint8), np.empty(0, np.uint16)
+        self._rows, self._bounds = Room(np.uint8, zeros=True), Room(np.uint16)
 
     def add(self, tile: Tile, norms: np.ndarray, order: np.ndarray) -> None:
         """norms: float64 [passages of the tile]; order: int32, their places when all passages are sorted by id."""
@@ -146,11 +157,8 @@ class Batch:
         # Sums of bounds: fine enough to let few passages pass in vain; those of dense rows have to fit a byte.
         step = max(positive[dense].max(initial=0) / 253, positive[present].max() / 1000) or 1.0
         width = -(-tile.num_docs // BLOCK) * BLOCK
-        shape = 2, 1 + int(dense.sum()), width
-        self._rows, self._bounds = room(self._rows, math.prod(shape)), room(self._bounds, len(tile.docs))
-        row_bounds, row_counts = self._rows[: math.prod(shape)].reshape(shape)
-        row_bounds[:] = row_counts[:] = 0
-        bounds = self._bounds[: len(tile.docs)]
+        row_bounds, row_counts = self._rows((2, 1 + int(dense.sum()), width))
+        bounds = self._bounds((len(tile.docs),))
         postings = tile.starts, tile.docs, tile.counts, tile.many, norms
         scored = rows, self.weights, step, bounds, row_bounds, row_counts
         bounds_of(*postings, places, *scored)

@@ -326,21 +326,26 @@ def cluster(name: str, options: dict[str, Any], preload: list[str]) -> Iterator[
     if name == "local" and options.get("workers") != 1 and options.get("start_method", "forkserver") == "forkserver":
         multiprocessing.set_forkserver_preload(preload)
         multiprocessing.forkserver.ensure_running()
-    with contextlib.ExitStack() as at_the_end:
-        if name == "ray":
-            import ray
-
-            if not ray.is_initialized():
-                address = options.get("address") or os.environ.get("RAY_ADDRESS")
-                host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-                try:
-                    if port.isdecimal():  # Ray itself would try for many minutes.
-                        socket.create_connection((host, int(port)), timeout=10).close()
-                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-                except OSError as error:
-                    raise RetrievalError(f"Cannot reach the Ray cluster at {address}: {error}.") from error
-                at_the_end.callback(ray.shutdown)
+    if name != "ray":
         yield
+        return
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    address = options.get("address") or os.environ.get("RAY_ADDRESS")
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdecimal():  # Ray itself would try for many minutes.
+            socket.create_connection((host, int(port)), timeout=10).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except OSError as error:
+        raise RetrievalError(f"Cannot reach the Ray cluster at {address}: {error}.") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def run_stage(step: Step, tasks: int, name: str, options: dict[str, Any], title: str | None = None) -> None:

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ import numpy as np
 from datasets import concatenate_datasets
 
 from hf_tlm.corpora.corpus import Corpus
-from hf_tlm.retrieval.bm25.tokenize import TokenizedTexts
-from hf_tlm.retrieval.hits import RetrievalRequest, RetrievalResult
-from hf_tlm.retrieval.settings import Sharding, check_engine
+from hf_tlm.retrieval.bm25.tokenize import TokenizedTexts, tokenize_texts
+from hf_tlm.retrieval.hits import RetrievalResult
+from hf_tlm.retrieval.settings import Bm25Settings, check_engine
 from hf_tlm.retrieval.sharded.workspace import (
     Workspace,
     lock,
@@ -49,19 +50,41 @@ MOST_LOCAL = 1024
 PRELOAD = ["hf_tlm.retrieval.sharded.preload"]  # once for all local processes
 
 
-def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) -> RetrievalResult:
+def retrieve_sharded(
+    queries: TokenizedTexts | Sequence[str],
+    corpus: Corpus,
+    top_k: int,
+    settings: Bm25Settings | None = None,
+    *,
+    work_dir: str | os.PathLike,
+    num_shards: int,
+    executor: str = "local",
+    workers: int | None = None,
+    max_query_terms: int | None = None,
+    query_batch_size: int | None = None,
+    executor_options: dict[str, Any] | None = None,
+    cache_dir: str | None = None,
+) -> RetrievalResult:
     """The union of the top K of every query, in a corpus cut into shards.
 
-    Each run has a work_dir of its own, by default in the cache. The sums, the merge and, but for jobs, the reading of the
-    chosen texts are done by this process.
+    Args:
+        queries: texts, or what `tokenize_texts` makes of them with the analyser of `settings`.
+        work_dir: what the machines share, and what a killed run continues from; each run has its own. A folder on a
+            disk that all of them see, or for "jobs" a URL such as `hf://buckets/<user>/<bucket>/<folder>`.
+        num_shards: one shard is indexed and searched by one process; its index has to fit on a disk, not in memory.
+        executor: "local" processes, "ray", "slurm", or "jobs" of Hugging Face. The sums, the merge and, but for jobs, the
+            reading of the chosen texts are done by this process.
+        workers, executor_options: see `Sharding`.
+        max_query_terms, query_batch_size: see `Index.search`.
+        cache_dir: where a corpus that is not of files is kept; None: the cache of `datasets`.
 
     Raises:
         RetrievalError: an argument is wrong, datatrove or what the executor needs is missing, the work_dir belongs to
-            another run or is in use, a file cannot be read, ids repeat, no passage is there or found, or a shard failed.
+            another run or is in use, a file cannot be read, ids repeat, there is no passage, or a shard failed.
         CorpusError: the corpus cannot be read.
     """
-    queries, settings, top_k, max_query_terms = search.tokenize(), search.settings, search.top_k, search.max_query_terms
-    num_shards, executor, workers = sharding.num_shards, sharding.executor, sharding.used_workers
+    settings, options = settings or Bm25Settings(), executor_options or {}
+    workers = options.get("workers") if workers is None else workers
     check_engine("bm25", settings)
     check_numbers(RetrievalError, top_k=top_k, num_shards=num_shards, workers=workers, max_query_terms=max_query_terms)
     if importlib.util.find_spec("datatrove") is None:
@@ -74,10 +97,12 @@ def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) 
             f"--num_shards: expected at most {MOST_LOCAL:,} with the local executor, whose shards take turns on this "
             f"machine's cores; received {num_shards:,}."
         )
-    options, threads = share_out(executor, sharding.options, workers, num_shards, os.cpu_count() or 1)
+    options, threads = share_out(executor, options, workers, num_shards, os.cpu_count() or 1)
     check_executor(executor, options)
-    in_cache = search.folder / f"sharded-{corpus.fingerprint}-{search.digest(sharding)}"
-    workspace = open_workspace(sharding.work_dir or in_cache, executor)
+    workspace = open_workspace(work_dir, executor)
+    if not isinstance(queries, TokenizedTexts):
+        queries = tokenize_texts(queries, settings.analyzer)
+
     with lock(workspace), cluster(executor, options, PRELOAD):
         claimed = _claim(workspace, _identity(queries, corpus, top_k, settings, max_query_terms, num_shards))
         if executor in ("local", "ray"):  # Their tasks ended with a run that was killed; nothing reads what they left.
@@ -91,7 +116,7 @@ def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) 
             if workspace.local and all(part.size is not None for part in corpus.parts):
                 pieces = plan(corpus.parts, num_shards)
             else:
-                spread(corpus, workspace, num_shards, search.folder)
+                spread(corpus, workspace, num_shards, cache_dir)
         here = "local", {"workers": 1}
         away = executor, options
         okapi = settings.variant == "okapi"
@@ -99,13 +124,11 @@ def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) 
         run_stage(index, num_shards, *away, "Indexing")
         _check_bad_files(workspace, num_shards, corpus.skip_bad_files)
         run_stage(steps.SumStatistics(workspace, num_shards, okapi), 1, *here)
-        hits = steps.SearchShard(workspace, top_k, settings, max_query_terms, threads, search.query_batch_size)
-        run_stage(hits, num_shards, *away, "Searching")
+        search = steps.SearchShard(workspace, top_k, settings, max_query_terms, threads, query_batch_size)
+        run_stage(search, num_shards, *away, "Searching")
         run_stage(steps.MergeHits(workspace, num_shards, top_k), 1, *here)
         run_stage(steps.GatherTexts(workspace), num_shards, *(here if workspace.local else away))
-        found = _result(workspace, num_shards)
-    search.check_found(len(found.passages), found.counts["passages"])
-    return found
+        return _result(workspace, num_shards)
 
 
 def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_query_terms, num_shards) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from datatrove.pipeline.base import PipelineStep
 from numba import njit
 
 from hf_tlm.corpora.corpus import FEATURES
-from hf_tlm.retrieval.bm25.files import order_of_ids, write_table
+from hf_tlm.retrieval.bm25.files import order_of_ids
 from hf_tlm.retrieval.bm25.index import Index
 from hf_tlm.retrieval.bm25.tokenize import buffers_of
 from hf_tlm.retrieval.hits import HitUnion, average_idf
@@ -46,6 +46,7 @@ from hf_tlm.retrieval.sharded.workspace import (
     shard_name,
     write_json,
     write_shard,
+    write_table,
 )
 from hf_tlm.retrieval.texts import Analyzer, RetrievalError
 
@@ -59,7 +60,6 @@ class Step(PipelineStep):
 
     type = "hf_tlm"
     kind: ClassVar[str]
-    alone: ClassVar[bool] = False  # One task's, for all shards.
 
     workspace: Workspace
 
@@ -67,7 +67,7 @@ class Step(PipelineStep):
         super().__init__()
 
     def output(self, rank: int) -> str:
-        return self.kind if self.alone else shard_name(self.kind, rank)
+        return shard_name(self.kind, rank)
 
     def done(self, rank: int) -> bool:
         return self.workspace.has(self.output(rank))
@@ -134,10 +134,13 @@ class IndexShard(Step):
 class SumStatistics(Step):
     """The statistics of all shards together; ids that two shards share are an error."""
 
-    name, kind, alone = "statistics", "statistics", True
+    name, kind = "statistics", "statistics"
 
     num_shards: int
     all_terms: bool
+
+    def output(self, rank: int) -> str:
+        return self.kind
 
     def work(self, folder: Path, rank: int, world_size: int) -> None:
         shards = [self.workspace.reading(shard_name("index", shard)) for shard in range(self.num_shards)]
@@ -218,10 +221,13 @@ class SearchShard(Step):
 class MergeHits(Step):
     """The K best of all shards for every query, and their union."""
 
-    name, kind, alone = "merge", "union", True
+    name, kind = "merge", "union"
 
     num_shards: int
     top_k: int
+
+    def output(self, rank: int) -> str:
+        return self.kind
 
     def work(self, folder: Path, rank: int, world_size: int) -> None:
         shards = [self.workspace.reading(shard_name("hits", shard)) for shard in range(self.num_shards)]

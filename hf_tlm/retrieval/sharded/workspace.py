@@ -263,7 +263,7 @@ def write_shard(folder: Path, pieces: Iterable[Piece], skip_bad_files: bool) -> 
     _write_counts(folder, sources, skipped, bad_files)
 
 
-def spread(corpus: Corpus, workspace: Workspace, num_shards: int, cache_dir: Path) -> None:
+def spread(corpus: Corpus, workspace: Workspace, num_shards: int, cache_dir: str | None = None) -> None:
     """Write every shard's passages from here, in equal shares.
 
     This is for a corpus that is not of files, or whose files the shards cannot see.
@@ -316,6 +316,11 @@ def read_statistics(workspace: Workspace) -> Statistics:
 def open_passages(folder: Path) -> Dataset:
     """Memory-mapped."""
     return Dataset.from_file(str(folder / PASSAGES_FILE))
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
 
 
 def read_table(path: Path) -> pa.Table:
