@@ -268,6 +268,8 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
     except (*UNREADABLE, StrictDataclassError) as error:
         # That a field of a config has another type is said in several lines.
         told = " ".join(str(error).split())
+        if isinstance(error, SafetensorError):
+            told = f"its weights are cut short or damaged ({told:.200}). Get them again, or make them again."
         raise ModelError(f"Cannot load {what}: {told:.1000}{advice}") from error
 
 

@@ -83,7 +83,7 @@ def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> N
     if numbers := [label for label in found if isinstance(label, float)]:
         shown = min(numbers, key=lambda number: (number.is_integer(), number))
         raise TaskError(
-            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {shown}; TLM classifies. "
+            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {shown}, no classes. "
             "Give a column of class names or class indices with --label_column, or learn the numbers with --task_kind "
             "regression (`hf-tlm finetune`)."
         )
