@@ -118,7 +118,9 @@ ABLATIONS = ("stages", "rho1", "rho2", "top_k", "fractions", "layers", "objectiv
 ARMS = {name: (name,) for name in ("majority class", "linear", "task only", "random", "BM25")}
 FEW = {
     "taught by the linear model": ("BM25 and linear teacher", "own texts and linear teacher"),
-    "taught by three of its own": ("own_texts#taught by that average", "hundred_validation#taught by that average"),
+    "taught by three of its own": tuple(
+        f"{place}#taught by that average" for place in ("own_texts", "hundred_validation", "thousand_own")
+    ),
     "taught by MiniLM": ("BM25 and encoder teacher", "own texts and encoder teacher"),
     "taught by MiniLM, `--teacher_share 0.9`": ("share 0.9",),
     "taught by three MiniLMs": ("own texts and encoders averaged",),
@@ -224,6 +226,8 @@ TOPICS = (
             "both_texts/rct_ei.md",
             "thousand_labels/thousand_labels.md",
             "thousand_labels/more_teachers.md",
+            "thousand_own/agnews.md",
+            "thousand_own/rct_ei.md",
         ],
         scores=(
             Scores(
@@ -246,8 +250,14 @@ TOPICS = (
             ),
             Scores(
                 "A thousand labels",
-                columns("agnews rct_ei imdb", "thousand_labels/thousand_labels"),
-                {**ARMS, **FEW},
+                {
+                    "AG News": ("agnews", "thousand_labels/thousand_labels"),
+                    "AG News, own texts": ("agnews", "thousand_own/agnews"),
+                    "RCT's stand-in": ("rct_ei", "thousand_labels/thousand_labels"),
+                    "RCT's stand-in, own texts": ("rct_ei", "thousand_own/rct_ei"),
+                    "IMDB": ("imdb", "thousand_labels/thousand_labels"),
+                },
+                {**ARMS, "BM25": ("BM25", "own texts"), **FEW},
             ),
         ),
     ),
@@ -371,6 +381,8 @@ HEADINGS = {
     "both_texts/rct_ei.md": "Own texts and a general corpus together: RCT's stand-in",
     "thousand_labels/thousand_labels.md": "A thousand labels, a general corpus",
     "thousand_labels/more_teachers.md": "A thousand labels, passages cut to lengths of the task's texts",
+    "thousand_own/agnews.md": "A thousand labels, own texts: AG News",
+    "thousand_own/rct_ei.md": "A thousand labels, own texts: RCT's stand-in",
     "gpu_minutes/main.md": "Small tasks, minutes of a GPU",
     "gpu_minutes/large_tasks.md": "Large tasks, minutes of a GPU",
     "gpu_coffee/main.md": "The scale `tlm/coffee` on a GPU",
@@ -609,14 +621,14 @@ def readme_tables() -> dict[str, str]:
         for task in ("agnews", "rct_ei")
         for labels, *tables in (
             ("100", "hundred_labels/hundred_labels", f"own_texts/{task}_share", f"own_texts/{task}"),
-            ("1,000", "thousand_labels/thousand_labels"),
+            ("1,000", "thousand_labels/thousand_labels", f"thousand_own/{task}"),
         )
     }
     pupils = {
         "taught by the linear model": ("BM25 and linear teacher",),
         "MiniLM fine-tuned": ("pretrained",),
         "own texts": ("own texts",),
-        "taught by three of its own": ("own_texts#taught by that average",),
+        "taught by three of its own": ("own_texts#taught by that average", "thousand_own#taught by that average"),
         "taught by MiniLM": ("share 0.9",),
     }
     few_arms = {arm: names for arm, names in ARMS.items() if arm != "random"} | pupils
