@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 # What ends stage 1, as options of train_tlm.py.
-# Options that a plan has under the same names.
-_OF_PLAN = ("tasks_dir", "pretrained", "tokenizer_name", "tokenizer_passages", "budget", "records_dir", "table_name")
 BUDGETS = frozenset(("max_steps", "max_flops", "max_tokens", "max_hours", "num_train_epochs"))
 
 
@@ -116,9 +114,15 @@ class TableArguments:
             self.seeds,
             output_dir,
             files=files,
+            tasks_dir=self.tasks_dir,
             corpus=_changed(corpus_args),
+            pretrained=self.pretrained,
             objective_options=dict(map(read_objective, self.objective_options)),
-            **{name: getattr(self, name) for name in _OF_PLAN},
+            tokenizer_name=self.tokenizer_name,
+            tokenizer_passages=self.tokenizer_passages,
+            budget=self.budget,
+            records_dir=self.records_dir,
+            table_name=self.table_name,
         )
 
     def check_budget(self, files: Sequence[str]) -> None:

@@ -263,7 +263,7 @@ def _template() -> jinja2.Template:
     import jinja2
 
     environment = jinja2.Environment(loader=jinja2.PackageLoader("hf_tlm.experiments"), trim_blocks=True)
-    environment.globals |= {"papers": PAPERS, "times": _times, "range": _range}
+    environment.globals |= {"papers": PAPERS, "times": _times, "span": _range}
     environment.globals["smallest"] = PUBLISHED["TLM Table 2: TLM (small-scale)"].flops
     return environment.get_template("notes.md")
 

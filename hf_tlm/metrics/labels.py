@@ -62,7 +62,14 @@ class _ClassificationMetric(TaskMetric):
     feature = datasets.Value("int64")
     inputs = "predictions: class indices [N]. references: class indices [N]."
     reference_url = "https://scikit-learn.org/stable/modules/model_evaluation.html"
-    citation = "Pedregosa et al. 2011, Scikit-learn: Machine Learning in Python, JMLR 12"
+    citation = """@article{scikit-learn,
+  title = {Scikit-learn: Machine Learning in {P}ython},
+  author = {Pedregosa, F. and others},
+  journal = {Journal of Machine Learning Research},
+  volume = {12},
+  pages = {2825--2830},
+  year = {2011}
+}"""
 
     def add_batch(self, *, predictions=None, references=None, **options):
         """See `evaluate.Metric`, which would cut numbers short, and count what is no class as one.
@@ -166,7 +173,12 @@ class _Correlation(TaskMetric):
     feature = datasets.Value("float64")
     inputs = "predictions: numbers [N]. references: numbers [N]."
     reference_url = "https://docs.scipy.org/doc/scipy/reference/stats.html#correlation-and-association-tests"
-    citation = "Wang et al. 2019, GLUE: A Multi-Task Benchmark and Analysis Platform for NLU, ICLR"
+    citation = """@inproceedings{wang2019glue,
+  title = {{GLUE}: A Multi-Task Benchmark and Analysis Platform for Natural Language Understanding},
+  author = {Wang, Alex and others},
+  booktitle = {International Conference on Learning Representations},
+  year = {2019}
+}"""
 
     def _compute(self, predictions, references):
         sides = {"predictions": np.array(predictions, float), "references": np.array(references, float)}
@@ -241,7 +253,12 @@ class TagAccuracy(_TaggingMetric):
     name = "tag_accuracy"
     description = "Share of words whose predicted tag equals the reference tag."
     reference_url = "https://universaldependencies.org/conll18/evaluation.html"
-    citation = "Marcus et al. 1993, Building a Large Annotated Corpus of English: The Penn Treebank, CL 19"
+    citation = """@article{marcus1993building,
+  title = {Building a Large Annotated Corpus of {E}nglish: The {P}enn {T}reebank},
+  author = {Marcus, Mitchell P. and Santorini, Beatrice and Marcinkiewicz, Mary Ann},
+  journal = {Computational Linguistics},
+  year = {1993}
+}"""
 
     def _score(self, predictions: Sequence[Tags], references: Sequence[Tags]) -> float:
         pairs = [pair for sentence in zip(predictions, references, strict=True) for pair in zip(*sentence, strict=True)]
@@ -261,7 +278,12 @@ class SpanF1(_TaggingMetric):
     name = "span_f1"
     description = "Micro-averaged F1 of the spans that IOB2 tags mark."
     reference_url = "https://www.clips.uantwerpen.be/conll2000/chunking/"
-    citation = "Tjong Kim Sang and Buchholz 2000, Introduction to the CoNLL-2000 Shared Task: Chunking"
+    citation = """@inproceedings{tjong2000introduction,
+  title = {Introduction to the {C}o{NLL}-2000 Shared Task Chunking},
+  author = {Tjong Kim Sang, Erik F. and Buchholz, Sabine},
+  booktitle = {Fourth Conference on Computational Natural Language Learning},
+  year = {2000}
+}"""
 
     def _score(self, predictions: Sequence[Tags], references: Sequence[Tags]) -> float:
         predicted, truth = set(), set()

@@ -59,7 +59,12 @@ class SquadF1(TaskMetric):
     feature = datasets.Value("string")
     reference_feature = datasets.List(datasets.Value("string"))
     reference_url = "https://rajpurkar.github.io/SQuAD-explorer/"
-    citation = "Rajpurkar et al. 2018, Know What You Don't Know: Unanswerable Questions for SQuAD, ACL"
+    citation = """@inproceedings{rajpurkar2018know,
+  title = {Know What You Don't Know: Unanswerable Questions for {SQuAD}},
+  author = {Rajpurkar, Pranav and Jia, Robin and Liang, Percy},
+  booktitle = {Proceedings of the 56th Annual Meeting of the Association for Computational Linguistics},
+  year = {2018}
+}"""
 
     def _compute(self, predictions, references):
         pairs = list(zip(predictions, references, strict=True))

@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from hf_tlm.corpora.tables import uncompressed
 from hf_tlm.data import load_tokenizer
@@ -170,9 +170,13 @@ def predict(
 def open_predictor(
     source: Source, *, trust_remote_code: bool = False, exported: OnnxModel | None = None, **options: Any
 ) -> Iterator[Predictor]:
-    """A model of `find_source`, or its graph `exported`, ready to predict. All processes must call this, and what it gives.
+    """A model of `find_source`, ready to predict. All processes must call this, and what it gives.
 
     It is given chunk after chunk, and who does so shows how far they are: `datasets` shows no bars until it is closed.
+
+    Args:
+        exported: the source's graph, to be asked instead of its weights.
+        options: further `FinetuneArguments`; see `predict`.
     """
     with tempfile.TemporaryDirectory() as scratch, _without_bars_of_chunks():
         args = source.finetune_arguments(scratch, **options)
@@ -220,29 +224,33 @@ class _WithHead(Predictor):
     def __init__(self, source: Source, args: FinetuneArguments, trust_remote_code: bool):
         self.kind = kind_module(source.spec.kind)
         self.tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=False)
-        self.model: Any = load_finetuned(source.folder, source.spec.kind, args, trust_remote_code)
-        self._settle(source)
+        self.model = load_finetuned(source.folder, source.spec.kind, args, trust_remote_code)
+        _check_classes(self.model.config.num_labels, source)
         if source.stock:
             set_token_types(self.tokenizer, self.model.config)
+        if source.spec.kind == "regression":
+            self.model.config.problem_type = "regression"
         collate = partial(self.kind.collate, self.tokenizer)
         self.trainer = FinetuneTrainer(self.model, args, data_collator=collate, processing_class=self.tokenizer)
         super().__init__(args, self.model)
 
-    def _settle(self, source: Source) -> None:
-        _check_classes(self.model.config.num_labels, source)
-        if source.spec.kind == "regression":
-            self.model.config.problem_type = "regression"
-
-    def _outputs(self, chunk: EvaluationSet) -> Any:
-        return chunk.outputs(self.trainer)
-
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args)
         self.tokens += int(feature_lengths(chunk.features).sum())
-        return chunk.decode(self._outputs(chunk), self.model, self.args)
+        return chunk.decode(chunk.outputs(self.trainer), self.model, self.args)
 
 
-class _Exported(_WithHead):
+class _Config(nn.Module):
+    """What is left of a stock model whose logits come from elsewhere."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.config = config
+
+
+class _Exported(Predictor):
     """An exported model."""
 
     def __init__(self, source: Source, args: FinetuneArguments, exported: OnnxModel):
@@ -252,18 +260,22 @@ class _Exported(_WithHead):
             raise ArgumentsError("--backend onnx computes in one process, with --num_threads; several were started.")
         self.kind, self.exported = kind_module(source.spec.kind), exported
         self.tokenizer = load_tokenizer(str(source.folder), masking=False)
-        self.model = nn.Module()  # What is left of a model whose logits come from elsewhere.
-        Predictor.__init__(self, args, self.model)
+        self.collate = partial(self.kind.collate, self.tokenizer)
         with reading(f"the config in {source.folder}"):  # A stranger may have written it.
-            self.model.config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
-        self.model.device = torch.device("cpu")
-        self._settle(source)
+            config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
+        self.model: nn.Module = _Config(config)
+        super().__init__(args, self.model)
+        _check_classes(config.num_labels, source)
+        if source.spec.kind == "regression":
+            config.problem_type = "regression"
         if restore := getattr(self.kind, "restore", None):
             self.model = restore(self.model, source.folder, args)
 
-    def _outputs(self, chunk: EvaluationSet) -> Any:
-        collate, size = partial(self.kind.collate, self.tokenizer), self.args.per_device_eval_batch_size
-        return chunk.outputs_of(self.exported, collate, size, self.exported.most_tokens)
+    def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
+        chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args)
+        self.tokens += int(feature_lengths(chunk.features).sum())
+        size, most_tokens = self.args.per_device_eval_batch_size, self.exported.most_tokens
+        return chunk.decode(chunk.outputs_of(self.exported, self.collate, size, most_tokens), self.model, self.args)
 
 
 class _Prompted(Predictor):

@@ -211,10 +211,15 @@ def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
     frame = pandas.DataFrame(dict(columns))
     if len(frame) >= _ROWS:
         raise TaskError(f"A sheet of Excel has {_ROWS:,} rows, and these are {len(frame) + 1:,}. Write csv or parquet.")
-    beyond = {name: sum(isinstance(cell, str) and len(cell) > _CHARACTERS for cell in columns[name]) for name in columns}
+    frame = frame.map(lambda cell: _CONTROL.sub("", cell) if isinstance(cell, str) else cell)
+    beyond = frame.map(lambda cell: isinstance(cell, str) and len(cell) > _CHARACTERS).sum()
     if cut := ", ".join(f"{count:,} in {name}" for name, count in beyond.items() if count):
-        logger.warning("A cell of Excel holds 32,767 characters; longer texts are cut: %s. csv and parquet keep them.", cut)
-    frame = frame.map(lambda cell: _CONTROL.sub("", cell)[:_CHARACTERS] if isinstance(cell, str) else cell)
+        logger.warning(
+            "A cell of Excel holds %s characters; longer texts are cut: %s. csv and parquet keep them.",
+            f"{_CHARACTERS:,}",
+            cut,
+        )
+    frame = frame.map(lambda cell: cell[:_CHARACTERS] if isinstance(cell, str) else cell)
     with pandas.ExcelWriter(stream, engine="openpyxl") as book:
         frame.to_excel(book, index=False)
         for row in book.sheets["Sheet1"].iter_rows():

@@ -224,15 +224,22 @@ class PromptClassifier:
 
     def inputs(self, rows: Dataset) -> EvaluationInputs:
         """Texts to be classified: columns `text`, `text_pair` (of pairs) and, where it is known, `label`."""
-        return EvaluationInputs(*self._parts(rows), sets=self.draws)
+        return EvaluationInputs(**self._parts(rows), sets=self.draws)
 
     def training_inputs(self, rows: Dataset, length: int) -> TrainingInputs:
         """The texts of a training of so many, in order. With demonstrations `rows` are `examples`."""
-        return TrainingInputs(*self._parts(rows), length=length)
+        return TrainingInputs(**self._parts(rows), length=length)
 
-    def _parts(self, rows: Dataset) -> tuple[Any, ...]:
-        labels, texts = rows["label"][:] if "label" in rows.column_names else None, self.encoder.encode(rows)
-        return self.encoder, texts, labels, self.seed, self.demonstrations, self._similarities(rows)
+    def _parts(self, rows: Dataset) -> dict[str, Any]:
+        """What both kinds of inputs are made of."""
+        return {
+            "encoder": self.encoder,
+            "texts": self.encoder.encode(rows),
+            "labels": rows["label"][:] if "label" in rows.column_names else None,
+            "seed": self.seed,
+            "demonstrations": self.demonstrations,
+            "similarities": self._similarities(rows),
+        }
 
     @property
     def draws(self) -> int:

@@ -27,12 +27,17 @@ class PromptError(HfTlmError):
     """A template or label words that cannot be used."""
 
 
-# What is done to a text: where the template has punctuation its own goes; in the middle of a sentence it begins small.
-CHANGES: Mapping[str, Callable[[str], str]] = {
-    "": str,
-    "bare": lambda text: text.rstrip().rstrip(".!?,;:").rstrip(),
-    "lower": lambda text: text[:1].lower() + text[1:],
-}
+def _bare(text: str) -> str:
+    """Without the punctuation at its end, where the template has its own."""
+    return text.rstrip().rstrip(".!?,;:").rstrip()
+
+
+def _lower(text: str) -> str:
+    """With a small first letter, as it goes on in the middle of a sentence."""
+    return text[:1].lower() + text[1:]
+
+
+CHANGES: Mapping[str, Callable[[str], str]] = {"": str, "bare": _bare, "lower": _lower}
 
 
 @dataclass(frozen=True)

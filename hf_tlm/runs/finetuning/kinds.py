@@ -119,12 +119,14 @@ def make_features(
     *,
     one_of_each: bool = True,
 ) -> Dataset:
-    """Return what `encode`, columns of a batch of rows and their indices -> columns of its features, makes of the rows.
+    """Return what `encode` makes of the rows, in their order.
 
     It is stored in the cache of `datasets` where the rows are on disk, as a task's are, and found again by every run with
-    equal rows, tokenizer and settings: all that the features depend on besides, as JSON values.
+    equal rows, tokenizer and settings.
 
     Args:
+        encode: columns of a batch of rows and their indices -> columns of its features.
+        settings: all that the features depend on besides rows and tokenizer, as JSON values.
         one_of_each: a row becomes one of the features; else any number.
     """
     backend, fingerprint = backend_settings(tokenizer), None
@@ -148,7 +150,10 @@ def make_features(
 
 
 def tokenize_with_offsets(tokenizer: PreTrainedTokenizerBase, *texts: list[str]) -> BatchEncoding:
-    """`input_ids`, [`token_type_ids`] and `offset_mapping` of whole texts, or pairs of them, with special tokens."""
+    """Tokenise whole texts, or pairs of them, with special tokens.
+
+    Returns `input_ids`, `token_type_ids` where the tokenizer makes them, and `offset_mapping`.
+    """
     return tokenizer(
         *texts,
         return_offsets_mapping=True,
@@ -263,7 +268,9 @@ class EvaluationSet:
     def outputs_of(self, logits_of: Callable, collate: Callable, batch_size: int, most_tokens: int | None = None) -> Any:
         """As `outputs`, of any function in this process: a batch -> arrays of logits.
 
-        A batch has `batch_size` rows at most, and if it has several `most_tokens` tokens, padding included.
+        Args:
+            batch_size: rows a batch, at most.
+            most_tokens: tokens a batch, padding included, if it has more rows than one.
         """
         parts, start = [], 0
         while start < len(self.lengths):

@@ -320,7 +320,9 @@ class LinearTeacher:
         return Answers(answers, said, report)
 
 
-def _fitted(n: int, c: float, texts: Sequence[str], labels: np.ndarray, classes: int) -> Callable[..., np.ndarray]:
+def _fitted(
+    n: int, c: float, texts: Sequence[str], labels: np.ndarray, classes: int
+) -> Callable[[Sequence[str]], np.ndarray]:
     """A model fitted to texts, as a function: other texts -> probabilities, float64 [N, C]."""
     features = tfidf(n, characters=by_character(texts)).fit(texts)
     model = logistic_regression(features.transform(texts), labels, c, ITERATIONS)
