@@ -1,4 +1,4 @@
-"""From text to batches: tokenise, interleave, mask, collate."""
+"""Data preparation for training: tokenisation, blocks, interleaving, masking and collation."""
 
 from typing import TYPE_CHECKING
 

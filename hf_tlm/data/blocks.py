@@ -1,4 +1,4 @@
-"""From texts to blocks, sequences of one length as pretraining takes them, and on disk, in shards that are made once."""
+"""Packing of texts into blocks, the fixed-length sequences of pretraining, and their cache on disk in shards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hf_tlm.utils.options import check_numbers
 from hf_tlm.utils.texts import by_size, sentences
 
 CONTIGUOUS, SENTENCES = "contiguous", "sentences"
-# Characters that are tokenised together: what bounds the memory where documents are long.
+# Characters that are tokenised together. The limit bounds memory when documents are long.
 _CHARACTERS = 1 << 20
 logger = logging.getLogger(__name__)
 
@@ -37,26 +37,30 @@ SCHEMA = Features({"input_ids": List(Value("int32"))}).arrow_schema
 BLOCKS_FILE, STATE_FILE, TOTALS_FILE = "blocks.arrow", "state.json", "totals.json"
 SHARD_SIZE = 1 << 14
 POLL_SECONDS = 0.05
-# Changes when equal settings would give other blocks.
+# Increase it when equal settings would give other blocks.
 _FORMAT = 1
 
 
 class BlockMaker:
-    """Packs texts into blocks `[CLS] ... [SEP]` of at most `max_length` tokens, with the tokenizer's own two.
+    """A packer of texts into blocks `[CLS] ... [SEP]` of at most `max_length` tokens.
 
-    contiguous: the tokens of all texts, a [SEP] between two texts, cut every `max_length` - 2 tokens; only the last block
-    is shorter. sentences: whole sentences until the next one does not fit, with a [SEP] between texts that share a block; a
-    sentence that is longer than a block is cut (Liu et al. 2019, section 4.2, call it FULL-SENTENCES).
+    The special tokens are the tokenizer's `cls_token` and `sep_token`. A text is tokenised as one string, so a sentence's
+    tokens do not depend on the mode.
 
-    A text is tokenised as a whole, so a sentence's tokens do not depend on the mode.
+    Args:
+        mode: `contiguous` concatenates the tokens of all texts, with a [SEP] between two texts, and cuts every
+            `max_length` - 2 tokens; only the last block is shorter. `sentences` fills a block with complete sentences
+            until the next one does not fit, with a [SEP] between texts that share a block; a sentence longer than a block
+            is cut (FULL-SENTENCES of Liu et al. 2019, section 4.2).
 
-    blocks: finished blocks, int32 [<= max_length] each, for the caller to take away.
-    open: tokens of the block that is being filled, at most `max_length` - 3.
-    tokens: of all texts so far, special tokens not counted.
+    Attributes:
+        blocks: finished blocks, int32 [<= max_length] each, for the caller to remove.
+        open: tokens of the block that is being filled, at most `max_length` - 3.
+        tokens: number of tokens of all texts so far, special tokens not counted.
 
     Raises:
         TokenizerError: the tokenizer is not a fast one, or does not put one token before a text and one after it.
-        BlocksError: `mode` is neither, or `max_length` leaves no room.
+        BlocksError: `mode` is unknown, or `max_length` leaves no room for tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, mode: str = CONTIGUOUS):
@@ -80,7 +84,7 @@ class BlockMaker:
         self.tokens = 0
 
     def add(self, texts: Sequence[str]) -> Iterator[None]:
-        """Append texts; stops after each, when `blocks`, `open` and `tokens` are those of the texts up to there."""
+        """Append texts, and yield after each one, when `blocks`, `open` and `tokens` include exactly the texts so far."""
         for some in by_size(texts, _CHARACTERS):
             encoded = self.tokenizer(
                 some,
@@ -88,7 +92,7 @@ class BlockMaker:
                 return_attention_mask=False,
                 return_token_type_ids=False,
                 return_offsets_mapping=self.mode == SENTENCES,
-                verbose=False,  # Texts longer than a model's sequences are what is expected here.
+                verbose=False,  # No warning: texts longer than the model's maximum are expected here.
             )
             for number, ids in enumerate(encoded["input_ids"]):
                 if ids and self.mode == CONTIGUOUS:
@@ -100,13 +104,13 @@ class BlockMaker:
                 yield
 
     def finish(self) -> None:
-        """End the block that is being filled."""
+        """Move the block that is being filled to `blocks`, if it has tokens."""
         if self.open:
             self.blocks.append(self._framed(self.open))
             self.open = []
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to go on from here, as JSON values."""
+        """Return the state, as JSON values, from which `restore` continues."""
         return {"open": self.open, "tokens": self.tokens, "blocks": [block.tolist() for block in self.blocks]}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -132,16 +136,16 @@ class BlockMaker:
 
 
 def _in_sentences(text: str, ids: list[int], offsets: list[tuple[int, int]]) -> list[list[int]]:
-    """The tokens of each sentence: a token belongs to the sentence in which it begins."""
+    """Split the token ids of a text into sentences. A token belongs to the sentence in which it begins."""
     starts = [start for start, _ in sentences(text)][1:]
     cuts = [0, *np.searchsorted([start for start, _ in offsets], starts).tolist(), len(ids)]
     return [ids[start:end] for start, end in zip(cuts, cuts[1:], strict=False) if end > start]
 
 
 def held_out(corpus: Corpus, identifier: str, share: float) -> bool:
-    """Whether a passage is kept from training.
+    """Return whether a passage is held out for validation.
 
-    A hash of its document's id decides, so it is the same in every run, whatever the order or the other passages.
+    A hash of its document's id decides, so the answer depends neither on the run nor on the order or the other passages.
     """
     document = identifier.rpartition("#")[0] if corpus.cut or corpus.max_words is not None else identifier
     return xxhash.xxh3_64_intdigest(document.encode()) < share * 2**64
@@ -149,21 +153,23 @@ def held_out(corpus: Corpus, identifier: str, share: float) -> bool:
 
 @dataclass
 class BlockShards:
-    """The blocks of a corpus (see `BlockMaker`) in a folder of the cache that is named by all they depend on.
+    """The blocks of a corpus (see `BlockMaker`), cached on disk in shards.
 
-    `shard-<n>/` holds `shard_size` blocks, the last one what is left, as Arrow (column `input_ids`), with the state from
-    which preparation continues after it. `totals.json` is written when the corpus has come to its end. Shards appear as
-    wholes and are never changed, so any number of runs and processes may read them while others are made.
+    The name of the cache folder is a hash of everything that the blocks depend on. `shard-<n>/` holds `shard_size` blocks
+    (the last shard the remaining ones) as Arrow, column `input_ids`, with the state from which preparation continues after
+    it. `totals.json` is written after the last shard. Shards are written atomically and never changed, so any number of
+    runs and processes can read them while further ones are written.
 
     Args:
-        max_length: tokens of a block.
+        max_length: tokens per block.
         mode: see `BlockMaker`.
-        shard_size: blocks of a shard.
-        validation_share: share of the corpus's documents that training never sees.
+        shard_size: blocks per shard.
+        validation_share: share of the corpus's documents that are held out from training.
         cache_dir: default a folder of the `datasets` cache.
 
     Raises:
-        TokenizerError, BlocksError: see `BlockMaker`; `validation_share` or `shard_size` makes no sense.
+        TokenizerError: see `BlockMaker`.
+        BlocksError: see `BlockMaker`; or `validation_share` or `shard_size` is out of range.
     """
 
     corpus: Corpus
@@ -190,40 +196,44 @@ class BlockShards:
 
     @property
     def totals(self) -> dict[str, Any] | None:
-        """Numbers of the whole corpus; None while it is being prepared.
+        """Totals of the corpus; None while it is being prepared.
 
-        They are: shards, blocks, tokens (special ones not counted), tokens of the last block, passages, held-out passages
-        among them, and the files that were left out.
+        Keys: `shards`, `blocks`, `tokens` (special ones not counted), `last_block` (its tokens), `passages`, `held_out`
+        (how many of the passages are held out), and `bad_files` (the files that were skipped).
         """
         totals = find_checked(self.folder / TOTALS_FILE)
         return totals if totals is None or {"shards", "blocks", "tokens"} <= totals.keys() else None
 
     def find(self, number: int) -> Dataset | None:
-        """A shard's blocks, memory-mapped; None if it is not there, or not whole."""
+        """Return the blocks of shard `number`, memory-mapped; None if it is missing or damaged."""
         return _load(self.folder / f"shard-{number:05d}")
 
     def to_dataset(self) -> Dataset:
-        """All blocks but the held-out ones, memory-mapped; those that are missing are made first, with a progress bar.
+        """Return all training blocks, memory-mapped, after preparing the missing ones with a progress bar.
 
         Raises:
-            BlocksError: the corpus holds no passage, or does not fill a block.
-            CorpusError: it cannot be read.
+            BlocksError: the corpus has no passage, or does not fill a block.
+            CorpusError: the corpus cannot be read.
             HfTlmError: the cache cannot be written.
         """
         shards = [self.find(number) for number in self.prepare(progress=True)]
         return concatenate_datasets(shards) if len(shards) > 1 else shards[0]
 
     def wait(self) -> None:
-        """Return when another process has prepared all blocks: no barrier, whose patience that may exceed."""
+        """Wait until another process has prepared all blocks.
+
+        This polls, because preparation may take longer than the timeout of a barrier.
+        """
         while self.totals is None:
             time.sleep(POLL_SECONDS)
 
     def prepare(self, *, progress: bool = False, pause: Callable[[], object] | None = None) -> Iterator[int]:
-        """Make the missing shards, in order.
+        """Write the missing shards, in order.
 
-        Yields the number of every shard, those that were there too, as soon as it can be read.
+        Yields the number of every shard, existing ones included, as soon as it can be read.
 
         Args:
+            progress: whether to show a progress bar.
             pause: called before every batch of passages; an error that it raises ends the preparation.
 
         Raises:
@@ -239,7 +249,7 @@ class BlockShards:
         at: dict[str, Any] = {"part": 0, "row": 0, "passages": 0, "held_out": 0, "bad_files": {}}
         if number:
             before = find_checked(self.folder / f"shard-{number - 1:05d}" / STATE_FILE)
-            assert before is not None  # `find` has just looked.
+            assert before is not None  # `find` has just read it.
             at = before
             maker.restore(at["maker"])
         with tqdm(desc="Preparing blocks", unit=" passages", initial=at["passages"], disable=not progress) as bar:
@@ -259,7 +269,7 @@ class BlockShards:
                 "Give more text, or lower max_length."
             )
         maker.finish()
-        while maker.blocks:  # One block more than a shard holds, where the end of the corpus also ended a block.
+        while maker.blocks:  # `finish` may leave one block more than a shard holds.
             self._write(number, maker, at)
             yield number
             number += 1
@@ -271,9 +281,9 @@ class BlockShards:
         atomic_write(self.folder / TOTALS_FILE, checked_text(totals))
 
     def validation(self, max_blocks: int, *, progress: bool = True) -> Dataset:
-        """Return the first blocks made of held-out passages, at most `max_blocks`.
+        """Return the first blocks of the held-out passages, at most `max_blocks`.
 
-        The columns are `input_ids`, and `draw`, from which each block's mask is derived, so that it is the same at every
+        The columns are `input_ids` and `draw`. Each block's mask is derived from its draw, so that it is the same at every
         evaluation and in every run.
 
         Raises:
@@ -305,7 +315,7 @@ class BlockShards:
         return held_out(self.corpus, row["id"], self.validation_share)
 
     def _passages(self, maker: BlockMaker, at: dict[str, Any], bar: tqdm, pause: Callable | None) -> Iterator[None]:
-        """Give `maker` the passages after `at`, which is kept up to date; stops after each."""
+        """Add the passages after position `at` to `maker`, and yield after each one, with `at` updated."""
         bad_before = dict(at["bad_files"])
         part, row = at["part"], 0
         for number, batch in self.corpus.batches(first_part=part):

@@ -1,4 +1,4 @@
-"""From tokenised rows to the batch the model takes: one text a row or several, padded or packed, drawn and masked."""
+"""The data collator: it lays tokenised texts out in padded or packed rows, and masks them."""
 
 from __future__ import annotations
 
@@ -19,48 +19,50 @@ from hf_tlm.utils.options import LENGTH, Range, check_number
 
 @dataclass
 class TlmCollator:
-    """Lays the texts of a batch out in rows, padded or packed, and, for training draws, masks them.
+    """A data collator that lays texts out in padded or packed rows and masks training texts.
 
-    Texts hold `input_ids`, optionally `token_type_ids`, `label` (-100: none) and `teacher_probs`, a probability a class, and
-    for training a `draw` (see `hf_tlm.data.interleave`). Evaluation texts have no `draw` and are never masked. For two task
-    texts and `mlm_probability` 0.15 the batch is for example
+    Texts have `input_ids`, optionally `token_type_ids`, `label` (-100: none) and `teacher_probs` (one probability per
+    class), and for training a `draw` (see `hf_tlm.data.interleave`). Evaluation texts have no `draw` and are never masked.
+    For two task texts and `mlm_probability` 0.15 the batch is, for example,
 
         {"labels":         [5, 0],
          "input_ids":      [[2, 4, 17, 3], [2, 9, 3, 0]],
          "attention_mask": [[1, 1, 1, 1], [1, 1, 1, 0]],
          "mlm_labels":     [[-100, 31, -100, -100], [-100, -100, -100, -100]]}
 
-    and for corpus texts the same without `labels`. `mlm_probability` 0 (stage 2) leaves texts and batch unmasked.
+    and for corpus texts the same without `labels`. With `mlm_probability` 0 (stage 2) texts are not masked, and the batch
+    has no `mlm_labels`.
 
-    With a row length, several texts share a row (`Layout`), and three tensors say where they are:
+    With a row length, several texts share a row (`Layout`), and three further tensors locate them:
 
         {"input_ids":    [[2, 4, 17, 3, 2, 9, 3]],
          "position_ids": [[0, 1, 2, 3, 0, 1, 2]],       positions within the texts
          "text_ids":     [[1, 1, 1, 1, 2, 2, 2]],       1 + the text's index in the batch; 0 is padding
          "first_tokens": [0, 4], ...}                   [B], where each text begins in the flattened rows
 
-    A text is masked alike in every layout.
+    A text gets the same mask in every layout.
 
     Args:
-        row_length: tokens of a packed row of training draws; None gives every text its own. A longer text widens the rows
-            of its batch.
+        mlm_probability: share of tokens chosen for prediction.
+        row_length: tokens per packed row of training texts; None gives every text a row of its own. A longer text widens
+            the rows of its batch.
         eval_row_length: the same for evaluation texts.
-        replacing: every chosen token becomes the mask token (ELECTRA's corruption, Clark et al. 2020, equation 1), and
-            `uniforms`, float32 [R, S], are the random numbers in [0, 1) that replacements are drawn with
-            (`hf_tlm.models.GeneratorDiscriminator`).
-        spans: spans of tokens are chosen, not single ones (`hf_tlm.data.masking.choose_spans`).
-        whole_word_mask: the tokens of a word are chosen together (`hf_tlm.data.masking.word_continuations`).
-        thinning: `chances`, float32 [R, S], are in a masked batch too: tokens whose are below a smaller share would have
-            been chosen at that share (`thinned`).
-        mask_special: special tokens are chosen like any other (RoBERTa's way; COCO-LM, appendix D).
-        crop_fraction: a masked batch has rows of the texts cropped to this share too (`hf_tlm.data.masking.Cropper`), the
-            same names with `crop_` before them; texts are in the same order, packed where the others are. None: it has none.
+        replacing: every chosen token becomes the mask token (ELECTRA's corruption, Clark et al. 2020, equation 1), and a
+            masked batch has `uniforms`, float32 [R, S], the random numbers in [0, 1) from which
+            `hf_tlm.models.GeneratorDiscriminator` samples replacements.
+        spans: choose spans of tokens instead of single tokens (`hf_tlm.data.masking.choose_spans`).
+        whole_word_mask: choose all tokens of a word together (`hf_tlm.data.masking.word_continuations`).
+        thinning: add `chances`, float32 [R, S], to a masked batch, so that `thinned` can lower its masking probability: a
+            token is chosen where its value is below the probability.
+        mask_special: choose special tokens like any other (as RoBERTa does; COCO-LM, appendix D).
+        crop_fraction: add rows of the texts cropped to this share (`hf_tlm.data.masking.Cropper`) to a masked batch, under
+            the same names with the prefix `crop_`, in the same order, packed if the others are. None: no crops.
 
     Raises:
         TokenizerError: the tokenizer lacks a mask token or a padding token, or [CLS] for crops.
-        HfTlmError: `mlm_probability`, `crop_fraction` or the length of a row is out of range.
-        ValueError: texts that are not tokenised, whose tokens are not the tokenizer's, with a label that is no index of a
-            class, or of which some have a column and some have not.
+        HfTlmError: `mlm_probability`, `crop_fraction` or a row length is out of range.
+        ValueError: texts are not tokenised, have token ids outside the tokenizer's vocabulary, have a label that is not a
+            class index, or differ in their columns.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -92,10 +94,10 @@ class TlmCollator:
         training = "draw" in texts[0]
         layout, input_ids, types = _flattened(texts, self.row_length if training else self.eval_row_length)
         batch = {}
-        # The ecosystem has both names; without one these are corpus texts, and nothing learns the task.
+        # Data sets use either name. Texts without a label are corpus texts.
         label = next((name for name in ("label", "labels") if name in texts[0]), None)
         if label is not None:
-            # First: the Trainer takes the first tensor's length for the number of texts.
+            # First, because the Trainer reads the number of texts from the first tensor.
             batch["labels"] = class_labels([text[label] for text in texts])
         if "teacher_probs" in texts[0]:
             batch["teacher_probs"] = np.array([text["teacher_probs"] for text in texts], dtype=np.float32)
@@ -111,7 +113,7 @@ class TlmCollator:
         return {name: torch.from_numpy(values) for name, values in batch.items()}
 
     def _masked(self, texts: list[dict], layout: Layout, input_ids: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """The tokens of training draws with masks, int64 [T], and what a masked batch has beside its rows."""
+        """Return the masked token ids of training texts, int64 [T], and the further tensors of a masked batch."""
         draws = np.array([text["draw"] for text in texts], dtype=np.int64)[layout.text_of]
         special = self.special[input_ids]
         starts = None
@@ -157,7 +159,10 @@ def _check_texts(texts: list[dict]) -> None:
 
 
 def thinned(batch: dict[str, torch.Tensor], mlm_probability: float) -> dict[str, torch.Tensor]:
-    """A masked batch as it would be at a smaller share, without its `chances`: the other tokens are as they were."""
+    """Return a masked batch as a smaller masking probability would give it, without its `chances`.
+
+    Tokens that are no longer chosen get their original id back; the others do not change.
+    """
     kept = batch["chances"] < mlm_probability
     labels = batch["mlm_labels"]
     changed = {
@@ -168,7 +173,7 @@ def thinned(batch: dict[str, torch.Tensor], mlm_probability: float) -> dict[str,
 
 
 def class_labels(values: Sequence[Any]) -> np.ndarray:
-    """Labels as int64 [N]; a ValueError for one that is no index of a class."""
+    """Return labels as int64 [N], or raise a ValueError for one that is not an integer."""
     labels = [
         value.item() if isinstance(value, (torch.Tensor, np.generic)) and value.ndim == 0 else value for value in values
     ]
@@ -179,7 +184,7 @@ def class_labels(values: Sequence[Any]) -> np.ndarray:
 
 
 def _flattened(texts: list[dict], row_length: int | None) -> tuple[Layout, np.ndarray, np.ndarray | None]:
-    """The layout of texts, and their tokens and types (None without), int64 [T] each."""
+    """Return the layout of texts, their token ids, int64 [T], and their token types, int64 [T] (None if they have none)."""
     layout = Layout.of(np.array([len(text["input_ids"]) for text in texts]), row_length)
     names = [name for name in ("input_ids", "token_type_ids") if name in texts[0]]
     values = [np.concatenate([text[name] for text in texts]).astype(np.int64) for name in names]
@@ -187,20 +192,21 @@ def _flattened(texts: list[dict], row_length: int | None) -> tuple[Layout, np.nd
 
 
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Best-fit decreasing: every text, longest first, goes into the fullest row that still has room for it.
+    """Pack texts into rows by best-fit decreasing bin packing.
 
-    At most 11/9 of the fewest possible rows, plus one (Johnson et al. 1974).
+    Every text, longest first, goes into the fullest row that still has room for it. This needs at most 11/9 of the fewest
+    possible rows, plus one (Johnson et al. 1974).
 
     Args:
-        lengths: tokens of each text, none longer than `capacity`.
-        capacity: tokens of a row.
+        lengths: number of tokens of each text, at most `capacity`.
+        capacity: tokens per row.
 
     Returns:
-        (row of each text, place in that row of its first token), int64 [N] each. Equal lengths keep their order.
+        (row of each text, position in that row of its first token), int64 [N] each. Equal lengths keep their order.
     """
     sizes = np.asarray(lengths)
     rows, starts = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
-    room: list[tuple[int, int]] = []  # (free places, row), ascending
+    room: list[tuple[int, int]] = []  # (free positions, row), ascending
     for text in np.argsort(-sizes, kind="stable").tolist():
         length = int(sizes[text])
         at = bisect.bisect_left(room, (length, 0))
@@ -212,12 +218,14 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> tuple[np.ndarray
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of a batch's tokens, T of them text after text, in R rows of S positions.
+    """Positions of the T tokens of a batch, text after text, in R rows of S positions.
 
-    shape: (R, S).
-    text_of, positions: int64 [T], each token's text and its place in it, from 0.
-    first_tokens: int64 [B], where each text begins in the flattened rows.
-    packed: texts share rows.
+    Attributes:
+        shape: (R, S).
+        text_of: int64 [T], index of each token's text.
+        positions: int64 [T], position of each token in its text, from 0.
+        first_tokens: int64 [B], index of each text's first token in the flattened rows.
+        packed: whether texts share rows.
     """
 
     shape: tuple[int, int]
@@ -228,7 +236,11 @@ class Layout:
 
     @classmethod
     def of(cls, lengths: np.ndarray, row_length: int | None) -> Layout:
-        """Of texts of int64 [B] tokens; row_length None gives each a row, and a longer text widens the rows."""
+        """Create the layout of texts with the given numbers of tokens, int64 [B].
+
+        Args:
+            row_length: tokens per packed row, which a longer text widens; None gives each text a row.
+        """
         if row_length is None:
             rows, starts = np.arange(len(lengths)), np.zeros(len(lengths), np.int64)
         else:
@@ -239,13 +251,13 @@ class Layout:
         return cls(shape, text_of, positions, rows * shape[1] + starts, row_length is not None)
 
     def table(self, values: np.ndarray, padding: int, dtype: type = np.int64) -> np.ndarray:
-        """[T] values in rows, [R, S]."""
+        """Return the values [T] of the tokens as a table [R, S]."""
         table: np.ndarray = np.full(self.shape, padding, dtype)
         table.reshape(-1)[self.first_tokens[self.text_of] + self.positions] = values
         return table
 
     def rows(self, input_ids: np.ndarray, token_type_ids: np.ndarray | None, pad_token_id: int) -> dict[str, np.ndarray]:
-        """What a body reads of a batch, and where the texts of packed rows are."""
+        """Return the inputs of a model body, [R, S] each, and, if rows are packed, the tensors that locate the texts."""
         rows = {"input_ids": self.table(input_ids, pad_token_id), "attention_mask": self.table(np.ones_like(input_ids), 0)}
         if token_type_ids is not None:
             rows["token_type_ids"] = self.table(token_type_ids, 0)
@@ -258,7 +270,7 @@ class Layout:
 def leading_texts(batch: Mapping[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
     """Return a batch of `TlmCollator` with its first `count` texts only.
 
-    The rows of the others are gone, their places in packed rows are padding.
+    The rows of the other texts are removed; in packed rows, their positions become padding.
     """
     packed = {prefix: batch[f"{prefix}text_ids"] for prefix in ("", "crop_") if f"{prefix}text_ids" in batch}
     texts = {}
@@ -272,7 +284,7 @@ def leading_texts(batch: Mapping[str, torch.Tensor], count: int) -> dict[str, to
 
 
 def twice(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A batch with every row a second time, after all of the first, packed or padded."""
+    """Return a batch, packed or padded, with all its rows repeated after the last one (R-Drop's two passes)."""
     doubled = {name: torch.cat([values, values]) for name, values in batch.items()}
     if "first_tokens" in batch:
         texts, places = len(batch["first_tokens"]), batch["input_ids"].numel()

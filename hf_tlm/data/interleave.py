@@ -1,14 +1,14 @@
-"""TLM's interleaving of task batches and corpus batches, as a batch sampler that is a pure function of its arguments.
+"""A batch sampler that interleaves task batches and corpus batches as TLM does; a pure function of its arguments.
 
-Step s (counted from 0) takes a task batch when (s + 1) is a multiple of rho1 + 1 and a corpus batch otherwise: rho1
-corpus batches, then one task batch, as the released code orders them. One optimizer step is one stream everywhere:
-accelerate hands consecutive batches to consecutive processes, so every choice is emitted
-world_size x gradient_accumulation_steps times.
+Step s (counted from 0) uses a task batch when (s + 1) is a multiple of rho1 + 1 and a corpus batch otherwise: rho1
+corpus batches, then one task batch, in the order of the released code. All batches of an optimizer step come from one
+stream: accelerate hands consecutive batches to consecutive processes, so the sampler yields
+world_size x gradient_accumulation_steps batches of a stream at a time.
 
-Each stream is an endless sequence of passes over its data set, each pass a fresh permutation, which takes no memory to
-speak of. The n-th step of a stream takes the n-th block of that sequence, of so many texts or tokens, whatever the number
-of processes, the accumulation or the batch size, as long as their product is the same. So 1 x 8 sees the texts of 8 x 1,
-and a resumed run those of an uninterrupted one.
+Each stream is an endless sequence of passes over its data set. Each pass is a new permutation, which takes hardly any
+memory. The n-th step of a stream uses the n-th block of that sequence, a fixed number of texts or tokens that is the
+product of the number of processes, the accumulation steps and the batch size. So 1 process x 8 steps reads the same texts
+as 8 x 1, and a resumed run the same as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from datasets import Dataset
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.options import Range
 
-# Up to this many are shuffled as usual, and exactly uniformly.
+# Permutations up to this size are shuffled in memory, and exactly uniform.
 IN_MEMORY = 1 << 16
 _ROUNDS = 4
 TASK, CORPUS = "task", "corpus"
-# Texts of a pass that are looked at together where they are not sorted.
+# Texts per block of a pass that is not sorted by length.
 _BLOCK = 4096
-# Optimizer steps whose texts are sorted by length together, as in the Trainer's own length grouping.
+# Optimizer steps whose texts are sorted by length together, the number of the Trainer's own length grouping.
 GROUPED_STEPS = 50
 
 
 class Shuffled:
-    """0 .. size - 1 in an order that depends on the key alone; what stands at a place is computed where it is asked for.
+    """A pseudo-random permutation of 0 .. size - 1 that depends on the key alone and is computed on demand.
 
-    Large orders are a Feistel network (Luby and Rackoff, 1988): a bijection of 2h-bit numbers, each round of which adds a
-    hash of one half to the other. It is applied until the number is below `size` again, so that what remains is a bijection
-    of those, at most four times on average.
+    Large permutations are a Feistel network (Luby and Rackoff, 1988): a bijection of 2h-bit numbers, each round of which
+    XORs a hash of one half into the other. It is applied again until the number is below `size`, which gives a bijection
+    of 0 .. size - 1 (cycle walking), at most four times on average.
     """
 
     def __init__(self, size: int, key: Sequence[int]):
@@ -56,7 +56,7 @@ class Shuffled:
         self._half, self._mask = np.uint64(half), np.uint64(2**half - 1)
 
     def __getitem__(self, places: slice) -> np.ndarray:
-        """int64: what stands at places `start` to `stop`."""
+        """Return the elements at a slice of positions, int64."""
         if self._order is not None:
             return self._order[places]
         numbers = self._permute(np.arange(*places.indices(self.size), dtype=np.uint64))
@@ -72,17 +72,20 @@ class Shuffled:
 
 
 def mix(numbers: Any) -> Any:
-    """The finalizer of splitmix64 (Steele, Lea and Flood, 2014): a bijection of uint64, all bits of which depend on all."""
+    """Hash uint64 numbers with the finalizer of splitmix64 (Steele, Lea and Flood, 2014).
+
+    It is a bijection in which every output bit depends on every input bit.
+    """
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
 
 
 class InterleavedDataset:
-    """Task texts and corpus texts behind one index space, for a DataLoader.
+    """Task texts and corpus texts under one index space, for a DataLoader.
 
-    A *draw* is an integer: pass * len(self) + index, with the task's rows first. It names one visit of one text, so the
-    collator can derive the text's mask from it alone.
+    A *draw* is an integer: pass * len(self) + index, with the task's rows first. It identifies one visit of one text, so
+    the collator can derive the text's mask from it alone.
     """
 
     def __init__(self, task: Dataset | None, corpus: Dataset | None = None):
@@ -95,10 +98,10 @@ class InterleavedDataset:
         return self.num_task + self.num_corpus
 
     def __getitems__(self, draws: list[int]) -> list[dict]:
-        """The rows of one batch (all of one stream), each with its `draw`."""
+        """Return the rows of one batch (all of one stream), each with its `draw`."""
         indices = [draw % len(self) for draw in draws]
         if indices[0] < self.num_task:
-            rows = self.task[indices]  # type: ignore[index]  # No draw names a row of a stream that is not there.
+            rows = self.task[indices]  # type: ignore[index]  # A stream without rows has no draws.
         else:
             rows = self.corpus[[index - self.num_task for index in indices]]  # type: ignore[index]  # As above.
         columns = list(rows)
@@ -109,13 +112,16 @@ class InterleavedDataset:
 
 
 class _Stream:
-    """One data set as an endless sequence of passes, cut into batches of so many texts or tokens.
+    """One data set as an endless sequence of passes, cut into batches of a number of texts or tokens.
 
-    A pass is a random order in blocks, each of which is made when a text of it is asked for, so that a data set of any size
-    takes no memory here.
+    A pass is a random order, computed in blocks on demand, so that memory does not grow with the data set.
 
-    lengths: int [N], tokens of each text. by_tokens: what batches are measured in. window: texts that are sorted by
-    length together, in groups of `group`, which stay in a random order; 0 leaves the passes as they were drawn.
+    Args:
+        lengths: int [N], number of tokens of each text.
+        by_tokens: whether batches are measured in tokens, else in texts.
+        group: texts of similar length that stay together, in a step.
+        window: number of texts that are sorted by length together and cut into groups of `group`, whose order is random;
+            0: no sorting.
     """
 
     def __init__(self, lengths: np.ndarray, key: list[int], by_tokens: bool, group: int, window: int):
@@ -125,19 +131,19 @@ class _Stream:
         self._passes: dict[int, _Pass] = {}
 
     def position(self, amount: int) -> int:
-        """How many texts begin within the first `amount` texts or tokens of the sequence."""
+        """Return how many texts begin within the first `amount` texts or tokens of the sequence."""
         if not self.by_tokens:
             return amount
         number, rest = divmod(amount, self.total)
         return number * self.size + self._pass(number).position(rest)
 
     def tokens(self, position: int) -> int:
-        """Tokens of the first `position` texts of the sequence."""
+        """Count the tokens of the first `position` texts of the sequence."""
         number, rest = divmod(position, self.size)
         return number * self.total + (self._pass(number).tokens(rest) if rest else 0)
 
     def texts(self, first: int, last: int) -> list[tuple[int, np.ndarray]]:
-        """The texts first <= position < last, as (pass, indices of texts)."""
+        """Return the texts at first <= position < last, as a list of (pass, indices of texts)."""
         found = []
         while first < last:
             number, start = divmod(first, self.size)
@@ -147,9 +153,9 @@ class _Stream:
         return found
 
     def _pass(self, number: int) -> _Pass:
-        """Two are kept."""
+        """Return pass `number`; the last two passes are cached."""
         if number not in self._passes:
-            # The first texts complete the last group of the pass before.
+            # The first texts complete the last group of the previous pass.
             start = -number * self.size % self.group if self.window else 0
             made = _Pass(self.lengths, [*self.key, number], start, self.group, self.window)
             self._passes = {n: kept for n, kept in self._passes.items() if n == number - 1} | {number: made}
@@ -157,18 +163,22 @@ class _Stream:
 
 
 class _Pass:
-    """One order of a data set. Block 0 ends at `start`; the others are of `window` texts each, sorted in groups."""
+    """One random order of a data set.
+
+    Block 0 ends at position `start` and is not sorted. The others have `window` texts each, sorted by length in groups, or
+    `_BLOCK` texts in random order if `window` is 0.
+    """
 
     def __init__(self, lengths: np.ndarray, key: list[int], start: int, group: int, window: int):
         self.lengths, self.key, self.group, self.window = lengths, key, group, window
         self.order = Shuffled(len(lengths), key)
         self.start, self.block = min(start, len(lengths)), window or _BLOCK
-        # Tokens before each block, as far as they were asked for.
+        # Number of tokens before each block, for the blocks that were counted so far.
         self._before = array("q", [0])
         self._made: dict[int, np.ndarray] = {}
 
     def position(self, tokens: int) -> int:
-        """How many texts begin within the first `tokens` tokens."""
+        """Return how many texts begin within the first `tokens` tokens of the pass."""
         while self._before[-1] <= tokens:
             self._count()
         number = bisect_right(self._before, tokens) - 1
@@ -176,14 +186,14 @@ class _Pass:
         return self._edge(number) + int(np.searchsorted(np.cumsum(lengths) - lengths, tokens - self._before[number]))
 
     def tokens(self, position: int) -> int:
-        """Tokens of the first `position` texts."""
+        """Count the tokens of the first `position` texts of the pass."""
         number = self._block_of(position)
         while len(self._before) <= number:
             self._count()
         return self._before[number] + int(self.lengths[self._texts(number)[: position - self._edge(number)]].sum())
 
     def texts(self, first: int, count: int) -> np.ndarray:
-        """Indices of at most `count` texts from place `first`: those of its block."""
+        """Return the indices of at most `count` texts from position `first`, up to the end of its block."""
         number = self._block_of(first)
         begin = first - self._edge(number)
         return self._texts(number)[begin : begin + count]
@@ -192,17 +202,17 @@ class _Pass:
         return 0 if position < self.start else 1 + (position - self.start) // self.block
 
     def _edge(self, number: int) -> int:
-        """The first place of a block."""
+        """Return the first position of a block."""
         return 0 if number == 0 else self.start + (number - 1) * self.block
 
     def _count(self) -> None:
-        """Count the tokens of one block more. Their order within it does not matter."""
+        """Count the tokens of the next block, for which the order within it does not matter."""
         number = len(self._before) - 1
         texts = self.order[self._edge(number) : self._edge(number + 1)]
         self._before.append(self._before[-1] + int(self.lengths[texts].sum(dtype=np.int64)))
 
     def _texts(self, number: int) -> np.ndarray:
-        """Indices of the texts of a block, in their order; two blocks are kept."""
+        """Return the indices of the texts of a block, in order; the last two blocks are cached."""
         if number not in self._made:
             texts = self.order[self._edge(number) : self._edge(number + 1)]
             if self.window and number:
@@ -218,10 +228,10 @@ class _Pass:
 
 
 def _lengths(stream: str, given: Any) -> np.ndarray:
-    """What was given as lengths, int [N]; an HfTlmError if it is something else, a data set for instance."""
+    """Return the given lengths as int [N], or raise an HfTlmError if they are something else, such as a data set."""
     try:
-        found = np.asarray(None if isinstance(given, Dataset) else given)  # A data set would be read whole.
-    except ValueError:  # rows of several lengths
+        found = np.asarray(None if isinstance(given, Dataset) else given)  # numpy would read a whole data set.
+    except ValueError:  # Rows of different lengths.
         found = np.asarray(None)
     if found.ndim != 1 or (found.size and not (found.dtype.kind in "iu" and found.min() >= 0)):
         raise HfTlmError(
@@ -232,7 +242,7 @@ def _lengths(stream: str, given: Any) -> np.ndarray:
 
 
 def _check_sizes(rho1: Any, **sizes: int | None) -> None:
-    """Raise an HfTlmError for a rho1 that is none, or for a size that is no whole number of its range."""
+    """Check that rho1 and the sizes are numbers in their ranges, or raise an HfTlmError."""
     number = isinstance(rho1, Real) and not math.isnan(rho1)
     if not number or rho1 < 0 or (math.isfinite(rho1) and rho1 != int(rho1)):
         raise HfTlmError(f"rho1 is a number of corpus batches per task batch: 0, 1, 2, ... or inf; received {rho1!r}.")
@@ -245,7 +255,7 @@ def _check_sizes(rho1: Any, **sizes: int | None) -> None:
 def _check_batch_tokens(
     batch_tokens: int, task_lengths: np.ndarray, corpus_lengths: np.ndarray, corpus_stream: Callable | None
 ) -> None:
-    """Raise an HfTlmError where batches cannot be of so many tokens."""
+    """Check that batches can be measured in tokens and hold the longest text, or raise an HfTlmError."""
     if corpus_stream is not None:
         raise HfTlmError("Batches of a corpus that is streamed are measured in texts: total_batch_size, not _tokens.")
     longest = max(task_lengths.max(initial=0), corpus_lengths.max(initial=0))
@@ -257,23 +267,23 @@ def _check_batch_tokens(
 
 
 class InterleavedBatchSampler:
-    """Batches of draws (see `InterleavedDataset`) for one epoch of `steps_per_epoch` optimizer steps.
+    """A sampler of batches of draws (see `InterleavedDataset`), in epochs of `steps_per_epoch` optimizer steps.
 
     Args:
-        task_lengths, corpus_lengths: int [N], tokens of each text (`hf_tlm.data.text_lengths`); a stream that is used
-            must not be empty.
-        corpus_stream: instead of `corpus_lengths` (then empty) what makes the corpus's stream of a key, see
-            `hf_tlm.data.streaming.ShardStream`.
+        task_lengths, corpus_lengths: int [N], number of tokens of each text (`hf_tlm.data.text_lengths`); a stream that is
+            used must not be empty.
+        corpus_stream: a function that creates the corpus's stream from a key, instead of `corpus_lengths`, which is then
+            empty; see `hf_tlm.data.streaming.ShardStream`.
         rho1: corpus batches per task batch: an integer >= 0, or `inf` for corpus data only. 0 is task data only.
         batch_size: texts per micro-batch and process.
-        batch_tokens: tokens per micro-batch and process instead: it gets the texts that begin within its share of the
-            sequence, so it holds that many give or take a text.
-        group_by_length: texts of similar length share a step.
+        batch_tokens: tokens per micro-batch and process, instead of `batch_size`: a micro-batch gets the texts that begin
+            within its share of the sequence, so its number of tokens differs from this by at most about one text.
+        group_by_length: whether texts of similar length share a step.
         steps_per_epoch: default one pass over the corpus (over the task when rho1 is 0).
 
     Raises:
-        HfTlmError: rho1 is not one of those, lengths or sizes are not what they should be, a stream that is needed is empty,
-            or a text is longer than `batch_tokens`.
+        HfTlmError: rho1, the lengths or a size is invalid, a stream that is needed is empty, a text is longer than
+            `batch_tokens`, or not exactly one of `batch_size` and `batch_tokens` is given.
     """
 
     # Every process gets the same number of batches, so accelerate has nothing to even out.
@@ -313,7 +323,7 @@ class InterleavedBatchSampler:
         if batch_tokens is not None:
             _check_batch_tokens(batch_tokens, task_lengths, corpus_lengths, corpus_stream)
         self.rho1 = rho1
-        # None, as a sampler's batches may differ in size: accelerate would drop those that are not `batch_size` long.
+        # None for `batch_tokens`, where batches differ in size: accelerate would drop those that are not `batch_size` long.
         self.batch_size = batch_size
         amount = batch_size or batch_tokens
         assert amount is not None
@@ -333,7 +343,7 @@ class InterleavedBatchSampler:
         if steps_per_epoch is None:
             stream = self.streams[CORPUS if rho1 > 0 else TASK]
             whole_pass = (stream.total if stream.by_tokens else stream.size) / per_step
-            # A pass over the corpus takes its own steps and those of the task batches in between.
+            # A pass over the corpus also includes the steps of the task batches in between.
             steps_per_epoch = math.ceil(whole_pass * (1 + 1 / rho1) if rho1 > 0 else whole_pass)
         self.steps_per_epoch = steps_per_epoch
 
@@ -341,26 +351,26 @@ class InterleavedBatchSampler:
         return self.steps_per_epoch * self.batches_per_step
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration yields the steps from `epoch * steps_per_epoch`."""
+        """Set the epoch: the next iteration starts at step `epoch * steps_per_epoch`."""
         self.epoch = epoch
 
     def count_steps(self, stream: str, step: int) -> int:
-        """How many of the first `step` optimizer steps belong to `stream`."""
+        """Count how many of the first `step` optimizer steps belong to `stream`."""
         task_steps = 0 if math.isinf(self.rho1) else step // (int(self.rho1) + 1)
         return task_steps if stream == TASK else step - task_steps
 
     def count_tokens(self, stream: str, step: int) -> int:
-        """Tokens of `stream`, padding not counted, in the first `step` optimizer steps, over all processes."""
+        """Count the tokens of `stream`, without padding, in the first `step` optimizer steps, over all processes."""
         sequence = self.streams[stream]
         batches = self.count_steps(stream, step) * self.batches_per_step
         return sequence.tokens(sequence.position(batches * self.amount)) if batches else 0
 
     def stream_of(self, step: int) -> str:
-        """The stream of optimizer step `step`, counted from 0."""
+        """Return the stream of optimizer step `step`, counted from 0."""
         return TASK if self.count_steps(TASK, step + 1) > self.count_steps(TASK, step) else CORPUS
 
     def batches_of(self, step: int) -> Iterator[list[int]]:
-        """The micro-batches of optimizer step `step`, those of all processes in turn: lists of draws."""
+        """Yield the micro-batches (lists of draws) of optimizer step `step`, of all processes in turn."""
         stream = self.stream_of(step)
         first = self.count_steps(stream, step) * self.batches_per_step
         for batch in range(first, first + self.batches_per_step):
@@ -372,7 +382,7 @@ class InterleavedBatchSampler:
             yield from self.batches_of(step)
 
     def _draws(self, stream: str, batch: int) -> list[int]:
-        """The texts of the stream's `batch`-th micro-batch, which may span two passes."""
+        """Return the draws of the stream's `batch`-th micro-batch, which may span two passes."""
         sequence, total = self.streams[stream], sum(stream.size for stream in self.streams.values())
         first, last = (sequence.position(at * self.amount) for at in (batch, batch + 1))
         offset = 0 if stream == TASK else self.streams[TASK].size

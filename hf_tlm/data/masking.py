@@ -1,8 +1,8 @@
 """Dynamic masking and cropping whose randomness depends on the text and the visit, not on the batch.
 
-The usual way draws masks from a global generator in batch order, so another batch size, another number of processes or
-a resumed run masks differently. Here every token's random numbers are a hash of (seed, draw, position in its text): one
-vectorised pass over the batch, and the same masks however the texts are batched or packed.
+Usually masks are drawn from a global generator in batch order, so they change with the batch size and the number of
+processes, and when a run is resumed. Here every token's random numbers are a hash of (seed, draw, position in its text):
+one vectorised pass over the batch, and the same masks however the texts are batched or packed.
 
 A crop is the second view of a text, a contiguous part of it (COCO-LM, Meng et al., NeurIPS 2021, section 3.3, X_crop).
 """
@@ -27,9 +27,10 @@ _LASTS = (0.8 ** np.arange(10) - 0.8**10) / (1 - 0.8**10)
 
 
 def with_draws(rows: Any) -> Any:
-    """Passages to be evaluated on, or several sets of them by name, each passage with a draw, where they have none.
+    """Add a column `draw` to evaluation passages, or to a mapping of several sets of them, unless they have one.
 
-    Its mask is then the same at every evaluation and in every run. What is no `datasets.Dataset` stays as it is.
+    A passage's mask is then the same at every evaluation and in every run. Anything but a `datasets.Dataset` is returned
+    unchanged.
     """
     if isinstance(rows, Mapping):
         return {name: with_draws(some) for name, some in rows.items()}
@@ -39,13 +40,13 @@ def with_draws(rows: Any) -> Any:
 
 
 def uniforms(seed: int, draws: np.ndarray, positions: np.ndarray, stream: int) -> np.ndarray:
-    """Independent uniforms in [0, 1), float64 [T], a function of seed, draw, position and stream only.
+    """Return independent uniform numbers in [0, 1), float64 [T], a function of seed, draw, position and stream only.
 
     Args:
         draws: int64 [T], the draw of each token's text.
-        positions: int64 [T], each token's place in its text, from 0.
-        stream: which of several independent tables is wanted: 0 chosen tokens, 1 what becomes of them, 2 random tokens, 3
-            replacements (`TlmCollator`), 4 crops (`Cropper`).
+        positions: int64 [T], each token's position in its text, from 0.
+        stream: which of several independent sequences: 0 choice of tokens, 1 corruption of chosen tokens (mask, random or
+            unchanged), 2 random tokens, 3 replacements (`TlmCollator`), 4 crops (`Cropper`).
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
@@ -56,22 +57,22 @@ def uniforms(seed: int, draws: np.ndarray, positions: np.ndarray, stream: int) -
 
 
 def single(numbers: np.ndarray) -> np.ndarray:
-    """Uniforms of `uniforms` as float32: in [0, 1) too, where rounding would make the largest 1."""
+    """Convert numbers of `uniforms` to float32 in [0, 1), where rounding alone would make the largest ones 1."""
     return np.minimum(numbers, 1 - 2.0**-24).astype(np.float32)
 
 
 def choose_spans(draws: np.ndarray, positions: np.ndarray, seed: int, mlm_probability: float) -> np.ndarray:
-    """Which tokens are in spans, whose lengths are geometric, 10 at most (SpanBERT, Joshi et al., TACL 2020, section 3.1).
+    """Choose tokens in spans of geometric length, at most 10 (SpanBERT, Joshi et al., TACL 2020, section 3.1).
 
-    A span begins at every place with one probability, at places before the first token too, so that every token is chosen
-    with `mlm_probability`. One uniform a place says whether a span begins there, and how long it lasts. (SpanBERT's are of
-    whole words, drawn until a share of the text is reached.)
+    A span begins at every position with the same probability, also at positions before the first token, so that every token
+    is chosen with `mlm_probability`. One uniform number per position decides whether a span begins there and how long it
+    is. (SpanBERT's spans consist of whole words and are drawn until a share of the text is reached.)
 
     Args:
         draws, positions: int64 [T], see `uniforms`.
 
     Returns:
-        bool [T], special tokens not left out.
+        bool [T], whether each token is in a span; special tokens are not excluded.
     """
     begins = _begin_probability(mlm_probability)
     covered = np.zeros(len(draws), dtype=bool)
@@ -82,7 +83,7 @@ def choose_spans(draws: np.ndarray, positions: np.ndarray, seed: int, mlm_probab
 
 @functools.cache
 def _begin_probability(mlm_probability: float) -> float:
-    """The probability p with which spans begin: 1 - prod_k (1 - p P(l > k)) is `mlm_probability`."""
+    """Return the probability p with which spans begin, by bisection of 1 - prod_k (1 - p P(l > k)) = `mlm_probability`."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -91,28 +92,28 @@ def _begin_probability(mlm_probability: float) -> float:
 
 
 def chances(seed: int, draws: np.ndarray, positions: np.ndarray, starts: np.ndarray | None) -> np.ndarray:
-    """The uniforms that choose tokens, float64 [T]: those are chosen whose are below `mlm_probability`."""
+    """Return the uniform numbers that choose tokens, float64 [T]: a token is chosen where it is below `mlm_probability`."""
     return uniforms(seed, draws, positions if starts is None else starts, stream=0)
 
 
 def word_continuations(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Which tokens go on with the word of the token before them, bool [V].
+    """Return which tokens of the vocabulary continue the word of the previous token, bool [V].
 
-    WordPiece marks them. The tokens of other vocabularies are marked where a blank was before them, so that a word has the
-    punctuation that follows it, and a text without blanks (Chinese, Japanese) is one word.
+    WordPiece marks such tokens. Other vocabularies mark tokens that follow a space instead, so with them a word includes
+    the punctuation that follows it, and a text without spaces (Chinese, Japanese) is one word.
 
     Raises:
-        TokenizerError: the tokens do not tell.
+        TokenizerError: the tokens mark neither.
     """
     model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
-    # Byte-level BPE's and SentencePiece's; the first is a letter too, with which tokens of many languages begin.
+    # The marks of byte-level BPE and SentencePiece. The first is also a letter, with which tokens of many languages begin.
     marked = {mark: sum(token.startswith(mark) for token in tokens) for mark in ("\u0120", "\u2581")}
     blank = max(marked, key=marked.__getitem__)
     if type(model).__name__ == "WordPiece":
         found = [token.startswith(model.continuing_subword_prefix) for token in tokens]
     elif marked[blank]:
-        found = [not token.startswith((blank, "\u010a", " ")) for token in tokens]  # New lines; blanks of added tokens.
+        found = [not token.startswith((blank, "\u010a", " ")) for token in tokens]  # Newlines; spaces of added tokens.
     else:
         raise TokenizerError(
             f"whole_word_mask needs tokens that tell where words begin, and those of this {type(tokenizer).__name__} do "
@@ -124,10 +125,11 @@ def word_continuations(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
 
 
 def word_starts(continues: np.ndarray, maskable: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """The position in its text of the first token of every token's word, int64 [T].
+    """Return, for every token, the position in its text of the first token of its word, int64 [T].
 
     Args:
-        continues: bool [T], see `word_continuations`. A text, and what follows a special token, begins a word.
+        continues: bool [T], whether each token continues a word, see `word_continuations`. The first token of a text, and
+            a token after a special token, always begin a word.
         maskable, positions: see `mask_tokens`; one text after the other.
     """
     begins = ~continues | (positions == 0) | ~np.roll(maskable, 1)
@@ -151,22 +153,24 @@ def mask_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose tokens for masked language modelling, and corrupt them.
 
-    Each maskable token is chosen with `mlm_probability`, with `spans` along with its neighbours (`choose_spans`). Of those,
-    `mask_share` become the mask token, `random_share` a random token of the vocabulary, the others stay: each for itself, or
-    all of a span alike. The default shares are BERT's.
+    Each maskable token is chosen with `mlm_probability`; with `spans`, contiguous tokens are chosen together
+    (`choose_spans`). A share `mask_share` of the chosen tokens becomes the mask token, `random_share` a random token of the
+    vocabulary, and the rest stays unchanged: decided for each token, or with `spans` for each span. The default shares are
+    BERT's.
 
     Args:
         input_ids: int64 [T], the tokens of any number of texts, in any order; with `spans` one text after the other.
         maskable: bool [T], False at special tokens.
         draws, positions: int64 [T], see `uniforms`.
-        starts: of `word_starts`, so that the tokens of a word are chosen together; what becomes of them is decided for each.
+        starts: result of `word_starts`, so that the tokens of a word are chosen together, though each is corrupted
+            independently; None chooses each token independently.
 
     Returns:
         (corrupted ids int64 [T], labels int64 [T] with the original id at chosen tokens and -100 elsewhere).
     """
     if spans:
         covered = choose_spans(draws, positions, seed, mlm_probability) & maskable
-        # What becomes of a span is decided where it begins; spans that touch are one.
+        # The number at a span's first token decides how the span is corrupted. Adjacent spans count as one.
         begins = covered & ~(np.roll(covered, 1) & (positions > 0))
         decided_at = np.maximum.accumulate(np.where(begins, np.arange(len(covered)), 0))
     else:
@@ -185,13 +189,14 @@ def mask_tokens(
 
 @dataclass(frozen=True)
 class Cropper:
-    """Crops texts to `fraction` of their tokens, one after the other, at least one.
+    """A transform that crops texts to a random contiguous `fraction` of their tokens, at least one.
 
-    [CLS] is in front and, where the tokenizer has one, [SEP] at the end, so that both views of a text have one form.
+    [CLS] is put in front and, if the tokenizer has one, [SEP] at the end, so that both views of a text have the same form.
+    The paper has [CLS] as the sequence's first token and does not mention [SEP].
 
-    The tokens are those between the special tokens around a text (separators inside it stay); their number is rounded. The
-    paper has [CLS] as the sequence's first token and does not speak of [SEP]. Where the part begins is one random number,
-    a function of seed and draw, as masks are (`hf_tlm.data.masking`).
+    The fraction is of the tokens between the special tokens around a text (separators inside it are kept), and rounded to a
+    number of tokens. The start of the crop is one random number, a function of seed and draw, like masks
+    (`hf_tlm.data.masking`).
 
     Args:
         fraction: in (0, 1] (0.9 in the paper; Figure 4 compares others); 1 crops nothing.
@@ -215,10 +220,10 @@ class Cropper:
             )
 
     def __call__(self, texts: list[dict], special: np.ndarray) -> list[dict]:
-        """Cropped texts: `input_ids`, and `token_type_ids` where the texts have them.
+        """Return the cropped texts: `input_ids`, and `token_type_ids` if the texts have them.
 
         Args:
-            texts: with `input_ids`, `draw` and perhaps `token_type_ids`, see `TlmCollator`.
+            texts: rows with `input_ids`, `draw` and optionally `token_type_ids`, see `TlmCollator`.
             special: bool [V], which tokens are special.
         """
         draws = np.array([text["draw"] for text in texts], dtype=np.int64)

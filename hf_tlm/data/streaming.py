@@ -1,4 +1,4 @@
-"""Training on blocks while a thread makes further ones of the corpus."""
+"""Training on blocks of a corpus while a background thread prepares further ones."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from hf_tlm.data.blocks import CONTIGUOUS, POLL_SECONDS, BlockShards
 from hf_tlm.errors import BlocksError
 from hf_tlm.utils.options import check_numbers
 
-# More blocks than any corpus has: what a pass counts as where the number of blocks is not known yet, so that a draw
-# (`hf_tlm.data.interleave`) names a block of a pass all the same.
+# More blocks than any corpus has. It stands for the size of a pass while the number of blocks is unknown, so that a draw
+# (`hf_tlm.data.interleave`) still identifies a block and a pass.
 INDEX_SPACE = 1 << 40
-# Shards that are kept open: those of a batch that spans two, and the ones that workers are behind with.
+# Shards that are kept open: a batch may span two, and DataLoader workers may be at earlier ones.
 _OPEN = 4
-# Held by a preparing thread while it works. A process that forks (workers of a DataLoader) waits for the next pause, as
-# the child would inherit whatever locks the thread's libraries hold.
+# Held by a preparing thread while it works. A process that forks (for DataLoader workers) waits for the next pause,
+# because the child would inherit any locks that the thread's libraries hold.
 _WORKING = threading.Lock()
 os.register_at_fork(before=_WORKING.acquire, after_in_parent=_WORKING.release, after_in_child=_WORKING.release)
 
 
 class _Stopped(Exception):
-    """Ends the thread."""
+    """Raised in the preparing thread to end it."""
 
 
 class Preparation:
-    """A thread that makes a corpus's shards, at most `ahead` of them more than training has come to.
+    """A thread that prepares a corpus's shards, at most `ahead` shards beyond the one that training needs.
 
-    Use it as a context: its end ends the thread, after the batch of passages that is being tokenised.
+    Use it as a context manager: leaving it ends the thread, after the batch of passages that is being tokenised.
     """
 
     def __init__(self, shards: BlockShards, ahead: int):
@@ -57,7 +57,7 @@ class Preparation:
         self._thread.join()
 
     def need(self, number: int) -> None:
-        """Training has come to a shard."""
+        """Report that training needs shard `number`, so that preparation may continue beyond it."""
         with self._change:
             self._needed = max(self._needed, number)
             self._change.notify_all()
@@ -77,7 +77,7 @@ class Preparation:
                     return
         except _Stopped:
             pass
-        except Exception as error:  # Whatever it is, it is raised where the blocks are missed.
+        except Exception as error:  # Any error; `check` raises it in the process that waits for the blocks.
             self._error = error
         finally:
             _WORKING.release()
@@ -89,7 +89,7 @@ class Preparation:
         if self._stopped:
             raise _Stopped
         with _idle():
-            time.sleep(1e-3)  # Long enough for a fork that waits to be next.
+            time.sleep(1e-3)  # Long enough for a waiting fork to get the lock.
 
 
 @contextlib.contextmanager
@@ -102,16 +102,17 @@ def _idle() -> Iterator[None]:
 
 
 class StreamedBlocks:
-    """Blocks of shards that may not all be there yet, as the corpus of a `TlmTrainer`.
+    """The corpus of a `TlmTrainer` as blocks whose shards may not all be prepared yet.
 
-    The n-th block of the corpus is row n, whether or not another process makes them; the last block is left out where it
-    is shorter than the others.
+    Row n is the n-th block of the corpus, whichever process prepares it. The last block is left out if it is shorter than
+    the others.
 
     Args:
-        preparation: in the process that has one; others wait for the shards that it leaves on disk.
+        preparation: the thread that prepares the shards, in the process that runs it; None in other processes, which wait
+            for the shards to appear on disk.
 
     Raises:
-        BlocksError: the blocks are not contiguous ones, which alone are equally long.
+        BlocksError: the mode of the blocks is not `contiguous`, the only one whose blocks have equal lengths.
     """
 
     def __init__(self, shards: BlockShards, preparation: Preparation | None = None):
@@ -124,10 +125,10 @@ class StreamedBlocks:
         return INDEX_SPACE
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "preparation": None, "_open": {}}  # To a worker, which gets rows that are there.
+        return {**self.__dict__, "preparation": None, "_open": {}}  # Workers only read finished shards.
 
     def __getitem__(self, indices: list[int]) -> dict[str, list[list[int]]]:
-        """Blocks by number, `{"input_ids": [...]}`. They must be there."""
+        """Return blocks by index, `{"input_ids": [...]}`. Their shards must be finished."""
         numbers, rows = np.divmod(indices, self.shards.shard_size)
         blocks: list[list[int]] = [[]] * len(indices)
         for number in np.unique(numbers).tolist():
@@ -138,7 +139,7 @@ class StreamedBlocks:
         return {"input_ids": blocks}
 
     def wait_for(self, number: int) -> int:
-        """Blocks of full length in a shard, once it is there; 0 where the corpus ends before it.
+        """Wait for a shard and return its number of blocks of full length; 0 if the corpus ends before it.
 
         Raises:
             BlocksError: see `Preparation.check`.
@@ -146,7 +147,7 @@ class StreamedBlocks:
         if self.preparation is not None:
             self.preparation.need(number)
         while True:
-            totals = self.shards.totals  # Before the shard, as it is written after the last one.
+            totals = self.shards.totals  # Read before the shard, because it is written after the last one.
             if (shard := self._shard(number)) is not None:
                 return len(shard) - (len(shard[-1]["input_ids"]) < self.shards.max_length)
             if totals is not None and number >= totals["shards"]:
@@ -154,7 +155,7 @@ class StreamedBlocks:
             self._wait()
 
     def count(self) -> int:
-        """Blocks of full length in the corpus, once all of it is prepared.
+        """Wait until the corpus is prepared and return its number of blocks of full length.
 
         Raises:
             BlocksError: see `Preparation.check`.
@@ -178,13 +179,13 @@ class StreamedBlocks:
 
 
 class ShardStream:
-    """`StreamedBlocks` as an endless sequence of passes, as `InterleavedBatchSampler` takes it.
+    """`StreamedBlocks` as an endless sequence of passes, for `InterleavedBatchSampler`.
 
-    Shard comes after shard, the blocks of each in an order that depends on `key`, pass and shard only. So it is the same
-    sequence in every process and after every interruption. It waits for a shard when it comes to it.
+    Shards come in order, and the blocks of each in an order that depends on `key`, pass and shard only. So the sequence is
+    the same in every process and after every interruption. It waits for a shard that is not prepared yet.
 
     Attributes:
-        size, total: blocks and tokens of a pass, by far too many (`INDEX_SPACE`).
+        size, total: upper bounds of the blocks and tokens of a pass (`INDEX_SPACE`).
     """
 
     by_tokens = False
@@ -196,15 +197,15 @@ class ShardStream:
         self._orders: dict[tuple[int, int], np.ndarray] = {}
 
     def position(self, amount: int) -> int:
-        """Batches are measured in texts."""
+        """Return `amount`, as batches are measured in texts."""
         return amount
 
     def tokens(self, position: int) -> int:
-        """Tokens of the first `position` blocks."""
+        """Count the tokens of the first `position` blocks."""
         return position * self.blocks.shards.max_length
 
     def texts(self, first: int, last: int) -> list[tuple[int, np.ndarray]]:
-        """The blocks first <= position < last, as (pass, numbers of blocks)."""
+        """Return the blocks at first <= position < last, as a list of (pass, indices of blocks)."""
         found = []
         while first < last:
             number, place = self._locate(first)
@@ -215,7 +216,7 @@ class ShardStream:
         return found
 
     def _locate(self, position: int) -> tuple[int, int]:
-        """(pass, place in it): how long a pass is shows when its end is reached."""
+        """Return (pass, position in it). The length of a pass becomes known when its end is reached."""
         if self._count is None:
             shard, row = divmod(position, self.blocks.shards.shard_size)
             if row < len(self._order(0, shard)):

@@ -1,4 +1,4 @@
-"""How much of texts a model does not see: tokens beyond its length, words in no training text or of no tokenizer."""
+"""Measures of the text that a model does not see: truncated tokens, unknown tokens, and words in no training text."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.texts import count_words
 
 logger = logging.getLogger(__name__)
-MOST_CUT = 0.1  # Of the tokens: what is more is told.
-# Of a text no more characters are measured: whole books would take long, and what they say is clear by then.
+MOST_CUT = 0.1  # Share of truncated tokens above which a warning is given.
+# Characters of a text that are measured: a book would take long, and a part of it is enough for an estimate.
 MEASURED = 20_000
-# So many texts are looked at, each cut after so many characters and tokens.
+# Number of texts in a sample, and the characters and tokens after which each is truncated.
 SAMPLE, CHARACTERS, TOKENS = 1000, 2000, 512
-# Share of tokens: more of them are no rare words.
+# Share of unknown tokens above which they cannot be rare words.
 MOST_UNKNOWN = 0.2
 _NO_TEXTS = ("id", "label", "tags", "answers", "source")
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What a length leaves of some texts.
+    """How much of some texts is truncated at a maximum length.
 
-    share: of their tokens, without special ones, that are cut off.
-    words: so many of their words fill the length, on average.
+    share: share of their tokens, without special ones, that are truncated.
+    words: number of words that fill the maximum length, on average.
     """
 
     share: float
@@ -40,7 +40,7 @@ class Cut:
 
 
 def measure_cut(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Cut:
-    """What is cut off of texts in `max_length` tokens, special ones included."""
+    """Measure how much of `texts` is truncated at `max_length` tokens, special ones included."""
     if not texts:
         return Cut(0.0, 0)
     texts = [text[:MEASURED] for text in texts]
@@ -49,17 +49,17 @@ def measure_cut(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_le
     room = max(1, max_length - tokenizer.num_special_tokens_to_add())
     tokens, words = sum(map(len, rows)), sum(map(count_words, texts))
     cut = sum(max(0, len(row) - room) for row in rows)
-    # A passage of 0 words would be a whole document.
+    # At least 1, because passages of 0 words mean uncut documents.
     return Cut(cut / tokens if tokens else 0.0, max(1, int(room * words / tokens)) if tokens else 0)
 
 
 def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, advice: str) -> None:
-    """Warn where a length cuts more than `MOST_CUT` of texts off.
+    """Log a warning if truncation at `max_length` drops more than `MOST_CUT` of the tokens.
 
     Args:
-        what: whose texts they are.
+        what: name of the texts in the warning.
         texts: a sample of them.
-        advice: what to do, a sentence; `{words}` in it is how many words fill the length.
+        advice: what to do, a sentence; `{words}` in it is replaced by the number of words that fill the length.
     """
     cut = measure_cut(texts, tokenizer, max_length)
     if cut.share > MOST_CUT:
@@ -70,13 +70,13 @@ def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerB
 
 
 def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: str) -> None:
-    """Tokenise a sample of texts, and count what the tokenizer does not know.
+    """Check on a sample of texts that the tokenizer knows their words.
 
     Args:
-        name: of the tokenizer, as it was asked for.
+        name: name of the tokenizer, as the user gave it.
 
     Raises:
-        TokenizerError: too much of them is [UNK].
+        TokenizerError: more than `MOST_UNKNOWN` of the sample's tokens are unknown ([UNK]).
     """
     if tokenizer.unk_token_id is None:
         return
@@ -96,15 +96,15 @@ def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: 
 
 
 def unseen_words(task: Task, passages: Dataset | None = None) -> dict[str, tuple[float, float | None]]:
-    """How many of a task's running words a model that learns from its training texts has never met.
+    """Compute the share of a task's validation and test words that do not occur in its training texts.
 
-    Words are those of `hf_tlm.retrieval.filters.words`, of any script; all texts are looked at.
+    Words are those of `hf_tlm.retrieval.filters.words`, in any script; every occurrence counts, in all texts.
 
     Args:
-        passages: what the model learns from beside the task, column `text`.
+        passages: further texts that the model learns from, column `text`.
 
     Returns:
-        Of validation and test the share of words in no training text, and the share in no passage either (None without).
+        Split -> (share of its words in no training text, share in no training text and no passage; None without passages).
     """
     check_task(task)
     found = {split: np.concatenate(list(_hashes(rows))) for split, rows in task.splits.items() if split != "train"}
@@ -117,7 +117,7 @@ def unseen_words(task: Task, passages: Dataset | None = None) -> dict[str, tuple
 
 
 def unseen_words_line(task: Task, passages: Dataset | None = None) -> str:
-    """One line on `unseen_words`, for a person, before a training."""
+    """Return the result of `unseen_words` as one line of text, shown before training."""
     found = unseen_words(task, passages)
     line = ", ".join(f"{split} {share:.1%}" for split, (share, _) in found.items()) + " of the words in no training text"
     if passages is not None:
@@ -126,7 +126,7 @@ def unseen_words_line(task: Task, passages: Dataset | None = None) -> str:
 
 
 def _without(words: np.ndarray, rows: Dataset) -> np.ndarray:
-    """Those of the words that no text of these rows has."""
+    """Return the words (hashes) that occur in no text of `rows`."""
     for batch in _hashes(rows):
         words = words[~np.isin(words, batch)]
         if not len(words):
@@ -139,7 +139,7 @@ def _share(words: np.ndarray, of_interest: np.ndarray) -> float:
 
 
 def _hashes(rows: Dataset) -> Iterator[np.ndarray]:
-    """The words of all texts as hashes, uint64 [words of a batch]."""
+    """Yield the words of all texts as hashes, uint64 [words of a batch]."""
     yield np.zeros(0, np.uint64)
     for batch in rows.iter(1000):
         columns = [values for name, values in batch.items() if name not in _NO_TEXTS]
@@ -147,14 +147,14 @@ def _hashes(rows: Dataset) -> Iterator[np.ndarray]:
 
 
 def spread_texts(rows: Dataset) -> list[str]:
-    """Texts of rows of any kind of task, from its beginning to its end."""
+    """Return the texts of about `SAMPLE` rows, spread evenly over the rows of any kind of task."""
     chosen = rows.select(range(0, len(rows), max(1, len(rows) // SAMPLE)))
     columns = [chosen[name][:] for name in chosen.column_names if name not in _NO_TEXTS]
     return [" ".join(filter(None, map(_flat, values))) for values in zip(*columns, strict=True)]
 
 
 def _flat(value: object) -> str:
-    """A text, or words or texts in a list; nothing of what is neither."""
+    """Return a text, or the words or texts of a list joined by spaces; an empty string for any other value."""
     if isinstance(value, list):
         return " ".join(map(_flat, value))
     return value if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Tokenizers, loaded or trained, and tokenised data sets."""
+"""Loading and training of tokenizers, and tokenisation of data sets."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from hf_tlm.utils.shown import kind_of
 from hf_tlm.utils.texts import alphabet_of
 
 logger = logging.getLogger(__name__)
-# What a folder with a tokenizer has some of: what its words are in.
+# Patterns of the files that hold a tokenizer's vocabulary.
 OF_VOCABULARIES = ("*tokenizer.json", "vocab*", "*.model", "*.tiktoken")
-# What a trained one is saved in.
+# Files of a trained tokenizer.
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 class TokenizerError(HfTlmError):
-    """A tokenizer that cannot be loaded, trained or used for what it is to be used for."""
+    """Raised when a tokenizer cannot be loaded, trained or used for its purpose."""
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, masking: bool = True) -> None:
@@ -43,7 +43,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, masking: bool = True) ->
         masking: whether it is for masked language modelling.
 
     Raises:
-        TokenizerError: it is no tokenizer, or has no padding token, or no mask token where one is needed.
+        TokenizerError: it is not a tokenizer, has no padding token, or has no mask token although `masking`.
     """
     if not all(hasattr(tokenizer, needed) for needed in ("mask_token", "pad_token", "name_or_path")):
         raise TokenizerError(
@@ -63,7 +63,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, masking: bool = True) ->
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Those of the tokenizer's own special tokens and of those added to it as special, ascending."""
+    """Return the ids of the tokenizer's special tokens, including tokens added to it as special, ascending."""
     added = [index for index, token in tokenizer.added_tokens_decoder.items() if token.special]
     return sorted({*tokenizer.all_special_ids, *added})
 
@@ -71,14 +71,15 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def load_tokenizer(
     name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False, masking: bool = True
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer by folder, or Hub id with `@revision` if wanted.
+    """Load a tokenizer from a folder, or from a Hub id, optionally with `@revision`.
 
     Args:
         masking: whether it is for masked language modelling.
 
     Raises:
         HubError: see `checkpoint_folder`.
-        TokenizerError: it cannot be loaded, or lacks a padding token, or a mask token where one is needed; or it is no name.
+        TokenizerError: `name_or_path` is not a name, or the tokenizer cannot be loaded, lacks a padding token, or lacks a
+            mask token although `masking`.
     """
     if isinstance(name_or_path, PreTrainedTokenizerBase):
         raise TokenizerError(
@@ -101,7 +102,7 @@ def load_tokenizer(
         told = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
         raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {told}") from error
     if len(tokenizer) <= len(special := special_ids(tokenizer)):
-        # transformers makes one without a vocabulary where it finds none.
+        # transformers creates a tokenizer without a vocabulary if it finds no vocabulary files.
         raise TokenizerError(
             f"{name_or_path} has no vocabulary: its tokenizer knows {len(special)} special tokens and nothing else. "
             "tokenizer.json, or the files of the vocabulary, are missing there or damaged. Copy them again, or give another "
@@ -112,9 +113,9 @@ def load_tokenizer(
 
 
 def without_limits(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return the tokenizer without the truncation and padding that calls leave in it.
+    """Return the tokenizer after removing the truncation and padding settings that calls leave in it.
 
-    What is saved of it then does not depend on which texts were tokenised and which were found in the cache.
+    The files that it is saved in then do not depend on which texts were tokenised and which were found in the cache.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
@@ -123,35 +124,38 @@ def without_limits(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBas
     return tokenizer
 
 
-# Rows that `text_lengths` looks at together, and up to which number it keeps theirs in memory.
+# Rows that `text_lengths` reads at a time, and the number of rows up to which it keeps lengths in memory.
 _ROWS, _IN_MEMORY = 1 << 16, 1 << 20
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ALPHABET = 1000
-# Of texts in Chinese characters or Korean syllables as many more as leave out so many running characters at most.
+# For scripts with thousands of characters (Chinese, Korean syllables) the alphabet grows beyond `MAX_ALPHABET`, until at
+# most this share of the characters of the texts is left out.
 LEFT_OUT = 0.001
-MOST_LEFT_OUT = 0.01  # What is more is told.
+MOST_LEFT_OUT = 0.01  # Share above which a warning is given.
 
 
 def train_wordpiece(
     texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, max_length: int = 512
 ) -> PreTrainedTokenizerBase:
-    """A BERT tokenizer whose WordPiece vocabulary is trained on `texts`: what TLM uses where nothing can be downloaded.
+    """Train a WordPiece vocabulary on `texts` and return it as a BERT tokenizer.
 
-    The vocabulary and its ids depend on the texts and the arguments only. Lower case loses accents too, as BERT's does,
-    but not in scripts where that would take vowels or consonants away (Hindi, Thai, Japanese, ...).
+    TLM uses it where no tokenizer can be downloaded. The vocabulary and its ids depend on the texts and the arguments only.
+    Lower-casing also strips accents, as BERT's does, but not in scripts where that would remove vowels or consonants
+    (Hindi, Thai, Japanese, ...).
 
     Args:
         texts: iterated three times, so a list or a dataset column rather than a generator.
-        vocab_size: pieces, special tokens included; a small text gives fewer.
+        vocab_size: number of pieces, special tokens included; a small text gives fewer.
+        max_length: the tokenizer's `model_max_length`.
 
     Raises:
-        TokenizerError: `vocab_size` leaves no room for the special tokens and the alphabet, there is no text, or `texts` is
-            one text, or a generator, or has other things than texts; or a number is out of range.
+        TokenizerError: `vocab_size` is out of range or leaves no room for the special tokens and the alphabet, there is no
+            text, or `texts` is a single string or a generator, or has elements that are not strings.
     """
     check_numbers(TokenizerError, vocab_size=vocab_size)
     _check_texts(texts)
     signs, many = alphabet_of(_each(texts))
-    # None: with lower case.
+    # None: accents are stripped if the text is lower-cased.
     strip_accents = False if lowercase and signs else None
     trainer = BertWordPieceTokenizer(lowercase=lowercase, strip_accents=strip_accents)
     characters: Counter[str] = Counter()
@@ -167,8 +171,8 @@ def train_wordpiece(
         room = (vocab_size - len(SPECIAL_TOKENS)) // 2
         size = max(size, min(room, int(np.searchsorted(covered, 1 - LEFT_OUT)) + 1))
     alphabet = sorted(frequent[:size])
-    # The trainer breaks ties between equally frequent merges by piece ids, and numbers continuing characters in the
-    # order of a hash table. Naming them beforehand makes the ids, and so the whole vocabulary, reproducible.
+    # The trainer breaks ties between equally frequent merges by piece ids, and numbers continuation characters in the
+    # order of a hash table. Passing them as special tokens fixes their ids, which makes the vocabulary reproducible.
     pieces = [*SPECIAL_TOKENS, *(f"##{c}" for c in alphabet)]
     if len(pieces) + len(alphabet) > vocab_size:
         raise TokenizerError(
@@ -196,7 +200,7 @@ def train_wordpiece(
 
 
 def _check_texts(texts: Any) -> None:
-    """Raise a TokenizerError for anything but what gives texts, several times."""
+    """Check that `texts` is an iterable that can be read several times, or raise a TokenizerError."""
     what = given = ""
     if isinstance(texts, str):
         what, given = "one text", "[text]"
@@ -209,7 +213,7 @@ def _check_texts(texts: Any) -> None:
 
 
 def _each(texts: Iterable[str]) -> Iterator[str]:
-    """The texts; a TokenizerError for the first that is none."""
+    """Yield the texts, or raise a TokenizerError for the first one that is not a string."""
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise TokenizerError(f"texts: expected texts; received {kind_of(text)}, after {row:,} texts. Give texts alone.")
@@ -219,16 +223,16 @@ def _each(texts: Iterable[str]) -> Iterator[str]:
 def cached_wordpiece(
     texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, max_length: int = 512
 ) -> PreTrainedTokenizerBase:
-    """`train_wordpiece`, kept in the cache of `datasets` for every run with equal texts and arguments.
+    """Return the tokenizer of `train_wordpiece` from the cache of `datasets`, training it first if it is not there.
 
-    It is made again where what is there is damaged.
+    Every run with equal texts and arguments shares it. A damaged one is trained again.
 
     Raises:
         TokenizerError: see `train_wordpiece`.
         HfTlmError: the cache cannot be written.
     """
     _check_texts(texts)
-    # Vocabularies of other texts are where they were before scripts were told apart.
+    # Left out for other texts, so that vocabularies cached before scripts were distinguished are still found.
     script = alphabet_of(_each(texts))
     digest = xxhash.xxh3_128(json.dumps([vocab_size, lowercase, max_length, *(script if any(script) else ())]).encode())
     for text in _each(texts):
@@ -240,13 +244,14 @@ def cached_wordpiece(
 def kept_tokenizer(
     folder: Path, make: Callable[[], PreTrainedTokenizerBase], *, unsealed: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer that is kept in a sealed folder; made first where it is not there, or not whole any more.
+    """Load the tokenizer of a sealed folder, after creating it if it is missing or damaged.
 
     Args:
-        unsealed: take one without a seal too, as folders of before there were seals have it.
+        make: creates the tokenizer.
+        unsealed: accept a tokenizer without a seal too, as older versions wrote it.
 
     Raises:
-        TokenizerError: an unsealed one cannot be loaded.
+        TokenizerError: an unsealed tokenizer cannot be loaded.
         HfTlmError: the folder cannot be written.
     """
     keep_sealed(folder, lambda work: make().save_pretrained(work), *FILES, unsealed=unsealed)
@@ -261,21 +266,22 @@ def tokenize(
     description: str = "Tokenising",
     all_types: bool = False,
 ) -> Dataset:
-    """Token ids of every row, truncated to `max_length` tokens, special tokens included.
+    """Tokenise every row, truncated to `max_length` tokens, special tokens included.
 
     Args:
-        dataset: columns `text`, optionally `text_pair`, and `label` or `labels`; others are dropped.
-        all_types: keep the token types of single texts too: XLNet's mark its [CLS].
+        dataset: columns `text`, optionally `text_pair`, and `label` or `labels`; other columns are dropped.
+        description: label of the progress bar.
+        all_types: keep the token types of single texts too, which XLNet needs: they mark its [CLS].
 
     Returns:
-        The same rows in the same order, columns `input_ids`, `token_type_ids` for pairs (where the tokenizer makes
-        them), and `label`, or without it `labels`, where there is one. Of rows on disk, as those of `load_task` are, it
-        is an Arrow file beside them in the cache of `datasets`, memory-mapped, and found again by every run with equal
-        rows, tokenizer and length; it appears whole or not at all, whoever else is writing it. Of rows in memory it stays
-        there.
+        The same rows in the same order, with columns `input_ids`, `token_type_ids` for pairs (if the tokenizer makes
+        them), and `label`, or without it `labels`, if there is one. For rows on disk, such as those of `load_task`, the
+        result is an Arrow file beside them in the cache of `datasets`, memory-mapped, and reused by every run with equal
+        rows, tokenizer and length; it is written atomically, also with several writers. For rows in memory it stays in
+        memory.
 
     Raises:
-        TokenizerError: one of the arguments is something else; the message says what to pass.
+        TokenizerError: an argument has the wrong type; the message says what to pass.
     """
     _check_tokenizable(dataset, tokenizer, max_length)
     dataset, max_length = without_format(dataset), of_python(max_length)
@@ -293,7 +299,7 @@ def tokenize(
         )
         return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
-    # The ecosystem has both names; `label` is the one of a task's rows.
+    # Data sets use either name; rows of a task have `label`.
     label = next((name for name in ("label", "labels") if name in dataset.column_names), None)
     drop = [name for name in dataset.column_names if name != label]
     tokens = map_rows(
@@ -331,14 +337,14 @@ def _check_tokenizable(dataset: Any, tokenizer: Any, max_length: Any) -> None:
 
 
 def _other_than_text(dataset: Dataset, name: str) -> str | None:
-    """What a column has that is no text, and what to do; None where all are texts."""
+    """Describe what a column has other than texts, and what to do about it; None if all values are texts."""
     rows = without_format(dataset)
-    if not len(rows) or rows.format["type"] == "custom":  # What a transform makes is known when it is read.
+    if not len(rows) or rows.format["type"] == "custom":  # The output of a transform is only known when it is read.
         return None
     kind = str(getattr(rows.features[name], "dtype", rows.features[name]))
     if kind not in ("string", "large_string", "string_view"):
         return f"{kind}. Make texts of it with dataset.map"
-    # Rows may be chosen from a table that has more.
+    # The nulls of the table may be in rows that were not selected.
     if rows.data.column(name).null_count and any(text is None for text in rows[name]):
         return "rows without one. Leave such rows out"
     return None
@@ -347,22 +353,22 @@ def _other_than_text(dataset: Dataset, name: str) -> str | None:
 def _fingerprint(
     dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, all_types: bool, label: str | None
 ) -> str | None:
-    """Hash what the tokenised rows depend on; None leaves the hash to `datasets`.
+    """Return a hash of everything that the tokenised rows depend on; None leaves the hash to `datasets`.
 
-    `datasets` would hash the whole tokenizer, whose truncation each call sets, so that a second run may not find what the
-    first one made. That hash is left for a tokenizer in pure Python.
+    `datasets` would hash the complete tokenizer, including the truncation that each call sets, so that a second run may not
+    find the rows of the first one. That hash is used only for a tokenizer in pure Python.
     """
     settings = backend_settings(tokenizer)
     if settings is None:
         return None
     parts = [dataset._fingerprint, settings, max_length, tokenizer.model_input_names, tokenizer.truncation_side]
     parts += ["all types"] if all_types else []
-    parts += [label] if label == "labels" else []  # Which rows of an older cache lack.
+    parts += [label] if label == "labels" else []  # Older caches dropped this column.
     return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
 
 
 def backend_settings(tokenizer: PreTrainedTokenizerBase) -> dict | None:
-    """All that the tokens of a text depend on, as JSON values; None for a tokenizer in pure Python."""
+    """Return the settings that determine the tokens of a text, as JSON values; None for a tokenizer in pure Python."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -371,27 +377,30 @@ def backend_settings(tokenizer: PreTrainedTokenizerBase) -> dict | None:
 
 
 def longest_first(rows: Dataset, lengths: np.ndarray | None = None) -> tuple[Dataset, np.ndarray]:
-    """Rows in the order of their length, so that a batch has little padding, and their places, int64 [N].
+    """Sort rows by descending length, so that batches have little padding.
 
     Args:
-        lengths: [N]; None: `text_lengths`.
+        lengths: number of tokens of each row, [N]; None: `text_lengths` of the rows.
+
+    Returns:
+        (sorted rows, index of each in the given rows, int64 [N]). `in_first_order` restores the order.
     """
     order = np.argsort(-(text_lengths(rows) if lengths is None else lengths), kind="stable")
     return rows.select(order), order
 
 
 def in_first_order(values: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Values [N, ...] of rows that `longest_first` put in an order, in that of before."""
+    """Return values [N, ...] of rows sorted by `longest_first` in the original order of the rows."""
     ordered = np.empty_like(values)
     ordered[order] = values
     return ordered
 
 
 def text_lengths(dataset: Dataset | None) -> np.ndarray:
-    """int32 [N]: tokens of each row of a tokenised data set; empty for None. Reads the offsets, not the tokens.
+    """Count the tokens of each row of a tokenised data set, int32 [N]; empty for None.
 
-    More than a million are counted into a file in the cache of `datasets`, from which they are mapped into memory, by
-    every later run too.
+    This reads the offsets, not the tokens. The lengths of more than a million rows are written to a file in the cache of
+    `datasets` and memory-mapped from it, also in later runs.
 
     Raises:
         HfTlmError: the cache cannot be written.
