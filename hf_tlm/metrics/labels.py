@@ -1,4 +1,4 @@
-"""Metrics of classes, numbers and tags of words, and what all share: `evaluate.Metric` modules that need no network."""
+"""Metrics of classification, regression and tagging, and their base class: `evaluate.Metric` modules without network."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hf_tlm.tasks.tagging import is_iob2
 from hf_tlm.utils.options import of_python
 
 logger = logging.getLogger(__name__)
-Tags = Sequence[str | None]  # Of one sentence.
-UNKNOWN = "I-\0"  # In a reference: a span of a type that nothing predicts.
+Tags = Sequence[str | None]  # The tags of one sentence.
+UNKNOWN = "I-\0"  # Stands for a missing reference tag: a span of a type that no prediction has.
 
 
 class TaskMetric(evaluate.Metric):
-    """A metric of N examples; `compute(predictions=, references=)` gives at least {name: value}, and larger is better.
+    """A metric over N examples: `compute(predictions=, references=)` returns at least {name: value}; larger is better.
 
-    What it takes is `feature`, for predictions and, unless `reference_feature` says otherwise, for references.
+    `feature` is the type of a prediction and, unless `reference_feature` is set, of a reference.
     """
 
     name: str
@@ -51,13 +51,13 @@ class TaskMetric(evaluate.Metric):
 
 
 def undefined(metric: str, why: str) -> float:
-    """0, which is what a score counts for where it is not defined; a warning says why it is not."""
+    """Return 0, the value of a score that is not defined, and log a warning that says why it is not."""
     logger.warning("%s is not defined and counts as 0: %s.", metric, why)
     return 0.0
 
 
 class _ClassificationMetric(TaskMetric):
-    """Single-label classification: integer predictions [N] against integer references [N], a value of at most 1."""
+    """Base class of single-label classification metrics: class indices [N] against class indices [N], at most 1."""
 
     feature = datasets.Value("int64")
     inputs = "predictions: class indices [N]. references: class indices [N]."
@@ -72,10 +72,12 @@ class _ClassificationMetric(TaskMetric):
 }"""
 
     def add_batch(self, *, predictions=None, references=None, **options):
-        """See `evaluate.Metric`, which would cut numbers short, and count what is no class as one.
+        """Add a batch as `evaluate.Metric` does, or raise an HfTlmError if a value is not a class index.
+
+        The base class would truncate fractions, and count a value that is no class index as a class.
 
         Raises:
-            HfTlmError: one is no index of a class.
+            HfTlmError: a value is not a class index.
         """
         for what, values in (("predictions", predictions), ("references", references)):
             if values is None or _are_classes(values):
@@ -88,12 +90,12 @@ class _ClassificationMetric(TaskMetric):
 
 
 def _are_classes(values: Any) -> bool:
-    """Whether values are whole numbers, 0 or more, one after the other."""
+    """Return whether the values are a flat sequence of whole numbers, 0 or more."""
     try:
         given = np.asarray(of_python(values))
-        # Whole numbers of pandas may be objects.
+        # pandas may store integers as objects.
         given = np.asarray(given.tolist()) if given.dtype.kind == "O" else given
-    except ValueError:  # Lists of several lengths.
+    except ValueError:  # Lists of different lengths.
         return False
     if not given.size:
         return True
@@ -112,7 +114,7 @@ class MicroF1(_ClassificationMetric):
 
 
 class MacroF1(_ClassificationMetric):
-    """The mean of the classes' F1; classes neither referred to nor predicted do not count."""
+    """The unweighted mean of the F1 of every class; classes in neither references nor predictions are left out."""
 
     name = "macro_f1"
     description = "Unweighted mean of the F1 of every class that occurs in references or predictions."
@@ -122,10 +124,10 @@ class MacroF1(_ClassificationMetric):
 
 
 class BinaryF1(_ClassificationMetric):
-    """F1 of class 1 of two, GLUE's for MRPC and QQP; 0 where class 1 is neither referred to nor predicted.
+    """F1 of class 1 in binary classification, GLUE's metric for MRPC and QQP; 0 if class 1 occurs on neither side.
 
     Raises:
-        HfTlmError: a class index other than 0 and 1.
+        HfTlmError: a class index is neither 0 nor 1.
     """
 
     name = "f1"
@@ -151,7 +153,7 @@ class Accuracy(_ClassificationMetric):
 
 
 class Matthews(_ClassificationMetric):
-    """The correlation of predictions with references (Matthews 1975), GLUE's metric for CoLA; 0 where one never varies."""
+    """Matthews correlation coefficient (Matthews 1975), GLUE's metric for CoLA; 0 if one side has a single class."""
 
     name = "matthews"
     description = "Matthews correlation coefficient, from -1 to 1."
@@ -164,7 +166,7 @@ class Matthews(_ClassificationMetric):
 
 
 class _Correlation(TaskMetric):
-    """Numbers [N] against numbers [N], a value from -1 to 1; 0 where one side never varies.
+    """Base class of correlations of numbers [N] with numbers [N], from -1 to 1; 0 if one side is constant.
 
     Raises:
         HfTlmError: a number is not finite.
@@ -191,12 +193,12 @@ class _Correlation(TaskMetric):
             if np.ptp(values) == 0:
                 return {self.name: undefined(self.name, f"the {what} are all {values[0]:g}")}
         deviations = [values - values.mean() for values in map(self._values, sides.values())]
-        # Of unit length first: products of very small or very large deviations would leave the range of floats.
+        # Normalised to unit length first: products of very small or very large deviations would under- or overflow.
         one, other = (values / np.linalg.norm(values) for values in (v / np.abs(v).max() for v in deviations))
         return {self.name: float(np.clip(one @ other, -1, 1))}
 
     def _values(self, numbers: np.ndarray) -> np.ndarray:
-        """What is correlated, [N]."""
+        """Return the values that are correlated, [N]."""
         return numbers
 
 
@@ -208,7 +210,7 @@ class Pearson(_Correlation):
 
 
 class Spearman(_Correlation):
-    """The correlation of their ranks; equal numbers share the mean of their ranks."""
+    """The linear correlation of the ranks of predictions and references; ties share their mean rank."""
 
     name = "spearman"
     description = "Spearman rank correlation coefficient, from -1 to 1."
@@ -218,20 +220,20 @@ class Spearman(_Correlation):
 
 
 class _TaggingMetric(TaskMetric):
-    """Tags of N sentences against tags of the same words.
+    """Base class of tagging metrics: the predicted tags of N sentences against the reference tags of the same words.
 
-    A predicted None or "" is a word without a prediction (the model did not see it), a reference None or "" a tag that
-    cannot be predicted (training lacks it): both are errors.
+    A prediction of None or "" is a word without a prediction (the model did not see it); a reference of None or "" is a
+    tag that cannot be predicted (the training data lacks it). Both count as errors.
 
     Raises:
-        HfTlmError: a sentence's predictions and references are of different lengths, or there are no words.
+        HfTlmError: the predictions and references of a sentence differ in length, or there are no words.
     """
 
     inputs = "predictions: lists of tags [N], a tag a word. references: the same."
     feature = datasets.List(datasets.Value("string"))
 
     def add_batch(self, *, predictions=None, references=None, **kwargs):
-        """As the base class's, which takes no None where a string may be."""
+        """Add a batch with None replaced by an empty string, as the base class accepts no None."""
         sides = ([[tag or "" for tag in tags] for tags in side or []] for side in (predictions, references))
         super().add_batch(**dict(zip(("predictions", "references"), sides, strict=True)), **kwargs)
 
@@ -248,7 +250,7 @@ class _TaggingMetric(TaskMetric):
 
 
 class TagAccuracy(_TaggingMetric):
-    """The share of words with the right tag, over all sentences together."""
+    """The share of words with the correct tag, over all sentences together."""
 
     name = "tag_accuracy"
     description = "Share of words whose predicted tag equals the reference tag."
@@ -266,13 +268,13 @@ class TagAccuracy(_TaggingMetric):
 
 
 class SpanF1(_TaggingMetric):
-    """F1 of whole spans (entities, chunks), of all types together; a span is right if its words and its type are.
+    """Micro-averaged F1 of complete spans (entities, chunks); a span is correct if its words and its type are.
 
-    Tags are IOB2 (B-type, I-type, O) and read as CoNLL-2000's script reads them: an I- whose predecessor is not of its
-    type begins a span. A word without a prediction ends one. 0 where neither side has a span.
+    Tags are IOB2 (B-type, I-type, O), read as CoNLL-2000's script reads them: an I- tag begins a span if the tag before
+    it is not of the same type. A word without a prediction ends a span. The score is 0 if neither side has a span.
 
     Raises:
-        HfTlmError: a tag of another form.
+        HfTlmError: a tag has another form.
     """
 
     name = "span_f1"
@@ -296,7 +298,7 @@ class SpanF1(_TaggingMetric):
 
 
 def spans(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """The spans that IOB2 tags of one sentence mark: first word, word after the last, type."""
+    """Yield the spans that the IOB2 tags of one sentence mark: (index of the first word, index after the last, type)."""
     start, of = 0, None
     for word, tag in enumerate([*tags, "O"]):
         if not is_iob2(tag):

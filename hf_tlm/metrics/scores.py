@@ -1,6 +1,6 @@
-"""All metrics by name, how the Trainer takes them, and whether a lead could be chance: the paired bootstrap.
+"""The registry of metrics, `compute_metrics` functions for the Trainer, and the paired bootstrap of two scores.
 
-N texts, C classes.
+Shapes: N texts, C classes.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ METRICS: dict[str, type[TaskMetric]] = {
 
 RESAMPLES = 1000
 COVERED = 0.95
-# Rows of a resample, int64 [N] with repetitions -> the score on them.
+# Maps the row indices of a resample, int64 [N] with repetitions, to the score on these rows.
 Scorer = Callable[[np.ndarray], float]
 
 
 def load_metric(name: str) -> TaskMetric:
-    """A metric by name.
+    """Return the metric with this name.
 
     Raises:
-        HfTlmError: there is none of this name.
+        HfTlmError: no metric has this name.
     """
     if not isinstance(name, str) or name not in METRICS:
         raise HfTlmError(f"The metrics are {', '.join(METRICS)}; received {name!r}.")
@@ -58,14 +58,15 @@ def load_metric(name: str) -> TaskMetric:
 
 
 def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], dict[str, float]]:
-    """For `Trainer(compute_metrics=...)`: metrics of argmax predictions and their accuracy, or of regression's numbers.
+    """Return a function for `Trainer(compute_metrics=...)` that computes metrics of classification or of regression.
 
-    Texts with the label -100 have none and are left out, as they are of the loss. Of a model's several outputs, as with
-    hidden states, the first are the logits.
+    Classification metrics are computed from argmax predictions, and accuracy is added to them; regression metrics are
+    computed from the outputs themselves. In classification, texts with the label -100 have no label and are left out, as
+    they are in the loss. If a model has several outputs, such as hidden states, the first are the logits.
 
     Raises:
-        HfTlmError: there is no metric of this name, or it needs more than logits; when computing: outputs are not those of
-            single texts, or not finite, or no text has a label.
+        HfTlmError: no metric has this name, or it needs more than logits; when computing: the outputs do not have one row
+            per labelled text, or are not finite, or no text has a label.
     """
     loaded = [load_metric(metric) for metric in (name, *further)]
     regression = name in KIND_METRICS["regression"]
@@ -109,9 +110,11 @@ def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], 
 
 @dataclass(frozen=True)
 class Lead:
-    """By how much one score is above another, and how much of that the choice of texts may be.
+    """The difference of two scores and its 95% bootstrap interval.
 
-    difference: on the texts themselves. low, high: between these it is in 95% of the resamples.
+    Attributes:
+        difference: of the scores on the original texts.
+        low, high: bounds of the difference in 95% of the resamples.
     """
 
     difference: float
@@ -120,42 +123,42 @@ class Lead:
 
     @property
     def sure(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """Whether the interval excludes zero."""
         return self.low > 0 or self.high < 0
 
     @property
     def reversed(self) -> Lead:
-        """The other side's."""
+        """The lead of the second side over the first."""
         return Lead(-self.difference, -self.high, -self.low)
 
     def to_dict(self) -> dict[str, float]:
-        """JSON values."""
+        """Return the fields as a dictionary of JSON values."""
         return asdict(self)
 
     @property
     def interval(self) -> str:
-        """In percent, as a sentence has it."""
-        low, high = (round(100 * end, 2) + 0.0 for end in (self.low, self.high))  # Else -0.00 is said of the other side.
+        """The interval in percent, as text for a sentence."""
+        low, high = (round(100 * end, 2) + 0.0 for end in (self.low, self.high))  # + 0.0: else -0.0 is shown as -0.00.
         return f"95% interval {low:.2f} to {high:.2f}"
 
 
 def paired_bootstrap(
     first: Sequence[Scorer], second: Sequence[Scorer], size: int, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Lead:
-    """How far the first's mean score is above the second's on resampled texts.
+    """Return by how much the mean score of the first side exceeds that of the second, with a bootstrap interval.
 
-    As many texts as there are are drawn with replacement, the same for both sides, and the interval is of the differences'
-    percentiles (Koehn 2004, "Statistical Significance Tests for Machine Translation Evaluation", section 5; Efron 1979). It
-    is about other texts, for these very models: how much seeds differ is another question.
+    For each resample N texts are drawn with replacement, the same for both sides; the bounds of the interval are
+    percentiles of the differences (Koehn 2004, "Statistical Significance Tests for Machine Translation Evaluation",
+    section 5; Efron 1979). The interval covers the choice of texts for these trained models, not the variation of seeds.
 
     Args:
-        first, second: what scores each of a side's models, such as its seeds'; see `scorer`.
+        first, second: the scorers of each side's models, for instance one per seed; see `scorer`.
         size: N.
-        resamples: how many.
-        seed: of the draws; equal arguments give equal intervals.
+        resamples: number of resamples.
+        seed: of the random draws; equal arguments give equal intervals.
 
     Raises:
-        HfTlmError: a side has no model or is no list of scorers, or there are no texts or no resamples.
+        HfTlmError: a side has no model or is not a list of scorers, or there are no texts or no resamples.
     """
     for name, side in (("first", first), ("second", second)):
         if callable(side) or not all(map(callable, side)):
@@ -179,14 +182,17 @@ def paired_bootstrap(
 
 
 def scorer(metric: str, references: Sequence[int | float], predictions: Sequence[int | float]) -> Scorer:
-    """A metric of some of the rows, as `load_metric` has it, in the time that a thousand resamples leave.
+    """Return a function that computes a metric on a selection of rows, fast enough for a thousand resamples.
+
+    Its values are those of the metric that `load_metric` returns.
 
     Args:
-        metric: of classification or regression.
-        references, predictions: [N], indices of classes, or numbers.
+        metric: name of a metric of classification or regression.
+        references, predictions: [N], class indices, or numbers for regression.
 
     Raises:
-        HfTlmError: the metric is of another kind of task; there are not as many predictions as references.
+        HfTlmError: the metric is of another kind of task; the numbers of predictions and references differ; or a value is
+            not an index of one of the metric's classes.
     """
     if len(references) != len(predictions):
         raise HfTlmError(
@@ -199,7 +205,7 @@ def scorer(metric: str, references: Sequence[int | float], predictions: Sequence
         def correlated(rows: np.ndarray) -> float:
             truth, number = truths[rows], numbers[rows]
             if np.ptp(truth) == 0 or np.ptp(number) == 0:
-                return 0.0  # As the metric has it, which would warn of every such resample.
+                return 0.0  # The metric's value; the metric itself would log a warning for every such resample.
             return correlation._compute(number, truth)[metric]
 
         return correlated
@@ -226,7 +232,7 @@ def scorer(metric: str, references: Sequence[int | float], predictions: Sequence
 
 
 def _accuracy(right: np.ndarray, true: np.ndarray, said: np.ndarray) -> float:
-    """Of the counts of each class, [C]: those that are right, of the references, of the predictions."""
+    """Return the accuracy from counts for each class, [C]: correct predictions, references, predictions."""
     return float(right.sum() / true.sum())
 
 
@@ -240,7 +246,7 @@ def _binary_f1(right: np.ndarray, true: np.ndarray, said: np.ndarray) -> float:
 
 
 def _matthews(right: np.ndarray, true: np.ndarray, said: np.ndarray) -> float:
-    """By the sums of Gorodkin 2004, for any number of classes."""
+    """Return the Matthews correlation of any number of classes, by the sums of Gorodkin 2004."""
     n = float(true.sum())
     spread = (n * n - float(said @ said)) * (n * n - float(true @ true))
     return 0.0 if spread == 0 else (n * float(right.sum()) - float(true @ said)) / spread**0.5

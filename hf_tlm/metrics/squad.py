@@ -19,22 +19,22 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation and without English articles, words apart by one space."""
+    """Return a text in lower case, without ASCII punctuation and English articles, its words separated by one space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, references: Sequence[str]) -> float:
-    """1 if the prediction equals a reference after `normalize_answer`, else 0."""
+    """Return 1 if the prediction equals a reference after `normalize_answer`, else 0."""
     return float(normalize_answer(prediction) in _golds(references))
 
 
 def answer_f1(prediction: str, references: Sequence[str]) -> float:
-    """The best F1 of the prediction's words with a reference's; "no answer" agrees with "no answer" only."""
+    """Return the best word F1 of the prediction over the references; "no answer" matches "no answer" only."""
     return max(_f1(normalize_answer(prediction).split(), gold.split()) for gold in _golds(references))
 
 
 def _golds(references: Sequence[str]) -> list[str]:
-    """Normalised references; those of which nothing is left do not count, and without any the answer is ""."""
+    """Return the normalised references that are not empty; if there are none, a single empty answer."""
     return [text for reference in references if (text := normalize_answer(reference))] or [""]
 
 
@@ -46,11 +46,11 @@ def _f1(predicted: list[str], gold: list[str]) -> float:
 
 
 class SquadF1(TaskMetric):
-    """F1 and exact match of answers, means over questions of the best over a question's references.
+    """F1 and exact match of answers: the best value over the references of a question, averaged over the questions.
 
-    Where there are unanswerable questions, also the same over those and over the others apart: `has_answer_f1`,
-    `has_answer_exact_match`, `no_answer_f1`, `no_answer_exact_match`. The script of version 1.1 differs only where a
-    reference is nothing but articles and punctuation.
+    If some questions are unanswerable, both are also given for answerable and unanswerable questions separately:
+    `has_answer_f1`, `has_answer_exact_match`, `no_answer_f1`, `no_answer_exact_match`. The script of version 1.1 differs
+    only where a reference consists of nothing but articles and punctuation.
     """
 
     name = "squad_f1"
@@ -86,20 +86,21 @@ def best_threshold(
     *,
     score: str = "f1",
 ) -> tuple[float, float]:
-    """The threshold for SQuAD 2.0 that is best on these questions: an answer is given where null score <= threshold.
+    """Return the threshold for SQuAD 2.0 that is best on these questions: answer where null score <= threshold.
 
-    Of equally good ones that with the fewest answers, so that in doubt there is none, as in the official script; none at
-    all is tried too. The script returns the null score of a question; this is above it, by half the way to the next
-    question's and by 1 at the most, so that the rounding of another device or batch changes no answer.
+    Of equally good thresholds the one with the fewest answers is returned, as in the official script; answering no
+    question at all is one of the candidates. The script returns the null score of a question. This function returns a
+    number above it, by half the distance to the null score of the next question and by 1 at most, so that rounding on
+    another device or in another batch changes no answer.
 
     Args:
-        null_scores: [N], larger where "no answer" is more likely, say the score of no answer less that of the best answer.
-        predictions: the best answer to each question, should one be given [N].
-        references: answers to each question, empty for an unanswerable one [N].
+        null_scores: [N], larger where "no answer" is more likely: e.g. score of no answer minus score of the best answer.
+        predictions: [N], the best answer to each question, whether or not it will be given.
+        references: [N], the reference answers to each question, empty for an unanswerable one.
         score: "f1" or "exact_match".
 
     Returns:
-        The threshold, and the score with it.
+        The threshold, and the mean score that it gives.
 
     Raises:
         HfTlmError: unknown score, no questions, lists of different lengths, or a null score that is not finite.
@@ -119,7 +120,7 @@ def best_threshold(
     answered = np.array([scorers[score](*pair) for pair in pairs])
     silent = np.array([scorers[score]("", texts) for texts in references])
     order = np.argsort(nulls, kind="stable")
-    # totals[i]: the first i questions in this order are answered, the others are not.
+    # totals[i]: the summed score if the first i questions in this order are answered and the others are not.
     totals = silent.sum() + np.concatenate([[0.0], np.cumsum((answered - silent)[order])])
     edges = np.concatenate([[-np.inf], nulls[order], [np.inf]])
     # Questions with equal null scores are answered together.
@@ -129,8 +130,8 @@ def best_threshold(
 
 
 def _between(low: float, high: float) -> float:
-    """A number from low, if that is finite, to below high, away from both where there is room."""
+    """Return a number in [low, high), away from both ends where possible; low may be -inf, high inf."""
     if low == -math.inf:
-        return min(high - 1, math.nextafter(high, low))  # Of a very large number a number less 1 is the same.
+        return min(high - 1, math.nextafter(high, low))  # A very large float minus 1 is the same float.
     middle = min(low + 1, low / 2 + high / 2)
-    return middle if middle < high else low  # Of neighbours the middle may be the upper one.
+    return middle if middle < high else low  # Between adjacent floats the middle may round up to high.

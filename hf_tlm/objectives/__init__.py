@@ -1,10 +1,10 @@
-"""Losses, of texts and of the labelled task, and the two ways of combining them.
+"""Losses of language modelling and of the labelled task, and their weighted sum and weighted mean.
 
-An objective maps (model outputs, batch) to named scalars; `"loss"` is what is differentiated. It also says how many
-items its mean is over (`count`), so that the trainer can take that mean over a whole optimizer step: over all
-accumulated micro-batches of all processes, whose numbers of masked tokens differ.
+An objective maps (model outputs, batch) to named scalars; `"loss"` is the one that is differentiated. Its method `count`
+returns the number of items that its mean is over, so that the trainer can take the mean over a complete optimizer step:
+over all accumulated micro-batches of all processes, whose numbers of masked tokens differ.
 
-A named term is such a mean, a scalar; or a pair (sum, count), of which the quotient over many steps is wanted.
+A named term is such a mean, a scalar; or a pair (sum, count), which is logged as the quotient over many steps.
 """
 
 from typing import TYPE_CHECKING

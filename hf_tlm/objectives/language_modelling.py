@@ -1,4 +1,4 @@
-"""The losses of texts without labels: masked language modelling, replaced token detection, corrective language modelling."""
+"""Losses on unlabelled texts: masked language modelling, replaced token detection, corrective language modelling."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class Mlm:
     name, terms = "mlm", ("mlm_loss",)
 
     def count(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Number of masked positions: `{"mlm": int64 scalar}`."""
+        """Return the number of masked positions, `{"mlm": int64 scalar}`."""
         return {self.name: (read(batch, "mlm_labels", self) != -100).sum()}
 
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
-        """`{"loss", "mlm_loss"}`; `counts` replaces the batch's own number of masked positions as the divisor."""
+        """Return `{"loss", "mlm_loss"}`; `counts` replaces the batch's own number of masked positions as the divisor."""
         count = (counts or self.count(batch))[self.name]
         loss = mean(outputs.mlm_loss, count)
         return {"loss": loss, "mlm_loss": loss.detach()}
 
 
 class ReplacedTokenDetection:
-    r"""ELECTRA's loss of the main transformer (Clark et al. 2020, section 2, L_Disc).
+    r"""ELECTRA's replaced token detection, the loss of the main transformer (Clark et al. 2020, section 2, L_Disc).
 
     .. math:: L_{RTD} = -\frac{1}{T} \sum_t \left[ r_t \log \sigma(z_t) + (1 - r_t) \log (1 - \sigma(z_t)) \right]
 
-    over all T tokens that are not padding, with r = 1 where the token was replaced by another one. A drawn token that
+    over all T tokens that are not padding, with r = 1 where the token was replaced by another one. A sampled token that
     equals the original counts as original.
 
     Reads `outputs.rtd_logits`, `outputs.replaced` [T], `outputs.guesses`, `batch["attention_mask"]` and `mlm_labels`.
@@ -52,13 +52,13 @@ class ReplacedTokenDetection:
     terms = ("rtd_loss", "rtd_accuracy_replaced", "rtd_accuracy_original", *CORRUPTION_SHARES)
 
     def count(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Number of real tokens: `{"rtd": int64 scalar}`."""
+        """Return the number of tokens that are not padding, `{"rtd": int64 scalar}`."""
         return {self.name: read(batch, "attention_mask", self).sum()}
 
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
-        """Return the loss of a batch, and accuracies.
+        """Return the loss of a batch and the accuracy of its predictions.
 
-        These are `{"loss", "rtd_loss"}`, and pairs (sum, count) of shares: `rtd_accuracy_replaced`, `rtd_accuracy_original`,
+        The entries are `{"loss", "rtd_loss"}` and, as pairs (sum, count), `rtd_accuracy_replaced`, `rtd_accuracy_original`
         and those of `corruption_shares`.
 
         `counts` replaces the batch's own number of tokens as the divisor of the loss.
@@ -79,7 +79,7 @@ class ReplacedTokenDetection:
 
 
 def copy_loss(copy_logits: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-    """-log p_copy(y) with y = 1 where the token is original (equation 2), summed: a scalar in float32 or wider.
+    """Return the sum of -log p_copy(y), y = 1 where the token is original (equation 2), a scalar in float32 or wider.
 
     Args:
         copy_logits: float [T], w^T h; original: bool [T].
@@ -89,14 +89,14 @@ def copy_loss(copy_logits: torch.Tensor, original: torch.Tensor) -> torch.Tensor
 
 
 def copy_mixture(log_p: torch.Tensor, copy_logits: torch.Tensor, copied: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """-log p_LM of equation 2 and its derivative by `log_p`, float [M] each.
+    """Return -log p_LM of equation 2 and its derivative with respect to `log_p`, float [M] each.
 
-    With z = w^T h, log p_copy(1) = log sigmoid(z) and log p_copy(0) = log sigmoid(-z); the sum of the two ways to the
-    original token is taken of logarithms, and no exponential can overflow.
+    With z = w^T h, log p_copy(1) = log sigmoid(z) and log p_copy(0) = log sigmoid(-z). The two terms of the mixture are
+    added in log space, so that no exponential can overflow.
 
     Args:
         log_p: float [M], log-softmax of the LM head at the original token; copy_logits: float [M], z; copied: bool [M],
-            the original token is the one in the input.
+            True where the token in the input is the original.
     """
     corrected = F.logsigmoid(-copy_logits) + log_p
     either = torch.logaddexp(F.logsigmoid(copy_logits), corrected)
@@ -105,7 +105,7 @@ def copy_mixture(log_p: torch.Tensor, copy_logits: torch.Tensor, copied: torch.T
 
 
 def corrected_tokens(logits: torch.Tensor, copy_logits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
-    """The most likely token of p_LM of equation 2, int64 [M].
+    """Return the most likely token under p_LM of equation 2 at each position, int64 [M].
 
     Args:
         logits: float [M, V], of the LM head; copy_logits: float [M], w^T h; input_ids: int64 [M].
@@ -133,14 +133,14 @@ def corrective_lm_loss(
     max_logits: int = MAX_LOGITS,
     visit: Callable[[slice, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
-    """L_LM of equation 2, summed over M tokens, a scalar in float32 or wider. It can be differentiated once.
+    """Return L_LM of equation 2, summed over M tokens, a scalar in float32 or wider. It can be differentiated once.
 
     Args:
         hidden: float [M, H]; weight: float [V, H] and bias: float [V] or None, of the LM head.
         copy_logits: float [M], w^T h.
-        labels: int64 [M], the original tokens; input_ids: int64 [M], those the main transformer reads.
+        labels: int64 [M], the original tokens; input_ids: int64 [M], the tokens that the main transformer reads.
         copy: False: p_LM is the softmax alone.
-        stop_gradient: no gradient reaches `copy_logits`.
+        stop_gradient: True: no gradient reaches `copy_logits`.
         max_logits, visit: see `linear_cross_entropy`.
     """
     if not copy:
@@ -156,7 +156,7 @@ def corrective_lm_loss(
     loss = linear_cross_entropy(hidden, weight, bias, labels, max_logits=max_logits, visit=visit, outer=outer)
     if stop_gradient:
         return loss
-    # The same number as a function of the copy logits, for its gradient only.
+    # The same value as a function of the copy logits: it adds 0 to the loss, and its gradient.
     by_copy = copy_mixture(log_p, logits, copied)[0].sum()
     return loss + by_copy - by_copy.detach()
 
@@ -171,19 +171,19 @@ class CorrectiveLm:
         + p_{copy}(0 \mid h_i) \, \mathrm{softmax}(E h_i + b)_{x_i} \right]
 
     with y = 1 where the input token is the original x, over all T tokens that are not padding and the masked positions M;
-    p_copy(1 | h) = sigmoid(w^T h) is a constant of L_LM. The copy target is the opposite of replaced token detection's.
+    p_copy(1 | h) = sigmoid(w^T h) is a constant in L_LM. The copy target is the opposite of replaced token detection's.
 
-    Reads `outputs.copy_logits` float [T], w^T h of the real tokens, row by row; `outputs.replaced` bool [T], 1 - y;
-    `outputs.lm_loss`, the sum over M, and `outputs.lm_right` bool [T], which the model takes from this object's `lm_loss`
-    where its LM head is; `outputs.guesses`, the auxiliary model's; `batch["attention_mask"]` and `batch["mlm_labels"]`
-    [R, S] (-100 outside M).
+    Reads `outputs.copy_logits` float [T], w^T h of the tokens that are not padding, row by row; `outputs.replaced` bool
+    [T], 1 - y; `outputs.lm_loss`, the sum over M, and `outputs.lm_right` bool [T], which the model computes by calling
+    `lm_loss` of this object; `outputs.guesses`, of the auxiliary model; `batch["attention_mask"]` and
+    `batch["mlm_labels"]` [R, S] (-100 outside M).
 
     The rows of Table 3, "CLM Setup": "CLM w/o. Copy" is `copy=False`, "CLM w/o. Stop-grad" is `stop_gradient=False`, and
     "All-Token LM Only" is `lambda_copy=0, stop_gradient=False, all_tokens=True`.
 
     Args:
         lambda_copy: weight of the copy loss (50 in the paper).
-        copy: False: p_LM is the softmax alone, and the copy loss an extra task.
+        copy: False: p_LM is the softmax alone, and the copy loss is a separate task.
         stop_gradient: False: L_LM trains the copy head too.
         all_tokens: True: L_LM is over all T tokens.
 
@@ -219,15 +219,16 @@ class CorrectiveLm:
         masked: torch.Tensor,
         max_logits: int = MAX_LOGITS,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the summed loss of a batch, and at which tokens p_LM is right.
+        """Return the summed LM loss of a batch, and the tokens that p_LM predicts correctly, bool [T].
 
-        The sum becomes `outputs.lm_loss`; it is of the T real tokens of the batch, see `corrective_lm_loss`. Tokens are bool
-        [T], True where p_LM is largest at the original one, False where it is not computed.
+        T are the tokens of the batch that are not padding. The loss, see `corrective_lm_loss`, is over those in M, or over
+        all with `all_tokens`; it becomes `outputs.lm_loss`. A token is predicted correctly where p_LM is largest at the
+        original; the mask is False where p_LM is not computed.
 
         Args:
-            hidden: float [T, H]; copy_logits: float [T]; labels, input_ids: int64 [T]; masked: bool [T], those in M.
+            hidden: float [T, H]; copy_logits: float [T]; labels, input_ids: int64 [T]; masked: bool [T], True in M.
         """
-        # As places, for which a GPU is waited for once and not with every tensor.
+        # Indices instead of a mask: a GPU synchronises once for them, not with every tensor that is indexed.
         chosen = (torch.ones_like(masked) if self.all_tokens else masked).nonzero().squeeze(1)
         rows = (hidden, copy_logits, labels, input_ids)
         hidden, copy_logits, labels, input_ids = rows if self.all_tokens else (each[chosen] for each in rows)
@@ -249,16 +250,16 @@ class CorrectiveLm:
         return loss, torch.zeros_like(masked).scatter(0, chosen, predicted == labels)
 
     def count(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Numbers of tokens that the means are over: `{"copy", "lm"}`, int64 scalars."""
+        """Return the numbers of tokens that the means are over, `{"copy", "lm"}`, int64 scalars."""
         real = read(batch, "attention_mask", self).sum()
         return {"copy": real, "lm": real if self.all_tokens else (read(batch, "mlm_labels", self) != -100).sum()}
 
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
-        """Return the losses of a batch, and accuracies of both heads (Figure 8).
+        """Return the losses of a batch and the accuracies of both heads (Figure 8).
 
-        These are `{"loss", "copy_loss", "lm_loss"}`, and pairs (sum, count) of shares: `copy_accuracy_replaced`,
-        `copy_accuracy_original`, `lm_accuracy_replaced` and `lm_accuracy_original` (of masked tokens, by p_LM's largest),
-        and those of `corruption_shares`.
+        The entries are `{"loss", "copy_loss", "lm_loss"}` and, as pairs (sum, count), `copy_accuracy_replaced`,
+        `copy_accuracy_original`, `lm_accuracy_replaced` and `lm_accuracy_original` (of masked tokens, by the most likely
+        token under p_LM), and those of `corruption_shares`.
 
         `counts` replaces the batch's own numbers of tokens as the divisors of the losses.
         """

@@ -1,4 +1,4 @@
-"""Sequence contrastive learning."""
+"""Sequence contrastive learning: COCO-LM's loss, and the cosines that it logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_tlm.objectives.terms import Batch, accumulation_dtype, mean, share
 
 
 class _Gather(torch.autograd.Function):
-    """Equal shapes of all processes, stacked by rank; backward, each gets the gradients that all have for its own part."""
+    """All-gather of equal shapes, stacked by rank; backward, each rank gets the summed gradients of its own part."""
 
     @staticmethod
     def forward(ctx, own: torch.Tensor) -> torch.Tensor:
@@ -30,9 +30,10 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_rows(own: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The rows of all processes, float [N, ...], rank after rank, and where this process's begin; with gradients.
+    """Return the rows of all processes, float [N, ...], in order of rank, and the index of this process's first row.
 
-    All processes must call it, and call backward; their numbers of rows may differ.
+    Gradients flow back to the rows of every process: all processes must call this function, and `backward`. Their numbers
+    of rows may differ.
 
     Args:
         own: float [n, ...]; n may be 0.
@@ -54,11 +55,12 @@ def contrastive_loss(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the loss of equation 3, summed over this process's 2 n sequences, and the cosines of their pairs.
 
-    The loss is a scalar. The cosines are those of positive and those of negative pairs (sum, count), `accumulation_dtype`
-    [2] each, without gradient.
+    The loss is a scalar. The cosines of the positive and of the negative pairs are a (sum, count) each,
+    `accumulation_dtype` [2], without gradient.
 
-    Of each sequence the positive is its other view, and the negatives are the 2 N - 2 other sequences of all processes,
-    both views. Summed over processes it is the loss of one process with the joined batch, gradients included.
+    The positive of a sequence is the other view of its text; its negatives are the other 2 N - 2 sequences of all
+    processes, both views. Summed over the processes, the loss equals that of one process with the joined batch, gradients
+    included.
 
     Args:
         corrupted, cropped: float [n, H], the two views of this process's n texts, in the same order.
@@ -90,9 +92,9 @@ class SequenceContrastive:
     runs over all other 2N - 1 sequences of all processes, gathered with gradients.
 
     N is the number of texts in one micro-batch of all processes: unlike every other loss here, this one changes when a step
-    is split into more of them (gradient accumulation), and only its mean is over the whole step.
+    is split into more micro-batches (gradient accumulation), and only its mean is over the complete step.
 
-    Reads `outputs.corrupted_vectors` and `outputs.cropped_vectors`, float [B, H], one row a text, in the same order. All
+    Reads `outputs.corrupted_vectors` and `outputs.cropped_vectors`, float [B, H], one row per text, in the same order. All
     processes must compute it together.
 
     Raises:
@@ -107,12 +109,12 @@ class SequenceContrastive:
         self.temperature = temperature
 
     def count(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Number of sequences, two a text: `{"scl": int64 scalar}`."""
+        """Return the number of sequences, two per text, `{"scl": int64 scalar}`."""
         texts = batch["first_tokens"] if batch.get("first_tokens") is not None else batch["input_ids"]
         return {self.name: torch.full((), 2 * len(texts), device=texts.device)}
 
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
-        """`{"loss", "scl_loss"}`, and pairs (sum, count) of cosines (Figure 7): `cosine_positive`, `cosine_negative`.
+        """Return `{"loss", "scl_loss"}` and, as (sum, count), `cosine_positive` and `cosine_negative` (Figure 7).
 
         `counts` replaces the batch's own number of sequences as the divisor.
         """
@@ -123,19 +125,19 @@ class SequenceContrastive:
 
 
 class SequenceCosines:
-    """No loss: the cosines that `SequenceContrastive` logs, of a training without it (COCO-LM, Figure 7a).
+    """The cosines that `SequenceContrastive` logs, without its loss, for trainings without SCL (COCO-LM, Figure 7a).
 
-    Reads what that reads, and all processes must compute it together.
+    Reads the same outputs as `SequenceContrastive`. All processes must compute it together.
     """
 
     terms = ("cosine_positive", "cosine_negative")
 
     def count(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Nothing is averaged: `{}`."""
+        """Return `{}`, as nothing is averaged."""
         return {}
 
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, Any]:
-        """`{"loss": 0.0}`, and pairs (sum, count) `cosine_positive` and `cosine_negative`."""
+        """Return `{"loss": 0.0}` and, as (sum, count), `cosine_positive` and `cosine_negative`."""
         with torch.no_grad():
             _, positive, negative = contrastive_loss(outputs.corrupted_vectors, outputs.cropped_vectors)
         return {"loss": 0.0, "cosine_positive": positive, "cosine_negative": negative}

@@ -1,4 +1,4 @@
-"""The losses of the labelled task: its own, of two passes that are to agree (R-Drop), and against a teacher's answers."""
+"""Losses of the labelled task: cross-entropy, squared error, R-Drop of two passes, and distillation from a teacher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_tlm.objectives.terms import Batch, mean, read
 from hf_tlm.tasks.spec import NO_LABEL
 from hf_tlm.utils.options import Range, check_number, of_python
 
-# The least probability whose logarithm is taken.
+# Probabilities are clamped to this before their logarithm.
 _LEAST = 1e-9
 
 
@@ -22,15 +22,15 @@ class TaskLoss:
 
     .. math:: L_{task} = -\frac{1}{B} \sum_b \log p(y_b \mid x_b)
 
-    Reads `outputs.logits` [B, C] and `batch["labels"]` [B]; the label -100 is none, and such a text counts for nothing.
+    Reads `outputs.logits` [B, C] and `batch["labels"]` [B]; texts with the label -100 have no label and are ignored.
 
     Args:
         label_smoothing: mixes the label with the uniform distribution, as in `torch.nn.CrossEntropyLoss`.
-        class_weights: of the C classes; each text's term is multiplied by that of its label, and the divisor stays B, the
-            number of texts with a label. None: all are 1.
+        class_weights: one for each of the C classes; the term of a text is multiplied by the weight of its label, and the
+            divisor stays B, the number of texts with a label. None: all weights are 1.
 
     Raises:
-        HfTlmError: `label_smoothing` or a weight is out of range; when computing: there are not as many weights as classes.
+        HfTlmError: `label_smoothing` or a weight is out of range; when computing: the numbers of weights and classes differ.
     """
 
     name = "task"
@@ -44,24 +44,24 @@ class TaskLoss:
         self.class_weights = None if weights is None else torch.tensor(weights, dtype=torch.float32)
 
     def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Summed over the texts, a scalar. logits: float [B, C]; labels: int64 [B]."""
+        """Return the cross-entropy of logits float [B, C] and labels int64 [B], summed over the texts, a scalar."""
         if self.class_weights is None:
             return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=self.label_smoothing)
         if len(self.class_weights) != logits.shape[-1]:
             raise HfTlmError(
                 f"class_weights: expected {logits.shape[-1]}, one a class of the model; received {len(self.class_weights)}."
             )
-        # torch's own weights would multiply the smoothing's part of every class by that class's.
+        # torch's own weights would multiply the smoothing term of every class by the weight of that class.
         terms = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.label_smoothing)
-        self.class_weights = self.class_weights.to(logits.device)  # Once: a GPU would be waited for with each copy.
+        self.class_weights = self.class_weights.to(logits.device)  # Once: every copy synchronises with the GPU.
         return (terms * self.class_weights.to(logits.dtype)[labels.clamp(min=0)]).sum()
 
     def count(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Number of texts with a label: `{"task": int64 scalar}`."""
+        """Return the number of texts with a label, `{"task": int64 scalar}`."""
         return {self.name: (read(batch, "labels", self) != NO_LABEL).sum()}
 
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
-        """`{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
+        """Return `{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
         count = (counts or self.count(batch))[self.name]
         loss = mean(self.cross_entropy(outputs.logits, read(batch, "labels", self)), count)
         return {"loss": loss, "task_loss": loss.detach()}
@@ -72,17 +72,17 @@ class ValueLoss:
 
     .. math:: L_{task} = \frac{1}{B} \sum_b (z_b - y_b)^2
 
-    Reads `outputs.logits` [B, 1] and `batch["labels"]` float [B]; NaN is no value.
+    Reads `outputs.logits` [B, 1] and `batch["labels"]` float [B]; NaN is a missing value.
     """
 
     name = "task"
 
     def count(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Number of texts with a value: `{"task": int64 scalar}`."""
+        """Return the number of texts with a value, `{"task": int64 scalar}`."""
         return {self.name: read(batch, "labels", self).isfinite().sum()}
 
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
-        """`{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
+        """Return `{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
         values = read(batch, "labels", self)
         known = values.isfinite()
         total = F.mse_loss(outputs.logits[known, 0].float(), values[known].float(), reduction="sum")
@@ -91,14 +91,14 @@ class ValueLoss:
 
 
 class RDrop(TaskLoss):
-    r"""Cross-entropy of two passes under other dropout, and how far they are apart (R-Drop, Liang et al., NeurIPS 2021).
+    r"""Cross-entropy of two passes with different dropout, and their divergence (R-Drop, Liang et al., NeurIPS 2021).
 
     .. math:: L = \frac{1}{B} \sum_b \tfrac{1}{2} (CE(p_b) + CE(q_b)) + \alpha \tfrac{1}{2} (KL(p_b \| q_b) + KL(q_b \| p_b))
 
-    Equation 4 with the mean of the two cross-entropies in place of their sum, as in its released code, so that `alpha` is
-    beside a loss of the usual size. Reads `outputs.logits` [2 B, C], the first pass's B texts before the second's, and
-    `batch["labels"]` [B]; a text with the label -100, which is none, counts for nothing. Texts are scored with one pass, by
-    `TaskLoss`.
+    This is equation 4 with the mean of the two cross-entropies instead of their sum, as in the released code, so that
+    `alpha` is relative to a loss of the usual size. Reads `outputs.logits` [2 B, C], the B texts of the first pass before
+    those of the second, and `batch["labels"]` [B]; texts with the label -100 have no label and are ignored. Evaluation
+    uses one pass and `TaskLoss`.
 
     Raises:
         HfTlmError: `alpha` is out of range; or see `TaskLoss`.
@@ -110,7 +110,7 @@ class RDrop(TaskLoss):
         self.alpha = alpha
 
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
-        """`{"loss", "task_loss", "rdrop_loss"}`: means of both cross-entropies and of both divergences."""
+        """Return `{"loss", "task_loss", "rdrop_loss"}`: the means of both cross-entropies and of both divergences."""
         count, labels = (counts or self.count(batch))[self.name], read(batch, "labels", self)
         logits = outputs.logits.float()
         both = self.cross_entropy(logits, labels.repeat(2))
@@ -127,10 +127,10 @@ class TeacherLoss:
     .. math:: L_{teacher} = -\frac{T^2}{B} \sum_b \sum_c \tilde q_{bc} \log \mathrm{softmax}(z_b / T)_c, \quad
         \tilde q_{bc} = \frac{q_{bc}^{1/T}}{\sum_k q_{bk}^{1/T}}
 
-    T squared keeps the size of the gradient, as there. Reads `outputs.logits` [B, C] and `batch["teacher_probs"]` float
-    [B, C], whose rows add up to 1, for texts with and without a label. A row of zeros is a text that the teacher has not
-    answered for: it is not counted among the B. Of one output (C = 1, regression) the answer is a value, NaN where there is
-    none, and the loss the mean squared difference, without a temperature.
+    The factor T squared keeps the size of the gradients, as in the paper. Reads `outputs.logits` [B, C] and
+    `batch["teacher_probs"]` float [B, C], whose rows add up to 1, for texts with and without a label. A row of zeros is a
+    text without an answer of the teacher; it does not count in B. With one output (C = 1, regression) the answer is a
+    value, NaN where it is missing, and the loss is the mean squared difference, without a temperature.
 
     Raises:
         HfTlmError: `temperature` is out of range.
@@ -143,11 +143,11 @@ class TeacherLoss:
         self.temperature = temperature
 
     def count(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Number of texts that have an answer: `{"teacher": int64 scalar}`."""
+        """Return the number of texts that the teacher answered, `{"teacher": int64 scalar}`."""
         return {self.name: _answered(read(batch, "teacher_probs", self)).sum()}
 
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
-        """`{"loss", "teacher_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
+        """Return `{"loss", "teacher_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
         answers, logits = read(batch, "teacher_probs", self).float(), outputs.logits.float()
         if answers.shape[-1] == 1:
             known = _answered(answers)
@@ -162,14 +162,14 @@ class TeacherLoss:
 
 
 def class_weights(labels: Sequence[int], num_classes: int, balance: float) -> list[float]:
-    """Weights proportional to the classes' frequencies to the power of -balance, 1 on average over the texts.
+    """Return class weights proportional to frequency to the power of -balance, 1 on average over the texts.
 
     Args:
-        labels: of the training texts; -100 is none.
-        balance: 0 leaves classes as frequent as they are, 1 makes all count alike.
+        labels: of the training texts; -100 is a missing label.
+        balance: 0 leaves the influence of classes at their frequencies, 1 makes all classes count alike.
 
     Returns:
-        One a class; 0 for one without a text.
+        One weight per class; 0 for a class without a text.
     """
     array = np.asarray(labels)
     counts = np.bincount(array[array != NO_LABEL], minlength=num_classes).astype(np.float64)
@@ -178,5 +178,5 @@ def class_weights(labels: Sequence[int], num_classes: int, balance: float) -> li
 
 
 def _answered(answers: torch.Tensor) -> torch.Tensor:
-    """Which rows of float [B, C] are answers, bool [B]."""
+    """Return which rows of the teacher's answers, float [B, C], are not missing, bool [B]."""
     return answers.isfinite().all(-1) if answers.shape[-1] == 1 else answers.sum(-1) > 0

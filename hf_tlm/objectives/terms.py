@@ -1,4 +1,4 @@
-"""What losses are made of: what they read of a batch, means and shares of tokens, and weighted sums of several."""
+"""Building blocks of losses: reading from a batch, means and shares over tokens, and weighted sums of losses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.options import of_python
 
 Batch = Mapping[str, torch.Tensor]
-# What objectives read of batches, and where batches have it from.
+# The entries of a batch that objectives read, and where they come from.
 _OF_BATCHES = {
     "mlm_labels": "which TlmCollator gives where it masks tokens (mlm_probability)",
     "labels": "the texts' classes or values",
@@ -22,7 +22,7 @@ _OF_BATCHES = {
 }
 
 
-# What `corruption_shares` gives.
+# The keys of what `corruption_shares` returns.
 CORRUPTION_SHARES = ("replaced_fraction", "generator_accuracy")
 
 
@@ -32,7 +32,7 @@ def accumulation_dtype(device: torch.device | str) -> torch.dtype:
 
 
 def read(batch: Batch, name: str, objective: Any) -> torch.Tensor:
-    """What an objective reads of a batch, or an HfTlmError where the batch has none."""
+    """Return the entry of a batch that an objective needs, or raise an HfTlmError if the batch lacks it."""
     if name not in batch:
         raise HfTlmError(
             f"{type(objective).__name__} reads {name} of a batch, {_OF_BATCHES[name]}; received one of "
@@ -42,21 +42,24 @@ def read(batch: Batch, name: str, objective: Any) -> torch.Tensor:
 
 
 def share(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
-    """A pair (sum, count), `accumulation_dtype` [2] without gradient: what was so, of how many."""
+    """Return a share as its pair (sum, count), `accumulation_dtype` [2] without gradient."""
     total = total.detach().to(accumulation_dtype(total.device))
     return torch.stack([total, count.to(total) if isinstance(count, torch.Tensor) else total.new_full((), count)])
 
 
 def mean(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """The quotient, and 0 of nothing. A count that is itself a mean over processes may lie between 0 and 1."""
+    """Return total / count, or the total, which is 0, if the count is 0.
+
+    The count is not clamped to 1: one that is itself a mean over processes may be between 0 and 1.
+    """
     return total / (count + (count == 0))
 
 
 def corruption_shares(outputs, batch: Batch) -> dict[str, torch.Tensor]:
-    """Return what a batch's corruption was like, as pairs (sum, count) of shares.
+    """Return statistics of the corruption of a batch, as pairs (sum, count).
 
-    `replaced_fraction` is of all tokens. `generator_accuracy` is of masked tokens: those at which the auxiliary model's most
-    likely one is the original.
+    `replaced_fraction` is the share of all tokens that were replaced. `generator_accuracy` is the share of masked tokens at
+    which the most likely token of the auxiliary model is the original.
 
     Reads `outputs.replaced` bool [T], `outputs.guesses` and `batch["mlm_labels"]`.
     """
@@ -67,13 +70,13 @@ def corruption_shares(outputs, batch: Batch) -> dict[str, torch.Tensor]:
 
 
 class WeightedSum:
-    """The sum of weight x loss, e.g. `WeightedSum((20.0, Mlm()), (1.0, TaskLoss()))` for rho2 * L_mlm + L_task.
+    """A weighted sum of losses, e.g. `WeightedSum((20.0, Mlm()), (1.0, TaskLoss()))` for rho2 * L_mlm + L_task.
 
-    That is the paper's equation (TLM, section 3.1). A part with weight 0 is not computed.
+    That is the equation of the TLM paper (section 3.1). A part with weight 0 is not computed.
 
     Raises:
-        HfTlmError: a part is no pair of a weight and a loss; a weight is negative or not finite, or no weight is positive;
-            two parts have one name, under which their counts and losses would be one.
+        HfTlmError: a part is not a pair of a weight and a loss; a weight is negative or not finite, or no weight is
+            positive; or two parts have the same name, so that their counts and losses would overwrite each other.
     """
 
     def __init__(self, *parts: tuple[float, Any]):
@@ -99,7 +102,7 @@ class WeightedSum:
             )
 
     def _names(self) -> Iterator[str]:
-        """The names of all parts that have one, also of sums within this one."""
+        """Yield the names of all parts that have one, including the parts of nested sums."""
         for _, objective in self.parts:
             if isinstance(objective, WeightedSum):
                 yield from objective._names()
@@ -107,11 +110,11 @@ class WeightedSum:
                 yield name
 
     def count(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The counts of all parts."""
+        """Return the counts of all parts by name."""
         return {name: n for _, objective in self.parts for name, n in objective.count(batch).items()}
 
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
-        """`{"loss"}` and the named, unweighted terms of all parts."""
+        """Return `{"loss"}` and the named, unweighted terms of all parts."""
         loss, terms = 0.0, {}
         for weight, objective in self.parts:
             part = objective(outputs, batch, counts)
@@ -121,9 +124,10 @@ class WeightedSum:
 
 
 class WeightedMean(WeightedSum):
-    """The same divided by the sum of the weights, as TLM's released code does: (rho2 * L_mlm + L_task) / (rho2 + 1).
+    """A weighted mean of losses, as in TLM's released code: (rho2 * L_mlm + L_task) / (rho2 + 1).
 
-    The direction of the gradient is the sum's; its size does not depend on rho2, so one learning rate serves all rho2.
+    It is the weighted sum divided by the sum of the weights. The gradient has the direction of the sum's, but its size does
+    not depend on rho2, so that one learning rate serves all rho2.
     """
 
     def __init__(self, *parts: tuple[float, Any]):
