@@ -1,4 +1,4 @@
-"""Everything that talks to the Hub, and the cards."""
+"""Downloads from the Hugging Face Hub, uploads to it, and model and dataset cards."""
 
 from typing import TYPE_CHECKING
 

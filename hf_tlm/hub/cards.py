@@ -1,4 +1,4 @@
-"""Cards from the jinja2 templates of this package, of every kind of run by its record, and what publishing adds to one."""
+"""Model cards: filled from jinja2 templates and the records of a run, and completed when they are published."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METRIC_NAMES = {
     "tag_accuracy": "Tag accuracy",
     "span_f1": "Span F1",
 }
-# What the Hub calls a metric, where that is not F1.
+# Metric -> its type on the Hub, if that is not F1.
 METRIC_TYPES = {
     "accuracy": "accuracy",
     "matthews": "matthews_correlation",
@@ -43,11 +43,11 @@ METRIC_TYPES = {
     "exact_match": "exact_match",
     "tag_accuracy": "accuracy",
 }
-# What `classify` is called with. A text beyond the positions of a model is an error of torch's, unless it is cut.
+# Arguments of `classify`. Without truncation, a text longer than the model's positions is an error in torch.
 TEXT = '"A text of the task.", truncation=True'
 PAIR = '{"text": "A text of the task.", "text_pair": "Its second text."}, truncation=True'
-# Kind of task -> what the Hub calls it, the Auto class, what a model of it is, and how transformers' pipeline, where it has
-# one, is used.
+# Kind of task -> its name on the Hub, the Auto class, a description of its models, and the variable and arguments of an
+# example with transformers' pipeline, if there is one.
 _TEXTS = ("text-classification", "AutoModelForSequenceClassification")
 _QUESTIONS = ("question-answering", "AutoModelForQuestionAnswering")
 _CHOICES = ("multiple-choice", "AutoModelForMultipleChoice")
@@ -59,21 +59,26 @@ KINDS = {
     "multiple_choice": (*_CHOICES, "A model that chooses among answers to a question", None),
     "tagging": (*_WORDS, "A tagger of words", ("tag", '"The paper was read in Vienna."')),
 }
-# The bodies trained here that transformers.js knows, its kinds of pipeline, and what it calls types, the first ones first.
+# For transformers.js: the model types trained here that it supports, the kinds of task that it has a pipeline for, and its
+# names for dtypes, in order of preference.
 BODIES = ("bert", "roberta", "electra", "albert", "distilbert", "modernbert")
 _PIPELINES = ("classification", "tagging", "fill_mask", "question_answering")
 _DTYPES = {"int8": "q8", "fp32": "fp32", "fp16": "fp16"}
 _METRICS = {**METRIC_NAMES, "masked_accuracy": "Masked tokens predicted", "agreement": "Predictions as of torch"}
-# In the code blocks of a card, until it is published.
+# Stands for the repo id in the code blocks of a card until it is published.
 PLACEHOLDER = "path/or/repo-id"
 _HUB_DATASET = re.compile(rf"{HUB_NAME.pattern}(@[\w./-]+)?")
-# The oldest releases of transformers that a folder was loaded with, to the same logits: 4.57.6 of those before 5, and of 5
-# the first that knows COCO-LM's configuration (5.4.0, not 5.3.0).
+# The oldest releases of transformers with which a published folder was loaded and gave the same logits: 4.57.6 among those
+# before 5, and among 5.x the first that can read COCO-LM's configuration (5.4.0; 5.3.0 cannot).
 _OLDEST_TRANSFORMERS = {"cocolm": "5.4"}
 
 
 def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
-    """The README.md of the fine-tuned model of a seed, of `results.json` of `hf_tlm.runs.finetune`."""
+    """Return the README.md of one seed's fine-tuned model.
+
+    Args:
+        run: `results.json` of `hf_tlm.runs.finetune`.
+    """
     record = next(record for record in run["seeds"] if record["seed"] == seed)
     pipeline, library = KINDS[run["kind"]][0], "peft" if run["model"]["use_peft"] else "transformers"
     scores = {split: record[split] for split in ("validation", "test") if split in record}
@@ -84,26 +89,30 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
 
 
 def prompted_card(run: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """The README.md of a masked LM that classifies by a prompt.
+    """Return the README.md of a masked LM that classifies by a prompt.
 
     Args:
-        run: what `results.json` of `hf_tlm.runs.run_few_shot` says of the run, without its splits and their summary.
-        record: one of its splits.
+        run: `results.json` of `hf_tlm.runs.run_few_shot`, without its splits and their summary.
+        record: the record of one split.
     """
     base, shown = run["model"]["model_name_or_path"], _shown(run["metric"], record["test"])
     results = _results(_TEXTS[0], run["task"], {run["scored_split"]: record["test"]}, shown)
-    # The pipeline is what the weights do by themselves.
+    # Without the prompt, the weights are a masked LM.
     tags = ["few-shot", "text-classification"]
     data = _metadata("fill-mask", tags, hub_name(base), results, f"{run['task']}-prompted")
     return render("prompted_model.md", data, run=run, record=record, shown=shown)
 
 
 def onnx_card(record: Mapping[str, Any]) -> str:
-    """The README.md of an export, whose `export.json` is the record."""
+    """Return the README.md of an export.
+
+    Args:
+        record: its `export.json`.
+    """
     pipeline = "fill-mask" if record["kind"] == "fill_mask" else KINDS[record["kind"]][0]
     files = record["files"].values()
     dtypes = [file["dtype"] for file in files]
-    # A pipeline takes each word's likeliest tag, and a CRF the likeliest tags together.
+    # A pipeline picks the most likely tag of each word, but a CRF needs the most likely sequence of tags.
     in_browser = record["kind"] in _PIPELINES and record["model_type"] in BODIES and not record.get("crf")
     data = _metadata(pipeline, ["onnx"], record["repo_id"], library="transformers.js" if in_browser else None)
     metric = record["checked_on"].get("metric")
@@ -121,12 +130,16 @@ def onnx_card(record: Mapping[str, Any]) -> str:
 
 
 def oldest_transformers(model_type: str | None) -> str:
-    """Return the oldest release of transformers that loads what is published of a model of this type."""
+    """Return the oldest release of transformers that loads a published model of this type."""
     return _OLDEST_TRANSFORMERS.get(model_type or "", "4.57")
 
 
 def tlm_card(run: Mapping[str, Any], seed: int) -> str:
-    """The README.md of the TLM model of a seed, of `results.json` of `hf_tlm.runs.run_tlm`."""
+    """Return the README.md of one seed's TLM model.
+
+    Args:
+        run: `results.json` of `hf_tlm.runs.run_tlm`.
+    """
     record = next(record for record in run["seeds"] if record["seed"] == seed)
     metric, arguments, base = run["metric"], run["arguments"], run["model"]["model_name_or_path"]
     scores = {split: record[split] for split in ("validation", "test") if split in record}
@@ -158,7 +171,11 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
 
 
 def pretrained_card(run: Mapping[str, Any]) -> str:
-    """The README.md of a pretrained model, of `results.json` of `hf_tlm.runs.run_pretraining`."""
+    """Return the README.md of a pretrained model.
+
+    Args:
+        run: `results.json` of `hf_tlm.runs.run_pretraining`.
+    """
     arguments, base, corpus = run["arguments"], run["model"]["model_name_or_path"], run["corpus"]["name"]
     objective = arguments["objective"]
     corrupts = OBJECTIVES[objective].corrupts
@@ -183,13 +200,13 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
 def converted_card(
     checkpoint: str, parameters: int, left_out: Sequence[str], *, classes: Sequence[str] | None, fills_masks: bool = True
 ) -> str:
-    """The README.md of a checkpoint that a paper released, converted.
+    """Return the README.md of a converted checkpoint that a paper released.
 
     Args:
-        checkpoint: its Hub id, or its folder, of which the end is named.
-        left_out: names of weights.
-        classes: of a TLM checkpoint; None for one of COCO-LM.
-        fills_masks: whether one of COCO-LM has its LM head.
+        checkpoint: its Hub id, or its folder, of which the card shows the end of the path.
+        left_out: names of weights that were not converted.
+        classes: class names of a TLM checkpoint; None for a COCO-LM checkpoint.
+        fills_masks: whether a COCO-LM checkpoint has its LM head.
     """
     name = "coco_lm" if classes is None else "tlm"
     pipeline = _TEXTS[0] if classes is not None else "fill-mask" if fills_masks else "feature-extraction"
@@ -199,7 +216,7 @@ def converted_card(
 
 
 def _subset_on_the_hub(subset: Mapping[str, Any] | None) -> str | None:
-    """The repo id and revision that a subset was loaded from, as its manifest has them."""
+    """Return the repo id, with `@revision` if known, that a subset's manifest says it was loaded from; otherwise None."""
     hub = (subset or {}).get("hub")
     if hub is None or hub_name(hub["repo_id"]) is None:
         return None
@@ -215,7 +232,7 @@ def _metadata(
     dataset: str | None = None,
     library: str | None = "transformers",
 ) -> ModelCardData:
-    """The metadata of a card; that of a model with results has its name, too."""
+    """Return the metadata of a card; the model's name is included only if there are results."""
     from huggingface_hub import ModelCardData
 
     return ModelCardData(
@@ -231,14 +248,14 @@ def _metadata(
 
 
 def _shown(metric: str, scores: Mapping[str, float]) -> list[str]:
-    """The metrics that a card has, the task's own first."""
+    """Return the metrics that a card shows, the task's own metric first."""
     return [metric, *(name for name in scores if name != metric and name in METRIC_NAMES)]
 
 
 def _results(
     task_type: str, dataset: str, scores: Mapping[str, Mapping[str, float]], names: Iterable[str], task: str | None = None
 ) -> list[EvalResult]:
-    """Scores for a card's metadata: some metrics on every split."""
+    """Return the results for a card's metadata: the given metrics on every split."""
     return [
         _result(task_type, dataset, split, METRIC_TYPES.get(name, "f1"), METRIC_NAMES[name], of[name], task)
         for split, of in scores.items()
@@ -255,7 +272,7 @@ def _result(
 
 
 def _held_out_results(run: Mapping[str, Any], task_type: str) -> list[EvalResult]:
-    """Perplexity of a masked LM; for the others the shares of tokens that were judged rightly."""
+    """Return the results on held-out blocks: accuracies over tokens, and for a masked LM the perplexity."""
     found = {("accuracy", name.replace("_", " ")): value for name, value in run["validation"].items() if "accuracy" in name}
     if not OBJECTIVES[run["arguments"]["objective"]].corrupts and "mlm_loss" in run["validation"]:
         found["perplexity", "perplexity of masked tokens"] = math.exp(min(run["validation"]["mlm_loss"], 700.0))
@@ -266,7 +283,7 @@ def _held_out_results(run: Mapping[str, Any], task_type: str) -> list[EvalResult
 
 
 def _coco_lm_losses(arguments: Mapping[str, Any]) -> str | None:
-    """What a run of the objective cocolm adds up, in words."""
+    """Describe the sum of losses of a run with the objective cocolm in words; None for other objectives."""
     spec = OBJECTIVES.get(arguments.get("objective", ""))
     if spec is None or not spec.corrects:
         return None
@@ -286,12 +303,12 @@ def _coco_lm_losses(arguments: Mapping[str, Any]) -> str | None:
 
 
 def render(template: str, data: CardData, **values: Any) -> str:
-    """A card: the metadata as YAML between two lines of dashes, and the text under them.
+    """Render a card from a template: metadata as YAML between two lines of dashes, then the text.
 
     Args:
         template: file name in `hf_tlm/hub/templates`.
-        values: what it is filled with. Texts among them are shown as they are, whatever they look like: a template says
-            `| code` or `| literal` where they are code, and `| safe` of markdown.
+        values: variables of the template. Strings are escaped, so that they are shown as they are; a template marks code
+            with `| code` or `| literal`, and markdown with `| safe`.
     """
     text = _environment().get_template(template).render(card_data=for_terminal(data.to_yaml()), **values)
     return str(text).rstrip() + "\n"
@@ -299,7 +316,7 @@ def render(template: str, data: CardData, **values: Any) -> str:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """What compiles the templates, each once."""
+    """Return the jinja2 environment, which compiles each template once."""
     import jinja2
     from markupsafe import Markup
 
@@ -317,14 +334,18 @@ def _environment() -> jinja2.Environment:
 
 
 def license_sentence(license: str | None) -> str:
-    """What a card says of the licence, which is the publisher's to choose."""
+    """Return the sentence of a card about the licence, which the publisher chooses."""
     if license is None:
         return "No licence was chosen for this repository: ask its author before you use it. Those of the data apply too."
     return f"`{license}` for this repository. Those of the data apply too."
 
 
 def dataset_sentence(dataset: str | None) -> str:
-    """Where the data are on the Hub: repo id, with `@revision` if known; None: not there, as far as is known."""
+    """Return the sentence of a card about where the data are on the Hub.
+
+    Args:
+        dataset: repo id, with `@revision` if known; None if it is not known whether they are on the Hub.
+    """
     if dataset is None or not _HUB_DATASET.fullmatch(dataset):
         return "Whether these texts are on the Hub was not recorded."
     name, _, revision = dataset.partition("@")
@@ -341,13 +362,13 @@ def published_card(
     dataset: str | None = None,
     widget_texts: Sequence[str] | None = None,
 ) -> str:
-    """A card as it is published: its code names the repo, its metadata what was chosen. Everything else stays.
+    """Fill in a card for publishing: the repo id in its code blocks, and the chosen metadata. Everything else stays.
 
     Args:
         text: a README.md, written by this package or by hand.
-        license, language: of the metadata; None leaves what is there.
-        dataset: see `dataset_sentence`; named in a model's metadata too.
-        widget_texts: examples that the model's page on the Hub offers to try; they replace those that are there.
+        license, language: for the metadata; None keeps the present value.
+        dataset: see `dataset_sentence`; also added to the metadata of a model.
+        widget_texts: examples that the model's page on the Hub offers to try; they replace the present ones.
 
     Raises:
         ValueError: the metadata of the card cannot be read.

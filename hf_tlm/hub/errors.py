@@ -1,4 +1,4 @@
-"""What the Hub's refusals and a broken network mean, what to do about them, and which are tried again."""
+"""Explanations of errors from the Hub and the network, and retries of the temporary ones."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ Result = TypeVar("Result")
 
 
 class UnansweredError(HubError):
-    """The Hub gave no answer: no network, HF_HUB_OFFLINE, or a server that is busy or fails."""
+    """Raised when the Hub gives no answer: no network, HF_HUB_OFFLINE, or a server that is busy or fails."""
 
 
 def log_in() -> str:
-    """What to do for an account, as the end of a sentence."""
+    """Return the advice on how to log in, a sentence without its full stop."""
     from huggingface_hub import constants
 
     return f"Log in with `hf auth login`, or set HF_TOKEN to a token of {constants.ENDPOINT}/settings/tokens"
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status of the answer behind an error, also of one that the client wrapped; None without an answer."""
+    """Return the HTTP status of the response behind an error, even if the client wrapped it; None without a response."""
     response = getattr(_cause(error), "response", None)
     return None if response is None else response.status_code
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether to try again may help: a busy or failing server, a broken connection, an upload that was cut short."""
+    """Return whether a retry may help: a busy or failing server, a broken connection, an interrupted upload."""
     import httpx2
 
     cause = _cause(error)
     if is_offline(error):
         return False
-    if isinstance(error, RuntimeError):  # the client's for an upload: the storage behind the Hub refused or hung up
+    if isinstance(error, RuntimeError):  # raised by the client when the Hub's storage refused or cut an upload
         return True
     if (status := status_of(error)) is not None:
         return status in (408, 429) or status >= 500
-    # JSONDecodeError: a gateway's page instead of the Hub's answer.
+    # JSONDecodeError: a gateway sent a page instead of the Hub's response.
     return isinstance(cause, (httpx2.TransportError, ConnectionError, TimeoutError, json.JSONDecodeError))
 
 
 def tried_by_client(error: BaseException | None) -> bool:
-    """Whether the Hub's client has tried again what failed, before it gave up: most requests five times, in 23 seconds.
+    """Return whether the Hub's client retried before it gave up: most requests it retries five times, in 23 seconds.
 
-    Its errors do not tell. The frames of their tracebacks do: that of its loop has the number of tries, and what comes of an
-    upload to Xet the library hf_xet has tried again (five times, within six minutes).
+    Its errors do not contain this, but the frames of their tracebacks do: the frame of its retry loop has the number of
+    tries, and uploads to Xet are retried by the library hf_xet (five times, within six minutes).
     """
     while error is not None:
         for frame, _ in walk_tb(error.__traceback__):
@@ -68,14 +68,14 @@ def tried_by_client(error: BaseException | None) -> bool:
 
 
 def is_offline(error: BaseException) -> bool:
-    """Whether HF_HUB_OFFLINE kept the client from asking."""
+    """Return whether an error was raised because HF_HUB_OFFLINE is set."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     return isinstance(_cause(error), OfflineModeIsEnabled)
 
 
 def asked_wait(error: BaseException) -> float | None:
-    """Seconds that a busy server asked for, by Retry-After or RateLimit; None if it did not."""
+    """Return the seconds to wait that a busy server asked for in Retry-After or RateLimit; None if it did not."""
     from huggingface_hub.utils import parse_ratelimit_headers
 
     headers = getattr(getattr(_cause(error), "response", None), "headers", {})
@@ -87,7 +87,11 @@ def asked_wait(error: BaseException) -> float | None:
 
 
 def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
-    """What went wrong with a repository, and what to do; `reading`: it could have come from the cache or a path."""
+    """Return what went wrong with a repository, and what to do about it.
+
+    Args:
+        reading: the repository was being read, so the message may also suggest a local path or mention the cache.
+    """
     import httpx2
     from huggingface_hub import constants
     from huggingface_hub.errors import (
@@ -101,7 +105,7 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
 
     cause, status = _cause(error), status_of(error)
     name = f"{repo.type} repository {repo.id}"
-    # Most often a path that is misspelt: what is no local path is looked for on the Hub.
+    # Usually a misspelt path: a name that is no local path is looked for on the Hub.
     absent = f"There is no {repo.id} here, and " * reading
     if isinstance(cause, GatedRepoError):
         page = f"{constants.ENDPOINT}/{repo.page}"
@@ -140,26 +144,26 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
 
 
 def redacted(error: BaseException) -> str:
-    """An error's message without what may be a token, and without the client's advice to read what a status means."""
+    """Return an error's message without possible tokens, and without the client's link that explains the HTTP status."""
     message = re.sub(r" For more information check: \S+", "", " ".join(str(error).split()))
     return re.sub(r"\bhf_(oauth_|jwt_)?[A-Za-z0-9]{8,}\S*|(?<=Bearer )\S+", "<token>", message)
 
 
 @contextmanager
 def explaining(repo: Repo) -> Iterator[None]:
-    """Raise as a `HubError` with an explanation what the Hub's client raises within the block."""
+    """Convert errors of the Hub's client within the block to a `HubError` with an explanation."""
     import httpx2
     from huggingface_hub.errors import RevisionResolutionError
 
     try:
         yield
     except (httpx2.HTTPError, OSError, RevisionResolutionError, json.JSONDecodeError) as error:
-        # Not chained: a token might be in the request that the client's error refers to.
+        # Not chained, because the request in the client's error may contain a token.
         raise HubError(explain(error, repo, reading=True)) from None
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The error itself, or the answer or broken connection that it was raised for."""
+    """Return the HTTP or offline error in an error's chain of causes; the error itself if there is none."""
     from httpx2 import HTTPError
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -172,7 +176,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def client_errors() -> tuple[type[Exception], ...]:
-    """What calls of the Hub's client raise."""
+    """Return the exception types that the Hub's client raises."""
     import httpx2
     from huggingface_hub.errors import RevisionResolutionError
 
@@ -185,17 +189,18 @@ def with_retries(
     retries: int = 5,
     starts_over: Callable[[Exception], bool] = lambda error: False,
 ) -> Result:
-    """The result of a call, which is tried again after passing failures.
+    """Call a function, retry it after temporary failures, and return its result.
 
-    Before the n-th try after the first one it waits 2 ** (n - 1) seconds, or as long as the server asks for: 31 seconds in
-    all, else. What the client has tried again by itself before it gave up (`tried_by_client`) is not tried again here.
+    Before the n-th retry it waits 2 ** (n - 1) seconds (31 seconds in total for five retries), or as long as the server
+    asks for. Calls that the client has already retried by itself (`tried_by_client`) are not retried here.
 
     Args:
-        starts_over: whether an error means that the call is to be made anew, soon, because somebody else was faster.
+        starts_over: whether an error means that another writer was faster, so that the call is repeated soon; this does
+            not count as a retry.
 
     Raises:
-        UnansweredError: nothing answered, `retries` times more than once, or as often as the client tried by itself.
-        HubError: it failed for good; the message has how often it was tried here, in what time.
+        UnansweredError: there was no answer after `retries` retries, or after those of the client.
+        HubError: it failed permanently; the message says how many times it was tried here, in how many seconds.
     """
     tries, begun = 0, monotonic()
     while True:
@@ -206,11 +211,11 @@ def with_retries(
         except client_errors() as error:
             if starts_over(error):
                 logger.warning("%s was changed by somebody else meanwhile; starting over from what they wrote.", repo)
-                time.sleep(random.uniform(0.1, 1.0))  # Else two that meet once meet again.
+                time.sleep(random.uniform(0.1, 1.0))  # Otherwise two writers that collide once would collide again.
                 continue
             if not is_passing(error) or tries == retries or tried_by_client(error):
                 tried = f" It was tried {tries + 1} times in {monotonic() - begun:,.0f} seconds." if tries else ""
-                # Not chained: a token might be in the request that the client's error refers to.
+                # Not chained, because the request in the client's error may contain a token.
                 unanswered = is_passing(error) or is_offline(error)
                 raise (UnansweredError if unanswered else HubError)(explain(error, repo) + tried) from None
             wait = asked_wait(error) or 2.0**tries

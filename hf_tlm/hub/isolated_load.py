@@ -1,8 +1,9 @@
-"""The program that `verify` runs: somebody else's machine, which has the Hugging Face libraries and not this one.
+"""The program that `verify` runs in a separate process, to load a repository as a machine without this package would.
 
-It reads one JSON object on standard input: `kind` (model or dataset), `repo`, `commit`, `files` (of the repository),
-`local` (a folder, or null), `config` (of a data set, or null), `trust_remote_code` and `token` (or null); to the file that
-its argument names it writes what was loaded -> {`words`, `difference`}. It must not import anything of this package.
+It reads one JSON object from standard input: `kind` (model or dataset), `repo`, `commit`, `files` (of the repository),
+`local` (a folder, or null), `config` (of a dataset, or null), `trust_remote_code` and `token` (or null). To the file that
+its argument names it writes a JSON object: name of what was loaded -> {`words`, `difference`}. It must not import anything
+from this package.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path, PurePosixPath
 
 TEXT = "A fixed text of some words, by which two models are compared."
-# What peft calls the task of an adapter -> the class that it is put on.
+# Peft's name for the task of an adapter -> the Auto class of its base model.
 ADAPTED = {
     "SEQ_CLS": "AutoModelForSequenceClassification",
     "TOKEN_CLS": "AutoModelForTokenClassification",
@@ -23,7 +24,7 @@ ADAPTED = {
 
 
 class Absent(MetaPathFinder):
-    """This package is not installed, wherever it is."""
+    """An import hook that makes this package look as if it were not installed."""
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "hf_tlm":
@@ -32,14 +33,14 @@ class Absent(MetaPathFinder):
 
 
 def models(files: list[str]) -> list[str]:
-    """The folders of a repository that hold a model: "" and subfolders."""
+    """Return the folders of a repository that contain a config and safetensors; "" for its root."""
     weights = {PurePosixPath(file).parent for file in files if file.endswith(".safetensors")}
     configs = {PurePosixPath(file).parent for file in files if PurePosixPath(file).name == "config.json"}
     return sorted("" if str(folder) == "." else str(folder) for folder in weights & configs)
 
 
 def load_model(name: str, folder: str, adapted: bool, hub: dict, trust: bool):
-    """A model as its config names it; an adapter on its base model."""
+    """Load a model with the class that its config names; load an adapter on top of its base model."""
     import transformers
 
     place, code, login = {"subfolder": folder, **hub}, {"trust_remote_code": trust}, {"token": hub.get("token")}
@@ -48,7 +49,8 @@ def load_model(name: str, folder: str, adapted: bool, hub: dict, trust: bool):
         from peft import PeftConfig, PeftModel
 
         peft = PeftConfig.from_pretrained(name, **place)
-        # Peft has no name for multiple choice, whose head is in the adapter; that of masked LM is the base model's.
+        # Peft has no task name for multiple choice and masked LM. The adapter contains the head of multiple choice, but not
+        # that of masked LM, which is the base model's.
         other = "AutoModelForMultipleChoice" if peft.modules_to_save else "AutoModelForMaskedLM"
         options = {"config": config, "ignore_mismatched_sizes": True, **code, **login}
         base = getattr(transformers, ADAPTED.get(peft.task_type, other))
@@ -61,14 +63,14 @@ def load_model(name: str, folder: str, adapted: bool, hub: dict, trust: bool):
 
 
 def run_model(name: str, folder: str, files: list[str], hub: dict, trust: bool):
-    """(class, ids of the fixed text, the model's first output)."""
+    """Run a model on the fixed text; return its class name, the input ids, and its first output."""
     import torch
     import transformers
 
     def has(part):
         return str(PurePosixPath(folder, part)) in files
 
-    torch.manual_seed(0)  # What is in neither the repository nor a base model begins the same both times.
+    torch.manual_seed(0)  # Weights in neither the repository nor a base model are initialised equally both times.
     model = load_model(name, folder, has("adapter_config.json"), hub, trust)
     if any(PurePosixPath(file).name == "tokenizer_config.json" for file in files):
         own = folder if has("tokenizer_config.json") else ""

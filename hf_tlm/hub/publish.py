@@ -1,4 +1,4 @@
-"""Finished folders to the Hub: how recipes say which, what is checked of them, and the card they get there."""
+"""Publish finished folders to the Hub: the options of recipes, the checks of a folder, and its completed card."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from hf_tlm.version import __version__
 logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
-# Of `export.json`, which a stranger may have written, or a disk have damaged.
+# The schema of `export.json`, which may be damaged or written by somebody who is not trusted.
 _AGAIN = "Export the model again (hf-tlm export), or copy the folder again."
 _NAME, _COUNT, _FIGURES = words(1000), whole(0, 2**53), mapped(real(0, 1e300), 100)
-# Also nan and infinity, which differences of logits can be.
+# NaN and infinity are allowed, because differences of logits can be either.
 _NUMBER = such(lambda value: type(value) in (int, float), "a number")
 _MEASURED = {
     **{"score": _NUMBER, "drop": _NUMBER, "changed": _COUNT, "memory_megabytes": real(0, 1e9)},
@@ -71,7 +71,7 @@ _PUSHED = NoEffect("repo_id", (None,), "without --repo_id. Leave it out.")
 
 @dataclass(repr=False)  # A repr would show the token.
 class SubsetHubArguments:
-    """Where the subset is published on the Hub. Names are those of the Trainer."""
+    """Settings of publishing a subset to the Hub, with the names that the Trainer uses."""
 
     push_to_hub: bool = option(False, "Publish the subset as a dataset of the Hub.")
     hub_dataset_id: str | None = option(None, "push_to_hub: the repository, owner/name.")
@@ -91,7 +91,7 @@ class SubsetHubArguments:
             raise HubError("--push_to_hub needs --hub_dataset_id owner/name: the repository to publish the subset to.")
 
     def check(self) -> None:
-        """Before the work begins.
+        """Check, before the work begins, that the subset can be published if that was asked for.
 
         Raises:
             HubError: see `hf_tlm.hub.check_push`.
@@ -100,10 +100,10 @@ class SubsetHubArguments:
             check_push(self.hub_dataset_id, self.hub_token)
 
     def publish(self, folder: str | os.PathLike) -> Push | None:
-        """Publish a saved subset, if that was asked for.
+        """Publish a saved subset if that was asked for; otherwise return None.
 
         Raises:
-            HubError: it could not be published; the message says how to do it later.
+            HubError: it could not be published; the message contains the command to do it later.
         """
         if not self.push_to_hub or self.hub_dataset_id is None:
             return None
@@ -117,7 +117,7 @@ class SubsetHubArguments:
 
 @dataclass(repr=False)  # A repr would show the token.
 class PublishArguments:
-    """What is published, and where to."""
+    """Settings of `hf-tlm publish`: what to publish, and to which repository."""
 
     model: str | None = option(None, "Folder of a finished run, or of an export (hf-tlm export).")
     subset: str | None = option(None, "Folder of a subset (hf-tlm retrieve, select-influence).")
@@ -197,21 +197,22 @@ def publish_model(
     widget_texts: Sequence[str] | None = None,
     **options: Any,
 ) -> Push:
-    """Publish the folder of a finished run, of a converted checkpoint or of an export: weights, tokenizer, card and records.
+    """Publish the folder of a finished run, a converted checkpoint or an export: weights, tokenizer, card and records.
 
-    An export may go to a repository of its own, or to that of its model. What is there stays then, weights, config and
-    tokenizer; the graphs, `export.json` and the card take the place of earlier ones, and what the repository lacks is added.
+    An export may be published to its own repository, or to the repository of its model. In the latter case the weights,
+    config and tokenizer of the repository stay; the ONNX graphs, `export.json` and the card replace earlier ones, and files
+    that the repository lacks are added.
 
     Args:
-        license, language: for the card's metadata; None leaves what is there.
-        dataset: repo id of the subset it was trained on, with `@revision` if known, for the card.
-        widget_texts: examples that the model's page offers to try, of your own: what is published of a task has none of its
-            texts. A masked LM's have its mask token.
+        license, language: for the card's metadata; None keeps the card's.
+        dataset: repo id of the subset that the model was trained on, with `@revision` if known, for the card.
+        widget_texts: your own examples that the model's page offers to try, as no texts of a task are published. Those for
+            a masked LM contain its mask token.
         options: private, revision, tag, dry_run, token and retries, see `hf_tlm.hub.push`.
 
     Raises:
-        HubError: the folder holds no model, a damaged one, a run that is not finished, or an adapter to a model of this
-            machine; for others see `hf_tlm.hub.push`.
+        HubError: the folder contains no model, a damaged one, an unfinished run, or an adapter for a local model; otherwise
+            see `hf_tlm.hub.push`.
     """
     folder = Path(named("folder", folder, HubError, needed=True, what="a folder"))
     names = os.listdir(folder) if os.path.isdir(folder) else []
@@ -251,13 +252,21 @@ def publish_model(
 
 
 def _models_in(folder: Path) -> list[Path]:
-    """Folders with a model one or two below: of splits, of seeds, of points of a grid."""
+    """Return the folders with a model one or two levels below `folder`, such as those of splits, seeds or grid points."""
     files = (path for depth in ("*", "*/*") for name in (CONFIG, ADAPTER_FILE) for path in folder.glob(f"{depth}/{name}"))
     return sorted({path.parent for path in files if any(path.parent.glob("*.safetensors"))})
 
 
 def _beside_weights(there: Sequence[str], export: Mapping[str, Path]) -> set[str]:
-    """What of an export stays as a repository has it: where there are weights, the config and the tokenizer are theirs."""
+    """Return the files that an export must not replace in a repository.
+
+    If the repository contains weights, these are all its files but the card, `export.json` and the ONNX graphs, because
+    config and tokenizer belong to the weights; otherwise none.
+
+    Args:
+        there: files of the repository.
+        export: files of the export.
+    """
     if not any(name.endswith((".safetensors", ".bin")) and name not in export for name in there):
         return set()
     return {name for name in there if name not in (EXPORT_FILE, CARD) and not fnmatch(name, "onnx/*.onnx")}
@@ -275,11 +284,13 @@ def _check_adapter(path: Path) -> None:
 def publish_subset(
     folder: str | os.PathLike, repo_id: str, *, license: str | None = None, language: str | None = None, **options: Any
 ) -> Push:
-    """Publish a saved subset, alone in its repository: parquet, manifest, report and card. Arguments as `publish_model`'s.
+    """Publish a saved subset to a repository of its own: parquet, manifest, report and card.
+
+    For the arguments see `publish_model`.
 
     Raises:
-        HubError: the folder holds no saved subset, or a damaged one, or the repository has some with names; for others see
-            `hf_tlm.hub.push`.
+        HubError: the folder contains no saved subset, or a damaged one; the repository contains named subsets; otherwise
+            see `hf_tlm.hub.push`.
     """
     folder = Path(named("folder", folder, HubError, needed=True, what="a folder"))
     _check_subset(folder)
@@ -290,13 +301,14 @@ def publish_subset(
 
 
 def publish_space(folder: str | os.PathLike, repo_id: str, *, license: str | None = None, **options: Any) -> Push:
-    """Publish a page that `hf-tlm export` made (`--page`) as a static Space. Options as `publish_model`'s.
+    """Publish a page that `hf-tlm export --page` wrote as a static Space.
 
     Args:
         license: for the Space's metadata.
+        options: see `publish_model`.
 
     Raises:
-        HubError: the folder holds no page, or a damaged model; for others see `hf_tlm.hub.push`.
+        HubError: the folder contains no page, or a damaged model; otherwise see `hf_tlm.hub.push`.
     """
     import yaml
 
@@ -323,7 +335,14 @@ def publish_space(folder: str | os.PathLike, repo_id: str, *, license: str | Non
 def publish_result(
     kind: str, folder: str | os.PathLike, repo_id: str, *, token: str | None, private: bool | None, revision: str | None
 ) -> Push:
-    """What a recipe does at its end: publish the model or the subset, or raise a HubError that says how to do it later."""
+    """Publish the model or subset at the end of a recipe.
+
+    Args:
+        kind: `model` or `subset`.
+
+    Raises:
+        HubError: it could not be published; the message contains the command to do it later.
+    """
     publish = {"model": publish_model, "subset": publish_subset}[kind]
     try:
         return publish(folder, repo_id, token=token, private=private, revision=revision)
@@ -348,7 +367,12 @@ def _check_subset(folder: Path) -> None:
 
 
 def _publish(folder: Path, repo_id: str, type: str, message: str, card: Mapping[str, Any], options: dict[str, Any]) -> Push:
-    """Push, with the `options` of that and `kept`, what is not sent. The folder's card stays as it is."""
+    """Push a folder with a completed copy of its card; the card in the folder is not changed.
+
+    Args:
+        card: keyword arguments of `published_card`.
+        options: those of `push`, and `kept`: names of files that are not sent.
+    """
     kept = options.pop("kept", ())
     found = {name: path for name, path in published(folder).items() if name not in kept}
     files = {name: path for name, path in found.items() if is_ours(name, (*NAMES, *CODE))}
@@ -374,13 +398,14 @@ def _publish(folder: Path, repo_id: str, type: str, message: str, card: Mapping[
 
 
 def read_export(folder: Path, error: type[HfTlmError], *, all_files: bool = True) -> dict[str, Any]:
-    """What `export.json` says of the graphs in its folder, once they are found to be those that it speaks of.
+    """Read `export.json` and check that it describes the ONNX graphs in its folder.
 
     Args:
-        all_files: false where some of the graphs may be elsewhere, as in a page, which has one of them.
+        error: class of the error to raise.
+        all_files: whether every graph that it lists must be in the folder; false for a page, which has one of them.
 
     Raises:
-        HfTlmError: of the class `error`, in a line that names the file: it is damaged, or of other graphs, or another model.
+        HfTlmError: of the class `error`, naming the file: it is damaged, or describes other graphs or another model.
         OSError: a file cannot be read.
     """
     path = folder / EXPORT_FILE

@@ -1,4 +1,4 @@
-"""A finished folder becomes one commit of a repository, or the repository stays as it was."""
+"""Push a finished folder to a repository on the Hub in one commit, or leave the repository unchanged."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
 
-CONFLICTS = 20  # so often may others be faster
+CONFLICTS = 20  # How many times another writer may be faster before the push fails.
 HUGGINGFACE = "https://huggingface.co"
 CARD = "README.md"
-NOTHING = "# nothing is ignored\n"  # An empty text could be taken for none.
-# What of a folder stays here, by the name of a file or of a folder on the way to it: hidden files, what is needed only
-# to continue training or to see damage, the seeds, rounds, stages, points and trials that the published model was chosen
-# from, what was predicted with it, pages that show it, and what a teacher says, which quotes passages.
+NOTHING = "# nothing is ignored\n"  # An empty string could be treated as no content.
+# Globs of file and folder names that are not published: hidden files, what is needed only to resume training or to detect
+# damage, the seeds, rounds, stages, points and trials that the published model was chosen from, its predictions, pages
+# that show it, and the answers of a teacher, which quote passages.
 NOT_PUBLISHED = (
     *(".*", "*.tmp", "checkpoint-*", "seed-*", "round-[0-9]*", "stage[12]", "points", "trials", "training", "runs", "logs"),
     *("predictions", "analysis", TEACHER_FILE),
     *("__pycache__", "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin"),
     SEAL,
 )
-# The files that make up one artefact: those that a new one lacks go with the old one. Others, such as what somebody
-# added by hand, are left alone.
+# Type of repository -> globs of the files of one artefact. Matching files that the new artefact lacks are deleted; others,
+# such as files that somebody added by hand, are kept.
 REPLACED = {
     "model": (
         *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*config.json"),
@@ -52,10 +52,10 @@ REPLACED = {
 
 
 def check_push(repo_id: str, token: str | None = None) -> None:
-    """Before hours of work: is somebody logged in who may write to repositories of the owner?
+    """Check, before hours of work, that the user is logged in and may write to repositories of the owner.
 
     Raises:
-        HubError: `repo_id` is not owner/name; there is no token, the Hub does not accept it, or it may only read; the
+        HubError: `repo_id` is not owner/name; there is no token, the Hub does not accept it, or it is read-only; the
             owner is neither its user nor one of their organisations; the Hub cannot be reached.
     """
     repo = repo_to_push(repo_id, "model", None)
@@ -88,32 +88,32 @@ def push(
     token: str | None = None,
     retries: int = 5,
 ) -> Push:
-    """Publish a folder in one commit, which holds all that is new in it, or in none.
+    """Publish a folder in one commit that contains all new and changed files, or not at all.
 
-    Files that are there already are not sent again, and nothing new makes no commit. Another writer's commit in between
-    is kept: the push starts over from it. After passing failures it is tried again (see `with_retries`).
+    Files that the repository already has are not sent again; without new files there is no commit. If another writer
+    commits meanwhile, their commit is kept and the push starts over from it. Temporary failures are retried (see
+    `with_retries`).
 
     Args:
-        folder: a finished folder; what `NOT_PUBLISHED` matches is not sent.
-        message: of the commit.
+        folder: a finished folder; files that `NOT_PUBLISHED` matches are not sent. It is never changed.
+        message: the commit message.
         type: `model`, `dataset` or `space`.
-        private: of a repository that is made now: None and True make it private, False public. That of one which is
-            there is left alone.
-        revision: branch; made from the default branch if it is not there. None: the default branch.
-        tag: of the result, for a release.
-        replace: globs of repository paths; files there that match and are not pushed are deleted. None: those of
-            `REPLACED` for the type.
-        files: repository path -> local file, for another layout than the folder's.
-        dry_run: only find out what would be done. The Hub is asked what it has already; where it gives no answer, as
-            without a network, the plan is that of an empty repository, and says so. Needs no token, but to see a private
+        private: for a repository that is created now: None and True make it private, False public. The visibility of an
+            existing repository does not change.
+        revision: branch; created from the default branch if it does not exist. None: the default branch.
+        tag: tag to set on the commit, for a release.
+        replace: globs of repository paths; files that match and are not pushed are deleted. None: `REPLACED` for the type.
+        files: repository path -> local file, to use another layout than the folder's.
+        dry_run: only return the plan. The Hub is asked which files it has; if it gives no answer, for example without a
+            network, the plan is that for an empty repository, and says so. Needs no token, except to see a private
             repository.
-        token: None for the one that is logged in.
-        retries: tries after the first one.
+        token: None for the token of the logged-in user.
+        retries: number of retries after the first try.
 
     Raises:
-        HubError: there is no token, or it may not write; there is nothing to send; a private repository was asked for and
-            it is public; `tag` is another commit's; the Hub kept failing. The message says whether anything was
-            published. The folder is never touched.
+        HubError: there is no token, or it may not write; there is nothing to send; a private repository was asked for, but
+            it is public; `tag` is already set on another commit; the Hub kept failing. The message says whether anything
+            was published.
     """
     repo = repo_to_push(repo_id, type, revision)
     local = {path: LocalFile(Path(file)) for path, file in (published(folder) if files is None else files).items()}
@@ -138,12 +138,16 @@ def push(
 
 
 def published(folder: str | os.PathLike) -> dict[str, Path]:
-    """What of a folder is published: path within it -> file, sorted. Links to files stand for them; others: a HubError."""
+    """Return the files of a folder that are published: path within it -> file, sorted. Links to files are followed.
+
+    Raises:
+        HubError: the folder contains links to folders, or broken links.
+    """
     folder = Path(folder)
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
     staying = {name for name in paths for part in name.split("/") if any(fnmatch(part, glob) for glob in NOT_PUBLISHED)}
     paths = {name: paths[name] for name in sorted(paths) if name not in staying}
-    if "tokenizer_config.json" in paths:  # That which a pretraining goes on with; its model has the same.
+    if "tokenizer_config.json" in paths:  # `tokenizer/`, from which a pretraining resumes, is then a duplicate.
         paths = {name: path for name, path in paths.items() if not name.startswith("tokenizer/")}
     if broken := [name for name, path in paths.items() if path.is_symlink() and not path.is_file()]:
         raise HubError(
@@ -154,7 +158,11 @@ def published(folder: str | os.PathLike) -> dict[str, Path]:
 
 
 def _api(token: str | None, repo: Repo, anonymous: bool = False) -> HfApi:
-    """The client of one account; a HubError where nobody is logged in, and `anonymous` will not do."""
+    """Return the Hub's client for a token, or for the logged-in user.
+
+    Raises:
+        HubError: nobody is logged in, and `anonymous` is false.
+    """
     from huggingface_hub import HfApi, get_token
 
     token = token or get_token()
@@ -164,7 +172,11 @@ def _api(token: str | None, repo: Repo, anonymous: bool = False) -> HfApi:
 
 
 def repo_to_push(repo_id: str, type: str, revision: str | None) -> Repo:
-    """The branch of a repository to publish to; a HubError where `repo_id` is not owner/name."""
+    """Return the repository and branch to publish to.
+
+    Raises:
+        HubError: `repo_id` is not owner/name.
+    """
     repo = parse_repo(repo_id, type)
     if repo is None or repo.revision is not None:
         raise HubError(
@@ -175,13 +187,13 @@ def repo_to_push(repo_id: str, type: str, revision: str | None) -> Repo:
 
 @dataclass(frozen=True)
 class Push:
-    """What a push did, or with `dry_run` would do.
+    """The result of a push, or with `dry_run` its plan.
 
-    commit: the commit that was made; None when nothing was new, and with `dry_run`.
+    commit: the new commit; None if nothing was new, and with `dry_run`.
     pushed, unchanged, deleted: paths in the repository.
-    about: with `dry_run`, what is known of the repository: whether it is there, and private.
-    sizes: with `dry_run`, bytes of what would be pushed.
-    card: with `dry_run`, the text of the card as it would stand there; None without one.
+    about: with `dry_run`, whether the repository exists and is private, in words.
+    sizes: with `dry_run`, path -> bytes of the files that would be pushed.
+    card: with `dry_run`, the text of the card that would be published; None without a card.
     """
 
     url: str
@@ -216,13 +228,13 @@ class Push:
         lines += [f"new or changed: {len(self.pushed)} files, {sum(self.sizes.values()) / 1e6:,.2f} MB"]
         for what, paths in (("deleted", self.deleted), ("unchanged", self.unchanged)):
             lines += [f"{what}: {', '.join(paths)}"] if paths else []
-        # What is long comes first: the end of what is printed is what is seen.
+        # The long card comes first, because a terminal shows the end of what is printed.
         return "\n".join(([] if self.card is None else [f"{CARD}:", "", self.card.rstrip(), ""]) + lines)
 
 
 @dataclass
 class LocalFile:
-    """A file to publish; its names in git and in LFS are computed once, however often is tried."""
+    """A file to publish. Its git and LFS hashes are computed only once, even if the push is retried."""
 
     path: Path
 
@@ -244,18 +256,18 @@ class LocalFile:
 
 @dataclass
 class Publication:
-    """One push, which may take several tries; each of them reads anew what the repository holds.
+    """The state of one push, which may take several tries; each try reads the repository's files again.
 
     api: the client, with the token to use.
     local: repository path -> file.
     replaced: globs of the repository paths that are deleted if they are not in `local`.
     private, tag, message: see `push`.
-    sent: what the commit that was sent last does; None before one was.
-    commit: the commit that has all files, once it is known.
-    new: the repository or the branch was not there.
-    is_private: whether the repository is, once it was seen.
-    refused: no further try would change the error, which says what was published.
-    conflicts: so often was somebody else faster.
+    sent: the changes of the last commit that was sent; None before the first.
+    commit: the commit that contains all files, once it is known.
+    new: whether the repository or the branch did not exist before.
+    is_private: whether the repository is private; None before it was seen.
+    refused: whether a retry cannot change the error, whose message already says what was published.
+    conflicts: number of times that another writer was faster.
     """
 
     api: HfApi
@@ -273,10 +285,10 @@ class Publication:
     conflicts: int = 0
 
     def plan(self, unanswered: str | None = None) -> Push:
-        """What is to be done. Nothing is changed.
+        """Return what a push would do, without changing anything.
 
         Args:
-            unanswered: why the Hub cannot be asked; the plan is then that of an empty repository.
+            unanswered: why the Hub cannot be asked; the plan is then that for an empty repository.
         """
         head = self._head() if unanswered is None else None
         plan, commit = self._compare(head)
@@ -300,7 +312,7 @@ class Publication:
         return replace(plan, about=about, sizes=sizes, card=card)
 
     def run(self) -> Push:
-        """Try it once."""
+        """Try the push once."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         found = self._head() or self._create()
@@ -311,32 +323,32 @@ class Publication:
             operations: list[Any] = [*additions, *(CommitOperationDelete(path) for path in plan.deleted)]
             options: dict[str, Any] = {"repo_type": self.repo.type, "revision": self.repo.revision}
             self._choose_storage()
-            # Else the server would leave out, silently, what a .gitignore in the repository matches.
+            # Otherwise the server would silently drop files that a .gitignore in the repository matches.
             self.api.preupload_lfs_files(self.repo.id, additions, gitignore_content=NOTHING, free_memory=False, **options)
             self.sent, self.commit = plan, None
-            # With its parent named the commit is refused if somebody else's came first.
+            # With its parent given, the commit is refused if another writer committed first.
             options |= {"commit_message": self.message, "parent_commit": head}
             self.commit = self.api.create_commit(self.repo.id, operations, **options).oid
         elif self.sent is not None and self.commit is None:
-            self.commit = head  # The commit was made, and the answer to it was lost.
+            self.commit = head  # An earlier try's commit arrived, but its response was lost.
         if self.tag is not None:
             self._set_tag(self.tag, self.commit or head)
         return self.result() or replace(plan, dry_run=False)
 
     def result(self) -> Push | None:
-        """What was done; None if no commit was made."""
+        """Return what was pushed; None if there was no commit."""
         return replace(self.sent, commit=self.commit, dry_run=False) if self.sent and self.commit else None
 
     def starts_over(self, error: Exception) -> bool:
-        """Whether another writer was faster, and what they wrote is to be read."""
+        """Return whether another writer was faster, so that the push starts over from their commit; count the conflict."""
         conflict = status_of(error) in (409, 412)
         self.conflicts += conflict
         return conflict and self.conflicts <= CONFLICTS
 
     def outcome(self) -> str:
-        """Whether anything was published, after an error."""
+        """Return a sentence that says, after an error, whether anything was published."""
         if self.sent is not None and self.commit is None:
-            # The answer to the commit may be what was lost.
+            # The commit may have arrived, and only its response been lost.
             try:
                 plan, head = self._compare(self._head())
             except client_errors():
@@ -348,7 +360,11 @@ class Publication:
         return f"Nothing was published, {self.repo} {'has none of the files' if self.new else 'is as it was'}."
 
     def _head(self) -> tuple[str, dict[str, RepoFile]] | None:
-        """The commit to build on and its files; None if there is no such repository or branch."""
+        """Return the latest commit of the branch and its files (path -> file); None without such a repository or branch.
+
+        Raises:
+            HubError: the repository is public, and a private one was asked for.
+        """
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
         from huggingface_hub.hf_api import RepoFile
 
@@ -367,11 +383,11 @@ class Publication:
         self.is_private = info.private
         entries = self.api.list_repo_tree(self.repo.id, recursive=True, revision=info.sha, **options)
         files = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
-        # An empty repository of a server that is not huggingface.co may have no commit.
+        # An empty repository on a server other than huggingface.co may have no commit.
         return info.sha, files  # type: ignore[return-value]
 
     def _create(self) -> tuple[str, dict[str, RepoFile]]:
-        """Make the repository and the branch where they are not there; their head."""
+        """Create the repository and the branch if they do not exist; return the result of `_head`."""
         options: dict[str, Any] = {"repo_type": self.repo.type, "exist_ok": True}
         self.new = True
         sdk: dict[str, Any] = {"space_sdk": "static"} if self.repo.type == "space" else {}
@@ -384,19 +400,19 @@ class Publication:
         return head
 
     def _choose_storage(self) -> None:
-        """Let the client upload by LFS where a server of one's own has no Xet: it would look for Xet in vain, and fail."""
+        """Make the client upload by LFS if a self-hosted server has no Xet: with Xet the upload would fail."""
         from huggingface_hub import constants
         from huggingface_hub.utils import build_hf_headers, get_session
 
         if constants.HF_HUB_DISABLE_XET or self.api.endpoint == HUGGINGFACE:
             return
         where = f"{self.api.endpoint}/api/{self.repo.type}s/{self.repo.id}/xet-write-token/{self.repo.revision or 'main'}"
-        # 501 and 405 are those of servers that know the path, and not what it is for.
+        # Some servers know the path but do not support it, and respond with 501 or 405.
         if get_session().get(where, headers=build_hf_headers(token=self.api.token)).status_code in (404, 405, 501):
             constants.HF_HUB_DISABLE_XET = True
 
     def _compare(self, head: tuple[str, dict[str, RepoFile]] | None) -> tuple[Push, str | None]:
-        """What differs from a commit; the commit."""
+        """Return the changes between a head (see `_head`) and the local files, and the commit of that head."""
         commit, remote = head or (None, {})
         unchanged = [path for path, file in self.local.items() if path in remote and file.equals(remote[path])]
         pushed = [path for path in self.local if path not in unchanged]
@@ -406,7 +422,7 @@ class Publication:
         return Push(url, self.repo, None, pushed, unchanged, gone, dry_run=True), commit
 
     def _check_tag(self, head: str, plan: Push) -> None:
-        """Refuse a tag that is there, and not at what is to be published."""
+        """Raise a HubError if the tag exists already, and not on a commit with the content to publish."""
         there = None if self.tag is None else self._tags().get(self.tag)
         if there is not None and not (plan.is_empty and there == head):
             self._refuse(
@@ -422,7 +438,7 @@ class Publication:
         try:
             self.api.create_tag(self.repo.id, tag=tag, revision=commit, repo_type=self.repo.type)
         except HfHubHTTPError as error:
-            # Somebody, or a try of which the answer was lost, has set it.
+            # Another writer, or a try whose response was lost, has set the tag already.
             if status_of(error) != 409 or self._tags().get(tag) != commit:
                 raise
 

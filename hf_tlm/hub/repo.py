@@ -1,4 +1,4 @@
-"""What is read of repositories: a snapshot without what could run code, checkpoints and runs by name; what was published."""
+"""Download repositories from the Hub without files that could run code, and verify what was published."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from hf_tlm.utils.run_files import EXPORT_FILE, GRID_FILE, MANIFEST_FILE, RESULT
 from hf_tlm.utils.seals import SEAL, check_seal
 from hf_tlm.utils.shown import few
 
-# Formats that `torch.load` and the like unpickle; what is pickled may run any code.
+# Formats that `torch.load` and similar functions unpickle; a pickle can run any code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_INDEX = "*.bin.index.json"  # Says which pickles a model's weights are in.
-# Pickles beside a model that are not its weights.
+_INDEX = "*.bin.index.json"  # Maps a model's weights to the pickles that contain them.
+# Pickles next to a model that are not its weights.
 _OF_TRAINING = ("training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*")
-# What tokenizers and configs are, and with weights, safe or not, a checkpoint; a repository may hold other formats too.
+# Files of tokenizers and configs; together with weights, safetensors or pickles, those of a checkpoint. A repository may
+# contain other formats too.
 TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 FILES = [*TOKENIZER_FILES, "*.safetensors", *PICKLES]
 FOLDERS = re.compile(
@@ -43,16 +44,16 @@ NAMES = (
     *("corruption.json", "finetuned.json", "prompt.json", "trainer_state.json", "train_ids.json", "README.md"),
     *("validation.jsonl", "test.jsonl", "train-*.parquet", "*.onnx", EXPORT_FILE),
 )
-# What a run continues from, of which some are pickles.
+# Files that a run resumes from; some are pickles.
 CONTINUING = (
     *("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth", "training_args.bin"),
     *("pytorch_model*.bin", "*_optim_states.pt", "*_model_states.pt", "latest"),
 )
-# Of COCO-LM; earlier versions wrote the last two beside the others.
+# COCO-LM's modules; earlier versions wrote the last two as well.
 CODE = ("*configuration_*.py", "*modeling_*.py", "*tokenization_*.py", "bert.py", "embeddings.py", "relative_positions.py")
-# Bytes: of a file that holds tensors, of any other, and of all files of a run.
+# Limits in bytes: for a file with tensors, for any other file, and for all files of a run together.
 LARGEST_TENSORS, LARGEST_OTHER, LARGEST_RUN = 64 << 30, 1 << 30, 512 << 30
-# In the folder of a run that was fetched, and how far above a checkpoint that is at most.
+# The file that marks the folder of a fetched run, and how many levels above a checkpoint that folder is at most.
 MARK, DEEPEST = "fetched.json", 4
 _TENSORS = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".parquet")
 TOLERANCE = 1e-6
@@ -64,9 +65,9 @@ _ADAPTER = {
     **{"modules_to_save": maybe(listed(words(200), 1000)), "bias": one_of("none", "all", "lora_only")},
     **{"trainable_token_indices": one_of(None), "layer_replication": one_of(None)},
 }
-# Names of variables that hold logins.
+# Names of environment variables that contain credentials.
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
-# Where caches and logins would be found in spite of another HF_HOME.
+# Variables that point to caches and credentials even if HF_HOME is changed.
 _PLACES = (
     *("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_XET_CACHE", "HF_ASSETS_CACHE"),
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"),
@@ -74,14 +75,14 @@ _PLACES = (
 
 
 def is_fetched(path: str | os.PathLike) -> bool:
-    """Whether a file or folder is in the Hub's cache: a stranger's, until somebody has looked at it and copied it."""
+    """Return whether a path is in the Hub's cache, and so not to be trusted until a user has inspected and copied it."""
     from huggingface_hub import constants
 
     return Path(path).absolute().is_relative_to(Path(constants.HF_HUB_CACHE).absolute())
 
 
 def check_named(name: str, folder: str | os.PathLike) -> None:
-    """Raise a HubError for a model of this machine that a file in `folder` names, where that file is from the Hub."""
+    """Raise a HubError if `folder` is from the Hub, and a file in it names a model by a path instead of owner/name."""
     if is_fetched(folder) and find_repo(name, "model") is None:
         raise HubError(
             f"{folder} is from the Hub and needs the model {name!r}, which must be a model there (owner/name) and no path "
@@ -97,20 +98,20 @@ def fetch(
     allow_pickle: bool = False,
     token: str | None = None,
 ) -> Path:
-    """A snapshot of a repository in the Hub's cache; without a network, the one that is there.
+    """Download a snapshot of a repository to the Hub's cache and return its folder; offline, return the cached snapshot.
 
-    The list of files is checked before the first is downloaded. Python files, and pickles, come only where they are
-    asked for; a pickled copy of weights that are there as safetensors never does.
+    The list of files is checked before the first is downloaded. Python files and pickles are downloaded only if they are
+    asked for; a pickled copy of weights that also exist as safetensors never is.
 
     Args:
         allow_patterns: globs of the files to download; None: all.
-        trust_remote_code: a model's own Python files are wanted. A data set's never are.
-        allow_pickle: a model's pickles are wanted.
-        token: None for the one that is logged in.
+        trust_remote_code: download a model's own Python files. Those of a dataset are never downloaded.
+        allow_pickle: download a model's pickles.
+        token: None for the token of the logged-in user.
 
     Raises:
-        HubError: the repository has Python files, or weights as pickles only, that are not asked for; it is not there,
-            gated, or not for this token; the Hub cannot be reached, and the snapshot is not in the cache.
+        HubError: the repository has Python files, or weights only as pickles, that were not asked for; it does not exist,
+            is gated, or the token has no access; the Hub cannot be reached, and the snapshot is not in the cache.
     """
     import httpx2
     from huggingface_hub import HfApi, snapshot_download
@@ -123,7 +124,7 @@ def fetch(
         unwanted += PICKLES
 
     def check(files: list[str]) -> list[str]:
-        # Any sequence will do.
+        # The annotation demands a list, but any sequence works.
         chosen = list(filter_repo_objects(files, allow_patterns=allow_patterns))  # type: ignore[arg-type]
         if repo.type == "dataset":
             return []
@@ -144,7 +145,13 @@ def fetch(
 
 
 def file_sizes(repo: Repo, token: str | None = None) -> tuple[Repo, dict[str, int]]:
-    """The repository at a commit, and its files with their sizes, as `fetch` has them; a HubError for names with `..`."""
+    """Return the repository with its revision resolved to a commit, and the size in bytes of each of its files.
+
+    Without a network, both come from the Hub's cache.
+
+    Raises:
+        HubError: a file name leads out of the folder, such as one with `..`; otherwise see `fetch`.
+    """
     import httpx2
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import OfflineModeIsEnabled
@@ -167,13 +174,13 @@ def file_sizes(repo: Repo, token: str | None = None) -> tuple[Repo, dict[str, in
 
 
 def local_folder(name: str, type: str, **options) -> Path:
-    """An existing local path as it is; otherwise a snapshot of the repository of that name.
+    """Return an existing local path unchanged; otherwise download the repository of that name and return its folder.
 
     Args:
         options: see `fetch`.
 
     Raises:
-        HubError: it is neither. For others see `fetch`.
+        HubError: the name is neither; otherwise see `fetch`.
     """
     repo = find_repo(name, type)
     if repo is not None:
@@ -187,13 +194,13 @@ def local_folder(name: str, type: str, **options) -> Path:
 
 
 def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pickle: bool = False) -> list[str]:
-    """The pickles that safetensors beside them make superfluous.
+    """Check that a model's files run no code that was not asked for; return the pickles with safetensors next to them.
 
-    Weights in folders that no run writes are read by nothing here, unless an index of pickles names them: OpenVINO's and
-    Core ML's files end with .bin too, and sentence-transformers has parts of its own.
+    Pickles in folders that no run writes are accepted, because nothing here reads them unless an index of pickles names
+    them: files of OpenVINO and Core ML end with .bin too, and sentence-transformers has modules of its own.
 
     Raises:
-        HubError: there are Python files, or weights as pickles only, that are not asked for.
+        HubError: there are Python files, or weights only as pickles, that were not asked for.
     """
     code = [file for file in files if file.endswith(".py")]
     if code and not trust_remote_code:
@@ -216,7 +223,7 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
 
 
 def _is_pickle(file: str) -> bool:
-    """Of weights."""
+    """Return whether a file is a pickle of weights, rather than of a training state."""
     return _matches(file, PICKLES) and not _matches(file, _OF_TRAINING)
 
 
@@ -231,17 +238,18 @@ def checkpoint_folder(
     trust_remote_code: bool = False,
     files: Sequence[str] = FILES,
 ) -> str:
-    """The folder of a checkpoint called owner/name or owner/name@revision, in the Hub's cache; other names as they are.
+    """Download the checkpoint owner/name or owner/name@revision and return its folder; return other names unchanged.
 
-    Python files come only with `trust_remote_code`. A model that needs them is then refused where it is loaded.
+    Python files are downloaded only with `trust_remote_code`. Without it, loading a model that needs them fails.
 
     Args:
         revision: branch, tag or commit, instead of one in the name.
-        files: globs of what is needed of it.
+        files: globs of the files to download.
 
     Raises:
-        HubError: two revisions, or see `fetch`: there is no such repository, or its weights are pickles only.
-        SealError: a folder that a run wrote, with files that have changed since.
+        HubError: there are two different revisions; or see `fetch`: there is no such repository, or its weights are only
+            pickles.
+        SealError: the name is a folder that a run wrote, and its files have changed since.
     """
     repo = find_repo(name_or_path, "model")
     if repo is None:
@@ -253,7 +261,11 @@ def checkpoint_folder(
 
 
 def split_revision(name_or_path: str, revision: str | None = None) -> tuple[str, str | None]:
-    """owner/name@revision in two; other names as they are, with `revision`. Two revisions are a HubError."""
+    """Split owner/name@revision into name and revision; return other names unchanged, with `revision`.
+
+    Raises:
+        HubError: the name contains a revision, and `revision` is a different one.
+    """
     repo = find_repo(name_or_path, "model")
     if repo is None or repo.revision is None:
         return name_or_path, revision
@@ -263,14 +275,19 @@ def split_revision(name_or_path: str, revision: str | None = None) -> tuple[str,
 
 
 def is_ours(path: str, names: Sequence[str]) -> bool:
-    """Whether a file, by its path in a run or a repository, has a name that recipes give, one of these globs."""
+    """Return whether a path in a run or repository has folders that recipes write, and a file name that matches `names`.
+
+    Args:
+        path: relative, with `/`.
+        names: globs.
+    """
     *folders, name = path.split("/")
     plain = re.fullmatch(r"\w[\w.+-]*", name, flags=re.ASCII) is not None
     return plain and all(map(FOLDERS.fullmatch, folders)) and any(fnmatch(name, glob) for glob in names)
 
 
 def check_sizes(sizes: Mapping[str, int], what: str) -> None:
-    """Raise a HubError, before they are fetched, for files that are larger in bytes, or all together, than any run's."""
+    """Raise a HubError before a download if a file, or all files together, have more bytes than those of any run."""
     for path, size in sizes.items():
         most = LARGEST_TENSORS if PurePosixPath(path).suffix in _TENSORS else LARGEST_OTHER
         if size > most:
@@ -280,23 +297,23 @@ def check_sizes(sizes: Mapping[str, int], what: str) -> None:
 
 
 def mark(folder: Path, asked: Repo, fetched: Repo) -> None:
-    """Note in a run's folder that it came from the Hub."""
+    """Mark the folder of a run as fetched from the Hub, with the repository that was asked for and the commit."""
     atomic_write(folder / MARK, json.dumps({"repo": str(asked), "commit": fetched.revision}, indent=2) + "\n")
 
 
 def is_foreign(folder: str | os.PathLike) -> bool:
-    """Whether a run, or a part of one, came from the Hub: it was fetched to be continued, or it lies in the Hub's cache."""
+    """Return whether a run, or a part of one, is from the Hub: it was fetched to be continued, or is in the Hub's cache."""
     folder = Path(folder).absolute()
     return is_fetched(folder) or any((place / MARK).is_file() for place in (folder, *folder.parents[:DEEPEST]))
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was loaded from a repository, and how it compares with the local original.
+    """The result of `verify`: what was loaded from a repository, and how it compares with the local original.
 
-    loaded: subfolder of a model ("" for the repository's root), or config/split of a data set -> what it is, in words.
-    differences: the same -> largest absolute difference of the models' outputs; 0 for rows that are all equal. Empty
-        without an original.
+    loaded: subfolder of a model ("" for the repository's root), or config/split of a dataset -> its description.
+    differences: the same keys -> largest absolute difference between the models' outputs; for a dataset, 0 if all rows are
+        equal and infinity if not. Empty without a local original.
     """
 
     repo: Repo
@@ -320,19 +337,19 @@ def verify(
     trust_remote_code: bool = False,
     token: str | None = None,
 ) -> Verification:
-    """Load a repository's models, or the rows of its data set, in a process that cannot import this package.
+    """Load a repository's models, or the rows of its dataset, in a process that cannot import this package.
 
-    Every folder with a config and safetensors is loaded by the class that the config names, and given a fixed text.
+    Every folder with a config and safetensors is loaded with the class that the config names, and run on a fixed text.
 
     Args:
         type: `model` or `dataset`.
-        config: of a data set; None: all.
-        local: the folder that was published, to be loaded in the same process and compared.
-        trust_remote_code: let the models' own code run.
-        token: None for the one that is logged in.
+        config: configuration of a dataset; None: all.
+        local: the folder that was published, to load in the same process and compare.
+        trust_remote_code: run the models' own code.
+        token: None for the token of the logged-in user.
 
     Raises:
-        HubError: it cannot be read (see `fetch`) or loaded, there is nothing in it to load, or it differs from `local`.
+        HubError: the repository cannot be read (see `fetch`) or loaded, contains nothing to load, or differs from `local`.
     """
     from huggingface_hub import HfApi, get_token
 
@@ -355,7 +372,7 @@ def verify(
         raise HubError(f"There is nothing to load in {repo}: no folder with a config.json and safetensors.")
     words = {name: found["words"] for name, found in answer.items()}
     differences = {} if local is None else {name: found["difference"] for name, found in answer.items()}
-    # Not a number is no agreement either.
+    # `not <=` also catches NaN.
     if different := [name or "model" for name, value in differences.items() if not value <= TOLERANCE]:
         raise HubError(
             f"{repo} at commit {info.sha[:12]} differs from {local}: {', '.join(different)}. Publish the folder "
@@ -365,7 +382,7 @@ def verify(
 
 
 def _check_adapters(repo: Repo, names: list[str], commit: str, token: str | None) -> None:
-    """Raise a HubError for an adapter that is not LoRA as peft writes it, before a library follows whatever it says."""
+    """Raise a HubError if an adapter's config is not one of LoRA as peft writes it, before any library loads it."""
     from huggingface_hub import hf_hub_download
 
     for name in names:
@@ -375,10 +392,14 @@ def _check_adapters(repo: Repo, names: list[str], commit: str, token: str | None
 
 
 def _load_isolated(repo: Repo, asked: dict, token: str | None) -> dict[str, dict]:
-    """What `hf_tlm.hub.isolated_load` answers in a process and a cache of its own; a HubError where it failed."""
+    """Run `hf_tlm.hub.isolated_load` in a separate process with an empty cache, and return its answer.
+
+    Raises:
+        HubError: the process failed.
+    """
     with tempfile.TemporaryDirectory(prefix="hf-tlm-verify-") as home:
-        # What it loads could be a stranger's: no login of this machine is there to be found. A token is an argument of the
-        # calls that read the repository, and of no others.
+        # The code that it loads may not be trusted, so it must not find this machine's credentials. The token is passed
+        # only to the calls that read the repository.
         environment = {key: value for key, value in os.environ.items() if key not in _PLACES and not _SECRET.search(key)}
         environment |= {"HF_HOME": home, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
         answer = Path(home, "answer.json")

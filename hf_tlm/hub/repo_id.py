@@ -1,4 +1,4 @@
-"""Names of repositories on the Hub, and of checkpoints and corpora, there or here, as records and cards have them."""
+"""Names of Hub repositories, and names of Hub or local checkpoints and corpora as records and cards show them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hf_tlm.utils.shown import kind_of
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"(?P<id>{_PART}/{_PART})(?:@(?P<revision>[^@\s]+))?")
-# Of repositories, and what the addresses of their pages begin with.
+# Type of repository -> prefix of the path of its page.
 TYPES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
-# What may be the name of a model, without its owner too, as a checkpoint or a card names it.
+# A model name, with or without its owner, as a checkpoint or a card gives it.
 HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-# A checkpoint's folder, and those that it is in within the folder of a run.
+# The folder of a checkpoint, and the folders between it and the folder of its run.
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _IN_A_RUN = re.compile(rf"training|({STAGE}|{SEED}|{SPLIT}|round-)\d+")
 _HUB_CORPUS = re.compile(r"[\w][\w.-]*/[\w][\w.-]*@[0-9a-f]{40}\b")
@@ -24,7 +24,7 @@ _HUB_CORPUS = re.compile(r"[\w][\w.-]*/[\w][\w.-]*@[0-9a-f]{40}\b")
 
 @dataclass(frozen=True)
 class Repo:
-    """A repository of the Hub.
+    """A repository on the Hub.
 
     id: `owner/name`.
     revision: branch, tag or commit; None for the default branch.
@@ -37,7 +37,7 @@ class Repo:
 
     @property
     def page(self) -> str:
-        """The path of its page on a Hub."""
+        """The URL path of the repository's page on the Hub."""
         return f"{TYPES[self.type]}{self.id}"
 
     def __str__(self) -> str:
@@ -45,26 +45,30 @@ class Repo:
 
 
 def parse_repo(name: str, type: str) -> Repo | None:
-    """`owner/name` or `owner/name@revision` as a Repo; None for what cannot be the name of one."""
+    """Parse `owner/name` or `owner/name@revision` into a Repo; return None if it cannot be a repository name.
+
+    Raises:
+        HubError: `type` is no type of repository.
+    """
     if type not in TYPES:
         raise HubError(f"The types of repositories are {', '.join(TYPES)}; received {type!r}.")
     match = _NAME.fullmatch(name)
-    # As the Hub has it: "--" and ".." are kept for its own use.
+    # The Hub's own rules: it reserves "--" and "..".
     if match is None or len(match["id"]) > 96 or re.search(r"--|\.\.|\.git$", match["id"]):
         return None
     return Repo(match["id"], match["revision"], type)
 
 
 def may_be_repo(name: str) -> bool:
-    """Whether what is no file here may be meant as `owner/name`, rather than as a path."""
+    """Return whether a name that is no local file looks like `owner/name` rather than a path."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
 def find_repo(name: str, type: str) -> Repo | None:
-    """The repository that a name means; None for an existing local path, or for what cannot be a repository's name.
+    """Return the repository of a name; None for an existing local path, or if it cannot be a repository name.
 
     Raises:
-        HubError: it is no name at all.
+        HubError: `name` is neither a string nor a path, or `type` is no type of repository.
     """
     if not isinstance(name, (str, os.PathLike)):
         raise HubError(f"Expected a local path, or a {type} repository of the Hub as owner/name; received {kind_of(name)}.")
@@ -72,7 +76,7 @@ def find_repo(name: str, type: str) -> Repo | None:
 
 
 def hub_name(name_or_path: str | None) -> str | None:
-    """The repo id in `name_or_path`, without a revision; None for a path of this machine, and for what cannot be one."""
+    """Return the repo id in `name_or_path` without its revision; None for a local path or an invalid repo id."""
     if name_or_path is None or os.path.exists(name_or_path):
         return None
     name = name_or_path.partition("@")[0]
@@ -80,25 +84,25 @@ def hub_name(name_or_path: str | None) -> str | None:
 
 
 def hub_dataset(corpus: str) -> str | None:
-    """The `owner/name@<commit>` that the name of a corpus of the Hub begins with; None for others.
+    """Return the `owner/name@<commit>` that the name of a corpus starts with if it is from the Hub; otherwise None.
 
-    Without the commit, `folder/file.parquet` of some machine would be taken for a repository.
+    The commit is required: without it, a local `folder/file.parquet` would look like a repository.
     """
     found = _HUB_CORPUS.match(corpus)
     return None if found is None else found[0]
 
 
 def short_name(name_or_path: str | None) -> str | None:
-    """A checkpoint as the settings of a run have it: its repo id, or the last two names of its path."""
+    """Return the name of a checkpoint for the settings of a run: its repo id, or the last two parts of its path."""
     if name_or_path is None or hub_name(name_or_path):
         return name_or_path
     return "/".join(re.split(r"[\\/]+", name_or_path.rstrip("\\/"))[-2:])
 
 
 def displayed_name(name_or_path: str | None) -> str | None:
-    """A checkpoint as a card names it: its repo id, or the end of its path, without the folders of this machine.
+    """Return the name of a checkpoint for a card: its repo id, or the end of its path without this machine's folders.
 
-    Of a checkpoint within a run (`training/checkpoint-50`, `seed-0/stage1/checkpoint-50`) the run's folder is named too.
+    For a checkpoint inside a run (`training/checkpoint-50`, `seed-0/stage1/checkpoint-50`) this includes the run's folder.
     """
     parts = re.split(r"[\\/]+", (name_or_path or "").strip("\\/"))
     first = len(parts) - 2

@@ -1,4 +1,4 @@
-"""Dataset cards: of a subset, from its manifest and report, and of several subsets in one repository, each in a folder."""
+"""Dataset cards of one subset, and of a repository that contains several subsets, each in its own folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_tlm.utils.run_files import MANIFEST_FILE
 Result = TypeVar("Result")
 SIZES = (("1K", 1e3), ("10K", 1e4), ("100K", 1e5), ("1M", 1e6), ("10M", 1e7), ("100M", 1e8), ("1B", 1e9))
 _MANIFEST_OF = re.compile(rf"(\w[\w.-]*)/{re.escape(MANIFEST_FILE)}")
-# Metadata that the card of the whole has from those of the subsets, one after another without repetition.
+# Metadata fields that the repository's card collects from the cards of its subsets, in order and without duplicates.
 _MERGED = ("license", "language", "tags", "task_categories", "size_categories", "source_datasets")
 
 
@@ -34,16 +34,17 @@ def subset_card(
     data_files: str = "data/train-*.parquet",
     license: str | None = None,
 ) -> str:
-    """The README.md of a subset.
+    """Return the README.md of a subset.
 
     Args:
-        manifest: the subset's.
-        report: markdown of what retrieval found, whose first two lines, a title, are left out.
-        info: `dataset_info` of the metadata, see `describe_data`; empty where it is not known.
-        engine: the engine and its settings in words; not read for a random or released subset.
-        selection: in words, how the subset was made smaller.
-        config: name of its configuration in the repo; None for a repo of this subset alone.
-        data_files: where its parquet files are in the repo.
+        manifest: the manifest of the subset.
+        report: the report of the retrieval in markdown; its first two lines, a title, are left out.
+        info: `dataset_info` for the metadata, see `describe_data`; empty if unknown.
+        engine: the retrieval engine and its settings in words; not used for a random or released subset.
+        selection: how the subset was reduced, in words.
+        config: name of its configuration in the repository; None if the repository contains only this subset.
+        data_files: glob of its parquet files in the repository.
+        license: licence for the metadata and the text; None: none was chosen.
     """
     from huggingface_hub import DatasetCardData
 
@@ -78,7 +79,11 @@ def subset_card(
 
 
 def describe_data(columns: Mapping[str, str | None], parquet: str | os.PathLike) -> dict[str, Any]:
-    """`dataset_info` of one parquet file and its columns: name -> type as `datasets` has it, None for no plain one."""
+    """Return the `dataset_info` of one parquet file: the numbers of rows and bytes, and the features.
+
+    Args:
+        columns: name -> dtype as `datasets` writes it; None for a column without a plain dtype.
+    """
     import pyarrow.parquet as pq
 
     metadata = pq.read_metadata(parquet)
@@ -91,7 +96,7 @@ def describe_data(columns: Mapping[str, str | None], parquet: str | os.PathLike)
 
 
 def size_category(rows: int) -> str:
-    """The Hub's name for a number of rows."""
+    """Return the Hub's size category for a number of rows."""
     below = ""
     for name, bound in SIZES:
         if rows < bound:
@@ -101,10 +106,10 @@ def size_category(rows: int) -> str:
 
 
 def repo_files(repo: Repo, token: str | None = None, dry_run: bool = False) -> list[str]:
-    """The files of a branch of a repository; none of a repository that is not there yet.
+    """Return the sorted files of a branch of a repository; an empty list if the repository does not exist yet.
 
     Args:
-        dry_run: none, too, where the Hub gives no answer to a first, single request.
+        dry_run: also return an empty list if the Hub gives no answer to a single first request.
 
     Raises:
         HubError: the Hub cannot be asked.
@@ -117,7 +122,7 @@ def repo_files(repo: Repo, token: str | None = None, dry_run: bool = False) -> l
             with_retries(partial(HfApi(token=token).repo_info, repo.id, repo_type=repo.type), repo, retries=0)
         except UnansweredError:
             return []
-        except HubError:  # It is not there, or not for this token: an answer.
+        except HubError:  # The repository does not exist, or this token has no access: the Hub did answer.
             pass
 
     def files() -> list[str]:
@@ -130,7 +135,7 @@ def repo_files(repo: Repo, token: str | None = None, dry_run: bool = False) -> l
 
 
 def _at_branch(repo: Repo, call: Callable[..., Result]) -> Result:
-    """The result of a call for a branch; one that is not there would be made from the default branch, and is as that."""
+    """Return the result of a call for a branch; for the default branch if it does not exist, as it is created from that."""
     from huggingface_hub.errors import RevisionNotFoundError
 
     try:
@@ -140,12 +145,12 @@ def _at_branch(repo: Repo, call: Callable[..., Result]) -> Result:
 
 
 def config_names(files: Sequence[str]) -> list[str]:
-    """The names of the subsets among the files of a repository."""
+    """Return the names of the subsets in a repository, by the manifests among its files."""
     return [match[1] for file in files if (match := _MANIFEST_OF.fullmatch(file))]
 
 
 def check_alone(repo: Repo, token: str | None = None, dry_run: bool = False) -> None:
-    """Raise a HubError, before a subset without a name is published, where there are subsets with names."""
+    """Raise a HubError if a repository contains named subsets, before a subset without a name is published to it."""
     if names := config_names(repo_files(repo, token, dry_run)):
         raise HubError(
             f"{repo} has subsets with names ({', '.join(names)}), which the card of one without a name would hide. Give "
@@ -154,7 +159,7 @@ def check_alone(repo: Repo, token: str | None = None, dry_run: bool = False) -> 
 
 
 def config_cards(repo: Repo, names: Sequence[str], token: str | None = None) -> dict[str, str]:
-    """The cards of the subsets of these names."""
+    """Download the cards of the named subsets of a repository."""
     from huggingface_hub import hf_hub_download
 
     def read(name: str) -> str:
@@ -165,7 +170,14 @@ def config_cards(repo: Repo, names: Sequence[str], token: str | None = None) -> 
 
 
 def configs_card(cards: Mapping[str, str], repo_id: str) -> str:
-    """The README.md of a repository of several subsets, of their cards; a HubError where one lacks metadata for it."""
+    """Return the README.md of a repository of several subsets, built from their cards.
+
+    Args:
+        cards: name of a subset -> its card.
+
+    Raises:
+        HubError: a card lacks the metadata that this needs.
+    """
     from huggingface_hub import DatasetCardData, RepoCard
 
     found = {name: RepoCard(text).data.to_dict() for name, text in cards.items()}
