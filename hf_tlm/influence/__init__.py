@@ -1,4 +1,4 @@
-"""Influence (ISS): how much a training step on each passage of a subset would lower the task's loss, and what to keep."""
+"""Influence (ISS): how much a training step on each passage of a subset would lower the task's loss, and selection by it."""
 
 from typing import TYPE_CHECKING
 

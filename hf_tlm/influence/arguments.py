@@ -1,4 +1,4 @@
-"""How recipes say what to select."""
+"""Options of the selection of passages from a subset, for recipes."""
 
 from __future__ import annotations
 
@@ -131,14 +131,16 @@ class SelectionArguments:
             check_sharding(self._sharding(), self.work_dir)
 
     def check(self, task: Task, subset: Subset, output_dir: str, teacher: Sequence[str] | None = None) -> None:
-        """All that can be refused before a score model is trained and passages are scored.
+        """Check the options against the task and the subset, before a score model is trained and passages are scored.
+
+        Options that have no effect with the method are logged as a warning.
 
         Args:
-            teacher: who was named as teacher, of whom only some methods have a use; None: nobody.
+            teacher: the names given as teachers, which only some methods use; None if no teacher was named.
 
         Raises:
             InfluenceError: `output_dir` is the subset's folder; or see `hf_tlm.influence.select`.
-            RetrievalError: `output_dir` holds something else than a subset; or the report is to quote queries that the task
+            RetrievalError: `output_dir` holds something other than a subset; or the report is to quote queries that the task
                 does not have.
         """
         from hf_tlm.influence.select import check_inputs
@@ -160,7 +162,7 @@ class SelectionArguments:
         check_inputs(task, subset, self.method, **sizes, task_split=self.task_split)
 
     def scorer(self, models: Sequence[TlmModel], tokenizer: PreTrainedTokenizerBase) -> InfluenceScorer:
-        """The scorer of a score model or its checkpoints.
+        """Return the scorer of a score model or of several checkpoints of it.
 
         Raises:
             InfluenceError: see `InfluenceScorer`.
@@ -190,12 +192,12 @@ class SelectionArguments:
         process_index: int = 0,
         num_processes: int = 1,
     ) -> Subset:
-        """The smaller subset.
+        """Return the selected passages as a smaller subset.
 
         Args:
-            scorer: of iss, see `scorer`.
-            scores: a teacher's, see `hf_tlm.runs.teacher_scores`.
-            score_model: what the manifest calls the score model; None: `self.score_model`.
+            scorer: the scorer that method iss needs, see `scorer`.
+            scores: the scores of a teacher, see `hf_tlm.runs.teacher_scores`.
+            score_model: the name of the score model in the manifest; None: `self.score_model`.
 
         Raises:
             InfluenceError: see `hf_tlm.influence.select`.
@@ -218,7 +220,7 @@ class SelectionArguments:
         )
 
     def _choice(self) -> dict[str, Any]:
-        """What `check_selection` and `select` take alike."""
+        """Return the options that both `check_selection` and `select` accept."""
         names = "method fraction top_k num_passages balance corpus_batch_size task_batch_size task_split group_loss"
         return {name: getattr(self, name) for name in names.split()}
 

@@ -1,6 +1,6 @@
-"""One model whose gradients are taken: its chosen parameters, the two losses, and what passes leave at the parameters.
+"""One checkpoint of a score model: its chosen parameters, the two losses, and the gradients of both.
 
-The losses are those whose gradients meet: masked language modelling of passages, and the task's.
+Influence is the inner product of the gradients of the two losses: masked language modelling of passages, and the task's.
 
 Shapes: B texts, K tokens of the vocabulary.
 """
@@ -27,23 +27,23 @@ from hf_tlm.models.cpu_kernels import faster_kernels
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
 
 Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
-# What a config says of where a model came from and how it was kept; the weights tell their own dtype.
+# Config entries that say where a model came from and how it was saved; the weights themselves give their dtype.
 _NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "dtype", "transformers_version"}
 
 
-# The output projection of attention, and the word embedding, under the names that they have in the families.
+# Names of attention's output projection, and of the word embedding, in the model families.
 DEFAULT_IN_LAYERS = (
     "attention.output.dense.weight,attention.dense.weight,attention.out_lin.weight,attn.Wo.weight"  # BERT, ALBERT, ...
 )
 DEFAULT_IN_EMBEDDINGS = "word_embeddings.weight,tok_embeddings.weight"
-# What a body has before its first layer; the projections are of bodies whose embeddings are narrower than their layers.
+# Modules of a body before its first layer; the projections exist where the embeddings are narrower than the layers.
 _BEFORE = ("embeddings", "embeddings_project", "encoder.embedding_hidden_mapping_in")
 SUPPORTED = (nn.Linear, nn.LayerNorm, nn.Embedding)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a layer: its name there, the module that owns it, and its name in that."""
+    """One parameter of a layer: its name in the layer, the module that owns it, and its attribute name in that module."""
 
     name: str
     module: nn.Module
@@ -52,11 +52,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Choice:
-    """The parameters of one layer that were chosen.
+    """The chosen parameters of one layer.
 
     Attributes:
-        layer: 0 is the embeddings, 1 the first layer.
-        depth: layers that are applied from the first use of its parameters on.
+        layer: index of the layer: 0 is the embeddings, 1 the first layer.
+        depth: number of layers applied from the first use of the layer's parameters to the end.
     """
 
     layer: int
@@ -65,7 +65,7 @@ class Choice:
 
 
 def layers_of(model: TlmModel) -> list[list[tuple[str, nn.Module]]]:
-    """The modules of each layer, by its index in transformers' `hidden_states`, and what their names there begin with."""
+    """Return the modules of each layer with their name prefixes; the index is that of transformers' `hidden_states`."""
     body = model.base_model
     modules = dict(body.named_modules())
     before = [("", modules[_BEFORE[0]])]
@@ -79,16 +79,16 @@ def layers_of(model: TlmModel) -> list[list[tuple[str, nn.Module]]]:
 
 
 def choose_parameters(model: TlmModel, layer: int, patterns: str | None) -> Choice:
-    """The parameters of a layer whose names match one of the patterns.
+    """Return the parameters of a layer whose names match one of the patterns.
 
     Args:
-        layer: as transformers counts `hidden_states`: 0 is the embeddings, 1 the first layer, -1 the last.
-        patterns: of names inside the layer, with wildcards (`fnmatch`), separated by commas. None: the weight of
-            attention's output projection; of layer 0 the word embedding.
+        layer: index as in transformers' `hidden_states`: 0 is the embeddings, 1 the first layer, -1 the last.
+        patterns: patterns of names inside the layer, with wildcards (`fnmatch`), separated by commas. None: the weight of
+            attention's output projection, or the word embedding for layer 0.
 
     Raises:
-        InfluenceError: there is no such layer, nothing matches, or what matches is not of a linear layer, a LayerNorm or an
-            embedding.
+        InfluenceError: the layer does not exist, no parameter matches, or a match belongs to a module other than a linear
+            layer, a LayerNorm or an embedding.
     """
     layers = layers_of(model)
     if not -len(layers) <= layer < len(layers):
@@ -117,17 +117,18 @@ def choose_parameters(model: TlmModel, layer: int, patterns: str | None) -> Choi
                 f"{type(parameter.module).__name__}, and only of {', '.join(kind.__name__ for kind in SUPPORTED)}. "
                 "Narrow `parameters`."
             )
-    # A layer that is applied several times is used from its first application on.
+    # A layer with shared parameters is applied several times; its first application counts.
     first = next(index for index, modules in enumerate(layers) if modules[0][1] is layers[layer][0][1])
     return Choice(layer, len(layers) - first, chosen)
 
 
 class Checkpoint:
-    """A trained model, and the gradients that are taken of its chosen parameters.
+    """A trained model and the gradients of its chosen parameters.
 
     Attributes:
-        modules: those that own the chosen parameters.
-        gradients: of each parameter, the place of its module and what is kept of gradients. Keys begin with `number`.
+        modules: the modules that own the chosen parameters.
+        gradients: for each parameter, the index of its module in `modules` and the object that stores its gradients. Keys
+            begin with `number`.
     """
 
     def __init__(self, model: TlmModel, parameters: Sequence[Parameter], number: int, projection_dim: int | None, seed: int):
@@ -147,13 +148,13 @@ class Checkpoint:
             self.gradients.append((self.modules.index(module), gradient))
 
     def of_tasks(self, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> list[Tokens]:
-        """By module, of the loss of each text times its weight, float [B]."""
+        """Return the captured tokens of each module, of the task loss: the loss of each text times its weight, float [B]."""
         batch, weights = self._here(batch), weights.to(self.model.device)
         with faster_kernels(self.model.device), torch.enable_grad(), Capture(self.modules, len(weights)) as capture:
             return capture.tokens(task_loss(self.model, batch, weights))
 
     def of_passages(self, batch: dict[str, torch.Tensor], vocabulary: torch.Tensor | None) -> list:
-        """By parameter, of the masked-LM loss of each passage, in the form that meets the task batches'."""
+        """Return the gradients of each passage's masked-LM loss, by parameter, in the form that `products` expects."""
         batch = self._here(batch)
         count, text = len(batch["input_ids"]), (batch["mlm_labels"] != -100).nonzero()[:, 0]
         with (
@@ -178,7 +179,7 @@ class Checkpoint:
 
 
 def check_alike(models: Sequence[TlmModel]) -> None:
-    """Raise an InfluenceError for models with other parameters than the first."""
+    """Check that all models have parameters of the same names and shapes, or raise an InfluenceError."""
     first, *others = ({name: tuple(p.shape) for name, p in model.named_parameters()} for model in models)
     for number, shapes in enumerate(others, start=2):
         if differ := sorted(name for name in {*first, *shapes} if first.get(name) != shapes.get(name)):
@@ -189,7 +190,7 @@ def check_alike(models: Sequence[TlmModel]) -> None:
 
 
 def nbytes(values: Any) -> int:
-    """Of all tensors in what `Checkpoint.of_passages` returns."""
+    """Return the size in bytes of all tensors in what `Checkpoint.of_passages` returns."""
     if isinstance(values, torch.Tensor):
         return values.nbytes
     if isinstance(values, Decoded):
@@ -200,10 +201,11 @@ def nbytes(values: Any) -> int:
 def mlm_loss(
     model: TlmModel, batch: dict[str, torch.Tensor], vocabulary: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Decoded | None]:
-    """The masked-LM loss of a padded batch: the mean over each text's masked tokens, summed over the texts.
+    """Compute the masked-LM loss of a padded batch: the mean over each text's masked tokens, summed over the texts.
 
     Args:
-        vocabulary: int64 [K], ascending: the tokens of which the output embedding's gradient is wanted as well.
+        vocabulary: int64 [K], ascending: the tokens for which the factors of the output embedding's gradient are returned
+            too.
     """
     masked = batch["mlm_labels"] != -100
     labels, text = batch["mlm_labels"][masked], masked.nonzero()[:, 0]
@@ -215,7 +217,7 @@ def mlm_loss(
     errors = None if vocabulary is None else torch.empty(len(labels), len(vocabulary), dtype=wide, device=hidden.device)
 
     def visit(rows: slice, logits: torch.Tensor) -> None:
-        # Called only where there are errors.
+        # Called only if `errors` is not None.
         errors[rows] = (logits[:, vocabulary] - logits.logsumexp(dim=1, keepdim=True)).exp_()  # type: ignore[index]
 
     decoder = model.family.decoder(model.mlm_head)
@@ -237,7 +239,7 @@ def mlm_loss(
 
 
 def task_loss(model: TlmModel, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-    """The classification loss of a batch, each text's times its weight, float [B], summed."""
+    """Compute the classification loss of a batch: the sum of each text's loss times its weight, float [B]."""
     inputs = {name: values for name, values in batch.items() if name != "labels"}
     logits = model(**inputs).logits
     wide = torch.promote_types(logits.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""What a selection may be asked for, importing nothing: recipes' `--help` reads it."""
+"""Checks of a selection's options; imports nothing heavy, because recipes' `--help` reads this module."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hf_tlm.retrieval.settings import SELECTIONS
 from hf_tlm.utils.options import check_numbers
 
 METHODS = tuple(SELECTIONS)
-# Those that rank passages by what a teacher says of them.
+# Methods that rank passages by the scores of a teacher.
 BY_TEACHER = ("confidence", "disagreement")
 BALANCES = ("class",)
 TASK_SPLITS = ("validation", "train")
 GROUP_LOSSES = ("passages", "tokens")
-# What a recipe may be given that only iss has a use for, beside what is refused below.
+# Options that only iss uses, besides those that are refused below.
 OF_ISS = (
     *("corpus_batch_size", "task_batch_size", "score_model", "layer", "parameters", "projection_dim", "work_dir"),
     *("score_mlm_probability", "score_max_length", "score_batch_size", "task_split", "mask_task_texts", "group_loss"),
@@ -34,11 +34,11 @@ def check_selection(
     task_split: str = "validation",
     group_loss: str = "passages",
 ) -> None:
-    """Everything that can be refused before subset and task are read.
+    """Check the options of a selection, as far as possible before subset and task are read.
 
     Raises:
-        InfluenceError: an unknown method, balance, split or loss, a size that is missing, given twice, out of range, or not
-            one that the method has.
+        InfluenceError: the method, balance, split or loss is unknown, or the size is missing, given twice, out of range, or
+            of a kind that the method does not support.
     """
     if method not in METHODS:
         raise InfluenceError(f"The method of a selection is one of {', '.join(METHODS)}; received {method!r}.")
@@ -70,7 +70,12 @@ def check_selection(
 def check_executor(
     method: str, executor: str | None, num_shards: int | None, workers: int | None, executor_options: str | None
 ) -> None:
-    """Raise an InfluenceError for an executor of another method than iss, options without one, or none at a time."""
+    """Check the options of an executor.
+
+    Raises:
+        InfluenceError: an executor is given with another method than iss, its options are given without an executor, or a
+            number is out of range.
+    """
     options = {"num_shards": num_shards, "workers": workers, "executor_options": executor_options}
     given = {name: value for name, value in options.items() if value is not None}
     if executor is None and given:
@@ -83,9 +88,9 @@ def check_executor(
 
 
 def without_effect(method: str, given: Mapping[str, Any]) -> list[str]:
-    """Those options that the method has no use for, as "name value".
+    """Return the options that the method does not use, as "name value".
 
-    They are no error: files of a table, or of a scale, have them for all of its selections.
+    They are not an error, because the files of a table or of a scale give them for all of its selections.
 
     Args:
         given: options that are not at their default.

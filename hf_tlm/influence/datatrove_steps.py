@@ -1,13 +1,13 @@
-"""Influence as pipeline steps of datatrove: of a subset's shards, and of documents in anybody's pipeline.
+"""Influence as pipeline steps of datatrove: for the shards of a subset, and for documents in a user's own pipeline.
 
-A subset is scored in a workspace that the tasks share, see `hf_tlm.influence.sharded`:
+The tasks of an executor score a subset in a shared workspace, see `hf_tlm.influence.sharded`:
 
     scorer/              models, tokenizer, settings
     task/                rows.arrow: tokenised validation examples
-    task-gradients/      of the validation examples
+    task-gradients/      gradients of the validation examples
     passages/<shard>/    rows.arrow: 1,024 tokenised passages
     scores/<shard>/      their scores
-    logs/<stage>/        of datatrove: logs and completion markers
+    logs/<stage>/        datatrove's logs and completion markers
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ ROWS_FILE = "rows.arrow"
 
 @dataclass(frozen=True)
 class Worker:
-    """How a task loads the workspace's scorer.
+    """Settings with which a task loads the workspace's scorer.
 
-    device: None is the accelerator of the machine, one of several by rank, or else the CPU; threads: None is torch's own.
+    device: None is the machine's accelerator (with several, chosen by rank), or the CPU without one. threads: None keeps
+    torch's default.
     """
 
     device: str | None = None
@@ -66,7 +67,7 @@ class Worker:
 
 @dataclass(eq=False, repr=False)
 class FitTask(Step):
-    """The task gradients, by one task for all."""
+    """The step that computes the task gradients, in one task."""
 
     name = "gradients"
 
@@ -81,7 +82,7 @@ class FitTask(Step):
         if not self.workspace.local:
             scorer.fit(rows, self.task_batch_size, folder)
             return
-        # A task that was killed continues there.
+        # A killed task continues in this folder.
         part = Path(self.workspace.path(f"{GRADIENTS_FOLDER}-in-work"))
         scorer.fit(rows, self.task_batch_size, part)
         for file in part.iterdir():
@@ -90,7 +91,7 @@ class FitTask(Step):
 
 
 class ScoreShards(PipelineStep):
-    """Task r of R scores those of some shards whose number, divided by R, leaves r."""
+    """The step that scores shards of passages: task r of R scores those whose number modulo R is r."""
 
     type, name = "hf_tlm", "scores"
 
@@ -118,7 +119,7 @@ class ScoreShards(PipelineStep):
 
 
 class ScoreDocuments(PipelineStep):
-    """Scores the documents of a pipeline and passes them on, with `metadata["influence"]`: the mean over task batches.
+    """A step that scores the documents of a pipeline and adds `metadata["influence"]`: the mean over task batches.
 
         scorer.fit(tokenize(task.validation, tokenizer, 128), task_batch_size=4)
         save_scorer(scorer, "scorer")
@@ -130,15 +131,15 @@ class ScoreDocuments(PipelineStep):
         pipeline = [ParquetReader("corpus"), KeepDocuments("scores", chosen), ParquetWriter("kept")]
         LocalPipelineExecutor(pipeline, tasks=100).run()
 
-    Ids have to be unique, as masks depend on them. A document without any token that can be masked has None. At most 1,024
-    documents are held at a time; each such batch is written as a whole, and one that a killed task has left is not scored
-    again, if its documents are still the same.
+    Ids must be unique, because masks depend on them. A document without maskable tokens gets None. At most 1,024
+    documents are in memory at a time; each such batch is written atomically, and a batch that a killed task has written is
+    not scored again if its documents are unchanged.
 
     Args:
         scorer: folder that `save_scorer` wrote with task gradients; a path that all machines see, or a URL of fsspec.
-        output: folder of ids and scores, likewise.
-        max_length: tokens after which a text is cut.
-        device: None is the accelerator of the machine, one of several by rank, or else the CPU.
+        output: folder of ids and scores; such a path or URL too.
+        max_length: tokens after which a text is truncated.
+        device: None is the machine's accelerator (with several, chosen by rank), or the CPU without one.
     """
 
     type, name = "hf_tlm", "influence"
@@ -151,11 +152,12 @@ class ScoreDocuments(PipelineStep):
         """Score documents, and pass them on with their mean score in `metadata["influence"]`.
 
         Raises:
-            InfluenceError: the scorer has no task gradients, or the output is of another scorer, length or number of tasks.
+            InfluenceError: the scorer has no task gradients, or the output was written with another scorer, length or number
+                of tasks.
         """
         scorer, documents = load_scorer(self._claim(world_size), self.device or machine_device(rank)), iter(data)
         scorer.max_length(self.max_length)
-        # An end that an earlier run has come to would be that of other documents, should this run be killed.
+        # Reset the end marker of an earlier run: it would count other documents if this run were killed.
         self.output.write(end_name(rank), {})
         count = batches = 0
         while batch := list(itertools.islice(documents, SHARD_ROWS)):
@@ -170,7 +172,7 @@ class ScoreDocuments(PipelineStep):
         self.output.write(end_name(rank), {"documents": count, "batches": batches})
 
     def _claim(self, world_size: int) -> Path:
-        """The scorer's folder, once the output is known to be its."""
+        """Return the scorer's folder, after checking that the output belongs to this scorer and these settings."""
         parent, _, name = self.scorer.rstrip("/").rpartition("/")
         folder = Workspace(parent).reading(name) if "://" in self.scorer else Path(self.scorer)
         details = describe_scorer(folder)
@@ -187,7 +189,7 @@ class ScoreDocuments(PipelineStep):
         return folder
 
     def _scores(self, scorer: InfluenceScorer, batch: list[Document], name: str) -> np.ndarray:
-        """float32 [n, T], from the output if they are there."""
+        """Return the scores of a batch, float32 [n, T]; read from the output if it holds them already."""
         ids, texts = [document.id for document in batch], [document.text for document in batch]
         digests = [xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) for text in texts]
         table = pa.table({"id": pa.array(ids, pa.large_string()), "digest": pa.array(digests, pa.uint64())})
@@ -204,13 +206,14 @@ class ScoreDocuments(PipelineStep):
 
 
 class KeepDocuments(PipelineStep):
-    """Passes on the documents that were chosen, in a second run of the pipeline that scored them, with as many tasks.
+    """A step that keeps the selected documents, in a second run of the pipeline that scored them.
 
-    `ScoreDocuments` scored them, and has an example; now they get `metadata["influence"]` and `metadata["influence_rank"]`.
+    The second run needs the same number of tasks. Documents get `metadata["influence"]` and `metadata["influence_rank"]`.
+    See `ScoreDocuments`, which scored them, for an example.
 
     Args:
         scores: `output` of `ScoreDocuments`.
-        selection: by `select_rows`, of these scores.
+        selection: what `select_rows` returned for these scores.
     """
 
     type, name = "hf_tlm", "most influential"
@@ -220,10 +223,10 @@ class KeepDocuments(PipelineStep):
         self.scores, self.selection = scores, selection
 
     def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
-        """Pass on the chosen documents, with their influence and its rank in their metadata.
+        """Pass on the selected documents, with their influence and its rank in their metadata.
 
         Raises:
-            InfluenceError: there are no such scores, or the documents or tasks are not those that were scored.
+            InfluenceError: the scores do not exist, or the documents or tasks differ from those that were scored.
         """
         scores = DocumentScores(self.scores)
         other = f"{self.scores} holds scores of other documents. Run the pipeline that was scored, with as many tasks."
@@ -245,7 +248,7 @@ class KeepDocuments(PipelineStep):
 
 
 def machine_device(rank: int) -> torch.device:
-    """The accelerator of this machine, one of several by rank; without any the CPU."""
+    """Return this machine's accelerator (with several, chosen by rank), or the CPU without one."""
     if not torch.accelerator.is_available():
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
@@ -260,5 +263,5 @@ def write_rows(folder: Path, rows: Dataset) -> None:
 
 
 def read_rows(folder: Path) -> Dataset:
-    """Memory-mapped."""
+    """Read the rows that `write_rows` wrote, memory-mapped."""
     return Dataset.from_file(str(folder / ROWS_FILE))

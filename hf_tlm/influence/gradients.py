@@ -1,15 +1,15 @@
-"""Gradients of many texts by kind of parameter: what is kept of them, and their inner products.
+"""Per-text gradients for each kind of parameter: the form in which they are stored, and their inner products.
 
 The gradient of a linear layer's weight W is the sum over tokens s of b_s a_s^T, with a_s the input and b_s the gradient of
-the output; that of its bias the sum of b_s. Two such gradients have the inner product
+the output; the gradient of its bias is the sum of b_s. The inner product of two weight gradients is
 sum_su (a_s . a_u) (b_s . b_u), which needs no gradient of W at all: inputs and output gradients are captured token by token.
 
-Each class below has the same methods. Task batches' gradients are made once (`plan`, `start`, `add`, `finish`) and kept as
-named tensors; those of passages are brought into the form that meets them (`of_passages`, which takes `numbers_of_a_passage`
-in memory), and `products`, float [N, T], is their inner products.
+The gradient classes below share one interface. Task batches' gradients are computed once (`plan`, `start`, `add`, `finish`)
+and stored as named tensors. `of_passages` brings the gradients of passages into the form that `products` expects
+(`numbers_of_a_passage` numbers in memory for each), and `products` returns the inner products, float [N, T].
 
-Shapes: A tokens, M masked ones, K tokens of the vocabulary, N passages, T task batches, I and O inputs and outputs, E width
-of the output embedding, H of an embedding.
+Shapes: A tokens, M masked tokens, K tokens of the vocabulary, N passages, T task batches, I and O inputs and outputs, E
+width of the output embedding, H width of an embedding.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from torch import nn
 Tensors = dict[str, torch.Tensor]
 # Numbers in the largest intermediate result: 64 MiB of float32.
 MAX_NUMBERS = 1 << 24
-# A passage is taken to have at least so many tokens that take part in its gradient. One task batch costs that often the
-# numbers of its factors, or once those of its whole gradient.
+# Assumed minimum of a passage's tokens that take part in its gradient. A task batch stored as factors costs this many times
+# the size of its factors, a complete gradient its size once.
 _TOKENS = 8
 
 
 @dataclass
 class Tokens:
-    """What a module saw of the tokens (A of them, ordered by text) at which its output has a gradient.
+    """A module's inputs and output gradients at the A tokens whose output has a nonzero gradient, ordered by text.
 
-    text: int64 [A], the text of each. inputs: float [A, I], or int64 [A] for an embedding. gradients: float [A, O], of the
-    loss by the module's output. Floats are float32 or wider.
+    text: int64 [A], the index of each token's text. inputs: float [A, I], or int64 [A] for an embedding. gradients: float
+    [A, O], of the loss with respect to the module's output. Floats are float32 or wider.
     """
 
     text: torch.Tensor
@@ -44,19 +44,20 @@ class Tokens:
     gradients: torch.Tensor
 
     def of_texts(self, text: torch.Tensor) -> Tokens:
-        """The same tokens as those of other texts, int64 [A], ordered by them."""
+        """Return the same tokens assigned to other texts, int64 [A], and ordered by them."""
         order = torch.argsort(text, stable=True)
         return Tokens(text[order], self.inputs[order], self.gradients[order])
 
 
 @dataclass
 class Decoded:
-    """What the output embedding's gradient is made of.
+    """The factors of the output embedding's gradient.
 
-    Row k of a text's is the sum over its masked tokens m of errors[m, k] hidden[m].
+    Row k of a text's gradient is the sum over its masked tokens m of errors[m, k] hidden[m].
 
-    vocabulary: int64 [K] tokens, ascending. text: int64 [M], ascending. hidden: float [M, E]. errors: float [M, K], of the
-    vocabulary's tokens softmax minus one-hot, divided by the masked tokens of the text. Floats are float32 or wider.
+    vocabulary: int64 [K], token ids, ascending. text: int64 [M], ascending. hidden: float [M, E]. errors: float [M, K],
+    softmax minus one-hot at the vocabulary's tokens, divided by the number of masked tokens of the text. Floats are float32
+    or wider.
     """
 
     vocabulary: torch.Tensor
@@ -66,14 +67,16 @@ class Decoded:
 
 
 class Capture:
-    """Keeps the inputs and outputs of modules during a forward pass in which no parameter needs a gradient.
+    """A context manager that records the inputs and outputs of modules in a forward pass without parameter gradients.
 
-    The outputs are made to need one: autograd's graph begins there, and all that lies before is a plain forward pass. Texts
-    are the first dimension of inputs and outputs.
+    The outputs are set to require a gradient, so autograd's graph begins at them and everything before them is a plain
+    forward pass. The first dimension of inputs and outputs is the text.
 
     Args:
-        num_texts: what is computed once for all texts, as the embeddings of positions may be, is given a row for each.
-        tail: modules that see tokens of all texts in a row, [1, M, ...] (see `Tail`); tail_text: int64 [M], their texts.
+        num_texts: number of texts; an output that is computed once for all texts, such as position embeddings, is expanded
+            to a row for each.
+        tail: modules that see the tokens of all texts concatenated, [1, M, ...] (see `Tail`).
+        tail_text: int64 [M], the texts of these tokens.
     """
 
     def __init__(
@@ -100,13 +103,13 @@ class Capture:
         if len(output) != self.num_texts and self._text[place] is None:
             inputs = inputs.expand(self.num_texts, *inputs.shape[1:])
             output = output.expand(self.num_texts, *output.shape[1:])
-        # Of an output that needs one already this changes nothing.
+        # Has no effect on an output that requires a gradient already.
         output.requires_grad_()
         self._calls[place].append((inputs.detach(), output))
         return output
 
     def tokens(self, loss: torch.Tensor) -> list[Tokens]:
-        """Of each module, all of its calls together. The graph is used up."""
+        """Return the tokens of each module, over all of its calls. Frees the autograd graph."""
         outputs = [output for calls in self._calls for _, output in calls]
         gradients = iter(torch.autograd.grad(loss, outputs, allow_unused=True))
         found = []
@@ -138,27 +141,27 @@ def _active(
 
 
 def _slices(length: int, width: int) -> Iterator[slice]:
-    """Slices of [length, width] numbers with at most MAX_NUMBERS each, or one row."""
+    """Return slices of the rows of a [length, width] array, each of at most MAX_NUMBERS numbers or of one row."""
     step = max(1, MAX_NUMBERS // max(1, width))
     return (slice(start, start + step) for start in range(0, length, step))
 
 
 def _membership(text: torch.Tensor, num_texts: int, like: torch.Tensor) -> torch.Tensor:
-    """[num_texts, A], 1 where a token is of a text: a product with it sums over the tokens of each text."""
+    """Return [num_texts, A], 1 where a token belongs to a text: a product with it sums over the tokens of each text."""
     table = like.new_zeros(num_texts, len(text))
     table[text, torch.arange(len(text), device=text.device)] = 1
     return table
 
 
 def _sum_by(text: torch.Tensor, values: torch.Tensor, num_texts: int) -> torch.Tensor:
-    """[num_texts, D]: the sums of [A, D] over the tokens of each text."""
+    """Return [num_texts, D], the sums of `values` [A, D] over the tokens of each text."""
     return values.new_zeros(num_texts, values.shape[1]).index_add_(0, text, values)
 
 
 class VectorGradient:
-    """Of a bias, or of LayerNorm's weight: as long as the layer is wide, and kept as it is.
+    """The gradient of a bias or of a LayerNorm's weight: one number per output of the layer, stored as it is.
 
-    LayerNorm's weight multiplies the normalised input, so its gradient is the sum of b_s times that.
+    LayerNorm's weight multiplies the normalised input, so its gradient is the sum of b_s times the normalised input.
     """
 
     def __init__(self, key: str, module: nn.Module, attribute: str):
@@ -166,7 +169,7 @@ class VectorGradient:
         self.numbers_of_a_passage = getattr(module, attribute).numel()
 
     def plan(self, tokens_per_task: float) -> int:
-        """Numbers that are kept of a task batch."""
+        """Return how many numbers are stored for a task batch."""
         return self.numbers_of_a_passage
 
     def start(self, num_tasks: int, like: torch.Tensor) -> Tensors:
@@ -191,12 +194,12 @@ class VectorGradient:
 
 
 class MatrixGradient:
-    """Of a linear layer's weight: kept as its factors, the task batch's own tokens, or whole, whichever costs less.
+    """The gradient of a linear layer's weight: stored as factors (the batch's tokens) or complete, whichever costs less.
 
     Args:
-        projection_dim: inputs and output gradients are first multiplied with seeded Gaussian matrices of so many rows,
-            divided by the root of their number, a Kronecker product of two random projections: inner products keep their
-            expectation. A side that is not wider than that stays as it is.
+        projection_dim: project inputs and output gradients to this many dimensions with seeded Gaussian matrices, divided by
+            the square root of `projection_dim`. This is a Kronecker product of two random projections and preserves inner
+            products in expectation. A side that is not wider than `projection_dim` is not projected.
     """
 
     def __init__(self, key: str, module: nn.Linear, projection_dim: int | None = None, seed: int = 0):
@@ -214,7 +217,7 @@ class MatrixGradient:
                 self.sides[side] = projection_dim
 
     def plan(self, tokens_per_task: float) -> int:
-        """Decide how task batches of so many tokens are kept: numbers of one."""
+        """Decide how task batches of `tokens_per_task` tokens are stored; return how many numbers one takes."""
         whole, factors = self.sides[0] * self.sides[1], round(tokens_per_task * sum(self.sides))
         self.whole = whole <= _TOKENS * factors
         return whole if self.whole else factors
@@ -260,7 +263,7 @@ class MatrixGradient:
         return [x if p is None else x @ p for x, p in zip(factors, self._projections, strict=True)]
 
     def _add_products(self, gradients: torch.Tensor, tokens: Tokens) -> None:
-        """Add to [N, O, I] each text's own sum of b_s a_s^T."""
+        """Add each text's sum of b_s a_s^T to `gradients`, [N, O, I]."""
         a, b = self._factors(tokens)
         texts, counts = torch.unique_consecutive(tokens.text, return_counts=True)
         stop = 0
@@ -270,17 +273,17 @@ class MatrixGradient:
 
 
 class EmbeddingGradient:
-    """Of an embedding: a row for each token id of a text, the sum of its b_s. The padding's row has none.
+    """The gradient of an embedding: a row for each token id of a text, the sum of its b_s. The padding token has none.
 
-    Where the output embedding is this very parameter, a passage's gradient has a part from there in every row; only the rows
-    that some task batch has are ever looked at.
+    If the output embedding is tied to this parameter, it adds to every row of a passage's gradient; only the rows that occur
+    in some task batch are computed.
     """
 
     def __init__(self, key: str, module: nn.Embedding, tied: bool):
         self.key, self.module, self.tied = key, module, tied
 
     def plan(self, tokens_per_task: float) -> int:
-        """Numbers that are kept of a task batch, at most."""
+        """Return the largest number of numbers that are stored for a task batch."""
         return round(tokens_per_task * self.module.embedding_dim)
 
     numbers_of_a_passage = 0
@@ -307,7 +310,7 @@ class EmbeddingGradient:
         begin, others_begin = (np.concatenate([[0], counts.cpu().numpy().cumsum()]) for _, counts in (own, theirs))
         for i, j in zip(ours.tolist(), others.tolist(), strict=True):
             p, t = slice(begin[i], begin[i + 1]), slice(others_begin[j], others_begin[j + 1])
-            # Each text and each task batch has one row of an id.
+            # Each text and each task batch has at most one row per token id, so no index repeats.
             result[text[p, None], tasks["task"][t]] += rows[p] @ tasks["rows"][t].T
         if decoded is not None:
             result += self._decoded_products(decoded, tasks, num_passages, num_tasks)
@@ -325,7 +328,7 @@ class EmbeddingGradient:
     def _rows(
         self, ids: torch.Tensor, text: torch.Tensor, rows: torch.Tensor, num_texts: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rows [A, H] of token ids and texts, one for each pair of the two that there is, ordered by id, then by text."""
+        """Sum rows [A, H] that have the same token id and text; return ids, texts and sums, ordered by id, then by text."""
         if self.module.padding_idx is not None:
             real = ids != self.module.padding_idx
             ids, text, rows = ids[real], text[real], rows[real]

@@ -1,4 +1,4 @@
-"""Tokenised rows, as influence reads them, and their masks: a function of a seed and of each passage's id alone."""
+"""Reading of tokenised rows for influence, and their masks, which depend only on a seed and on each passage's id."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ READ_ROWS = 1000
 
 
 def cut_at(asked: int | None, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
-    """The tokens asked for, by default 128, or fewer where the tokenizer or a model's positions are for fewer.
+    """Return the length at which texts are truncated: `asked`, or by default 128, or less if tokenizer or model take less.
 
-    An InfluenceError where there are fewer positions than asked for, or nothing of a text is left.
+    Args:
+        positions: number of positions of the score model; None: no limit.
+
+    Raises:
+        InfluenceError: `asked` is more than `positions`, or leaves no token besides the special ones.
     """
     special = tokenizer.num_special_tokens_to_add()
     if asked is None:
@@ -42,10 +46,12 @@ def cut_at(asked: int | None, tokenizer: PreTrainedTokenizerBase, positions: int
 
 
 def read(rows: Dataset, needed: str) -> Dataset:
-    """The columns that are read, as Python values; `labels` is `label`, as the ecosystem has both names.
+    """Return the rows with only the columns that influence reads, as Python values.
+
+    A column `labels` is renamed to `label`, because data sets use both names.
 
     Raises:
-        InfluenceError: it is no Dataset, or `input_ids` or the column that is `needed` beside it is missing.
+        InfluenceError: `rows` is not a Dataset, or the column `input_ids` or `needed` is missing.
     """
     columns = rows.column_names if isinstance(rows, Dataset) else []
     if needed == "label" and "label" not in columns and "labels" in columns:
@@ -62,19 +68,19 @@ def read(rows: Dataset, needed: str) -> Dataset:
 
 
 def take(rows: Dataset, places: np.ndarray) -> list[dict]:
-    """Some rows, by place, int64."""
+    """Return the rows at some indices, int64, as a list of dicts."""
     columns = rows[places.tolist()]
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def batches(rows: Dataset, size: int) -> Iterator[np.ndarray]:
-    """Places of rows of similar lengths, int64 [`size`] each, at least one."""
+    """Return batches of row indices, int64 [`size`] each (`size` is at least 1), rows of similar lengths together."""
     order, size = np.argsort(text_lengths(rows), kind="stable"), max(1, size)
     return (order[start : start + size] for start in range(0, len(order), size))
 
 
 def rows_digest(rows: Dataset) -> str:
-    """32 hex digits of the rows' content: equal rows give the same wherever they are stored."""
+    """Return a digest of the rows' content, 32 hex digits: equal rows have equal digests wherever they are stored."""
     digest = xxhash.xxh3_128(f"{len(rows)} {sorted(rows.column_names)}".encode())
     for table in rows.with_format("arrow").iter(batch_size=READ_ROWS):
         for name in sorted(table.column_names):
@@ -90,15 +96,15 @@ def rows_digest(rows: Dataset) -> str:
 
 
 def draws(ids: Sequence[str], seed: int) -> np.ndarray:
-    """int64 [N], not negative: the `draw` of each passage (see `TlmCollator`), a hash of the seed and its id."""
+    """Return the `draw` of each passage (see `TlmCollator`), int64 [N], not negative: a hash of the seed and its id."""
     seed %= 2**64
     return np.array([xxhash.xxh3_64_intdigest(name.encode(), seed=seed) >> 1 for name in ids], np.int64)
 
 
 class MaskedTexts:
-    """Batches of masked passages, in which every text has a masked token.
+    """A collator of masked passages that masks at least one token of every text.
 
-    A mask that hides nothing would make a loss of no token: it is drawn again, with the next seed for the draw.
+    A text without a masked token has no loss, so its mask is drawn again with the next seed.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, mlm_probability: float, seed: int):
@@ -106,11 +112,11 @@ class MaskedTexts:
         self.seed = seed
 
     def maskable(self, input_ids: Sequence[int]) -> bool:
-        """Whether a text has any token but special ones."""
+        """Return whether a text has any token that is not special."""
         return not self.collator.special[np.asarray(input_ids, np.int64)].all()
 
     def counts(self, texts: list[dict]) -> np.ndarray:
-        """int64 [N], the masked tokens of each passage; 0 of one that cannot be masked."""
+        """Return how many tokens of each passage are masked, int64 [N]; 0 for a passage that cannot be masked."""
         kept = [place for place, text in enumerate(texts) if self.maskable(text["input_ids"])]
         found = np.zeros(len(texts), np.int64)
         if kept:
@@ -118,14 +124,14 @@ class MaskedTexts:
         return found
 
     def of_task(self, texts: list[dict]) -> dict[str, torch.Tensor]:
-        """The padded batch of labelled texts, masked by the seed and their own tokens; some may have no masked token."""
+        """Return a padded batch of labelled texts, masked by seed and their own tokens; some may have no masked token."""
         names = [" ".join(map(str, text["input_ids"])) for text in texts]
         batch = self.collator([{**text, "draw": draw} for draw, text in zip(draws(names, self.seed), texts, strict=True)])
         del batch["mlm_labels"]
         return batch
 
     def __call__(self, texts: list[dict]) -> dict[str, torch.Tensor]:
-        """The padded batch of texts that can be masked, columns `id` and `input_ids` (`token_type_ids`)."""
+        """Return a padded batch of maskable texts, given with `id`, `input_ids` and optionally `token_type_ids`."""
         ids = [text["id"] for text in texts]
         columns = [name for name in ("input_ids", "token_type_ids") if name in texts[0]]
         drawn = draws(ids, self.seed)

@@ -1,7 +1,7 @@
-"""Influence scores on disk, of a subset and of documents.
+"""Influence scores on disk: of the passages of a subset, and of the documents of a pipeline.
 
-Those of a subset are in shards that are made once, by any number of processes, and continued after a kill. Those of
-documents are what `ScoreDocuments` of `hf_tlm.influence.datatrove_steps` has written.
+The scores of a subset are in shards. Any number of processes compute each shard once, and continue after a kill. The scores
+of documents are written by `ScoreDocuments` of `hf_tlm.influence.datatrove_steps`.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ if TYPE_CHECKING:
 
 
 SETTINGS_FILE = "settings.json"
-# Of documents, in the folder of a batch of them.
+# Files of a batch of documents, in its folder.
 IDS_FILE, SCORES_FILE = "ids.arrow", "scores.npy"
-# What tasks of an executor share, see `hf_tlm.influence.sharded`.
+# The folder that the tasks of an executor share, see `hf_tlm.influence.sharded`.
 WORK_FOLDER = "sharded"
 SHARD_ROWS = 1024
 POLL_SECONDS = 0.1
-# Changes when equal settings would give other scores.
+# Increased when equal settings would give different scores.
 _FORMAT = 1
 
 
 class ScoreFiles:
     """The scores of N passages on T task batches, as `scores-<n>.npy` of 1,024 passages each in a folder.
 
-    A shard is float32 [n, T], NaN for passages without a score, a task batch's values one after the other, and then its
-    checksum. It appears as a whole and is never changed. `scores[:, start:stop]` reads some columns of all of them.
+    A shard is float32 [n, T] in Fortran order (a task batch's values are contiguous), NaN for passages without a score,
+    followed by its checksum. It is written atomically and never changed. `scores[:, start:stop]` reads these columns from
+    all shards.
 
     Args:
-        folder: of the shards and their settings.
+        folder: directory of the shards and their settings.
         shape: (N, T).
-        claim: of the folder, if it was made for these scores.
+        claim: the folder's claim, if `open_scores` opened it; default: a new `Claim`.
     """
 
     def __init__(self, folder: Path, shape: tuple[int, int], claim: Claim | None = None):
@@ -66,11 +67,11 @@ class ScoreFiles:
         return -(-self.shape[0] // SHARD_ROWS)
 
     def rows(self, number: int) -> range:
-        """The passages of a shard."""
+        """Return the rows of a shard's passages."""
         return range(number * SHARD_ROWS, min((number + 1) * SHARD_ROWS, self.shape[0]))
 
     def find(self, number: int) -> np.ndarray | None:
-        """A shard, memory-mapped; None if it is not there, or not whole, which is looked at once."""
+        """Return a shard, memory-mapped; None if it is missing or damaged. Its checksum is compared only once."""
         path = self._path(number)
         try:
             shard = np.load(path, mmap_mode="r")
@@ -82,14 +83,14 @@ class ScoreFiles:
         return shard if shard.shape == (len(self.rows(number)), self.shape[1]) else None
 
     def missing(self) -> list[int]:
-        """The shards that `find` does not find."""
+        """Return the numbers of the shards that are missing or damaged."""
         return [number for number in range(self.num_shards) if self.find(number) is None]
 
     def write(self, number: int, scores: np.ndarray) -> None:
         """Write the scores of a shard.
 
         Raises:
-            HfTlmError: the disk cannot be written.
+            HfTlmError: the file cannot be written.
         """
         file = io.BytesIO()
         np.save(file, np.asfortranarray(scores, np.float32))
@@ -121,25 +122,26 @@ def score(
     process_index: int = 0,
     num_processes: int = 1,
 ) -> ScoreFiles:
-    """The influence of every passage on every task batch, computed where it is not on disk yet.
+    """Return the influence of every passage on every task batch; compute the scores that are not on disk yet.
 
-    Called by all processes alike, each with a scorer of its own: each computes its share and returns when all have. The
-    scores do not depend on the number of processes, nor on where a run was killed and continued.
+    All processes call this function, each with its own scorer: each computes its share and returns when all shares are
+    complete. The scores do not depend on the number of processes, nor on where a run was killed and continued.
 
     Args:
-        task_rows: tokenised validation examples, columns input_ids (token_type_ids), label; T is their number by
+        task_rows: tokenised validation examples, columns input_ids (token_type_ids), label; T is their number divided by
             `task_batch_size`, rounded up.
         subset_rows: N tokenised passages, columns input_ids (token_type_ids), id.
-        work_dir: folder of the scores, that all processes see; None: one in the cache of `datasets`, named by all that they
-            depend on. 4 x N x T bytes, and until all are there the task gradients too.
+        work_dir: directory of the scores, visible to all processes; None: a directory in the cache of `datasets`, named by
+            a digest of everything that the scores depend on. It takes 4 x N x T bytes, plus the task gradients until all
+            scores are complete.
 
     Raises:
         InfluenceError: `work_dir` holds scores of other texts, models or settings; or see `InfluenceScorer.fit`.
-        HfTlmError: the disk cannot be written.
+        HfTlmError: a file cannot be written.
     """
     main = process_index == 0
     scores = open_scores(task_rows, subset_rows, scorer, work_dir, task_batch_size, main)
-    # A fixed share, as processes that looked for what is missing at different times would see different things.
+    # The share is fixed by number, because processes that list the missing shards at different times see different lists.
     missing = scores.missing()
     mine = [number for number in missing if number % num_processes == process_index]
     try:
@@ -149,11 +151,11 @@ def score(
                 scorer.fit(task_rows, task_batch_size, scores.folder / GRADIENTS_FOLDER, **processes)
             _score(scores, subset_rows, scorer, missing, mine, main)
     except (FileNotFoundError, HfTlmError):
-        # Another selection at the same time, of another size say, has made the same scores, and removed the gradients.
+        # A concurrent selection, for example of another size, may have computed the same scores and removed the gradients.
         if scores.missing():
             raise
     if main:
-        # They may be larger than the scores, and can be made again.
+        # Task gradients may be larger than the scores, and can be computed again.
         for name in (GRADIENTS_FOLDER, WORK_FOLDER):
             shutil.rmtree(scores.folder / name, ignore_errors=True)
     return scores
@@ -167,11 +169,11 @@ def open_scores(
     task_batch_size: int,
     main: bool = True,
 ) -> ScoreFiles:
-    """The scores that are there, in a folder of this data and these settings; what is missing is to be written.
+    """Open the folder of the scores of this data and these settings, or begin it; missing shards remain to be written.
 
     Args:
         work_dir, task_batch_size: see `score`.
-        main: of several processes the one that begins a folder, for which the others wait.
+        main: whether this is the process that begins the folder; the other processes wait for it.
 
     Raises:
         InfluenceError: `work_dir` holds scores of other texts, models or settings.
@@ -191,30 +193,30 @@ def open_scores(
 
 
 def batch_name(rank: int, number: int) -> str:
-    """The folder of a batch of documents: IDS_FILE, and SCORES_FILE, float32 [n, T]."""
+    """Return the folder name of a batch of documents; it holds IDS_FILE, and SCORES_FILE, float32 [n, T]."""
     return f"{rank:05d}/{number:05d}"
 
 
 def end_name(rank: int) -> str:
-    """Written when a task has come to its end: how many documents and batches it has; {} while it is at work."""
+    """Return the name of a task's end marker: its numbers of documents and batches; {} while the task is running."""
     return f"{rank:05d}/end.json"
 
 
 class DocumentScores:
-    """The scores of N documents on T task batches, one task's after another's, each in the order of its pipeline.
+    """The scores of N documents on T task batches, ordered by pipeline task, then by the document's order in the task.
 
-    `scores[:, start:stop]` reads some columns, float32 [N, stop - start], NaN for documents without a score: what
-    `hf_tlm.influence.select_rows` takes.
+    `scores[:, start:stop]` reads these columns, float32 [N, stop - start], NaN for documents without a score, as
+    `hf_tlm.influence.select_rows` expects.
 
     Args:
         location: `output` of `ScoreDocuments`.
 
     Attributes:
         shape: (N, T).
-        num_tasks: tasks whose scores these are.
+        num_tasks: number of pipeline tasks that wrote these scores.
 
     Raises:
-        InfluenceError: there are no scores, or not of all tasks.
+        InfluenceError: there are no scores, or some tasks have not finished.
     """
 
     def __init__(self, location: str):
@@ -233,16 +235,16 @@ class DocumentScores:
 
     @cached_property
     def ids(self) -> list[str]:
-        """Of the documents, N."""
+        """The ids of the N documents."""
         return [name for rank in range(self.num_tasks) for name in self.ids_of(rank)]
 
     def ids_of(self, rank: int) -> Iterator[str]:
-        """Of the documents of one task, not more than a batch of them in memory."""
+        """Yield the ids of one task's documents, with at most one batch in memory."""
         for name in self._batches_of(rank):
             yield from read_table(self.workspace.reading(name) / IDS_FILE)["id"].to_pylist()
 
     def rows_of(self, rank: int) -> range:
-        """The rows of one task's documents."""
+        """Return the rows of one task's documents."""
         counts = [end["documents"] for end in self._ends]
         return range(sum(counts[:rank]), sum(counts[: rank + 1]))
 
@@ -263,13 +265,19 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _is_sound(shard: np.memmap, content: bytes) -> bool:
-    """Whether a file is the shard and its checksum; those of before there were checksums are taken without."""
+    """Return whether a file's checksum matches its shard; files of versions without checksums are accepted."""
     end = shard.offset + shard.nbytes
     return content[end:] in (b"", _checksum(content[:end]))
 
 
 def _claim(folder: Path, settings: dict[str, Any], main: bool) -> Claim:
-    """Return when the folder is one of these settings; the main process makes it so if it is empty."""
+    """Claim a folder of scores with these settings.
+
+    The main process writes the settings if the folder has none; the others wait for them.
+
+    Raises:
+        InfluenceError: the folder has other settings, its settings are damaged, or it holds scores without settings.
+    """
     path, claim = folder / SETTINGS_FILE, Claim(folder, SETTINGS_FILE)
     while not path.is_file():
         if main:
@@ -311,7 +319,7 @@ def _short(value: Any) -> str:
 
 
 def _score(scores: ScoreFiles, rows: Dataset, scorer, missing: list[int], mine: list[int], main: bool) -> None:
-    """Make those shards of the missing ones that are `mine`, and wait for the others."""
+    """Compute the shards that are `mine`, and wait for the other missing ones."""
     done = len(rows) - sum(len(scores.rows(number)) for number in missing)
     with tqdm(desc="Scoring", unit=" passages", total=len(rows), initial=done, disable=not main) as bar:
         for number in mine:
@@ -324,7 +332,7 @@ def _score(scores: ScoreFiles, rows: Dataset, scorer, missing: list[int], mine: 
 
 
 def _advance(scores: ScoreFiles, missing: Iterable[int], bar) -> list[int]:
-    """What is still missing; the bar shows what is not."""
+    """Return the shards that are still missing, and advance the progress bar by the others."""
     still = [number for number in missing if scores.find(number) is None]
     bar.update(sum(len(scores.rows(number)) for number in set(missing) - set(still)))
     return still

@@ -1,6 +1,6 @@
 """Influence of passages on task batches: inner products of gradients, exact and about as fast as a forward pass.
 
-A scorer is kept in a folder for processes and machines that have neither its models nor the task.
+A scorer can be saved to a directory, for processes and machines that have neither its models nor the task.
 
 Shapes: N passages, T task batches.
 """
@@ -34,11 +34,11 @@ from hf_tlm.models.families import longest_input
 from hf_tlm.utils.files import atomic_directory, sha256
 from hf_tlm.utils.options import check_numbers, of_python
 
-# Task gradients are written, and shared between processes, in blocks of at most so many texts.
+# Task gradients are written, and shared between processes, in blocks of at most this many texts.
 BLOCK_TEXTS = 1024
-# What passages leave at the parameters waits for task gradients that are read again until it has so many bytes.
+# If task gradients have to be read from disk again, gradients of passages are collected until they have this many bytes.
 WAITING_BYTES = 1 << 28
-# Of a saved scorer: all but its models and gradients.
+# The file of a saved scorer with everything except its models and gradients.
 SCORER_FILE = "scorer.json"
 
 
@@ -47,13 +47,13 @@ class InfluenceScorer:
 
     .. math:: I(p, t) = \langle \nabla_\theta L_{mlm}(p), \nabla_\theta L_{task}(t) \rangle
 
-    The larger, the more a step on the passage lowers the task's loss. `L_mlm(p)` is the mean cross-entropy over a passage's
-    masked tokens, `L_task(t)` that over the texts of a task batch, both without dropout; masks depend on `seed` and the
-    passage's `id` only. So a passage's scores do not depend on the batch, the order or the process in which they are
-    computed. The influence of several passages that share a gradient is the sum of theirs.
+    The larger the influence, the more a step on the passage lowers the task's loss. `L_mlm(p)` is the mean cross-entropy
+    over a passage's masked tokens, `L_task(t)` the mean cross-entropy over the texts of a task batch, both without dropout;
+    masks depend only on `seed` and the passage's `id`. So a passage's scores do not depend on the batch, the order or the
+    process in which they are computed. The influence of several passages that share a gradient is the sum of theirs.
 
-    No gradient of a single passage is formed where its factors say as much, see `hf_tlm.influence.gradients`; only what lies
-    above the chosen parameters is differentiated.
+    The gradient of a single passage is not formed where its factors suffice, see `hf_tlm.influence.gradients`; the backward
+    pass covers only the modules above the chosen parameters.
 
         scorer = InfluenceScorer([model], tokenizer)
         scorer.fit(tokenize(task.splits["validation"], tokenizer, 128), task_batch_size=1)
@@ -61,25 +61,26 @@ class InfluenceScorer:
 
     Args:
         models: checkpoints of one model; the influence is the mean over them. They are put into evaluation mode, and their
-            parameters no longer need gradients.
-        layer: as transformers counts `hidden_states`: 0 is the embeddings, 1 the first layer, -1 the last.
+            parameters no longer require gradients.
+        layer: index as in transformers' `hidden_states`: 0 is the embeddings, 1 the first layer, -1 the last.
         parameters: patterns of names inside that layer, see `choose_parameters`.
-        mask_task_texts: the task's texts are masked as passages are, by the seed and their tokens (the released code);
-            else they are as they are.
-        batch_size: texts of a forward pass. The graph above a low layer, and gradients that are kept whole, take memory:
-            then fewer are taken at a time.
+        mask_task_texts: mask the task's texts as passages are masked, by the seed and their tokens (the released code);
+            by default they are not masked.
+        batch_size: texts in a forward pass. The graph above a low layer and gradients that are stored completely take
+            memory; batches are smaller then.
         projection_dim: approximate inner products of weights of linear layers, see `MatrixGradient`.
 
     Attributes:
         num_task_batches: T; 0 until there are task gradients.
-        models: those given.
+        models: the given models.
         choice: the layer, counted from 0, and its chosen parameters.
-        settings: all of the above that scores depend on, but for the models, as JSON values.
-        fingerprint: hex digest of these and of the models.
+        settings: all of the arguments that scores depend on, except the models, as JSON values.
+        fingerprint: hex digest of the settings and the models.
 
     Raises:
-        InfluenceError: there is no model, one is no `TlmModel`, models are not of one kind, parameters cannot be chosen, a
-            number makes no sense, or a projection has nothing to project.
+        InfluenceError: there is no model, a model is not a `TlmModel`, models have different parameters, parameters cannot
+            be chosen, a number is out of range, the tokenizer has more tokens than the models embed, or a projection has
+            nothing to project.
         TokenizerError: the tokenizer lacks a mask token or a padding token.
     """
 
@@ -109,7 +110,7 @@ class InfluenceScorer:
             raise InfluenceError("Influence needs at least one model; received none.")
         check_numbers(InfluenceError, score_mlm_probability=mlm_probability, score_batch_size=batch_size)
         check_numbers(InfluenceError, projection_dim=projection_dim, layer=layer, selection_seed=seed)
-        # The settings are JSON.
+        # The settings are written as JSON, which does not accept NumPy's numbers.
         layer, mlm_probability, seed, projection_dim = map(of_python, (layer, mlm_probability, seed, projection_dim))
         check_alike(models)
         self.masked = MaskedTexts(tokenizer, mlm_probability, seed)
@@ -137,7 +138,7 @@ class InfluenceScorer:
             "projection_dim": projection_dim,
             "seed": seed,
         }
-        if mask_task_texts:  # Else the scores are those of before there was a choice.
+        if mask_task_texts:  # Left out otherwise, so that fingerprints equal those of versions without this option.
             self.settings["mask_task_texts"] = True
         digest = xxhash.xxh3_64(json.dumps(self.settings).encode())
         for checkpoint in self._checkpoints:
@@ -146,10 +147,10 @@ class InfluenceScorer:
         self._tasks: TaskGradients | None = None
 
     def max_length(self, asked: int | None = None) -> int:
-        """Tokens after which a text is cut, see `hf_tlm.influence.rows.cut_at`.
+        """Return the length at which texts are truncated, see `hf_tlm.influence.rows.cut_at`.
 
         Raises:
-            InfluenceError: the models have no positions for so many, or nothing of a text is left.
+            InfluenceError: the models have fewer positions, or no token besides the special ones is left.
         """
         return cut_at(asked, self.tokenizer, longest_input(self.models[0].config))
 
@@ -162,21 +163,21 @@ class InfluenceScorer:
         process_index: int = 0,
         num_processes: int = 1,
     ) -> None:
-        """Make the gradients of a task, its texts in batches of `task_batch_size` consecutive ones.
+        """Compute the gradients of a task's batches, each of `task_batch_size` consecutive texts.
 
         Args:
             rows: tokenised labelled texts: columns `input_ids`, optionally `token_type_ids`, and `label` or `labels`.
-            folder: where the gradients are written, block by block, and where `load` finds them; blocks of these texts that
-                are there already are not made again, anything else there is removed. Default a temporary folder that is
-                removed with this object. They may be larger than memory.
-            process_index, num_processes: of processes that make them together, in one folder.
+            folder: directory to which the gradients are written, block by block, and from which `load` reads them. Existing
+                blocks of these texts are not computed again; anything else in the directory is removed. Default: a temporary
+                directory that is removed with this object. The gradients may be larger than memory.
+            process_index, num_processes: for processes that compute the gradients together, in one directory.
 
         Raises:
             InfluenceError: there is no text, a column is missing, or a label is not one of the model's classes.
-            HfTlmError: they cannot be written.
+            HfTlmError: the gradients cannot be written.
         """
         check_numbers(InfluenceError, task_batch_size=task_batch_size)
-        task_batch_size = of_python(task_batch_size)  # It is written as JSON.
+        task_batch_size = of_python(task_batch_size)  # JSON does not accept NumPy's numbers.
         rows = read(rows, "label")
         if not len(rows):
             raise InfluenceError("Influence on a task needs labelled texts, those of its validation split; received none.")
@@ -189,8 +190,8 @@ class InfluenceScorer:
             self._temporary = tempfile.TemporaryDirectory(prefix="hf-tlm-task-gradients-")
             folder = Path(self._temporary.name) / GRADIENTS_FOLDER
         tasks = self._begin(rows, task_batch_size, Path(folder))
-        # Each process begins elsewhere and makes what is not there when it comes to it. So none waits for another, and what
-        # two make at the same time, at the end, is the same.
+        # Each process begins at a different block and skips blocks that exist when it gets to them. So no process waits for
+        # another, and two that compute the same block at the end write the same content.
         first = len(tasks.stops) * process_index // num_processes
         with tqdm(desc="Task gradients", unit=" examples", total=len(rows), disable=process_index > 0) as bar:
             for number in (*range(first, len(tasks.stops)), *range(first)):
@@ -201,20 +202,20 @@ class InfluenceScorer:
         self.load(folder)
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Copy the task gradients, for `load` of another process.
+        """Copy the task gradients to a directory, for `load` in another process.
 
         Raises:
-            InfluenceError: there are none.
-            HfTlmError: the folder cannot be written.
+            InfluenceError: there are no task gradients.
+            HfTlmError: the directory cannot be written.
         """
         with atomic_directory(folder) as work:
             shutil.copytree(self._fitted().folder, work, dirs_exist_ok=True)
 
     def load(self, folder: str | os.PathLike) -> None:
-        """Use the task gradients in a folder that `fit` or `save` wrote; it must stay.
+        """Use the task gradients in a directory that `fit` or `save` wrote; it must not be removed afterwards.
 
         Raises:
-            InfluenceError: they are not there, or were made by other models or with other settings.
+            InfluenceError: there are no task gradients, or they belong to other models or settings.
         """
         self._tasks = TaskGradients.open(Path(folder), self.device, self.fingerprint)
         self.num_task_batches = self._tasks.num_task_batches
@@ -227,7 +228,7 @@ class InfluenceScorer:
             self._vocabularies.append(found if len(found) else None)
 
     def score(self, rows: Dataset) -> np.ndarray:
-        """The influence of passages, float32 [N, T] (of float64 models float64); NaN for a passage without maskable tokens.
+        """Return the influence of passages, float32 [N, T] (float64 for float64 models); NaN without maskable tokens.
 
         Args:
             rows: tokenised passages, in any order: columns `id`, `input_ids`, optionally `token_type_ids`.
@@ -238,7 +239,7 @@ class InfluenceScorer:
         tasks, rows = self._fitted(), read(rows, "id")
         result = np.full((len(rows), self.num_task_batches), np.nan, str(self._wide).removeprefix("torch."))
         numbers = sum(gradient.numbers_of_a_passage for _, gradient in self._checkpoints[0].gradients)
-        # Where task gradients have to be read again, more than one small batch meets them at a time.
+        # If task gradients have to be read again each time, several small batches are multiplied with them at once.
         most = 0 if tasks.stay else WAITING_BYTES
         waiting: list[tuple[np.ndarray, list[list]]] = []
         held = 0
@@ -255,7 +256,7 @@ class InfluenceScorer:
         return result
 
     def masked_tokens(self, rows: Dataset) -> np.ndarray:
-        """How many tokens of each passage are masked where it is scored, int64 [N].
+        """Return how many tokens of each passage are masked when it is scored, int64 [N].
 
         Args:
             rows: see `score`.
@@ -270,13 +271,13 @@ class InfluenceScorer:
         return counts
 
     def _of_passages(self, texts: list[dict]) -> list[list]:
-        """By checkpoint and parameter, see `Checkpoint.of_passages`."""
+        """Return the gradients of passages by checkpoint and parameter, see `Checkpoint.of_passages`."""
         batch = self.masked(texts)
         pairs = zip(self._checkpoints, self._vocabularies, strict=True)
         return [checkpoint.of_passages(batch, vocabulary) for checkpoint, vocabulary in pairs]
 
     def _multiply(self, waiting: list[tuple[np.ndarray, list[list]]], result: np.ndarray) -> None:
-        """Bring the scores of batches that wait, with their places in `result` [N, T], there; none waits any longer."""
+        """Compute the scores of waiting batches, write them to their rows of `result` [N, T], and clear `waiting`."""
         options: dict[str, Any] = {"dtype": self._wide, "device": self.device}
         sums = [torch.zeros(len(places), self.num_task_batches, **options) for places, _ in waiting]
         for tasks, block in self._fitted().blocks() if waiting else ():
@@ -289,7 +290,7 @@ class InfluenceScorer:
         waiting.clear()
 
     def _begin(self, rows: Dataset, task_batch_size: int, folder: Path) -> TaskGradients:
-        """The folder's plan: the blocks, and how gradients are kept; of two runs with the same texts that of the first."""
+        """Find or begin the folder's task gradients. The first run decides the blocks and how gradients are stored."""
         settings = {"fingerprint": self.fingerprint, "task_batch_size": task_batch_size, "texts": rows_digest(rows)}
         tasks = TaskGradients.find(folder, self.device, **settings)
         if tasks is None:
@@ -308,7 +309,7 @@ class InfluenceScorer:
                 gradient.whole = gradient.key in tasks.settings["whole"]
 
     def _block(self, rows: Dataset, task_batch_size: int, tasks: slice) -> Block:
-        """The gradients of consecutive task batches."""
+        """Compute the gradients of consecutive task batches."""
         start, stop = tasks.start * task_batch_size, min(len(rows), tasks.stop * task_batch_size)
         like = torch.zeros((), dtype=self._wide, device=self.device)
         stores = {g.key: g.start(tasks.stop - tasks.start, like) for _, g in self._gradients()}
@@ -325,7 +326,7 @@ class InfluenceScorer:
         return {g.key: g.finish(stores[g.key]) for _, g in self._gradients()}
 
     def _plan(self, rows: Dataset, task_batch_size: int) -> int:
-        """Numbers that are kept of a task batch, judged by the first texts."""
+        """Estimate how many numbers are stored for a task batch, from the first texts."""
         places = np.arange(min(self._texts_at_once, len(rows)))
         found = self._of_tasks(rows, places, np.ones(len(places)))
         return sum(
@@ -341,7 +342,7 @@ class InfluenceScorer:
 
     @property
     def _texts_at_once(self) -> int:
-        # A graph over several layers keeps about as much of each as a forward pass needs for one.
+        # A graph over several layers keeps about as much memory for each layer as a forward pass needs for one.
         return max(1, self.batch_size // self.choice.depth)
 
     def _gradients(self) -> list[tuple[int, Gradient]]:
@@ -354,14 +355,15 @@ class InfluenceScorer:
 
 
 def save_scorer(scorer: InfluenceScorer, folder: str | os.PathLike, *, gradients: bool = True) -> None:
-    """Write models, tokenizer and settings, for `load_scorer`.
+    """Write a scorer's models, tokenizer and settings to a directory, for `load_scorer`.
 
     Args:
-        gradients: those of the task too, which the scorer then has to have; False leaves them to be fitted or loaded.
+        gradients: write the task gradients too, which the scorer then must have; with False the loaded scorer has to be
+            fitted, or to load them.
 
     Raises:
         InfluenceError: there are no task gradients.
-        HfTlmError: the folder cannot be written.
+        HfTlmError: the directory cannot be written.
     """
     with atomic_directory(folder) as work:
         for number, model in enumerate(scorer.models):
@@ -385,16 +387,16 @@ def save_scorer(scorer: InfluenceScorer, folder: str | os.PathLike, *, gradients
 
 
 def load_scorer(folder: str | os.PathLike, device: str | torch.device = "cpu") -> InfluenceScorer:
-    """The scorer that `save_scorer` wrote, whose scores are the same.
+    """Load the scorer that `save_scorer` wrote; its scores are the same as before.
 
     Raises:
-        InfluenceError: there is none, or its models are not those that were saved.
+        InfluenceError: the directory holds no scorer, or its models are not those that were saved.
         ModelError, TokenizerError: see `TlmModel.from_checkpoint` and `load_tokenizer`.
     """
     folder, details = Path(folder), describe_scorer(folder)
     id2label = {int(label): name for label, name in details["id2label"].items()}
     models = [
-        # The wrapper that transformers has around torch's method hides that it is one.
+        # The wrapper that transformers puts around torch's `to` hides from mypy that it is a method.
         TlmModel.from_checkpoint(  # type: ignore[call-arg]
             str(folder / f"model-{number}"), id2label=id2label, attn_implementation=details["attn_implementation"]
         ).to(device=device, dtype=getattr(torch, details["dtype"]))
@@ -415,7 +417,11 @@ def load_scorer(folder: str | os.PathLike, device: str | torch.device = "cpu") -
 
 
 def describe_scorer(folder: Path) -> dict:
-    """What `save_scorer` wrote beside models and gradients; an InfluenceError where there is nothing."""
+    """Read the settings that `save_scorer` wrote.
+
+    Raises:
+        InfluenceError: the directory holds no scorer.
+    """
     try:
         return json.loads((folder / SCORER_FILE).read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Subset -> smaller Subset: by influence on the task (ISS), by a teacher, or by one of the controls at the same size."""
+"""Selection of a smaller subset: by influence on the task (ISS), by a teacher, or by a control method at the same size."""
 
 from __future__ import annotations
 
@@ -50,46 +50,48 @@ def select(
     process_index: int = 0,
     num_processes: int = 1,
 ) -> Subset:
-    """The passages of a subset that help the task most, in the subset's order.
+    """Select the passages of a subset that help the task most; they keep the subset's order.
 
     ISS (Wang et al., 2023): a passage's influence on a batch of validation examples is the inner product of the gradient of
-    its masked-LM loss with the gradient of their task loss: to first order, what a step on the passage takes off their loss.
+    its masked-LM loss and the gradient of their task loss: to first order, how much a step on the passage lowers their loss.
 
     Args:
-        method: "iss"; or as many passages by another rule: "confidence" and "disagreement" of teachers, whose `scores` are
-            highest; "dsir" (likelihood of their n-grams in the training texts, see `hf_tlm.influence.selection`),
-            "bm25-rank" (the first of the subset), "random".
-        fraction: share of the subset to keep, rounded to a passage; `num_passages`: how many; `top_k`: of iss, the union of
-            the passages that each task batch ranks first, so many of each. One of the three.
+        method: "iss", or another rule that keeps the same number of passages: "confidence" and "disagreement" (the highest
+            `scores` of teachers), "dsir" (likelihood of their n-grams in the training texts, see
+            `hf_tlm.influence.selection`), "bm25-rank" (the first of the subset), "random".
+        fraction: share of the subset to keep, rounded to a passage. Give exactly one of `fraction`, `num_passages` and
+            `top_k`.
+        top_k: iss only: keep the union of the `top_k` passages that each task batch ranks first.
+        num_passages: number of passages to keep.
         balance: "class" lets the classes of the validation examples take turns; a task batch then holds examples of one
-            class, and what does not fill one is left out. By a teacher the classes that it takes passages for take turns.
-            With `fraction` or `num_passages`.
-        corpus_batch_size: B_p of the paper's Table A.1, passages that are judged together; 1 judges each by itself, at the
+            class, and examples that do not fill a batch are left out. With a teacher, the classes that it predicts for
+            the passages take turns. Needs `fraction` or `num_passages`.
+        corpus_batch_size: B_p of the paper's Table A.1, passages that are scored together; 1 scores each by itself, at the
             same cost.
         task_batch_size: B_t, examples of the task that share a gradient.
-        task_split: "validation", whose loss influence is measured on (Algorithm 1), or "train" (the released code).
-        group_loss: of passages that are judged together. "passages": the sum of each one's own mean over its masked tokens;
-            "tokens": the mean over the masked tokens of all (the released code). Without groups the two are one.
-        seed: of "dsir" and "random".
-        scorer: of "iss", an `InfluenceScorer` of the score model or its checkpoints.
-        scores: of "confidence" and "disagreement", see `hf_tlm.runs.teacher_scores`.
-        max_length: of iss, tokens after which a text is cut for scoring; default see `InfluenceScorer.max_length`.
-        score_model: what the manifest calls the score model, a plain value.
+        task_split: split on whose loss influence is measured: "validation" (Algorithm 1) or "train" (the released code).
+        group_loss: loss of passages that are scored together. "passages": the sum of each passage's mean over its masked
+            tokens; "tokens": the mean over all masked tokens of the group (the released code). Equal without groups.
+        seed: seed of "dsir" and "random".
+        scorer: for "iss", an `InfluenceScorer` of the score model or its checkpoints.
+        scores: for "confidence" and "disagreement", see `hf_tlm.runs.teacher_scores`.
+        max_length: for iss, the length at which texts are truncated for scoring; default: see `InfluenceScorer.max_length`.
+        score_model: the name of the score model in the manifest, a JSON value.
         work_dir, process_index, num_processes: see `hf_tlm.influence.score`.
         sharding: score on an executor of datatrove instead, started by this process alone; see
             `hf_tlm.influence.sharded.score_sharded`.
 
     Returns:
-        The same columns; for iss also `influence` (float32, mean over task batches) and `influence_rank` (int32, the best
-        over task batches of the passage's group, from 1); by a teacher `teacher_score` (float32). The manifest has a
-        `selection` more.
+        A subset with the same columns; for iss also `influence` (float32, mean over task batches) and `influence_rank`
+        (int32, the best rank of the passage's group over task batches, from 1); for a teacher's method `teacher_score`
+        (float32). The manifest has the additional entry `selection`.
 
     Raises:
-        InfluenceError: no size or several, or more than there are passages; an empty subset, or a selection; iss without a
-            scorer, a validation split, or enough passages that can be scored; a teacher's method without `scores`, of other
-            passages, or of too few; a `max_length` that does not suit the scorer
+        InfluenceError: the size is missing, given more than once or larger than the subset; the subset is empty or a
+            selection already; iss has no scorer, no validation split, or not enough passages that can be scored; a teacher's
+            method has no `scores`, scores of other passages, or too few; `max_length` does not fit the scorer
             (`InfluenceScorer.max_length`); or see `hf_tlm.influence.score`.
-        TaskError: the task is of another kind than classification.
+        TaskError: the task is not a classification task.
     """
     check_task(task, "Selection by influence", "classification")
     check_subset(subset)
@@ -125,7 +127,7 @@ def select(
         chosen, columns = found.rows, {"influence": found.influence, "influence_rank": found.rank}
         made |= {
             **batches,
-            # As the paper has them, a manifest says no more than before there was a choice.
+            # The paper's values are left out, so that manifests equal those of versions without these options.
             **({"task_split": task_split} if task_split != "validation" else {}),
             **({"group_loss": group_loss} if group_loss != "passages" else {}),
             "task_batches": influence.shape[1],
@@ -139,7 +141,7 @@ def select(
             **scorer.settings,
         }
     else:
-        assert size is not None  # Only iss takes top_k instead.
+        assert size is not None  # Only iss accepts top_k instead.
         if method in BY_TEACHER:
             assert scores is not None
             chosen = best_rows(scores.values, size, scores.classes if balance else None)
@@ -167,9 +169,10 @@ def check_inputs(
     num_passages: int | None = None,
     task_split: str = "validation",
 ) -> int | None:
-    """How many passages to keep, None where `top_k` decides, after what task and subset have against a selection.
+    """Check that passages of the subset can be selected for the task; return how many to keep, None if `top_k` decides.
 
-    Raises as `select`.
+    Raises:
+        InfluenceError: see `select`.
     """
     if len(subset) == 0:
         raise InfluenceError("There is nothing to select from: the subset is empty.")
@@ -190,7 +193,7 @@ def check_inputs(
 
 
 def _check_given(method, subset, scorer, scores, sharding, num_processes) -> None:
-    """Whether what the method chooses by is there, and nothing beside it that it has no use for."""
+    """Check that the method has the scorer or scores that it needs and supports the executor, or raise InfluenceError."""
     if method == "iss" and scorer is None:
         raise InfluenceError("Selection by influence needs a scorer: an InfluenceScorer of the score model.")
     if method in BY_TEACHER and (scores is None or len(scores.values) != len(subset)):
@@ -212,7 +215,7 @@ def _check_given(method, subset, scorer, scores, sharding, num_processes) -> Non
 def _task_rows(
     task: Task, split: str, tokenizer: PreTrainedTokenizerBase, max_length: int, batch_size: int, balance: str | None
 ) -> tuple[Dataset, list[int] | None, int]:
-    """Tokenised examples of a split in the order of their batches; the class of each batch; how many were left out."""
+    """Return the tokenised examples of a split in batch order, the class of each batch, and how many were left out."""
     rows = tokenize(task.splits[split], tokenizer, max_length, description=f"Tokenising {split}")
     if balance is None:
         return rows, None, 0
@@ -233,7 +236,7 @@ def _task_rows(
 
 
 def _selected(subset: Subset, rows: np.ndarray, columns: dict[str, np.ndarray], made: dict[str, Any]) -> Subset:
-    """The rows with further columns, and a manifest that tells of them."""
+    """Return the subset's `rows` with additional columns, and a manifest that describes the selection."""
     dataset = subset.dataset.select(rows)
     for name, values in columns.items():
         if name in dataset.column_names:
@@ -242,7 +245,7 @@ def _selected(subset: Subset, rows: np.ndarray, columns: dict[str, np.ndarray], 
     manifest = copy.deepcopy(subset.manifest)
     manifest["selection"] = {"size": len(rows), "of": len(subset), **made}
     if hub := manifest.pop("hub", None):
-        manifest["selection"]["hub"] = hub  # Where the whole is; the part is not there.
+        manifest["selection"]["hub"] = hub  # The complete subset is on the Hub, the selection is not.
     manifest["counts"]["union"] = len(rows)
     if columns:
         manifest["versions"] = {**manifest.get("versions", {}), **{name: version(name) for name in PACKAGES}}

@@ -1,12 +1,12 @@
-"""From scores to the rows of a subset: by influence (ISS, section 3.3) or by n-grams (DSIR, Xie et al., NeurIPS 2023).
+"""Selection of a subset's rows from scores: influence (ISS, section 3.3) or n-grams (DSIR, Xie et al., NeurIPS 2023).
 
-N passages, T task batches, G groups of B_p consecutive passages, C classes.
+Shapes: N passages, T task batches, G groups of B_p consecutive passages, C classes.
 
 DSIR: a text is a bag of unigrams and bigrams, each hashed into one of 10,000 buckets. With bucket frequencies p (task) and
 q (subset), the log importance weight of a passage is the sum over its n-grams of log p - log q; passages are drawn without
 replacement in proportion to their weights, by the Gumbel top-n trick (section 3 and algorithm 1 of
-https://arxiv.org/abs/2302.03169). What the authors' package, `data-selection` 1.0.3, does otherwise is in
-docs/explanation/differences.md.
+https://arxiv.org/abs/2302.03169). docs/explanation/differences.md lists how the authors' package, `data-selection` 1.0.3,
+differs.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from hf_tlm.utils.texts import UNSPACED_SET
 
 logger = logging.getLogger(__name__)
 
-# Values of a block of columns, 8 bytes each; a few arrays of that size are in memory at a time.
+# Number of values in a block of columns, 8 bytes each; a few arrays of this size are in memory at a time.
 BLOCK_VALUES = 1 << 22
 UNRANKED = np.iinfo(np.int32).max
 NUM_BUCKETS = 10_000
-# Words, and runs of punctuation between them, as the authors' package splits texts; of scripts without spaces each letter.
+# Words and runs of punctuation, as the authors' package splits texts; in scripts without spaces every letter is a token.
 _TOKEN = re.compile(rf"[{UNSPACED_SET}]|[^\W{UNSPACED_SET}]+|[^\w\s{UNSPACED_SET}]+")
 
 
 class Scores(Protocol):
-    """Influence of N passages on T task batches: an array, or `ScoreFiles`. A passage without a score has NaN of all."""
+    """Influence of N passages on T task batches: an array, or `ScoreFiles`. A passage without a score has only NaN."""
 
     shape: tuple[int, int]
 
     def __getitem__(self, key: tuple[slice, slice]) -> np.ndarray:
-        """`scores[:, start:stop]`: float [N, stop - start]."""
+        """Return the columns `scores[:, start:stop]`, float [N, stop - start]."""
 
 
 @dataclass
 class Selection:
-    """Passages that were chosen, in the subset's order.
+    """The selected passages, in the subset's order.
 
-    rows: int64 [n], ascending; rank: int32 [n], the best over task batches of the passage's group, from 1; influence:
-    float32 [n], mean over task batches of the passage's own score; unscored: passages of the subset without a score;
-    not_finite: passages that have one, which is infinite or, of some task batches, NaN.
+    rows: int64 [n], ascending. rank: int32 [n], the best rank of the passage's group over task batches, from 1. influence:
+    float32 [n], mean over task batches of the passage's own score. unscored: number of passages of the subset without a
+    score. not_finite: number of passages with a score that is infinite, or NaN for some task batches.
     """
 
     rows: np.ndarray
@@ -60,11 +60,11 @@ class Selection:
 
 @dataclass
 class _Ranking:
-    """What one pass over the scores leaves.
+    """The ranks and sums that one pass over the scores computes.
 
-    best: int32 [C, G], the group's best rank over the task batches of a class, UNRANKED without a score; total: float64
-    [C, G], the sum of its scores over them; influence: float64 [N], NaN without a score of every task batch; empty: bool
-    [N], without a score of any.
+    best: int32 [C, G], a group's best rank over the task batches of a class, UNRANKED without a score. total: float64
+    [C, G], the sum of the group's scores over these task batches. influence: float64 [N], NaN if the score of any task
+    batch is missing or not finite. empty: bool [N], True if the passage has no score of any task batch.
     """
 
     best: np.ndarray
@@ -75,10 +75,10 @@ class _Ranking:
 
 @dataclass
 class PassageScores:
-    """One score a passage, by which a selection keeps the highest.
+    """One score for each passage; a selection keeps the passages with the highest.
 
-    values: float [N], NaN where there is none. classes: int [N], that of each passage, which `balance` lets take turns.
-    about: JSON values that the manifest tells of them.
+    values: float [N], NaN for a passage without a score. classes: int [N], the class of each passage, for `balance`.
+    about: JSON values that describe the scores in the manifest.
     """
 
     values: np.ndarray
@@ -87,12 +87,14 @@ class PassageScores:
 
 
 def best_rows(values: np.ndarray, size: int, classes: np.ndarray | None = None) -> np.ndarray:
-    """Rows of the `size` highest values, int64 [size], ascending; of equal ones the earlier. NaN is never among them.
+    """Return the rows of the `size` highest values, int64 [size], ascending.
+
+    Of equal values the earlier row is kept. Rows with NaN are never returned.
 
     Args:
         values: float [N].
-        classes: int [N]: these take turns, each with its best row that is left, of one turn the better first; a class that
-            has none left is passed over.
+        classes: int [N]: if given, classes take turns, each with its best remaining row; within a turn the higher values
+            come first, and a class without remaining rows is skipped.
 
     Raises:
         InfluenceError: fewer than `size` rows have a value.
@@ -120,24 +122,24 @@ def select_rows(
     classes: Sequence[int] | None = None,
     weights: np.ndarray | None = None,
 ) -> Selection:
-    """The most influential passages. Passages without a score, or with one that is not finite, are never among them.
+    """Select the most influential passages; passages without a score or with one that is not finite are never selected.
 
-    Each task batch ranks all groups by the sum of their members' scores, or their weighted mean, from 1; of equal ones the
-    earlier is first.
+    Each task batch ranks all groups, from 1, by the sum of their members' scores or by their weighted mean; of equal groups
+    the earlier is first.
 
     Args:
-        corpus_batch_size: B_p, consecutive passages that are judged and taken together; the last group may be smaller.
-        top_k: the union of the passages that each task batch ranks first, so many of each, in whole groups (rounded up).
-        num_passages: so many instead, the groups ordered by their best rank over task batches, then their mean score, then
-            their place; the last group is cut.
-        classes: int [T], the class of each task batch: classes take turns, each taking its next group, so that all have
-            equal shares of `num_passages`.
-        weights: float or int [N]: a group counts by the mean of its members' scores, weighted by these. With masked tokens
-            (`InfluenceScorer.masked_tokens`) that is the influence of the loss's mean over all of a group's.
+        corpus_batch_size: B_p, consecutive passages that are ranked and selected together; the last group may be smaller.
+        top_k: select the union of the `top_k` passages that each task batch ranks first, in complete groups (rounded up).
+        num_passages: select this many passages instead. Groups are ordered by their best rank over task batches, then their
+            mean score, then their position; the last group is truncated.
+        classes: int [T], the class of each task batch: classes take turns, each with its next group, so that all have equal
+            shares of `num_passages`.
+        weights: float or int [N]: rank a group by the mean of its members' scores, weighted by these. Weighted by masked
+            tokens (`InfluenceScorer.masked_tokens`), it is the influence of the mean loss over all masked tokens of a group.
 
     Raises:
-        InfluenceError: no passage has a finite score, or fewer than `num_passages` have; or it is not said how many are
-            wanted, by one of `top_k` and `num_passages`.
+        InfluenceError: no passage has a finite score, fewer than `num_passages` have one, or not exactly one of `top_k` and
+            `num_passages` is given.
     """
     if (top_k is None) == (num_passages is None):
         raise InfluenceError(f"Give one of top_k and num_passages, and not both; received {top_k} and {num_passages}.")
@@ -177,7 +179,7 @@ def select_rows(
 
 
 def _rank(scores: Scores, group_size: int, of_batch: np.ndarray, weights: np.ndarray | None) -> _Ranking:
-    """One pass over blocks of columns. of_batch: int [T], the class of each task batch, 0 .. C-1."""
+    """Rank groups in one pass over blocks of columns. of_batch: int [T], the class of each task batch, 0 .. C-1."""
     passages, task_batches = scores.shape
     starts = np.arange(0, passages, group_size)
     shape = (of_batch.max() + 1, len(starts))
@@ -200,7 +202,7 @@ def _rank(scores: Scores, group_size: int, of_batch: np.ndarray, weights: np.nda
                 groups = np.divide(summed, total, out=np.zeros_like(summed), where=total > 0)
             groups[~np.logical_or.reduceat(known, starts, axis=0)] = np.nan
         for column, own in zip(groups.T, of_batch[first : first + width], strict=True):
-            # NaN come last.
+            # argsort puts NaN last.
             order = np.argsort(-column, kind="stable")[: len(starts) - np.isnan(column).sum()]
             rank = np.full(len(starts), UNRANKED, np.int32)
             rank[order] = np.arange(1, len(order) + 1)
@@ -211,7 +213,7 @@ def _rank(scores: Scores, group_size: int, of_batch: np.ndarray, weights: np.nda
 
 
 def _fill(ranking: _Ranking, scored: np.ndarray, group_size: int, num_passages: int) -> np.ndarray:
-    """Mark chosen passages, bool [N]: the classes' groups in turn until there are `num_passages`."""
+    """Return a mask of the selected passages, bool [N]: classes add their groups in turn until there are `num_passages`."""
     orders = [iter(np.lexsort((-total, best)).tolist()) for best, total in zip(ranking.best, ranking.total, strict=True)]
     taken = np.zeros(ranking.best.shape[1], bool)
     chosen = np.zeros(len(scored), bool)
@@ -230,7 +232,7 @@ def _fill(ranking: _Ranking, scored: np.ndarray, group_size: int, num_passages: 
 
 
 def ngram_buckets(text: str, num_buckets: int = NUM_BUCKETS) -> np.ndarray:
-    """int64 [n-grams]: the bucket of every unigram and bigram of the lower-cased text."""
+    """Return the bucket of every unigram and bigram of the lower-cased text, int64 [n-grams]."""
     words = _TOKEN.findall(text.lower())
     ngrams = [*words, *map(" ".join, zip(words, words[1:], strict=False))]
     hashes = [xxhash.xxh3_64_intdigest(ngram.encode("utf-8", "surrogatepass")) for ngram in ngrams]
@@ -238,7 +240,7 @@ def ngram_buckets(text: str, num_buckets: int = NUM_BUCKETS) -> np.ndarray:
 
 
 def log_frequencies(texts: Iterable[str]) -> np.ndarray:
-    """float64 [buckets]: log of the share of the texts' n-grams in each bucket, one added to every count."""
+    """Return the log of each bucket's share of the texts' n-grams, with one added to every count, float64 [buckets]."""
     counts = np.ones(NUM_BUCKETS)
     for text in texts:
         counts += np.bincount(ngram_buckets(text), minlength=NUM_BUCKETS)
@@ -246,7 +248,10 @@ def log_frequencies(texts: Iterable[str]) -> np.ndarray:
 
 
 def log_importance_weights(task_texts: Iterable[str], passages: Iterable[str]) -> np.ndarray:
-    """float64 [N]: log p(passage) under the task's n-grams minus the same under those of all passages; 0 without n-grams.
+    """Return the log importance weights of passages, float64 [N].
+
+    A weight is log p(passage) under the n-gram frequencies of the task minus that under those of all passages; 0 without
+    n-grams.
 
     Args:
         passages: iterated twice, so a list or a dataset column rather than a generator.
@@ -256,9 +261,9 @@ def log_importance_weights(task_texts: Iterable[str], passages: Iterable[str]) -
 
 
 def resample(log_weights: np.ndarray, ids: Sequence[str], size: int, seed: int = 0) -> np.ndarray:
-    """int64 [size]: rows drawn without replacement in proportion to exp(log_weights), ascending.
+    """Draw rows without replacement in proportion to exp(log_weights); return them ascending, int64 [size].
 
-    A passage's random number is a hash of seed and id: the same whatever the other passages and their order.
+    A passage's random number is a hash of seed and id, so it does not depend on the other passages and their order.
     """
     bits = np.array([xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"), seed=seed) for name in ids], np.uint64)
     uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53

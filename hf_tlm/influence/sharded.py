@@ -1,4 +1,4 @@
-"""Scores of a subset by tasks of datatrove's executors, in the files that `hf_tlm.influence.score` writes."""
+"""Scoring of a subset by tasks of datatrove's executors, into the files that `hf_tlm.influence.score` writes."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ def score_sharded(
     *,
     task_batch_size: int = 1,
 ) -> ScoreFiles:
-    """The influence of every passage on every task batch, by `sharding.num_shards` tasks of an executor of datatrove.
+    """Return the influence of every passage on every task batch, computed by tasks of an executor of datatrove.
 
-    A task loads the scorer from `work_dir` and scores its share of the shards of 1,024 passages, on the accelerator of its
-    machine unless `scorer` stays off the one that is here. What a killed run has left is not made again. With as many
-    threads for torch on the same kind of machine, the files are byte for byte those of `hf_tlm.influence.score`.
+    Each of `sharding.num_shards` tasks loads the scorer from `work_dir` and scores its share of the shards of 1,024
+    passages, on the accelerator of its machine, or on the CPU if `scorer` is on the CPU of a machine with an accelerator.
+    Shards that a killed run has written are not computed again. With the same number of torch threads on the same kind of
+    machine, the files are byte for byte those of `hf_tlm.influence.score`.
 
     Args:
         task_rows, subset_rows, task_batch_size: see `hf_tlm.influence.score`.
-        work_dir: what the machines share, see `hf_tlm.influence.score`; for "jobs" a URL such as
+        work_dir: directory that the machines share, see `hf_tlm.influence.score`; for "jobs" a URL such as
             `hf://buckets/<user>/<bucket>/<folder>`, from which the scores are copied to the cache of `datasets`.
 
     Raises:
         InfluenceError: datatrove is missing, or see `hf_tlm.influence.score`.
-        RetrievalError: the executor or its options cannot be used, another run is at work in the folder, or a task failed.
+        RetrievalError: the executor or its options cannot be used, another run uses the folder, or a task failed.
     """
     check_sharding(sharding, work_dir)
     from hf_tlm.influence import datatrove_steps as steps
@@ -54,7 +55,7 @@ def score_sharded(
     options, threads = _shares(sharding)
     remote = executor == "jobs"
     scores = open_scores(task_rows, subset_rows, scorer, None if remote else work_dir, task_batch_size)
-    # A bucket may serve several runs: what depends on other settings is in another folder of it.
+    # Several runs may share a bucket: each combination of settings has its own folder in it.
     workspace = open_workspace(f"{work_dir}/{scores.folder.name}" if remote else scores.folder / WORK_FOLDER, executor)
     tasks = min(sharding.num_shards, scores.num_shards)
     missing = scores.missing()
@@ -73,7 +74,7 @@ def score_sharded(
 
 
 def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
-    """Everything that can be refused before there is a score model.
+    """Check the executor and its options, before there is a score model.
 
     Raises:
         InfluenceError: datatrove is missing, or a number is out of range.
@@ -90,12 +91,12 @@ def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
 
 
 def _workers(sharding: Sharding) -> int | None:
-    """Tasks at a time, which the executor's options may say, too."""
+    """Return how many tasks run at a time, from `workers` or the executor's options."""
     return sharding.options.get("workers") if sharding.workers is None else sharding.workers
 
 
 def _shares(sharding: Sharding) -> tuple[dict, int | None]:
-    """The executor's options, and the threads of a task; those of this process are shared out."""
+    """Return the executor's options and the number of threads of a task; the threads of this process are divided."""
     from hf_tlm.retrieval.sharded.executors import share_out
 
     threads = torch.get_num_threads()
@@ -103,7 +104,7 @@ def _shares(sharding: Sharding) -> tuple[dict, int | None]:
 
 
 def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFiles, missing: list[int]) -> None:
-    """Write what the tasks read, where it is not there yet."""
+    """Write the files that the tasks read, unless they exist."""
     from hf_tlm.influence import datatrove_steps as steps
     from hf_tlm.influence.scorer import save_scorer
 
@@ -119,7 +120,7 @@ def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFi
 
 
 def _collect(workspace: Workspace, scores: ScoreFiles, missing: list[int]) -> None:
-    """Take over the shards that tasks have written."""
+    """Copy the shards that tasks have written to `scores`; raise an InfluenceError for a damaged one."""
     for number in missing:
         made = ScoreFiles(workspace.reading(shard_name("scores", number)), scores.shape).find(number)
         if made is None:

@@ -1,4 +1,4 @@
-"""The gradients of the task batches in a folder, in blocks: some stay in memory, of the others there is one at a time."""
+"""The gradients of task batches, in blocks in a folder: some blocks stay in memory, the others are read one at a time."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from hf_tlm.errors import InfluenceError
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_format
 
-# Blocks stay on the device until they have so many bytes, or half of what a GPU has free. The others are brought there again
-# and again. On a CPU that costs little: the files are mapped, and the system keeps their pages.
+# Blocks stay on the device up to this many bytes in total, or half of a GPU's free memory if that is more. The others are
+# loaded each time. On a CPU that is cheap: the files are memory-mapped, and the system caches their pages.
 KEPT_BYTES = 1 << 30
-# Of task gradients, beside what belongs to them.
+# Folder name of task gradients, inside the folder of scores or of a scorer.
 GRADIENTS_FOLDER = "task-gradients"
-# Changes when the files would mean something else.
+# Increased when the meaning of the files changes.
 _FORMAT = 2
 _META = "task_gradients.json"
 _CHECKSUM = "xxh3"
 
-# By key of a parameter, its named tensors.
+# The named tensors of each parameter, by the parameter's key.
 Block = dict[str, dict[str, torch.Tensor]]
 
 
 class TaskGradients:
-    """The gradients of task batches, in a folder, in blocks of consecutive batches.
+    """The gradients of task batches in a folder, in blocks of consecutive batches.
 
-    `block-<digest>-<n>.safetensors` has the gradients of such batches; `task_gradients.json`, which is written first and
-    whose digest that is, says which ones, and with what `settings` they are made. A block appears as a whole, with a
-    checksum of its tensors, and is never changed.
+    `block-<digest>-<n>.safetensors` holds the gradients of one block. `task_gradients.json`, which is written first and
+    whose digest is in the blocks' names, holds the bounds of the blocks and the `settings` of the gradients. A block is
+    written atomically, with a checksum of its tensors, and is never changed.
 
     Attributes:
-        stops: of each block, the task batch after its last one.
+        stops: for each block, the index after its last task batch.
     """
 
     def __init__(self, folder: Path, device: torch.device, meta: dict[str, Any]):
@@ -53,7 +53,7 @@ class TaskGradients:
     def begin(cls, folder: Path, device: torch.device, stops: list[int], settings: dict[str, Any]) -> TaskGradients:
         """Prepare a folder for blocks of these task batches and settings.
 
-        Another process may have begun to make some of them; what there is of other settings is removed.
+        Blocks that another process has written remain; gradients of other settings are removed.
         """
         if (found := find_format(folder / _META, _FORMAT)) and found["settings"] != settings:
             shutil.rmtree(folder)
@@ -63,7 +63,7 @@ class TaskGradients:
 
     @classmethod
     def find(cls, folder: Path, device: torch.device, **settings: Any) -> TaskGradients | None:
-        """Those in a folder, be they finished or not; None if there are none, or others than these settings say."""
+        """Find the task gradients in a folder, finished or not; return None if there are none with these settings."""
         meta = find_format(folder / _META, _FORMAT)
         if meta is None or any(meta["settings"].get(name) != value for name, value in settings.items()):
             return None
@@ -71,10 +71,11 @@ class TaskGradients:
 
     @classmethod
     def open(cls, folder: Path, device: torch.device, fingerprint: str) -> TaskGradients:
-        """Open a folder that has all blocks, made by the same model with the same settings (`fingerprint`).
+        """Open a folder that has all blocks, computed by the same models with the same settings (`fingerprint`).
 
         Raises:
-            InfluenceError: they are not there, not whole, or were made by another model or with other settings.
+            InfluenceError: there are no task gradients, blocks are missing or damaged, or they belong to other models or
+                settings.
         """
         if not (folder / _META).is_file():
             raise InfluenceError(f"{folder} holds no task gradients. Make them with InfluenceScorer.fit and save.")
@@ -97,31 +98,31 @@ class TaskGradients:
 
     @property
     def stay(self) -> bool:
-        """Whether all blocks stay on the device once they have been there."""
+        """Whether all blocks fit on the device together, so that each is read only once."""
         return sum(self._path(number).stat().st_size for number in range(len(self.stops))) <= _room(self.device)
 
     def task_batches(self, number: int) -> slice:
-        """Those of a block."""
+        """Return the slice of a block's task batches."""
         return slice(self.stops[number - 1] if number else 0, self.stops[number])
 
     def has(self, number: int) -> bool:
-        """Whether a block is there, and whole, which is looked at once."""
+        """Return whether a block exists and is intact; its checksum is compared only once."""
         if number not in self._sound and _is_sound(self._path(number)):
             self._sound.add(number)
         return number in self._sound
 
     def write(self, number: int, block: Block) -> None:
-        """Write the gradients of a block; an HfTlmError where the disk cannot be written."""
+        """Write the gradients of a block; raise an HfTlmError if the file cannot be written."""
         tensors = {f"{key}/{name}": x.contiguous().cpu() for key, parts in block.items() for name, x in parts.items()}
         atomic_write(self._path(number), save(tensors, {_CHECKSUM: _checksum(tensors)}))
 
     def blocks(self) -> Iterator[tuple[slice, Block]]:
-        """The task batches of each block, and their gradients."""
+        """Yield the slice of task batches and the gradients of each block."""
         for number in range(len(self.stops)):
             yield self.task_batches(number), self._kept.get(number) or self._read(number)
 
     def tensors(self, key: str, name: str) -> Iterator[torch.Tensor]:
-        """One tensor of a parameter, of each block."""
+        """Yield one tensor of a parameter from each block."""
         for number in range(len(self.stops)):
             with safe_open(self._path(number), "pt") as file:
                 yield file.get_tensor(f"{key}/{name}")
@@ -132,7 +133,7 @@ class TaskGradients:
             key, _, part = name.rpartition("/")
             block.setdefault(key, {})[part] = tensor
         size = sum(tensor.nbytes for parts in block.values() for tensor in parts.values())
-        # Blocks are read in the same order every time, so those that came first are as good to keep as any.
+        # Blocks are read in the same order every time, so keeping the first ones is as good as keeping any others.
         if size <= self._free:
             self._kept[number], self._free = block, self._free - size
         return block
@@ -142,7 +143,7 @@ class TaskGradients:
 
 
 def _is_sound(path: Path) -> bool:
-    """Whether a file's tensors are as they were written; one of before there were checksums is taken without."""
+    """Return whether a file's tensors match its checksum; files of versions without checksums are accepted."""
     try:
         with safe_open(path, "pt") as file:
             expected = (file.metadata() or {}).get(_CHECKSUM)
