@@ -1,4 +1,4 @@
-"""Analysis: the papers' figures and tables of one's own runs, models and subsets, and a report that people open."""
+"""Analysis: the papers' figures and tables for your own runs, models and subsets, and a report as one HTML page."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What analyses take, all of them together and each of its own, how one is run, and what it comes to."""
+"""Options of the analyses, shared and per analysis, the function that runs one, and its `Findings`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hf_tlm.tasks import Task
 
 WHAT = ("heads", "words", "embeddings", "curves", "cost", "subsets", "tables", "report")
-# Axes of curves, by what they are called in a picture. Totals since the beginning of the first stage.
+# Axes of curves -> their labels in figures. Values are totals since the beginning of the first stage.
 AXES = {
     "steps": "steps",
     "tokens": "tokens, padding included",
@@ -43,7 +43,7 @@ class _CheckedArguments:
 
 @dataclass
 class AnalyzeArguments(_CheckedArguments):
-    """What is analysed."""
+    """Settings of `hf-tlm analyze` that all analyses share."""
 
     what: list[str] = option(factory=lambda: ["report"], help=f"One or several of {', '.join(WHAT)}.", choices=WHAT)
     run: list[str] | None = option(None, f"Folders of runs: {NAMED}.")
@@ -61,17 +61,17 @@ class AnalyzeArguments(_CheckedArguments):
 
     @property
     def folder(self) -> Path:
-        """Where figures go: output_dir, or `analysis` in the first run, or `analysis` here."""
+        """Output folder: output_dir, else `analysis` in the first run, else `analysis` in the working directory."""
         if self.output_dir is not None:
             return Path(self.output_dir)
         return (next(iter(self.runs.values())) if self.run else Path()) / "analysis"
 
     @cached_property
     def runs(self) -> dict[str, Path]:
-        """By name, folders that exist.
+        """Name -> folder of the run, checked to exist.
 
         Raises:
-            AnalysisError: one does not.
+            AnalysisError: a folder does not exist.
         """
         found = {name: Path(place) for name, place in named(self.run, "run").items()}
         if missing := [str(path) for path in found.values() if not path.is_dir()]:
@@ -80,15 +80,15 @@ class AnalyzeArguments(_CheckedArguments):
 
     @cached_property
     def encoders(self) -> dict[str, str]:
-        """By name, folders or Hub ids of models: those given, else the runs' own."""
+        """Name -> folder or Hub id of the model: those given, else the runs' own."""
         return named(self.models, "models") or {name: str(path) for name, path in self.runs.items()}
 
     @cached_property
     def opened_subsets(self) -> dict[str, Subset]:
-        """By name.
+        """Name -> opened subset.
 
         Raises:
-            RetrievalError: one is not there or not a subset.
+            RetrievalError: a subset does not exist, or the folder is not a subset.
         """
         from hf_tlm.retrieval import Subset
 
@@ -107,7 +107,8 @@ class AnalyzedTask(TaskArguments):
         """Read the task.
 
         Raises:
-            AnalysisError: none was given. TaskError: see `load_task`.
+            AnalysisError: no task was given.
+            TaskError: see `load_task`.
         """
         if self.task is None:
             raise AnalysisError(f"{user} needs --task: a registered name, a folder or a Hub id.")
@@ -236,10 +237,10 @@ class ReportArguments:
     )
 
     def write(self, output_dir: str | os.PathLike, task: Task | None = None, subset: Subset | None = None) -> Path | None:
-        """The page of the finished run in `output_dir`; None where none is asked for.
+        """Write the report page of the finished run in `output_dir`; return None if it was not asked for.
 
         Args:
-            task, subset: what the run was given.
+            task, subset: those of the run.
 
         Raises:
             AnalysisError: see `hf_tlm.analysis.write_report`.
@@ -250,7 +251,7 @@ class ReportArguments:
         return _module("report").write_report(output_dir, task=task, subsets=subsets)
 
 
-# Of each analysis, what is its own.
+# Analysis -> the class of its own options.
 ARGUMENTS = {
     "heads": HeadsArguments,
     "words": WordsArguments,
@@ -265,7 +266,7 @@ ARGUMENTS = {
 
 @dataclass(frozen=True)
 class Findings:
-    """A few sentences or tables in markdown, and the files that were written."""
+    """The result of an analysis: its text, a few sentences or tables in Markdown, and the files that were written."""
 
     title: str
     text: str
@@ -277,40 +278,46 @@ class Findings:
 
 
 def analyze(what: str, args: AnalyzeArguments, task: AnalyzedTask, options: Any) -> Findings:
-    """Run one analysis: `analyze` of the module of its name.
+    """Run one analysis: call `analyze` of its module.
 
     Args:
+        what: name of the analysis, one of `WHAT`.
         options: an instance of its class in `ARGUMENTS`.
 
     Raises:
-        ArgumentsError: the folder of figures cannot be written. AnalysisError: see there.
+        ArgumentsError: the output folder is not writable.
+        AnalysisError: see the module's `analyze`.
     """
     check_writable(args.folder)
     return _module(what).analyze(args, task, options)
 
 
 def check_positive(**values: int) -> None:
-    """Raise an AnalysisError for a value below 1."""
+    """Check that all values are at least 1, or raise an AnalysisError."""
     for name, value in values.items():
         if value < 1:
             raise AnalysisError(f"{name} must be at least 1; received {value}.")
 
 
 def named(values: Sequence[str] | None, option: str) -> dict[str, str]:
-    """`name=place` pairs, or places whose last part is their name; an AnalysisError for an empty one, or a name twice."""
+    """Parse `name=place` pairs, or places that are named after their last part, into name -> place.
+
+    Raises:
+        AnalysisError: a name or a place is empty, or a name occurs twice.
+    """
     found: dict[str, str] = {}
     for value in values or ():
         name, equals, place = value.partition("=")
-        if not equals or Path(value).exists():  # Folders of runs are called lr=1e-4 now and then.
+        if not equals or Path(value).exists():  # Folders of runs may have names such as lr=1e-4.
             name, place = Path(value).name, value
         if not name or not place:
             raise AnalysisError(f"--{option} takes {NAMED}; received {value!r}.")
         if name in found:
             raise AnalysisError(f"--{option}: {name!r} comes twice. Give each its own name, as in first={place}.")
-        found[name] = os.path.expanduser(place)  # Which shells do at the start of words alone.
+        found[name] = os.path.expanduser(place)  # Shells expand ~ only at the start of a word.
     return found
 
 
 def _module(what: str) -> ModuleType:
-    """The module of an analysis, which imports this one."""
+    """Import the module of an analysis, late, as it imports this one."""
     return importlib.import_module(f"hf_tlm.analysis.{'report.page' if what == 'report' else what}")

@@ -1,17 +1,17 @@
-"""Attention maps of a model that transformers loads, and which kind its heads are of (TLM, section 4.4.1).
+"""Attention maps of a model that transformers loads, and the classification of its heads (TLM, section 4.4.1).
 
-Of every row of a map, a token's attention to all tokens of its text, the largest weight is looked at. A head is *positional*
-(Voita et al. 2019) if at least 90% of these maxima are on a token next to the row's own, *vertical* (Kovaleva et al. 2019)
-if at least 90% are on [CLS], [SEP] or a full stop. What the papers leave open is settled as follows:
+Each row of a map holds a token's attention to all tokens of its text; its maximum is the largest weight. A head is
+*positional* (Voita et al. 2019) if at least 90% of these maxima are on a token next to the row's own, *vertical* (Kovaleva
+et al. 2019) if at least 90% are on [CLS], [SEP] or a full stop. The papers leave some details open; here:
 
-- Rows are counted over all tokens, special ones too, of all texts together; rows and columns of padding are left out.
-- Next to a token is the previous or the next one, and a head may mix them, as TLM's words allow. Voita et al. ask for one
-  side: `AttentionHead` has the counts of both.
-- Of several equal maxima in a row all have to be on such a token. An even row is of no kind, whichever comes first in it.
-- A head that is both, as only the shortest of texts allow, is positional.
-- TLM has "at least 90%" for the one kind and "more than 90%" for the other; here exactly 90% is enough for both.
+- Rows are counted over all tokens, special ones included, of all texts together; rows and columns of padding are left out.
+- A token next to the row's own is the previous or the next one, and a head may mix them, as TLM's wording allows. Voita et
+  al. require one side: `AttentionHead` has the counts of both.
+- If a row has several equal maxima, all have to be on such a token. A uniform row counts for neither kind.
+- A head that is both, which only very short texts allow, is positional.
+- TLM says "at least 90%" for one kind and "more than 90%" for the other; here exactly 90% is enough for both.
 
-Only here is attention computed eagerly: faster kinds return no maps.
+Only this analysis computes attention eagerly: faster implementations return no maps.
 
 Shapes: B texts, S positions, L layers, A heads of a layer.
 """
@@ -39,22 +39,22 @@ from hf_tlm.models.families import longest_input
 SHARE = Fraction(9, 10)
 POSITIONAL, VERTICAL, OTHER = "positional", "vertical", "other"
 Text = str | tuple[str, str]  # A text, or a pair.
-Inputs = dict[str, list[int]]  # What a model reads of a text.
-# Weights that the maps of one batch may have: 256 MiB.
+Inputs = dict[str, list[int]]  # Model inputs of a text.
+# Most weights in the maps of one batch: 256 MiB.
 WEIGHTS = 1 << 26
-# A full stop in the vocabularies of WordPiece, sentencepiece, byte-level and word-end BPE, at the start of a word or inside.
+# A full stop in the vocabularies of WordPiece, sentencepiece, byte-level and word-end BPE, at the start of or inside a word.
 FULL_STOP = re.compile(r"(?:##|▁|Ġ)?\.(?:</w>)?")
 
 
 @dataclass(frozen=True)
 class AttentionHead:
-    """How many of a head's row maxima are where.
+    """Counts of the positions of a head's row maxima.
 
     layer, head: from 1.
-    rows: that were looked at.
+    rows: number of rows.
     previous, next: maxima on the token before, and after, the row's own.
-    adjacent: on either; more than the sum of the two by the rows in which both are equal.
-    separators: on [CLS], [SEP] or a full stop.
+    adjacent: maxima on either; exceeds the sum of the two by the rows in which both are equal.
+    separators: maxima on [CLS], [SEP] or a full stop.
     """
 
     layer: int
@@ -74,7 +74,7 @@ class AttentionHead:
 
 @dataclass(frozen=True)
 class LayerShares:
-    """Percent of a layer's heads that are of each kind; layer None: of all layers' heads."""
+    """The percentage of a layer's heads that are of each kind; layer None: of all layers' heads."""
 
     layer: int | None
     heads: int
@@ -84,18 +84,18 @@ class LayerShares:
 
 
 def count_maxima(maps: torch.Tensor, attention_mask: torch.Tensor, separators: torch.Tensor) -> torch.Tensor:
-    """Row maxima of one layer that are on the previous token, on the next, on either, and on a separator.
+    """Count the row maxima of one layer that are on the previous token, on the next, on either, and on a separator.
 
     Args:
-        maps: float [B, A, S, S]: attention weights of rows (third dimension) to columns, none below 0.
-        attention_mask: [B, S], 0 at padding, on whichever side that is.
-        separators: bool [B, S]: where [CLS], [SEP] and full stops are.
+        maps: float [B, A, S, S]: attention weights of rows (third dimension) to columns, not negative.
+        attention_mask: [B, S], 0 at padding, on either side.
+        separators: bool [B, S]: whether a position is [CLS], [SEP] or a full stop.
 
     Returns:
         int64 [A, 4].
 
     Raises:
-        AnalysisError: a weight is not a number.
+        AnalysisError: a weight is NaN.
     """
     real = attention_mask.bool()
     maps = maps.masked_fill(~real[:, None, None, :], -1)
@@ -113,7 +113,7 @@ def count_maxima(maps: torch.Tensor, attention_mask: torch.Tensor, separators: t
 
 
 def layer_shares(heads: Iterable[AttentionHead]) -> list[LayerShares]:
-    """The shares of each layer in order, and at last those of all heads."""
+    """Return the shares of each layer in order, then those of all heads."""
     kinds: dict[int | None, list[str]] = {}
     for head in heads:
         kinds.setdefault(head.layer, []).append(head.kind)
@@ -127,14 +127,17 @@ def layer_shares(heads: Iterable[AttentionHead]) -> list[LayerShares]:
 
 @dataclass(frozen=True)
 class TextMaps:
-    """tokens: of a text. maps: of each of L layers float32 [A, S, S], rows attend to columns."""
+    """The attention maps of one text.
+
+    tokens: of the text. maps: for each of L layers float32 [A, S, S]; rows attend to columns.
+    """
 
     tokens: list[str]
     maps: list[np.ndarray]
 
 
 def separator_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of [CLS] and [SEP] (or what begins and ends a text), and of every full stop of the vocabulary."""
+    """Return the token ids of [CLS] and [SEP] (or BOS and EOS), and of every full stop in the vocabulary."""
     special = (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     stops = [index for token, index in tokenizer.get_vocab().items() if FULL_STOP.fullmatch(token)]
     return sorted({index for index in special if index is not None}.union(stops))
@@ -149,24 +152,24 @@ def measure_heads(
     max_length: int = 128,
     name: str = "",
 ) -> list[AttentionHead]:
-    """Where the row maxima of every head are, over all texts; the model is left as it was.
+    """Count the positions of every head's row maxima over all texts, to classify it; the model is left unchanged.
 
-    Texts of similar length share a batch. Maps are counted batch by batch and not kept: those of a batch have 256 MiB at
-    most, or are of a single text.
+    Texts of similar length share a batch. Maps are counted batch by batch and not kept: those of a batch have at most
+    256 MiB, or belong to a single text.
 
     Args:
-        model: any with attention maps, on any device: of an encoder-decoder the encoder is measured, of a causal decoder
-            maps without a next token.
+        model: any model with attention maps, on any device. For an encoder-decoder the encoder is measured; in a causal
+            decoder no token attends to the next one.
         texts: strings, or pairs of strings.
-        max_length: tokens of a text at most: longer ones are truncated.
+        max_length: most tokens of a text: longer ones are truncated.
         name: of the model, for the progress bar.
 
     Returns:
-        Layer by layer, head by head.
+        One head after another, layer by layer.
 
     Raises:
-        AnalysisError: there is no token, a text is no string; it is longer than the model takes, or has tokens that the
-            model lacks; the model returns no maps of S x S, or weights that are not numbers.
+        AnalysisError: there is no token, or a text is not a string; a text is longer than the model accepts, or has token
+            ids beyond its vocabulary; the model returns no maps of S x S, or weights that are NaN.
     """
     rows = _encode(model, tokenizer, texts, max_length)
     separators = torch.tensor(separator_ids(tokenizer), device=model.device)
@@ -188,7 +191,7 @@ def measure_heads(
 
 
 def text_maps(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: Text, max_length: int = 24) -> TextMaps:
-    """The attention maps of one text, truncated to `max_length` tokens.
+    """Return the attention maps of one text, truncated to `max_length` tokens.
 
     Raises:
         AnalysisError: see `measure_heads`.
@@ -201,7 +204,7 @@ def text_maps(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: 
 
 
 def most_tokens(texts: Sequence[Text], tokenizers: Sequence[PreTrainedTokenizerBase], limit: int) -> np.ndarray:
-    """int64 [texts]: tokens of each text by the tokenizer that needs most, or `limit` of longer ones."""
+    """Return the number of tokens of each text, int64 [texts], with the tokenizer that needs most, at most `limit`."""
     lengths = np.zeros(len(texts), np.int64)
     for tokenizer in tokenizers:
         lengths = np.maximum(lengths, [len(ids) for ids in _tokenize(tokenizer, texts, limit)["input_ids"]])
@@ -222,12 +225,12 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], max_len
 def _encode(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], max_length: int
 ) -> list[Inputs]:
-    """Model inputs of every text that has a token, the longest first."""
+    """Tokenize the texts; return the model inputs of those with at least one token, the longest first."""
     if tokenizer.pad_token is None:
         raise AnalysisError("Batches need a tokenizer with a pad_token; this one has none. Set one, such as its eos_token.")
     encoded = _tokenize(tokenizer, texts, max_length) if texts else {"input_ids": []}
     names = ["input_ids"]
-    # As in fine-tuning: tokenizers do not know whether a body has embeddings of token types.
+    # As in fine-tuning: tokenizers do not know whether the model has token type embeddings.
     if model.config.model_type == "xlnet" or getattr(model.config, "type_vocab_size", 0) > 1:
         names += ["token_type_ids"] if "token_type_ids" in encoded else []
     rows = [dict(zip(names, values, strict=True)) for values in zip(*(encoded[name] for name in names), strict=True)]
@@ -247,11 +250,11 @@ def _encode(
 
 
 def _batches(rows: list[Inputs], model: PreTrainedModel, batch_size: int) -> Iterator[list[Inputs]]:
-    """Neighbours in length, as many as their maps' size allows."""
+    """Split the rows, sorted by length, into batches limited by `batch_size` and by the size of their maps."""
     maps = getattr(model.config, "num_hidden_layers", 12) * getattr(model.config, "num_attention_heads", 12)
     start = 0
     while start < len(rows):
-        # The first is the longest.
+        # The first row is the longest.
         fitting = WEIGHTS // (maps * len(rows[start]["input_ids"]) ** 2)
         size = max(1, min(batch_size, fitting))
         yield rows[start : start + size]
@@ -259,13 +262,13 @@ def _batches(rows: list[Inputs], model: PreTrainedModel, batch_size: int) -> Ite
 
 
 def _padded(rows: list[Inputs], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """One batch, on the model's device."""
+    """Pad rows to one batch on the model's device."""
     return {name: values.to(model.device) for name, values in DataCollatorWithPadding(tokenizer)(rows).items()}
 
 
 @contextmanager
 def _eager(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """The body of a model, without dropout and with attention maps; afterwards the model is as before."""
+    """Yield the model's body in evaluation mode with attention maps enabled; afterwards restore the model's state."""
     body: PreTrainedModel = model.get_encoder() if model.config.is_encoder_decoder else body_of(model)
     config = body.config
     training, implementation, wanted = model.training, config._attn_implementation, config.output_attentions
@@ -285,7 +288,7 @@ def _eager(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def _maps(body: nn.Module, batch: dict[str, torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The maps of each layer, float [B, A, S, S]."""
+    """Return the maps of each layer, float [B, A, S, S]."""
     maps = getattr(body(**batch), "attentions", None)
     texts, places = batch["input_ids"].shape
     expected = (texts, places, places)

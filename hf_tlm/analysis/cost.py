@@ -1,7 +1,7 @@
-"""Score against cost (TLM, Figure 1): one's own runs beside the papers' points, as averages over tasks and as a picture.
+"""Score against cost (TLM, Figure 1): average your own runs over tasks, beside the papers' points, and draw them.
 
-Scores and FLOPs of TLM's Table 2 and ISS's Table 3 are those of `hf_tlm.experiments.PUBLISHED`. Rows of ISS's
-Table 3 that repeat TLM's are left out, as is its Table 4: the FLOPs there are without those of the checkpoints that were
+The published scores and FLOPs of TLM's Table 2 and ISS's Table 3 come from `hf_tlm.experiments.PUBLISHED`. Rows of ISS's
+Table 3 that repeat TLM's are left out, as is its Table 4, whose FLOPs do not include those of the checkpoints that were
 trained further.
 
     found = compare(find_results({"main": "runs/main"}))
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROBERTA_LARGE = "TLM Table 2: RoBERTa-Large"
-# Points of a family are one line, with more FLOPs from left to right.
+# The points of a family are joined by a line, with FLOPs increasing from left to right.
 FAMILIES: dict[str, tuple[str, ...]] = {
     "BERT": ("TLM Table 2: BERT-Base", "TLM Table 2: BERT-Large"),
     "RoBERTa": ("TLM Table 2: RoBERTa-Base", ROBERTA_LARGE),
@@ -46,8 +46,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "TLM large, as BERT-Base": ("ISS Table 3: TLM (large, BERT-Base)",),
     "ISS": ("ISS Table 3: ISS (small-scale)", "ISS Table 3: ISS (medium-scale)", "ISS Table 3: ISS (large-scale)"),
 }
-# Of "BERT, ELECTRA and ALE" (electra_ale), Table IV: GLUE's validation splits, the best of 10 runs, shares of 1 as printed;
-# FLOPs are those of pretraining. The metrics are those of its table of tasks.
+# Table IV of "BERT, ELECTRA and ALE" (electra_ale): GLUE validation scores, the best of 10 runs, shares of 1 as printed;
+# FLOPs are those of pretraining. The metrics are those of the paper's table of tasks.
 ALE_COLUMNS = "flops mrpc cola mnli sst2 qqp qnli rte stsb average"
 ALE_ROWS = {
     "BERT_small": "2.3e17 0.838 0.317 0.785 0.908 0.877 0.862 0.610 0.862 0.757",
@@ -63,10 +63,10 @@ GREY = "#606060"
 
 @dataclass(frozen=True)
 class Point:
-    """One published row.
+    """One published row of a table.
 
-    source: paper, table and row. split: whose scores. flops: of all training, as printed.
-    scores: task -> percent. metrics: task -> the metric it is on.
+    source: paper, table and row. split: the split of the scores. flops: of all training, as printed.
+    scores: task -> percent. metrics: task -> the metric of its score.
     """
 
     family: str
@@ -77,7 +77,11 @@ class Point:
     metrics: Mapping[str, str]
 
     def average(self, tasks: Mapping[str, str]) -> float | None:
-        """In percent over tasks, given with their metrics; None where the row lacks one, or has it on another metric."""
+        """Return the mean over tasks in percent; None if the row lacks one of them, or has it on another metric.
+
+        Args:
+            tasks: task -> metric.
+        """
         names = {task.removeprefix("glue_"): metric for task, metric in tasks.items()}
         if any(self.metrics.get(task) != metric for task, metric in names.items()):
             return None
@@ -85,12 +89,12 @@ class Point:
 
 
 def published_points() -> Sequence[Point]:
-    """All points, families together, in the order of their FLOPs."""
+    """Return all published points, grouped by family, in the order of their FLOPs."""
     points = []
     for family, rows in FAMILIES.items():
         for key in rows:
             row = PUBLISHED[key]
-            assert row.flops is not None  # else it has no place in a family
+            assert row.flops is not None  # All rows of a family have FLOPs.
             scores = {task: of[0] for task in row.cells if task != "average" and (of := row.score(task))}
             metrics = {task: TASKS[task].metric for task in scores}
             points.append(Point(family, key, row.measure, row.flops, scores, metrics))
@@ -110,13 +114,13 @@ ROBERTA_LARGE_FLOPS = next(point.flops for point in published_points() if point.
 
 @dataclass(frozen=True)
 class Scored:
-    """One point of the picture.
+    """One point of the figure.
 
-    family: points that a line joins; None for one of one's own. source: where a published point is printed.
-    flops: of all training of one task's model, means over tasks and seeds. pretraining: its part that a checkpoint had cost,
-        and a teacher, asked and trained.
+    family: points that a line joins; None for your own runs. source: where a published point is printed.
+    flops: of all training of one task's model, mean over tasks and seeds.
+    pretraining: the part of `flops` spent on the initial checkpoint and on a teacher, for its training and its predictions.
     score, deviation: percent, averages over tasks; the deviation is that of the seeds' averages (n - 1), over the `seeds`
-    that all tasks have; None for one seed and for published points.
+        that all tasks have; None for one seed and for published points.
     """
 
     name: str
@@ -136,7 +140,11 @@ class Scored:
 
 @dataclass
 class Comparison:
-    """tasks: with their metrics; all averages are over these alone. notes: what was left out, and why."""
+    """All points of a comparison.
+
+    tasks: task -> metric; all averages are over exactly these tasks.
+    notes: what was left out, and why.
+    """
 
     tasks: dict[str, str]
     split: str
@@ -163,15 +171,15 @@ def compare(
     """Average the score of every arm, and of every published row, over the same tasks.
 
     Args:
-        results: of `find_results`; runs whose names differ in the task alone are one arm.
+        results: from `find_results`; runs whose names differ only in the task are one arm.
         split: "validation" or "test".
-        tasks: to average over; arms that lack one are left out. Default: those that all arms have.
-        pretraining_flops: what a checkpoint that runs started from had cost, by the last part of its name; of one that was
-            trained in a folder, which is still there, its results tell. Arms of which it is not known are left out.
+        tasks: tasks to average over; arms that lack one are left out. Default: those that all arms have.
+        pretraining_flops: last part of a checkpoint's name -> FLOPs of its training. A checkpoint that was trained in a
+            folder that still exists needs no entry: its results are read. Arms with unknown FLOPs are left out.
 
     Raises:
-        AnalysisError: no arm has scores and costs; no task is common to all arms, or one of `tasks` is of none; one task has
-            several metrics; an arm has a seed twice.
+        AnalysisError: no arm has scores and costs; no task is common to all arms, or one of `tasks` has no scores; a task
+            has several metrics; an arm has a seed twice.
     """
     notes: list[str] = []
     arms = _arms(results, split, pretraining_flops or {}, notes)
@@ -226,14 +234,14 @@ def _arms(results: Sequence[Result], split: str, given: Mapping[str, float], not
 
 
 def _checkpoint_flops(result: Result, given: Mapping[str, float]) -> float | None:
-    """Of all training before the run began; None where it began from something that does not tell."""
+    """Return the FLOPs of all training before the run began; None if they are unknown."""
     start = result.settings.get("model_name_or_path")
     if start is None:
         return 0.0
     if Path(start).name in given:
         return given[Path(start).name]
     start = places_of(result.folder).get(start, start)
-    # As it was called where the run was started, which may be a folder above the run's.
+    # The path is relative to the directory where the run was started, which may be a parent of the run's folder.
     for base in (Path(), *result.folder.resolve().parents):
         file = base / start / RESULTS_FILE
         if file.is_file() and "flops" in (content := read_json(file)).get("cost", {}):
@@ -291,7 +299,7 @@ def _scored(name: str, of_tasks: Mapping[str, Sequence[tuple[Result, float]]], s
 
 
 def to_rows(found: Comparison) -> list[dict[str, Any]]:
-    """Of a csv, by FLOPs."""
+    """Return the points as CSV rows, sorted by FLOPs."""
     return [
         {
             "name": point.name,
@@ -310,7 +318,7 @@ def to_rows(found: Comparison) -> list[dict[str, Any]]:
 
 
 def to_markdown(found: Comparison) -> str:
-    """All points by FLOPs, and over which tasks their averages are."""
+    """Format all points as a Markdown table sorted by FLOPs, with a text that names the tasks of the averages."""
     tasks = ", ".join(f"{task} ({metric.replace('_', ' ').replace('f1', 'F1')})" for task, metric in found.tasks.items())
     rows = []
     for point in sorted(found.points, key=lambda point: point.flops):
@@ -332,10 +340,10 @@ def to_markdown(found: Comparison) -> str:
 
 @style()
 def cost_figure(found: Comparison) -> Figure:
-    """Draw all points by FLOPs, one's own filled and coloured, published ones hollow and grey.
+    """Draw all points by FLOPs: your own runs filled and coloured, published ones hollow and grey.
 
-    Beside them are, where there are several, one's own scores alone, which are close together in the first panel, with the
-    seeds' deviation.
+    If there are several runs of your own, a second panel shows their scores alone, with the seeds' deviation, as they are
+    close together in the first panel.
     """
     several = len(found.own) > 1
     height = max(2.6, 1.0 + 0.2 * len(found.own)) + (0.5 if found.published else 0.0)
@@ -353,7 +361,7 @@ def cost_figure(found: Comparison) -> Figure:
 
 
 def _style(number: int) -> dict[str, Any]:
-    """With another marker at each turn of the colours."""
+    """Return colour and marker of a point; the marker shifts each time the colours repeat."""
     return {"color": PALETTE[number % len(PALETTE)], "marker": MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]}
 
 
@@ -380,7 +388,7 @@ def _by_flops(axes: Axes, found: Comparison) -> None:
 
 
 def _own(axes: Axes, found: Comparison) -> None:
-    """A line for each, the best on top."""
+    """Draw a row for each of your own runs, the best on top."""
     order = sorted(range(len(found.own)), key=lambda number: found.own[number].score)
     for place, number in enumerate(order):
         point = found.own[number]
@@ -398,7 +406,7 @@ def _score(found: Comparison) -> str:
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: CostArguments) -> Findings:
-    """cost.png, cost.svg, and the points in cost.csv."""
+    """Write cost.png, cost.svg, and cost.csv with the points."""
     if not args.run:
         raise AnalysisError("--what cost needs --run: runs, or a folder of runs.")
     found = compare(

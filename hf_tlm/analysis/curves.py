@@ -1,4 +1,4 @@
-"""Training curves (COCO-LM, Figures 7 and 8; ISS, Figure 2): what is drawn of logs, and the picture."""
+"""Training curves (COCO-LM, Figures 7 and 8; ISS, Figure 2): choose the logged quantities, and draw them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ if TYPE_CHECKING:
 
 MOST_PANELS = 12
 _LEAST_WANTED = ("learning_rate", "grad_norm", "mfu", "eval_loss")
-_MARKS = 8  # on a line
+_MARKS = 8  # Markers per line.
 
 
 @dataclass(frozen=True)
 class Average:
-    """Over seeds, at every step that one of them has logged.
+    """The mean curve over seeds, at every step that at least one seed has logged.
 
-    x: axis -> float64 [N], means over seeds. mean: float64 [N], of finite values; NaN where there is none.
-    deviation: float64 [N], with n - 1; NaN of one seed. seeds: int [N], how many values there are. stages: [N].
+    x: axis -> float64 [N], means over seeds. mean: float64 [N], over finite values; NaN if there are none.
+    deviation: float64 [N], standard deviation (n - 1); NaN for a single seed. seeds: int [N], number of finite values.
+    stages: [N], names of stages.
     """
 
     x: Mapping[str, np.ndarray]
@@ -51,14 +52,14 @@ class Average:
 
 
 def choose_quantities(runs: Iterable[RunLog], wanted: Sequence[str] | None = None) -> list[str]:
-    """Names of what the runs have logged.
+    """Return the names of the logged quantities to draw.
 
     Args:
-        wanted: names as logged, the same without `corpus/` or `task/`, or patterns with `*`; None for what has two points or
-            more and is a loss term, an accuracy, a cosine, a share or a score, at most 12.
+        wanted: names as logged, names without `corpus/` or `task/`, or patterns with `*`. None: loss terms, accuracies,
+            cosines, shares and scores with two points or more, at most 12.
 
     Raises:
-        AnalysisError: nothing is known by a name; the message lists what is.
+        AnalysisError: a name matches no logged quantity; the message lists what was logged.
     """
     runs = list(runs)
     logged = list(dict.fromkeys(name for run in runs for name in run.quantities))
@@ -85,25 +86,25 @@ def _default(runs: Sequence[RunLog], logged: Sequence[str]) -> list[str]:
 
     terms = [name for name in logged if name.endswith("_loss") and "/" in name]
     drawn = [name for name in logged if name not in _LEAST_WANTED and not (name == "loss" and terms)]
-    # Of a term of the corpus loss the curve in training tells more than that on validation.
+    # For a term of the corpus loss, the training curve says more than the validation curve.
     drawn = [name for name in drawn if f"corpus/{name.removeprefix('eval_')}" not in logged or not name.startswith("eval_")]
     drawn = [name for name in drawn if points(name) > 1] or drawn or list(logged)
     ranks = {name: rank for rank, name in enumerate(sorted(drawn, key=lambda name: (_kind(name), name)))}
-    # Where there are too many, those that corpus and task batches both have are drawn of the corpus.
+    # If there are too many, drop the task batches' curve of a quantity that corpus batches have too.
     again = [name for name in drawn if name.startswith("task/") and f"corpus/{name[5:]}" in drawn]
     kept = sorted(drawn, key=lambda name: (name in again, ranks[name]))[:MOST_PANELS]
     return sorted(kept, key=ranks.__getitem__)
 
 
 def _kind(name: str) -> int:
-    """Losses, scores, accuracies, the rest."""
+    """Return the sort group of a quantity: losses, scores, accuracies, then the rest."""
     if name.endswith("loss"):
         return 0
     return 1 if name.startswith("eval_") else 2 if "accuracy" in name else 3
 
 
 def average(run: RunLog, quantity: str) -> Average | None:
-    """The mean over the seeds of a run; None where none has logged the quantity."""
+    """Return the mean over the seeds of a run; None if no seed has logged the quantity."""
     curves = [curve for seed in run.seeds if (curve := seed.curve(quantity)) is not None]
     if not curves:
         return None
@@ -124,18 +125,18 @@ def average(run: RunLog, quantity: str) -> Average | None:
 
 
 def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, sample deviation and number of what is finite, over the rows."""
+    """Return mean, sample standard deviation and number of the finite values of each column."""
     values = np.where(np.isfinite(values), values, np.nan)
-    with warnings.catch_warnings(action="ignore"):  # Of columns with one value, or none: theirs are NaN.
+    with warnings.catch_warnings(action="ignore"):  # Columns with fewer than two values give NaN.
         return np.nanmean(values, axis=0), np.nanstd(values, axis=0, ddof=1), np.isfinite(values).sum(axis=0)
 
 
 def smooth(values: np.ndarray, stages: Sequence[str], window: int) -> np.ndarray:
-    """Running means, float64 [N].
+    """Return the running means of a curve, float64 [N].
 
     Args:
-        window: odd: points of a mean, of one stage alone; fewer towards its ends, so that as many are before as after. Of
-            points that are not finite the others' mean is taken.
+        window: number of points in a mean, odd. A window stays within one stage, and shrinks towards its ends so that it
+            stays centred. Points that are not finite are left out of the mean.
     """
     if window == 1:
         return values
@@ -152,7 +153,7 @@ def smooth(values: np.ndarray, stages: Sequence[str], window: int) -> np.ndarray
 
 
 def unit(quantity: str) -> tuple[str, float]:
-    """(what an axis says, by what values are multiplied)."""
+    """Return (axis label, factor by which values are multiplied) for a quantity."""
     name = quantity.rpartition("/")[2]
     if name.endswith("loss"):
         return "nats", 1.0
@@ -164,7 +165,7 @@ def unit(quantity: str) -> tuple[str, float]:
 
 
 def point_rows(runs: Mapping[str, RunLog], quantities: Sequence[str], window: int) -> list[dict[str, Any]]:
-    """Every point that was logged, and the means over seeds, as rows of a csv. `drawn`: after `smooth`."""
+    """Return every logged point, and the means over seeds, as CSV rows. `drawn` is the value after `smooth`."""
     rows = []
     for quantity in quantities:
         for name, run in runs.items():
@@ -201,14 +202,15 @@ def _written(number: float) -> float | str:
 def curves_figure(
     runs: Mapping[str, RunLog], quantities: Sequence[str], *, x: str = "steps", smoothing: int = 1, spread: str = "band"
 ) -> Figure:
-    """Small multiples; dotted lines are where a stage ends.
+    """Draw a panel for each quantity; dotted lines mark the ends of stages.
 
     Args:
-        x: an axis of `AXES`. smoothing: points of a running mean.
-        spread: of several seeds, "band" for the standard deviation around the mean, "lines" for every seed.
+        x: an axis of `AXES`.
+        smoothing: number of points in a running mean.
+        spread: for several seeds, "band" draws the standard deviation around the mean, "lines" draws every seed.
 
     Raises:
-        AnalysisError: more runs than lines that can be told apart.
+        AnalysisError: there are more runs than line styles.
     """
     if len(runs) > len(PALETTE):
         raise AnalysisError(
@@ -258,13 +260,13 @@ def _draw(panel, run: RunLog, quantity: str, x: str, shrink: float, scale: float
 
 
 def _marked(look, points: int):
-    """Marks on some points of a line, so that it is told apart without colour; of a long one on others than other lines'."""
+    """Return the line style with markers at a few points, at different ones for each run, to be readable without colour."""
     every = max(1, math.ceil(points / _MARKS))
     return {**look, "markevery": (int(look["markevery"] * every), every)}
 
 
 def _ends(runs: Mapping[str, RunLog], x: str) -> list[float]:
-    """Where the stages end; of seeds or runs that differ by little, one line in their middle."""
+    """Return the x positions where stages end; ends within 2% of each other are merged into their mean."""
     ends = sorted({seed_end[x] for run in runs.values() for seed in run.seeds for seed_end in seed.ends if x in seed_end})
     groups: list[list[float]] = []
     for end in ends:
@@ -276,7 +278,7 @@ def _ends(runs: Mapping[str, RunLog], x: str) -> list[float]:
 
 
 def _exponent(runs: Mapping[str, RunLog], quantities: Sequence[str], x: str) -> int:
-    """Of the power of ten that numbers on the axis are multiples of: 0, 3, 6, ..."""
+    """Return the exponent of the power of ten that the axis is scaled by: 0, 3, 6, ..."""
     points = (
         point for run in runs.values() for seed in run.seeds for name in quantities for point in seed.points.get(name, ())
     )
@@ -285,7 +287,7 @@ def _exponent(runs: Mapping[str, RunLog], quantities: Sequence[str], x: str) -> 
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: CurvesArguments) -> Findings:
-    """curves.png, curves.svg, and every point in curves.csv."""
+    """Write curves.png, curves.svg, and curves.csv with every point."""
     if not args.run:
         raise AnalysisError("--what curves needs --run: runs, or a folder of runs.")
     runs = read_runs(args.runs)
@@ -317,7 +319,7 @@ def _text(runs: Mapping[str, RunLog], quantities: list[str], lacking: list[str],
 
 
 def _about(name: str, run: RunLog, quantities: Sequence[str], axis: str) -> Iterator[str]:
-    """What is drawn of a run, what it lacks, and where it has no numbers."""
+    """Yield Markdown lines that say what is drawn of a run, what it has not logged, and where values are not finite."""
     seeds = f"{len(run.seeds)} seeds" if len(run.seeds) > 1 else "one seed"
     if any(seed.of_checkpoints for seed in run.seeds):
         seeds += f", fine-tuned from a pretraining's checkpoints, and drawn against that pretraining's {axis}"

@@ -1,10 +1,12 @@
-"""The figures of embeddings (ISS, Figure 4; COCO-LM, Figures 1, 5 and 6): which texts, and the pictures.
+"""The figures of embeddings (ISS, Figure 4; COCO-LM, Figures 1, 5 and 6): choose texts and pairs, and draw them.
 
-- A classification task: similar are texts of one class.
-- A task of pairs with scores (STS-B): its texts one by one; similar are pairs with high scores.
-- A classification task of pairs and a class that means similar (MRPC's): the same.
+What similar pairs are depends on the task:
 
-Random are pairs of these texts, or of a corpus's, as COCO-LM draws them.
+- A classification task: two texts of one class.
+- A task of text pairs with scores (STS-B): the pairs with high scores. Their texts are embedded one by one.
+- A classification task of text pairs with a class that means similar (MRPC): the pairs of this class, likewise.
+
+Random pairs are pairs of these texts or, as in COCO-LM, of texts of a corpus.
 
 Shapes: N texts, P pairs.
 """
@@ -52,11 +54,11 @@ from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.shown import markdown_table
 
-# The default of similar_from, as a share of the largest score there is.
+# The default of similar_from, as a share of the largest score.
 SIMILAR_SHARE = 0.8
 BINS = 50
 GREY, EDGE = "#b0b0b0", "#404040"
-# Similar pairs that are marked; the colours and markers there are.
+# Most similar pairs that are marked, limited by the number of colours and markers.
 MARKED = 6
 NAME_WIDTH = 26
 HEADINGS = {"mean_cosine_random": "mean cosine, random", "mean_cosine_similar": "mean cosine, similar"}
@@ -67,11 +69,11 @@ class DrawnTexts:
     """Texts to embed, and pairs of them to compare.
 
     Attributes:
-        texts: N different ones, or as many inputs of two with `text_pairs`.
+        texts: N texts: different ones, or the first texts of N pairs if there are `text_pairs`.
         similar: int64 [P, 2], rows of `texts`.
-        random: int64 [R, 2], rows of `texts`, or of `random_texts` where there are such.
-        similar_are, random_are: what they are, to be read.
-        labels: int64 [N], indices of `label_names`; None where texts have no class.
+        random: int64 [R, 2], rows of `random_texts` if there are any, else of `texts`.
+        similar_are, random_are: descriptions of the pairs for readers.
+        labels: int64 [N], indices of `label_names`; None if texts have no class.
     """
 
     texts: list[str]
@@ -91,10 +93,11 @@ def draw_texts(
     """Draw texts of a task's split, and similar and random pairs of them.
 
     Args:
-        max_texts: of a split with more as many are drawn; of pairs all similar ones first, as far as they go.
-        random_from: a corpus by file, folder or Hub id, for the random pairs.
+        max_texts: most texts that are drawn; if pairs are drawn, similar ones come first.
+        random_from: a corpus for the random pairs, by file, folder or Hub id.
 
-    An AnalysisError where there are too few texts, one class, no similar pair, or options that the task has no use for.
+    Raises:
+        AnalysisError: there are too few texts, only one class, or no similar pair, or an option does not suit the task.
     """
     check_task(task, "--what embeddings", "classification", "regression")
     split = options.embedding_split or ("test" if "test" in task.splits else "validation")
@@ -149,7 +152,7 @@ def draw_texts(
 
 
 def _similar(task: Task, labels: Sequence[float], options: EmbeddingsArguments) -> tuple[np.ndarray, str]:
-    """(which rows are similar pairs, what that means)."""
+    """Return (bool [rows], which pairs are similar; a description of similar pairs)."""
     values = np.asarray(labels)
     if task.kind == "regression":
         if options.similar_label is not None:
@@ -170,9 +173,10 @@ def _similar(task: Task, labels: Sequence[float], options: EmbeddingsArguments) 
 def draw_classes(
     projections: Mapping[str, np.ndarray], labels: np.ndarray, names: Sequence[str], directory: str | os.PathLike
 ) -> list[Path]:
-    """Figure 4 of the ISS paper: embeddings_tsne.png, .svg and .csv, a panel for each model, a colour for each class.
+    """Draw Figure 4 of the ISS paper: a panel for each model, a colour for each class.
 
-    Of more than seven classes the six with most texts have colours; the others are grey.
+    If there are more than seven classes, the six with the most texts have colours, and the others are grey. Writes
+    embeddings_tsne.png, .svg and .csv.
 
     Args:
         projections: name of a model -> [N, 2].
@@ -187,7 +191,7 @@ def draw_classes(
         rest = ~np.isin(labels, shown)
         if rest.any():
             axes.scatter(*points[rest].T, s=5, c=GREY, marker=".", linewidths=0, label=f"{len(present) - len(shown)} others")
-        # The largest class first: small ones would vanish under it.
+        # The largest class first: it would hide small ones.
         for at, label in enumerate(shown):
             look = {"s": _size(len(labels)), "c": PALETTE[at], "marker": MARKERS[at], "linewidths": 0, "alpha": 0.8}
             axes.scatter(*points[labels == label].T, label=shortened(names[label], NAME_WIDTH), **look)
@@ -204,9 +208,9 @@ def draw_classes(
 def draw_pairs(
     projections: Mapping[str, np.ndarray], pairs: np.ndarray, directory: str | os.PathLike, *, seed: int = 0
 ) -> list[Path]:
-    """Draw figure 6 of the COCO-LM paper: texts of similar pairs, some of the pairs marked.
+    """Draw Figure 6 of the COCO-LM paper: the texts of similar pairs, with some pairs marked.
 
-    Marked ones have the same shape and are joined by a line. Writes embeddings_tsne.png, .svg and .csv.
+    The two texts of a marked pair have the same marker and are joined by a line. Writes embeddings_tsne.png, .svg and .csv.
 
     Args:
         projections: name of a model -> [N, 2].
@@ -230,13 +234,13 @@ def draw_pairs(
 
 @style()
 def draw_cosines(cosines: Mapping[str, Mapping[str, np.ndarray]], vector: str, directory: str | os.PathLike) -> list[Path]:
-    """Draw figures 1 and 5 of the COCO-LM paper: histograms of the cosine similarities of some kinds of pairs.
+    """Draw Figures 1 and 5 of the COCO-LM paper: histograms of the cosine similarities of random and of similar pairs.
 
     There is a panel for each model, with kernel density estimates and means. Writes embeddings_cosine.png, .svg and .csv.
 
     Args:
         cosines: name of a model -> kind of pairs, such as "random" -> [P].
-        vector: what the cosines are of, for the axis.
+        vector: name of the compared vectors, for the axis.
     """
     least = min(found.min() for kinds in cosines.values() for found in kinds.values())
     edges = np.linspace(min(math.floor(least * 10) / 10, 0.9), 1, BINS + 1)
@@ -245,11 +249,11 @@ def draw_cosines(cosines: Mapping[str, Mapping[str, np.ndarray]], vector: str, d
     for axes, (name, kinds) in zip(panels, cosines.items(), strict=True):
         means = ", ".join(f"{kind} {found.mean():.2f}" for kind, found in kinds.items())
         axes.set_title(f"{shortened(name, NAME_WIDTH)}\nmean: {means}")
-        # A bin beyond 1, where squeezed spaces have all of their pairs at the very edge.
+        # One more bin beyond 1, as models with degenerate embeddings have all of their pairs at the edge.
         axes.set_xlim(edges[0], 2 - edges[-2])
         for at, (kind, found) in enumerate(kinds.items()):
             shares = 100 * np.histogram(found, edges)[0] / len(found)
-            # Filled and hollow, so that they differ without colour.
+            # One filled, one hollow, so that they are distinguishable without colour.
             look = {"color": PALETTE[at], "alpha": 0.35} if at == 0 else {"facecolor": "none", "edgecolor": PALETTE[at]}
             axes.stairs(shares, edges, fill=at == 0, linewidth=0.8, label=kind, **look)
             axes.plot(*_density(found, edges), color=PALETTE[at], linewidth=1.1)
@@ -264,21 +268,21 @@ def draw_cosines(cosines: Mapping[str, Mapping[str, np.ndarray]], vector: str, d
 
 
 def _density(cosines: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A kernel density estimate, in percent a bin; nothing of values so close that bins already smooth them."""
+    """Return (positions, kernel density estimate in percent per bin); empty if the values spread less than a bin."""
     from scipy.stats import gaussian_kde
 
     width = edges[1] - edges[0]
     if cosines.std() < width:
         return np.zeros(0), np.zeros(0)
     at, estimate = np.linspace(edges[0], edges[-1], 4 * BINS + 1), gaussian_kde(cosines)
-    # What the kernels put beyond 1 or -1, where no cosine is, comes back.
+    # Reflect the density beyond 1 and -1, where no cosine is, back into the range.
     return at, 100 * width * sum(estimate(x) for x in (at, 2 - at, -2 - at))
 
 
 def _panels(
     names: Collection[str], legend_rows: int, labels: tuple[str, str] = ("t-SNE 1", "t-SNE 2")
 ) -> tuple[Any, list[Any]]:
-    """A figure with room for a legend below, and titled axes; those of t-SNE have no ticks, as they have no unit."""
+    """Create a figure with titled panels and room for a legend below; t-SNE panels have no ticks, as they have no unit."""
     figure, panels, columns = new_panels(
         len(names), lambda rows, columns: rows * (HEIGHT if columns < 3 else 2.1) + 0.17 * legend_rows
     )
@@ -298,12 +302,12 @@ def _legend(figure: Any, axes: Any, columns: int) -> None:
 
 
 def _size(count: int) -> float:
-    """Of a point, in square points: smaller where there are many."""
+    """Return the size of a point in square points: smaller if there are many points."""
     return float(np.clip(4000 / max(count, 1), 4, 14))
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: EmbeddingsArguments) -> Findings:
-    """embeddings_tsne and embeddings_cosine as .png, .svg and .csv, and the table: embeddings.md and embeddings.csv.
+    """Write embeddings_tsne and embeddings_cosine as .png, .svg and .csv, and the table: embeddings.md and embeddings.csv.
 
     Raises:
         AnalysisError: there is no model, or see `draw_texts`, `load_encoder`, `embed_texts`, `project`.
@@ -336,7 +340,13 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: EmbeddingsArgum
 def measure(
     random: np.ndarray, similar: np.ndarray, vectors: np.ndarray, labels: np.ndarray | None = None, seed: int = 0
 ) -> dict[str, float]:
-    """The numbers of one model by their names, of cosines [P], vectors [N, H] and, for a silhouette, labels int64 [N]."""
+    """Return the measures of one model by name.
+
+    Args:
+        random, similar: [P], cosines of pairs.
+        vectors: [N, H].
+        labels: int64 [N], for the silhouette; None leaves it out.
+    """
     found = {
         "mean_cosine_random": float(random.mean()),
         "mean_cosine_similar": float(similar.mean()),
@@ -347,7 +357,7 @@ def measure(
 
 
 def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each model."""
+    """Format the measures as a Markdown table, a row for each model."""
     keys = list(rows[0])
     cells = [[row["model"], *(f"{row[key]:.3f}" for key in keys[1:])] for row in rows]
     return markdown_table([HEADINGS.get(key, key) for key in keys], cells)
@@ -356,7 +366,7 @@ def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 def _embed(
     name: str, place: str, drawn: DrawnTexts, args: AnalyzeArguments, options: EmbeddingsArguments
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A model's vectors of the texts, and of those that random pairs are of."""
+    """Return a model's vectors of the texts, and of the texts of random pairs."""
     length = args.max_length
     model, tokenizer = load_encoder(place, max_length=length, trust_remote_code=args.trust_remote_code)
     embed = partial(

@@ -1,4 +1,4 @@
-r"""Any encoder that transformers loads, its vectors of texts, how they fill their space, and the same in two dimensions.
+r"""Load any encoder that transformers loads, embed texts, measure the embedding space, and project it to two dimensions.
 
     model, tokenizer = load_encoder("runs/scierc")
     vectors = embed_texts(model, tokenizer, texts)
@@ -43,14 +43,14 @@ from hf_tlm.runs.finetuning.models import set_token_types
 from hf_tlm.utils.options import check_numbers
 from hf_tlm.utils.shown import kind_of
 
-# Pairs whose vectors are gathered together: 100 MB at H = 768.
+# Pairs whose vectors are gathered at once: 100 MB at H = 768.
 CHUNK = 1 << 14
 SILHOUETTE_TEXTS = 5000
 
 
-# Batches whose texts are tokenised, and sorted by length, together.
+# Batches whose texts are tokenised and sorted by length together.
 CHUNK_BATCHES = 32
-# Components that t-SNE sees, as its authors do before it: they hold the neighbours, and distances cost less.
+# PCA components given to t-SNE, as its authors do: they preserve the neighbours and make distances cheaper.
 COMPONENTS = 50
 LEAST_TEXTS = 3
 
@@ -64,22 +64,22 @@ def load_encoder(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load an encoder and its tokenizer, on a GPU if there is one, in evaluation mode.
 
-    Returns (body, tokenizer): of a checkpoint with whatever head, of an adapter with its base, the encoder alone of both
-    encoder and decoder.
+    Returns (body, tokenizer). A head of the checkpoint is left out, an adapter is merged into its base model, and of an
+    encoder-decoder only the encoder is kept.
 
     Args:
-        name_or_path: folder, or Hub id with `@revision` if wanted.
-        max_length: tokens that it is to read.
-        attn_implementation: "eager" where attention maps are wanted.
+        name_or_path: folder, or Hub id, with `@revision` if wanted.
+        max_length: number of tokens that the model has to accept.
+        attn_implementation: "eager" if attention maps are wanted.
 
     Raises:
-        AnalysisError: it lacks weights of its body, or has fewer positions.
+        AnalysisError: weights of the body are missing, or the model has fewer positions than `max_length`.
         ModelError, HubError, TokenizerError: it cannot be loaded.
     """
     options = hub_options(None, trust_remote_code, attn_implementation) | {"dtype": torch.float32}
     folder = checkpoint_folder(name_or_path, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(name_or_path, masking=False, trust_remote_code=trust_remote_code)
-    # A head that is left out is no news here.
+    # Suppress the loading report: a head that is left out is expected here.
     with without_reports(), reading(f"an encoder from {name_or_path!r}"):
         if (Path(folder) / ADAPTER_FILE).is_file():
             model, missing = _adapted(folder, options), []
@@ -102,9 +102,12 @@ def load_encoder(
 
 
 def sample_corpus(corpus: str, count: int, *, seed: int = 0, least: int = 1, text_column: str = "text") -> list[str]:
-    """Draw `count` texts of a corpus, or all if it has fewer, each with the same probability, in the corpus's order.
+    """Draw `count` texts of a corpus uniformly at random, or all if it has fewer, in the corpus's order.
 
-    The corpus is read through once, and what is drawn is all that is kept. An AnalysisError where it has fewer than `least`.
+    The corpus is read once, and only the drawn texts are kept in memory. Blank texts do not count.
+
+    Raises:
+        AnalysisError: the corpus has fewer than `least` texts.
     """
     rng, read = np.random.default_rng(seed), 0
     kept: list[tuple[float, int, str]] = []
@@ -130,19 +133,20 @@ def embed_texts(
     batch_size: int = 32,
     description: str = "Embedding",
 ) -> np.ndarray:
-    """float32 [N, H]: a vector for each text, not of length 1. Batches and padding do not change them.
+    """Embed texts: return a vector for each, float32 [N, H], not normalised. Batching and padding do not change them.
 
     Args:
-        model: one whose output has `last_hidden_state` or `hidden_states`; see `load_encoder`.
-        text_pairs: as many second texts, each read with the first in one input.
-        pooling: cls: of the tokenizer's [CLS], or of the first token if it sets none. mean: over all tokens but padding.
+        model: a model whose output has `last_hidden_state` or `hidden_states`; see `load_encoder`.
+        text_pairs: N second texts, each encoded with the first text in one input.
+        pooling: "cls": the vector of the tokenizer's [CLS], or of the first token if it adds none. "mean": the mean over
+            all tokens but padding.
         layer: -1 is the last one, 0 the embedding layer, 1 the first layer after it.
-        max_length: tokens after which a text is cut.
-        description: of the bar.
+        max_length: tokens after which a text is truncated.
+        description: text of the progress bar.
 
     Raises:
-        AnalysisError: an argument is something else, a text is null or blank, there is no such pooling or layer, or vectors
-            are not finite, or all [CLS] vectors are the same, as in decoders, where a first token sees itself alone.
+        AnalysisError: an argument has a wrong type, a text is null or blank, there is no such pooling or layer, vectors are
+            not finite, or all [CLS] vectors are the same, as in decoders, where the first token attends only to itself.
     """
     _check_encoder(model, tokenizer)
     _check_texts("texts", texts)
@@ -180,9 +184,9 @@ def embed_texts(
 
 
 def random_pairs(count: int, limit: int, *, seed: int = 0) -> np.ndarray:
-    """Return pairs of two different ones of `count` texts, int64 [P, 2].
+    """Return pairs of two different texts out of `count`, int64 [P, 2].
 
-    All pairs if they are at most `limit`, else as many draws with replacement.
+    All pairs if there are at most `limit`, else `limit` draws with replacement.
     """
     return same_class_pairs(np.zeros(count, np.int64), limit, seed=seed)
 
@@ -190,7 +194,7 @@ def random_pairs(count: int, limit: int, *, seed: int = 0) -> np.ndarray:
 def same_class_pairs(labels: np.ndarray, limit: int, *, seed: int = 0) -> np.ndarray:
     """Return pairs of two different texts of one class, int64 [P, 2].
 
-    All pairs if they are at most `limit`, else as many draws with replacement, every pair with the same probability.
+    All pairs if there are at most `limit`, else `limit` draws with replacement, every pair with the same probability.
 
     Args:
         labels: int64 [N].
@@ -209,11 +213,11 @@ def same_class_pairs(labels: np.ndarray, limit: int, *, seed: int = 0) -> np.nda
 
 
 def cosine_similarities(vectors: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """float64 [P], from -1 to 1.
+    """Return the cosine similarities of pairs of vectors, float64 [P], from -1 to 1.
 
     Args:
-        vectors: [N, H], of any length; that of length 0 has the similarity 0 to all.
-        pairs: int64 [P, 2], of rows of `vectors`.
+        vectors: [N, H], not necessarily normalised; a zero vector has similarity 0 to all.
+        pairs: int64 [P, 2], rows of `vectors`.
     """
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
     found = np.empty(len(pairs))
@@ -226,7 +230,7 @@ def cosine_similarities(vectors: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 
 
 def alignment(cosines: np.ndarray) -> float:
-    """From 0, all similar pairs are at the same place, to 4.
+    """Return the alignment, from 0 (the vectors of all similar pairs coincide) to 4.
 
     Args:
         cosines: [P], of similar pairs.
@@ -235,7 +239,7 @@ def alignment(cosines: np.ndarray) -> float:
 
 
 def uniformity(cosines: np.ndarray) -> float:
-    """From -8 to 0, all texts are at the same place; in many dimensions evenly spread ones come to nearly -4.
+    """Return the uniformity, from -8 to 0 (all vectors coincide); evenly spread vectors of many dimensions reach about -4.
 
     Args:
         cosines: [P], of random pairs.
@@ -244,10 +248,14 @@ def uniformity(cosines: np.ndarray) -> float:
 
 
 def silhouette(vectors: np.ndarray, labels: np.ndarray, *, seed: int = 0) -> float:
-    """How much nearer texts are to their own class than to the next one, by cosine (Rousseeuw 1987): from -1 to 1, apart.
+    """Return the silhouette score of the classes by cosine distance (Rousseeuw 1987), from -1 to 1 (well separated).
+
+    It measures how much nearer texts are to their own class than to the next one. At most 5000 texts are used, drawn at
+    random.
 
     Args:
-        vectors: [N, H]; labels: int64 [N], of two classes or more, and of fewer than N. Of many texts 5000 are drawn.
+        vectors: [N, H].
+        labels: int64 [N], of at least two classes and fewer than N.
     """
     from sklearn.metrics import silhouette_score
 
@@ -256,16 +264,17 @@ def silhouette(vectors: np.ndarray, labels: np.ndarray, *, seed: int = 0) -> flo
 
 
 def project(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> np.ndarray:
-    """float32 [N, 2]: t-SNE of the first 50 principal components, the same for the same seed.
+    """Project vectors to two dimensions, float32 [N, 2]: t-SNE of the first 50 principal components.
 
-    Neither distances between clusters nor their sizes mean anything, and axes have no unit.
+    Equal seeds give equal results. Distances between clusters and their sizes mean nothing, and axes have no unit.
 
     Args:
         vectors: [N, H].
-        perplexity: about how many neighbours a text has. At most (N - 1) / 3: t-SNE looks at three times as many.
+        perplexity: about the number of neighbours of a text. It is reduced to (N - 1) / 3 if larger, as t-SNE looks at
+            three times that many.
 
     Raises:
-        AnalysisError: fewer than three vectors, or all are the same.
+        AnalysisError: there are fewer than three vectors, or all are the same.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -283,11 +292,11 @@ def project(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> 
 
 
 def _adapted(folder: str, options: dict[str, Any]) -> PreTrainedModel:
-    """The body of a base model with an adapter merged into it."""
+    """Load the body of a base model with an adapter merged into it."""
     adapter = read_adapter(folder)
     bare = "AutoModelForMultipleChoice" if adapter.modules_to_save else "AutoModelForMaskedLM"
     model = load_merged(folder, ADAPTED.get(adapter.task_type or "", bare), **options)
-    assert isinstance(model, PreTrainedModel)  # as all Auto classes make
+    assert isinstance(model, PreTrainedModel)  # All Auto classes return one.
     return body_of(model)
 
 
@@ -314,7 +323,7 @@ def _check_texts(name: str, texts: Any) -> None:
 
 
 def _pooled(model: PreTrainedModel, batch: dict, cls_token_id: int | None, pooling: str, layer: int) -> np.ndarray:
-    """float32 [B, H]."""
+    """Return the pooled vectors of a batch, float32 [B, H]."""
     if layer == -1:
         hidden = model(**batch).last_hidden_state
     else:
@@ -326,7 +335,7 @@ def _pooled(model: PreTrainedModel, batch: dict, cls_token_id: int | None, pooli
     if pooling == "mean":
         return ((hidden * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)).cpu().numpy()
     marked = (batch["input_ids"] == cls_token_id) & (mask == 1) if cls_token_id is not None else mask == 0
-    # XLNet has its [CLS] at the end, and pads on the left.
+    # XLNet puts [CLS] at the end and pads on the left.
     marked = torch.where(marked.any(dim=1, keepdim=True), marked, mask == 1)
     first = marked.int().argmax(dim=1)
     return hidden[torch.arange(len(hidden), device=hidden.device), first].cpu().numpy()

@@ -1,6 +1,6 @@
-"""What all figures share: size, colours, and the three files each is written as.
+"""Settings and helpers that all figures share: size, colours, and the three files of each figure.
 
-Half a page wide, so that two stand side by side in a paper or on a screen; letters of 8 points at that size.
+Figures are half a page wide, so that two fit side by side in a paper or on a screen, with 8-point text at that size.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
 WIDTH, HEIGHT = 3.3, 2.4  # inches
-WIDE = 6.8  # inches: the width of a page
+WIDE = 6.8  # Inches: the width of a page.
 DPI = 300
-# Okabe and Ito (2008): told apart with every kind of colour vision. Their yellow is too pale for lines on white.
+# Okabe and Ito (2008): distinguishable with every kind of colour vision. Their yellow is too pale for lines on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Not by colour alone: series differ in marker and dashes too.
+# Series differ in marker and dashes too, not only in colour.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 STYLE: dict[RcKeyType, Any] = {
@@ -54,12 +54,12 @@ STYLE: dict[RcKeyType, Any] = {
     "lines.markersize": 4,
     "axes.linewidth": 0.6,
     "svg.fonttype": "none",  # Letters stay letters: small files, searchable.
-    "svg.hashsalt": "hf_tlm",  # The same numbers make the same file.
+    "svg.hashsalt": "hf_tlm",  # The same numbers give the same file.
 }
 
 
 def check_installed() -> None:
-    """Raise an AnalysisError where matplotlib, which draws, is not installed."""
+    """Check that matplotlib is installed, or raise an AnalysisError."""
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:
@@ -68,12 +68,12 @@ def check_installed() -> None:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Within it, or within a function that `@style()` decorates, everything is drawn in the style of all figures.
+    """Draw in the style of all figures, as a context or, with `@style()`, as a decorator.
 
     Raises:
         AnalysisError: matplotlib is not installed.
     """
-    os.environ["MPLBACKEND"] = "agg"  # Whatever else it names: nothing is shown, and a name that is none ends the import.
+    os.environ["MPLBACKEND"] = "agg"  # Nothing is shown; an unknown backend in the environment would fail the import.
     check_installed()
     import matplotlib
 
@@ -84,10 +84,10 @@ def style() -> Iterator[None]:
 def new_figure(rows: int = 1, columns: int = 1, *, width: float = WIDTH, height: float = HEIGHT, **subplots: Any):
     """Return (figure, axes) as `pyplot.subplots` does, without pyplot's global state and without a display.
 
-    What is drawn on them has the style of all figures within `style()` only.
+    To draw on them in the style of all figures, call it within `style()`.
 
     Args:
-        width, height: of the whole figure, inches.
+        width, height: of the figure, inches.
 
     Raises:
         AnalysisError: matplotlib is not installed.
@@ -100,10 +100,10 @@ def new_figure(rows: int = 1, columns: int = 1, *, width: float = WIDTH, height:
 
 
 def new_panels(count: int, height: Callable[[int, int], float], **subplots: Any) -> tuple[Figure, list[Axes], int]:
-    """A figure of panels, three side by side and two of four; the panels, and how many are side by side.
+    """Return (figure, its panels, number of columns): up to three panels side by side, but four as two by two.
 
     Args:
-        height: of the whole figure, by rows and columns of panels.
+        height: function of the numbers of rows and columns that returns the figure's height in inches.
     """
     columns = min(count, 2 if count == 4 else 3)
     rows = math.ceil(count / columns)
@@ -115,7 +115,7 @@ def new_panels(count: int, height: Callable[[int, int], float], **subplots: Any)
 
 
 def series_style(index: int) -> dict[str, Any]:
-    """Colour, marker and dashes of the index-th series of a plot."""
+    """Return colour, marker and dashes of the index-th series of a plot."""
     return {
         "color": PALETTE[index % len(PALETTE)],
         "marker": MARKERS[index % len(MARKERS)],
@@ -124,12 +124,12 @@ def series_style(index: int) -> dict[str, Any]:
 
 
 def add_legend(figure: Figure, *entries: Any, **options: Any) -> Legend:
-    """Outside of the axes, below them if not said otherwise; `entries` and `options` as of `Figure.legend`."""
+    """Add a legend outside of the axes, by default below them; `entries` and `options` as in `Figure.legend`."""
     return figure.legend(*entries, **{"loc": "outside lower center"} | options)
 
 
 def label_decades(axis: Axis) -> None:
-    """Numbers at the powers of ten of a logarithmic axis whose limits are known; of less than two also at 2 and 5 times."""
+    """Label a logarithmic axis at powers of ten; if its limits span less than two decades, also at 2 and 5 times them."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = sorted(axis.get_view_interval())
@@ -141,21 +141,21 @@ def label_decades(axis: Axis) -> None:
 
 
 def power_of_ten(exponent: int) -> str:
-    """10⁻³ for -3."""
+    """Format a power of ten with superscripts: 10⁻³ for -3."""
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def shortened(text: str, width: int) -> str:
-    """On one line, of at most `width` characters."""
+    """Put a text on one line and truncate it to `width` characters."""
     text = " ".join(text.split())
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def save_figure(figure: Figure, directory: str | os.PathLike, name: str, numbers: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """Write name.png, name.svg and, with what is drawn, name.csv.
+    """Write a figure as name.png and name.svg, and its numbers as name.csv.
 
     Args:
-        numbers: rows with the same keys.
+        numbers: CSV rows with the same keys.
     """
     png, svg = _render(figure, "png", dpi=DPI), to_svg(figure)
     return save_files(directory, {f"{name}.png": png, f"{name}.svg": svg, f"{name}.csv": numbers})
@@ -164,19 +164,19 @@ def save_figure(figure: Figure, directory: str | os.PathLike, name: str, numbers
 def save_files(
     directory: str | os.PathLike, contents: Mapping[str, str | bytes | Sequence[Mapping[str, Any]]]
 ) -> list[Path]:
-    """Write files by their names, rows as csv, and return their paths."""
+    """Write files by name, rows as CSV, and return their paths."""
     for name, content in contents.items():
         atomic_write(Path(directory) / name, content if isinstance(content, (str, bytes)) else to_csv(content))
     return [Path(directory) / name for name in contents]
 
 
 def to_svg(figure: Figure) -> bytes:
-    """Without a date, so that the same figure is the same file."""
+    """Render a figure as SVG without a date, so that the same figure gives the same file."""
     return _render(figure, "svg", metadata={"Date": None})
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each row under the keys of the first; floats in full precision."""
+    """Format rows as CSV under the keys of the first row; floats in full precision."""
     text = io.StringIO()
     if rows:
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -188,7 +188,7 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def _render(figure: Figure, kind: str, **options: Any) -> bytes:
     content = io.BytesIO()
     with style(), warnings.catch_warnings():
-        # Texts of data may be in any script; what the font lacks is a box.
+        # Texts of data may be in any script; a glyph that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(content, format=kind, **options)
     return content.getvalue()

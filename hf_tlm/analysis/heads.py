@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 Drawn = tuple[Sequence[attention.AttentionHead], attention.TextMaps]  # All heads of a model, and its maps of one text.
 FRAME, GREY = PALETTE[1], "#b8b8b8"
-MARGIN = 0.08  # Of a map's side, where frames are.
-ACROSS = 34  # Heads side by side, of one model or several.
-# Inches: the largest side of a map; left of a panel, above, and below it; a letter of titles and of the text.
+MARGIN = 0.08  # Share of a map's side that is left for its frame.
+ACROSS = 34  # Most heads side by side, of one model or several.
+# Inches: the largest side of a map; margins left of, above and below a panel; width of a letter of a title and of the text.
 LARGEST, LEFT, ABOVE, BELOW, TITLE, LETTER = 0.8, 0.4, 0.2, 0.32, 0.065, 0.05
-# Texts that a model has neither learned from nor been chosen by come first.
+# First the split that was used neither for training nor for model selection.
 SPLITS = ("test", "validation", "train")
 COLUMNS = ("text", "text_pair", "question", "context")
 
 
 @style()
 def draw_head_shares(by_model: Mapping[str, Sequence[attention.LayerShares]]) -> Figure:
-    """Percent of positional and of vertical heads by layer, a line for each model."""
+    """Draw the percentage of positional and of vertical heads by layer, a line for each model."""
     columns = 2 if max(map(len, by_model)) <= 20 else 1
     figure, axes = new_figure(2, 1, height=3.2 + 0.13 * -(-len(by_model) // columns), sharex=True)
     values = [value for shares in by_model.values() for own in shares for value in (own.positional, own.vertical)]
@@ -65,7 +65,7 @@ def draw_head_shares(by_model: Mapping[str, Sequence[attention.LayerShares]]) ->
 
 @style()
 def draw_attention_maps(models: Mapping[str, Drawn], text: str) -> Figure:
-    """Draw all attention maps of one text, layers by heads, for each of several models.
+    """Draw all attention maps of one text, layers by heads, for each model.
 
     Positional heads are framed, vertical ones on grey.
     """
@@ -91,7 +91,7 @@ def draw_attention_maps(models: Mapping[str, Drawn], text: str) -> Figure:
 
 
 def map_rows(models: Mapping[str, Drawn]) -> list[dict[str, Any]]:
-    """What `draw_attention_maps` draws: a row for each weight."""
+    """Return what `draw_attention_maps` draws as CSV rows, one for each weight."""
     return [
         {
             "model": name,
@@ -111,26 +111,26 @@ def map_rows(models: Mapping[str, Drawn]) -> list[dict[str, Any]]:
 
 
 def _title(name: str) -> str:
-    """A name of at most 31 letters: long ones often differ at their end."""
+    """Shorten a name to 31 characters by cutting its middle: long names often differ at their end."""
     return name if len(name) <= 31 else f"{name[:14]}...{name[-14:]}"
 
 
 def _most(maps: attention.TextMaps) -> int:
-    """Heads of the layer that has most."""
+    """Return the number of heads of the layer with the most."""
     return max(len(layer) for layer in maps.maps)
 
 
 def _norm():
-    """Square roots: most weights are small."""
+    """Return the colour scale, a square root, as most weights are small."""
     from matplotlib.colors import PowerNorm
 
     return PowerNorm(0.5, 0, 1)
 
 
 def _places(models: Mapping[str, Drawn], width: float) -> tuple[dict[str, tuple[float, float]], float, float, float]:
-    """Place the models side by side while there is room for their heads and names, then below.
+    """Arrange the models' panels: side by side while their heads and names fit, then in a new row.
 
-    Returns (top left corner of each model's maps, side of a map, right and lower end of it all), inches.
+    Returns (top left corner of each model's maps, side of a map, total width, total height), in inches.
     """
     heads = {name: _most(maps) for name, (_, maps) in models.items()}
     titles = {name: TITLE * len(_title(name)) for name in models}
@@ -152,7 +152,7 @@ def _places(models: Mapping[str, Drawn], width: float) -> tuple[dict[str, tuple[
 
 
 def _side(row: Sequence[str], heads: Mapping[str, int], titles: Mapping[str, float], width: float) -> float:
-    """The largest side of maps with which models of a row have room, where their names do not take more."""
+    """Return the largest side of a map with which the models of a row fit the width, given the width of their names."""
     named: list[str] = []
     while len(named) < len(row):
         side = (width - LEFT * len(row) - sum(titles[n] for n in named)) / sum(heads[n] for n in row if n not in named)
@@ -166,11 +166,11 @@ def _side(row: Sequence[str], heads: Mapping[str, int], titles: Mapping[str, flo
 def _draw_panel(
     canvas, name: str, heads: Sequence[attention.AttentionHead], maps: attention.TextMaps, x: float, y: float, side: float
 ) -> None:
-    """The maps of a model, from (x, y) on."""
+    """Draw the maps of a model with its top left corner at (x, y)."""
     from matplotlib.patches import Rectangle
 
     layers, most = len(maps.maps), _most(maps)
-    # Resampling is the viewer's: an SVG then holds a pixel for each weight and stays small.
+    # The viewer resamples: an SVG then has one pixel for each weight and stays small.
     extent = (x, x + most * side, y + layers * side, y)
     canvas.imshow(_mosaic(heads, maps), extent=extent, interpolation="none", aspect="equal", clip_on=False)
     edge = 0.5 * MARGIN * side
@@ -190,7 +190,7 @@ def _draw_panel(
 
 
 def _mosaic(heads: Sequence[attention.AttentionHead], maps: attention.TextMaps) -> np.ndarray:
-    """The maps as an image, float [layers x cell, heads x cell, 3]: a pixel for each weight, vertical heads on grey."""
+    """Return the maps as one image, float [layers x cell, heads x cell, 3]: a pixel per weight, vertical heads on grey."""
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 
@@ -211,14 +211,14 @@ def _mosaic(heads: Sequence[attention.AttentionHead], maps: attention.TextMaps) 
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments) -> Findings:
-    """Classify the attention heads of models, and draw their maps of a text.
+    """Classify the attention heads of models, and draw their maps of one text.
 
-    Writes heads.md, heads_counts.csv, and the figures heads (shares by layer), heads_<model>_maps, and heads_maps of several
-    models.
+    Writes heads.md, heads_counts.csv, and the figures heads (shares by layer), heads_<model>_maps and, for several models,
+    heads_maps.
     """
     if not args.encoders:
         raise AnalysisError("--what heads needs models: give --models, or --run.")
-    check_installed()  # Before the work of minutes.
+    check_installed()  # Fail before minutes of work.
     trust = args.trust_remote_code
     files = _file_names(args.encoders)
     source, texts = read_texts(args, task)
@@ -250,9 +250,12 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments)
 
 
 def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, Sequence[attention.Text]]:
-    """Read texts: those of `--texts`, else of the task's test, validation or training split, or raise an AnalysisError.
+    """Read the texts of `--texts`, else of the task's test, validation or training split.
 
-    Returns (what they are, the texts); no more than `max_texts`, drawn with the seed and in their order.
+    Returns (description of the texts, the texts): at most `max_texts`, drawn with the seed and in their order.
+
+    Raises:
+        AnalysisError: neither texts nor a task are given.
     """
     if args.texts is not None:
         column = task.text_column or "text"
@@ -272,7 +275,7 @@ def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, Sequenc
 
 
 def shares_table(shares: Mapping[str, Sequence[attention.LayerShares]]) -> str:
-    """Markdown: of each model's layers, and of the whole model, the percent of heads of each kind."""
+    """Return a Markdown table: the percentage of heads of each kind, for each layer and for the complete model."""
     rows = []
     for name, layers in shares.items():
         for own in layers:
@@ -282,7 +285,7 @@ def shares_table(shares: Mapping[str, Sequence[attention.LayerShares]]) -> str:
 
 
 def _file_names(names: Iterable[str]) -> dict[str, str]:
-    """Names of models' figures without what file systems do not take; an AnalysisError where two are the same."""
+    """Return the file name of each model's figure, with unsafe characters replaced; an AnalysisError if two match."""
     files: dict[str, str] = {}
     for name in names:
         plain = re.sub(r"[^\w.-]+", "_", name)
@@ -296,9 +299,12 @@ def _file_names(names: Iterable[str]) -> dict[str, str]:
 def _drawn(
     texts: Sequence[attention.Text], tokenizers: Sequence[PreTrainedTokenizerBase], options: HeadsArguments
 ) -> tuple[attention.Text, str]:
-    """The text whose maps are drawn: the given one, the first that no tokenizer truncates, or the first; as it is shown."""
+    """Choose the text whose maps are drawn, and return (text, caption).
+
+    It is the given text, else the first one that no tokenizer truncates, else the first one.
+    """
     candidates = [options.heads_text] if options.heads_text is not None else texts
-    lengths = attention.most_tokens(candidates, tokenizers, options.heads_tokens + 1)  # One more tells which are longer.
+    lengths = attention.most_tokens(candidates, tokenizers, options.heads_tokens + 1)  # One more, to detect longer texts.
     text = candidates[int(np.argmax(lengths <= options.heads_tokens))]
     words = " / ".join(text) if isinstance(text, tuple) else text
     return text, words if lengths.min() <= options.heads_tokens else f"First {options.heads_tokens} tokens of: {words}"

@@ -1,10 +1,10 @@
-"""What runs have left behind, checked, for analyses that compare them: one result for each seed.
+"""Read and check the results of runs, one `Result` per seed, for the analyses that compare runs.
 
     for result in find_results({"rho1": "runs/rho1"}):
         print(result.run, result.seed, result.settings["rho1"], result.score("test"))
 
-A place may be a run of `train_tlm.py`, `finetune.py`, `few_shot.py` or `baseline.py`, a grid, what `reproduce.py` has
-written, or a folder of such folders.
+A path may be a run of `train_tlm.py`, `finetune.py`, `few_shot.py` or `baseline.py`, a grid, an output folder of
+`reproduce.py`, or a folder of such folders.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hf_tlm.utils.json_files import Check, check_fields, entry, listed, mapped, 
 from hf_tlm.utils.run_files import GRID_FILE, RESULTS_FILE, SEED_FIGURES, SETTINGS_FILE
 from hf_tlm.utils.shown import kind_of
 
-_LARGEST = 10**300  # Of whole numbers; a sum of larger ones may be none that a float can hold.
+_LARGEST = 10**300  # Largest integer accepted; the sum of larger ones may overflow a float.
 SPLITS = ("validation", "test")
 NOT_FINISHED = "not finished"
 _DAMAGED = "The file is damaged."
 read_json = partial(read_object, error=AnalysisError, advice="Make it again, or leave it out.")
-_DEEPEST = 4  # Folders of folders of runs.
-# Within a run, never runs of their own.
+_DEEPEST = 4  # Levels of nested folders that are searched for runs.
+# Names of folders inside a run, which are never runs themselves.
 _PARTS = re.compile(r"\..*|(?:seed|split|checkpoint|nonfinite-step)-\d+|stage\d|predictions|model|mlm|training|analysis")
 _OF_SUBSETS = "retriever query_mode max_query_terms top_k variant k1 b delta stopwords stemmer".split()
 _OF_SELECTIONS = ("method", "fraction", "layer")
@@ -41,12 +41,12 @@ _METHODS = {
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is one that a float can hold; NaN and infinity are."""
+    """Return whether the value is a number that fits a float; NaN and infinity do."""
     return isinstance(value, float) or (type(value) is int and abs(value) <= _LARGEST)
 
 
 def _if_any(check: Check) -> Check:
-    """What is not there, or empty, is missing, and analyses do without."""
+    """Return a check that skips missing and empty values, which analyses do without."""
     return lambda value: value and check(value)
 
 
@@ -73,13 +73,17 @@ _OF_SEED = {
 
 
 def check_record(record: Mapping[str, Any], path: Path) -> None:
-    """Of a run, or a subset's manifest: an AnalysisError for a type that no recipe writes, or an unknown kind of task."""
+    """Check the record of a run, or a subset's manifest.
+
+    Raises:
+        AnalysisError: a field has a type that no recipe writes, or the kind of task is unknown.
+    """
     fields = _OF_RUN if record.get("subset") else _OF_RUN | _OF_MANIFEST
     check_fields(record, fields, AnalysisError, f"{path} is not what recipes write", _DAMAGED)
 
 
 def check_seed(record: Any, path: Path) -> None:
-    """The same of the record of a seed, or of a split."""
+    """Check the record of a seed, or of a split, like `check_record`."""
     seed = entry(record, "seed")
     where = f"{path} is not what recipes write: the record of {'a seed' if seed is None else f'seed {seed!r:.60}'}"
     check_fields(record, _OF_SEED, AnalysisError, where, _DAMAGED)
@@ -87,17 +91,17 @@ def check_seed(record: Any, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """One seed of a run.
+    """The result of one seed of a run.
 
-    run: its folder's name, below the place that was asked for.
-    arm: what it is compared as: of `reproduce.py` the arm, else the run's name without the task's.
-    scores: split -> metric -> score, a share of 1; empty where there are none.
+    run: the name of its folder, relative to the given path.
+    arm: the name under which results are compared: the arm of `reproduce.py`, else the run's name without the task's.
+    scores: split -> metric -> score, a share of 1; empty if there are none.
     cost: see `hf_tlm.training.cost.Cost`.
-    teacher: the report of who taught it; empty without a teacher.
-    settings: by name, the arguments, those of the model, and those of the subset: `subset` says in words what it is.
-    seed_figure: what the run reports of several seeds, see `hf_tlm.utils.run_files`, a point of a grid what the grid
-        does; None of one that is not finished, which does not tell yet.
-    error: why there are no scores; None where there are.
+    teacher: the record of the teacher; empty without a teacher.
+    settings: name -> value of the arguments, the model's and the subset's settings; `subset` describes the subset in words.
+    seed_figure: the statistic that the run reports over its seeds, see `hf_tlm.utils.run_files`; for a point of a grid, the
+        grid's; None for an unfinished run, which has not recorded it yet.
+    error: why there are no scores; None if there are.
     """
 
     run: str
@@ -114,16 +118,19 @@ class Result:
     error: str | None = None
 
     def score(self, split: str) -> float | None:
-        """On the task's metric, a share of 1; None where there is none, or it is not finite."""
+        """Return the score on the task's metric, a share of 1; None if it is missing or not finite."""
         value = self.scores.get(split, {}).get(self.metric or "")
         return value if value is not None and math.isfinite(value) else None
 
 
 def find_results(places: Mapping[str, str | os.PathLike]) -> list[Result]:
-    """All seeds of all runs at some places, by name, in the order of places and of names in them.
+    """Return the results of all seeds of all runs in the given folders, in the order of `places` and of folder names.
+
+    Args:
+        places: name -> folder.
 
     Raises:
-        AnalysisError: no run with a task is there, or a file of one is not what recipes write.
+        AnalysisError: a folder does not exist, none has a run with a task, or a file of a run is not what recipes write.
     """
     check_places(places)
     found: list[Result] = []
@@ -141,23 +148,23 @@ def find_results(places: Mapping[str, str | os.PathLike]) -> list[Result]:
 
 
 def check_places(places: Any) -> None:
-    """Raise an AnalysisError, which says what to pass, unless a function was given folders by their names."""
+    """Check that `places` maps names to folders, or raise an AnalysisError that says what to pass."""
     if not isinstance(places, Mapping):
         raise AnalysisError(f"places: expected folders by their names; received {kind_of(places)}. Give {{name: folder}}.")
 
 
 def is_baseline(record: Mapping[str, Any]) -> bool:
-    """Whether it is a record of `hf-tlm baseline`."""
+    """Return whether the record was written by `hf-tlm baseline`."""
     return isinstance(record.get("scores"), dict) and "name" in record and "seeds" not in record
 
 
 def baseline_seed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a baseline as that of a seed. Nothing of it is random: one seed is all."""
+    """Return the record of a baseline in the form of a seed's record. A baseline is deterministic, so it has one seed."""
     return {"seed": 0, **{split: record["scores"][split] for split in SPLITS if split in record["scores"]}}
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Folders in which there may be runs: not hidden, and not a run's own parts."""
+    """Return the folders that may contain runs: neither hidden nor part of a run, sorted."""
     return sorted(path for path in folder.iterdir() if path.is_dir() and not _PARTS.fullmatch(path.name))
 
 
@@ -167,7 +174,7 @@ def _results(folder: Path, name: str, prefix: str, depth: int) -> Iterator[Resul
     if records:
         yield from _of_records([_of_record(path, folder, prefix) for path in records])
     elif (folder / GRID_FILE).is_file():
-        # A grid that was run again with another figure has not run its points again.
+        # The grid's statistic overrides that of its points: running a grid again with another one does not rerun the points.
         figure = _figure(read_json(folder / GRID_FILE))
         yield from (replace(one, seed_figure=figure) for one in _of_subfolders(folder / "points", prefix, depth))
     elif file is not None:
@@ -182,7 +189,7 @@ def _of_subfolders(folder: Path, prefix: str, depth: int) -> Iterator[Result]:
 
 
 def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Result]:
-    """Nothing for a pretraining, which has no task."""
+    """Yield the results of one run; none for a pretraining, which has no task."""
     task = content.get("task")
     if not isinstance(task, str):
         return
@@ -192,7 +199,7 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
     figure = None if seeds is None else _figure(content)
     of_run = partial(Result, run=name, folder=folder, task=task, arm=arm, metric=metric, seed_figure=figure)
     seed_of = partial(of_run, settings=_flat(content), teacher=content.get("teacher") or {})
-    if seeds is None:  # Interrupted: what is finished is in the folders of the seeds.
+    if seeds is None:  # Interrupted: the finished seeds have their own folders.
         seeds = [read_json(path) for path in sorted(folder.glob("s[ep]*-*/results.json"))]
         yield seed_of(seed=None, error=NOT_FINISHED)
     for one in seeds:
@@ -207,13 +214,13 @@ def _figure(record: Mapping[str, Any]) -> str:
 
 
 def _of_records(results: Sequence[Result]) -> list[Result]:
-    """A failed run's record knows less of its subset than those of the arm's other seeds."""
+    """Give a failed run, whose record says less about its subset, the settings of its arm's finished seeds."""
     known = {(result.task, result.arm): result.settings for result in results if result.error is None}
     return [replace(result, settings=known.get((result.task, result.arm), result.settings)) for result in results]
 
 
 def _of_record(path: Path, folder: Path, prefix: str) -> Result:
-    """One run of a table, finished or failed."""
+    """Return the result in a record that `reproduce.py` wrote for one run, finished or failed."""
     record = read_json(path)
     try:
         settings, subset = dict(record["settings"]), record.get("subset")
@@ -244,7 +251,11 @@ def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_subset(subset: Mapping[str, Any] | None, place: str | None) -> dict[str, Any]:
-    """Of a manifest, or of what `reproduce.py` says of one. place: of a run that failed, which knows no more."""
+    """Return the settings of a subset, from its manifest or from the record of `reproduce.py`.
+
+    Args:
+        place: the subset's path in the settings of a failed run, which records nothing else; None for others.
+    """
     if subset is None:
         return {"subset": place or "task only"}
     selection = subset.get("selection") or {}
@@ -261,7 +272,7 @@ def _of_subset(subset: Mapping[str, Any] | None, place: str | None) -> dict[str,
 
 
 def _without_task(name: str, task: str) -> str:
-    """`iss-20` of a run `scierc-iss-20` on scierc."""
+    """Return the run's name without that of its task: `iss-20` for a run `scierc-iss-20` on scierc."""
     short = re.escape(task.removeprefix("glue_"))
     left = re.sub(rf"(?<![A-Za-z0-9])(?:glue_)?{short}(?![A-Za-z0-9])", "", name, flags=re.IGNORECASE)
     return re.sub(r"(?<=[-_./])[-_./]+|^[-_./]+|[-_./]+$", "", left) or name

@@ -1,4 +1,4 @@
-"""What is counted in subsets: sources, size against K, passages in common, rank against influence, case studies."""
+"""Measures of subsets: sources, size against K, overlap, rank against influence, case studies."""
 
 from __future__ import annotations
 
@@ -27,17 +27,21 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def column(subset: Subset, name: str) -> pa.ChunkedArray:
-    """A column of all rows, as Arrow has it: no object a row."""
+    """Return a column of all rows as an Arrow array, without a Python object per row."""
     return subset.dataset.select_columns(name).with_format("arrow")[:][name]
 
 
 def numbers(subset: Subset, name: str) -> np.ndarray:
-    """float64 [rows]; NaN for null."""
+    """Return a column as float64 [rows], NaN for null."""
     return column(subset, name).cast("float64").to_numpy()
 
 
 def ranks(subset: Subset) -> np.ndarray:
-    """int64 [rows]: best rank over the queries, from 1; an AnalysisError where passages have none, or there are none."""
+    """Return the passages' best ranks over the queries, int64 [rows], from 1.
+
+    Raises:
+        AnalysisError: the subset is empty, or its passages have no ranks.
+    """
     if len(subset) == 0:
         raise AnalysisError("The subset is empty.")
     if subset.manifest["retriever"] == "random":
@@ -49,11 +53,14 @@ def ranks(subset: Subset) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SourceShare:
-    """Of one subset and one source.
+    """The share of one source in one subset.
 
-    source: None for all others together, "" for passages without one; others: how many sources are together; share,
-    corpus_share: of the subset's and of its corpus's passages, from 0 to 1; ratio: of the two. The last two are None where
-    the corpus's sources are not known; ratio also where the corpus has none of them.
+    Attributes:
+        source: name; None for all other sources together, "" for passages without a source.
+        others: number of sources that are grouped under None.
+        share: share of the subset's passages, from 0 to 1.
+        corpus_share: share of the corpus's passages; None if the corpus's sources are unknown.
+        ratio: share / corpus_share; None if the corpus's sources are unknown or it has no passage of this source.
     """
 
     subset: str
@@ -66,13 +73,13 @@ class SourceShare:
 
 
 def source_shares(subsets: Mapping[str, Subset], top: int = 10) -> list[SourceShare]:
-    """By source, the largest shares (summed over the subsets) first, and then by subset.
+    """Return the share of each source in each subset, sorted by the sources' shares (summed over subsets), largest first.
 
     Args:
-        top: sources; the others, those without a passage in any subset too, are one more.
+        top: number of sources; all others, also those without a passage in any subset, are grouped into one.
 
     Raises:
-        AnalysisError: top below 1, no subset, or an empty one.
+        AnalysisError: top is below 1, there is no subset, or one is empty.
     """
     check_positive(top=top)
     check_subsets(subsets)
@@ -116,9 +123,9 @@ class SizeAgainstK:
 
     Attributes:
         k: int64 [K], 1 .. K.
-        passages: int64 [K], in the union of all queries' top k.
+        passages: int64 [K], size of the union of all queries' top k.
         score, deviation: float64 [K], mean and standard deviation of the BM25 score of the passages whose best rank is k,
-            NaN where there is none.
+            NaN if there are none.
     """
 
     k: np.ndarray
@@ -128,15 +135,15 @@ class SizeAgainstK:
 
 
 def size_against_k(subset: Subset) -> SizeAgainstK:
-    """Compute the size of the union of the queries' hits for every K up to the subset's, exactly.
+    """Compute the exact size of the union of the queries' hits for every K up to the subset's.
 
-    A passage is in the union of the top k if its best rank is k or better. Passages that were left out (with held-out texts,
-    or near-duplicates) are not counted.
+    A passage is in the union of the top k if its best rank is k or better. Passages that were removed (overlaps with
+    held-out texts, near-duplicates) are not counted.
 
-    A passage's score is its best over all queries, not always the one of the query that ranked it best.
+    A passage's score is its best over all queries, not always that of the query that ranked it best.
 
     Raises:
-        AnalysisError: the subset is a part of what was retrieved; or it has no ranks.
+        AnalysisError: the subset is a selection from what was retrieved, or it has no ranks.
     """
     check_subset(subset)
     if selection := subset.manifest.get("selection"):
@@ -156,13 +163,15 @@ def size_against_k(subset: Subset) -> SizeAgainstK:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Of N subsets, A a row and B a column.
+    """Overlap of N subsets; in the matrices, rows are subsets A and columns subsets B.
 
-    passages: int64 [N, N], how many both have, on the diagonal how many A has; jaccard: float64 [N, N], those that both have
-    of those that one of them has; containment: float64 [N, N], the share of A's passages that B has; per_query: float64
-    [N, N], the mean over queries of the Jaccard index of their passages, NaN for subsets without queries or of different
-    tasks. A query's passages are those that it ranked better than any other query did: nothing else is stored of a
-    retrieval. Queries with a passage in one of the two are counted.
+    Attributes:
+        passages: int64 [N, N], number of passages in both; on the diagonal, in A.
+        jaccard: float64 [N, N], passages in both, divided by passages in either.
+        containment: float64 [N, N], share of A's passages that are in B.
+        per_query: float64 [N, N], mean over queries of the Jaccard index of their passages; NaN for subsets without queries
+            or of different tasks. A query's passages are those that it ranked better than any other query did, as a
+            retrieval stores nothing else. Queries without a passage in A or B are not counted.
     """
 
     names: Sequence[str]
@@ -173,11 +182,11 @@ class Overlap:
 
 
 def subset_overlap(subsets: Mapping[str, Subset]) -> Overlap:
-    """Overlap of each two subsets by the ids of their passages.
+    """Compute the overlap of all pairs of subsets by the ids of their passages.
 
     Raises:
-        AnalysisError: fewer than two subsets; an empty one; their corpora are different ones or not known, so that the same
-            id would be another passage.
+        AnalysisError: there are fewer than two subsets; one is empty; their corpora differ or are unknown, so that an id may
+            denote different passages.
     """
     check_subsets(subsets)
     if len(subsets) < 2:
@@ -191,7 +200,7 @@ def subset_overlap(subsets: Mapping[str, Subset]) -> Overlap:
     tasks = [subset.manifest["task"]["fingerprint"] for subset in subsets.values()]
     size = 1 + max(int(own.max()) for own in ids)
     sets = [np.unique(own) for own in ids]
-    # Of each passage and its query one number, sorted; none where there are no queries.
+    # One number for each (query, passage), sorted; empty for subsets without queries.
     hits = [np.unique(query[query >= 0] * size + own[query >= 0]) for own, query in zip(ids, queries, strict=True)]
     both = np.diag([len(own) for own in sets])
     per_query = np.diag([1.0 if len(own) else np.nan for own in hits])
@@ -204,7 +213,7 @@ def subset_overlap(subsets: Mapping[str, Subset]) -> Overlap:
 
 
 def by_corpus(subsets: Mapping[str, Subset]) -> list[list[str]]:
-    """Names of subsets whose corpora have the same fingerprint; each of an unknown one is alone."""
+    """Group the names of subsets by the fingerprint of their corpus; a subset of an unknown corpus is a group of its own."""
     found: dict[str, list[str]] = {}
     for name, subset in subsets.items():
         fingerprint = subset.manifest["corpus"]["fingerprint"]
@@ -213,7 +222,7 @@ def by_corpus(subsets: Mapping[str, Subset]) -> list[list[str]]:
 
 
 def describe_corpora(groups: Sequence[Sequence[str]], subsets: Mapping[str, Subset]) -> str:
-    """Whose corpus is which."""
+    """Return a text that says which corpus each group of subsets is from."""
     said = []
     for names in groups:
         corpus = subsets[names[0]].manifest["corpus"]
@@ -222,14 +231,18 @@ def describe_corpora(groups: Sequence[Sequence[str]], subsets: Mapping[str, Subs
 
 
 def _codes(columns: Sequence[pa.ChunkedArray]) -> list[np.ndarray]:
-    """int64 [rows] each: equal numbers for equal strings, -1 for null."""
+    """Encode strings as int64 [rows] per column: equal numbers for equal strings, -1 for null."""
     whole = pa.chunked_array([chunk.cast("large_string") for own in columns for chunk in own.chunks], "large_string")
     codes = whole.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
     return np.split(codes, np.cumsum([len(own) for own in columns])[:-1])
 
 
 def _per_query(first: np.ndarray, second: np.ndarray, size: int) -> float:
-    """Mean Jaccard index; first, second: sorted query * size + passage."""
+    """Return the mean Jaccard index per query.
+
+    Args:
+        first, second: int64, sorted values of query * size + passage.
+    """
     if not len(first) or not len(second):
         return float("nan")
     queries = 1 + max(first[-1], second[-1]) // size
@@ -240,7 +253,7 @@ def _per_query(first: np.ndarray, second: np.ndarray, size: int) -> float:
 
 @dataclass(frozen=True)
 class RankBin:
-    """Influence of the passages whose best rank is first .. last; quantiles: of QUANTILES."""
+    """Influence of the passages whose best rank is from first to last; quantiles: at `QUANTILES`."""
 
     first: int
     last: int
@@ -255,10 +268,10 @@ class RankInfluence:
     """How the influence of passages depends on their rank.
 
     Attributes:
-        spearman: correlation of rank (1 is the best) and influence, below 0 where better ranks have more influence, NaN
-            where one of the two does not vary.
-        passages: those with influence.
-        of: those that they were selected from.
+        spearman: correlation of rank (1 is the best) and influence; below 0 if better ranks have more influence, NaN if one
+            of the two does not vary.
+        passages: number of selected passages, which have an influence.
+        of: number of passages that they were selected from.
     """
 
     bins: Sequence[RankBin]
@@ -268,16 +281,16 @@ class RankInfluence:
 
 
 def rank_against_influence(subset: Subset, bins: int = 10) -> RankInfluence:
-    """Distribution of influence by groups of ranks.
+    """Compute the distribution of influence by groups of ranks.
 
-    Only the passages that were selected have influence: what is seen is how it goes with rank among them. Ties share their
+    Only the selected passages have an influence, so the relation to rank is measured among them alone. Ties share their
     mean rank in the correlation.
 
     Args:
-        bins: groups of about as many passages each; passages of the same rank are in one, so that there may be fewer groups.
+        bins: number of groups of about equal size. Passages of the same rank share a group, so there may be fewer groups.
 
     Raises:
-        AnalysisError: bins below 1; the passages have no influence, or no rank.
+        AnalysisError: bins is below 1; the passages have no influence, or no rank.
     """
     from scipy.stats import spearmanr
 
@@ -288,7 +301,7 @@ def rank_against_influence(subset: Subset, bins: int = 10) -> RankInfluence:
     rank = ranks(subset)
     influence = numbers(subset, "influence")
     values, place, counts = np.unique(rank, return_inverse=True, return_counts=True)
-    # A rank is where the middle of its passages is.
+    # The middle of a rank's passages decides its group.
     group = ((counts.cumsum() - counts / 2) * bins // len(rank)).astype(np.int64)
     found = []
     for own in np.unique(group):
@@ -303,7 +316,12 @@ def rank_against_influence(subset: Subset, bins: int = 10) -> RankInfluence:
 
 @dataclass(frozen=True)
 class RetrievedPassage:
-    """text: pieces (text, whether its words are the task text's too), not escaped; score: the best over all queries."""
+    """A passage of a case study.
+
+    Attributes:
+        score: best BM25 score over all queries.
+        text: pieces (text, whether its words are in the task text too), not escaped.
+    """
 
     id: str
     source: str | None
@@ -315,7 +333,7 @@ class RetrievedPassage:
 
 @dataclass(frozen=True)
 class CaseStudy:
-    """A task text as it was searched with, in pieces (text, whether one of the passages has its words), not escaped."""
+    """A task text with its passages; query: pieces (text, whether its words are in a passage too), not escaped."""
 
     query_id: str
     query: Spans
@@ -323,19 +341,20 @@ class CaseStudy:
 
 
 def case_studies(subset: Subset, task: Task, number: int = 10, *, passages: int = 2, seed: int = 0) -> list[CaseStudy]:
-    """Task texts drawn at random with passages of theirs, words that both have marked.
+    """Draw task texts at random, and return them with their passages, with shared words marked.
 
-    A text's passages are those that it ranked better than any other text did: nothing else is stored of a retrieval. Texts
-    with so many passages are drawn before others. Long texts are shown by their parts with the most shared words. Words
-    are compared as the retrieval did it, stemmed if it stemmed; stop words are never marked.
+    A text's passages are those that it ranked better than any other text did, as a retrieval stores nothing else. Texts
+    with at least `passages` of them are drawn first. Long texts are cut to their parts with the most shared words. Words
+    are compared as in the retrieval, stemmed if it stemmed; stop words are never marked.
 
     Args:
-        number: texts, or as many as there are with a passage; of one seed, fewer are the first of more.
-        passages: of a text at most, the best ranks first.
+        number: number of texts; fewer if not enough have a passage. With one seed, a smaller draw is a prefix of a larger
+            one.
+        passages: most passages per text, best ranks first.
 
     Raises:
-        AnalysisError: a number below 1; the passages have no queries (random, released); the subset is of another task.
-        RetrievalError: the task lacks a query's example.
+        AnalysisError: a number is below 1; the passages have no queries (random, released); the subset is of another task.
+        RetrievalError: a query's example is not in the task.
     """
     check_subset(subset)
     check_task(task)
@@ -351,7 +370,7 @@ def case_studies(subset: Subset, task: Task, number: int = 10, *, passages: int 
     if queries.null_count == len(queries):
         raise AnalysisError("It is not known which task texts the passages were retrieved for.")
     of = queries.indices.fill_null(-1).to_numpy()
-    # The subset's order is by score where ranks are equal.
+    # Rows of equal rank are sorted by score in the subset, and lexsort is stable.
     order = np.lexsort((rank, of))
     order = order[np.searchsorted(of[order], 0) :]
     counts = np.bincount(of[order])
@@ -363,7 +382,7 @@ def case_studies(subset: Subset, task: Task, number: int = 10, *, passages: int 
 
 
 def case_studies_to_markdown(studies: Sequence[CaseStudy]) -> str:
-    """Shared words in bold; what stands in the texts is escaped."""
+    """Format case studies as Markdown, with shared words in bold and the texts escaped."""
     blocks = []
     for number, study in enumerate(studies, 1):
         lines = [f"### {number}", f"> **Task text** {for_markdown(study.query_id)}: {spans_to_markdown(study.query)}"]
@@ -375,7 +394,7 @@ def case_studies_to_markdown(studies: Sequence[CaseStudy]) -> str:
 
 
 def _show(subset: Subset, task: Task, rows: Sequence[np.ndarray]) -> list[CaseStudy]:
-    """rows: of the passages of each text."""
+    """Build the case studies; rows: the passages' row numbers, one array per text."""
     chosen = replace(subset, dataset=subset.dataset.select(np.concatenate(rows)))
     examples = chosen.examples(task, len(chosen))
     terms_of = MarkedTerms.of(subset.manifest)

@@ -1,4 +1,4 @@
-"""Views of subsets: of each its table in markdown, its pictures, and why a subset has none."""
+"""Views of subsets: for each view its Markdown table, its figures, and the reason where a subset cannot be shown."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")
 CORPUS_COLORS = ("#b0b0b0", "#d8d8d8")
-BAR = 0.06  # inches that a bar is high
+BAR = 0.06  # Height of a bar, inches.
 LONGEST_LABEL = 26
-LETTER = 0.055  # inches that a letter of a label is wide
-IN_A_FIGURE = 6  # subsets that are told apart
-SIDE_BY_SIDE = 8  # subsets whose matrices are legible beside each other
+LETTER = 0.055  # Width of a letter of a label, inches.
+IN_A_FIGURE = 6  # Most subsets in one figure.
+SIDE_BY_SIDE = 8  # Most subsets whose matrices are still legible side by side.
 Subsets = Mapping[str, "Subset"]
 
 
 @style()
 def draw_size(curves: Mapping[str, measures.SizeAgainstK]) -> Figure:
-    """Above, the size of the union against K; below, the score at each rank with its standard deviation."""
+    """Draw the size of the union against K (upper panel), and the score at each rank with its deviation (lower panel)."""
     figure, (above, below) = new_figure(2, 1, height=3.6, sharex=True)
     for index, (name, curve) in enumerate(curves.items()):
         look, known = series_style(index), ~np.isnan(curve.score)
@@ -61,10 +61,10 @@ def draw_size(curves: Mapping[str, measures.SizeAgainstK]) -> Figure:
 
 @style()
 def draw_sources(shares: Sequence[measures.SourceShare], corpora: Mapping[str, Sequence[str]]) -> Figure:
-    """Bars of the sources' shares, the corpora's first.
+    """Draw the sources' shares as bars, those of the corpora first.
 
     Args:
-        corpora: by its name, the subsets of each corpus that have its sources.
+        corpora: name of a corpus -> the subsets of this corpus whose manifests count its sources.
     """
     groups = [{share.subset: share for share in own} for _, own in groupby(shares, key=lambda share: share.source)]
     bars: list[Any] = [(name, [own[names[0]].corpus_share for own in groups]) for name, names in corpora.items()]
@@ -95,13 +95,13 @@ def _source(share: measures.SourceShare) -> str:
 
 
 def _ranks(group: measures.RankBin, to: str) -> str:
-    """The ranks of a group, from the first on."""
+    """Format the range of ranks of a group."""
     return f"{group.first:,}" if group.first == group.last else f"{group.first:,}{to}{group.last:,}"
 
 
 @style()
 def draw_influence(found: measures.RankInfluence) -> Figure:
-    """By group of ranks, where the middle half and nine tenths of influence are, and its mean with standard deviation."""
+    """Draw, by group of ranks, the median, the middle 50% and 90% of the influence, and its mean with standard deviation."""
     figure, axes = new_figure()
     at = np.arange(len(found.bins))
     quantiles = np.array([group.quantiles for group in found.bins])
@@ -111,7 +111,7 @@ def draw_influence(found: measures.RankInfluence) -> Figure:
     mean, deviation = (np.array([getattr(group, name) for group in found.bins]) for name in ("mean", "deviation"))
     look = series_style(1) | {"linestyle": ""}
     axes.errorbar(at, mean, deviation, elinewidth=0.9, capsize=2, label="mean, standard deviation", **look)
-    axes.use_sticky_edges = False  # Bars would have no margin below.
+    axes.use_sticky_edges = False  # Else bars would have no margin below.
     axes.set_xticks(at, [_ranks(group, "–") for group in found.bins], rotation=45, ha="right", rotation_mode="anchor")
     axes.set(xlabel="BM25 rank", ylabel="influence\n(loss per learning rate)")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=False)
@@ -122,7 +122,7 @@ def draw_influence(found: measures.RankInfluence) -> Figure:
 
 @style()
 def draw_overlap(found: measures.Overlap) -> Figure:
-    """Annotated matrices of the measures that apply."""
+    """Draw an annotated matrix for each measure of overlap; the one per query only if it is defined."""
     matrices = {"Jaccard index": found.jaccard, "share of the row in the column": found.containment}
     apart = found.per_query[~np.eye(len(found.names), dtype=bool)]
     if not np.isnan(apart).all():
@@ -131,7 +131,7 @@ def draw_overlap(found: measures.Overlap) -> Figure:
     down = len(matrices) // across
     names = [label(name, 18) for name in found.names]
     width = 2 * WIDTH + 0.2 if across > 1 else WIDTH
-    beside = 0.2 + LETTER * max(map(len, names))  # inches that names take
+    beside = 0.2 + LETTER * max(map(len, names))  # Width of the row labels, inches.
     cell = (width - beside) / across / len(names)
     height = down * (0.3 + cell * len(names)) + beside
     figure, grid = new_figure(down, across, width=width, height=height, sharex=True, sharey=True, squeeze=False)
@@ -153,7 +153,7 @@ def draw_overlap(found: measures.Overlap) -> Figure:
 
 
 def label(text: str, longest: int = LONGEST_LABEL) -> str:
-    """On one line, the middle left out where it is long: names of files often differ at their ends."""
+    """Put a text on one line, with its middle cut out if it is long: names of files often differ at their ends."""
     text = " ".join(text.split())
     if len(text) <= longest:
         return text
@@ -162,12 +162,12 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
 
 
 def _legend(figure: Figure, axes: Axes, entries: int) -> None:
-    """Above the plot, where no data are."""
+    """Add a legend above the plot, outside the data."""
     add_legend(figure, *axes.get_legend_handles_labels(), loc="outside upper center", ncols=2 if entries > 1 else 1)
 
 
 def sizes(subsets: Subsets, folder: Path) -> Findings:
-    """subsets_size: size of the union and score against K."""
+    """Write subsets_size: the size of the union and the score against K."""
     curves, reasons = _of_each(subsets, measures.size_against_k)
     files, lines = [], []
     for names, suffix in _pages(curves):
@@ -200,7 +200,7 @@ def sizes(subsets: Subsets, folder: Path) -> Findings:
 
 
 def sources(subsets: Subsets, folder: Path, top: int) -> Findings:
-    """subsets_sources: shares of the sources with the most passages."""
+    """Write subsets_sources: the shares of the sources with the most passages."""
     shares = measures.source_shares(subsets, top)
     groups = measures.by_corpus(subsets)
     known = [[name for name in names if subsets[name].manifest["counts"].get("sources")] for names in groups]
@@ -216,7 +216,7 @@ def sources(subsets: Subsets, folder: Path, top: int) -> Findings:
 
 
 def _source_table(subsets: Subsets, shares: Sequence[measures.SourceShare]) -> str:
-    """A row for each source, its share and ratio in each subset."""
+    """Return a Markdown table with a row for each source: its share and ratio in each subset."""
     table = []
     for _, group in groupby(shares, key=lambda share: share.source):
         row = list(group)
@@ -229,7 +229,7 @@ def _source_table(subsets: Subsets, shares: Sequence[measures.SourceShare]) -> s
 
 
 def influence(subsets: Subsets, folder: Path, bins: int) -> Findings | None:
-    """subsets_influence_<name> of each subset with influence; None where no subset has any."""
+    """Write subsets_influence_<name> for each subset with influence; return None if no subset has it."""
     scored = {name: subset for name, subset in subsets.items() if "influence" in subset.dataset.column_names}
     if not scored:
         return None
@@ -257,7 +257,10 @@ def influence(subsets: Subsets, folder: Path, bins: int) -> Findings | None:
 
 
 def overlaps(subsets: Subsets, folder: Path) -> Findings | None:
-    """subsets_overlap: a table of each two subsets of a corpus and, of more than two, a picture; None for one subset."""
+    """Write subsets_overlap: a table of all pairs of subsets of a corpus and, for more than two, a figure.
+
+    Returns None for a single subset.
+    """
     if len(subsets) < 2:
         return None
     groups = measures.by_corpus(subsets)
@@ -283,7 +286,7 @@ def overlaps(subsets: Subsets, folder: Path) -> Findings | None:
 
 
 def case_study(subsets: Subsets, folder: Path, task: Task | None, number: int, passages: int, seed: int) -> Findings:
-    """subsets_case_study_<name>.md of each subset that was retrieved for the task."""
+    """Write subsets_case_study_<name>.md for each subset that was retrieved for the task."""
     title = "Case study"
     if task is None:
         return Findings(title, "Not shown: it needs the task's texts, --task.")
@@ -300,7 +303,7 @@ def case_study(subsets: Subsets, folder: Path, task: Task | None, number: int, p
 
 
 def _of_each(subsets: Subsets, view: Callable[[Subset], Any]) -> tuple[dict[str, Any], list[str]]:
-    """What a view finds by name of subset, and lines that say why there is nothing for the others."""
+    """Apply a view to each subset: return its results by name, and Markdown lines that say why others are not shown."""
     found, reasons = {}, []
     for name, subset in subsets.items():
         try:
@@ -311,20 +314,20 @@ def _of_each(subsets: Subsets, view: Callable[[Subset], Any]) -> tuple[dict[str,
 
 
 def _pages(subsets: Mapping[str, Any]) -> Iterator[tuple[list[str], str]]:
-    """So many names as a figure can tell apart, and what to add to the figure's name."""
+    """Split the names into groups that fit one figure; yield each with the suffix of the figure's file name."""
     names = list(subsets)
     for page, start in enumerate(range(0, len(names), IN_A_FIGURE), 1):
         yield names[start : start + IN_A_FIGURE], f"_{page}" if page > 1 else ""
 
 
 def _file_names(subsets: Mapping[str, Any]) -> list[str]:
-    """A different one for each subset."""
+    """Return a unique file name for each subset."""
     names = [re.sub(r"[^\w.-]+", "-", name).strip("-.") or "subset" for name in subsets]
     return [name if name not in names[:at] else f"{name}-{at + 1}" for at, name in enumerate(names)]
 
 
 def _overlap_rows(found: measures.Overlap) -> list[dict[str, Any]]:
-    """A row for each two subsets."""
+    """Return a CSV row for each pair of subsets."""
     sizes = found.passages.diagonal()
     return [
         {
@@ -343,14 +346,14 @@ def _overlap_rows(found: measures.Overlap) -> list[dict[str, Any]]:
 
 
 def _number(value: float) -> float | None:
-    """None, which is empty in a csv, for NaN."""
+    """Convert NaN to None, which is written as an empty CSV field."""
     return None if np.isnan(value) else float(value)
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: SubsetsArguments) -> Findings:
-    """Case study, size against K, sources, rank against influence, overlap: subsets.md, pictures and tables.
+    """Write subsets.md with all views, and their figures: size against K, sources, influence, overlap, case study.
 
-    A view that a subset has nothing for says why.
+    Where a view does not apply to a subset, its text says why.
     """
     subsets = args.opened_subsets
     if not subsets:

@@ -1,10 +1,10 @@
-"""Sensitivity tables (TLM, Tables 3 to 7; ISS, Table 5): scores by settings, as markdown, LaTeX and rows of a csv.
+"""Sensitivity tables (TLM, Tables 3 to 7; ISS, Table 5): scores by settings, as Markdown, LaTeX and CSV rows.
 
     table = sensitivity_table(find_results({"rho1": "runs/rho1"}), rows=["rho1"], columns=["task"])
     print(table_to_markdown(table))
 
-As in Tables 3 to 7 of the TLM paper and Table 5 of ISS's. A cell has only runs that were made alike: what differs between
-them, other than the seed, has to be a row or a column.
+A cell holds only runs with the same settings, apart from the seed: a setting in which runs differ has to be a row or a
+column.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hf_tlm.runs.records import aggregate, format_score
 from hf_tlm.utils.run_files import seed_figure
 from hf_tlm.utils.shown import Markdown, for_markdown, markdown_table, suggestion
 
-RUN = "run"  # As a row or a column: the run's name, without that of its task.
-# Of what differs, the first that tell the runs apart are the rows.
+RUN = "run"  # As a row or a column: the run's name without its task's.
+# Settings in order of preference: the first ones that distinguish the runs become the rows.
 _FIRST = (
     "arm objective clm subset fraction method layer top_k retriever rho1 rho2 stage embedding_init model_config "
     "model_name_or_path learning_rate stage2_learning_rate max_steps stage2_max_steps"
@@ -40,7 +40,12 @@ _LATEX = {
 
 @dataclass
 class Cell:
-    """scores: seed -> share of 1. failed: what has no score."""
+    """One cell of a table.
+
+    Attributes:
+        scores: seed -> share of 1.
+        failed: results without a score.
+    """
 
     task: str
     metric: str | None = None
@@ -49,18 +54,18 @@ class Cell:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """{"mean", "std", "n", "values"} over seeds; None without any."""
+        """{"mean", "std", "n", "values"} over the seeds; None if no seed has a score."""
         return aggregate([{"score": score} for score in self.scores.values()])["score"] if self.scores else None
 
 
 @dataclass(frozen=True)
 class SensitivityTable:
-    """Values of settings, in order, and the cells that there are.
+    """A table of scores: the values of its settings in order, and its cells.
 
-    rows, columns: names of settings. row_keys, column_keys: a value of each.
-    cells: (row key, column key) -> cell; missing where nothing was run.
-    seed_figure: what all runs report of several seeds; of runs that do not agree in it the mean.
-    reported: what the runs with scores report.
+    rows, columns: names of settings. row_keys, column_keys: tuples with a value for each of them.
+    cells: (row key, column key) -> cell; a combination without a run is missing.
+    seed_figure: the statistic over seeds that all runs report; "mean" if they report different ones.
+    reported: all statistics that the runs with scores report.
     """
 
     rows: tuple[str, ...]
@@ -74,7 +79,7 @@ class SensitivityTable:
 
     @property
     def best(self) -> set[tuple[tuple, tuple]]:
-        """Of each task the cells with the highest figure, as printed: equals are all best. Of a single cell none is."""
+        """Cells with the highest score of each task, as printed, ties included; none for a task with a single cell."""
         found = set()
         for task in dict.fromkeys(cell.task for cell in self.cells.values()):
             figures = {at: self.figure(s) for at, cell in self.cells.items() if cell.task == task and (s := cell.summary)}
@@ -84,12 +89,12 @@ class SensitivityTable:
         return found
 
     def figure(self, summary: Mapping[str, Any]) -> str:
-        """What is said of the seeds of a cell, in percent."""
+        """Return the cell's statistic over seeds (`seed_figure`) in percent, with two decimals."""
         return f"{100 * seed_figure(self.seed_figure)[1](summary['values']):.2f}"
 
     @property
     def failed(self) -> list[str]:
-        """Runs without a score, each with the reason."""
+        """Runs without a score, each with the reason, one string each."""
         found = [
             (result, result.error or f"no {self.split} score") for cell in self.cells.values() for result in cell.failed
         ]
@@ -97,7 +102,7 @@ class SensitivityTable:
 
     @property
     def seeds(self) -> set[int]:
-        """How many seeds cells have."""
+        """The different numbers of seeds that cells have."""
         return {len(cell.scores) for cell in self.cells.values() if cell.scores}
 
 
@@ -111,13 +116,13 @@ def sensitivity_table(
     """Arrange results by settings.
 
     Args:
-        rows, columns: names of settings, or "run" for the runs' names. By default tasks are the columns where there are
-            several, and the rows are the fewest settings that tell the runs apart, runs' names where none does.
+        rows, columns: names of settings, or "run" for the runs' names. By default the columns are the tasks if there are
+            several, and the rows are the fewest settings that distinguish the runs, or the runs' names if none do.
         split: "validation" or "test".
 
     Raises:
-        AnalysisError: no results; a setting that no run has, or one in rows and columns; runs that differ in something else,
-            or have a seed in common, would share a cell; runs of one task with different metrics.
+        AnalysisError: there are no results; no run has a setting, or it is both a row and a column; runs that differ in
+            another setting, or have the same seed, would share a cell; runs of one task have different metrics.
     """
     if not results or split not in SPLITS:
         raise AnalysisError(
@@ -137,7 +142,7 @@ def sensitivity_table(
         score = result.score(split)
         if score is None:
             cell.failed.append(result)
-            if result.error is not None:  # It may know less of its settings.
+            if result.error is not None:  # Its record may lack some of its settings.
                 continue
         _check_alike(members.setdefault(at, []), result, differing, dict(zip([*rows, *columns], at[0] + at[1], strict=True)))
         members[at].append(result)
@@ -152,15 +157,15 @@ def sensitivity_table(
 
 
 def differing_settings(results: Sequence[Result]) -> list[str]:
-    """Names of the settings with more than one value, what the papers vary first."""
-    # A failed run tells its task and arm, and may tell less of the rest.
+    """Return the names of the settings with more than one value, those that the papers vary first."""
+    # A failed run always records its task and arm, but maybe not its other settings.
     told = [result for result in results if result.error is None] or results
     names = dict.fromkeys([*_FIRST, *sorted({name for result in results for name in result.settings}), "task"])
     return [n for n in names if len({_value(result, n) for result in (results if n in ("arm", "task") else told)}) > 1]
 
 
 def _telling_apart(results: Sequence[Result], differing: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """The first settings that, with the columns, split the runs as all of them do; names where none tell them apart."""
+    """Return the first settings that, with the columns, distinguish all runs; ["run"] if no settings do."""
     chosen: list[str] = []
     parts = len({_key(result, columns) for result in results})
     for name in differing:
@@ -219,7 +224,7 @@ def _key(result: Result, names: Sequence[str]) -> tuple:
 
 
 def _ordered(keys: Sequence[tuple]) -> list[tuple]:
-    """Numbers by size, then words by the alphabet, with the numbers in them by size."""
+    """Return the unique keys, sorted: numbers by value, then texts alphabetically, with numbers inside them by value."""
     return sorted(dict.fromkeys(keys), key=lambda key: [_rank(value) for value in key])
 
 
@@ -232,7 +237,7 @@ def _rank(value: Any) -> tuple:
 
 
 def _number(value: Any) -> float | None:
-    """Also of what YAML reads as text, such as 1e-4."""
+    """Return the value as a number, also from text that YAML does not parse as one, such as 1e-4; None for others."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -241,7 +246,7 @@ def _number(value: Any) -> float | None:
 
 
 def show_value(value: Any) -> str:
-    """As a person writes it: 3 for 3.0, `true`, `-` for none."""
+    """Format a value for reading: 3 for 3.0, `true`, `-` for None."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -250,7 +255,7 @@ def show_value(value: Any) -> str:
 
 
 def table_to_markdown(table: SensitivityTable) -> str:
-    """The table, the best of each task in bold, and below it what the numbers are."""
+    """Format the table as Markdown, with the best score of each task in bold and a caption below."""
     head = [*table.rows, *(" / ".join(map(show_value, key)) for key in table.column_keys)]
     if not table.columns:
         head[-1] = _only_task(table)
@@ -263,7 +268,7 @@ def table_to_markdown(table: SensitivityTable) -> str:
 
 
 def table_to_latex(table: SensitivityTable) -> str:
-    """A `tabular` for the package booktabs, with a comment that says what the numbers are. Everything is escaped."""
+    """Format the table as a `tabular` for the package booktabs, with the caption as a comment; all text is escaped."""
     lines = [f"% {line}" for line in (caption(table), *" ".join(failures(table)).splitlines()) if line]
     lines += [
         "% \\usepackage{booktabs}",
@@ -285,7 +290,7 @@ def table_to_latex(table: SensitivityTable) -> str:
 
 
 def table_to_rows(table: SensitivityTable) -> list[dict[str, Any]]:
-    """A row for each cell: its settings, the score in percent, in full precision, and every seed's."""
+    """Return a CSV row for each cell: its settings, its statistics in percent at full precision, and each seed's score."""
     best, rows, (word, figure) = table.best, [], seed_figure(table.seed_figure)
     for row, column in itertools.product(table.row_keys, table.column_keys):
         cell = table.cells.get((row, column))
@@ -324,13 +329,13 @@ def caption(table: SensitivityTable) -> str:
 
 
 def failures(table: SensitivityTable) -> list[str]:
-    """One paragraph, or nothing."""
+    """Return one paragraph that lists the runs without a score, or an empty list."""
     failed = table.failed
     return ["Without a score:\n\n" + "\n".join(f"- {text}" for text in failed)] if failed else []
 
 
 def _cell(table: SensitivityTable, at: tuple[tuple, tuple], best: set, bold: str, escape) -> str:
-    """Blank where nothing was run."""
+    """Format a cell; empty if there was no run."""
     cell: Cell | None = table.cells.get(at)
     if cell is None:
         return ""
@@ -349,7 +354,7 @@ def _only_task(table: SensitivityTable) -> str:
 
 
 def _spans(values: tuple) -> list[str]:
-    """Neighbours with one value under one head."""
+    """Return the LaTeX headers of a level, with equal neighbours merged into one."""
     groups = [(value, len(list(group))) for value, group in itertools.groupby(values)]
     return [f"\\multicolumn{{{size}}}{{c}}{{{_latex(show_value(value))}}}" for value, size in groups]
 
@@ -365,7 +370,7 @@ def _percent(value: float | None) -> float | str:
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: TablesArguments) -> Findings:
-    """table.md, table.tex and table.csv of the runs."""
+    """Write table.md, table.tex and table.csv of the runs."""
     if not args.run:
         raise AnalysisError("--what tables needs --run: runs, or a folder of runs.")
     results = find_results(args.runs)

@@ -1,4 +1,4 @@
-"""What runs have logged: from `trainer_state.json`, stages in sequence, a curve for each quantity and seed.
+"""Read the logs of runs from `trainer_state.json`: a curve for each quantity and seed, with stages in sequence.
 
 for run in read_runs({"COCO-LM": "runs/cocolm"}).values():
     for seed in run.seeds:
@@ -26,7 +26,7 @@ from hf_tlm.training.run_folder import places_of
 from hf_tlm.utils.run_files import GRID_FILE, RESULTS_FILE, SEED
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
-# Logged beside the quantities: where on the axes an entry is, and how fast it went there.
+# Logged values that are no quantities: the position of an entry on the axes, and speeds.
 _BOOKKEEPING = re.compile(
     r"steps?|epoch|tokens|real_tokens|flops|measured_flops|flops_ratio|total_flos|seconds|energy_kwh|estimated_kwh|co2_kg"
     r"|num_input_tokens_seen|.*runtime|.*_per_second|train_loss"
@@ -35,10 +35,10 @@ _BOOKKEEPING = re.compile(
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity of one seed.
+    """The logged values of one quantity of one seed.
 
-    x: axis -> float64 [N], totals over the stages; NaN on all axes but `steps` where it was not logged.
-    values: float64 [N], as logged; what was not finite is kept. stages: [N], names.
+    x: axis -> float64 [N], totals over the stages; NaN where an axis was not logged (`steps` always is).
+    values: float64 [N], as logged, including those that are not finite. stages: [N], names.
     """
 
     x: Mapping[str, np.ndarray]
@@ -48,9 +48,10 @@ class Curve:
 
 @dataclass
 class SeedLog:
-    """points: quantity -> [(stage, position by axis, value)]. ends: positions of the ends of stages but the last.
+    """The log of one seed.
 
-    of_checkpoints: the points are of a pretraining's checkpoints, and their positions are where that was.
+    points: quantity -> [(stage, position by axis, value)]. ends: positions where the stages end, except the last one.
+    of_checkpoints: whether the points are scores of a pretraining's checkpoints, at these checkpoints' positions.
     """
 
     seed: str
@@ -59,7 +60,7 @@ class SeedLog:
     of_checkpoints: bool = False
 
     def curve(self, quantity: str) -> Curve | None:
-        """None where this seed has not logged it."""
+        """Return the curve of a quantity; None if this seed has not logged it."""
         points = self.points.get(quantity)
         if not points:
             return None
@@ -69,7 +70,7 @@ class SeedLog:
 
 @dataclass
 class RunLog:
-    """name: as the run was given. seeds: one log each."""
+    """The logs of a run's seeds; name: as the run was given."""
 
     name: str
     seeds: list[SeedLog]
@@ -79,23 +80,23 @@ class RunLog:
         return list(dict.fromkeys(name for seed in self.seeds for name in seed.points))
 
     def lacks(self, axis: str) -> bool:
-        """Whether nothing tells where its points are on an axis."""
+        """Return whether no point has a position on the axis."""
         return all(
             axis not in position for seed in self.seeds for points in seed.points.values() for _, position, _ in points
         )
 
 
 def read_runs(places: Mapping[str, str | os.PathLike]) -> dict[str, RunLog]:
-    """The logs of runs, by name.
+    """Read the logs of runs, by name.
 
     Args:
-        places: by name, a folder of a run, of one of its seeds or stages, any folder with a `trainer_state.json`, such a
-            file, a grid over the checkpoints of a pretraining, or a folder of such folders, each of which is then a run. Of
-            an interrupted stage the newest checkpoint's is read; of a finished fine-tuning, which keeps no state, what its
-            results tell.
+        places: name -> a folder of a run, of one of its seeds or stages, any folder with a `trainer_state.json`, such a
+            file, a grid over the checkpoints of a pretraining, or a folder of such folders, each of which is then a run.
+            For an interrupted stage the newest checkpoint's log is read; for a finished fine-tuning, which keeps no state,
+            its results.
 
     Raises:
-        AnalysisError: a place is not there, has no log or an empty one; a file is not what the Trainer writes.
+        AnalysisError: a path does not exist, has no log or an empty one; a file is not what the Trainer writes.
     """
     check_places(places)
     found: dict[str, RunLog] = {}
@@ -116,14 +117,14 @@ def read_runs(places: Mapping[str, str | os.PathLike]) -> dict[str, RunLog]:
 def read_log(folder: Path) -> list[dict[str, float]]:
     """Read what a Trainer logged in a folder: the numbers of each step, `step` among them; see `read_runs`.
 
-    What a resume went back over is left out. Empty without a checkpoint or the end of the training.
+    Entries that a resumed training logged again are left out. Empty if there is no checkpoint and no finished training.
     """
     state = _state(folder)
     return [values | {"step": step} for step, values in _entries(state)] if state else []
 
 
 def _runs_below(folder: Path, prefix: str, depth: int = 4) -> dict[str, RunLog]:
-    """Folders of folders of runs, by the folders' names."""
+    """Read the runs in subfolders, up to `depth` levels deep, by their relative paths."""
     found: dict[str, RunLog] = {}
     for path in subfolders(folder) if depth else ():
         name = f"{prefix}/{path.name}".lstrip("/")
@@ -133,7 +134,7 @@ def _runs_below(folder: Path, prefix: str, depth: int = 4) -> dict[str, RunLog]:
 
 
 def _read_seeds(folder: Path) -> list[SeedLog]:
-    """Of a run; none of anything else."""
+    """Read the logs of a run's seeds; empty if the folder is not a run."""
     if seeds := _read_checkpoints(folder):
         return seeds
     if stages := _stages(folder):
@@ -149,19 +150,19 @@ def _read_seeds(folder: Path) -> list[SeedLog]:
 
 @contextmanager
 def checked_grid(file: Path) -> Iterator[None]:
-    """Raise an AnalysisError that names a `grid.json`, maybe a stranger's, for what the block reads and is no grid's."""
+    """Convert an error of the block into an AnalysisError that names `file`, as a `grid.json` of any content may be read."""
     try:
         yield
-    except AnalysisError:  # Of another file, which it names.
+    except AnalysisError:  # It already names the file.
         raise
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError, OSError) as error:
         raise AnalysisError(f"{file} is not what a grid writes: {error!r:.80}. It is damaged.") from error
 
 
 def checkpoint_points(grid: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    """Find the points of a grid over a pretraining's checkpoints: its step -> the point (COCO-LM, Figure 3).
+    """Return the points of a grid over a pretraining's checkpoints: step -> point (COCO-LM, Figure 3).
 
-    Of several settings of one checkpoint those count whose median over the seeds is highest. Empty for any other grid.
+    If a checkpoint has several settings, the one with the highest median over the seeds counts. Empty for any other grid.
     """
     best: dict[int, Mapping[str, Any]] = {}
     for point in grid.get("points", ()):
@@ -175,7 +176,7 @@ def checkpoint_points(grid: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
 
 
 def _read_checkpoints(folder: Path) -> list[SeedLog]:
-    """Validation scores of a grid over a pretraining's checkpoints, where that was; none of anything else."""
+    """Read the validation scores of a grid over a pretraining's checkpoints, at their positions; empty for other folders."""
     record = read_json(folder / GRID_FILE) if (folder / GRID_FILE).is_file() else {}
     with checked_grid(folder / GRID_FILE):
         best = checkpoint_points(record)
@@ -193,7 +194,7 @@ def _read_checkpoints(folder: Path) -> list[SeedLog]:
 
 
 def _stages(folder: Path) -> list[tuple[str, Path]]:
-    """(name, file) of a seed's stages in their order; empty where nothing is logged in this folder."""
+    """Return (name, file) of each stage of a seed in order; empty if nothing is logged in this folder."""
     if state := _state(folder):
         return [("", state)]
     named = [(name, _state(folder / name)) for name in ("stage1", "stage2", "training")]
@@ -204,7 +205,7 @@ def _stages(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _state(folder: Path) -> Path | None:
-    """A finished training's own, else the newest checkpoint's."""
+    """Return the state file of a finished training, else that of the newest checkpoint; None without either."""
     folders = [folder, *(path for _, path in reversed(checkpoints_in(folder)))]
     return next((path / STATE for path in folders if (path / STATE).is_file()), None)
 
@@ -227,10 +228,10 @@ def _read_stages(seed: str, stages: Sequence[tuple[str, Path]]) -> SeedLog:
 
 
 def _entries(file: Path) -> list[tuple[float, dict[str, float]]]:
-    """(step, numbers logged there), by step, each step once.
+    """Return (step, numbers logged at it), sorted, each step once.
 
-    After a resume the log goes on from an earlier step: what had been logged from there on is dropped. Of a name that is
-    logged twice at one step the last value counts.
+    After a resume the log continues from an earlier step: entries from that step on that were logged before are dropped.
+    If a name is logged twice at one step, the last value counts.
     """
     content = read_json(file)
     history = content.get("history" if file.name == RESULTS_FILE else "log_history")
@@ -252,7 +253,7 @@ def _entries(file: Path) -> list[tuple[float, dict[str, float]]]:
 
 
 def _of_results(history: Sequence[Mapping[str, Any]], cost: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-    """Scores of a fine-tuning on validation, as the Trainer had logged them, and where its end was."""
+    """Yield a fine-tuning's validation scores as the Trainer logs them, then the position of its end."""
     for entry in history:
         yield {name if name == "step" else f"eval_{name}": value for name, value in entry.items()}
     if "steps" in cost:
@@ -260,10 +261,10 @@ def _of_results(history: Sequence[Mapping[str, Any]], cost: Mapping[str, float])
 
 
 def _places(entries: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, np.ndarray]:
-    """Return where the entries are on every axis that their stage has logged, float64 [N].
+    """Return the positions of the entries on every axis that their stage has logged, float64 [N].
 
-    What is not logged with each of them, as beside evaluations, is in proportion to the steps between two that have it, from
-    0 at the beginning.
+    An entry without a value for an axis, such as that of an evaluation, gets one by linear interpolation over the steps,
+    starting at 0.
     """
     steps = np.array([step for step, _ in entries], np.float64)
     places = {"steps": steps}

@@ -1,15 +1,15 @@
-r"""Task-influential words (ISS, section 6 and Table 6): which they are, how often subsets have them, and the figure.
+r"""Task-influential words (ISS, section 6 and Table 6): find them, measure their frequency in subsets, draw the figure.
 
     found = label_pmi(task, top=3)
     frequencies = word_frequencies([word.word for word in found], {"ISS": iss, "BM25": bm25})
     print(to_markdown(found, frequencies))
 
-A word's pointwise mutual information with a label tells how much more often than elsewhere it stands in that label's texts:
+A word's pointwise mutual information with a label says how much more often it occurs in that label's texts than elsewhere:
 
 .. math:: \mathrm{PMI}(w, y) = \log \frac{p(w, y)}{p(w)\, p(y)}
 
-with the shares of the training split's word tokens as probabilities, and the natural logarithm. Words are lower case, of two
-or more characters, stop words among them; of texts without spaces each two neighbouring letters.
+with shares of the training split's word tokens as probabilities, and the natural logarithm. Words are lower case and have
+two or more characters; stop words are included. In texts without spaces, each two neighbouring letters are a word.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ if TYPE_CHECKING:
     from hf_tlm.tasks import Task
 
 READ_ROWS = 10_000
-# More do not fit a page.
+# More words do not fit on a page.
 MOST_WORDS = 28
-LINE = 0.145  # inches
+LINE = 0.145  # Height of a line, inches.
 NAME_WIDTH = 22
 
 
 @dataclass(frozen=True)
 class InfluentialWord:
-    """count: how often the training split has the word, under any label."""
+    """A word with a high PMI with a label; count: its occurrences in the training split, under any label."""
 
     word: str
     label: str
@@ -66,16 +66,16 @@ class InfluentialWord:
 
 
 def label_pmi(task: Task, top: int = 10, *, min_count: int = 10) -> list[InfluentialWord]:
-    """For each label of a task the words with the largest PMI, in the order of labels.
+    """Return the words with the largest PMI for each label of a task, in the order of labels.
 
     Args:
-        top: words per label; of equal PMI, as of all words that no other label has, the more frequent is first, then the
-            alphabet decides.
-        min_count: leave out rarer words: whatever occurs once has the largest PMI there can be.
+        top: number of words per label. Ties, such as words that occur in one label only, are sorted by frequency, then
+            alphabetically.
+        min_count: least number of occurrences: a word that occurs once has the largest possible PMI.
 
     Raises:
-        AnalysisError: a number below 1, or no word is so frequent.
-        TaskError: the task is of another kind than classification.
+        AnalysisError: a number is below 1, or no word occurs `min_count` times.
+        TaskError: the task is not a classification.
     """
     check_task(task, "label_pmi", "classification")
     check_positive(top=top, min_count=min_count)
@@ -96,13 +96,13 @@ def label_pmi(task: Task, top: int = 10, *, min_count: int = 10) -> list[Influen
 
 
 def word_frequencies(words: Sequence[str], subsets: Mapping[str, Subset | Dataset]) -> dict[str, list[float]]:
-    """By name of a subset, the share of its word tokens that each word has.
+    """Return the share of each word among the word tokens of each subset, by the subset's name.
 
     Args:
-        subsets: or datasets with a column `text`.
+        subsets: name -> subset, or a dataset with a column `text`.
 
     Raises:
-        AnalysisError: what is given is not a word, or a subset has no words.
+        AnalysisError: one of `words` is not a single word, or a subset has no words.
     """
     as_is = [Analyzer(stopwords=None, script=script) for script in (None, *SCRIPTS)]
     if wrong := [word for word in words if all(analyzer(word) != [word] for analyzer in as_is)]:
@@ -120,7 +120,7 @@ def word_frequencies(words: Sequence[str], subsets: Mapping[str, Subset | Datase
 
 
 def to_markdown(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> str:
-    """Table 6: a row for each word, its label and PMI, and its frequency in each subset in percent."""
+    """Format Table 6: a row for each word with its label, its PMI, and its frequency in each subset in percent."""
     rows = []
     for at, word in enumerate(words):
         shares = [f"{100 * shares[at]:.4f}" for shares in frequencies.values()]
@@ -129,7 +129,10 @@ def to_markdown(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequ
 
 
 def _count_words(rows: Dataset, classes: int = 1, script: str | None = None) -> tuple[np.ndarray, list[str]]:
-    """(int64 [V, classes], the words): how often the texts of each class have each word, both texts of pairs."""
+    """Count how often each word occurs in the texts of each class; both texts of pairs count.
+
+    Returns (int64 [V, classes], the V words).
+    """
     vocabulary, counts = Vocabulary(), np.zeros((0, classes), np.int64)
     columns = columns_of_texts(rows)
     script = script or script_of(text for name in columns for text in rows[name])
@@ -146,7 +149,7 @@ def _count_words(rows: Dataset, classes: int = 1, script: str | None = None) -> 
 
 
 def to_rows(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """A row for each word: what it is, its share of each subset's words, and of two subsets their ratio, if any."""
+    """Return a CSV row for each word: its PMI and count, its share of each subset, and the ratio if there are two."""
     rows = []
     for at, word in enumerate(words):
         row = {"word": word.word, "label": word.label, "pmi": word.pmi, "count": word.count}
@@ -162,22 +165,22 @@ def to_rows(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence
 def draw_frequencies(
     words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]], directory: str | os.PathLike
 ) -> list[Path]:
-    """Draw a line for each word, under its label, with a dot for each subset; of two subsets the ratio too.
+    """Draw a line for each word, grouped by label, with a dot for each subset; for two subsets, also their ratio.
 
     Writes words.png, words.svg and words.csv.
 
-    The picture has the first words of every label, so many that there are about 28; the csv has all.
+    The picture has the first words of every label, about 28 in total; the CSV has all.
 
     Args:
-        words: one at least.
-        frequencies: name of a subset -> the share of its words that each of `words` has.
+        words: at least one.
+        frequencies: name of a subset -> share of each of `words` among its words.
     """
     rows, lines = to_rows(words, frequencies), _lines(words)
     figure, axes = new_figure(width=WIDTH, height=0.8 + LINE * len(lines))
     axes.set(xscale="log", ylim=(len(lines) - 0.4, -0.6))
     shown = [(y, at) for y, (_, at) in enumerate(lines) if at is not None]
     percents = 100 * np.array([[shares[at] for _, at in shown] for shares in frequencies.values()])
-    # 0 has no place on a logarithmic axis; it gets one left of all others.
+    # A logarithmic axis cannot show 0: such points are drawn left of all others.
     none = percents[percents > 0].min() / 2 if percents.any() else 5e-3
     places, lacking = np.where(percents > 0, percents, none), not percents.all()
     if lacking:
@@ -199,7 +202,7 @@ def draw_frequencies(
     axes.set_xlabel("share of the subset's words (%)")
     label_decades(axes.xaxis)
     if lacking:
-        for minor in (False, True):  # The place of 0 has no number.
+        for minor in (False, True):  # The position of 0 has no number.
             ticks = axes.get_xticks(minor=minor)
             axes.set_xticks(ticks[(ticks > 1.05 * none) & (ticks <= axes.get_xlim()[1])], minor=minor)
     title = f"×: {' / '.join(frequencies)}" if len(frequencies) == 2 else None
@@ -208,7 +211,7 @@ def draw_frequencies(
 
 
 def _lines(words: Sequence[InfluentialWord]) -> list[tuple[str, int | None]]:
-    """What is written at each line, and the word's index; None for a label, which stands above its words."""
+    """Return (text, index of the word) of each line of the figure; None as the index of a label, which heads its words."""
     by_label: dict[str, list[int]] = {}
     for at, word in enumerate(words):
         by_label.setdefault(word.label, []).append(at)
@@ -219,7 +222,7 @@ def _lines(words: Sequence[InfluentialWord]) -> list[tuple[str, int | None]]:
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: WordsArguments) -> Findings:
-    """Find the words of each label with the largest PMI, and how often the subsets have them.
+    """Find the words of each label with the largest PMI, and their frequency in the subsets.
 
     Writes words.md, words.csv, and with subsets words.png and words.svg.
     """
@@ -236,7 +239,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: WordsArguments)
 
 
 def _together(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> str:
-    """How much of each subset these words make up; a word of two labels counts once."""
+    """Return a sentence with the total share of these words in each subset; a word of two labels counts once."""
     if not frequencies:
         return ""
     once = list({word.word: at for at, word in enumerate(words)}.values())
