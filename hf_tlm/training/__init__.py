@@ -1,4 +1,4 @@
-"""The Trainer, its arguments, the two stages, and what they cost."""
+"""The Trainer, its arguments, the two training stages, and the cost of training."""
 
 from typing import TYPE_CHECKING
 

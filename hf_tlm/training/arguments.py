@@ -18,9 +18,9 @@ from hf_tlm.training.trainer_options import check_scheduler
 from hf_tlm.utils.options import OnlyWith, option
 from hf_tlm.utils.process import uses_fsdp
 
-# Here too, as `--help` would import all of training for that of `base_arguments`.
+# Defined again, because `--help` would import all of training for the one of `base_arguments`.
 _WITH_MUON = OnlyWith("optim", ("muon",))
-# What stage 2 has of its own, as stage2_<name>.
+# Options with a value of their own in stage 2, stage2_<name>.
 _OF_STAGE_2 = (
     "max_steps num_train_epochs learning_rate muon_learning_rate weight_decay layerwise_lr_decay warmup_steps eval_steps "
     "early_stopping_patience rdrop ema_decay rho2 class_balance"
@@ -29,9 +29,9 @@ _OF_STAGE_2 = (
 
 @dataclass(repr=False)
 class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
-    """TLM's own options, and those of the Trainer whose defaults it changes.
+    """Options of a run of TLM, including options of the Trainer with other defaults.
 
-    They are `TrainingArguments`: the inherited ones hold for stage 1, and stage 2 takes its own from `stage2_*`.
+    Inherited options (`TrainingArguments`) hold for stage 1; options named `stage2_*` replace them in stage 2.
     """
 
     # The method (TLM, section 3.1; Table B.1).
@@ -127,7 +127,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
     )
 
     def __post_init__(self):
-        self.stage = str(self.stage)  # 1 of Python is "1", as it is of YAML.
+        self.stage = str(self.stage)  # Python code and YAML may give the integer 1.
         super().__post_init__()
         if math.isfinite(self.rho1) and self.rho1 != int(self.rho1):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
@@ -167,7 +167,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
             )
 
     def untaught(self) -> TlmArguments:
-        """A copy without a teacher, with the defaults of a teacher's options."""
+        """Return a copy without a teacher, with the defaults of all options of a teacher."""
         plain = copy.copy(self)
         for entry in fields(self):
             if entry.name.startswith(("teacher", "stage2_teacher")):
@@ -176,13 +176,16 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """Those that are run, in order."""
+        """The stages to run, in order."""
         return (1, 2) if self.stage == "both" else (int(self.stage),)
 
     def for_stage(self, stage: int, output_dir: str | os.PathLike, seed: int, metric: str) -> TlmArguments:
-        """As `for_trainer`, with the values of one stage (1 or 2) and the best checkpoint chosen by the task's metric.
+        """Return the copy of `for_trainer` with the values of one stage (1 or 2).
 
-        What depends on the task's texts is settled before, see `with_task_defaults`.
+        Values that depend on the task's texts must be set before, see `with_task_defaults`.
+
+        Args:
+            metric: the task's metric, by which the best checkpoint is chosen.
         """
         args = self.for_trainer(output_dir, seed) if stage == 1 else self._copy(output_dir, seed)
         args.metric_for_best_model = metric
@@ -203,7 +206,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
             self.stage2_total_batch_size, self.per_device_train_batch_size, fitting=True, name="stage2_total_batch_size"
         )
         args.rho1 = 0
-        # It goes on where stage 1 has ended, if masked texts are learned at all.
+        # Masking continues with the share at the end of stage 1, if stage 2 masks texts at all.
         args.mlm_probability = 0.0 if args.rho2 == 0 else args.mlm_probability_end or args.mlm_probability
         args.mlm_probability_end = None
         args.eval_strategy = args.save_strategy = "steps"
@@ -216,7 +219,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
 class ScoreModelArguments(TlmArguments):
     """Options of training a score model (ISS, section 3.2): TLM's stage 1 on task data only.
 
-    Defaults are those of ISS's released script (`train_score_model.sh`, once `ft.sh`); masking is its code's.
+    Defaults are those of ISS's released script (`train_score_model.sh`, formerly `ft.sh`); that of masking is from its code.
     """
 
     hub_id_name: ClassVar[str] = "hub_dataset_id"
@@ -238,9 +241,9 @@ class ScoreModelArguments(TlmArguments):
 
 @dataclass(repr=False)
 class PretrainArguments(RunArguments):
-    """Options of pretraining on a corpus alone, and those of the Trainer whose defaults it changes.
+    """Options of pretraining on a corpus alone, including options of the Trainer with other defaults.
 
-    To `TlmTrainer` pretraining is rho1 = inf.
+    `TlmTrainer` treats pretraining as rho1 = inf.
     """
 
     def __post_init__(self):

@@ -1,4 +1,4 @@
-"""What the arguments of every run have in common, whatever it trains."""
+"""The arguments that all runs have in common, whatever they train."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hf_tlm.utils.options import OnlyWith, check_effects, check_ranges, option
 from hf_tlm.utils.shown import relative_name, shown_path
 
 logger = logging.getLogger(__name__)
-# Of the Trainer's options those that would break a run.
+# Options of the Trainer that would break a run, and why.
 _UNSUPPORTED = {
     "auto_find_batch_size": "batches are drawn before the first step. Choose per_device_train_batch_size, which leaves "
     "results as they are beside a total batch size",
@@ -40,26 +40,26 @@ class BaseArguments(TrainingArguments):
     """`TrainingArguments` of a run that resumes by itself, ends at a non-finite loss, and publishes a finished folder."""
 
     hub_id_name: ClassVar[str] = "hub_model_id"
-    # Whether a micro-batch is made smaller, if need be, until it divides the total batch.
+    # Whether a micro-batch that does not divide the total batch is reduced to one that does.
     fits_micro_batch: ClassVar[bool] = False
-    # In a copy for a part of a run: the name of the whole, of which trackers keep a group (no annotation: it is no option).
+    # In the copy for a part of a run: the run's name, by which trackers group its parts. Without annotation: not an option.
     run_group = ""
-    # Evaluations without a better score, after which a training stops; 0: none (an option of those that have such scores).
+    # Evaluations without a better score after which training stops; 0: never. An option in classes that have such scores.
     early_stopping_patience = 0
 
     output_dir: str | None = option(None, "Folder of the run: its model and results. Default: trainer_output.")
     per_device_eval_batch_size: int = option(64, "Texts per device when evaluating.")
     logging_nan_inf_filter: bool = option(False, "Not here: such a loss ends the run.")
-    # The Trainer's columns of labels, which a run knows; the option of this name is the task's, for names of classes.
+    # The Trainer's columns of labels, which a run sets itself; the option of this name is the task's, for class names.
     label_names: list[str] | None = field(default=None, init=False)
 
     def __post_init__(self):
         check_ranges(self, ArgumentsError)
-        # A score model's default is "": its folder is chosen later.
+        # A score model's default is "": its directory is chosen later.
         if self.output_dir not in (None, type(self).output_dir) and not str(self.output_dir).strip():
             raise ArgumentsError("output_dir is empty. Give a folder, or leave it out.")
-        # Processes on CPUs join only so; left alone, each would train the whole run, into one folder. It is no `use_cpu`:
-        # a run goes on with another number of processes.
+        # Without it, processes on CPUs do not form a group, and each would train the complete run into one directory. It is
+        # not `use_cpu`, so that a run can continue with another number of processes.
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
             os.environ["ACCELERATE_USE_CPU"] = "true"
         _check_deepspeed(self)
@@ -73,11 +73,11 @@ class BaseArguments(TrainingArguments):
             self.optim = optim
         check_trainer_options(self)
         check_effects(self, ArgumentsError)
-        # What accelerate's config asks for counts as asked for here: settings and cards say what a run was computed in.
+        # A precision set in accelerate's config counts as set here, so that settings and cards state the one that was used.
         self.bf16, self.fp16 = (self.mixed_precision == name for name in ("bf16", "fp16"))
         _check_hub(self, self.hub_id_name)
         if str(self.resume_from_checkpoint).lower() == "true":
-            self.resume_from_checkpoint = None  # It is what a run does.
+            self.resume_from_checkpoint = None  # A run resumes in any case.
             if self.process_index == 0 and next(self.folder.rglob("*.safetensors"), None) is None:
                 logger.warning("resume_from_checkpoint: %s holds nothing to go on from; the run begins anew.", self.folder)
         if self.resume_from_checkpoint is not None and find_repo(self.resume_from_checkpoint, "model") is None:
@@ -104,41 +104,44 @@ class BaseArguments(TrainingArguments):
             raise ArgumentsError(
                 "logging_nan_inf_filter would hide a loss that is not finite, which ends a run. Leave it out."
             )
-        # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
+        # By default the Trainer expects every model argument with "label" in its name in a batch.
         self.label_names = ["labels"]
-        # The collator takes what it needs, of columns that the model has no use for too.
+        # The collator also needs columns that the model does not use.
         self.remove_unused_columns = False
 
     @property
     def folder(self) -> Path:
-        """`output_dir`, which the Trainer's arguments have a default for."""
+        """`output_dir` as a path."""
         assert self.output_dir is not None
         return Path(self.output_dir)
 
     @property
     def muon_learning_rate(self) -> float | None:
-        """Peak learning rate of the matrices that Muon steps; None: `learning_rate`."""
+        """Peak learning rate of the matrices that Muon optimizes; None: `learning_rate`."""
         return None
 
     @property
     def total_batch_size(self) -> int | None:
-        """Texts per optimizer step over all processes; None: those of the micro-batches."""
+        """Texts per optimizer step over all processes; None: the sum of the micro-batches."""
         return None
 
     @property
     def layerwise_lr_decay(self) -> float:
-        """Every layer learns at so many times the rate of the one above it."""
+        """Factor between a layer's learning rate and that of the layer above it."""
         return 1.0
 
     def _accumulation(
         self, total_batch_size: int, per_device: int, *, fitting: bool | None = None, name: str = "total_batch_size"
     ) -> tuple[int, int]:
-        """(per-device batch size, gradient accumulation steps) for a total batch size.
+        """Return (per-device batch size, gradient accumulation steps) for a total batch size.
 
         Args:
-            fitting: take the largest micro-batch of at most `per_device` texts that divides the total batch; default
+            fitting: use the largest micro-batch of at most `per_device` texts that divides the total batch; default
                 `fits_micro_batch`.
-            name: of the option, in errors.
+            name: name of the option, for errors.
+
+        Raises:
+            ArgumentsError: the total batch is not a multiple of the number of processes, or of the micro-batches.
         """
         world = max(1, self.world_size)
         if total_batch_size % world:
@@ -159,9 +162,10 @@ class BaseArguments(TrainingArguments):
         return per_device, accumulation
 
     def for_trainer(self, output_dir: str | os.PathLike, seed: int) -> Self:
-        """A copy for the Trainer, with checkpoints in `output_dir` and micro-batches that make up the total batch.
+        """Return a copy for the Trainer, with checkpoints in `output_dir` and micro-batches that add up to the total batch.
 
-        An ArgumentsError where that does not fit the processes and the per-device batch size.
+        Raises:
+            ArgumentsError: the total batch does not fit the number of processes and the per-device batch size.
         """
         args = self._copy(output_dir, seed)
         if self.total_batch_size is not None:
@@ -171,9 +175,10 @@ class BaseArguments(TrainingArguments):
         return args
 
     def track_as_part(self, args: BaseArguments, folder: str | os.PathLike) -> None:
-        """Have trackers name what `args` train after a folder within this run's, in the group of the whole run.
+        """Set the name and group under which trackers show the part of this run that `args` train in `folder`.
 
-        The run is called `run_name`, or as its folder: from the working folder, or by the end of its path and a digest.
+        The group is this run's name: `run_name`, or its directory relative to the working directory, or the end of its path
+        with a digest. The part's name appends the path of `folder` within the run's directory.
         """
         own = os.path.abspath(self.folder)
         name = self.run_name or relative_name(shown_path(own), own)
@@ -184,22 +189,22 @@ class BaseArguments(TrainingArguments):
         args = copy.copy(self)
         self.track_as_part(args, output_dir)
         args.output_dir = str(output_dir)
-        args.push_to_hub = False  # The Trainer would push what lies in a folder of checkpoints.
+        args.push_to_hub = False  # The Trainer would push the contents of a directory of checkpoints.
         args.resume_from_checkpoint = None
         args.hub_token = None  # The Trainer pickles its arguments beside every checkpoint.
         args.seed = seed
         if self.data_seed is None:
             args.data_seed = seed
         if self.device.type == "cpu":
-            args.dataloader_pin_memory = False  # Of no use there, and torch says so for every loader.
+            args.dataloader_pin_memory = False  # It has no effect on CPUs, and torch warns of it for every loader.
         return args
 
 
 @dataclass(repr=False)
 class PublishedArguments(BaseArguments):
-    """Options of a run that trains one model, which is pushed once, from its finished folder.
+    """Options of a run that trains one model, which is pushed once, from its finished directory.
 
-    Help texts speak of TLM too, where these options hold for stage 1.
+    Help texts also mention TLM, whose runs use some of these options for stage 1.
     """
 
     weight_decay: float = option(0.01, "Weight decay (TLM: of stage 1).")
@@ -238,7 +243,7 @@ class PublishedArguments(BaseArguments):
 
     @property
     def pushes_checkpoints(self) -> bool:
-        """Whether every save goes to the Hub."""
+        """Whether every saved checkpoint is pushed to the Hub."""
         return self.push_to_hub and self.hub_strategy == "checkpoint"
 
 
@@ -273,7 +278,10 @@ def _check_deepspeed(args: BaseArguments) -> None:
 
 
 def _check_half_precision(args: BaseArguments) -> None:
-    """Take the processor where it multiplies in bfloat16 and is all there is: transformers would refuse."""
+    """Set `use_cpu` for bfloat16 on a processor that supports it, or raise an ArgumentsError if no device does.
+
+    Without it, transformers would refuse bfloat16 on a machine without an accelerator.
+    """
     asked = [name for name in ("bf16", "bf16_full_eval") if getattr(args, name)]
     if not asked or args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available():
         return
@@ -287,15 +295,18 @@ def _check_half_precision(args: BaseArguments) -> None:
 
 
 def _processor_has_bfloat16() -> bool:
-    # Not in the oldest torch: there it is not known.
+    # The oldest torch lacks the function; support is unknown there.
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def _check_hub(args: BaseArguments, id_name: str) -> None:
-    """Check the arguments of publishing: the Trainer's own pushes take whatever the folder holds at the time.
+    """Check the arguments of publishing, or raise an ArgumentsError.
 
-    id_name: the argument that names the repository.
+    The Trainer's own strategies are refused, because they push unfinished directories.
+
+    Args:
+        id_name: the argument that names the repository.
     """
     strategies = ("end", "checkpoint") if id_name == "hub_model_id" else ("end",)
     if args.hub_strategy not in strategies or args.hub_always_push:

@@ -1,4 +1,4 @@
-"""Which model a run trains: fields, defaults and help texts."""
+"""The arguments that choose a run's model and tokenizer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SHARING = NoEffect("freeze_auxiliary", (True,), "with freeze_auxiliary, which s
 
 @dataclass
 class ModelArguments(InitializationArguments, LoraArguments):
-    """Which model, its tokenizer, its adapter, and how its weights begin.
+    """Settings of the model of a run, its tokenizer, its adapter and the initialisation of its weights.
 
-    The model is from scratch (`model_config`) or from a checkpoint (`model_name_or_path`).
+    The model is trained from scratch (`model_config`) or from a checkpoint (`model_name_or_path`).
     """
 
     model_config: str = option(
@@ -75,14 +75,14 @@ class ModelArguments(InitializationArguments, LoraArguments):
     lowercase: bool = option(True, "A vocabulary that is trained is lower-cased.")
 
     def __post_init__(self):
-        if hasattr(self.model_config, "to_json_string"):  # A config of transformers; what is recorded is JSON.
+        if hasattr(self.model_config, "to_json_string"):  # A config object of transformers; records are JSON.
             self.model_config = json.loads(self.model_config.to_json_string())
         for name in ("model_name_or_path", "tokenizer_name", "auxiliary_name_or_path"):
             setattr(self, name, named(name, getattr(self, name), ArgumentsError))
         check_ranges(self, ArgumentsError)
         check_effects(self, ArgumentsError)
         if self.model_name_or_path is not None:
-            # What is recorded, and what a card calls the base model, is the id.
+            # Records, and the base model of a card, have the id without the revision.
             self.model_name_or_path, self.model_revision = split_revision(self.model_name_or_path, self.model_revision)
         if self.model_name_or_path is not None and (chosen := list(self.chosen())):
             raise ArgumentsError(
@@ -102,16 +102,16 @@ class ModelArguments(InitializationArguments, LoraArguments):
 
     @property
     def tokenizer_source(self) -> dict[str, Any] | None:
-        """The arguments of `load_tokenizer`; None: one is trained."""
+        """The arguments of `load_tokenizer`; None if a tokenizer is trained."""
         name = self.tokenizer_name or self.model_name_or_path or self.auxiliary_name_or_path
         if name is None:
             return None
-        # The revision is the checkpoint's: another repository has its own.
+        # The revision belongs to the checkpoint and not to another repository.
         revision = self.model_revision if not self.tokenizer_name and self.model_name_or_path else None
         return {"name_or_path": name, "revision": revision, "trust_remote_code": self.trust_remote_code}
 
     def with_objective_defaults(self, objective: str) -> ModelArguments:
-        """A copy with the defaults that depend on the objective."""
+        """Return a copy with the defaults that depend on the objective."""
         spec = OBJECTIVES[objective]
         return replace(
             self,

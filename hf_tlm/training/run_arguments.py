@@ -1,4 +1,4 @@
-"""The arguments of every run that trains a language model: TLM, pretraining, score models; and what has no effect there."""
+"""The arguments of runs that train a language model (TLM, pretraining, score models), and checks of their combinations."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _WITH_SCL = NoEffect("scl", (True,), "with scl, which logs them in any case. Lea
 _WITHOUT_RTD = NoEffect("clm", ("full", "no_copy", "all_token"), "with this clm, which detects no tokens. Leave it out.")
 
 
-# The Trainer's repr leaves tokens out; a generated one would show them.
+# repr=False keeps the Trainer's repr, which leaves access tokens out.
 @dataclass(repr=False)
 class RunArguments(PublishedArguments):
-    """Options of every training run, and those of the Trainer whose defaults they change.
+    """Options of every run that trains a language model, including options of the Trainer with other defaults.
 
-    Made as `TlmArguments` or `PretrainArguments`. Defaults are those of TLM's released scripts where they have one, for a
-    single device. In a TLM run they hold for stage 1, and stage 2 has its own.
+    Use its subclasses `TlmArguments` and `PretrainArguments`. Defaults are those of TLM's released scripts where they have
+    one, for a single device. In a TLM run these options hold for stage 1; stage 2 has its own.
     """
 
     # Overridden defaults.
@@ -41,7 +41,7 @@ class RunArguments(PublishedArguments):
     )
     learning_rate: float = option(1e-4, "Peak learning rate (TLM: of stage 1).")
 
-    # The language-modelling loss, and what a step holds.
+    # The language-modelling loss, and the size of a step.
     objective: str = option(
         "mlm",
         "Language-modelling loss. mlm: masked tokens are predicted. span: masked spans of "
@@ -126,7 +126,8 @@ class RunArguments(PublishedArguments):
         1 << 25, "Most vocabulary logits in memory at any time, forward or backward; 2^25 are 128 MiB of float32."
     )
 
-    # No options, hence without a type: of stage 2 of TLM, see `TlmArguments.for_stage`; and pretraining's of those of TLM.
+    # Without type annotations, so that they are not options: values of stage 2 of TLM (`TlmArguments.for_stage`), and the
+    # values that pretraining has for options of TLM.
     rdrop = ema_decay = class_balance = 0.0
     rho1, rho2, loss_normalization = math.inf, 0.0, "sum"
     teacher_weight = teacher_temperature = 1.0
@@ -138,7 +139,7 @@ class RunArguments(PublishedArguments):
 
     @property
     def corpus_max_length(self) -> int | None:
-        """Longest passage in tokens; None: as `max_length`."""
+        """Longest passage in tokens; None: `max_length`."""
         return None
 
     def __post_init__(self):
@@ -167,7 +168,7 @@ class RunArguments(PublishedArguments):
                 f"Give total_batch_size (texts) or total_batch_tokens, not both; received {self.total_batch_size} and "
                 f"{self.total_batch_tokens}."
             )
-        # Corpus batches leave the classifier without a gradient, stage 2 the masked-LM head.
+        # The classifier has no gradient in corpus batches, the masked-LM head none in stage 2.
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = True
 
@@ -179,7 +180,7 @@ class RunArguments(PublishedArguments):
                 "no budget (max_flops, max_tokens, max_hours)."
             )
         if self.max_steps == 0:
-            # As many as a budget allows is settled by the trainer, which knows the texts and the model.
+            # With a budget, the trainer computes the number of steps, as it knows the texts and the model.
             self.max_steps = -1 if self.has_budget else DEFAULT_MAX_STEPS
         if self.max_hours is None:
             return
@@ -197,7 +198,7 @@ class RunArguments(PublishedArguments):
 
     @property
     def detecting_head(self) -> str:
-        """The `heads` of a `GeneratorDiscriminator` that detects replaced tokens."""
+        """The value of `heads` for a `GeneratorDiscriminator` that detects replaced tokens."""
         return "rtd_linear" if OBJECTIVES[self.objective].corrects and self.rtd_head != "electra" else "rtd"
 
     @property
@@ -206,10 +207,10 @@ class RunArguments(PublishedArguments):
 
     @property
     def layout(self) -> str:
-        """`packing`, with auto settled.
+        """`packing`, with `auto` resolved to `group` on CPUs and `pack` elsewhere.
 
-        On CPUs the kernel for attention with dropout takes no mask, and the wide rows of a pack cost more than the last
-        padding of a group (benchmarks/results/training.md).
+        On CPUs the attention kernel with dropout accepts no mask, and the wide rows of packed texts cost more than the
+        padding that grouping leaves (benchmarks/results/training.md).
         """
         if self.packing != "auto":
             return self.packing
@@ -217,18 +218,24 @@ class RunArguments(PublishedArguments):
 
     @property
     def row_length(self) -> int:
-        """Tokens of a packed row: the longest text's, and not less than 128."""
+        """Tokens per packed row: the maximum length of a text, and at least 128."""
         return max(self.max_length, self.corpus_max_length or 0, 128)
 
     @property
     def micro_batch_tokens(self) -> int | None:
-        """Tokens of one micro-batch of one process where `total_batch_tokens` is set."""
+        """Tokens per micro-batch and process if `total_batch_tokens` is set, else None."""
         if self.total_batch_tokens is None:
             return None
         return self.total_batch_tokens // (self.world_size * self.gradient_accumulation_steps)
 
     def _token_accumulation(self) -> int:
-        """The fewest accumulated micro-batches that keep each within per_device_train_batch_size x max_length tokens."""
+        """Return the smallest number of gradient accumulation steps for `total_batch_tokens`.
+
+        A micro-batch has at most per_device_train_batch_size x max_length tokens.
+
+        Raises:
+            ArgumentsError: the tokens cannot be split evenly.
+        """
         share, rest = divmod(self.total_batch_tokens, self.world_size)
         if rest:
             raise ArgumentsError(
@@ -238,7 +245,7 @@ class RunArguments(PublishedArguments):
         longest = max(self.max_length, self.corpus_max_length or 0)
         most = self.per_device_train_batch_size * longest
         fewest = -(-share // most)
-        # More micro-batches would be too small for the longest text.
+        # With more micro-batches, each would be too small for the longest text.
         for count in range(fewest, max(fewest, share // longest) + 1):
             if share % count == 0:
                 return count
@@ -256,26 +263,26 @@ class RunArguments(PublishedArguments):
 
 
 def of_other_stage(args: Any) -> list[str]:
-    """Of a run of one stage of TLM alone the options that are not at their default and are the other's, as "name value".
+    """List the options of the other stage that are not at their default, in a run of one stage of TLM, as "name value".
 
-    They are no error: one config serves runs of both stages and of either.
+    They are not an error, because one config serves runs of both stages and of either.
     """
-    masked = _MASKING if args.stage2_rho2 else ()  # Stage 2 masks texts, too.
+    masked = _MASKING if args.stage2_rho2 else ()  # Stage 2 masks texts too.
     given = [said for said in of_training(args) if said.partition(" ")[0] not in masked]
     return [said for said in given if args.stage == ("1" if said.startswith("stage2_") else "2")]
 
 
 def of_training(args: Any) -> list[str]:
-    """The options of either stage that are not at their default, as "name value"."""
+    """List the options of either stage that are not at their default, as "name value"."""
     own = [entry for entry in fields(args) if entry.name in OF_STAGE_1 or entry.name.startswith("stage2_")]
-    # What stands for the default of 0 steps.
+    # Values that replace the default of 0 steps.
     settled = {"max_steps": (DEFAULT_MAX_STEPS, -1)}
     values = ((entry, getattr(args, entry.name)) for entry in own)
     return [f"{entry.name} {it}" for entry, it in values if it not in (entry.default, *settled.get(entry.name, ()))]
 
 
 def check_applicable(options: Any, objective: str) -> None:
-    """Raise an ArgumentsError for a field of `options` that is not at its default and that `objective` has no use for."""
+    """Check that `objective` uses every field of `options` that is not at its default, or raise an ArgumentsError."""
     for entry in fields(options):
         of, value = takers(entry.name), getattr(options, entry.name)
         if of and objective not in of and value != entry.default:
@@ -286,8 +293,12 @@ def check_applicable(options: Any, objective: str) -> None:
 
 
 def check_together(args: Any, model_args: Any) -> None:
-    """Raise an ArgumentsError for an option of a run (`RunArguments`) or its model that another one leaves idle."""
-    # ELECTRA's main model has no masked-LM head; of COCO-LM's that corrects tokens the output bias is meant.
+    """Check options of a run (`RunArguments`) or its model that another option deprives of their effect.
+
+    Raises:
+        ArgumentsError: such an option is not at its default.
+    """
+    # ELECTRA's main model has no masked-LM head; COCO-LM's, which corrects tokens, has an output bias to initialise.
     headless = model_args.freeze_auxiliary and not (OBJECTIVES[args.objective].corrects and args.clm != "rtd")
     for name, useless, because in (
         ("temperature", model_args.replacements == "random", "replacements random"),
@@ -298,7 +309,10 @@ def check_together(args: Any, model_args: Any) -> None:
 
 
 def check_rdrop(weight: float, drops: bool) -> None:
-    """Raise an ArgumentsError if the two passes that R-Drop compares would be the same: the model `drops` nothing."""
+    """Check that R-Drop with a nonzero `weight` has a model with dropout (`drops`), or raise an ArgumentsError.
+
+    Without dropout the two passes that R-Drop compares would be the same.
+    """
     if weight and not drops:
         raise ArgumentsError(
             f"stage2_rdrop {weight} has no effect on a model without dropout: two passes would be the same. Give "
@@ -307,7 +321,7 @@ def check_rdrop(weight: float, drops: bool) -> None:
 
 
 def check_energy(country: str | None) -> None:
-    """Raise an ArgumentsError if codecarbon is not installed, or has no data for the country."""
+    """Check that codecarbon is installed and has data for the country, or raise an ArgumentsError."""
     try:
         from codecarbon.input import DataSource
     except ImportError as error:

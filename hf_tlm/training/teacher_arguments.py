@@ -1,4 +1,4 @@
-"""The options of a teacher, which those who learn from one have in common."""
+"""The options of a teacher, shared by all runs that can learn from one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITHOUT_PASSAGES = NoEffect("teacher_passages", (0,), "with teacher_passages 0. 
 
 @dataclass(repr=False)
 class TeacherArguments:
-    """Who teaches, on which passages, and how much that counts."""
+    """Settings of a teacher: which model it is, the passages it labels, and the weight of its answers."""
 
     teacher: list[str] = option(
         factory=lambda: [NONE],
@@ -76,7 +76,7 @@ class TeacherArguments:
     def __post_init__(self):
         if isinstance(self.teacher, str):
             self.teacher = [self.teacher]
-        if not self.teacher:  # null or [] of a file.
+        if not self.teacher:  # null or [] in a config file.
             self.teacher = [NONE]
         if len(self.teacher) > 1 and (word := {NONE, LINEAR, SELF} & set(self.teacher)):
             raise ArgumentsError(
@@ -93,7 +93,7 @@ class TeacherArguments:
 
     @property
     def taught_by_itself(self) -> bool:
-        """Whether the teacher is the run's own seeds, of the round before."""
+        """Whether the teacher is the models of this run's own seeds from the previous round."""
         return self.teacher == [SELF]
 
     @property
