@@ -1,4 +1,4 @@
-"""Trainers whose runs are never lost, and whose batches depend on nothing but the seed and the step."""
+"""Base classes of the trainers: resumable runs, and batches that depend only on the seed and the step."""
 
 from __future__ import annotations
 
@@ -55,25 +55,28 @@ from hf_tlm.utils.process import give_back_freed_memory, ignore_sigterm, keep_fr
 from hf_tlm.utils.seals import SEAL, write_seal
 
 logger = logging.getLogger(__name__)
-# How torch.save says that there is no place to write to: it has no error type for it.
+# Messages of torch.save for a path that cannot be written: it has no error type for it.
 _TORCH_WRITE_ERROR = re.compile(r"inline_container|cannot be opened|Parent directory .* does not exist")
 
-# In a checkpoint's trainer state, beside the `Clock`: the sum of the losses of all steps.
+# Key in a checkpoint's trainer state, beside `Clock`, of the sum of the losses of all steps.
 _LOSS = "Loss"
 
 
 class ResumableTrainer(Trainer):
-    """`transformers.Trainer`; the only changes: when checkpoints count, how a run stops, what computes, what is shown.
+    """A `transformers.Trainer` with safe checkpoints, controlled stops, faster kernels and short logs.
 
-    A checkpoint is sealed (`hf_tlm.training.checkpoints`) once every process has written its part, and older ones are
-    removed only then, so that at every moment there is a complete one. `train(resume_from_checkpoint=True)` takes the
-    newest complete one, and starts from the beginning where there is none; `train_loss` at the end is of all steps. Before
-    every optimizer step the processes agree on two things in one exchange: SIGTERM stops a run, and a loss that is not
-    finite ends it. Bars have names, logs are short lines, and trackers have a run a training (all of these:
-    `hf_tlm.training.callbacks`). Steps take the faster kernels of a device (`hf_tlm.models.cpu_kernels`).
+    These are the only changes:
 
-    A subclass has `watch` begin with the micro-batches of each step in `get_batch_samples`, and `compute_loss` hands every
-    training loss to it, by `add`.
+    - A checkpoint is sealed (`hf_tlm.training.checkpoints`) once every process has written its part, and older ones are
+      removed only then, so that there is always a complete one. `train(resume_from_checkpoint=True)` resumes from the
+      newest complete one, and starts from the beginning if there is none; `train_loss` at the end covers all steps.
+    - Before every optimizer step the processes exchange two flags: SIGTERM stops a run, and a non-finite loss ends it.
+    - Progress bars have names, logs are short lines, and trackers have one run per training. These and the stops are
+      callbacks of `hf_tlm.training.callbacks`.
+    - Steps use the faster kernels of a device (`hf_tlm.models.cpu_kernels`).
+
+    A subclass must call `watch.begin` with the micro-batches of each step in `get_batch_samples`, and `watch.add` with
+    every training loss in `compute_loss`.
     """
 
     args: BaseArguments
@@ -94,38 +97,38 @@ class ResumableTrainer(Trainer):
         track_by_training(self, self.args.run_group or None)
         self._failure: Exception | None = None
         self._resumed_from: str | None = None
-        # Sum over the steps before a resume; None where the checkpoint is of a version that did not keep it.
+        # Sum over the steps before a resume; None if an older version wrote the checkpoint without it.
         self._loss_before: float | None = 0.0
 
     def create_accelerator_and_postprocess(self):
-        # accelerate keeps one state a process, and refuses a precision that is not that of the trainer before.
+        # accelerate keeps one state per process, and refuses a precision other than that of the previous trainer.
         if AcceleratorState._shared_state.get("_mixed_precision", self.args.mixed_precision) != self.args.mixed_precision:
             AcceleratorState._reset_state()
         super().create_accelerator_and_postprocess()
         self._process_state = dict(AcceleratorState._shared_state)
 
     def _take_process(self) -> None:
-        """Give accelerate this trainer's state of the process where arguments that were made since have emptied it."""
+        """Restore this trainer's state of accelerate, if training arguments created since have cleared it."""
         if "_mixed_precision" not in AcceleratorState._shared_state:
             AcceleratorState._shared_state.update(self._process_state)
 
     @property
     def batch_sampler(self) -> InterleavedBatchSampler | None:
-        """Of a subclass whose batches depend on nothing but the seed and the step."""
+        """The sampler of the training batches, if they depend only on the seed and the step; None in this class."""
         return None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
-        """As the Trainer's.
+        """Train as the Trainer does, optionally resuming from a checkpoint.
 
         Args:
             resume_from_checkpoint: True for the newest complete checkpoint of the output folder, if there is one, or the
                 path of one.
 
         Raises:
-            CheckpointError: the path is no complete checkpoint, or holds more than tensors and numbers; or a checkpoint
-                cannot be written.
+            CheckpointError: the path is not a complete checkpoint, or a file of it holds more than tensors and numbers; or
+                a checkpoint cannot be written.
             NonFiniteLossError: the loss of a step is not finite on one of the processes.
-            Terminated: stopped by SIGTERM, with a checkpoint of the last step.
+            Terminated: SIGTERM stopped the run, with a checkpoint of the last step.
         """
         self._take_process()
         self._resumed_from = checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
@@ -143,7 +146,7 @@ class ResumableTrainer(Trainer):
             return super().prediction_step(*args, **kwargs)
 
     def _checkpoint_to_resume(self, wanted: str | bool | None) -> str | None:
-        """One process reads and checks, so that all take the same."""
+        """Return the checkpoint to resume from, or None. The main process chooses and checks it for all processes."""
         if not wanted:
             return None
         path, problem = None, None
@@ -163,13 +166,13 @@ class ResumableTrainer(Trainer):
     def _get_dataloader(self, *args, **kwargs):
         self._take_process()
         loader = super()._get_dataloader(*args, **kwargs)
-        # In place of the Trainer's seeding: what our workers draw follows from the seed and a text's place alone.
+        # Instead of the Trainer's seeding: random numbers of our workers depend only on the seed and a text's position.
         loader.base_dataloader.worker_init_fn = ignore_sigterm
         return loader
 
     def _init_training_state(self, *args, **kwargs):
         begun = super()._init_training_state(*args, **kwargs)
-        # Of the best checkpoint, the one that a run resumes from knows the name, not where it is.
+        # A checkpoint records the name of the best one, not its path.
         if self._resumed_from is not None and (best := best_of(Path(self._resumed_from))) is not None and best.is_dir():
             self.state.best_model_checkpoint = str(best)
         self._loss_before = self.state.stateful_callbacks.get(_LOSS, {}).get("sum") if self.state.global_step else 0.0
@@ -179,13 +182,13 @@ class ResumableTrainer(Trainer):
         if "train_loss" in logs and (before := self._initial_global_step):
             if self._loss_before is None:
                 del logs["train_loss"]
-            else:  # The Trainer's is the mean over the steps since the resume.
+            else:  # The Trainer's value is the mean over the steps since the resume.
                 here, steps = logs["train_loss"], self.state.global_step
                 logs["train_loss"] = (self._loss_before + here * (steps - before)) / steps
         super().log(logs, start_time)
 
     def _run_epoch(self, *args, **kwargs):
-        # A run killed between its last checkpoint and its end would otherwise train one step more when it resumes.
+        # Otherwise a run killed between its last checkpoint and its end would train one more step when it resumes.
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
@@ -205,12 +208,12 @@ class ResumableTrainer(Trainer):
         step, limit = self.state.global_step, self.args.save_total_limit
         folder = Path(self._get_output_dir(trial)) / f"checkpoint-{step}"
         if self.args.should_save:
-            # What a killed run left of this very checkpoint must not mix with it.
+            # Files that a killed run left of the same checkpoint must not mix with the new ones.
             shutil.rmtree(folder, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         if self._loss_before is not None:
             here = self._total_loss_scalar + self.accelerator.gather(self._tr_loss[None]).mean().item()
-            kept: Any = self.state.stateful_callbacks  # A mapping, once the state is made.
+            kept: Any = self.state.stateful_callbacks  # A mapping, once the state is initialised.
             kept[_LOSS] = {"sum": self._loss_before + here}
         self._failure = None
         try:
@@ -221,8 +224,8 @@ class ResumableTrainer(Trainer):
         self._agree(folder)
         if self.args.should_save:
             with self._keeping_failures():
-                # Checkpoints may be published, and these name folders of this machine: the Trainer's pickled arguments, and
-                # peft's card of an adapter. Nothing reads them.
+                # Checkpoints may be published, and these files, which nothing reads, contain paths of this machine: the
+                # Trainer's pickled arguments, and peft's card of an adapter.
                 for name in (TRAINING_ARGS_NAME, "README.md"):
                     (folder / name).unlink(missing_ok=True)
                 leave_out_places(folder)
@@ -239,7 +242,7 @@ class ResumableTrainer(Trainer):
             rotate(folder, limit=limit)
 
     def create_model_card(self, *args, **kwargs) -> None:
-        """Nothing: a card is written with the finished run's scores and cost, see `hf_tlm.hub.cards`."""
+        """Do nothing: `hf_tlm.hub.cards` writes the card, with the scores and cost of the finished run."""
 
     def save_state(self) -> None:
         super().save_state()
@@ -248,22 +251,22 @@ class ResumableTrainer(Trainer):
 
     @contextlib.contextmanager
     def _keeping_failures(self) -> Iterator[None]:
-        """Keep the first error of the disk instead of raising it."""
+        """Store the first error of writing files in the block in `_failure`, instead of raising it."""
         try:
             yield
-        except Exception as error:  # That of tokenizers has no type of its own.
+        except Exception as error:  # tokenizers raises plain Exceptions.
             known = isinstance(error, (OSError, SafetensorError, HfTlmError)) or _TORCH_WRITE_ERROR.search(str(error))
             if not known and disk_problem(error) is None:
                 raise
             self._failure = self._failure or error
 
     def _agree(self, folder: Path) -> None:
-        """Go on if every process has written its part of the checkpoint; else remove it and raise a CheckpointError."""
+        """Check that every process has written its part of the checkpoint, or remove it and raise a CheckpointError."""
         failed = torch.tensor([self._failure is not None], dtype=torch.int64, device=self.args.device)
         if not self.accelerator.gather(failed).any():
             return
         problem = None if self._failure is None else disk_problem(self._failure, folder)
-        # Nobody is writing any more.
+        # After `gather`, no process is writing any more.
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)
         whole = [path for _, path in checkpoints_in(folder.parent) if (path / SEAL).is_file()]
@@ -276,7 +279,10 @@ class ResumableTrainer(Trainer):
 
 
 def _check_readable(checkpoint: Path) -> None:
-    """Refuse a checkpoint of DeepSpeed, which earlier versions wrote: the Trainer would go on without its optimizer."""
+    """Check that DeepSpeed did not write a checkpoint (older versions used it), or raise a CheckpointError.
+
+    The Trainer would continue from such a checkpoint without the state of its optimizer.
+    """
     if any(checkpoint.glob("global_step*/*_optim_states.pt")):
         raise CheckpointError(
             f"{checkpoint} was saved with DeepSpeed, which runs do not use any more, and its optimizer's state is read by "
@@ -285,7 +291,7 @@ def _check_readable(checkpoint: Path) -> None:
 
 
 def trained_model(trainer: Trainer) -> nn.Module:
-    """Return the model that `trainer` trained, whole and free of what distributed it.
+    """Return the model that `trainer` trained, with complete weights and without distributed wrappers.
 
     All processes must call this.
     """
@@ -293,7 +299,7 @@ def trained_model(trainer: Trainer) -> nn.Module:
 
 
 class _Epochs(TrainerCallback):
-    """Tells the batch sampler which epoch begins: a resumed epoch hides it from the Trainer's own call."""
+    """A callback that sets the epoch of the batch sampler; in a resumed epoch the Trainer's own call does not reach it."""
 
     def __init__(self, trainer: SampledTrainer):
         self.trainer = trainer
@@ -304,14 +310,14 @@ class _Epochs(TrainerCallback):
 
 
 class SampledTrainer(ResumableTrainer):
-    """What `TlmTrainer` and the Trainer of fine-tuning have in common.
+    """The base class of `TlmTrainer` and the Trainer of fine-tuning.
 
-    The only changes: training batches are those of `batch_sampler`, a pure function of seed and step, whatever the number
-    of processes and interruptions; learning rates can fall from the model's top to its bottom; the clock runs on over
-    interruptions; on CPUs freed memory is kept from step to step, up to the next evaluation.
+    Its changes: training batches are those of `batch_sampler`, a pure function of seed and step, whatever the number of
+    processes and interruptions; learning rates can decay from the model's top layer to its bottom; training time is counted
+    across interruptions; on CPUs freed memory is kept between steps, until the next evaluation.
 
     Args:
-        max_hours: after which training ends; None for no limit.
+        max_hours: hours after which training ends; None for no limit.
     """
 
     corpus_dataset: Dataset | StreamedBlocks | None = None
@@ -325,7 +331,7 @@ class SampledTrainer(ResumableTrainer):
     @property
     @abstractmethod
     def batch_sampler(self) -> InterleavedBatchSampler:
-        """A subclass gives it, as a cached property: a trainer that only evaluates needs none."""
+        """The sampler of the training batches. Subclasses define it as a cached property: evaluation alone needs none."""
 
     def train(self, *args, **kwargs):
         if self.args.device.type == "cpu":
@@ -335,7 +341,7 @@ class SampledTrainer(ResumableTrainer):
     def evaluate(self, *args, **kwargs):
         found = super().evaluate(*args, **kwargs)
         if self.args.device.type == "cpu":
-            # Holes that batches of other lengths have left: few steps later there is as much again as steps need.
+            # Batches of other lengths have fragmented the memory; a few steps later as much as they need is kept again.
             give_back_freed_memory()
         return found
 
@@ -347,7 +353,7 @@ class SampledTrainer(ResumableTrainer):
     def get_train_dataloader(self) -> DataLoader:
         args = self.args
         loader: DataLoader[Any] = DataLoader(
-            # It has what a loader needs of a dataset, `__getitems__` and `__len__`.
+            # It has the methods that a loader calls, `__getitems__` and `__len__`.
             InterleavedDataset(self.train_dataset, self.corpus_dataset),  # type: ignore[arg-type]
             batch_sampler=self.batch_sampler,
             collate_fn=self.data_collator,
@@ -356,11 +362,11 @@ class SampledTrainer(ResumableTrainer):
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
             worker_init_fn=ignore_sigterm,
-            # Workers are seeded by a draw when they start: those that stay once a run, and once more where it resumes, which
-            # must not be of the numbers that dropout is drawn from.
+            # Starting workers draws a seed: for persistent ones once per run, and again when it resumes. That draw must not
+            # come from the generator of dropout, or a resumed run would differ.
             generator=torch.Generator() if args.dataloader_persistent_workers else None,
         )
-        # Every process gets as many batches as the others; accelerate cannot see that when their sizes differ.
+        # All processes get the same number of batches, which accelerate does not know if batch sizes differ.
         even_batches, self.accelerator.even_batches = self.accelerator.even_batches, False
         try:
             return self.accelerator.prepare(loader)

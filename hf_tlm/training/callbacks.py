@@ -1,4 +1,4 @@
-"""What watches a training: the progress bar, trackers of experiments, SIGTERM, losses that are not finite."""
+"""Callbacks of training: progress bars, experiment trackers, early stopping, SIGTERM, and non-finite losses."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from hf_tlm.utils.process import Terminated, end_at_once, on_sigterm
 from hf_tlm.utils.shown import relative_name
 from hf_tlm.version import __version__
 
-# What the summary and `trainer_state.json` say: a line of a log is for whoever looks on.
+# Values left out of log lines on the console; the summary and `trainer_state.json` have them.
 _SILENT = re.compile(
     r"epoch|total_flos|tokens|real_tokens|(measured_)?flops|flops_ratio|seconds|.*_runtime|.*_(samples|steps)_per_second"
 )
 _STAGE = re.compile(r"seed-(\d+)(?:/stage(\d))?$")
 _POINT = re.compile(r"split-(\d+)/(lr[^/]+)/")
-# Clusters signal every process, and torch's launcher then passes its own on: two signals so close are one request.
+# Clusters signal every process, and torch's launcher forwards its own signal too: signals closer than this are one request.
 ECHO_SECONDS = 5.0
 
 
 class ProgressLines(ProgressCallback):
-    """The Trainer's bar; the only changes: it has a name, and logs are short lines above it.
+    """The Trainer's progress bar with two changes: it has a name, and logs are short lines above it.
 
     Args:
-        name: before the bar; see `bar_name`.
+        name: label in front of the bar; see `bar_name`.
     """
 
     def __init__(self, name: str):
         super().__init__()
         self.name = name
 
-    # Bars are made here with their names: the Trainer's would be drawn once without.
+    # Bars are created here with their names: the Trainer's would first be drawn without one.
     def on_train_begin(self, args, state, control, **kwargs):
         self.current_step = 0
         if state.is_world_process_zero:
@@ -73,10 +73,10 @@ class ProgressLines(ProgressCallback):
 
 
 class PrintedLines(PrinterCallback):
-    """What the Trainer prints without bars (`disable_tqdm`); the only changes: what is trained, and logs as short lines.
+    """The Trainer's printed logs (`disable_tqdm`) with two changes: an opening line, and logs as short lines.
 
     Args:
-        name: of the training; see `bar_name`.
+        name: name of the training; see `bar_name`.
     """
 
     def __init__(self, name: str):
@@ -92,21 +92,21 @@ class PrintedLines(PrinterCallback):
 
 
 class EarlyStopping(TrainerCallback):
-    """The end of a training whose validation score has not become better in so many evaluations.
+    """Early stopping of a training whose validation score has not improved in a number of evaluations.
 
-    transformers' EarlyStoppingCallback keeps a count of its own, which a resumed run would begin anew. The log that it is
-    read from here is in every checkpoint.
+    transformers' EarlyStoppingCallback keeps a counter, which a resumed run would start from 0. Here the count is derived
+    from the log history, which is in every checkpoint.
 
     Args:
-        patience: evaluations after the best one.
-        name: of the training; see `bar_name`.
+        patience: number of evaluations after the best one.
+        name: name of the training; see `bar_name`.
     """
 
     def __init__(self, patience: int, name: str):
         self.patience, self.name = patience, name
 
     def on_train_begin(self, args, state, control, **kwargs):
-        if self._is_over(args, state):  # A run that was killed after its last checkpoint.
+        if self._is_over(args, state):  # The run was killed after its last checkpoint.
             control.should_training_stop = True
 
     def on_evaluate(self, args, state, control, **kwargs):
@@ -122,12 +122,12 @@ class EarlyStopping(TrainerCallback):
     def _is_over(self, args: TrainingArguments, state: TrainerState) -> bool:
         name = f"eval_{args.metric_for_best_model}"
         scores = [entry[name] for entry in state.log_history if name in entry]
-        best = max(range(len(scores)), key=scores.__getitem__, default=0)  # The first of them.
+        best = max(range(len(scores)), key=scores.__getitem__, default=0)  # The first, if several are equal.
         return len(scores) > best + self.patience
 
 
 def opening(model: Any, args: TrainingArguments) -> str:
-    """What is trained, on what, in which precision."""
+    """Describe a training in one line: model type, parameters, device, processes and precision."""
     config, count = getattr(model, "config", None), getattr(model, "num_parameters", None)
     name = getattr(config, "model_type", None) or type(model).__name__
     size = f" of {count():,} parameters" if callable(count) else ""
@@ -137,13 +137,13 @@ def opening(model: Any, args: TrainingArguments) -> str:
 
 
 def log_line(logs: Mapping[str, Any]) -> str:
-    """The losses, scores and rates of a log, in four digits; empty where it has none."""
+    """Format the losses, scores and rates of a log with four digits; an empty string if it has none."""
     shown = ((name, value) for name, value in logs.items() if not _SILENT.fullmatch(name))
     return "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown)
 
 
 def bar_name(output_dir: str | os.PathLike) -> str:
-    """What is trained in a folder: the seed and stage of a run that has them, the split and point of a few-shot run."""
+    """Return the name of a training by its directory: a run's seed and stage, or a few-shot run's split and point."""
     folder = os.fspath(output_dir).replace(os.sep, "/").rstrip("/")
     if point := _POINT.search(folder):
         return f"Split {point[1]}, {point[2]}"
@@ -154,10 +154,10 @@ def bar_name(output_dir: str | os.PathLike) -> str:
 
 
 class WandbRuns(WandbCallback):
-    """W&B's callback; the only changes: a training ends the run of the one before it, and its own is in a group.
+    """W&B's callback with two changes: every training has a run of its own, and runs have a group.
 
-    A run that is not of another training here, such as one that a program began itself, goes on. So does the one that
-    `WANDB_RUN_ID` names.
+    A new training finishes the run of the previous one. A run that no training began, such as one that the user's program
+    began, is continued, and so is the one that `WANDB_RUN_ID` names.
     """
 
     _begun: Any = None
@@ -167,7 +167,7 @@ class WandbRuns(WandbCallback):
         self._group = group
 
     def setup(self, args, state, model, **kwargs):
-        """Begin the run, on the first process."""
+        """Start the run, on the first process."""
         wandb = self._wandb
         if state.is_world_process_zero and args.run_name and not os.getenv("WANDB_RUN_ID"):
             if wandb.run is not None and wandb.run is WandbRuns._begun and wandb.run.name != args.run_name:
@@ -179,14 +179,14 @@ class WandbRuns(WandbCallback):
         super().setup(args, state, model, **kwargs)
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        """Begin the run; that of a search's trial by its name and in its group, which the callback would forget."""
+        """Start the run, also for a trial of a hyperparameter search, whose name and group the base class would drop."""
         if self._wandb is None or not (state.is_hyper_param_search and args.run_name):
             return super().on_train_begin(args, state, control, model, **kwargs)
         return self.setup(args, state, model, **kwargs)
 
 
 class TrackioRuns(TrackioCallback):
-    """Trackio's callback; the only changes: runs are in a group, and only what goes on continues a run of its name."""
+    """Trackio's callback with two changes: runs have a group, and a new training never continues a run of its name."""
 
     _begun: set[str | None] = set()
 
@@ -195,7 +195,7 @@ class TrackioRuns(TrackioCallback):
         self._group = group
 
     def setup(self, args, state, model, **kwargs):
-        """Begin the run, on the first process, or go on with it: after a checkpoint, or for what is evaluated later."""
+        """Start the run, on the first process, or continue it: after a checkpoint, or for a later evaluation."""
         goes_on = state.global_step > 0 or args.run_name in self._begun
         options = {"group": self._group, "resume": "allow" if goes_on else "never"}
         self._begun.add(args.run_name)
@@ -207,7 +207,7 @@ class TrackioRuns(TrackioCallback):
 
 
 class _With:
-    """A module whose `init` is called with some options more."""
+    """A wrapper of a module that adds options to calls of its `init`."""
 
     def __init__(self, module: ModuleType, options: dict[str, Any]):
         self._module, self._options = module, options
@@ -220,7 +220,7 @@ class _With:
 
 
 def track_by_training(trainer: Trainer, group: str | None) -> None:
-    """Have the trackers that a trainer reports to keep a run for each training, by `args.run_name`, in a group."""
+    """Make a trainer's experiment trackers use one run per training, named `args.run_name`, in a group."""
     ours: dict[type[TrainerCallback], type[WandbRuns | TrackioRuns]]
     ours = {WandbCallback: WandbRuns, TrackioCallback: TrackioRuns}
     for callback in list(trainer.callback_handler.callbacks):
@@ -229,8 +229,8 @@ def track_by_training(trainer: Trainer, group: str | None) -> None:
             trainer.add_callback(made(group))
         elif isinstance(callback, TensorBoardCallback) and trainer.args.run_name:
             name = relative_name(trainer.args.run_name)
-            # TENSORBOARD_LOGGING_DIR, or a folder in the training's own: transformers names it by the clock, anew when a
-            # training goes on, and has none for what is evaluated alone, which is then logged where the program was started.
+            # TENSORBOARD_LOGGING_DIR, or a directory within the training's own. transformers names it by the time, so a
+            # resumed training gets another one, and has none for evaluation alone, which then logs to the working directory.
             callback.logging_dir = (
                 os.path.join(str(trainer.args.output_dir), "runs", os.path.basename(name))
                 if callback.logging_dir is None
@@ -239,12 +239,12 @@ def track_by_training(trainer: Trainer, group: str | None) -> None:
 
 
 class SigtermCallback(TrainerCallback):
-    """Ends a run at SIGTERM after the current step, its evaluation if one is due, and a checkpoint.
+    """A callback that ends a run at SIGTERM, after the current step, its evaluation if one is due, and a checkpoint.
 
-    Processes get the signal at different moments, or only some of them do. They agree on the step in the exchange that
-    `NonFiniteLossCallback` makes before every optimizer step, so it costs nothing of its own.
+    Processes get the signal at different times, or only some of them get it. They agree on the step in the exchange of
+    `NonFiniteLossCallback` before every optimizer step, so this needs no communication of its own.
 
-    agreed: all processes stop after this step.
+    agreed: whether all processes stop after this step.
     """
 
     def __init__(self):
@@ -258,9 +258,10 @@ class SigtermCallback(TrainerCallback):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGTERM as a request within the block.
+        """Treat SIGTERM as a request to stop within the block.
 
-        A second one ends the process at once, and one that came too late for a step is handed to the previous handler.
+        A second signal ends the process at once. A signal that came too late for a step is raised again after the block,
+        for the previous handler.
         """
         self.agreed, self._saving, self._since = False, False, None
         with on_sigterm(self._request):
@@ -276,7 +277,7 @@ class SigtermCallback(TrainerCallback):
             end_at_once()
 
     def on_step_end(self, args, state, control, **kwargs):
-        # At the end of an epoch there may be an evaluation to come, which a resumed run would leave out.
+        # At the end of an epoch an evaluation may follow, which a resumed run would skip.
         if self.agreed and state.epoch != int(state.epoch):
             self._save(args, control)
 
@@ -286,9 +287,9 @@ class SigtermCallback(TrainerCallback):
 
     def _save(self, args, control) -> None:
         self._saving = True
-        # The log too, as sums over steps not yet logged are not in a checkpoint.
+        # Log too, because a checkpoint does not have the sums over steps that are not logged yet.
         control.should_save = control.should_log = True
-        # The model alone would not do to continue.
+        # A run cannot continue from the model alone.
         args.save_only_model = False
 
     def on_save(self, args, state, control, **kwargs):
@@ -297,18 +298,19 @@ class SigtermCallback(TrainerCallback):
 
 
 class NonFiniteLossError(HfTlmError):
-    """The loss of a step is infinite or not a number."""
+    """Raised when the loss of a step is infinite or not a number."""
 
 
 class NonFiniteLossCallback(TrainerCallback):
-    """Looks at the losses of a step before the optimizer does, on all processes together.
+    """A callback that ends training before the optimizer step if the loss is not finite on any process.
 
-    It gathers two integers a process, whether a loss is not finite and whether SIGTERM came, and waits once for the
-    device: that is the cost of a step. Only losses count: gradients that overflow in float16 are the gradient scaler's to
-    skip.
+    It gathers two integers per process, whether a loss is not finite and whether SIGTERM came, and synchronizes with the
+    device once: that is its cost per step. Only losses are checked: steps whose gradients overflow in float16 are skipped
+    by the gradient scaler.
 
     Args:
-        sampler: gives what the batches come from, if it is one that knows their texts.
+        sampler: returns the sampler of the batches, or None if it does not know their texts.
+        interruption: the callback of SIGTERM; its `agreed` is set if any process got the signal.
     """
 
     def __init__(
@@ -322,22 +324,22 @@ class NonFiniteLossCallback(TrainerCallback):
         self.rng: dict[str, torch.Tensor] = {}
 
     def begin(self, stream: str, batches: list[Mapping[str, torch.Tensor]]) -> None:
-        """A step of these micro-batches."""
+        """Begin a step with these micro-batches."""
         self.stream, self.batches, self.losses, self.terms = stream, batches, [], []
 
     def add(self, loss: torch.Tensor, terms: Mapping[str, torch.Tensor]) -> None:
-        """The loss of the next micro-batch, and its named terms, scalars."""
+        """Add the loss of the next micro-batch and its named scalar terms."""
         self.losses.append(loss.detach())
         self.terms.append(dict(terms))
 
     def on_step_begin(self, args, state, control, **kwargs):
-        # Dropout's generators, from which the step can be repeated.
+        # The states of dropout's random generators, with which the step can be repeated.
         self.rng = {"cpu": torch.get_rng_state()}
         if args.device.type == "cuda":
             self.rng["cuda"] = torch.cuda.get_rng_state(args.device)
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        """Look at the losses of all processes; raise a NonFiniteLossError if one is not finite."""
+        """Check that the losses of all processes are finite, or raise a NonFiniteLossError."""
         finite = torch.isfinite(torch.stack(self.losses)).all()
         flags = torch.stack([~finite, torch.full((), self.interruption.requested, device=finite.device)])
         flags = self.accelerator.gather(flags.to(torch.int64)[None]).tolist()
@@ -365,7 +367,10 @@ class NonFiniteLossCallback(TrainerCallback):
         )
 
     def _dump(self, folder: Path, args, step: int, learning_rate: float) -> None:
-        """`process-<n>.safetensors`: `<micro-batch>.<tensor>` and `rng.<device>`; `process-<n>.json`: all the rest."""
+        """Write this process's micro-batches and random states to a folder, to reproduce the step.
+
+        `process-<n>.safetensors` has `<micro-batch>.<tensor>` and `rng.<device>`; `process-<n>.json` has everything else.
+        """
         process = args.process_index
         tensors = {f"{i}.{name}": t for i, batch in enumerate(self.batches) for name, t in batch.items()}
         tensors |= {f"rng.{device}": state for device, state in self.rng.items()}
@@ -395,22 +400,22 @@ class NonFiniteLossCallback(TrainerCallback):
         atomic_write(folder / f"process-{process}.json", json.dumps(record, indent=2) + "\n")
 
     def _texts(self, args, step: int) -> list[dict[str, list[int]]]:
-        """Return which texts are in every micro-batch of this process, where a sampler knows it.
+        """Return the texts of every micro-batch of this process, or empty dicts if the sampler does not know them.
 
-        Of each there are the texts' `rows` in the tokenised task or corpus data, and their `draws`, which their masks were
-        derived from.
+        A micro-batch has the texts' `rows` (indices in the tokenised task or corpus data) and their `draws`, from which
+        their masks were derived.
         """
         sampler = self.sampler()
         if sampler is None:
             return [{} for _ in self.losses]
         sizes = {name: stream.size for name, stream in sampler.streams.items()}
         first, size = 0 if self.stream == TASK else sizes[TASK], sizes[TASK] + sizes[CORPUS]
-        # accelerate deals a step's micro-batches out to the processes in turn.
+        # accelerate hands the micro-batches of a step to the processes in turn.
         dealt = list(sampler.batches_of(step))[args.process_index :: args.world_size]
         return [{"draws": draws, "rows": [draw % size - first for draw in draws]} for draws in dealt]
 
 
 def _number(value: Any) -> float | str:
-    """A number for JSON, which has no nan and no inf."""
+    """Return a number as JSON can hold it: nan and inf, which JSON lacks, as strings."""
     number = float(value)
     return number if math.isfinite(number) else str(number)

@@ -1,7 +1,7 @@
-"""Checkpoints that a run can resume from: those with a seal (see `hf_tlm.utils.seals`) that every file matches.
+"""Verification and rotation of checkpoints. A run can resume from one whose files match its seal (`hf_tlm.utils.seals`).
 
-Facts of the seal are the step, the number of processes, whether the optimizer's state is there, and the name of the
-checkpoint best so far. Files are read again only when a run resumes.
+The seal also records the step, the number of processes, whether the optimizer's state is saved, and the name of the best
+checkpoint so far. Checksums are verified only when a run resumes.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ STATE = "trainer_state.json"
 
 
 class CheckpointError(HfTlmError):
-    """A checkpoint that cannot be written, or not be resumed from."""
+    """Raised when a checkpoint cannot be written, or a run cannot resume from it."""
 
 
 def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
-    """(step, path) of every `checkpoint-*` folder, sealed or not, by step."""
+    """Return (step, path) of every `checkpoint-*` directory in a folder, sealed or not, by step."""
     found = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in Path(folder).glob("checkpoint-*"))
     return sorted((int(match.group(1)), path) for match, path in found if match and path.is_dir())
 
 
 def leave_out_places(folder: Path) -> None:
-    """Take this machine's paths out of the state that the Trainer wrote to a folder, which may be published."""
+    """Remove this machine's paths from the Trainer's state in a folder, because the folder may be published."""
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     state["best_model_checkpoint"] = None
     atomic_write(folder / STATE, json.dumps(state, indent=2, sort_keys=True) + "\n")
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Return why a run cannot resume from the folder; None if it can.
+    """Return why a run cannot resume from a checkpoint; None if it can.
 
-    It can if the folder is sealed, every file is as it was when sealed, and the same holds for the checkpoint best on
-    validation so far, from which the run would export its model.
+    It can if the checkpoint is sealed, no file has changed since, and the same holds for the best checkpoint on validation
+    so far, from which the run would export its model.
     """
     if (problem := seal_problem(checkpoint, STATE)) is not None:
         return problem
@@ -55,9 +55,9 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def last_complete_checkpoint(folder: str | Path) -> str | None:
-    """The newest checkpoint of a folder that a run can resume from; None if there is none.
+    """Return the newest checkpoint of a folder that a run can resume from; None if there is none.
 
-    A newer one that is passed over is logged with the file that is wrong and the checkpoint taken instead.
+    For every newer checkpoint that cannot be used, log which file is wrong and which checkpoint is used instead.
     """
     problems, taken = [], None
     for _, path in reversed(checkpoints_in(Path(folder))):
@@ -71,7 +71,7 @@ def last_complete_checkpoint(folder: str | Path) -> str | None:
 
 
 def check_checkpoint(path: str | Path) -> str:
-    """`path`, if a run can resume from it; else a CheckpointError that names the file and what is wrong with it."""
+    """Return `path` if a run can resume from it, or raise a CheckpointError that says which file is wrong and why."""
     if (problem := damage(Path(path))) is not None:
         raise CheckpointError(
             f"Cannot resume from {path}: {problem}. Give another checkpoint, or resume_from_checkpoint=True for the newest "
@@ -81,7 +81,7 @@ def check_checkpoint(path: str | Path) -> str:
 
 
 def warn_of_other_processes(checkpoint: str, world_size: int) -> None:
-    """Log that dropout will differ, where a checkpoint was written by another number of processes."""
+    """Warn that dropout will differ if a checkpoint was written by another number of processes."""
     before = read_seal(checkpoint)["world_size"]
     if before != world_size:
         logger.warning(
@@ -94,10 +94,14 @@ def warn_of_other_processes(checkpoint: str, world_size: int) -> None:
 
 
 def rotate(newest: Path, *, limit: int | None) -> None:
-    """Keep the `limit` newest checkpoints up to the just sealed `newest`, and the best model that each of them knows.
+    """Remove all but the `limit` newest checkpoints up to `newest`, which has just been sealed, and their best checkpoints.
 
-    The Trainer's rule would keep only the newest one's: then no run could resume from the one before. Checkpoints of later
-    steps, which a run that resumed before them passed over, go too, and, whatever the limit, what kills left of saves.
+    The Trainer would keep only the best checkpoint of the newest one, and then no run could resume from the previous one.
+    Checkpoints of later steps, left from before a run resumed at an earlier step, are removed too. Incomplete checkpoints
+    of killed runs are removed whatever the limit.
+
+    Args:
+        limit: number of checkpoints to keep; None, 0 or less: all sealed ones.
     """
     sealed = []
     for step, path in checkpoints_in(newest.parent):
@@ -112,14 +116,17 @@ def rotate(newest: Path, *, limit: int | None) -> None:
     keep |= {best for path in keep if (best := best_of(path)) is not None}
     for _, path in sealed:
         if path not in keep:
-            # The seal first, or a kill would leave a part that looks like a checkpoint.
+            # Remove the seal first, so that a kill cannot leave a partial checkpoint with a seal.
             (path / SEAL).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 
 
 def best_of(checkpoint: Path) -> Path | None:
-    """The checkpoint best on validation when this one was saved, wherever the run's folder is now."""
+    """Return the path of the best checkpoint on validation when this one was saved; None if there was none.
+
+    Its name is looked up beside `checkpoint`, so the run's directory may have been moved.
+    """
     best = read_seal(checkpoint).get("best")
-    if best is None:  # Before seals had it, the state did.
+    if best is None:  # Older versions recorded it in the Trainer's state only.
         best = json.loads((checkpoint / STATE).read_text(encoding="utf-8")).get("best_model_checkpoint")
     return None if best is None else checkpoint.with_name(Path(best).name)

@@ -1,6 +1,7 @@
-"""What a run costs, as the papers count it, where a budget ends it, known before the first step, and its electricity.
+"""The cost of a run in tokens, FLOPs, time and electricity, and budgets that end it.
 
-The electricity is read by codecarbon (https://github.com/mlco2/codecarbon), without a network.
+FLOPs are counted as in the papers. The step at which a budget of FLOPs or tokens ends is known before the first one.
+Electricity is measured by codecarbon (https://github.com/mlco2/codecarbon), without a network.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 # TLM paper, section 1 and Table 2.
 ROBERTA_LARGE_FLOPS = 4.36e21
-# Dense peak of half precision in FLOP/s, from the makers' data sheets, by a part of the name CUDA gives; first match.
+# Peak dense half-precision FLOP/s from the manufacturers' data sheets, by a part of CUDA's device name; first match.
 PEAK_FLOPS = {
     "B200": 2.25e15,
     "H200": 9.89e14,
@@ -50,11 +51,10 @@ PEAK_FLOPS = {
     "RTX 4090": 1.65e14,
     "RTX 3090": 7.1e13,
 }
-# What the counter of torch does not know: products in place, those of oneDNN, and the attention kernel of CPUs.
 _aten = torch.ops.aten
-# What a schedule that follows the clock is divided into.
+# Number of steps of a schedule that follows the clock.
 TICKS = 1_000_000
-# How codecarbon models a CPU that has no counter it may read.
+# Modes of codecarbon for a CPU without an energy counter that it may read.
 _MODELLED_CPU = ("cpu_load", "constant")
 
 
@@ -66,12 +66,13 @@ class Cost:
     tokens: steps x batch x sequence length, as TLM section 4.1 counts training tokens (nominal, padding included).
     real_tokens: tokens that are not padding.
     flops: 6 x tokens x applied parameters (TLM Table 2, after Brown et al. 2020; `hf_tlm.models.base.applied_parameters`).
-    measured_flops: what torch.utils.flop_counter counts in forward and backward passes, padding computed included: one
-        micro-batch of each stream is counted, without compilation, and scaled by real tokens. 0 where it is not counted
+    measured_flops: FLOPs of forward and backward passes by torch.utils.flop_counter, including those on padding: one
+        micro-batch of each stream is counted, without compilation, and scaled by real tokens. 0 if not counted
         (fine-tuning).
     seconds: wall-clock time of training, evaluation during training included.
-    energy_kwh: electricity of the machines meanwhile, the part of it that codecarbon could only estimate
-        (`estimated_kwh`), and kilograms of CO2 (`co2_kg`), see `Energy`; None where they were not read.
+    energy_kwh: electricity of the machines during training, see `Energy`; None if not measured.
+    estimated_kwh: the part of it that codecarbon could only estimate; None if not measured.
+    co2_kg: kilograms of CO2; None if not measured.
     """
 
     steps: int = 0
@@ -88,7 +89,7 @@ class Cost:
         return Cost.from_dict({name: _sum(value, getattr(other, name)) for name, value in self.__dict__.items()})
 
     def to_dict(self) -> dict[str, float]:
-        """The fields that are not None and `flops_ratio`, the share of RoBERTa-Large's training FLOPs."""
+        """Return the fields that are not None and `flops_ratio`, `flops` over RoBERTa-Large's training FLOPs."""
         known = {name: value for name, value in self.__dict__.items() if value is not None}
         return {**known, "flops_ratio": self.flops / ROBERTA_LARGE_FLOPS}
 
@@ -98,16 +99,16 @@ class Cost:
 
 
 def _sum(one: float | None, other: float | None) -> float | None:
-    """Of what was read."""
+    """Add two values, of which None counts as missing; None if both are."""
     if one is None or other is None:
         return other if one is None else one
     return one + other
 
 
 def nominal_tokens(sampler: InterleavedBatchSampler, args: RunArguments, step: int) -> int:
-    """Count the training tokens of the first `step` steps as TLM section 4.1 counts them.
+    """Count the training tokens of the first `step` steps as TLM section 4.1 does.
 
-    That is texts x sequence length, or, for batches measured in tokens, those.
+    They are texts x sequence length, or, for batches measured in tokens, steps x batch size.
     """
     amount = sampler.amount * sampler.batches_per_step
     if sampler.batch_size is None:
@@ -119,16 +120,20 @@ def nominal_tokens(sampler: InterleavedBatchSampler, args: RunArguments, step: i
 
 
 def training_flops(tokens: int, parameters: int) -> float:
-    """6 x tokens x parameters: a forward and a backward pass (TLM Table 2, footnote 1).
+    """Return 6 x tokens x parameters, the FLOPs of a forward and a backward pass (TLM Table 2, footnote 1).
 
     Args:
-        parameters: as often as each is applied, see `hf_tlm.models.base.applied_parameters`.
+        parameters: number of parameters, each counted as often as it is applied, see
+            `hf_tlm.models.base.applied_parameters`.
     """
     return 6.0 * tokens * parameters
 
 
 def model_flops_utilization(flops: float, seconds: float, world_size: int) -> float | None:
-    """Measured FLOPs per second over the peak of the GPUs (MFU); None without CUDA or for a GPU not in `PEAK_FLOPS`."""
+    """Return the model FLOPs utilization (MFU): measured FLOPs per second over the peak of the GPUs.
+
+    None without CUDA, for a GPU that is not in `PEAK_FLOPS`, or if `flops` or `seconds` is 0.
+    """
     if not torch.cuda.is_available() or seconds <= 0 or flops <= 0:
         return None
     name = torch.cuda.get_device_name()
@@ -137,10 +142,11 @@ def model_flops_utilization(flops: float, seconds: float, world_size: int) -> fl
 
 
 def _of_shapes(count: int, flops: Callable[..., int]) -> Callable[..., int]:
-    """What an operator takes, by the shapes of its first arguments."""
+    """Return a FLOPs formula for torch's counter that passes the shapes of an operator's first `count` arguments."""
     return lambda *arguments, **options: flops(*arguments[:count])
 
 
+# Operators that torch's counter does not know: in-place products, those of oneDNN, and the attention kernel of CPUs.
 _MORE_OPERATORS = {
     _aten.addmm_: _of_shapes(3, lambda _, a, b: 2 * a[0] * a[1] * b[1]),
     _aten._scaled_dot_product_flash_attention_for_cpu: _of_shapes(3, flop_counter.sdpa_flop_count),
@@ -154,13 +160,13 @@ if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
 def count_flops() -> Iterator[flop_counter.FlopCounterMode]:
     """Count the floating-point operations of matrix products and attention in the block, backward passes included."""
     with warnings.catch_warnings(), flop_counter.FlopCounterMode(display=False, custom_mapping=_MORE_OPERATORS) as counter:
-        # The counter's own hooks are what a model that will be compiled warns of.
+        # A model that will be compiled warns of the counter's hooks.
         warnings.filterwarnings("ignore", message="Using `torch.compile")
         yield counter
 
 
 def first_step(reached: Callable[[int], bool]) -> int:
-    """The smallest number of steps, 1 or more, for which `reached`, a monotone function, is true."""
+    """Return the smallest number of steps, at least 1, for which the monotone function `reached` is true."""
     high = 1
     while not reached(high):
         high *= 2
@@ -169,12 +175,12 @@ def first_step(reached: Callable[[int], bool]) -> int:
 
 
 class TimeBudgetCallback(TrainerCallback):
-    """Training time over interruptions, and the end of a run whose budget is time (Izsak et al. 2021 train so).
+    """A callback that counts training time across interruptions and ends a run with a time budget (as Izsak et al. 2021).
 
-    Clocks read differently on every process, so `progress` is what the Trainer's reduction agreed on
-    (`TlmTrainer.get_batch_samples`), not what this process reads. It is a step old when the run ends.
+    Clocks differ between processes, so `progress` is the value that the processes agreed on in a reduction
+    (`TlmTrainer.get_batch_samples`), not that of this process. It is one step old when the run ends.
 
-    seconds: of training up to now. Those before a resume are in the checkpoint's trainer state.
+    seconds: training time up to now. The time before a resume is in the checkpoint's trainer state.
     progress: share of `max_hours` that had passed when the step began; 0 without a limit.
     """
 
@@ -193,7 +199,7 @@ class TimeBudgetCallback(TrainerCallback):
         return 0.0 if self.limit is None else self.seconds / self.limit
 
     def on_train_begin(self, args, state, control, **kwargs):
-        # The key is the name that the first versions wrote.
+        # The key is the one of the first versions.
         self._before = state.stateful_callbacks.get("Clock", {}).get("seconds", 0.0)
         self._started = time.monotonic()
         self.progress = self.share
@@ -210,7 +216,7 @@ class TimeBudgetCallback(TrainerCallback):
         self._before, self._started = self.seconds, None
 
     def schedule(self, scheduler: LambdaLR, max_steps: int) -> None:
-        """Make a schedule of `TICKS` steps follow the clock, or the steps where those come to `max_steps` sooner."""
+        """Make a schedule of `TICKS` steps follow the clock, or the share of `max_steps` taken if that is larger."""
 
         def follow(factor: Callable[[int], float]) -> Callable[[int], float]:
             return lambda step: factor(min(TICKS, round(TICKS * max(self.progress, step / max_steps))))
@@ -220,12 +226,12 @@ class TimeBudgetCallback(TrainerCallback):
 
 @dataclass(frozen=True)
 class Reading:
-    """The electricity that was used, and what producing it emitted.
+    """Electricity used, and the emissions of producing it.
 
     Attributes:
         kwh: electricity.
         estimated_kwh: the part of it that no counter measured: codecarbon models it by load, rated power and size.
-        co2_kg: what producing it emitted, kilograms of CO2 equivalents by the country's energy mix.
+        co2_kg: emissions in kilograms of CO2 equivalents, by the country's energy mix.
     """
 
     kwh: float = 0.0
@@ -234,7 +240,7 @@ class Reading:
 
 
 class _Newest:
-    """Takes codecarbon's readings (its `BaseOutput`), from its thread, and keeps the newest."""
+    """An output handler of codecarbon (`BaseOutput`) that keeps the newest reading of its thread."""
 
     reading = None
 
@@ -244,20 +250,20 @@ class _Newest:
     out = live_out
 
     def exit(self):
-        """Nothing was opened."""
+        """Do nothing, because nothing was opened."""
 
 
 class Energy(TrainerCallback):
-    """Electricity of training over interruptions and all nodes.
+    """A callback that measures the electricity of training on all nodes, across interruptions.
 
-    One process of a node reads the whole machine, whatever else runs there, every 15 seconds and when training ends.
-    codecarbon's own settings hold (`CODECARBON_PUE`, `CODECARBON_FORCE_CPU_POWER`, ...), but for those that would write a
+    One process per node measures the complete machine, including other programs, every 15 seconds and when training ends.
+    codecarbon's own settings apply (`CODECARBON_PUE`, `CODECARBON_FORCE_CPU_POWER`, ...), except those that would write a
     file or use the network.
 
-    total: up to the last reading. That before a resume is in the checkpoint's trainer state.
+    total: the total up to the last reading. The part before a resume is in the checkpoint's trainer state.
 
     Args:
-        country: three-letter ISO code (`energy_country`); None leaves `co2_kg` the world's average, which is not shown.
+        country: three-letter ISO code (`energy_country`); with None `co2_kg` is by the world's average and is not shown.
     """
 
     def __init__(self, accelerator: Accelerator, country: str | None = None):
@@ -284,7 +290,7 @@ class Energy(TrainerCallback):
     def _start(self, device: torch.device) -> None:
         import codecarbon
 
-        # Until its constructor has read `log_level` it would tell every step of its start.
+        # Until its constructor has read `log_level`, it would log every step of its start.
         logging.getLogger("codecarbon").setLevel(logging.ERROR)
         self._tracker = tracker = codecarbon.OfflineEmissionsTracker(
             country_iso_code=self.country,
@@ -294,11 +300,11 @@ class Energy(TrainerCallback):
             emissions_endpoint=None,
             electricitymaps_api_token="",
             api_call_interval=1,  # Every measurement reaches the handler.
-            allow_multiple_runs=True,  # Else there is a lock file.
+            allow_multiple_runs=True,  # Otherwise it creates a lock file.
             log_level="warning",
         )
         tracker.start()
-        # Its constructor and `start` log what goes wrong there, and go on.
+        # Its constructor and `start` log errors and do not raise them.
         if self._newest.reading is None:
             self._tracker = None
             raise ArgumentsError("codecarbon could not start (its log above says why). Leave track_energy out.")
@@ -311,13 +317,13 @@ class Energy(TrainerCallback):
             logger.warning("codecarbon does not see the %s device: energy_kwh is without what it uses.", device.type)
 
     def stop(self) -> None:
-        """End reading, with a last reading."""
+        """Stop measuring, after a last reading."""
         if self._tracker is not None:
             self._tracker.stop()
             self._tracker = None
 
     def _agree(self, state) -> None:
-        """Sum the nodes' readings: every process is here at the same step."""
+        """Sum the readings of all nodes. Every process calls this at the same step."""
         own, before = self._newest.reading, self._before
         values = [0.0, 0.0, 0.0]
         if own is not None:

@@ -293,10 +293,10 @@ def check_applicable(options: Any, objective: str) -> None:
 
 
 def check_together(args: Any, model_args: Any) -> None:
-    """Check options of a run (`RunArguments`) or its model that another option deprives of their effect.
+    """Check that no option of a run (`RunArguments`) or its model is set beside one that makes it useless.
 
     Raises:
-        ArgumentsError: such an option is not at its default.
+        ArgumentsError: an option is set that has no effect.
     """
     # ELECTRA's main model has no masked-LM head; COCO-LM's, which corrects tokens, has an output bias to initialise.
     headless = model_args.freeze_auxiliary and not (OBJECTIVES[args.objective].corrects and args.clm != "rtd")
