@@ -43,7 +43,7 @@ class _CheckedArguments:
 
 @dataclass
 class AnalyzeArguments(_CheckedArguments):
-    """Settings of `hf-tlm analyze` that all analyses share."""
+    """What to analyze, and the settings that all analyses share."""
 
     what: list[str] = option(factory=lambda: ["report"], help=f"One or several of {', '.join(WHAT)}.", choices=WHAT)
     run: list[str] | None = option(None, f"Folders of runs: {NAMED}.")

@@ -1,1 +1,1 @@
-"""A run as one page for a browser: what it was, its cost, scores and errors, and where another is better."""
+"""The report of a run as one HTML page: settings, cost, scores, errors, and a comparison with a second run."""

@@ -1,4 +1,4 @@
-"""What was run, on what, at what cost, with which scores, and the curves of what it logged while it trained."""
+"""Report sections on settings, environment, cost and scores of a run, and the curves logged during training."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COST = {
     "co2_kg": Column("kg of CO2", "number", "{:.3g}"),
 }
 
-# What is after the stream, corpus or task, in the name of a logged loss.
+# Logged loss -> its title; the key is what follows the stream, corpus or task, in the logged name.
 LOSSES = {
     "mlm_loss": "masked LM",
     "rtd_loss": "replaced tokens",
@@ -60,7 +60,11 @@ Log = Sequence[Mapping[str, Any]]
 
 
 def what_was_run(run: RunFolder, rows: Mapping[str, Rows]) -> Section:
-    """Task, data, model, command, and all settings, folded; `rows`: of each split, where the task is at hand."""
+    """Return the section on task, data, model, command, and all settings (folded).
+
+    Args:
+        rows: split -> its rows, for the splits whose texts are available.
+    """
     record = run.record
     blocks: list[Block] = [Facts(list(_facts(run, rows)))]
     if isinstance(command := record.get("command"), str):
@@ -82,7 +86,7 @@ def what_was_run(run: RunFolder, rows: Mapping[str, Rows]) -> Section:
 
 
 def on_what(run: RunFolder) -> Section | None:
-    """Versions and hardware."""
+    """Return the section on versions and hardware; None if the record has none."""
     environment = run.record.get("environment") or (run.record.get("versions") if run.kind == "subset" else None)
     if not isinstance(environment, Mapping):
         return None
@@ -91,7 +95,7 @@ def on_what(run: RunFolder) -> Section | None:
 
 
 def cost(run: RunFolder) -> Section | None:
-    """Steps, tokens, FLOPs and hours of each seed and stage."""
+    """Return the section on steps, tokens, FLOPs and hours of each seed and stage; None if no cost is recorded."""
     costs = {"all": run.record.get("cost")}
     for record in run.seeds:
         costs[seed := f"seed {record['seed']}"] = record.get("cost")
@@ -111,7 +115,10 @@ def cost(run: RunFolder) -> Section | None:
 
 
 def scores(run: RunFolder) -> Section | None:
-    """Every metric on every split: mean, deviation, every seed; of pretraining the losses."""
+    """Return the section on scores: every metric on every split, with mean, deviation and each seed.
+
+    For a pretraining it has the losses. None if nothing is scored.
+    """
     if run.kind == "pretrain":
         return _losses(run)
     splits = {split: summary_of(run, split) for split in SPLITS}
@@ -132,7 +139,11 @@ def scores(run: RunFolder) -> Section | None:
 
 
 def _score_rows(run: RunFolder, splits: Mapping[str, Mapping[str, Any]], beside: int) -> Iterator[tuple]:
-    """Of each metric and split the scores, with `beside` figures after the mean, and below them what the record has."""
+    """Yield a row of scores for each metric and split, then rows for averaged models and baselines in the record.
+
+    Args:
+        beside: number of figures between the mean and the seeds' scores: deviation, and the run's own figure.
+    """
     metrics = list(dict.fromkeys(name for summary in splits.values() for name in summary))
     metrics.sort(key=lambda name: (name != run.metric, name == "loss"))
     _, figure = seed_figure(run.record.get("seed_figure"))
@@ -146,7 +157,7 @@ def _score_rows(run: RunFolder, splits: Mapping[str, Mapping[str, Any]], beside:
 
 
 def _losses(run: RunFolder) -> Section | None:
-    """Of a pretraining."""
+    """Return the section on the losses of a pretraining; None if none are recorded."""
     found = [
         (part, name.replace("_", " "), value)
         for part in ("training", "validation")
@@ -157,7 +168,7 @@ def _losses(run: RunFolder) -> Section | None:
 
 
 def _lead_tables(run: RunFolder) -> list[Table]:
-    """The run's leads over the linear model, as one table; none where its record has none."""
+    """Return a table of the run's leads over the linear model, in a list; empty if the record has none."""
     leads = {split: lead for split in SPLITS if (lead := _lead(run, split)) is not None}
     rows = [(metric_name(run.metric), split, *(100 * value for value in lead)) for split, lead in leads.items()]
     columns = (Column("metric"), Column("on"), *(Column(name, "number", "{:+.2f}") for name in ("ahead by", "from", "to")))
@@ -166,7 +177,7 @@ def _lead_tables(run: RunFolder) -> list[Table]:
 
 
 def _lead(run: RunFolder, split: str) -> tuple[float, float, float] | None:
-    """The run's lead over the linear model on a split, as its record has it: difference, low and high."""
+    """Return the run's recorded lead over the linear model on a split: (difference, low, high); None without one."""
     for one in _baselines(run):
         difference, low, high = (entry(one, "lead", split, name) for name in ("difference", "low", "high"))
         if _is_score(difference) and _is_score(low) and _is_score(high):
@@ -175,7 +186,7 @@ def _lead(run: RunFolder, split: str) -> tuple[float, float, float] | None:
 
 
 def _averaged(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
-    """What the average of the seeds' models scores, and each averaged with the linear model, where the record has it."""
+    """Yield the recorded scores of the seeds' averaged models, and of each averaged with the linear model."""
     if _is_score(score := entry(run.record, "averaged", split, metric)):
         yield "all seeds averaged", score
     if _is_score(score := entry(run.record, "with_linear", split, metric, "mean")):
@@ -188,7 +199,7 @@ def _baselines(run: RunFolder) -> list[Any]:
 
 
 def _to_beat(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
-    """The baselines that the run's record has a score of: its name, and the score."""
+    """Yield name and score of each recorded baseline that was scored on the split by the metric."""
     for one in _baselines(run):
         if _is_score(score := entry(one, "scores", split, metric)):
             yield str(one.get("name")), score
@@ -199,20 +210,23 @@ def _is_score(value: Any) -> TypeGuard[float]:
 
 
 def _chose_checkpoints(run: RunFolder) -> bool:
-    """Stage 1 of TLM alone, fine-tuning by `select_by` last and prompts without training keep what they end with."""
+    """Return whether checkpoints were selected by the validation score.
+
+    Stage 1 of TLM alone, fine-tuning with `select_by` last, and zero-shot prompts keep the final model.
+    """
     arguments = run.record.get("arguments") or {}
     ends = {"stage": "1", "select_by": "last", "method": "zero_shot"}
     return arguments.get("load_best_model_at_end") or not any(arguments.get(name) == value for name, value in ends.items())
 
 
 def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
-    """(name, figure, what it is of) of the few numbers that come first."""
+    """Return the tiles at the top of the page: (name, figure, explanation) of the most important numbers."""
     of_scores = _loss_tiles(run) if run.kind == "pretrain" else _score_tiles(run)
     return [*of_scores, *_cost_tiles(run), *(_passage_tile(run) if run.kind == "subset" else ())]
 
 
 def _score_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
-    """The score on each split, test first, and what the first is to beat."""
+    """Yield the tiles of the score on each split, test first, and after the first one that of the baseline to beat."""
     n, of = len(run.seeds), run.part
     word, figure = seed_figure(run.record.get("seed_figure"))
     scores = {split: summary_of(run, split).get(run.metric or "") for split in reversed(SPLITS)}
@@ -223,7 +237,7 @@ def _score_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
             said = f"{100 * figure(score['values']):.2f} %", f"{word} of {said[1]}, mean {said[0]}"
         yield f"{split} {metric_name(run.metric)}", *said
         if place == 0 and (to_beat := list(_to_beat(run, split, run.metric or ""))):
-            name, value = to_beat[-1]  # The linear model; a lead is of the mean.
+            name, value = to_beat[-1]  # The last baseline is the linear model; its lead is over the mean.
             lead = _lead(run, split) if word == "mean" else None
             unsure = lead is not None and lead[1] <= 0 <= lead[2]
             chance = "; the difference may be chance of these texts" if unsure else ""
@@ -237,7 +251,7 @@ def _loss_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
 
 
 def _cost_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
-    """Means over the seeds, or what the run records of itself."""
+    """Yield the tiles of costs: means over the seeds, or the run's own if no seed has a cost."""
     costs = [record["cost"] for record in run.seeds if isinstance(record.get("cost"), Mapping)]
     costs = costs or [part for part in [run.record.get("cost")] if isinstance(part, Mapping)]
     if costs:
@@ -257,7 +271,7 @@ def _passage_tile(run: RunFolder) -> Iterator[tuple[str, str, str]]:
 
 
 def summary_of(run: RunFolder, split: str) -> dict[str, dict[str, Any]]:
-    """Metric -> mean, std, n, values over the finished seeds; empty where none has been scored on the split."""
+    """Return metric -> mean, std, n, values over the finished seeds; empty if none has been scored on the split."""
     scored = [
         {name: value for name, value in record[split].items() if value is not None}
         for record in run.seeds
@@ -271,7 +285,7 @@ def metric_name(metric: str | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, the two largest."""
+    """Format seconds with the two largest units: hours and minutes, or minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
@@ -301,7 +315,7 @@ def _facts(run: RunFolder, rows: Mapping[str, Rows]) -> Iterator[tuple[str, str]
 
 
 def _data_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
-    """What the task is, and what became of its rows."""
+    """Yield facts about the task, and about rows that were held out, sampled, dropped or repeated."""
     record = run.record
     if isinstance(task := record.get("task"), str):
         yield "Task", f"{task} ({run.task_kind.replace('_', ' ')})"
@@ -327,7 +341,7 @@ def _data_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
 
 
 def _model_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
-    """Where the model comes from, its size and its price."""
+    """Yield facts about the model: origin, size, and the price of a prediction."""
     model = run.record.get("model") or {}
     if (start := model.get("model_name_or_path")) is not None:
         yield "Model", f"from the checkpoint {start}"
@@ -338,7 +352,7 @@ def _model_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
         some = f", {trained:,} of them trained" if trained < one["parameters"] else ""
         yield "Parameters", f"{one['parameters']:,}{some} ({one.get('model_type', 'model')})"
     if "price" in one:
-        with suppress(Unfit):  # Somebody else's record may say anything.
+        with suppress(Unfit):  # A record from elsewhere may have any content.
             yield "A prediction", price_line(PRICE(one["price"]))
 
 
@@ -381,12 +395,12 @@ def _grid_table(grid: Mapping[str, Any], metric: str | None) -> Table:
 
 
 def hours(name: str, value: float | None) -> float | None:
-    """A figure of `COST` as its column has it."""
+    """Convert a figure of `COST` to the unit of its column: seconds to hours."""
     return value / 3600 if name == "seconds" and value is not None else value
 
 
 def curves(run: RunFolder) -> list[Chart]:
-    """Losses of the seed best on validation, and the validation score of all seeds, against steps."""
+    """Return the charts against steps: losses of the seed best on validation, and the validation scores of all seeds."""
     charts: list[Chart | None] = []
     if isinstance(grid := run.record.get("grid"), Mapping):
         charts.append(_of_checkpoints(run, grid))
@@ -406,7 +420,7 @@ def curves(run: RunFolder) -> list[Chart]:
         charts.append(_validation(f"Stage {stage}: validation", score, named, f"eval_{run.metric}", 100))
     histories, prefix = {f"seed {record['seed']}": record.get("history") or [] for record in run.seeds}, ""
     if not any(histories.values()):
-        # Fine-tuning that is not finished has its log in checkpoints.
+        # An unfinished fine-tuning has its log in checkpoints.
         histories, prefix = {f"seed {seed}": read_log(run.seed_folder(seed)) for seed in started}, "eval_"
         charts.append(_loss_chart(f"Seed {shown}: losses", histories.get(f"seed {shown}", [])))
     charts.append(_validation("Validation", score, histories, f"{prefix}{run.metric}", 100))
@@ -415,7 +429,7 @@ def curves(run: RunFolder) -> list[Chart]:
 
 
 def _of_checkpoints(run: RunFolder, grid: Mapping[str, Any]) -> Chart | None:
-    """The scores of a pretraining's fine-tuned checkpoints against its steps (COCO-LM, Figure 3)."""
+    """Chart the scores of a pretraining's fine-tuned checkpoints against its steps (COCO-LM, Figure 3)."""
     logs: dict[str, list[dict[str, Any]]] = {}
     with checked_grid(run.path / GRID_FILE):
         for step, point in checkpoint_points(grid).items():
@@ -432,13 +446,13 @@ def _loss_chart(title: str, log: Log) -> Chart | None:
 
 
 def _loss_name(name: str) -> str:
-    """Such as `task: teacher loss` of task/teacher_loss."""
+    """Return the title of a logged loss, such as `task: teacher loss` for task/teacher_loss."""
     *stream, loss = name.split("/")
     return ": ".join([*stream, LOSSES.get(loss, loss.replace("_", " "))])
 
 
 def _shares(log: Log) -> list[Chart | None]:
-    """What objectives log beside their losses: accuracies and the like, and cosines (COCO-LM, Figures 7 and 8)."""
+    """Chart what objectives log beside losses: accuracies, shares and cosines (COCO-LM, Figures 7 and 8)."""
     names = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.startswith("corpus/")))
     shown = {name: name.removeprefix("corpus/").replace("_", " ") for name in names}
     shares = {shown[name]: _points(log, name, 100) for name in names if "accuracy" in name or name.endswith("fraction")}
@@ -452,7 +466,7 @@ def _validation(title: str, label: str, logs: Mapping[str, Log], name: str, time
 
 
 def _curve(title: str, label: str, series: Mapping[str, Points]) -> Chart | None:
-    """A chart against steps; None of fewer than three points: one is a number, and two make a line, not a curve."""
+    """Return a chart against steps; None if no series has three points or more, as fewer make no curve."""
     return line_chart(title, "step", label, series) if any(len(points) > 2 for points in series.values()) else None
 
 

@@ -1,7 +1,6 @@
-"""What a page is made of, as plain values: sections of tables, charts, matrices and paragraphs.
+"""The content of a report page as plain values: sections of tables, charts, matrices and paragraphs.
 
-Nothing here is markup, of a chart neither: where its parts are. The template escapes every string when it draws them,
-whatever data it came from.
+Nothing here is markup; charts hold coordinates, not SVG. The template escapes every string, whatever data it came from.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from markupsafe import escape
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.utils.shown import markdown_table
 
-# Control characters, and marks that change the direction of what follows.
+# Control characters, and marks that change the direction of the text after them.
 _BLANKS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-LONGEST = 4000  # characters of any string of the page
-SMALL_TABLE, LARGE_TABLE = 60_000, 500_000  # bytes of the cells of a table
+LONGEST = 4000  # Most characters in any string of the page.
+SMALL_TABLE, LARGE_TABLE = 60_000, 500_000  # Most bytes in the cells of a table.
 SMALL_ROWS = 200
 
 WIDTH, HEIGHT = 400, 250
@@ -33,13 +32,13 @@ Points = Sequence[tuple[float, float]]
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
-    """At most so many characters of a text, and an ellipsis for others; without what a page cannot hold."""
+    """Truncate a text to `longest` characters, with an ellipsis, and replace characters that a page cannot hold."""
     text = text if len(text) <= longest else f"{text[:longest]}…"
     return _BLANKS.sub(" ", text.encode("utf-8", "replace").decode("utf-8"))
 
 
 class Block:
-    """What sections hold; the template draws each as its `block` says."""
+    """Base class of the content of sections; `block` tells the template how to draw it."""
 
     @property
     def block(self) -> str:
@@ -48,7 +47,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Column:
-    """of: "text"; "number", which `format` shows; "share", a number from 0 to 1 as percent with a bar."""
+    """A column of a table.
+
+    of: "text"; "number", formatted by `format`; "share", a number from 0 to 1, shown as percent with a bar.
+    """
 
     title: str
     of: str = "text"
@@ -58,9 +60,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a person reads, what the column is sorted by, and the length of its bar from 0 to 1.
+    """A cell of a table: the shown text, the sort key of its column, and the length of its bar from 0 to 1.
 
-    pieces: of the text, where some are marked: (piece, whether it is).
+    pieces: the text in pieces (piece, whether it is marked) if parts are marked.
     """
 
     text: str
@@ -71,7 +73,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table(Block):
-    """left_out: how many rows there were beside these."""
+    """A table; left_out: number of rows that are not shown."""
 
     caption: str
     columns: Sequence[Column]
@@ -82,7 +84,10 @@ class Table(Block):
 
 @dataclass(frozen=True)
 class Matrix(Block):
-    """counts: of each true class (row) by predicted class (column). shares: of the row's sum, 0 for an empty row."""
+    """A confusion matrix.
+
+    counts: rows are true classes, columns predicted classes. shares: counts divided by the row's sum, 0 for an empty row.
+    """
 
     caption: str
     names: Sequence[str]
@@ -102,14 +107,14 @@ class Code(Block):
 
 @dataclass(frozen=True)
 class Facts(Block):
-    """Names and what they are."""
+    """A list of names and their values."""
 
     facts: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Row(Block):
-    """Blocks beside each other where there is room."""
+    """Blocks that are shown side by side if the window is wide enough."""
 
     blocks: Sequence[Block]
 
@@ -122,9 +127,9 @@ class Folded(Block):
 
 @dataclass(frozen=True)
 class Chart(Block):
-    """Places are in a box of WIDTH x HEIGHT, its origin above and left.
+    """A line chart or scatter plot; coordinates are in a box of WIDTH x HEIGHT with the origin at the upper left.
 
-    ticks: (place, label). lines: (name, "x,y x,y ..."). dots: (x, y), of a scatter plot. diagonal: "x,y x,y" of y = x.
+    ticks: (position, label). lines: (name, "x,y x,y ..."). dots: (x, y) of a scatter plot. diagonal: "x,y x,y" of y = x.
     """
 
     title: str
@@ -158,21 +163,23 @@ def make_table(
     most_bytes: int = SMALL_TABLE,
     searchable: bool = False,
 ) -> Table:
-    """A table of the first rows, as many as fit: a page stays small however long the data are.
+    """Build a table of the first rows, limited in size so that a page stays small however long the data are.
 
     Args:
         rows: a value for each column: a string, a number, a list of (piece of a text, whether it is marked), or None for an
             empty cell.
-        total: how many rows there are; None: len(rows).
-        most, characters, most_bytes: rows; characters of a cell; bytes of all cells.
+        total: total number of rows; None: len(rows).
+        most: most rows.
+        characters: most characters of a cell.
+        most_bytes: most bytes of all cells; one row is always kept.
     """
-    # Who leaves it out gives a sequence.
+    # Without a total, `rows` is a sequence.
     total = len(rows) if total is None else total  # type: ignore[arg-type]
     kept: list[list[Cell]] = []
     size = 0
     for row in islice(rows, most):
         cells = [_cell(value, column, characters) for value, column in zip(row, columns, strict=True)]
-        # A cell's tags and attributes are some 60 bytes, those of a mark 13.
+        # A cell's tags and attributes take about 60 bytes, those of a mark 13.
         size += sum(60 + 13 * len(cell.pieces) + len(str(escape(cell.text)).encode("utf-8")) for cell in cells)
         if size > most_bytes and kept:
             break
@@ -183,13 +190,16 @@ def make_table(
 def texts_table(
     caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Any]], total: int, options: ReportPageArguments
 ) -> Table:
-    """A table of the data's texts, which one searches."""
+    """Build a searchable table with texts of the data."""
     bounds = {"most": options.report_rows, "characters": options.report_characters, "most_bytes": LARGE_TABLE}
     return make_table(caption, columns, rows, total=total, **bounds, searchable=True)
 
 
 def line_chart(title: str, x_label: str, y_label: str, series: Mapping[str, Points]) -> Chart | None:
-    """A line for each series, in the order of x; None without finite points. What does not fit is thinned out evenly."""
+    """Draw a line for each series, sorted by x, with evenly thinned points if there are many.
+
+    Series beyond the first `MOST_SERIES` are named in a note. Returns None if there are no finite points.
+    """
     finite = {name: _finite(points) for name, points in series.items()}
     finite = {name: points for name, points in finite.items() if points}
     if not finite:
@@ -212,7 +222,7 @@ def line_chart(title: str, x_label: str, y_label: str, series: Mapping[str, Poin
 
 
 def scatter(title: str, x_label: str, y_label: str, points: Points) -> Chart | None:
-    """A dot for each point, and the line where both numbers are the same; None without finite points."""
+    """Draw a dot for each point, and the line y = x; return None if there are no finite points."""
     finite = _finite(points)
     if not finite:
         return None
@@ -233,7 +243,7 @@ def scatter(title: str, x_label: str, y_label: str, points: Points) -> Chart | N
 
 
 def to_markdown(blocks: Iterable[Any]) -> str:
-    """The texts and tables among blocks, without the tables that one searches, which are of the data's texts."""
+    """Format the texts and tables of the blocks as Markdown, without searchable tables, which hold texts of the data."""
     parts = []
     for block in blocks:
         if isinstance(block, Row):
@@ -258,7 +268,7 @@ def _cell(value: Any, column: Column, characters: int) -> Cell:
         return Cell(printable(str(value), characters))
     try:
         number = float(value)
-    except OverflowError:  # A whole number that a stranger's file may have.
+    except OverflowError:  # An integer in a foreign file may exceed a float.
         return Cell(printable(str(value), characters))
     if column.of == "share":
         return Cell(f"{100 * value:.1f}%", number, min(max(number, 0.0), 1.0))
@@ -266,7 +276,7 @@ def _cell(value: Any, column: Column, characters: int) -> Cell:
 
 
 def _first(pieces: Sequence[tuple[str, bool]], characters: int) -> list[tuple[str, bool]]:
-    """The first characters of a marked text, and an ellipsis for others."""
+    """Truncate a marked text to its first characters, with an ellipsis."""
     kept: list[tuple[str, bool]] = []
     for piece, marked in pieces:
         kept.append((printable(piece, characters), marked))
@@ -277,7 +287,7 @@ def _first(pieces: Sequence[tuple[str, bool]], characters: int) -> list[tuple[st
 
 
 class _Axis:
-    """From values to places, with ticks at round numbers. of: 0 for x, 1 for y."""
+    """A linear scale from values to coordinates, with ticks at round numbers; of: 0 for x, 1 for y."""
 
     def __init__(self, values: Sequence[float], of: int):
         low, high = min(values), max(values)
@@ -299,7 +309,7 @@ class _Axis:
 
 
 def _round_step(step: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
+    """Round a step up to the next 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
 
@@ -317,7 +327,7 @@ def _finite(points: Sequence[Any]) -> list[tuple[float, float]]:
 
 
 def _thinned(points: Sequence[Any], most: int) -> list[Any]:
-    """Every so many-th point, the first and the last among them."""
+    """Return at most `most` evenly spaced points, including the first and the last."""
     if len(points) <= most:
         return list(points)
     return [points[round(at * (len(points) - 1) / (most - 1))] for at in range(most)]

@@ -1,4 +1,4 @@
-"""A run beside a second on the same rows: where it is better, where worse, and whether that could be chance."""
+"""Comparison of two runs on the same rows: where each is better, and whether the difference may be chance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COSTS = {"steps": "{:,.0f}", "tokens": "{:,.0f}", "flops": "{:.3g}", "flops_rat
 
 @dataclass(frozen=True)
 class Agreement:
-    """Counts of rows: both models right, only the first, only the second, neither; and McNemar's exact p."""
+    """Numbers of rows that both models, only the first, only the second, or neither predicted correctly."""
 
     both: int
     first: int
@@ -37,12 +37,12 @@ class Agreement:
 
     @classmethod
     def of(cls, first: np.ndarray, second: np.ndarray) -> Agreement:
-        """Of whether each model has a row right, bool [N]."""
+        """Count the rows, given whether each model predicted a row correctly, bool [N]."""
         return cls(*(int(part.sum()) for part in (first & second, first & ~second, ~first & second, ~first & ~second)))
 
     @property
     def p(self) -> float:
-        """How likely so uneven a split of the rows that only one has right is (McNemar 1947, two-sided, binomial)."""
+        """McNemar's exact p (1947; two-sided, binomial) of the rows that only one model predicted correctly."""
         from scipy.stats import binomtest
 
         only_one = self.first + self.second
@@ -51,12 +51,12 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Two runs' predictions with their rows in one order.
+    """The predictions of two runs with their rows in the same order.
 
     first, second: float [seeds, N], scores; first_right, second_right: bool.
-    order: of the first's rows the places among the second's.
-    seeds: pairs of places of the seeds that are compared: those that both have, else the best of each; all with a model
-        that has none.
+    order: for each row of the first run, its index in the second.
+    seeds: pairs of seed indices to compare: the common seeds, else the best seed of each; all combinations if one of the
+        runs is deterministic.
     names: of these pairs.
     """
 
@@ -69,15 +69,18 @@ class Pairing:
     names: Sequence[str]
 
     def agreements(self) -> list[Agreement]:
-        """One for each pair of seeds."""
+        """Return the agreement of each pair of seeds."""
         return [Agreement.of(self.first_right[a], self.second_right[b]) for a, b in self.seeds]
 
 
 def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | None]) -> Pairing:
-    """Bring the rows of two runs into one order, or raise an AnalysisError where the runs are of other rows.
+    """Align the rows of two runs.
 
     Args:
-        best: the seed of each that is best on validation, for runs without common seeds.
+        best: the seed of each run that is best on validation, for runs without common seeds.
+
+    Raises:
+        AnalysisError: the runs predicted different rows.
     """
     place = {identifier: at for at, identifier in enumerate(second.ids)}
     if first.kind != second.kind or len(place) != len(first.ids) or set(place) != set(first.ids):
@@ -91,7 +94,7 @@ def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | 
         pairs = [(a, b) for a in first.seeds for b in second.seeds]
     elif not pairs:
         chosen = zip(best, (first.seeds, second.seeds), strict=True)
-        # One seed of each of the two.
+        # One seed of each run.
         pairs = [tuple(seed if seed in seeds else seeds[0] for seed, seeds in chosen)]  # type: ignore[list-item]
     return Pairing(
         first.scores,
@@ -105,7 +108,10 @@ def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | 
 
 
 def lead_of(first: Predictions, second: Predictions, metric: str, order: np.ndarray) -> Lead | None:
-    """The second's lead over the first over resampled rows, seeds averaged; None where rows do not make the metric up."""
+    """Return the second run's lead over the first over resampled rows, seeds averaged.
+
+    Returns None if the metric cannot be computed from individual rows.
+    """
     names = first.names or second.names
     ahead, behind = second.scorers(metric, names, order.tolist()), first.scorers(metric, names)
     return paired_bootstrap(ahead, behind, len(order)) if ahead and behind else None
@@ -114,7 +120,13 @@ def lead_of(first: Predictions, second: Predictions, metric: str, order: np.ndar
 def compare_runs(
     run: RunFolder, second: RunFolder, predicted: Predicted, options: ReportPageArguments, missing: list[str]
 ) -> tuple[Section | None, Lead | None]:
-    """On test where both have it, else on validation."""
+    """Compare two runs on the test split if both have predictions of it, else on validation; see `against`.
+
+    Returns (None, None), and adds a sentence to `missing`, if no split has predictions of both.
+
+    Raises:
+        AnalysisError: the runs have different tasks.
+    """
     of_run, other = run.record.get("task_fingerprint"), second.record.get("task_fingerprint")
     if of_run != other:
         raise AnalysisError(
@@ -132,7 +144,7 @@ def compare_runs(
 
 
 def highlights_of_both(runs: tuple[RunFolder, RunFolder]) -> list[tuple[str, str, str]]:
-    """The tiles of two runs, of each kind beside each other, by their names."""
+    """Return the tiles of two runs, those of the same kind next to each other, with the runs' names."""
     found = [
         (name, kind, (f"{kind}: {name}", figure, of))
         for name, run in zip(labels(runs), runs, strict=True)
@@ -145,10 +157,10 @@ def highlights_of_both(runs: tuple[RunFolder, RunFolder]) -> list[tuple[str, str
 
 
 def against(runs: Runs, predictions: Both, rows: Rows | None, options: ReportPageArguments) -> tuple[Section, Lead | None]:
-    """The section of the comparison on one split, and the lead of the second run's score, see `lead_of`.
+    """Return the section that compares two runs on one split, and the lead of the second run's score, see `lead_of`.
 
-    `rows` are in the order of the first run's predictions. The lead is None where that of the scores is another, on another
-    split, or of more seeds.
+    `rows` are in the order of the first run's predictions. The lead is None if it does not belong to the scores of the
+    page: they are of another split, or of seeds without predictions.
     """
     first, second = predictions
     found, names = pair(first, second, (runs[0].best_seed, runs[1].best_seed)), labels(runs)
@@ -182,7 +194,7 @@ def against(runs: Runs, predictions: Both, rows: Rows | None, options: ReportPag
 
 
 def labels(runs: Runs) -> tuple[str, str]:
-    """What the two are called in tiles, columns and sentences: their names; of equal ones with the folders they are in."""
+    """Return the runs' names for tiles, columns and sentences; equal names are prefixed with their parent folders."""
     a, b = (one_line(run.name, LONGEST_NAME) for run in runs)
     if a == b:
         a, b = (one_line(f"{run.path.resolve().parent.name}/{run.name}", LONGEST_NAME) for run in runs)
@@ -190,7 +202,10 @@ def labels(runs: Runs) -> tuple[str, str]:
 
 
 def verdict(runs: Runs, lead: Lead | None = None) -> str | None:
-    """Which of the two is ahead, by how much, whether that is more than seeds differ, and whether it may be the texts'."""
+    """Return sentences that say which run is ahead, by how much, and whether seeds or chance may explain it.
+
+    Returns None if the runs have no split or metric in common.
+    """
     split, metric = _split_of(runs), runs[0].metric
     if split is None or metric != runs[1].metric:
         return None
@@ -215,7 +230,7 @@ def verdict(runs: Runs, lead: Lead | None = None) -> str | None:
 
 
 def _beside_seeds(runs: Runs, scores: Sequence[Any], lead: float) -> str:
-    """Whether a lead of so many points is more than the seeds of one run differ; baselines have none."""
+    """Return a sentence that compares a lead, in points, with the standard deviation over seeds; baselines have none."""
     deviations = [100 * score["std"] for score in scores if score["std"] is not None]
     if not deviations:
         each = "" if any(run.kind == BASELINE for run in runs) else " each"
@@ -225,18 +240,22 @@ def _beside_seeds(runs: Runs, scores: Sequence[Any], lead: float) -> str:
 
 
 def _split_of(runs: Runs) -> str | None:
-    """Test where both have scores of it, else validation."""
+    """Return "test" if both runs have test scores, else "validation" if both have those, else None."""
     return next((split for split in ("test", "validation") if all(summary_of(run, split) for run in runs)), None)
 
 
 def _figure_of(runs: Runs, scores: Sequence[Any]) -> tuple[str, Callable[[Sequence[float]], float]]:
-    """What is said of the seeds of both: another figure than the mean only of as many, as the maximum of more is higher."""
+    """Return (name, function) of the statistic over seeds for both runs.
+
+    A statistic other than the mean is used only if both runs report it for the same number of seeds: the maximum over more
+    seeds is higher.
+    """
     named, counts = {str(run.record.get("seed_figure")) for run in runs}, {score["n"] for score in scores if score}
     return seed_figure(*named) if len(named) == len(counts) == 1 and counts != {1} else seed_figure("mean")
 
 
 def _score_table(runs: Runs, split: str) -> Table:
-    """The metrics that both have: over their seeds the mean, or what both runs name, and the deviation."""
+    """Return a table of the metrics that both runs have: mean, or the statistic that both report, and deviation."""
     summaries = [summary_of(run, split) for run in runs]
     first, second = labels(runs)
     columns = [Column("metric"), *(Column(name, "number", "{:.2f}") for name in (first, "±", second, "±"))]
@@ -254,7 +273,7 @@ def _score_table(runs: Runs, split: str) -> Table:
 
 
 def _differing(runs: Runs) -> Table:
-    """What was asked for differently; of settings that only one of the two has, those that are no defaults."""
+    """Return a table of the settings that differ; one that only a single run has is listed unless it is a default."""
     settings = [{one.name: one for one in settings_of(run)} for run in runs]
     shared = settings[0].keys() & settings[1].keys()
     first, second = (
@@ -272,7 +291,7 @@ def _asked(run: RunFolder) -> dict[str, str]:
 
 
 def _cost_tables(runs: Runs) -> list[Table]:
-    """Means over the seeds; nothing where neither tells."""
+    """Return a table of costs, means over the seeds, in a list; empty unless both runs have costs."""
     costs = [[record["cost"] for record in run.seeds if record.get("cost")] for run in runs]
     if not all(costs):
         return []
@@ -311,13 +330,16 @@ def _group_table(found: Pairing, names: tuple[str, str], kind: str, by: str, gro
 def _examples(
     found: Pairing, names: tuple[str, str], predictions: Both, rows: Rows | None, options: ReportPageArguments, better: bool
 ) -> Table:
-    """Rows on which the second run's mean is better (or worse), the farthest first, of the seed that is farthest apart."""
+    """Return a table of the rows on which the second run is better (or worse) on average, largest difference first.
+
+    It shows the predictions of the pair of seeds that differ most.
+    """
     first, second = predictions
     sign = (1 if better else -1) * (1 if first.larger_is_better else -1)
     apart = sign * (found.second.mean(axis=0) - found.first.mean(axis=0))
     chosen = [int(at) for at in np.argsort(-apart, kind="stable") if apart[at] > 1e-12]
     places = np.array(found.seeds)
-    seeds = np.argmax(sign * (found.second[places[:, 1]] - found.first[places[:, 0]]), axis=0)  # [N], places in `names`.
+    seeds = np.argmax(sign * (found.second[places[:, 1]] - found.first[places[:, 0]]), axis=0)  # [N], indices of `names`
     ours = list(first.by_seed.values())
     theirs = [{row.id: row for row in of_seed} for of_seed in second.by_seed.values()]
     several = len(found.seeds) > 1

@@ -1,4 +1,4 @@
-"""What a run predicted: confusions, errors, and how good it is on each kind of row."""
+"""Report sections on a run's predictions: confusion matrices, errors, and scores by groups of rows."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ ABOUT_ERRORS = {
     "question_answering": "An answer is an error unless it equals a right one, case, punctuation and articles aside.",
 }
 LONGEST_NAME = 60
-NARROW_MATRIX = 4  # classes of which two matrices stand beside each other
+NARROW_MATRIX = 4  # Most classes for two matrices side by side.
 
-# By split, what was predicted, and the rows it is of, where the task is at hand.
+# Split -> its predictions, and their rows if the task is available, else None.
 Predicted = dict[str, tuple[Predictions, Rows | None]]
 
 
 def predictions_of(run: RunFolder, task: Task | None, options: ReportPageArguments, missing: list[str]) -> Predicted:
-    """What was predicted; adds to `missing`."""
+    """Read the predictions of a run on each split; add sentences to `missing` about what is not available."""
     predicted: Predicted = {}
     file, drawn = _examples(run)
     training = None if task is None else TrainingWords(task, drawn)
@@ -88,7 +88,7 @@ def predictions_of(run: RunFolder, task: Task | None, options: ReportPageArgumen
 
 
 def error_sections(run: RunFolder, predicted: Predicted, options: ReportPageArguments) -> list[Section]:
-    """Confusions, errors and their analysis, on every split."""
+    """Return the sections on confusions, errors and their analysis, with every split in each."""
     parts: dict[str, list[Any]] = {"confusion": [], "errors": [], "analysis": []}
     for found, rows in predicted.values():
         parts["confusion"] += [*confusions(found), *tag_tables(found, run.seeds)]
@@ -106,24 +106,24 @@ def error_sections(run: RunFolder, predicted: Predicted, options: ReportPageArgu
 
 @dataclass(frozen=True)
 class Confusion:
-    """counts: int64 [C, C], rows by truth, columns by prediction."""
+    """A confusion matrix; counts: int64 [C, C], rows are true classes, columns predicted ones."""
 
     names: Sequence[str]
     counts: np.ndarray
 
     @property
     def support(self) -> np.ndarray:
-        """int64 [C]: rows of each true class."""
+        """Number of rows of each true class, int64 [C]."""
         return self.counts.sum(axis=1)
 
     @property
     def shares(self) -> np.ndarray:
-        """The predictions' shares of each true class, float [C, C]; 0 where a class has no rows."""
+        """Share of each prediction within its true class, float [C, C]; 0 for a class without rows."""
         return self.counts / np.maximum(1, self.support)[:, None]
 
 
 def confusion(pairs: Iterable[tuple[str, str]], names: Sequence[str] = ()) -> Confusion:
-    """Of (true class, predicted class) pairs, in the order of `names`; others follow by frequency, then by name."""
+    """Count (true class, predicted class) pairs; classes in the order of `names`, then others by frequency and name."""
     pairs = list(pairs)
     frequency = Counter(truth for truth, _ in pairs)
     others = {name for pair in pairs for name in pair} - set(names)
@@ -136,7 +136,7 @@ def confusion(pairs: Iterable[tuple[str, str]], names: Sequence[str] = ()) -> Co
 
 
 def fewer_classes(found: Confusion, most: int = MOST_CLASSES) -> Confusion:
-    """The most frequent classes in their order, and all others as one."""
+    """Keep the most frequent classes in their order, and merge all others into one."""
     if len(found.names) <= most:
         return found
     kept = np.sort(np.argsort(-found.support, kind="stable")[: most - 1])
@@ -147,7 +147,7 @@ def fewer_classes(found: Confusion, most: int = MOST_CLASSES) -> Confusion:
 
 
 def confusions(found: Predictions) -> list[Any]:
-    """Classes: the matrix of all seeds together. Numbers: predicted against true. Other kinds have none."""
+    """Return the confusion matrix of classes, all seeds together, or the scatter plot of a regression; else nothing."""
     pairs = [(row.gold, row.predicted) for rows in found.by_seed.values() for row in rows]
     if found.kind == "regression":
         chart = scatter(f"{found.split}: predicted against true", "true", "predicted", np.array(pairs, float).tolist())
@@ -164,7 +164,10 @@ def confusions(found: Predictions) -> list[Any]:
 
 
 def error_table(found: Predictions, rows: Rows | None, best: int | None, options: ReportPageArguments) -> Table:
-    """What the model best on validation got wrong, the surest (of numbers the farthest) first, and in how many seeds."""
+    """Return a table of errors of the model best on validation, most confident first, with the number of seeds that err.
+
+    For a regression, all rows are listed, with the largest absolute error first.
+    """
     seed = best if best is not None and best in found.by_seed else found.seeds[0]
     judged = found.by_seed[seed]
     regression = found.kind == "regression"
@@ -198,7 +201,7 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
 
 
 def groups_of(found: Predictions, rows: Rows | None) -> dict[str, list[Group]]:
-    """By what rows are told apart -> the groups of rows."""
+    """Return criterion -> groups of rows: by class or true number, and by what `rows` distinguish."""
     groups: dict[str, list[Group]] = {}
     golds = [row.gold for row in next(iter(found.by_seed.values()))]
     if found.kind in ("classification", "multiple_choice"):
@@ -209,7 +212,7 @@ def groups_of(found: Predictions, rows: Rows | None) -> dict[str, list[Group]]:
 
 
 def group_tables(found: Predictions, groups: dict[str, list[Group]]) -> list[Table]:
-    """For each kind of group: rows, the score with its deviation over the seeds; of classes precision and F1 too."""
+    """Return a table for each criterion: rows and score, with deviation over seeds; for classes also precision and F1."""
     what = SCORES[found.kind]
     as_share = found.larger_is_better
     tables = []
@@ -230,7 +233,7 @@ def group_tables(found: Predictions, groups: dict[str, list[Group]]) -> list[Tab
 
 
 def tag_tables(found: Predictions, seeds: Sequence[dict[str, Any]]) -> list[Table]:
-    """Tagging: the per-tag table that the run recorded, means over its seeds."""
+    """Return the table of tags that a tagging run recorded, means over its seeds, in a list; empty without one."""
     by_tag: dict[str, list[dict[str, Any]]] = {}
     for record in seeds:
         for row in ((record.get("tables") or {}).get(found.split) or {}).get("tags", []):
@@ -246,7 +249,10 @@ def tag_tables(found: Predictions, seeds: Sequence[dict[str, Any]]) -> list[Tabl
 
 
 def _examples(run: RunFolder) -> tuple[str | None, frozenset[str] | None]:
-    """The file that names the texts that the best seed learned from (None: all), and their ids (None: it cannot be read)."""
+    """Return (file that lists the best seed's training examples, their ids).
+
+    The file is None if all examples were used, the ids None if the file cannot be read.
+    """
     arguments = run.record.get("arguments")
     some = isinstance(arguments, dict) and arguments.get("train_fraction", 1) != 1
     if run.best_seed is None or not (some or run.kind == "few_shot"):
@@ -260,7 +266,7 @@ def _examples(run: RunFolder) -> tuple[str | None, frozenset[str] | None]:
 
 
 def _precision_and_f1(found: Predictions, names: Sequence[str]) -> list[list[float]]:
-    """[classes, 2], means over the seeds; 0 for a class that was never predicted."""
+    """Return precision and F1 of each class, [classes, 2], means over the seeds; 0 for a class never predicted."""
     each = []
     for rows in found.by_seed.values():
         table = confusion([(row.gold, row.predicted) for row in rows], found.names)

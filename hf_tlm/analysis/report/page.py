@@ -1,4 +1,4 @@
-"""From the folder of a run, alone or beside a second, to one HTML file, of the sections that the other modules make."""
+"""Write the report of a run, alone or compared with a second, as one HTML page built from the other modules' sections."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def write_report(
     subsets: Mapping[str, Subset] | None = None,
     options: ReportPageArguments | None = None,
 ) -> Path:
-    """Write the page of `report_page` as one file, whole or not at all.
+    """Write the page of `report_page` to a file, atomically.
 
     Args:
-        run: its folder, as a recipe left it.
+        run: folder of a run that a recipe has written.
         path: the file. None: `analysis/report.html` in the folder of the run.
 
     Raises:
@@ -66,16 +66,16 @@ def report_page(
     subsets: Mapping[str, Subset] | None = None,
     options: ReportPageArguments | None = None,
 ) -> str:
-    """The report of a run as HTML, under 5 MB however long the data are.
+    """Render the report of a run as HTML, under 5 MB however long the data are.
 
     Args:
-        second: a run on the same task, which the first is compared with.
-        task: the run's; its texts are shown beside predictions. None: the one that the recorded command names, if it is on
-            this machine and still what the run was given. Nothing that a run of the Hub names is loaded.
-        subsets: name -> subset whose passages are shown. None: the recorded command's, likewise.
+        second: a run on the same task to compare with.
+        task: the run's task; its texts are shown beside predictions. None: the task in the recorded command, if it is on
+            this machine and its data are unchanged. For a run from the Hub, nothing that it names is loaded.
+        subsets: name -> subset whose passages are shown. None: that of the recorded command, on the same conditions.
 
     Raises:
-        AnalysisError: the task is not that of the run, the two runs are of other rows, or a file is damaged.
+        AnalysisError: the task is not the run's, the two runs predicted different rows, or a file is damaged.
     """
     for name, folder in (("run", run), ("second", second)):
         if not isinstance(folder, RunFolder) and (name == "run" or folder is not None):
@@ -85,7 +85,7 @@ def report_page(
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArguments) -> Findings:
-    """report.html of the first of --run; a second is what it is compared with, the tables of that in report.md too."""
+    """Write report.html of the first --run; for two runs it compares them, and report.md has the tables of that too."""
     runs = [read_run(path, name) for name, path in args.runs.items()]
     if not 1 <= len(runs) <= 2:
         raise AnalysisError(f"--what report takes one --run, or two to compare; received {len(runs)}.")
@@ -106,7 +106,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArgum
 def _page(
     run: RunFolder, second: RunFolder | None, task: Task | None, subsets: Mapping[str, Subset], options: ReportPageArguments
 ) -> tuple[str, Section | None]:
-    """The page, and the section of it in which two runs are compared; None where no split of both has predictions."""
+    """Return the page, and its section that compares two runs; None if no split has predictions of both."""
     missing = list(run.missing)
     if is_foreign(run.path):
         missing.append(
@@ -137,7 +137,11 @@ def _page(
 
 
 def _task_of(run: RunFolder, task: Task | None) -> Task | None:
-    """The task that is given, or an AnalysisError where it is another than the run's; without one, what the run recorded."""
+    """Return the given task, checked to be the run's, or the run's recorded task if none is given.
+
+    Raises:
+        AnalysisError: the given task has other data than the run's.
+    """
     if task is None:
         return recorded_task(run)
     check_task(task)
@@ -151,7 +155,7 @@ def _task_of(run: RunFolder, task: Task | None) -> Task | None:
 
 @cache
 def _environment():
-    """The templates of this package; whatever they are filled with is escaped, and made printable before."""
+    """Return the Jinja environment of this package, which makes all inserted values printable and escapes them."""
     import jinja2
     from markupsafe import Markup
 
@@ -166,8 +170,8 @@ def _environment():
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # The page's own style and script, which no data reach; a browser takes no others, by their hashes. Shares are classes,
-    # as a style of an element's own would be another.
+    # The page's own style and script contain no data; their hashes let a browser reject any others. Shares are CSS classes,
+    # because a style attribute of an element would be rejected.
     folder = files("hf_tlm.analysis.report").joinpath("templates")
     texts = {name: folder.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     texts["css"] += "".join(f".s{share}{{--share:{share / 100:g}}}" for share in range(101)) + "\n"

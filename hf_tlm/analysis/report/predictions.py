@@ -1,6 +1,6 @@
-"""What the models of a run said of each row of a split, how right that is, and the rows themselves.
+"""The predictions of a run on each row of a split, their scores, and the rows themselves.
 
-Of the rows there are texts to show, and groups by class, by length and by rare words.
+Rows have texts to show, and groups by class, by length and by rare words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SHOWN_TAGS = 8
 NO_ANSWER = "(no answer)"
-# Kind of task -> what `Judged.score` is.
+# Kind of task -> name of `Judged.score`.
 SCORES = {
     "classification": "accuracy",
     "multiple_choice": "accuracy",
@@ -37,7 +37,7 @@ SCORES = {
     "regression": "absolute error",
 }
 
-# Kind of task -> columns that make up a row's text, in the order they are shown.
+# Kind of task -> columns of a row's text, in the order they are shown.
 TEXTS = {
     "classification": ("text", "text_pair"),
     "regression": ("text", "text_pair"),
@@ -50,13 +50,13 @@ QUESTION_WORDS = ("who", "whom", "whose", "what", "when", "where", "which", "why
 
 @dataclass(frozen=True)
 class Judged:
-    """A model's answer to a row.
+    """A model's prediction for a row, with its score.
 
-    score: see `SCORES`; larger is better, for regression smaller.
-    right: whether all of it is; None for regression.
-    probability: of what was predicted; of several words' tags that of the surest wrong one. of_gold: of the right answer.
-    wrong: tagging: position, gold and predicted tag of the words that are wrong, SHOWN_TAGS of them at most.
-    numbers: regression: the gold value and the predicted one, as the file has them.
+    score: see `SCORES`; larger is better, except for regression.
+    right: whether the prediction is entirely correct; None for regression.
+    probability: of the prediction; for tagging, the highest of a wrong tag. of_gold: of the correct answer.
+    wrong: tagging: (position, gold tag, predicted tag) of wrong words, at most SHOWN_TAGS.
+    numbers: regression: (gold, predicted) as in the file.
     """
 
     id: str
@@ -70,17 +70,17 @@ class Judged:
     numbers: tuple[float, float] = (0.0, 0.0)
 
 
-# Of a line of a file.
+# Scores a line of a predictions file.
 Judge = Callable[[Mapping[str, Any]], Judged]
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of one split.
+    """The predictions of all seeds of a run on one split.
 
-    by_seed: seed -> a `Judged` for each row, in one order. names: of the classes, in the model's order.
-    seedless: nothing of the model is random, so that its one seed goes with every seed of another's.
-    part: what the seeds are of, as of `RunFolder`.
+    by_seed: seed -> a `Judged` for each row, in the same order. names: class names in the model's order.
+    seedless: whether the model is deterministic, so that its single seed is compared with every seed of another run.
+    part: what its seeds are, see `RunFolder.part`.
     """
 
     kind: str
@@ -113,7 +113,7 @@ class Predictions:
         return self.kind != "regression"
 
     def scorers(self, metric: str, names: Sequence[str], order: Sequence[int] | None = None) -> list[Scorer]:
-        """What scores each seed's answers to some of the rows by a metric; empty where rows do not make one up."""
+        """Return a scorer for each seed, which computes the metric on chosen rows; empty if rows do not determine it."""
         rows = range(len(self.ids)) if order is None else order
         if self.kind == "question_answering":
             return [partial(_mean_of, scores) for scores in self.scores[:, list(rows)]]
@@ -137,7 +137,10 @@ def _mean_of(scores: np.ndarray, rows: np.ndarray) -> float:
 
 
 def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, list[str]]:
-    """The predictions of all finished seeds on a split, None where there are none; and sentences about what is missing."""
+    """Read the predictions of all finished seeds on a split.
+
+    Returns (predictions, None if there are none; sentences about what is missing).
+    """
     missing: list[str] = []
     found: dict[int, list[Judged]] = {}
     names: tuple[str, ...] = ()
@@ -160,7 +163,7 @@ def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, li
 
 
 def _again(run: RunFolder) -> str:
-    """What to do about a damaged file: what a record calls finished, a grid and `hf-tlm reproduce` do not make again."""
+    """Return advice for a damaged file: to rerun the command, and what to delete if it would consider the run finished."""
     first = ""
     if run.kind == "grid":
         first = f" after deleting {run.home / RESULTS_FILE}"
@@ -204,7 +207,7 @@ def _tagged(line: Mapping[str, Any]) -> Judged:
     gold, predicted = list(line["label"]), list(line["prediction"])
     if len(gold) != len(predicted):
         raise ValueError(f"{len(gold)} labels, {len(predicted)} predicted tags")
-    # A word without a tag is an error, as is one whose tag training lacks.
+    # A missing tag counts as an error, as does the tag of a word whose gold tag is not in training.
     wrong = [at for at, (truth, tag) in enumerate(zip(gold, predicted, strict=True)) if tag is None or tag != truth]
     probabilities = line.get("probabilities") or []
     sure = [probabilities[at] for at in wrong if at < len(probabilities) and probabilities[at] is not None]
@@ -221,7 +224,7 @@ def _tagged(line: Mapping[str, Any]) -> Judged:
 
 
 def tags_of(wrong: Sequence[tuple[int, str, str]], which: int, words: Sequence[str] | None = None) -> str:
-    """`word: tag` of each wrong word, or its number from 1; which: 1 for gold tags, 2 for predicted ones."""
+    """Format each wrong word as `word: tag`, or with its number from 1; which: 1 for gold tags, 2 for predicted ones."""
     listed = ", ".join(f"{words[one[0]] if words else one[0] + 1}: {one[which]}" for one in wrong)
     return listed + (", …" if len(wrong) == SHOWN_TAGS else "")
 
@@ -235,9 +238,9 @@ JUDGES: dict[str, Judge] = {
 
 @dataclass(frozen=True)
 class TrainingWords:
-    """In how many training texts of a task each word is: counted once, when it is asked for.
+    """The number of training texts of a task that contain each word, counted once, when first used.
 
-    ids: of the training texts, where a model learned from some of them alone, as in few-shot learning.
+    ids: of the training texts if the model was trained on some of them only, as in few-shot learning.
     """
 
     task: Task
@@ -249,13 +252,13 @@ class TrainingWords:
         if self.ids is not None:
             train = train.select([row for row, identifier in enumerate(train["id"][:]) if identifier in self.ids])
         columns = [name for name in TEXTS[self.task.kind] if name in train.column_names]
-        # A context is shared by many questions, and counts once.
+        # Many questions share a context, which counts once.
         return document_frequency(text for name in columns for text in dict.fromkeys(_as_text(name, train[name][:])))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a split in the order of predictions. columns: name -> values."""
+    """Rows of a split in the order of predictions; columns: name -> values."""
 
     kind: str
     columns: Mapping[str, Sequence[Any]]
@@ -264,17 +267,17 @@ class Rows:
 
     @cached_property
     def texts(self) -> list[str]:
-        """All of a row's texts as one."""
+        """The text of each row, with its columns joined."""
         return [" / ".join(parts) for parts in zip(*map(_as_text, self.columns, self.columns.values()), strict=True)]
 
     def rare_share(self, below: int) -> float:
-        """Of all words of the rows the share that fewer than `below` training texts have; 0 without words."""
+        """Return the share of the rows' words that occur in fewer than `below` training texts; 0 if there are no words."""
         lengths, rare = lengths_and_rare_shares(self.texts, self.training.frequency, below)
         return float((lengths * rare).sum() / max(1, lengths.sum()))
 
     @cached_property
     def groups(self) -> dict[str, list[Group]]:
-        """By what rows are told apart -> the groups."""
+        """Criterion -> groups of rows by length, by share of rare words and, for questions, by question word."""
         lengths, rare = lengths_and_rare_shares(self.texts, self.training.frequency, self.rare_below)
         found = {
             "Length of the text, in words": by_quantile(lengths),
@@ -286,7 +289,11 @@ class Rows:
 
 
 def rows_of(training: TrainingWords, split: str, ids: Sequence[str], rare_below: int) -> Rows:
-    """The rows with these ids, or an AnalysisError where the split is not there or lacks one of them."""
+    """Return the rows with these ids.
+
+    Raises:
+        AnalysisError: the task has no such split, or the split lacks an id.
+    """
     task = training.task
     if split not in task.splits:
         raise AnalysisError(
@@ -302,21 +309,21 @@ def rows_of(training: TrainingWords, split: str, ids: Sequence[str], rare_below:
 
 
 def _as_text(column: str, values: Sequence[Any]) -> list[str]:
-    """Lists of words, or of options, as texts."""
+    """Join lists of words, or of options, into texts."""
     between = " | " if column == "options" else " "
     return [value if isinstance(value, str) else between.join(map(str, value)) for value in values]
 
 
 @dataclass(frozen=True)
 class Group:
-    """rows: int64 [n], places in the split."""
+    """A named group of rows; rows: int64 [n], indices in the order of predictions."""
 
     name: str
     rows: np.ndarray
 
 
 def document_frequency(texts: Iterable[str]) -> Counter[str]:
-    """In how many of the texts each word is."""
+    """Return the number of texts that contain each word."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(set(words(text)))
@@ -326,7 +333,10 @@ def document_frequency(texts: Iterable[str]) -> Counter[str]:
 def lengths_and_rare_shares(
     texts: Sequence[str], frequency: Mapping[str, int], rare_below: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [N], words of each text, and float [N], the share of them that fewer than `rare_below` training texts have."""
+    """Return the number of words of each text, int64 [N], and its share of rare words, float [N].
+
+    A word is rare if fewer than `rare_below` training texts contain it.
+    """
     known = {word for word, count in frequency.items() if count >= rare_below}
     lengths, rare = np.zeros(len(texts), np.int64), np.zeros(len(texts))
     for at, text in enumerate(texts):
@@ -337,7 +347,7 @@ def lengths_and_rare_shares(
 
 
 def by_value(values: Sequence[str], order: Sequence[str] = ()) -> list[Group]:
-    """A group for each value: those of `order` first, others by how frequent they are."""
+    """Group rows by value: values of `order` first, others by decreasing frequency."""
     counts = Counter(values)
     array = np.array(values, dtype=object)
     names = [name for name in order if name in counts]
@@ -346,7 +356,7 @@ def by_value(values: Sequence[str], order: Sequence[str] = ()) -> list[Group]:
 
 
 def by_quantile(values: np.ndarray, format: str = "{:,.0f}") -> list[Group]:
-    """Quarters by growing value, named by their least and largest. Equal values share a group, so there may be fewer."""
+    """Group rows by quartile, named by its least and largest value; equal values share a group, so there may be fewer."""
     if not len(values):
         return []
     edges = np.unique(np.quantile(values, (0.25, 0.5, 0.75), method="inverted_cdf"))
@@ -360,17 +370,17 @@ def by_quantile(values: np.ndarray, format: str = "{:,.0f}") -> list[Group]:
 
 
 def question_word(question: str) -> str:
-    """The first of who, what, when, ... in a question; "other" without one."""
+    """Return the first of who, what, when, ... in a question; "other" if there is none."""
     return next((word for word in words(question) if word in QUESTION_WORDS), "other")
 
 
 def heading(by: str) -> str:
-    """What groups are told apart by, in a few words: without what is in brackets or after a comma."""
+    """Return a criterion's short name, without what is in brackets or after a comma."""
     return re.split(r" \(|,", by, maxsplit=1)[0]
 
 
 def mean_and_std(scores: np.ndarray) -> tuple[float, float | None]:
-    """Of scores, float [seeds, n]: mean of the seeds' means, and sample standard deviation (None for one seed)."""
+    """Return the mean of the seeds' means of scores, float [seeds, n], and their deviation (n - 1; None for one seed)."""
     means = scores.mean(axis=1)
     return float(means.mean()), float(means.std(ddof=1)) if len(means) > 1 else None
 
@@ -378,9 +388,10 @@ def mean_and_std(scores: np.ndarray) -> tuple[float, float | None]:
 def difference(
     first: np.ndarray, second: np.ndarray, paired: Sequence[tuple[int, int]]
 ) -> tuple[float, float, float, float | None]:
-    """Of scores on the same rows, float [seeds, n], each run's mean over its seeds, second minus first, and its deviation.
+    """Compare two runs' scores on the same rows, float [seeds, n].
 
-    The last is the sample standard deviation over the `paired` seeds, which both have, None for fewer than two.
+    Returns (first mean over seeds, second mean, second minus first, its deviation). The deviation is the sample standard
+    deviation over the `paired` seeds, None for fewer than two.
     """
     means = first.mean(axis=1), second.mean(axis=1)
     apart = np.array([means[1][b] - means[0][a] for a, b in paired])

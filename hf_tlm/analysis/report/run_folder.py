@@ -1,7 +1,7 @@
-"""The folder of a run, whatever recipe wrote it, its settings, and the task and the subset that its command named.
+"""Read the folder of a run of any recipe: its record, settings, and the task and the subset that its command names.
 
-Somebody else may have written the command: what it names is not asked for over a network, and what a run of the Hub names is
-not looked for at all.
+The command may come from somebody else: what it names is never requested over a network, and if the run is from the Hub it
+is not even looked up on this machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
     from hf_tlm.tasks import Task
 
-# Files that a page is made of, by their ends.
+# Suffixes of the files that a page is made from.
 _RECORDS = (".json", ".jsonl", ".parquet")
 BASELINE = "baseline"
 TITLES = {
@@ -46,7 +46,7 @@ TITLES = {
     "subset": "Subset of a corpus",
     BASELINE: "A model without a network",
 }
-# What every run sets or works out by itself: it tells nothing of what was asked for.
+# Settings that every run sets or derives by itself, which do not reflect what was asked for.
 _SETTLED = frozenset(
     "accelerator_config activation_checkpointing ddp_find_unused_parameters debug do_eval gradient_checkpointing "
     "hub_strategy label_names remove_unused_columns texts_per_step".split()
@@ -55,14 +55,14 @@ _SETTLED = frozenset(
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run left behind.
+    """The folder of a run, as read by `read_run`.
 
     kind: one of `TITLES`.
-    record: `results.json`; of a run that is not finished `settings.json`, with the seeds that are; a subset's manifest.
-    seeds: records of the finished seeds; of few-shot learning of the splits.
-    home: where the folders of seeds are: of a grid that of the chosen point, of rounds that of the best one.
-    missing: sentences about what is not there.
-    apart: every seed is a run of its own in the folder of that seed, as `reproduce.py` leaves the runs of an arm.
+    record: `results.json`; for an unfinished run, `settings.json`; for a subset, its manifest.
+    seeds: records of the finished seeds; for few-shot learning, of the splits.
+    home: the parent of the seeds' folders: for a grid the chosen point, for several rounds the best one.
+    missing: sentences about what is missing.
+    apart: whether every seed is a run of its own in a folder of that seed, as `reproduce.py` writes the runs of an arm.
     """
 
     name: str
@@ -84,7 +84,7 @@ class RunFolder:
 
     @property
     def part(self) -> str:
-        """What a model of the run is of: a seed, or a split of few-shot learning."""
+        """What the run has several models for: "seed", or "split" for few-shot learning."""
         return "split" if self.kind == "few_shot" else "seed"
 
     def seed_folder(self, seed: int) -> Path:
@@ -95,14 +95,14 @@ class RunFolder:
 
     @property
     def started_seeds(self) -> list[int]:
-        """Seeds that have a folder, finished or not."""
+        """Seeds that have a folder, finished or not, sorted."""
         names = os.listdir(self.home) if self.home.is_dir() else []
         found = (re.fullmatch(r"(?:seed|split)-(\d+)", name) for name in names)
         return sorted(int(match[1]) for match in found if match)
 
     @property
     def best_seed(self) -> int | None:
-        """The one best on validation, whose model the run has published; None without finished seeds."""
+        """The seed that is best on validation, whose model the run has published; None if no seed is finished."""
         if not self.seeds:
             return None
         scores = [(record.get("validation") or {}).get(self.metric) for record in self.seeds]
@@ -111,10 +111,10 @@ class RunFolder:
 
 
 def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
-    """Read the folder of a run, of an arm's runs as `reproduce.py` leaves them, or of a subset.
+    """Read the folder of a run, of an arm's runs as written by `reproduce.py`, or of a subset.
 
     Raises:
-        AnalysisError: it is neither, or a file of it is damaged; the message names the file.
+        AnalysisError: it is none of these, or one of its files is damaged; the message names the file.
     """
     if not isinstance(path, (str, os.PathLike)):
         made = " Give run.output_dir." if hasattr(path, "output_dir") else ""
@@ -151,12 +151,12 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
 
 
 def _of_others(path: Path, name: str, manifest: dict[str, Any] | None) -> RunFolder:
-    """A folder without a run of its own: a subset, an arm's runs, or what `hf-tlm baseline` leaves."""
+    """Read a folder without a record of its own: a subset, an arm's runs, or the output of `hf-tlm baseline`."""
     if manifest is not None:
         return RunFolder(name, path, "subset", manifest, home=path)
     if folders := sorted(folder for folder in path.glob(f"{SEED}*") if _is_of_a_seed(folder)):
         return _of_arm(name, path, [read_run(folder) for folder in folders])
-    if (path / LINEAR / RESULTS_FILE).is_file():  # Of baselines prediction takes the same.
+    if (path / LINEAR / RESULTS_FILE).is_file():  # The same baseline that prediction uses.
         return read_run(path / LINEAR, name)
     raise AnalysisError(
         f"{path} holds no run: expected {RESULTS_FILE} or {SETTINGS_FILE}, as `hf-tlm train`, finetune, few-shot, "
@@ -165,7 +165,11 @@ def _of_others(path: Path, name: str, manifest: dict[str, Any] | None) -> RunFol
 
 
 def check_links(folder: Path) -> None:
-    """Raise an AnalysisError for a record or predictions that are a link out of the folder: a page shows nothing else."""
+    """Check that no record or prediction file links to a target outside the folder, which a page must not show.
+
+    Raises:
+        AnalysisError: there is such a link.
+    """
     # Files in the Hub's cache are links into the `blobs` of their repository.
     home = folder.resolve()
     homes = [home, home.parents[1] / "blobs"] if is_fetched(home) and len(home.parents) > 1 else [home]
@@ -179,13 +183,17 @@ def check_links(folder: Path) -> None:
 
 
 def _is_of_a_seed(folder: Path) -> bool:
-    """Whether it is a run of its own, finished or not, rather than the part of one."""
+    """Return whether the folder of a seed is a run of its own, finished or not, and not a part of a run."""
     named = re.fullmatch(rf"{SEED}\d+", folder.name)
     return named is not None and ((folder / SETTINGS_FILE).is_file() or (folder / folder.name).is_dir())
 
 
 def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
-    """Runs of one seed each as one, with the record of the first that is finished; an AnalysisError if they differ else."""
+    """Combine runs of one seed each into one, with the record of the first finished run.
+
+    Raises:
+        AnalysisError: the runs differ in more than the seed, or a folder has another seed than its name says.
+    """
     finished = [run for run in runs if run.seeds] or runs
     missing = [f"{run.path.name}: {sentence}" for run in runs for sentence in run.missing]
     for run in finished:
@@ -214,7 +222,11 @@ def _kind(record: Mapping[str, Any]) -> str:
 
 
 def _finished_seeds(run: RunFolder, finished: bool) -> list[dict[str, Any]]:
-    """The records of a run's finished seeds, which it has itself once it is finished; an AnalysisError for a damaged one."""
+    """Return the records of the finished seeds: from the run's own record if it is finished, else from their folders.
+
+    Raises:
+        AnalysisError: a record is damaged.
+    """
     part, results = f"{run.part}s", run.path / RESULTS_FILE
     if finished:
         records = run.record.get(part, [])
@@ -235,10 +247,10 @@ class Setting:
 
 
 def settings_of(run: RunFolder) -> list[Setting]:
-    """All settings that a run recorded, in their order."""
+    """Return all recorded settings of a run, in their order."""
     defaults = _defaults(run)
     found = []
-    for section in ("arguments", "model", "blocks", "settings"):  # The last of baselines.
+    for section in ("arguments", "model", "blocks", "settings"):  # "settings" is that of baselines.
         values = run.record.get(section)
         for name, value in (values if isinstance(values, Mapping) else {}).items():
             known = name in defaults
@@ -248,7 +260,7 @@ def settings_of(run: RunFolder) -> list[Setting]:
 
 
 def _defaults(run: RunFolder) -> dict[str, Any]:
-    """Of the classes that the recipe of a kind of run takes, as JSON values; fields without a default are left out."""
+    """Return the defaults of the recipe's arguments as JSON values; fields without a default are left out."""
     from hf_tlm.data import BlockArguments
     from hf_tlm.runs import CheckpointArguments, FewShotArguments, FinetuneArguments
     from hf_tlm.runs.few_shot.arguments import defaults_of
@@ -265,12 +277,12 @@ def _defaults(run: RunFolder) -> dict[str, Any]:
     known = (default for cls in classes for default in defaults_of(cls).items())
     values = {name: value for name, value in known if value is not dataclasses.MISSING}
     if ModelArguments in classes:
-        # Some are decided by the objective.
+        # Some defaults depend on the objective.
         objective = (run.record.get("arguments") or {}).get("objective", "mlm")
         values |= vars(ModelArguments().with_objective_defaults(objective))
     if "teacher" in values:
         values["teacher"] = recorded_teacher(values["teacher"])
-    # As the record holds them: an enumeration is its value.
+    # In the form of the record, with an enumeration as its value.
     return json.loads(json.dumps(values, default=str))
 
 
@@ -279,7 +291,7 @@ def _written(value: Any) -> str:
 
 
 def recorded_task(run: RunFolder) -> Task | None:
-    """The task of the recorded command, if its data are those of the run; None otherwise."""
+    """Return the task named in the recorded command, if its data are those of the run; None otherwise."""
     try:
         return _recorded_task(run)[0]
     except AnalysisError:
@@ -287,13 +299,13 @@ def recorded_task(run: RunFolder) -> Task | None:
 
 
 def task_of_run(folder: str | os.PathLike) -> tuple[Task, str]:
-    """The task that a run was trained on, as its command named it and with the same data, and the place of these.
+    """Return the task that a run was trained on, checked to have the same data, and the path or name it was loaded from.
 
     Args:
-        folder: of a run of this machine, or one within it: `mlm`, `seed-0/model`.
+        folder: the folder of a run on this machine, or a folder inside it, such as `mlm` or `seed-0/model`.
 
     Raises:
-        AnalysisError: it is none, or the task cannot be told, is not where it was, or has other data now.
+        AnalysisError: it is not a run, or its task is not recorded, no longer found, or has other data now.
     """
     here = Path(folder).resolve()
     home = next((place for place in (here, *here.parents[:4]) if (place / SETTINGS_FILE).is_file()), None)
@@ -303,7 +315,7 @@ def task_of_run(folder: str | os.PathLike) -> tuple[Task, str]:
 
 
 def _recorded_task(run: RunFolder) -> tuple[Task, str]:
-    """See `task_of_run`."""
+    """Return the task of a run that has been read; see `task_of_run`."""
     if is_foreign(run.path):
         raise AnalysisError(f"{run.name} is from the Hub: what its command names is not looked for here.")
     values = _options(run)
@@ -327,13 +339,13 @@ def _recorded_task(run: RunFolder) -> tuple[Task, str]:
 
 
 def _places(run: RunFolder, named: str) -> list[str]:
-    """Where it is on this machine: as it was called where the run was started, which may be a folder above the run's."""
+    """Return the existing paths for a recorded name, relative to the working directory or to a parent of the run."""
     places = [os.path.join(base, named) for base in ("", *map(str, run.path.resolve().parents))]
     return [place for place in places if not place.startswith(("//", "\\\\")) and os.path.exists(place)]
 
 
 def recorded_subset(run: RunFolder) -> Subset | None:
-    """The subset of the recorded command, if its manifest is the one that the run recorded; None otherwise."""
+    """Return the subset named in the recorded command, if its manifest is the recorded one; None otherwise."""
     from hf_tlm.retrieval import Subset
 
     place, manifest = _options(run).get("subset"), run.record.get("subset")
@@ -350,11 +362,11 @@ def recorded_subset(run: RunFolder) -> Subset | None:
 
 
 def _options(run: RunFolder) -> dict[str, Any]:
-    """Options of the recorded command and of its YAML files; a value is a string or a list of them, True without one."""
+    """Parse the options of the recorded command and its YAML files: name -> a string, a list of them, or True."""
     command = None if is_foreign(run.path) else run.record.get("command")
     try:
         recipe, *arguments = shlex.split(command) if isinstance(command, str) else [""]
-        if recipe == "hf-tlm":  # Its command names the recipe.
+        if recipe == "hf-tlm":  # The recorded command may be an hf-tlm command, which stands for a recipe.
             recipe, *arguments = arguments
             recipe, _ = COMMANDS.get(recipe, ("", ""))
     except ValueError:
@@ -368,7 +380,7 @@ def _options(run: RunFolder) -> dict[str, Any]:
             read_configs(files, recipe.removesuffix(".py")) if all(find_preset(file).is_file() for file in files) else {}
         )
     except (ValueError, OSError, HfTlmError, argparse.ArgumentError, SystemExit):
-        pass  # The files are elsewhere; what stands in the command itself still holds.
+        pass  # The files are not on this machine; the options of the command itself still count.
     name = None
     for argument in arguments:
         if argument.startswith("--"):

@@ -1,4 +1,4 @@
-"""The sections of a page on what a run was given: its teacher, and the passages of its subset with what made it."""
+"""Report sections on the inputs of a run: its teacher, and the passages of its subset with the commands that made it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COUNTS = mapped(whole(0, 2**40), 10_000)
 _SHARE = real(0, 1)
 _COST = {"seconds": real(0, 1e12), "flops": real(0, 1e30)}
 _EXAMPLE = record({"text": words(1000), "probability": _SHARE, "taught": truth})
-# Of `teacher.json`, which a stranger may have written: what a line or a table says; the rest is among the settings.
+# Fields of `teacher.json` that the page shows, checked because the file may come from elsewhere; others are settings.
 _REPORT = {
     **{"model": words(10_000), "held_out": words(100), "held_out_accuracy": _SHARE, "largest_class": _SHARE},
     **{"passages": whole(0, 2**40), "passages_by_class": _COUNTS, "subset_by_class": _COUNTS},
@@ -53,7 +53,7 @@ _REPORT = {
     "training": record(_COST),
     "earlier": listed(record({"model": words(10_000)}), 1000),
 }
-# Rows of the tables of passages and of sources, and bytes of the passages.
+# Most rows in the tables of passages and of sources, and most bytes of the passages.
 EXAMPLES, SOURCES = 60, 20
 MOST_BYTES = 300_000
 COLUMNS = (
@@ -67,7 +67,11 @@ COLUMNS = (
 
 
 def teacher(run: RunFolder) -> Section | None:
-    """The section; None for a run without a teacher. A damaged `teacher.json` is an AnalysisError."""
+    """Return the section on the teacher; None for a run without one.
+
+    Raises:
+        AnalysisError: `teacher.json` is damaged.
+    """
     path = run.home / TEACHER_FILE
     if not isinstance(run.record.get("teacher"), Mapping) or not path.is_file():
         return None
@@ -100,7 +104,10 @@ def teacher(run: RunFolder) -> Section | None:
 def retrieved(
     run: RunFolder, task: Task | None, subsets: Mapping[str, Subset], options: ReportPageArguments, missing: list[str]
 ) -> Section | None:
-    """Of every subset its passages; what made it, where the run made it; adds to `missing`."""
+    """Return the section on the passages of each subset and, for a run that built it, the commands that do so again.
+
+    Adds sentences to `missing` about what is not available. Returns None without a subset.
+    """
     if not subsets and run.kind == "subset":
         from hf_tlm.retrieval import Subset
 
@@ -136,12 +143,15 @@ def retrieved(
 
 
 def made_for(subset: Subset, task: Task) -> bool:
-    """Whether the passages were retrieved for this task, as far as is known: rows of others may have the same ids."""
+    """Return whether the passages were retrieved for this task, as far as is known: other tasks may have the same ids."""
     return (subset.manifest.get("task") or {}).get("fingerprint") in (None, task.fingerprint)
 
 
 def retrieved_table(subset: Subset, task: Task | None, characters: int, most_bytes: int = MOST_BYTES) -> Table:
-    """Passages spread evenly over a subset and the texts that found them, marked; of another `task` only the texts' ids."""
+    """Return a table of passages, evenly spaced over a subset, and the task texts that found them, with words marked.
+
+    For another `task`, or none, the texts are shown by their ids.
+    """
     total = len(subset)
     chosen = np.unique(np.linspace(0, total - 1, min(total, EXAMPLES)).round().astype(int)) if total else np.empty(0, int)
     rows = subset.dataset.select(chosen)
@@ -162,7 +172,7 @@ def retrieved_table(subset: Subset, task: Task | None, characters: int, most_byt
 
 
 def size_chart(subset: Subset) -> Chart | None:
-    """Against K how many of a subset's passages are some text's K best; None without ranks."""
+    """Chart the number of a subset's passages that are among a text's top K, against K; None if there are no ranks."""
     ranks = np.sort([rank for rank in subset.dataset["rank"][:] if rank is not None])
     if (subset.manifest.get("top_k") or 0) < 2 or not len(ranks):
         return None
@@ -172,7 +182,7 @@ def size_chart(subset: Subset) -> Chart | None:
 
 
 def source_table(subset: Subset) -> Table:
-    """The sources with the most passages; beside them what the corpus holds of each, where the manifest has it."""
+    """Return a table of the sources with the most passages, beside their share of the corpus if the manifest has it."""
     found = Counter(source or "" for source in subset.dataset["source"][:])
     corpus = subset.manifest["counts"].get("sources") or {}
     columns = [Column("source"), Column("passages", "number"), Column("share /%", "number", "{:.1f}")]
@@ -186,7 +196,10 @@ def source_table(subset: Subset) -> Table:
 
 
 def subset_command(manifest: Mapping[str, Any]) -> str | None:
-    """The commands that make a subset again, as its manifest tells: names of task and corpus stand for their places."""
+    """Return the commands that build a subset again, from its manifest; names of task and corpus stand for their paths.
+
+    Returns None for a released subset.
+    """
     if manifest["retriever"] == "released":
         return None
     task, corpus, random = manifest["task"]["name"], manifest["corpus"], manifest["retriever"] == "random"
@@ -210,7 +223,7 @@ def subset_command(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _selection_options(selection: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of select-influence, as a manifest's `selection` tells them; of a model trained for it those it names."""
+    """Return the options of select-influence from a manifest's `selection`, including those of its score model."""
     of = "method fraction top_k num_passages balance corpus_batch_size task_batch_size task_split group_loss"
     options = {name: selection.get(name) for name in (*of.split(), "mask_task_texts", "layer", "projection_dim")}
     renamed = {"selection_seed": "seed", "score_mlm_probability": "mlm_probability", "score_max_length": "max_length"}
@@ -231,7 +244,7 @@ def _selection_options(selection: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _command(name: str, values: Mapping[str, Any], *arguments: type) -> str:
-    """A command with the options that are not at their defaults."""
+    """Format a command with the options that differ from their defaults."""
     defaults = {entry.name: entry.default for each in arguments for entry in dataclasses.fields(each)}
     given = {option: value for option, value in values.items() if value is not None and value != defaults.get(option)}
     words: list[str] = []
@@ -241,13 +254,13 @@ def _command(name: str, values: Mapping[str, Any], *arguments: type) -> str:
 
 
 def _with_queries(subset: Subset, rows: Any, task: Task) -> dict[str, tuple[Spans, Spans]]:
-    """Passage -> its query and its text, marked; nothing for a passage without a query."""
+    """Return passage id -> (query, passage text), with shared words marked; passages without a query are left out."""
     asked = rows.select([at for at, query in enumerate(rows["best_query"][:]) if query is not None])
     try:
         found = dataclasses.replace(subset, dataset=asked).examples(task, len(asked))
         terms_of = MarkedTerms.of(subset.manifest)
     except HfTlmError:
-        return {}  # Without such a row, or without the stemmer that the retrieval had.
+        return {}  # The task lacks such a row, or the stemmer of the retrieval is not installed.
     shown = {}
     for identifier, (query, passage, _) in zip(asked["id"][:], found, strict=True):
         of_query, (of_passage,) = mark_shared(query, [passage], terms_of)
