@@ -1,4 +1,4 @@
-"""Retrieval: a labelled task and a general corpus become a Subset of the corpus."""
+"""Retrieval: choose a Subset of a general corpus for a labelled task."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""How recipes say what to retrieve."""
+"""Command-line options of retrieval, and of the subset that other commands read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Options of a search do not harm a random subset: files of a table have them for all of its subsets.
+# Random retrieval accepts and ignores the search options: a preset file sets them for all of its subsets.
 _BM25 = OnlyWith("retriever", ("bm25",), ignored=("random",))
 _OURS = OnlyWith("retriever", ("bm25", "sharded"), ignored=("random",))
 _SHARDED = OnlyWith("retriever", ("sharded",), ignored=("random",))
@@ -27,7 +27,7 @@ _ELASTIC = OnlyWith("retriever", ("elasticsearch",), ignored=("random",))
 
 @dataclass
 class RetrievalArguments:
-    """How passages are chosen."""
+    """Settings of how passages are chosen from a corpus."""
 
     retriever: str = option("bm25", "Ours (bm25), another engine, sharded, or random.", choices=list(RETRIEVERS))
     top_k: int | None = option(
@@ -80,11 +80,11 @@ class RetrievalArguments:
         check_ranges(self, RetrievalError)
 
     def check(self, output_dir: str) -> None:
-        """All that can be refused before task and corpus are read.
+        """Check the options before the task and the corpus are read.
 
         Raises:
-            RetrievalError: options that do not go together; `output_dir` holds something else than a subset, or is the one
-                whose size is taken.
+            RetrievalError: options conflict with each other; `output_dir` holds something other than a subset, or is the
+                subset given as `like`, which it would replace.
         """
         from hf_tlm.retrieval.subset import check_replaceable
 
@@ -97,10 +97,10 @@ class RetrievalArguments:
         check_replaceable(folder, index_dir=self.index_dir, work_dir=self.work_dir)
 
     def retrieve(self, task: Task, corpus: Corpus | None) -> Subset:
-        """The subset.
+        """Retrieve the subset of the corpus for a task.
 
         Raises:
-            RetrievalError: see `hf_tlm.retrieval.retrieve`; or an option without the retriever that it belongs to.
+            RetrievalError: see `hf_tlm.retrieval.retrieve`; or an option is set whose retriever is not used.
         """
         from hf_tlm.retrieval.retrieve import retrieve
         from hf_tlm.retrieval.subset import Subset
@@ -171,7 +171,7 @@ class RetrievalArguments:
 
 @dataclass
 class SubsetArguments:
-    """What was chosen from a corpus."""
+    """Settings of which subset of a corpus to read."""
 
     subset: str | None = option(
         None,
@@ -181,7 +181,7 @@ class SubsetArguments:
     )
 
     def open(self) -> Subset | None:
-        """Return the subset; None where none is given.
+        """Return the subset, or None if no subset was given.
 
         Raises:
             RetrievalError, HubError: see `Subset.open`.
@@ -194,7 +194,7 @@ class SubsetArguments:
 
 
 def parse_executor_options(text: str) -> dict[str, Any]:
-    """Parse the value of --executor_options; a RetrievalError for what is no JSON object."""
+    """Parse the value of --executor_options, or raise a RetrievalError if it is not a JSON object."""
     from hf_tlm.utils.safe_yaml import load_yaml
 
     options = load_yaml(text, "--executor_options", RetrievalError)  # JSON is YAML.

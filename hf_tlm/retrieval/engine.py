@@ -1,7 +1,7 @@
-"""Where hits come from: every engine takes queries and gives the union of their top K, in the order of a subset.
+"""Retrieval engines: each takes queries and returns the union of their top-K passages, in the order of a subset.
 
-Our own index, shards and a cluster have files of their own. Here are the engines of other packages, behind the search of
-our index: bm25s to compare with, rank_bm25 as the reference.
+Our own index, sharded retrieval and Elasticsearch are implemented in other modules. This one calls them, and implements
+the engines of other packages: bm25s for comparison, rank_bm25 as the reference.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from hf_tlm.utils.options import check_numbers
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 64 * 2**20
-MAX_BATCH = 256  # queries: enough to keep all cores busy, few enough for the progress bar to move
+MAX_BATCH = 256  # Queries per batch: enough to keep all cores busy, few enough for the progress bar to move.
 
 
 @dataclass(frozen=True)
 class RetrievalRequest:
-    """What every engine is asked.
+    """A retrieval request: the queries and settings that every engine receives.
 
-    query_ids, queries: the training examples and their query texts; folder: where indexes and work in progress are kept;
-    index_dir: a folder for this corpus's index that the user chose.
+    name: the task's name, for messages; query_ids, queries: the training examples and their query texts; folder: directory
+    of indexes and work in progress; index_dir: directory that the user chose for this corpus's index.
     """
 
     name: str
@@ -61,12 +61,12 @@ class RetrievalRequest:
     query_batch_size: int | None = None
 
     def digest(self, *more: Any) -> str:
-        """Names a search and whatever else its work in progress depends on."""
+        """Return a hash of the search, and of `more` values that its work in progress depends on."""
         asked = [self.queries, self.top_k, self.settings.to_dict(), self.max_query_terms, *map(str, more)]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
     def tokenize(self) -> TokenizedTexts:
-        """The queries' terms; a RetrievalError where there is not one."""
+        """Tokenize the queries; raise a RetrievalError if all of them are empty, and warn if some are."""
         tokenized = tokenize_texts(self.queries, self.settings.analyzer)
         empty = np.flatnonzero(np.diff(tokenized.offsets) == 0)
         if len(empty) == len(tokenized):
@@ -86,7 +86,7 @@ class RetrievalRequest:
         return tokenized
 
     def check_found(self, found: int, passages: int) -> None:
-        """Raise RetrievalError unless something was found."""
+        """Check that at least one passage was found, or raise a RetrievalError."""
         if found == 0:
             raise RetrievalError(
                 f"None of the {len(self.queries)} queries of {self.name} shares a word with any of the {passages} "
@@ -95,7 +95,7 @@ class RetrievalRequest:
 
 
 def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> RetrievalResult:
-    """Our own index, or an engine of another package, over a corpus on this machine."""
+    """Search a corpus on this machine with our own index or with the engine of another package."""
     tell_of_compiling()
     queries = search.tokenize()
     passages, index = _indexed(search, corpus) if engine == "bm25" else (corpus.to_dataset(str(search.folder)), None)
@@ -131,7 +131,7 @@ def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> Retr
 
 
 def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) -> RetrievalResult:
-    """A corpus larger than one machine."""
+    """Search a corpus larger than one machine, shard by shard."""
     from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
 
     found = retrieve_sharded(
@@ -153,7 +153,7 @@ def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) 
 
 
 def search_elastic(search: RetrievalRequest, corpus: Corpus | None, elastic: ElasticSettings) -> RetrievalResult:
-    """A cluster's index; made from the corpus if one is given and the index is not there."""
+    """Search an index of an Elasticsearch cluster; build it first if a corpus is given and the index does not exist."""
     from hf_tlm.retrieval.elastic_index import index_corpus
     from hf_tlm.retrieval.elastic_search import retrieve_elastic
 
@@ -170,7 +170,7 @@ def search_elastic(search: RetrievalRequest, corpus: Corpus | None, elastic: Ela
         search.settings,
         max_query_terms=search.max_query_terms,
     )
-    # Those that are empty are counted as such by whoever asked.
+    # The caller counts empty queries separately.
     analyzer = search.settings.analyzer if found.counts["fingerprint"] else str.split
     without_hits = [number for number in found.without_hits if analyzer(search.queries[number])]
     return replace(found, counts=counts | found.counts, without_hits=without_hits)
@@ -185,15 +185,16 @@ def search_package(
     settings: Bm25Settings | None = None,
     tie_key: np.ndarray | None = None,
 ) -> Iterator[Hits]:
-    """The hits of every query, in the order of the queries.
+    """Search with the engine of another package and return the hits of every query, in the order of the queries.
 
     Args:
-        queries, corpus: from `tokenize_texts` with the same analyser.
-        top_k: K; larger than the corpus means the whole corpus.
+        queries, corpus: from `tokenize_texts` with the same analyzer.
+        top_k: K; larger than the corpus means all of it.
+        backend: "bm25s" or "rank_bm25".
         tie_key: int [N], distinct; among equal scores the smaller comes first. Default: order of the documents.
 
     Raises:
-        RetrievalError: empty corpus, top_k below 1, unknown engine, or a variant which the engine lacks.
+        RetrievalError: the corpus is empty, top_k is below 1, the engine is unknown, or it lacks the variant.
     """
     settings = settings or Bm25Settings()
     check_engine(backend, settings)
@@ -210,7 +211,10 @@ def search_package(
 
 
 def rarest_terms(queries: TokenizedTexts, corpus: TokenizedTexts, max_query_terms: int) -> TokenizedTexts:
-    """Every query with only its terms that occur in the fewest passages, at most so many (then the first)."""
+    """Reduce every query to its `max_query_terms` terms that occur in the fewest passages; of equally rare ones, the first.
+
+    Terms that occur in no passage are dropped; a repeated term keeps all of its occurrences.
+    """
     owner = np.repeat(np.arange(len(corpus)), np.diff(corpus.offsets))
     in_passages = np.unique(owner * max(len(corpus.vocabulary), 1) + corpus.ids) % max(len(corpus.vocabulary), 1)
     frequencies = dict(zip(corpus.vocabulary, np.bincount(in_passages, minlength=len(corpus.vocabulary)), strict=True))
@@ -225,17 +229,20 @@ def rarest_terms(queries: TokenizedTexts, corpus: TokenizedTexts, max_query_term
 
 
 def count_sources(passages: Dataset) -> dict[str, int]:
-    """Passages per source, most first."""
+    """Count the passages of each source, the most frequent source first."""
     counted = pc.value_counts(passages.with_format("arrow").data.column("source")).to_pylist()
     return {entry["values"]: entry["counts"] for entry in sorted(counted, key=lambda e: (-e["counts"], e["values"]))}
 
 
 def _indexed(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, Index]:
-    """The corpus and its index, row by row the same passages; a chosen index that lacks new files is extended by them."""
+    """Return the corpus as a dataset and its index, built if needed, with the passages in the same order.
+
+    If the user chose the index's directory and its index lacks files of the corpus, it is extended with them.
+    """
     passages = corpus.to_dataset(str(search.folder))
     parts = {part.fingerprint: part for part in corpus.parts if part.name not in corpus.bad_files}
     fingerprint = corpus.fingerprint
-    if corpus.bad_files:  # Another time they may be readable.
+    if corpus.bad_files:  # They may be readable the next time, so this index must not be taken for the complete one.
         fingerprint += "-without-" + hashlib.sha256("\n".join(corpus.bad_files).encode()).hexdigest()[:8]
     analyzer = search.settings.analyzer
     name = f"index-{fingerprint}-{analyzer.stopwords or 'all'}-{analyzer.stemmer or 'words'}"
@@ -252,7 +259,7 @@ def _indexed(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, Index]:
         parts=list(parts),
         num_threads=search.num_threads,
     )
-    # An index that was built of the corpus as a whole has its order.
+    # An extended index may have the parts in another order; one built as a single part has the corpus's order.
     if index.parts not in (list(parts), [fingerprint]):
         passages = _concatenated([parts[part] for part in index.parts], search.folder)
     return passages, index
@@ -261,7 +268,10 @@ def _indexed(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, Index]:
 def _extend(
     directory: Path, parts: Mapping[str, Part], fingerprint: str, corpus_name: str, search: RetrievalRequest
 ) -> None:
-    """Have an index hold all these parts if it holds some of them; what other processes add meanwhile is not added again."""
+    """Extend an index with the parts that it lacks, if it already holds some of these parts and no others.
+
+    If another process changes the index meanwhile, load it again and add only what is still missing.
+    """
     while True:
         index = Index.load(directory, analyzer=search.settings.analyzer)
         if not set(index.parts) < set(parts):
@@ -273,6 +283,7 @@ def _extend(
 
 
 def _concatenated(parts: Sequence[Part], folder: Path) -> Dataset:
+    """Concatenate the passages of some parts, in this order."""
     return concatenate_datasets([part.to_dataset(str(folder)) for part in parts])
 
 
@@ -280,7 +291,7 @@ def _concatenated(parts: Sequence[Part], folder: Path) -> Dataset:
 def _torch_threads_kept():
     """Restore torch's number of threads after the block.
 
-    The parallel loops of numba set OpenMP's number of threads, which is torch's too, and leave it so.
+    numba's parallel loops set OpenMP's number of threads, which torch shares, and do not reset it.
     """
     torch = sys.modules.get("torch")
     threads = torch and torch.get_num_threads()
@@ -294,7 +305,10 @@ def _torch_threads_kept():
 def _search_bm25s(
     queries: list[list[int]], corpus: TokenizedTexts, top_k: int, settings: Bm25Settings, tie_key: np.ndarray
 ) -> Iterator[Hits]:
-    """bm25s: every score precomputed in a sparse matrix; numba adds up the columns of a query's tokens."""
+    """Search with bm25s, which precomputes every score in a sparse matrix and adds up the columns of a query's tokens.
+
+    numba does the adding.
+    """
     bm25s = load_bm25s()
     engine = bm25s.BM25(
         method=settings.variant,
@@ -314,8 +328,8 @@ def _search_bm25s(
         batch = queries[start : start + size]
         known = [query for query in batch if query]
         if known and top_k < len(corpus):
-            # One more than K shows whether the cut falls inside a tie, where bm25s keeps arbitrary documents.
-            threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # Numba sets its options as it is imported.
+            # K + 1 hits show whether the cut falls inside a tie, where bm25s keeps arbitrary documents.
+            threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # Numba sets its options on import.
             with _torch_threads_kept():
                 found = engine.retrieve(known, k=top_k + 1, show_progress=False, n_threads=threads)
             rows: Iterator[Hits | None] = zip(found.documents, found.scores.astype(np.float32), strict=True)
@@ -327,8 +341,8 @@ def _search_bm25s(
                 continue
             row = next(rows)
             if row is not None and row[1][top_k - 1] > row[1][top_k]:
-                # Every variant here adds something above or equal to 0 for a shared token and the same constant for
-                # all others: what beats the (K+1)-th shares a token.
+                # Every variant here adds at least 0 for a shared token, and the same constant for all other documents:
+                # a document that scores above the (K+1)-th shares a token.
                 documents, scores = row[0][:top_k], row[1][:top_k]
             else:
                 shares = np.zeros(len(corpus), bool)
@@ -342,7 +356,7 @@ def _search_bm25s(
 def _search_rank_bm25(
     queries: list[list[int]], corpus: TokenizedTexts, top_k: int, settings: Bm25Settings, tie_key: np.ndarray
 ) -> Iterator[Hits]:
-    """rank_bm25: slow and readable, for tests and small corpora. Every document is scored for every query."""
+    """Search with rank_bm25, which scores every document for every query: slow and readable, for tests and small corpora."""
     delta = {} if settings.used_delta is None else {"delta": settings.used_delta}
     engine = RANK_BM25[settings.variant](corpus, k1=settings.k1, b=settings.b, **delta)
     for query in queries:
@@ -353,7 +367,10 @@ def _search_rank_bm25(
 
 
 class LuceneBM25(rank_bm25.BM25Okapi):
-    """Lucene's idf, ln(1 + (N - df + 0.5) / (df + 0.5)), and no factor k1 + 1, which BM25Okapi multiplies by later."""
+    """Lucene's BM25: rank_bm25's BM25Okapi with the idf ln(1 + (N - df + 0.5) / (df + 0.5)).
+
+    The idf is divided by k1 + 1, because Lucene lacks that factor and BM25Okapi multiplies by it later.
+    """
 
     def _calc_idf(self, nd):
         for token, df in nd.items():
@@ -361,7 +378,7 @@ class LuceneBM25(rank_bm25.BM25Okapi):
 
 
 class BM25L(rank_bm25.BM25L):
-    """BM25L as in bm25s and Kamphuis et al.; rank_bm25's own multiplies by the term frequency once too often."""
+    """BM25L as in bm25s and Kamphuis et al.; rank_bm25's own class multiplies by the term frequency once too often."""
 
     def get_scores(self, query):
         norm = 1 - self.b + self.b * np.array(self.doc_len) / self.avgdl
@@ -378,7 +395,7 @@ BACKENDS: dict[str, Callable[..., Iterator[Hits]]] = {"bm25s": _search_bm25s, "r
 
 
 def _best(documents: np.ndarray, scores: np.ndarray, top_k: int, tie_key: np.ndarray) -> Hits:
-    """The K best of some candidates by (score descending, tie key ascending)."""
+    """Return the K best candidates, ordered by (score descending, tie key ascending)."""
     if len(documents) > top_k:
         enough = scores >= np.partition(scores, -top_k)[-top_k]
         documents, scores = documents[enough], scores[enough]

@@ -1,8 +1,8 @@
-"""Passages that are taken out of a corpus before retrieval: those that give away held-out texts, and near repetitions.
+"""Filters of retrieved passages: decontamination against held-out texts, and near-duplicate removal.
 
 A hash is a polynomial in an odd base modulo 2^64 (Karp and Rabin 1987, "Efficient randomized pattern-matching
-algorithms"). An odd number has an inverse there, so prefix sums give the hash of any span by one difference. Equal words
-have equal hashes; the converse is only very likely, so whoever acts on a hash compares the words first.
+algorithms"). An odd number has an inverse modulo 2^64, so prefix sums give the hash of any span by one subtraction. Equal
+words have equal hashes; the converse is only very likely, so the words are compared before a hash match is acted on.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from hf_tlm.utils.texts import UNSPACED, by_size
 
 BATCH_CHARACTERS = 1 << 20
 BETWEEN, LETTER, WORD = range(3)
-PLANES = (range(0x40000), range(0xE0000, 0xE1000))  # The others have neither letters nor numbers nor marks.
+PLANES = (range(0x40000), range(0xE0000, 0xE1000))  # The other planes have no letters, numbers or marks.
 CODE_BASE, WORD_BASE = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
 FILTER_BITS = (16, 27)  # at most 128 MiB
-# Of the pairs at the threshold, the part that LSH must propose. A false candidate costs one comparison of two texts, a
-# missed one stays in the subset.
+# Minimum share of the pairs at the threshold that LSH must propose. A false candidate costs one comparison of two texts; a
+# missed pair stays in the subset.
 RECALL = 0.9
 CACHED_TEXTS = 4096
 
 
 def words(text: str) -> list[str]:
-    """The words of a text: runs of letters, digits and marks of any script, after NFKC and lower case.
+    """Split a text into words: runs of letters, digits and marks of any script, after NFKC and lower-casing.
 
     In scripts written without spaces (`UNSPACED`) every character is a word, so that an n-gram there is n characters.
     """
@@ -44,7 +44,11 @@ def words(text: str) -> list[str]:
 
 
 def hash_words(texts: Iterable[str]) -> Iterator[tuple[list[str], np.ndarray, np.ndarray]]:
-    """Batches of about `BATCH_CHARACTERS`: (texts, word hashes uint64 [words], offsets int64 [texts + 1])."""
+    """Hash the words of texts in batches of about `BATCH_CHARACTERS` characters.
+
+    Yields:
+        (texts, word hashes uint64 [words], offsets int64 [texts + 1]) of each batch.
+    """
     for batch in by_size(texts, BATCH_CHARACTERS):
         yield batch, *_hash_batch(batch)
 
@@ -52,10 +56,14 @@ def hash_words(texts: Iterable[str]) -> Iterator[tuple[list[str], np.ndarray, np
 def hash_ngrams(
     hashes: np.ndarray, offsets: np.ndarray, n: int, *, short_texts: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The n-grams of words hashed by `hash_words`: (hashes uint64 [n-grams], text of each int64 [n-grams], ascending).
+    """Hash the n-grams of words that `hash_words` hashed.
 
     Args:
-        short_texts: a text of fewer than n words, but not of none, counts as one n-gram.
+        hashes, offsets: a batch of `hash_words`.
+        short_texts: count a text of fewer than n words, but at least one, as one n-gram.
+
+    Returns:
+        (hashes uint64 [n-grams], index of the text of each int64 [n-grams], ascending).
     """
     lengths = np.diff(offsets)
     text_of_word = np.repeat(np.arange(len(lengths)), lengths)
@@ -69,7 +77,7 @@ def hash_ngrams(
 
 @functools.cache
 def _kinds() -> np.ndarray:
-    """uint8 [code points]: BETWEEN words, a LETTER of a word, or a WORD by itself."""
+    """Return the class of every code point, uint8: BETWEEN words, a LETTER of a word, or a WORD by itself."""
     kinds = np.zeros(sys.maxunicode + 1, np.uint8)
     for plane in PLANES:
         kinds[plane.start : plane.stop] = [unicodedata.category(chr(code))[0] in "LNM" for code in plane]
@@ -79,11 +87,16 @@ def _kinds() -> np.ndarray:
 
 
 def _normalise(text: str) -> str:
+    """Apply NFKC and lower-casing to a text."""
     return text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
 
 
 def _find_words(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(code points uint32 [characters], starts int64 [words], ends int64 [words]) of a normalised text."""
+    """Find the words of a normalised text.
+
+    Returns:
+        (code points uint32 [characters], starts int64 [words], ends int64 [words]).
+    """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     kinds = np.full(len(codes) + 2, BETWEEN, np.uint8)
     np.take(_kinds(), codes, out=kinds[1:-1])
@@ -94,6 +107,7 @@ def _find_words(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _hash_batch(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Hash the words of texts: (hashes uint64 [words], offsets int64 [texts + 1])."""
     texts = [_normalise(text) for text in texts]
     codes, starts, ends = _find_words("\n".join(texts))
     borders = np.cumsum([0, *(len(text) + 1 for text in texts)])
@@ -101,11 +115,11 @@ def _hash_batch(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _hash_spans(values: np.ndarray, starts: np.ndarray, ends: np.ndarray, base: int) -> np.ndarray:
-    """uint64: sum of values[i] * base^(i - start) over each span, its bits mixed."""
+    """Return the hash of each span, uint64: the sum of values[i] * base^(i - start) over the span, with its bits mixed."""
     sums = np.zeros(len(values) + 1, np.uint64)
     np.cumsum(values * _powers(base, len(values)), out=sums[1:])
     hashes = (sums[ends] - sums[starts]) * _powers(pow(base, -1, 1 << 64), len(values))[starts]
-    # Without mixing, the low bits of a hash depend on the low bits of the values alone.
+    # Without mixing, the low bits of a hash would depend only on the low bits of the values.
     hashes ^= hashes >> np.uint64(32)
     hashes *= np.uint64(0xD6E8FEB86659FD93)
     hashes ^= hashes >> np.uint64(32)
@@ -113,7 +127,7 @@ def _hash_spans(values: np.ndarray, starts: np.ndarray, ends: np.ndarray, base: 
 
 
 def _powers(base: int, n: int) -> np.ndarray:
-    """uint64 [n]: 1, base, base^2, ..."""
+    """Return the powers 1, base, base^2, ... modulo 2^64: uint64 [n]."""
     powers = np.full(n, base, np.uint64)
     powers[:1] = 1
     return np.cumprod(powers, out=powers)
@@ -121,11 +135,12 @@ def _powers(base: int, n: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Leak:
-    """Why a passage is left out.
+    """The reason why a passage is removed: the held-out text that it leaks.
 
-    held_out: id of the held-out text, the one with the highest share; of several the first.
-    reason: "contains", the passage has all its words in a row; "shares", n-grams only.
-    share: of the distinct n-grams of the held-out text, or of those of the passage, whichever is more; 1 if contained.
+    held_out: id of the held-out text with the highest share; of several the first.
+    reason: "contains" if the passage contains all words of the text consecutively; "shares" if they only share n-grams.
+    share: shared n-grams as a share of the distinct n-grams of the held-out text or of the passage, whichever is larger; 1
+        if contained.
     """
 
     held_out: str
@@ -134,24 +149,27 @@ class Leak:
 
 
 class Decontaminator:
-    """Says which passages hold held-out texts, in the manner of GPT-3's n-gram overlap (Brown et al. 2020, appendix C).
+    """A detector of passages that contain held-out texts, by n-gram overlap as in GPT-3 (Brown et al. 2020, appendix C).
 
-    A passage leaks a held-out text of `ngram` words or more if more than `threshold` of the distinct n-grams of either
-    are in both: of the text's, because a long text may be cut into several passages; of the passage's, because it may
-    be a piece of a long text. So it leaks if it contains the whole text. A shorter text leaks only as a whole, its words
-    in a row; and if it has fewer than `min_characters` (words joined by spaces) only when the passage is nothing else,
-    for "yes" is in half of a corpus. Words are those of `hf_tlm.retrieval.filters.words`: case, punctuation and white
-    space do not count; in scripts without spaces an n-gram is `ngram` characters.
+    A passage leaks a held-out text of `ngram` words or more if more than `threshold` of the distinct n-grams of either one
+    occur in both: of the text's n-grams, because a long text may be cut into several passages; of the passage's, because it
+    may be a piece of a long text. So a passage that contains the complete text leaks it. A shorter text leaks only if the
+    passage contains all of its words consecutively; and if it has fewer than `min_characters` (words joined by spaces),
+    only if the passage consists of nothing else, because "yes" occurs in half of a corpus. Words are those of
+    `hf_tlm.retrieval.filters.words`: case, punctuation and white space do not count; in scripts without spaces an n-gram is
+    `ngram` characters.
 
-    Memory: the held-out texts, and for each of their n-grams about 20 bytes (50 while they are sorted); passages are
+    Memory: the held-out texts, and about 20 bytes for each of their n-grams (50 while they are sorted); passages are
     streamed.
 
     Args:
-        held_out: (id, text) pairs, as `held_out_texts` gives them. Texts without a word are never found.
+        held_out: (id, text) pairs, as `held_out_texts` returns them. Texts without a word are never found.
+        ngram: words of an n-gram, at least 1.
         threshold: at least 0 and below 1.
+        min_characters: at least 0.
 
     Raises:
-        RetrievalError: a setting out of range.
+        RetrievalError: a setting is out of range.
     """
 
     def __init__(
@@ -165,7 +183,7 @@ class Decontaminator:
         self.ngram, self.threshold = ngram, threshold
         self.settings = {"ngram": ngram, "threshold": threshold, "min_characters": min_characters}
         self._held_out = list(held_out)
-        self._alone: dict[str, int] = {}  # texts which only an equal passage leaks -> position
+        self._alone: dict[str, int] = {}  # text leaked only by an equal passage -> its index in held_out
         lengths, keys, owners, first = {ngram}, [], [], 0
         for texts, hashes, offsets in hash_words(text for _, text in self._held_out):
             found, of = hash_ngrams(hashes, offsets, ngram, short_texts=True)
@@ -185,25 +203,25 @@ class Decontaminator:
         self._index(np.concatenate([np.empty(0, np.uint64), *keys]), np.concatenate([np.empty(0, np.int64), *owners]))
 
     def _index(self, keys: np.ndarray, owners: np.ndarray) -> None:
-        """Sort the n-grams by hash, then text; each once a text."""
+        """Build the index of the n-grams: sorted by hash, then text, without repetitions within a text."""
         order = np.argsort(keys, kind="stable")
         keys, owners = keys[order], owners[order].astype(np.int32)
         first = np.ones(len(keys), bool)
         first[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])
         self._keys, self._owners = keys[first], owners[first]
         self._sizes = np.bincount(self._owners, minlength=len(self._held_out))
-        # One look-up here spares most n-grams of the passages a binary search.
+        # One look-up in this filter saves most n-grams of the passages a binary search.
         bits = min(max(FILTER_BITS[0], (8 * len(keys)).bit_length()), FILTER_BITS[1])
         self._shift = np.uint64(64 - bits)
         self._filter = np.zeros(1 << bits, bool)
         self._filter[self._keys >> self._shift] = True
 
     def __len__(self) -> int:
-        """Held-out texts."""
+        """Return the number of held-out texts."""
         return len(self._held_out)
 
     def leaks(self, texts: Iterable[str]) -> Iterator[Leak | None]:
-        """For each passage, in order: what it leaks, or None if it may stay."""
+        """Yield for each passage, in order, what it leaks, or None if it may stay."""
         for batch, hashes, offsets in hash_words(texts):
             own, of = hash_ngrams(hashes, offsets, self.ngram)
             starts = np.searchsorted(of, np.arange(len(batch) + 1))
@@ -220,12 +238,18 @@ class Decontaminator:
                     yield None
 
     def _known(self, hashes: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the passages' n-grams, and runs as long as the short texts, the held-out ones: (hashes, passage of each)."""
+        """Find the held-out n-grams among those of a batch of passages, by hash.
+
+        Word runs of the lengths of the short held-out texts are looked up too.
+
+        Returns:
+            (hashes, index of the passage of each, ascending).
+        """
         hits, hit_of = [], []
         for length in self._lengths:
             found, of = hash_ngrams(hashes, offsets, length)
             maybe = np.flatnonzero(self._filter[found >> self._shift])
-            maybe = maybe[np.argsort(found[maybe])]  # in order, a binary search stays within the processor's cache
+            maybe = maybe[np.argsort(found[maybe])]  # Sorted, so that binary search stays in the CPU cache.
             found, of = found[maybe], of[maybe]
             places = np.searchsorted(self._keys, found)
             sure = places < len(self._keys)
@@ -237,7 +261,12 @@ class Decontaminator:
         return all_hits[order], all_of[order]
 
     def _worst(self, text: str, hits: np.ndarray, num_own: int) -> Leak | None:
-        """The leak of the highest share, confirmed on the words. hits: distinct; num_own: distinct n-grams of `text`."""
+        """Return the leak with the highest share, confirmed on the words, or None.
+
+        Args:
+            hits: distinct hashes of held-out n-grams in the passage `text`.
+            num_own: number of distinct n-grams of `text`.
+        """
         starts, ends = (np.searchsorted(self._keys, hits, side) for side in ("left", "right"))
         owners = np.concatenate([self._owners[start:end] for start, end in zip(starts, ends, strict=True)])
         owners, shared = np.unique(owners, return_counts=True)
@@ -251,7 +280,7 @@ class Decontaminator:
         return None
 
     def _confirm(self, passage: list[str], held_out: str, text: str) -> Leak | None:
-        """The definition, on words instead of hashes."""
+        """Check on words instead of hashes whether the passage leaks a held-out text; return the leak, or None."""
         text_words = words(text)
         if f" {' '.join(text_words)} " in f" {' '.join(passage)} ":
             return Leak(held_out, "contains", 1.0)
@@ -262,7 +291,10 @@ class Decontaminator:
 
 
 def held_out_texts(task: Task) -> list[tuple[str, str]]:
-    """(`<split>/<id>`, text) of every validation and test example; of a pair of texts each of them, and both in a row."""
+    """Return (`<split>/<id>`, text) of every validation and test example.
+
+    A pair of texts gives three entries: each text, and both joined by a space.
+    """
     texts = []
     for split in [split for split in ("validation", "test") if split in task.splits]:
         rows = task.splits[split]
@@ -273,11 +305,12 @@ def held_out_texts(task: Task) -> list[tuple[str, str]]:
 
 
 def _ngram_set(words: list[str], n: int) -> set[tuple[str, ...]]:
+    """Return the distinct n-grams of a list of words."""
     return set(zip(*(words[start:] for start in range(n)), strict=False))
 
 
 def check_deduplication(threshold: float, num_perm: int = 1, ngram: int = 1) -> None:
-    """Raise a RetrievalError for a setting of deduplication that is out of range, or where its package is not installed."""
+    """Check the settings of deduplication and that its package is installed, or raise a RetrievalError."""
     if not 0 < threshold <= 1 or num_perm < 1 or ngram < 1:
         raise RetrievalError(
             "Deduplication needs threshold above 0 and at most 1, num_perm of at least 1 and ngram of at least 1; "
@@ -300,27 +333,34 @@ def near_duplicates(
     seed: int = 0,
     progress: bool = True,
 ) -> np.ndarray:
-    """For each text the index of the first earlier one that it nearly repeats, or -1 if it stays: int64 [texts].
+    """Find near-duplicates of earlier texts with MinHash LSH.
 
-    Two texts repeat each other if the Jaccard similarity of their sets of word n-grams (a text of fewer words is one) is
-    at least `threshold`. Only texts that stay are compared with, so of a group the first one stays: bring the best
-    first. Texts without a word repeat each other. The result depends on the texts and the arguments alone.
+    Two texts are near-duplicates if the Jaccard similarity of their sets of word n-grams is at least `threshold`; a text of
+    fewer than `ngram` words counts as one n-gram. Texts are compared only with earlier ones that stay, so the first of a
+    group stays: pass the best texts first. Texts without a word are duplicates of each other. The result depends only on
+    the texts and the arguments.
 
-    LSH proposes at least `RECALL` of the pairs at the threshold and nearly all above it (with the defaults 95% at 0.8,
-    99% at 0.85); nothing is dropped on an estimate. Memory: about 200 bytes a text.
+    LSH proposes at least `RECALL` of the pairs at the threshold and nearly all above it (with the defaults 95% at 0.8, 99%
+    at 0.85); every proposed pair is verified on its n-grams, so no text is dropped on an estimate. Memory: about 200 bytes
+    per text.
 
     Args:
         threshold: above 0, at most 1.
-        num_perm: hash functions of a MinHash; more find more of the pairs.
+        num_perm: hash functions of a MinHash; more of them find more of the pairs.
+        ngram: words of an n-gram.
+        seed: seed of the hash functions.
         progress: show a progress bar.
 
+    Returns:
+        int64 [texts]: the index of the first earlier text that each one nearly repeats, or -1 if it stays.
+
     Raises:
-        RetrievalError: a setting out of range, or datasketch is not installed.
+        RetrievalError: a setting is out of range, or datasketch is not installed.
     """
     check_deduplication(threshold, num_perm, ngram)
     from datasketch import MinHash
 
-    # 1. Candidates: texts with an equal band, that is, a piece of the MinHash, kept as one number.
+    # 1. Candidates are texts that share a band, a slice of the MinHash, which is stored as one number.
     num_bands, band_size = _shape_of_bands(threshold, num_perm)
     multipliers = np.random.default_rng(seed).integers(1 << 63, size=band_size, dtype=np.uint64) * 2 + 1
     bands = np.empty((num_bands, len(texts)), np.uint64)
@@ -331,7 +371,7 @@ def near_duplicates(
         bands[:, index] = (values.reshape(num_bands, band_size) * multipliers).sum(axis=1)
     in_company = np.stack([_occurs_twice(band) for band in bands])
 
-    # 2. Candidates in order, each compared with those before it that stay.
+    # 2. Compare each candidate, in order, with the earlier ones that stay.
     @functools.lru_cache(CACHED_TEXTS)
     def ngrams_of(index: int) -> frozenset[tuple[str, ...]]:
         found = words(texts[index])
@@ -353,9 +393,11 @@ def near_duplicates(
 
 
 def _shape_of_bands(threshold: float, num_perm: int) -> tuple[int, int]:
-    """(bands, MinHash values in each): the longest bands, and so the fewest false candidates, with the wanted recall.
+    """Choose the number of LSH bands and of MinHash values in each: (bands, values).
 
-    A value is equal with a probability of the similarity s, one of b bands of r values with 1 - (1 - s^r)^b.
+    The longest bands with a recall of at least `RECALL` are chosen, because they give the fewest false candidates. Two
+    texts of similarity s agree in a value with probability s, and in at least one of b bands of r values with probability
+    1 - (1 - s^r)^b.
     """
     shapes = ((num_perm // size, size) for size in range(num_perm, 0, -1))
     good = (shape for shape in shapes if 1 - (1 - threshold ** shape[1]) ** shape[0] >= RECALL)
@@ -363,7 +405,7 @@ def _shape_of_bands(threshold: float, num_perm: int) -> tuple[int, int]:
 
 
 def _hashed_ngrams(texts: Sequence[str], n: int) -> Iterator[list[int]]:
-    """The n-grams of each text as 32-bit hashes."""
+    """Yield the distinct n-grams of each text as 32-bit hashes."""
     for _, hashes, offsets in hash_words(texts):
         found, of = hash_ngrams(hashes, offsets, n, short_texts=True)
         found >>= np.uint64(32)
@@ -372,11 +414,12 @@ def _hashed_ngrams(texts: Sequence[str], n: int) -> Iterator[list[int]]:
 
 
 def _jaccard(first: frozenset, second: frozenset) -> float:
+    """Return the Jaccard similarity of two sets."""
     shared = len(first & second)
     return shared / (len(first) + len(second) - shared)
 
 
 def _occurs_twice(values: np.ndarray) -> np.ndarray:
-    """bool: another element is equal."""
+    """Return for each element whether another one is equal to it."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return counts[inverse] > 1

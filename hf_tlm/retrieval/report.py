@@ -1,6 +1,6 @@
-"""What a retrieval found, as markdown for a person: counts, union against K, hits, sources, lengths, examples.
+"""The markdown report of a retrieval: counts, size of the union against K, hits, sources, lengths, examples.
 
-In examples a query and a passage stand side by side with the words that both have marked (TLM, Table 8).
+Examples show a query and a passage with their shared words marked (TLM, Table 8).
 """
 
 from __future__ import annotations
@@ -36,25 +36,27 @@ NAMED_PARAMETERS = 3
 BARS = ("passages", "share", " ")
 BAR_WIDTH = 24
 
-WINDOWS, WINDOW_WORDS, CONTEXT_WORDS = 2, 30, 4  # of a text that is shown
-LONGEST_PIECE = 60  # characters of a word, or of what is between two
+# A text is shown as at most WINDOWS windows of WINDOW_WORDS words, each starting CONTEXT_WORDS before a marked word.
+WINDOWS, WINDOW_WORDS, CONTEXT_WORDS = 2, 30, 4
+LONGEST_PIECE = 60  # Maximum number of characters shown of a word, or of the text between two words.
 
-# Where no spaces are, letters by themselves.
+# Words of a script without spaces: single letters, and runs of other scripts.
 _LETTER = re.compile(rf"[^\W{UNSPACED_SET}]+|\w")
 
-# What is shown of a text, on one line and as it is, in pieces: (piece, whether its words are marked).
+# The shown parts of a text, on one line and not escaped: (piece, whether its words are marked).
 Spans = list[tuple[str, bool]]
 
 
 def retrieval_report(subset: SubsetLike, task: Task | None = None, num_examples: int = 10) -> str:
-    """The report of one subset, in GitHub's markdown. The same subset gives the same text.
+    """Write the report of a subset in GitHub's markdown. The same subset gives the same text.
 
     Args:
-        task: the subset's; its training texts are quoted as the queries of the examples. Without it, passages alone are.
-        num_examples: examples in the manner of the TLM paper's Table 8, spread over ranks and queries.
+        task: the subset's task; its training texts are quoted as the queries of the examples. None: only passages are
+            quoted.
+        num_examples: number of examples, as in Table 8 of the TLM paper, spread over ranks and queries.
 
     Raises:
-        RetrievalError: no subset, num_examples below 0, or the subset was retrieved for another task.
+        RetrievalError: `subset` is not a Subset, num_examples is below 0, or the subset was retrieved for another task.
     """
     if task is not None:
         check_task(task)
@@ -85,7 +87,7 @@ def retrieval_report(subset: SubsetLike, task: Task | None = None, num_examples:
 
 
 def describe_selection(selection: dict[str, Any]) -> str:
-    """How a subset was made smaller (`hf_tlm.influence.select`), in plain words: of the manifest's `selection`."""
+    """Describe in words the manifest's `selection`: how passages of a subset were selected (`hf_tlm.influence.select`)."""
     names = {name: name.replace("_", " ") for name in SELECTION_SETTINGS}
     names |= {"top_k": "top k of each task batch", "num_passages": "passages asked for"}
     said = []
@@ -108,7 +110,7 @@ def describe_selection(selection: dict[str, Any]) -> str:
 
 
 def _score_model(made: dict[str, Any]) -> str:
-    """One that was trained for the selection (`hf_tlm.runs.score_models`), in plain words."""
+    """Describe in words a score model that was trained for the selection (`hf_tlm.runs.score_models`)."""
     scores = made.get("validation", {})
     left_out = {"model", "validation", "digest", "num_train_epochs" if made.get("max_steps", -1) > 0 else "max_steps"}
     said = [f"{name.replace('_', ' ')} {_plain(value)}" for name, value in made.items() if name not in left_out]
@@ -118,10 +120,12 @@ def _score_model(made: dict[str, Any]) -> str:
 
 
 def _numbers(head: Sequence[str], numbers: Iterable[float], style: str) -> str:
+    """Return a table of one row of numbers, in the format `style`."""
     return markdown_table(head, [[format(number, style) for number in numbers]], texts=0)
 
 
 def _counts(made: dict[str, Any], rows: int) -> str:
+    """Return the section of counts and settings."""
     counts = made["counts"]
     of = "released file" if made["retriever"] == "released" else "corpus"
     table = [
@@ -155,7 +159,10 @@ def _counts(made: dict[str, Any], rows: int) -> str:
 
 
 def _union(subset: SubsetLike) -> str:
-    """Passages of rank k or better are the union of the queries' top k."""
+    """Return the section with the size of the union for each K.
+
+    The passages of rank k or better are the union of the queries' top k, so no new search is needed.
+    """
     ranks = np.sort(_column(subset, "rank"))
     top_k = max(subset.manifest.get("top_k") or 0, int(ranks[-1]))
     shown = steps(top_k)
@@ -166,12 +173,13 @@ def _union(subset: SubsetLike) -> str:
 
 
 def steps(largest: int) -> list[int]:
-    """1, 2, 5, 10, 20, 50, ... and the largest."""
+    """Return the values of K to report: 1, 2, 5, 10, 20, 50, ... and the largest."""
     found = [factor * 10**power for power in range(len(str(largest))) for factor in (1, 2, 5)]
     return [step for step in found if step < largest] + [largest]
 
 
 def _hits(subset: SubsetLike) -> str:
+    """Return the section with the histogram of the number of queries that hit a passage, in powers of two."""
     hits = _column(subset, "n_queries").astype(np.int64)
     numbers = np.bincount(np.log2(np.maximum(hits, 1)).astype(int)).tolist()
     rows = []
@@ -184,7 +192,7 @@ def _hits(subset: SubsetLike) -> str:
 
 
 def _influence(subset: SubsetLike) -> str:
-    """Of the passages that were selected by it."""
+    """Return the section with the quantiles of influence, for a subset that was selected by it."""
     values = _column(subset, "influence").astype(np.float64)
     numbers = [*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)), values.mean()]
     head = ["lowest", "25%", "median", "75%", "highest", "mean"]
@@ -194,7 +202,7 @@ def _influence(subset: SubsetLike) -> str:
 
 
 def _sources(subset: SubsetLike) -> str:
-    """The sources with the most passages; beside them, where the manifest has it, what the corpus holds of each."""
+    """Return the section with the most frequent sources, compared with their share of the corpus if the manifest has it."""
     found = Counter(source or "" for source in subset.dataset["source"][:])
     corpus = subset.manifest["counts"].get("sources") or {}
     names = sorted({*found, *corpus}, key=lambda name: (-found[name], name))
@@ -214,6 +222,7 @@ def _sources(subset: SubsetLike) -> str:
 
 
 def _lengths(subset: SubsetLike) -> str:
+    """Return the section with the quantiles of the passages' lengths in words."""
     texts = (text for batch in subset.dataset.select_columns("text").iter(1000) for text in batch["text"])
     words = np.array([count_words(text) for text in texts])
     numbers = [*np.quantile(words, (0, 0.25, 0.5, 0.75, 1)), words.mean(), words.sum()]
@@ -222,13 +231,17 @@ def _lengths(subset: SubsetLike) -> str:
 
 
 def _passages(subset: SubsetLike, number: int) -> str:
+    """Return the section of examples for a subset without queries: its first passages."""
     rows = subset.dataset.select(range(min(number, len(subset))))
     shown = [f"> {_unmarked(row)}\n>\n> {origin(row)}" for row in rows]
     return "\n\n".join(["## Examples", *_numbered(shown)])
 
 
 def _examples(subset: SubsetLike, task: Task | None, number: int) -> str:
-    """Query and passage with the words that both have in bold (TLM, Table 8); without a task the passage alone."""
+    """Return the section of examples: query and passage with their shared words in bold (TLM, Table 8).
+
+    Without a task only the passages are shown.
+    """
     rows = subset.dataset.select(_spread(_column(subset, "rank"), subset.dataset["best_query"][:], number))
     if task is None:
         shown = [f"> {how_found(row, row['score'])}: {_unmarked(row)}\n>\n> {origin(row)}" for row in rows]
@@ -247,17 +260,18 @@ def _examples(subset: SubsetLike, task: Task | None, number: int) -> str:
 
 
 def how_found(row: dict[str, Any], score: float) -> str:
-    """How a passage was found."""
+    """Describe how a passage was found: its rank, score and number of queries."""
     queries = f"{row['n_queries']:,} {'query' if row['n_queries'] == 1 else 'queries'}"
     return f"rank {row['rank']:,}, score {score:,.1f}, hit by {queries}"
 
 
 def origin(row: dict[str, Any]) -> str:
-    """Which passage it is, and where it comes from."""
+    """Return a passage's id and source."""
     return for_markdown(row["id"]) + (f", from {for_markdown(row['source'])}" if row["source"] else "")
 
 
 def _numbered(blocks: Iterable[str]) -> list[str]:
+    """Put a numbered heading above each example."""
     return [f"### {number}\n\n{block}" for number, block in enumerate(blocks, 1)]
 
 
@@ -266,7 +280,7 @@ def _column(subset: SubsetLike, name: str) -> np.ndarray:
 
 
 def _names(ids: Sequence[str] | None, number: int) -> str:
-    """The first ids in brackets."""
+    """Return the first ids in brackets, with an ellipsis if there are more; an empty string if there are none."""
     if not ids:
         return ""
     more = ", …" if number > len(ids[:NAMED_IDS]) else ""
@@ -274,6 +288,7 @@ def _names(ids: Sequence[str] | None, number: int) -> str:
 
 
 def _plain(value: Any) -> str:
+    """Format a setting's value."""
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -282,13 +297,13 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _bar(value: int, most: int) -> str:
-    """A bar of at most BAR_WIDTH characters, in steps of an eighth; something for anything above 0."""
+    """Return a bar of at most BAR_WIDTH characters, in steps of an eighth; never empty for a value above 0."""
     eighths = max(round(8 * BAR_WIDTH * value / most), min(1, value))
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 class MarkedTerms:
-    """Called, the terms of a text that are worth a mark. More stop words are left out here than in a search.
+    """A function from a text to the terms that are worth marking; it drops more stop words than a search does.
 
     stemmer, script: see `Analyzer`.
     """
@@ -299,7 +314,7 @@ class MarkedTerms:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> MarkedTerms:
-        """Those of the retrieval that a manifest tells of."""
+        """Create it with the stemmer and script of the retrieval that a manifest describes."""
         made = {**manifest, **(manifest.get("analyzer") or {})}
         return cls(made.get("stemmer"), made.get("script"))
 
@@ -308,10 +323,14 @@ class MarkedTerms:
         return frozenset(load_bm25s().stopwords.STOPWORDS_EN_PLUS)
 
     def __call__(self, text: str) -> set[str]:
+        """Return the distinct terms of a text that may be marked."""
         return {term for word in set(self._plain(text)) - self._stopwords for term in self._analyzer(word)}
 
     def words(self, text: str) -> list[tuple[int, int, str]]:
-        """(start, end, text whose terms it has) of each word; a letter of a script without spaces has its neighbours'."""
+        """Find the words of a text: (start, end, text whose terms decide whether the word is marked) of each.
+
+        For a letter of a script without spaces that text includes its two neighbours, since terms there are bigrams.
+        """
         pattern = _LETTER if self.script == "unspaced" else word_pattern(marks=True, least=1)
         found = []
         for word in pattern.finditer(text):
@@ -322,7 +341,7 @@ class MarkedTerms:
 
 
 def mark_shared(query: str, passages: Sequence[str], terms_of: MarkedTerms) -> tuple[Spans, list[Spans]]:
-    """What is shown of a query and of passages, marked: in each passage the query's words, in the query those of any."""
+    """Mark the shared words of a query and passages: in each passage the query's, in the query those of any passage."""
     of_query, of_passages = terms_of(query), [terms_of(passage) for passage in passages]
     shared = of_query.intersection(set().union(*of_passages))
     return marked_spans(query, shared, terms_of), [
@@ -331,10 +350,11 @@ def mark_shared(query: str, passages: Sequence[str], terms_of: MarkedTerms) -> t
 
 
 def marked_spans(text: str, terms: set[str], terms_of: MarkedTerms) -> Spans:
-    """The parts of a text with the most different ones of the terms, these marked; "…" stands for what is left out.
+    """Excerpt the windows of a text with the most distinct terms, and mark these terms; "…" replaces what is left out.
 
     Args:
-        terms_of: gives words, and their terms.
+        terms: the terms to mark; empty: excerpt the beginning.
+        terms_of: splits the text into words and gives their terms.
     """
     text = one_line(text, len(text))
     words = terms_of.words(text)
@@ -369,13 +389,13 @@ def marked_spans(text: str, terms: set[str], terms_of: MarkedTerms) -> Spans:
 
 
 def spans_to_markdown(spans: Spans) -> str:
-    """Marked pieces in bold, everything else as it is."""
+    """Convert spans to markdown: marked pieces in bold, everything else escaped but unchanged."""
     text = "".join(f"**{escape(piece)}**" if marked else escape(piece) for piece, marked in spans)
     return text.strip() or "(empty)"
 
 
 def _joined(pieces: Sequence[tuple[str, bool]]) -> Spans:
-    """Neighbours of a kind as one; marked words that a space is between are one too."""
+    """Join adjacent pieces that are both marked or both unmarked; marked words separated by one space are joined too."""
     spans: Spans = []
     for piece, marked in pieces:
         if marked and len(spans) > 1 and spans[-1] == (" ", False):
@@ -389,11 +409,12 @@ def _joined(pieces: Sequence[tuple[str, bool]]) -> Spans:
 
 
 def _cut(text: str) -> str:
+    """Cut a piece to LONGEST_PIECE characters."""
     return text if len(text) <= LONGEST_PIECE else f"{text[:LONGEST_PIECE]}…"
 
 
 def _spread(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> list[int]:
-    """Rows whose ranks grow by equal factors, each of another query where there are enough; by rank."""
+    """Choose rows whose ranks grow geometrically, of different queries as far as there are enough; sorted by rank."""
     order = np.argsort(ranks, kind="stable")
     ranks, number = ranks[order], min(number, len(ranks))
     chosen: list[int] = []
@@ -401,7 +422,7 @@ def _spread(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> li
     for turn, target in enumerate(np.geomspace(1, ranks[-1], number).round()):
         start = np.searchsorted(ranks, target)
         end = np.searchsorted(ranks, ranks[start], side="right")
-        # Within a rank the best score comes first: a later turn starts further down.
+        # Within a rank the best score comes first; start lower in later turns, so that examples vary.
         first = start + int((turn + 0.5) / number * (end - start))
         places = itertools.chain(range(first, end), range(start, first), range(end, len(ranks)), range(start))
         fresh = (place for place in places if place not in chosen and queries[order[place]] not in seen)
@@ -412,4 +433,5 @@ def _spread(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> li
 
 
 def _unmarked(row: dict[str, Any]) -> str:
+    """Return the excerpt of a passage without marks, in markdown."""
     return spans_to_markdown(marked_spans(row["text"], set(), MarkedTerms()))

@@ -1,4 +1,4 @@
-"""Task + corpus -> Subset: the union of the top-K passages of every training example (TLM, section 3.2)."""
+"""Retrieval of a Subset for a task: the union of the top-K passages of all training examples (TLM, section 3.2)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PACKAGES = ("numpy", "numba", "datasets", "bm25s", "rank_bm25")
 
 
 def default_top_k(num_train: int) -> int:
-    """The paper's K: 5000 for a task of fewer than 5K training examples, 50 for more than 100K, else 500."""
+    """Return the paper's K: 5000 for a task of fewer than 5K training examples, 50 for more than 100K, else 500."""
     if num_train < 5_000:
         return 5_000
     return 50 if num_train > 100_000 else 500
@@ -65,42 +65,42 @@ def retrieve(
     elastic: ElasticSettings | None = None,
     cache_dir: str | None = None,
 ) -> Subset:
-    """The passages of a corpus that resemble a task's training examples, or as many random ones.
+    """Retrieve the passages of a corpus that resemble a task's training examples, or draw random passages.
 
-    BM25: each training example is a query, its K best passages are taken, and the subset is their union. Each passage
-    keeps its best rank, its best score, how many queries hit it, and the query that gave the best rank (of several,
-    the one with the highest score, then the first). The result depends on texts and ids only, not on the order of the
-    corpus, the engine, threads or shards. Labels are never read.
+    BM25: each training example is a query, and the subset is the union of the K best passages of every query. Each passage
+    keeps its best rank, its best score, the number of queries that hit it, and the query that gave the best rank (of
+    several, the one with the highest score, then the first). The result depends only on texts and ids, not on the order of
+    the corpus, the engine, threads or shards. Labels are never read.
 
     Args:
-        corpus: None only for "elasticsearch", whose index then is used as it is.
+        corpus: None only for "elasticsearch", whose existing index is then searched.
         retriever: "bm25" (ours: exact, index on disk), "bm25s", "rank_bm25" (slow, for reference), "sharded" (a corpus
-            larger than one machine), "elasticsearch", or "random", which is the baseline of Table 3.
+            larger than one machine), "elasticsearch", or "random", the baseline of Table 3.
         top_k: K; None: `default_top_k` of the training split.
         query_mode: see `build_queries`.
-        max_query_terms: keep only so many terms of each query, those of highest idf.
+        max_query_terms: maximum number of terms kept of each query, those with the highest idf.
         settings: BM25's variant and parameters.
-        decontaminate: leave out passages that hold validation or test texts of the task; see `Decontaminator`.
-        deduplicate: leave out passages whose 5-grams have this Jaccard similarity or more with a better one's.
-        seed, num_passages: of "random": num_passages distinct passages, uniformly.
-        index_dir: where the index of "bm25" is; None: the cache, under the corpus's fingerprint. One that was built from
-            a part of the corpus's files is extended by the others.
-        num_threads, query_batch_size: see `Index.search`; of "bm25".
-        sharding, elastic: of the retrievers of that name.
-        cache_dir: where the corpus, its indexes and work in progress are kept; None: the cache of `datasets`.
+        decontaminate: leave out passages that contain validation or test texts of the task; see `Decontaminator`.
+        deduplicate: leave out passages whose 5-grams have this Jaccard similarity or more with those of a better passage.
+        seed, num_passages: for "random": draw num_passages distinct passages uniformly.
+        index_dir: directory of the index of "bm25"; None: one in the cache, named by the corpus's fingerprint. An index
+            built from some of the corpus's files is extended with the others.
+        num_threads, query_batch_size: for "bm25"; see `Index.search`.
+        sharding, elastic: settings of the retrievers "sharded" and "elasticsearch".
+        cache_dir: directory of the corpus, its indexes and work in progress; None: the cache of `datasets`.
 
     Raises:
-        RetrievalError: a `Dataset` for a corpus; unknown retriever, mode or variant; a number below 1; duplicate passage
-            ids; every query empty; no query shares a word with any passage; num_passages missing, or larger than the
+        RetrievalError: corpus is a `Dataset`; unknown retriever, mode or variant; a number below 1; duplicate passage
+            ids; every query is empty; no query shares a word with any passage; num_passages is missing, larger than the
             corpus, or given to BM25; the index in index_dir is of another corpus or damaged; no passage is left.
         CorpusError: the corpus is empty or cannot be read.
-        TaskError: the task is of a kind without texts of its own: neither classification nor regression.
+        TaskError: the task is neither classification nor regression, and so has no texts to query with.
     """
     check_task(task, "Retrieval", "classification", "regression")
     if corpus is not None and not hasattr(corpus, "to_dataset"):
         raise RetrievalError(f"corpus is a {type(corpus).__name__}. Make a corpus of it: hf_tlm.load_corpus(corpus).")
     settings = settings or Bm25Settings()
-    # The manifest is JSON.
+    # Convert to Python numbers: the manifest is JSON.
     top_k, max_query_terms, num_passages, seed, deduplicate = map(
         of_python, (top_k, max_query_terms, num_passages, seed, deduplicate)
     )
@@ -124,14 +124,14 @@ def retrieve(
     else:
         query_ids = task.train["id"][:]
         texts = example_texts(task.train)
-        if elastic is None and settings.script is None:  # An index of theirs has words of its own.
+        if elastic is None and settings.script is None:  # An Elasticsearch index splits words itself.
             settings = replace(settings, script=script_of(texts))
         queries = build_queries(texts, query_mode, script=settings.script)
         search = RetrievalRequest(
             task.name, query_ids, queries, top_k, settings, max_query_terms, folder, index_dir, num_threads, query_batch_size
         )
         found = _search(retriever, search, corpus, sharding, elastic)
-        # An index of other making has an analyzer of its own.
+        # An index that hf_tlm did not create has its own analyzer.
         foreign = retriever == "elasticsearch" and found.counts["fingerprint"] is None
         found.counts = _with_queries(found, search, str.split if foreign else settings.analyzer)
         _warn_of_no_hits(found.counts)
@@ -162,6 +162,7 @@ def retrieve(
 
 
 def _search(retriever: str, search: RetrievalRequest, corpus, sharding, elastic) -> RetrievalResult:
+    """Run the search with the engine that `retriever` names."""
     if elastic is not None:
         return search_elastic(search, corpus, elastic)
     if retriever == "sharded":
@@ -170,7 +171,12 @@ def _search(retriever: str, search: RetrievalRequest, corpus, sharding, elastic)
 
 
 def _method(search: RetrievalRequest, passages: int, foreign: bool) -> dict[str, Any]:
-    """What the manifest says of a search in so many passages. foreign: by the analyzer of an index of other making."""
+    """Return the manifest's fields that describe a search.
+
+    Args:
+        passages: number of passages of the corpus.
+        foreign: whether the Elasticsearch index was not created by hf_tlm, and so has its own analyzer.
+    """
     settings = search.settings
     return {
         "max_query_terms": search.max_query_terms,
@@ -188,7 +194,7 @@ def _method(search: RetrievalRequest, passages: int, foreign: bool) -> dict[str,
 
 
 def _with_queries(found: RetrievalResult, search: RetrievalRequest, analyzer: Callable[[str], list[str]]) -> dict[str, Any]:
-    """What was counted, and the queries: how many there are, have no word, and found nothing."""
+    """Return the counts with the numbers of queries, of queries without a term, and of queries without hits."""
     empty = [identifier for identifier, text in zip(search.query_ids, search.queries, strict=True) if not analyzer(text)]
     return {
         "queries": len(search.queries),
@@ -201,7 +207,7 @@ def _with_queries(found: RetrievalResult, search: RetrievalRequest, analyzer: Ca
 
 
 def _warn_of_no_hits(counts: dict[str, Any]) -> None:
-    """Warn where most queries found nothing: what was found for the others says little of the task."""
+    """Warn if most queries found nothing: the passages of the others then say little about the task."""
     without = counts["empty_queries"] + counts["queries_without_hits"]
     if 2 * without > counts["queries"]:
         logger.warning(
@@ -212,12 +218,12 @@ def _warn_of_no_hits(counts: dict[str, Any]) -> None:
 
 
 def _warn_of_a_large_union(found: RetrievalResult, top_k: int, by_default: bool) -> None:
-    """Say which K would take at most half of the corpus, where this one takes more: little would be chosen."""
+    """Warn if the subset is more than half of the corpus, and name the largest K that gives at most half."""
     passages = found.counts["passages"]
     if 2 * len(found.passages) <= passages:
         return
     ranks = np.sort(np.asarray(found.columns["rank"]))
-    # With K the union is the passages whose best rank is at most K.
+    # For any K, the union is the passages whose best rank is at most K.
     fits = int(ranks[passages // 2]) - 1
     logger.warning(
         "top_k %s%s takes %s of the %s passages of the corpus. %s Of the task's own unlabelled texts most may be wanted.",
@@ -230,7 +236,7 @@ def _warn_of_a_large_union(found: RetrievalResult, top_k: int, by_default: bool)
 
 
 def _clean(found: RetrievalResult, guard: Decontaminator | None) -> tuple[RetrievalResult, list[str]]:
-    """Without the passages that hold held-out texts, and their ids, sorted."""
+    """Remove the passages that contain held-out texts; return the rest, and the sorted ids of the removed ones."""
     if guard is None:
         return found, []
     texts = tqdm(_texts(found.passages), total=len(found.passages), desc="Decontaminating", unit=" passages")
@@ -239,7 +245,7 @@ def _clean(found: RetrievalResult, guard: Decontaminator | None) -> tuple[Retrie
 
 
 def _distinct(found: RetrievalResult, threshold: float) -> tuple[RetrievalResult, list[str]]:
-    """Without near-duplicates of better passages, and their ids."""
+    """Remove near-duplicates of better passages; return the rest, and the ids of the removed ones."""
     repeats = near_duplicates(found.passages["text"][:], threshold=threshold)
     return found.select(np.flatnonzero(repeats < 0)), found.passages.select(np.flatnonzero(repeats >= 0))["id"][:]
 
@@ -249,8 +255,14 @@ def _random(
 ) -> tuple[RetrievalResult, list[str], list[str] | None]:
     """Draw passages without replacement.
 
-    A passage that holds held-out texts, or nearly repeats an earlier one, is replaced by another draw. Returns the passages,
-    and the ids of both kinds of replaced ones.
+    A passage that contains held-out texts, or nearly repeats an earlier one, is replaced by another draw.
+
+    Returns:
+        The passages; the sorted ids of those replaced for held-out texts; and the ids of the near-duplicates replaced, None
+        if deduplicate is None.
+
+    Raises:
+        RetrievalError: an id occurs twice, or the corpus has too few distinct passages.
     """
     order_of_ids(pa.array(passages["id"][:]))
     if num_passages > len(passages):
@@ -289,7 +301,7 @@ def _random(
 
 
 def _check_arguments(retriever, query_mode, settings, max_query_terms, num_passages, corpus, elastic, index_dir) -> None:
-    """Everything that can be refused before the corpus is read."""
+    """Check the arguments of `retrieve` before the corpus is read, or raise a RetrievalError."""
     if retriever not in RETRIEVERS:
         raise RetrievalError(f"retriever must be one of {', '.join(RETRIEVERS)}; received {retriever!r}.")
     if (elastic is not None) != (retriever == "elasticsearch"):
@@ -315,27 +327,29 @@ def _check_arguments(retriever, query_mode, settings, max_query_terms, num_passa
 
 
 def _corpus(corpus: Corpus | None, elastic: ElasticSettings | None, counts: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest's entry of the corpus, and remove "fingerprint" from the counts."""
     made_from = counts.pop("fingerprint", None)
     if corpus is None:
-        assert elastic is not None  # Nothing else does without a corpus.
+        assert elastic is not None  # Only elasticsearch works without a corpus.
         return {"name": elastic.index, "fingerprint": made_from, "size": counts["passages"]}
     cut = {} if corpus.max_words is None else {"passage_words": corpus.max_words}
     return {"name": corpus.name, "fingerprint": corpus.fingerprint, "size": counts["passages"], **cut}
 
 
 def _dataset(found: RetrievalResult, manifest: dict[str, Any]) -> Dataset:
-    """The subset's rows of the corpus with their columns, in memory."""
+    """Build the subset's dataset in memory: the passages and their columns of the search."""
     schema = Features({name: Value(kind) for name, kind in COLUMNS.items()}).arrow_schema
     texts = found.passages.select_columns(["id", "text", "source"]).with_format("arrow")
-    # In pieces: one gathered string column of more than 2 GiB would overflow Arrow's offsets.
+    # Read in chunks: one string column of more than 2 GiB would overflow Arrow's offsets.
     table = pa.concat_tables([texts[start : start + READ_ROWS] for start in range(0, len(texts), READ_ROWS)])
     for name, values in found.columns.items():
         table = table.append_column(name, pa.array(values, schema.field(name).type))
-    # Without one, `datasets` would pickle the whole table to make a fingerprint.
+    # Without this, `datasets` would pickle the whole table to compute a fingerprint.
     fingerprint = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()[:16]
     return Dataset(InMemoryTable(table.cast(schema)), split=NamedSplit("train"), fingerprint=fingerprint)
 
 
 def _texts(passages: Dataset) -> Iterator[str]:
+    """Iterate over the texts in batches, so that they need not all fit in memory."""
     for batch in passages.select_columns("text").iter(batch_size=READ_ROWS):
         yield from batch["text"]

@@ -1,6 +1,6 @@
-"""What a retrieval may be set to: names of engines, variants and selections; BM25's settings, a cluster's, shards.
+"""Settings of a retrieval: names of engines, variants and selections; settings of BM25, Elasticsearch and shards.
 
-Nothing heavy is imported: recipes' `--help` reads it.
+No heavy package is imported here, because the recipes' `--help` imports this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VARIANTS = {
     "rank_bm25": ("lucene", "okapi", "bm25l", "bm25+"),
 }
 RETRIEVERS = (*VARIANTS, "sharded", "elasticsearch", "random")
-# What passages of a subset can be chosen by -> in words, for "n of them by ...".
+# Method that selects passages of a subset -> its description, used in the phrase "n of them by ...".
 SELECTIONS = {
     "iss": "influence on the {split} examples, ISS",
     "confidence": "how certain a teacher is of them",
@@ -34,17 +34,18 @@ DEFAULT_DELTA = {"bm25l": 0.5, "bm25+": 1.0}
 
 @dataclass(frozen=True)
 class Bm25Settings:
-    """What a BM25 score depends on besides the texts.
+    """Settings of BM25 scoring and text analysis.
 
     Args:
-        variant: see VARIANTS for what each engine offers. "lucene" is Lucene's and so Elasticsearch's.
+        variant: BM25 variant; see VARIANTS for the ones that each engine offers. "lucene" is Lucene's, which
+            Elasticsearch uses too.
         k1: saturation of the term frequency, above 0.
         b: strength of the length normalisation, 0 to 1.
         delta: lower bound of bm25l and bm25+ for a term that occurs; None: 0.5 for bm25l, 1.0 for bm25+.
-        stopwords, stemmer, script: see `Analyzer`; the same for queries and passages. `retrieve` finds the script.
+        stopwords, stemmer, script: see `Analyzer`; the same for queries and passages. `retrieve` detects the script.
 
     Raises:
-        RetrievalError: a value out of range, an unknown variant, or a delta for a variant that has none.
+        RetrievalError: a value is out of range, the variant is unknown, or delta is given for a variant without one.
     """
 
     variant: str = "lucene"
@@ -70,20 +71,24 @@ class Bm25Settings:
 
     @property
     def used_delta(self) -> float | None:
-        """`delta`, or the variant's default; None for a variant without one."""
+        """Return `delta` or, if it is None, the variant's default; None for a variant without a delta."""
         return DEFAULT_DELTA.get(self.variant) if self.delta is None else self.delta
 
     @property
     def analyzer(self) -> Analyzer:
+        """Return the analyzer of queries and passages."""
         return Analyzer(self.stopwords, self.stemmer, self.script)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings, as work in progress keeps them: those of before there were scripts are as they were."""
+        """Return the settings as stored with work in progress.
+
+        A script of None is left out, so that settings stored before the field existed stay equal.
+        """
         return {name: value for name, value in asdict(self).items() if name != "script" or value is not None}
 
 
 def check_engine(engine: str, settings: Bm25Settings) -> None:
-    """Raise RetrievalError unless there is such an engine and it has the variant."""
+    """Check that the engine exists and offers the variant, or raise a RetrievalError."""
     if engine not in VARIANTS:
         raise RetrievalError(f"There is no BM25 engine {engine!r}; expected one of {', '.join(VARIANTS)}.")
     if settings.variant not in VARIANTS[engine]:
@@ -92,24 +97,24 @@ def check_engine(engine: str, settings: Bm25Settings) -> None:
 
 @dataclass(frozen=True)
 class ElasticSettings:
-    """Where the passages are and how to ask for them.
+    """Settings of an Elasticsearch cluster: its address, the index with the passages, and how to send requests.
 
     Args:
         url: scheme, host and port, "https://host:9200"; never with a user name or password.
         index: name of an index or alias.
         text_field: a field of type text; the queries are matched against it.
         id_field: a keyword field with the passages' ids, unique over the index. None: `_id`.
-        source_field: where a passage comes from; passages of an index without it get the index's name.
-        batch_size: queries per `_msearch` request. More save round trips and cost memory on both sides
+        source_field: the field with the source of a passage; passages of an index without it get the index's name.
+        batch_size: queries per `_msearch` request. Larger batches save round trips but cost memory on both sides
             (batch_size x K hits).
-        timeout: seconds to wait for an answer to one request.
-        max_retries: repetitions of what failed for a passing reason (429, 502, 503, 504, timeouts, lost connections),
-            after 1, 2, 4, ... seconds.
+        timeout: seconds to wait for the response to one request.
+        max_retries: retries of a request that failed for a temporary reason (408, 429, 502, 503, 504, timeouts, lost
+            connections), after 1, 2, 4, ... seconds.
         api_key_env: environment variable with an encoded API key; unset: no authentication.
-        ca_certs: file with the certificate authority of a cluster that signed its own; None: certifi's.
+        ca_certs: file with the certificate authority of a cluster whose certificate is self-signed; None: certifi's.
 
     Raises:
-        RetrievalError: a value that cannot be used.
+        RetrievalError: a value is invalid.
     """
 
     url: str = "http://localhost:9200"
@@ -144,11 +149,15 @@ class ElasticSettings:
 
     @property
     def api_key(self) -> str | None:
+        """Return the API key of the environment variable, or None if it is unset or blank."""
         return os.environ.get(self.api_key_env, "").strip() or None
 
 
 def check_elastic(bm25: Bm25Settings, max_query_terms: int | None = None) -> None:
-    """Raise a RetrievalError for what a cluster cannot do: a variant other than lucene, a stemmer, or max_query_terms."""
+    """Raise a RetrievalError for settings that a cluster does not support.
+
+    These are a variant other than lucene, a stemmer, and max_query_terms.
+    """
     if bm25.variant != "lucene":
         raise RetrievalError(
             f"Elasticsearch scores with Lucene's BM25 only; received the variant {bm25.variant!r}. Leave it at lucene, or "
@@ -168,15 +177,15 @@ def check_elastic(bm25: Bm25Settings, max_query_terms: int | None = None) -> Non
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the "sharded" engine cuts its work; see `retrieve_sharded`.
+    """Settings of how the "sharded" engine divides its work; see `retrieve_sharded`.
 
     Args:
-        num_shards: one is indexed and searched by one process.
+        num_shards: number of shards; one process indexes and searches each.
         executor: "local", "ray", "slurm" or "jobs".
-        workers: shards at a time; None: all cores for local processes, elsewhere no limit.
-        work_dir: what a killed run continues from; None: a folder of the cache, named by corpus, task and settings.
-        options: of datatrove's executor of that name: `cpus_per_task`, `mem_per_cpu_gb`, ...; slurm needs `partition` and
-            `time`, jobs `dependencies`; ray takes the cluster's `address`.
+        workers: shards processed at a time; None: all cores for local processes, no limit for other executors.
+        work_dir: directory from which a killed run continues; None: one in the cache, named by corpus, task and settings.
+        options: options of datatrove's executor of that name: `cpus_per_task`, `mem_per_cpu_gb`, ...; slurm needs
+            `partition` and `time`, jobs needs `dependencies`; ray accepts the cluster's `address`.
     """
 
     num_shards: int = 2
@@ -187,4 +196,5 @@ class Sharding:
 
 
 def _offers() -> str:
+    """Return the sentence of error messages that lists the variants of each engine."""
     return "Variants: " + "; ".join(f"{name}: {', '.join(variants)}" for name, variants in VARIANTS.items()) + "."

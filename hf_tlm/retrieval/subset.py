@@ -1,4 +1,4 @@
-"""A subset of a corpus chosen for a task: a dataset, and a manifest that says how it was made."""
+"""The Subset of a corpus chosen for a task: a dataset of passages, and a manifest that describes how they were chosen."""
 
 from __future__ import annotations
 
@@ -53,30 +53,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of the subset that is there, and replaced with it: what `hf-tlm analyze` makes in its folder.
+# Directory that `hf-tlm analyze` writes inside a saved subset; it is replaced together with the subset.
 ANALYSIS = "analysis/"
 ROW_GROUP = 1000
 _FROM = "Give that of the subset which the passages are from: Subset(rows, subset.manifest)."
 
-# What a passage's id has more than its document's.
+# Suffix that a passage's id adds to its document's id.
 _PASSAGE = re.compile(r"#\d+$")
 
 
 @dataclass
 class Subset:
-    """Passages with where and how well they were found, ordered by (rank, score descending, id).
+    """A subset of a corpus: passages with their retrieval ranks and scores, ordered by (rank, score descending, id).
 
     dataset columns: id, text, source; rank (int32, best over the queries, from 1); score (float32, best over the
-    queries); n_queries (int32, queries that hit it); best_query (id of the training example that gave the best rank).
-    Random subsets have their order of drawing as rank, 0 as n_queries, and null as score and best_query.
-    Released ones (`from_hub`) have null as score, n_queries and best_query.
-    One selected by influence also has influence (float32) and influence_rank (int32), see `hf_tlm.influence.select`.
+    queries); n_queries (int32, number of queries that hit it); best_query (id of the training example that gave the best
+    rank).
+    Random subsets have the order of drawing as rank, 0 as n_queries, and null as score and best_query.
+    Released subsets (`from_hub`) have null as score, n_queries and best_query.
+    Subsets selected by influence also have influence (float32) and influence_rank (int32), see `hf_tlm.influence.select`.
 
     manifest: corpus, task, method, counts and versions as plain values, without times and machine paths. Its count of
-    passages (`union`) is that of `dataset`, also where some were left out since.
+    passages (`union`) is the length of `dataset`, and is updated if passages were removed since.
 
     Raises:
-        RetrievalError: a column is missing or has another type; or the manifest does not say where the passages are from.
+        RetrievalError: a column is missing or has another type, or the manifest lacks corpus, task, retriever or counts.
     """
 
     dataset: Dataset
@@ -108,15 +109,18 @@ class Subset:
         return f"Subset({len(self):,} passages of {corpus['name']!r} for {task['name']!r})"
 
     def save(self, directory: str | os.PathLike, *, report: str | None = None) -> None:
-        """Write parquet data, manifest, report and dataset card; the same subset gives the same bytes.
+        """Save the subset to a directory: parquet data, manifest, report and dataset card.
+
+        The same subset gives the same bytes. `datasets.load_dataset(directory)` reads the directory too. A subset saved
+        there before is replaced completely.
 
         Args:
-            report: from `retrieval_report`, with the task one that quotes its texts; None: one with passages alone.
-
-        `datasets.load_dataset(directory)` reads the folder too. A subset saved there before is replaced as a whole.
+            directory: a new or empty directory, or one of a saved subset.
+            report: from `retrieval_report`; called with the task, it quotes the task's texts. None: a report that quotes
+                only passages.
 
         Raises:
-            RetrievalError: the folder holds anything but a saved subset, or the manifest has what `load` would refuse.
+            RetrievalError: the directory holds anything but a saved subset, or `load` would reject the manifest.
             HfTlmError: the disk cannot be written.
         """
         check_values(self.manifest, "The subset's manifest", _FROM)
@@ -127,10 +131,12 @@ class Subset:
             self.write(work, report)
 
     def write(self, folder: Path, report: str, data_file: str = DATA_FILE, **card: Any) -> None:
-        """The files of `save` in a folder that is there.
+        """Write the files of `save` into an existing directory.
 
         Args:
-            card: how the card names the place on the Hub, see `hf_tlm.hub.subset_cards`.
+            report: text of the report.
+            data_file: path of the parquet file, relative to `folder`.
+            card: further arguments of `subset_card`, such as the configuration's name on the Hub.
         """
         data = folder / data_file
         data.parent.mkdir(exist_ok=True)
@@ -153,34 +159,36 @@ class Subset:
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> Subset:
-        """Read what `save` wrote, memory-mapped through the cache of `datasets`.
+        """Load a subset that `save` wrote, memory-mapped through the cache of `datasets`.
 
         Raises:
-            RetrievalError: not a saved subset, an empty one, written in another format version, or its data are damaged.
+            RetrievalError: the directory is no saved subset, or the subset is empty, damaged, or of another format version.
         """
         directory = Path(named("directory", directory, RetrievalError, needed=True, what="a folder"))
         manifest, data, found = _checked(directory)
-        # The cache of `datasets` knows a file by its path and time; the digest makes it know the content.
+        # The cache of `datasets` identifies a file by path and modification time; the digest adds its content.
         with writing_cache(datasets.config.HF_DATASETS_CACHE):
             return cls(cached_rows(partial(Dataset.from_parquet, str(data), config_name=found)), manifest)
 
     @classmethod
     def open(cls, name: str) -> Subset:
-        """A subset as options name it: a saved folder, or on the Hub `owner/name[:config][@revision]`.
+        """Open a subset by name: a saved directory, or `owner/name[:config][@revision]` on the Hub, as options name it.
 
         Raises:
-            HubError, RetrievalError: see `load` and `from_hub`; or it is neither.
+            HubError, RetrievalError: see `load` and `from_hub`; or the name is neither.
         """
         name = named("name", name, RetrievalError, needed=True)
         return cls.load(name) if os.path.exists(name) else cls.from_hub(**parse_name(name))
 
     @classmethod
     def from_hub(cls, repo_id: str, *, revision: str | None = None, config: str | None = None) -> Subset:
-        """A subset of the Hub: one that `push_to_hub` or `hf-tlm publish` published, or one that TLM's authors released.
+        """Load a subset from the Hub, published by `push_to_hub` or `hf-tlm publish`, or released by TLM's authors.
 
         Args:
-            revision: branch, tag or commit. The manifest has the commit, as `hub`.
-            config: which of several. For the released data (`yxchar/chemprot-tlm`): small or large, see `read_released`.
+            repo_id: owner/name of the dataset.
+            revision: branch, tag or commit. The manifest records the commit in its field `hub`.
+            config: name of the configuration, in a repository with several subsets. For the released data
+                (`yxchar/chemprot-tlm`): small or large, see `read_released`.
 
         Raises:
             HubError: see `hf_tlm.hub.fetch`.
@@ -188,40 +196,44 @@ class Subset:
         """
         found, commit = download(repo_id, revision, config)
         subset = cls.load(found) if isinstance(found, Path) else cls(*found)
-        # The commit: what a branch names may change.
+        # Record the commit, because a branch may move.
         subset.manifest["hub"] = {"repo_id": repo_id, "revision": commit, "config": config}
         return subset
 
     def push_to_hub(self, repo_id: str, *, config: str | None = None, report: str | None = None, **options: Any) -> Push:
-        """Publish it as a dataset, in one commit; `datasets.load_dataset(repo_id, config)` reads it without hf_tlm.
+        """Publish the subset on the Hub as a dataset, in one commit.
+
+        `datasets.load_dataset(repo_id, config)` reads it without hf_tlm.
 
         Args:
-            config: its name (small, large) in a repository that holds several subsets; None: it is alone there.
+            repo_id: owner/name of the dataset.
+            config: the subset's name (small, large) in a repository of several subsets; None: the repository holds only
+                this one.
             report: see `save`.
             options: license, language, private, revision, tag, dry_run, token and retries, see `hf_tlm.hub.push`.
 
         Raises:
             HubError: see `hf_tlm.hub.push`.
-            RetrievalError: the manifest has what `load` would refuse; `config` cannot be a name, or others in the repository
-                are named and this is not (or vice versa).
+            RetrievalError: `load` would reject the manifest; `config` is not a valid name, or other subsets of the
+                repository have names and this one has none (or vice versa).
         """
         check_values(self.manifest, "The subset's manifest", _FROM)
-        # Where it was loaded from is not what it is: pushed back there, it is unchanged.
+        # Leave out where the subset was loaded from, so that pushing it back there changes nothing.
         own = replace(self, manifest={name: value for name, value in self.manifest.items() if name != "hub"})
         return push_subset(own, repo_id, config, report or retrieval_report(own), options)
 
     def as_corpus(self) -> Corpus:
-        """Its passages as a corpus of their own, for instance to pretrain on."""
+        """Return the passages as a Corpus, for instance to pretrain on."""
         from hf_tlm.corpora import load_corpus
 
         corpus = load_corpus(self.dataset, id_column="id")
         corpus = replace(corpus, name=f"{self.manifest['corpus']['name']}, for {self.manifest['task']['name']}")
-        # Where documents were cut into passages, those of one document belong together.
+        # If documents were cut into passages, the passages of one document must stay together.
         cut = all(_PASSAGE.search(identifier) for identifier in self.dataset["id"][:])
         return replace(corpus, cut=True, fingerprint=f"{corpus.fingerprint}-cut") if cut else corpus
 
     def summary(self) -> str:
-        """What it is, in a few lines for a person."""
+        """Describe the subset in a few lines of text."""
         made, counts = self.manifest, self.manifest["counts"]
         lines = [
             f"{counts['union']:,} of {counts['passages']:,} passages ({counts['union'] / counts['passages']:.1%}) of "
@@ -251,12 +263,14 @@ class Subset:
         return "\n".join(lines)
 
     def examples(self, task: Task, n: int) -> list[tuple[str, str, float]]:
-        """(query, passage, score) of the first n passages; nothing for a random subset.
+        """Return (query, passage, score) of the first n passages; an empty list for a random subset.
 
-        The query is the one that gave the passage's best rank; the score is the passage's best.
+        The query is the one that gave the passage's best rank; the score is the passage's best. Passages without a query
+        are left out.
 
         Raises:
-            TaskError: the task is none. RetrievalError: `n` is no whole number; a query is not in the task's training split.
+            TaskError: `task` is not a Task.
+            RetrievalError: `n` is not an integer; a query is not in the task's training split.
         """
         check_task(task)
         if not isinstance(n := of_python(n), int):
@@ -270,12 +284,12 @@ class Subset:
         return [(query, rows["text"][row], rows["score"][row]) for query, row in zip(queries, found, strict=True)]
 
     def tell_of_other_task(self, task: Task) -> None:
-        """Warn where the subset is known to have been retrieved for other data than the task's, or for other splits of them.
+        """Warn if the subset is known to have been retrieved for other data than the task's, or for other splits of them.
 
-        Passages with a held-out text were left out by that task's validation and test.
+        It was then decontaminated against the validation and test texts of that other task.
 
         Raises:
-            TaskError: the task is none.
+            TaskError: `task` is not a Task.
         """
         check_task(task)
         made_for = self.manifest["task"]
@@ -290,13 +304,14 @@ class Subset:
             )
 
     def rows_of_queries(self, task: Task, queries: Iterable[str | None] | None = None) -> list[int]:
-        """Rows of the task's training split that found passages.
+        """Return the row numbers of queries in the task's training split.
 
         Args:
-            queries: their ids; None is all of the subset's, each once.
+            queries: ids of training examples; None: all ids of the column best_query, sorted, without repetitions.
 
         Raises:
-            TaskError: the task is none. RetrievalError: one is not in the task's training split.
+            TaskError: `task` is not a Task.
+            RetrievalError: a query is not in the task's training split.
         """
         check_task(task)
         position = {identifier: row for row, identifier in enumerate(task.train["id"][:])}
@@ -311,7 +326,7 @@ class Subset:
 
 
 def _write_parquet(dataset: Dataset, path: Path) -> None:
-    """One file whose bytes depend on the rows alone; `features` let `datasets` read the exact types back."""
+    """Write a parquet file whose bytes depend only on the rows; its schema lets `datasets` restore the exact features."""
     schema = dataset.features.arrow_schema
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for table in dataset.with_format("arrow").iter(batch_size=ROW_GROUP):
@@ -319,12 +334,16 @@ def _write_parquet(dataset: Dataset, path: Path) -> None:
 
 
 def _read_manifest(directory: Path) -> dict[str, Any] | None:
-    """The manifest of a saved subset, of whatever version; None if the folder has none."""
+    """Return the manifest of a saved subset, of any format version; None if the directory has none."""
     return find_format(directory / MANIFEST_FILE, FORMAT)
 
 
 def _checked(directory: Path) -> tuple[dict[str, Any], Path, str]:
-    """The manifest of a saved subset without its files, the file of its data, and what that file's sha256 is."""
+    """Check a saved subset; return its manifest (without the field `files`), its data file and the file's sha256.
+
+    Raises:
+        RetrievalError: see `Subset.load`.
+    """
     manifest = _read_manifest(directory)
     if manifest is None:
         raise RetrievalError(
@@ -354,9 +373,9 @@ def _checked(directory: Path) -> tuple[dict[str, Any], Path, str]:
 
 
 def subset_problem(directory: Path) -> str | None:
-    """Why a folder is not opened as a saved subset, in a line; None of a whole one.
+    """Return why a directory cannot be loaded as a saved subset, in one line; None if it is intact.
 
-    A process reads what it has read before only where the files' times, sizes or places on the disk are others.
+    The answer is cached: files are read again only if their modification time, size or inode changed.
     """
     files = [directory / name for name in (MANIFEST_FILE, DATA_FILE)]
     facts = [file.stat() for file in files if file.is_file()]
@@ -365,6 +384,7 @@ def subset_problem(directory: Path) -> str | None:
 
 @functools.cache
 def _problem(directory: Path, *_: tuple[int, ...]) -> str | None:
+    """Implement `subset_problem`; the further arguments are only cache keys."""
     try:
         _checked(directory)
     except (RetrievalError, OSError) as error:
@@ -373,9 +393,10 @@ def _problem(directory: Path, *_: tuple[int, ...]) -> str | None:
 
 
 def discard_damaged(directory: Path) -> None:
-    """Remove what is left of a damaged subset, so that another can be saved there; what `save` does not write stays.
+    """Remove the files of a damaged subset, so that another can be saved there; files that `save` does not write stay.
 
-    Only where it is known that a subset was there: a data set of somebody else has files of the same names.
+    Nothing is removed if the manifest is readable. Call it only if the directory is known to have held a subset: other
+    datasets have files of the same names.
     """
     if _read_manifest(directory) is None:
         for name in (DATA_FILE, MANIFEST_FILE, CARD_FILE, REPORT_FILE):
@@ -384,14 +405,14 @@ def discard_damaged(directory: Path) -> None:
 
 
 def check_replaceable(directory: Path, **work: str | None) -> None:
-    """Check that a subset can be saved to a folder.
+    """Check that a subset can be saved to a directory.
 
     Args:
-        work: folders that something else is kept in, by the names of their options.
+        work: other directories that the command writes to, by the names of their options.
 
     Raises:
-        RetrievalError: it is neither missing nor empty, and holds something else than a saved subset, or would by `work`.
-        ArgumentsError: it cannot be written, see `check_writable`.
+        RetrievalError: the directory holds something other than a saved subset, or one of `work` is inside it.
+        ArgumentsError: the directory cannot be written, see `check_writable`.
     """
     for name, place in work.items():
         if place is not None and directory.resolve() in Path(place).resolve().parents:
@@ -413,6 +434,7 @@ def check_replaceable(directory: Path, **work: str | None) -> None:
 
 
 def _engine(made: dict[str, Any]) -> str:
+    """Describe the engine and its settings in words."""
     delta = "" if made["delta"] is None else f", delta {made['delta']:g}"
     words = "kept" if made["stopwords"] is None else "dropped"
     if made.get("analyzed_by"):
@@ -424,13 +446,13 @@ def _engine(made: dict[str, Any]) -> str:
 
 
 def check_subset(subset: Any) -> None:
-    """Raise a RetrievalError, which says what to pass, where a function was given no subset, but the name of one, say."""
+    """Check that an argument is a Subset, not for instance its name, or raise a RetrievalError that says what to pass."""
     if not isinstance(subset, Subset):
         raise RetrievalError(f"subset: expected a Subset; {instead(subset, 'Subset.open', data=False)}")
 
 
 def check_subsets(subsets: Any) -> None:
-    """Raise a RetrievalError, which says what to pass, where a function was not given subsets by their names."""
+    """Check that an argument is a mapping of names to Subsets, or raise a RetrievalError that says what to pass."""
     if not isinstance(subsets, Mapping):
         raise RetrievalError(
             f"subsets: expected Subsets by their names; received {kind_of(subsets)}. Give {{name: subset}}."

@@ -1,7 +1,6 @@
-"""A subset's files: what its manifest says, checked field by field before a training, and where the Hub keeps them.
+"""The files of a subset: the checks of its manifest, field by field, and its download from and upload to the Hub.
 
-On the Hub a subset is alone in a repository, or one of several under names of their own, or one that the paper's authors
-released.
+A repository of the Hub holds one subset, or several as named configurations, or the data that TLM's authors released.
 """
 
 from __future__ import annotations
@@ -64,20 +63,20 @@ COLUMNS = {
     "best_query": "string",
 }
 DATA_FILE = "data/train-00000-of-00001.parquet"
-# In the folder of one configuration of several.
+# The data file within the directory of a configuration, in a repository of several subsets.
 CONFIG_DATA_FILE = "train-00000-of-00001.parquet"
 CARD_FILE = "README.md"
 REPORT_FILE = "report.md"
-# What a manifest says of how passages were searched.
+# Fields of a manifest that describe the search.
 METHOD_FIELDS = (
     "query_mode max_query_terms top_k top_k_requested variant k1 b delta stopwords stemmer seed num_passages".split()
 )
-# Retrievers whose manifest knows of no queries: passages drawn at random, and those that the paper's authors released.
+# Retrievers whose manifest has no queries: passages drawn at random, and those that the paper's authors released.
 UNQUERIED = ("random", "released")
 
-RELEASED_FILE = "{}_external.csv"  # of a configuration: small, large.
+RELEASED_FILE = "{}_external.csv"  # {} is the configuration: small or large.
 LONGEST_FIELD = 1 << 30  # Python's csv module refuses fields of more than 128 KiB by default.
-ROUNDS = 20  # times that a card is brought up to date with what others push meanwhile
+ROUNDS = 20  # Maximum number of times that a card is updated with configurations pushed meanwhile.
 DATA_FOLDER = Path(DATA_FILE).parent.name
 _ON_HUB = re.compile(r"(?P<repo_id>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
 _CONFIG = re.compile(r"\w[\w.-]{0,95}")
@@ -87,16 +86,18 @@ _NAMES = listed(_NAME, 10**7)
 
 
 def _of(**fields: Check) -> Check:
-    """An object with some of these fields, and any others."""
+    """Return the check of an object whose known fields are these, all of them optional."""
     return record(fields, optional=tuple(fields))
 
 
 def _named(*needed: str, **fields: Check) -> Check:
-    """An object with a name, and the fields that are needed."""
+    """Return the check of an object with a name and these fields, of which only those in `needed` are required."""
     return record({"name": _NAME, **fields}, optional=[name for name in fields if name not in needed])
 
 
 def _choice(*values: str) -> Check:
+    """Return the check of a string that is one of `values`."""
+
     def check(value: Any) -> str:
         if value not in values:
             raise Unfit(" or ".join(values))
@@ -106,13 +107,14 @@ def _choice(*values: str) -> Check:
 
 
 def _score_model(value: Any) -> Any:
-    """Names of checkpoints, or how one was trained."""
+    """Check the score model of a selection: names of checkpoints, or an object that describes how one was trained."""
     if isinstance(value, dict):
         return _TRAINED(value)
     return _NAME(value) if isinstance(value, str) else _NAMES(value)
 
 
 def _model(value: Any) -> Any:
+    """Check the model that a score model was trained from: a name, or a configuration with its model_type."""
     return record({"model_type": _NAME})(value) if isinstance(value, dict) else _NAME(value)
 
 
@@ -129,14 +131,14 @@ _COUNTS = {
 }
 _LEFT_OUT = maybe(record({"passages": _COUNT, "threshold": _NUMBER, "ids": _NAMES}, optional=("threshold", "ids")))
 _TEACHERS = listed(_of(name=_NAME, revision=maybe(_NAME), license=maybe(_NAME)), 10_000)
-# Of every subset.
+# Fields that every manifest has.
 NEEDED: dict[str, Check] = {
     "corpus": _named("fingerprint", fingerprint=maybe(_NAME), size=maybe(_COUNT)),
     "task": _named("fingerprint", fingerprint=maybe(_NAME), split=maybe(_NAME)),
     "retriever": _choice(*RETRIEVERS, "released"),
     "counts": record(_COUNTS, optional=[name for name in _COUNTS if name not in ("passages", "union")]),
 }
-# Of some, or since some version.
+# Fields that only some manifests have, or only those written since some version.
 _MORE: dict[str, Check] = {
     **dict.fromkeys(("query_mode", "variant", "stopwords", "stemmer", "analyzed_by"), maybe(_NAME)),
     "script": maybe(_choice(*SCRIPTS)),
@@ -161,7 +163,7 @@ _MORE: dict[str, Check] = {
     "hub": maybe(_of(repo_id=_NAME, revision=maybe(_NAME), config=maybe(_NAME))),
     "files": mapped(_NAME, 100),
 }
-# Of queries, where there were some.
+# Fields that a manifest must also have if the subset was retrieved with queries.
 _QUERIED: dict[str, Check] = {
     "query_mode": _choice(*QUERY_MODES),
     "variant": _choice(*dict.fromkeys(chain(*VARIANTS.values()))),
@@ -174,20 +176,20 @@ _BY_RETRIEVER: dict[str, dict[str, Check]] = {"random": {"seed": _COUNT}, "relea
 
 
 def check_manifest(path: Path) -> dict[str, Any]:
-    """What a manifest of this format version holds, after `check_values`."""
+    """Read a manifest of this format version and check it with `check_values`."""
     manifest = read_json(path, RetrievalError)
     check_values(manifest, str(path), "Make or download it again, or read it with the version of hf_tlm that wrote it.")
     return manifest
 
 
 def check_values(manifest: Any, name: str, advice: str) -> None:
-    """Check that a manifest is such as `Subset.load` reads.
+    """Check that `Subset.load` can read a manifest.
 
     Args:
-        name, advice: begin and end the message.
+        name, advice: start and end of the error message.
 
     Raises:
-        RetrievalError: a field is missing, unknown, or not what recipes write in it.
+        RetrievalError: a field is missing or unknown, or holds a value that recipes do not write.
     """
     what = f"{name} is not what recipes write"
     retriever = check_fields(manifest, NEEDED, RetrievalError, what, advice)["retriever"]
@@ -201,7 +203,7 @@ def check_values(manifest: Any, name: str, advice: str) -> None:
 
 
 class SubsetLike(Protocol):
-    """A `Subset`, for the modules that it is made of, which cannot import it."""
+    """A protocol of `Subset`, for modules that cannot import it because it imports them."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     dataset: Dataset
@@ -217,7 +219,7 @@ class SubsetLike(Protocol):
 
 
 def parse_name(name: str) -> dict[str, Any]:
-    """The arguments of `Subset.from_hub` that `owner/name[:config][@revision]` stands for; a RetrievalError for no name."""
+    """Parse `owner/name[:config][@revision]` into the arguments of `Subset.from_hub`, or raise a RetrievalError."""
     parts = _ON_HUB.fullmatch(name)
     if parts is None or parse_repo(parts["repo_id"], "dataset") is None:
         raise RetrievalError(
@@ -228,7 +230,10 @@ def parse_name(name: str) -> dict[str, Any]:
 
 
 def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Path | tuple[Dataset, dict[str, Any]], str]:
-    """The folder of a subset that was saved, or rows and manifest of one that TLM's authors released; and the commit.
+    """Download a subset from the Hub.
+
+    Returns:
+        The directory of a saved subset, or (rows, manifest) of one that TLM's authors released; and the commit.
 
     Raises:
         HubError, RetrievalError: see `Subset.from_hub`.
@@ -253,7 +258,7 @@ def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Pa
 
 
 def push_subset(subset: SubsetLike, repo_id: str, config: str | None, report: str, options: Mapping[str, Any]) -> Push:
-    """See `Subset.push_to_hub`."""
+    """Push a subset to a repository of the Hub; see `Subset.push_to_hub`."""
     repo = _checked(repo_id, options.get("revision"), config)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "subset"
@@ -267,14 +272,15 @@ def push_subset(subset: SubsetLike, repo_id: str, config: str | None, report: st
 
 
 def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dict[str, Any]]:
-    """Rows in a subset's columns, by rank and then place, and the manifest that says how little is known of them.
+    """Read a file that TLM's authors released as the rows of a subset, and build a manifest for it.
 
-    Rows without a text are left out and counted. `rank` is the file's (which counts from 0: one is added), or the place in
-    the file where it has none; `score`, `n_queries` and `best_query` are null. Ids are `<file>:<row>`, as the released ids
-    only number the rows. The file is read twice, a row at a time.
+    Rows are ordered by rank, then by their position in the file. Rows without a text are left out and counted. `rank` is
+    the file's (plus one if the file counts from 0), or the position in the file if it has no ranks; `score`, `n_queries` and
+    `best_query` are null. Ids are `<file>:<row>`, because the released ids only number the rows. The file is read twice,
+    row by row. The manifest has null for whatever the release does not tell.
 
     Raises:
-        RetrievalError: the file cannot be read, has no column `text`, or no text.
+        RetrievalError: the file cannot be read, has no column `text`, or has no text.
     """
     rows = texts = 0
     first_rank: int | None = np.iinfo(np.int32).max
@@ -289,7 +295,7 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
         logger.warning("%s: left out %s of %s rows, which have no text.", path.name, f"{blank:,}", f"{rows:,}")
     digest = sha256(path)
     shift = None if first_rank is None else int(first_rank == 0)
-    # The digest makes the cache of `datasets` know the content.
+    # The digest is part of the cache key of `datasets`, so that a file with other content is not read from the cache.
     made = {"path": str(path), "source": repo_id, "shift": shift, "digest": digest}
     features = Features({name: Value(kind) for name, kind in COLUMNS.items()})
     with writing_cache(datasets.config.HF_DATASETS_CACHE):
@@ -315,6 +321,12 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
 
 
 def _rows(path: str, source: str, shift: int | None, digest: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a released file in a subset's columns, without rows that have no text.
+
+    Args:
+        shift: added to the file's ranks; None: use the position in the file as rank.
+        digest: hash of the file, only for the cache key of `datasets`.
+    """
     for number, row in enumerate(_read(Path(path))):
         if row["text"].strip():
             rank = None if shift is None else _integer(row["rank"])
@@ -330,7 +342,7 @@ def _rows(path: str, source: str, shift: int | None, digest: str) -> Iterator[di
 
 
 def _read(path: Path) -> Iterator[dict[str, str]]:
-    """Rows by column; a value that is not there is an empty string."""
+    """Yield the rows of a CSV file as dicts by column; a missing value is an empty string."""
     limit = csv.field_size_limit(LONGEST_FIELD)
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -348,7 +360,7 @@ def _read(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _integer(value: str | None) -> int | None:
-    """A whole number, also where a gap in the column made floats of all; None for anything else."""
+    """Parse a non-negative int32, also one written as a float (1.0), as pandas writes a column with gaps; None otherwise."""
     try:
         number = float(value or "")
     except ValueError:
@@ -357,7 +369,7 @@ def _integer(value: str | None) -> int | None:
 
 
 def _push_config(subset: SubsetLike, folder: Path, repo: Repo, config: str, report: str, options: dict[str, Any]) -> Push:
-    """A folder of the subset, and a card for the whole repository, whose metadata names all subsets that are there."""
+    """Push a subset as one configuration, with a card of the repository whose metadata lists all of its configurations."""
     token, tag = options.get("token"), options.pop("tag", None)
     card = {name: options.pop(name, None) for name in ("license", "language")}
     folder.mkdir()
@@ -378,18 +390,18 @@ def _push_config(subset: SubsetLike, folder: Path, repo: Repo, config: str, repo
         done = last if done is None else replace(done, commit=last.commit or done.commit)
         if last.dry_run:
             return done
-        # Others may have pushed theirs between reading and writing: whoever comes last names them all.
+        # Others may have pushed between reading and writing: the last one to push lists all configurations.
         there = repo_files(repo, token)
         if set(config_names(there)) <= set(cards):
             break
-    assert done is not None  # after the first of the rounds
+    assert done is not None  # Set in the first round.
     if tag is not None:
         push(folder, repo.id, files={**files, CARD_FILE: whole}, tag=tag, **options)
     return done
 
 
 def _checked(repo_id: str, revision: str | None, config: str | None) -> Repo:
-    """The repository of an id, once it and the name of a subset there can be ones."""
+    """Return the repository, or raise if its id (HubError) or the configuration's name (RetrievalError) is invalid."""
     if (repo := parse_repo(repo_id, "dataset")) is None or repo.revision is not None:
         raise HubError(f"Expected a dataset of the Hub as owner/name; received {repo_id!r}.")
     if config is not None and (not _CONFIG.fullmatch(config) or config == DATA_FOLDER):

@@ -1,6 +1,6 @@
-"""From text to terms, the same way for passages and for queries, and from a labelled task to its queries.
+"""Text analysis, shared by passages and queries, and the queries of a labelled task.
 
-There is one query per training example, made from its text alone (TLM, section 3.2).
+There is one query per training example, built from its text alone (TLM, section 3.2).
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ _IMPORTING = threading.Lock()
 
 
 class RetrievalError(HfTlmError):
-    """Queries, settings, an index or a subset that cannot be used."""
+    """Raised when queries, settings, an index or a subset cannot be used."""
 
 
 @dataclass(frozen=True)
 class Analyzer:
-    """Lower case, runs of two or more Unicode word characters, stop words dropped, the rest stemmed if asked for.
+    """An analyzer that splits a text into terms, as BM25 indexes and searches them.
 
-    Calling it is the definition; `tokenize` computes the same on all cores.
+    It lower-cases the text, takes runs of two or more Unicode word characters as words, drops stop words, and stems the
+    rest if a stemmer is given. `__call__` is the reference implementation; `bm25.tokenize` computes the same on all cores.
 
     Args:
         stopwords: "en" drops Lucene's 33 English stop words, None keeps every word.
         stemmer: a Snowball algorithm by PyStemmer's name ("english", "german", ...), or None.
-        script: "unspaced": of Chinese, Japanese, Thai and their like each two neighbouring letters are a word. "marks":
-            combining marks are word characters, but for the vowel points of Arabic and Hebrew, which are left out. None:
-            neither; see `hf_tlm.utils.texts.script_of`.
+        script: "unspaced": in scripts such as Chinese, Japanese and Thai every two neighbouring letters (a bigram) are a
+            word. "marks": combining marks are word characters, except the vowel points of Arabic and Hebrew, which are
+            dropped. None: neither; see `hf_tlm.utils.texts.script_of`.
 
     Raises:
-        RetrievalError: another value, or PyStemmer is not installed.
+        RetrievalError: a value is invalid, or PyStemmer is not installed.
     """
 
     stopwords: str | None = "en"
@@ -60,6 +61,7 @@ class Analyzer:
             _stemmer(self.stemmer)
 
     def __call__(self, text: str) -> list[str]:
+        """Return the terms of a text, in order, repetitions included."""
         text = text.lower()
         if self.script is not None:
             text = with_bigrams(text) if self.script == "unspaced" else without_points(text)
@@ -67,23 +69,27 @@ class Analyzer:
         return [term for term in terms if term is not None]
 
     def terms(self, words: Sequence[str]) -> list[str | None]:
-        """The term of each lower-case word; None for a stop word."""
+        """Return the term of each lower-case word; None for a stop word."""
         stopwords = self.stopword_set
         stemmed = list(words) if self.stemmer is None else _stemmer(self.stemmer).stemWords(list(words))
         return [None if word in stopwords else term for word, term in zip(words, stemmed, strict=True)]
 
     def to_dict(self) -> dict[str, str | None]:
-        """The settings, as an index keeps them: those of before there were scripts are as they were."""
+        """Return the settings as an index stores them.
+
+        A script of None is left out, so that settings stored before the field existed stay equal.
+        """
         script = {} if self.script is None else {"script": self.script}
         return {"stopwords": self.stopwords, "stemmer": self.stemmer, **script}
 
     @property
     def stopword_set(self) -> frozenset[str]:
+        """Return the stop words; empty if every word is kept."""
         return frozenset(load_bm25s().stopwords.STOPWORDS_EN) if self.stopwords == "en" else frozenset()
 
 
 def example_texts(split: Dataset) -> list[str]:
-    """The text of every example; sentence pairs (`text`, `text_pair`) are joined by a space. Labels are not read."""
+    """Return the text of every example; sentence pairs (`text`, `text_pair`) are joined by a space. Labels are not read."""
     texts = split["text"][:]
     if "text_pair" in split.column_names:
         texts = [f"{first} {second}" for first, second in zip(texts, split["text_pair"][:], strict=True)]
@@ -93,15 +99,15 @@ def example_texts(split: Dataset) -> list[str]:
 def build_queries(
     texts: Sequence[str], mode: str = "text", num_phrases: int = 20, *, script: str | None = None
 ) -> list[str]:
-    """One query per text, in the same order.
+    """Build one query per text, in the same order.
 
     Args:
-        mode: "text", the whole text; "rake", its `num_phrases` best key phrases (RAKE, Rose et al. 2010), best first,
+        mode: "text", the full text; "rake", its `num_phrases` best key phrases (RAKE, Rose et al. 2010), best first,
             joined by spaces. A text without a key phrase gives an empty query.
         script: see `Analyzer`.
 
     Raises:
-        RetrievalError: unknown mode, or fewer than one phrase.
+        RetrievalError: the mode is unknown, or num_phrases is below 1.
     """
     check_query_mode(mode)
     if num_phrases < 1:
@@ -110,20 +116,21 @@ def build_queries(
 
 
 def check_query_mode(mode: str) -> None:
-    """Raise RetrievalError unless `mode` is one of QUERY_MODES."""
+    """Check that `mode` is one of QUERY_MODES, or raise a RetrievalError."""
     if mode not in QUERY_MODES:
         raise RetrievalError(f"query_mode must be one of {', '.join(QUERY_MODES)}; received {mode!r}.")
 
 
 @functools.cache
 def load_bm25s() -> ModuleType:
-    """Import bm25s without JAX, which it would try out where it is installed.
+    """Import bm25s while hiding JAX, which bm25s would initialise if it is installed.
 
-    JAX then takes three quarters of a GPU's memory, and keeps them while the model trains. Nothing here needs it.
+    JAX would then reserve three quarters of a GPU's memory for as long as the process runs, training included. Nothing
+    here needs it.
     """
-    with _IMPORTING:  # Of two threads the second would take the first one's None for what was there.
+    with _IMPORTING:  # Without the lock, a second thread would take the first one's None for the original entry.
         jax = sys.modules.pop("jax", None)
-        sys.modules["jax"] = None  # type: ignore[assignment]  # How Python is told that there is no such package.
+        sys.modules["jax"] = None  # type: ignore[assignment]  # Makes `import jax` raise ImportError.
         try:
             import bm25s
             import bm25s.stopwords
@@ -137,15 +144,16 @@ def load_bm25s() -> ModuleType:
 
 @functools.cache
 def word_pattern(*, marks: bool, least: int) -> re.Pattern:
-    """Of runs of at least so many word characters, combining marks among them if so asked."""
+    """Return the pattern of a run of at least `least` word characters; with `marks`, combining marks are among them."""
     return re.compile(rf"[\w{combining_marks() if marks else ''}]{{{least},}}")
 
 
 def _rake(texts: Sequence[str], num_phrases: int, script: str | None) -> list[str]:
+    """Return the RAKE key phrases of each text, joined by spaces; see `build_queries`."""
     from rake_nltk import Rake
 
-    # Every resource is handed in: left to itself rake-nltk asks NLTK for data that have to be downloaded. A phrase
-    # ends at a stop word and at any punctuation, Unicode's too, so all of it becomes one symbol.
+    # Pass in stop words and tokenizers: by default rake-nltk asks NLTK for data that must be downloaded. A phrase ends
+    # at a stop word and at any punctuation, Unicode's included, so all punctuation is mapped to one symbol.
     punctuation = re.compile(rf"[^\w\s{combining_marks()}]") if script == "marks" else _PUNCTUATION
     rake = Rake(
         stopwords=set(load_bm25s().stopwords.STOPWORDS_EN_PLUS),
@@ -163,6 +171,7 @@ def _rake(texts: Sequence[str], num_phrases: int, script: str | None) -> list[st
 
 @functools.cache
 def _stemmer(language: str):
+    """Return PyStemmer's stemmer for an algorithm, or raise a RetrievalError if it or the package is missing."""
     try:
         import Stemmer
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""Passages to the files of an index: all cores, one pass, memory that does not grow with the corpus but with its words.
+"""Building an index from passages: one pass on all cores; postings go to disk tile by tile, the vocabulary stays in memory.
 
-Threads tokenise and invert tiles; the terms' ids are given in between, tile by tile in the corpus's order, so the files
-do not depend on the number of threads.
+Threads tokenize and invert tiles. In between, the main thread assigns the ids of terms, tile by tile in the corpus's order,
+so the files do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ logger = logging.getLogger(__name__)
 
 
 class _Words:
-    """One thread's words and the term of each; -1 for stop words."""
+    """The vocabulary of words that one thread has seen, and the term id of each word; -1 for stop words."""
 
     def __init__(self):
         self.vocabulary = Vocabulary()
         self.terms = np.empty(0, np.int32)
 
     def name(self, terms: Vocabulary, analyzer: Analyzer) -> np.ndarray:
-        """The terms of all words seen so far; new terms are added to `terms` in the words' order."""
+        """Return the term ids of all words seen so far; new terms are added to `terms` in the words' order."""
         first = len(self.terms)
         if analyzer.stemmer is None:
             new = terms_without(self.vocabulary, first, analyzer.stopword_set, terms)
@@ -70,7 +70,7 @@ class _Words:
 
 
 def terms_without(words: Vocabulary, first: int, stopwords: frozenset[str], terms: Vocabulary) -> np.ndarray:
-    """`term_ids` of words[first:], without making Python strings of them."""
+    """Compute `term_ids` of words[first:] without creating Python strings; stop words get -1."""
     data, offsets = words.encoded(first)
     stops = words.find(sorted(stopwords))
     stops = stops[stops >= first] - first
@@ -86,10 +86,10 @@ def terms_without(words: Vocabulary, first: int, stopwords: frozenset[str], term
 
 
 class Builder:
-    """Appends passages to `postings.bin` of a folder.
+    """A builder that appends passages to the `postings.bin` of a directory.
 
-    terms: the vocabulary; frequencies: int64, passages of each term; lengths: int32 arrays, tokens of each passage;
-    table: rows (offset, num_docs, T, P, M) of the tiles in the file; sample: see `Sample`.
+    terms: the vocabulary; frequencies: int64, number of passages of each term; lengths: int32 arrays, number of tokens of
+    each passage; table: rows (offset, num_docs, T, P, M) of the tiles in the file; sample: see `Sample`.
     """
 
     def __init__(self, folder: Path, analyzer: Analyzer):
@@ -101,7 +101,10 @@ class Builder:
         self.num_passages = 0
 
     def add(self, passages: Dataset, num_threads: int, progress) -> None:
-        """Index the column "text", after what was added before. progress(n): n more passages are done.
+        """Index the column "text" and append it to the passages added before.
+
+        Args:
+            progress: called with the number of passages of each finished tile.
 
         Raises:
             OSError: the disk cannot be written.
@@ -130,11 +133,13 @@ class Builder:
 
     @staticmethod
     def _invert(ids: np.ndarray, offsets: np.ndarray, terms: np.ndarray, num_terms: int):
+        """Convert word ids to term ids and build their tile: the arguments of `_append` besides the file."""
         ids, offsets = keep_terms(ids, offsets, terms)
         tile = make_tile(ids, offsets, num_terms)
         return ids, offsets, tile, *tile.to_bytes()
 
     def _append(self, file, ids, offsets, tile: Tile, shape: list[int], data: bytes) -> int:
+        """Write a tile to the file and update all statistics; return its number of passages."""
         documents = np.arange(self.num_passages, self.num_passages + tile.num_docs)
         self.sample.add(documents, ids, offsets)
         self.table.append([file.tell(), *shape])
@@ -149,7 +154,7 @@ class Builder:
         return tile.num_docs
 
     def finish(self) -> dict[str, np.ndarray]:
-        """Append the sample's tile; the arrays that the index keeps besides the postings."""
+        """Append the sample's tile, and return the arrays that the index stores besides the postings."""
         documents, tile = self.sample.tile(len(self.terms))
         shape, data = tile.to_bytes()
         with open(self.folder / POSTINGS_FILE, "ab") as file:
@@ -165,7 +170,7 @@ class Builder:
 
     @classmethod
     def of(cls, index: Opened, folder: Path) -> Builder:
-        """A builder in another folder that has what an index has, to add more."""
+        """Create a builder in another directory with the contents of an index, to add more passages."""
         builder = cls(folder, index.analyzer)
         builder.table = index.table[:-1].tolist()
         shutil.copyfile(index.directory / POSTINGS_FILE, folder / POSTINGS_FILE)
@@ -179,6 +184,7 @@ class Builder:
 
 
 def _check_passages(dataset: Any) -> None:
+    """Check that an argument is a Dataset with the columns id and text, or raise a RetrievalError that says what to pass."""
     if not isinstance(dataset, Dataset):
         made = {"Corpus": "corpus.to_dataset()", "Subset": "subset.dataset", "Task": "task.train"}
         call = made.get(type(dataset).__name__) or dataset_of(dataset)
@@ -198,10 +204,12 @@ def _check_passages(dataset: Any) -> None:
 
 
 class _Telling(event.Listener):
+    """A listener to numba's compiler that logs one warning when it first compiles a function of hf_tlm."""
+
     told = False
 
     def on_start(self, event: Any) -> None:
-        """The compiler begins with a function, which it has not found in its cache."""
+        """Handle the start of a compilation, which happens only for a function that is not in the compiler's cache."""
         function = getattr(event.data["dispatcher"], "py_func", None)
         if not self.told and getattr(function, "__module__", "").startswith("hf_tlm."):
             self.told = True
@@ -213,17 +221,18 @@ class _Telling(event.Listener):
 
 @functools.cache
 def tell_of_compiling() -> None:
-    """Say so in a line when the compiler begins, in the first process of a job and none of its children."""
+    """Log one warning when compilation starts, but only in the first process of a job and in none of its children."""
     if os.environ.get("RANK", "0") == "0" and multiprocessing.parent_process() is None:
         event.register("numba:compile", _Telling())
 
 
 def _compile(passage: Dataset, about: dict[str, Any]) -> None:
-    """Index a passage for nothing, and open it, before a bar shows that would stand still and promise hours.
+    """Compile the kernels by building and opening a temporary index of one passage.
 
-    What opening one takes is compiled here too: the next command, which finds its index, would have to say so once more.
+    This happens before the progress bar starts, which would otherwise stand still and estimate hours. The code that opens
+    an index is compiled too, or the next command, which finds the index, would have to compile it and warn again.
     """
-    # Where temporary files have no room the index may have some: it is written elsewhere, and says what is wrong.
+    # Ignore a full temporary directory: the index itself is written elsewhere, and reports its own errors.
     with contextlib.suppress(OSError, HfTlmError), tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "index"
         check_contents(Opened(directory, write_index(directory, None, passage, about, 1, progress=False)))
@@ -237,9 +246,14 @@ def write_index(
     num_threads: int | None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Write an index of the passages of `old` and a dataset, whole or not at all; its description. Raises as `Index.build`.
+    """Write an index of the passages of `old` and of a dataset, atomically, and return its metadata.
 
-    about: corpus and analyser, as in the description.
+    Args:
+        old: an index to extend; None: build a new one.
+        about: corpus and analyzer, as in the metadata.
+
+    Raises:
+        RetrievalError, HfTlmError: see `Index.build`.
     """
     check_numbers(RetrievalError, num_threads=num_threads)
     _check_passages(dataset)
@@ -272,7 +286,7 @@ def write_index(
             "postings": int(arrays["frequencies"].sum()),
             "files": {file: checksum(work / file) for file in FILES},
         }
-        # Last: without it the folder is no index.
+        # Written last: without this file the directory is not an index.
         sealed = {**meta, "checksum": digest_of(meta)}
         (work / META_FILE).write_text(json.dumps(sealed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return meta

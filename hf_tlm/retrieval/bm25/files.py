@@ -1,8 +1,8 @@
-"""The files of an index: what is checked when one is opened, and who may write one.
+"""The files of an index: their layout, and the checks when one is opened or replaced.
 
-The kernels read without looking where, so the arrays of an index are checked, whoever wrote them. A checksum is as easily
-forged as what it is of, so an index from elsewhere may hold anything. Every number that a kernel takes for a place is
-compared with how many there are, once, tile by tile, when the index is opened.
+The kernels do no bounds checks, so the arrays of an index are validated when it is opened, whoever wrote them. A checksum
+does not protect against an index from elsewhere, because it is as easily forged as the file. So every number that a kernel
+uses as a position is compared with the length of the array, once, tile by tile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hf_tlm.utils import seals
 from hf_tlm.utils.json_files import entry, find_format
 from hf_tlm.utils.texts import SCRIPTS
 
-# dtype and number of dimensions
+# Array -> its dtype and number of dimensions.
 _KINDS: dict[str, tuple[type[np.integer], int]] = {
     "table": (np.int64, 2),
     "sampled": (np.int64, 1),
@@ -39,7 +39,7 @@ _KINDS: dict[str, tuple[type[np.integer], int]] = {
     "starts": (np.int64, 1),
     "slots": (np.int64, 2),
 }
-# Elements that are looked at together.
+# Number of elements that are checked at a time.
 _BLOCK = 1 << 22
 _FIELDS: dict[tuple[str, ...], type | tuple[type, ...]] = {
     **{("corpus", name): str for name in ("name", "fingerprint")},
@@ -62,7 +62,7 @@ class Opened:
         self.parts: list[str] = meta["corpus"]["parts"]
         self.analyzer = Analyzer(**meta["analyzer"])
         self.num_tokens = meta["tokens"]
-        # Private maps, though nothing writes to them: numba would compile every kernel once more for read-only arrays.
+        # Copy-on-write maps, though nothing writes to them: for read-only arrays numba would compile every kernel again.
         arrays: dict[str, np.ndarray] = {name: open_memmap(directory / f"{name}.npy", mode="c") for name in ARRAYS}
         self.arrays, self.table, self.sampled, self.lengths = arrays, arrays["table"], arrays["sampled"], arrays["lengths"]
         self.frequencies, self.order, self.by_place = arrays["frequencies"], arrays["order"], arrays["by_place"]
@@ -75,23 +75,27 @@ class Opened:
         return self.meta["passages"]
 
     def tile(self, number: int) -> Tile:
-        """One of the tiles; the last is the sample's."""
+        """Return a tile by number; the last one is the sample's."""
         offset, *shape = self.table[number].tolist()
         return Tile.from_buffer(self.postings, offset, shape)
 
     def forget(self, tile: int) -> None:
-        """Let the system take back the memory of a tile that was read: what is resident does not grow with the corpus."""
+        """Release the memory of a tile that was read, so that resident memory does not grow with the corpus."""
         if hasattr(mmap, "MADV_DONTNEED"):
             start = int(self.table[tile, 0]) // mmap.PAGESIZE * mmap.PAGESIZE
             self.postings.madvise(mmap.MADV_DONTNEED, start, int(self.table[tile + 1, 0]) - start)
 
 
 class Unsound(Exception):
-    """What is wrong with the contents."""
+    """Raised when the contents of an index are invalid; the message says what is wrong."""
 
 
 def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...]) -> None:
-    """Raise a RetrievalError unless the description of an index has all fields, each of its type, and lists its files."""
+    """Check that the metadata of an index has all fields, of the right types, and lists its files.
+
+    Raises:
+        RetrievalError: it does not.
+    """
     for path, kind in _FIELDS.items():
         value = entry(meta, *path)
         if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
@@ -109,7 +113,7 @@ def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...])
 
 
 def check_contents(index: Opened) -> None:
-    """Raise a RetrievalError unless a search of an index stays within its arrays, and counts what is there."""
+    """Check that a search of an index stays within its arrays and that its counts are right, or raise a RetrievalError."""
     meta, words, sampled = index.meta, index.vocabulary, index.sampled
     try:
         _check_shapes(meta, index.arrays, index.ids)
@@ -134,6 +138,7 @@ def check_contents(index: Opened) -> None:
 
 
 def _check_shapes(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], ids: pa.ChunkedArray) -> None:
+    """Check dtypes, dimensions and lengths of the arrays against the metadata, and their sums."""
     for name, (kind, dimensions) in _KINDS.items():
         array = arrays[name]
         _need(array.dtype == kind and array.ndim == dimensions, name, f"{np.dtype(kind)} of {dimensions} dimensions")
@@ -156,7 +161,7 @@ def _check_shapes(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], ids
 
 
 def _check_order(order: np.ndarray, by_place: np.ndarray) -> None:
-    """Each is the other's inverse, which only permutations are."""
+    """Check that the two arrays are inverse to each other, which is true only of permutations."""
     number = len(order)
     for start in range(0, number, _BLOCK):
         places = order[start : start + _BLOCK]
@@ -166,13 +171,14 @@ def _check_order(order: np.ndarray, by_place: np.ndarray) -> None:
 
 
 def _check_ids(ids: pa.ChunkedArray, by_place: np.ndarray) -> None:
-    """Sorted, they ascend, so that each is there once."""
+    """Check that the ids, in the order of by_place, strictly ascend, so that none is repeated."""
     for start in range(0, len(by_place) - 1, _BLOCK):
         ordered = ids.take(pa.array(by_place[start : start + _BLOCK + 1]))
         _need(pc.all(pc.less(ordered[:-1], ordered[1:])).as_py(), "by_place", "the passages sorted by id")
 
 
 def _check_words(words: Vocabulary) -> None:
+    """Check the vocabulary: valid UTF-8, and a hash table in which every word is found."""
     arena, starts, slots = words.arena, words.starts, words.slots
     _need(starts[0] == 0 and starts[-1] == len(arena) and (np.diff(starts) >= 0).all(), "starts", "where words begin")
     texts = pa.LargeStringArray.from_buffers(len(starts) - 1, pa.py_buffer(starts), pa.py_buffer(arena))
@@ -182,7 +188,7 @@ def _check_words(words: Vocabulary) -> None:
         raise Unsound("arena must be words in UTF-8") from None
     number, used = len(slots), slots[:, 1]
     _need(slots.shape[1] == 2 and number > 0 and number & (number - 1) == 0, "slots", "a power of two of pairs")
-    # A search for a word ends at a free slot.
+    # There must be free slots, because the search for an unknown word ends at one.
     _need(used.min() >= 0 and used.max() < len(starts) and 2 * np.count_nonzero(used) <= number, "slots", "words, half full")
     for start in range(0, len(words), _BLOCK):
         found = words.find_encoded(*words.encoded(start, min(start + _BLOCK, len(words))))
@@ -190,8 +196,9 @@ def _check_words(words: Vocabulary) -> None:
 
 
 def _check_table(table: np.ndarray, meta: Mapping[str, Any], sampled: int, size: int) -> None:
+    """Check that the tiles follow each other without gaps, fill the postings file of `size` bytes, and have all passages."""
     _need(table.shape[1] == 5 and len(table) > 1 and (table >= 0).all(), "table", "rows of five numbers")
-    # A product of larger ones would overflow.
+    # Checked before the multiplications below, which would overflow for larger numbers.
     _need((table[:, [0, 2, 3, 4]] <= size).all(), "table", "within the postings")
     offsets, documents, terms, postings, many = table.T
     ends = offsets + _aligned(4 * terms) + _aligned(4 * (terms + 1)) + _aligned(2 * postings)
@@ -202,10 +209,12 @@ def _check_table(table: np.ndarray, meta: Mapping[str, Any], sampled: int, size:
 
 
 def _aligned(sizes: np.ndarray) -> np.ndarray:
+    """Round sizes up to multiples of 64 bytes."""
     return sizes + -sizes % 64
 
 
 def _check_tile(tile: Tile, num_terms: int, lengths: np.ndarray, number: int | str) -> None:
+    """Check the postings of a tile against the lengths of its passages."""
     name, terms, starts = f"tile {number}", tile.terms, tile.starts
     ascend = len(terms) == 0 or (terms[0] >= 0 and terms[-1] < num_terms and (np.diff(terms) > 0).all())
     _need(ascend, name, "ascending terms")
@@ -217,7 +226,7 @@ def _check_tile(tile: Tile, num_terms: int, lengths: np.ndarray, number: int | s
 
 @njit(nogil=True, cache=True)
 def _count(starts, docs, counts, many, counted):
-    """counted[passage] += its terms; False where a posting is none."""
+    """Add the number of tokens of each passage to counted[passage]; return False if a posting is invalid."""
     next_many = 0
     for term in range(len(starts) - 1):
         last = -1
@@ -238,23 +247,28 @@ def _count(starts, docs, counts, many, counted):
 
 
 def _need(is_so: bool | np.bool_, name: str, expected: str) -> None:
+    """Raise Unsound unless the condition holds."""
     if not is_so:
         raise Unsound(f"{name} must be {expected}")
 
 
 def unsound(directory: Path, problem: str) -> RetrievalError:
-    """The error that an index is not as a build writes it."""
+    """Create the error for an index that differs from what a build writes."""
     return RetrievalError(
         f"The index {directory} is damaged, or no recipe wrote it: {problem}. Delete the folder and build the index again."
     )
 
 
 class ChangedIndexError(RetrievalError):
-    """An index that another process changed since it was opened."""
+    """Raised when another process changed an index since it was opened."""
 
 
 def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | None) -> dict[str, Any]:
-    """The description of an index whose every byte is as it was written; raises as `Index.load`."""
+    """Return the metadata of an index after comparing all files with their checksums.
+
+    Raises:
+        RetrievalError: see `Index.load`.
+    """
     meta = read_meta(directory)
     if meta is None:
         raise RetrievalError(f"{directory} is not an index: it has no readable {META_FILE} of hf_tlm.")
@@ -288,7 +302,11 @@ def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | 
 
 
 def order_of_ids(ids: pa.ChunkedArray) -> np.ndarray:
-    """int32 [N]: the place of each passage when sorted by id in code point order, the tie key; repeated ids are refused."""
+    """Return the position of each passage when sorted by id in code point order, which is the tie key: int32 [N].
+
+    Raises:
+        RetrievalError: an id occurs twice.
+    """
     by_id = pc.array_sort_indices(ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids).to_numpy()
     ordered = ids.take(pa.array(by_id))
     same = pc.equal(ordered[1:], ordered[:-1]) if len(ids) > 1 else pa.array([], pa.bool_())
@@ -303,12 +321,12 @@ def order_of_ids(ids: pa.ChunkedArray) -> np.ndarray:
 
 
 def read_meta(directory: Path) -> dict[str, Any] | None:
-    """The description of an index, of whatever version; None if the folder has none."""
+    """Return the metadata of an index, of any format version; None if the directory has none."""
     return find_format(directory / META_FILE, FORMAT)
 
 
 def written(directory: Path) -> tuple[int, int] | None:
-    """What tells one writing of a folder from the next, equal ones too; None where there is nothing."""
+    """Return a value that changes whenever an index is written, even with equal contents; None if there is no index."""
     try:
         stat = (directory / META_FILE).stat()
     except OSError:
@@ -317,17 +335,21 @@ def written(directory: Path) -> tuple[int, int] | None:
 
 
 def check_replaceable(directory: Path) -> None:
+    """Check that a directory is missing, empty or an index, or raise a RetrievalError."""
     if directory.exists() and read_meta(directory) is None and (not directory.is_dir() or any(directory.iterdir())):
         raise RetrievalError(f"{directory} exists and is not an index. Choose another folder, or empty this one.")
 
 
 def digest_of(meta: dict[str, Any]) -> str:
+    """Return the checksum of the metadata."""
     return xxhash.xxh3_128_hexdigest(json.dumps(meta, sort_keys=True).encode())
 
 
 def checksum(path: Path) -> str:
+    """Return the size and checksum of a file."""
     return f"{path.stat().st_size}-{seals.checksum(path)}"
 
 
 def describe(analyzer: dict[str, Any]) -> str:
+    """Return an analyzer's settings as text for error messages."""
     return ", ".join(f"{name} {value}" for name, value in analyzer.items())

@@ -1,13 +1,13 @@
 """A BM25 index on disk: built once, memory-mapped, searched exactly under any variant and parameters.
 
-    index.json      format, corpus, analyser, counts, and the size and checksum of every other file
-    postings.bin    tiles of postings (see tiles.py), the sample's last
+    index.json      metadata: format, corpus, analyzer, counts, and the size and checksum of every other file
+    postings.bin    tiles of postings (see tiles.py); the last one is the sample's
     ids.arrow       the passages' ids
     *.npy           table of the tiles; sampled; lengths; frequencies; order and by_place of the ids; arena, starts and
                     slots of the terms
 
-Nothing of k1, b or the variant is stored, so one index serves every task and setting. A folder is replaced as a whole or
-not at all, and a lock beside it makes a second builder wait for the first.
+k1, b and the variant are not stored, so one index serves every task and setting. A directory is replaced atomically, and a
+lock beside it makes a second builder wait for the first.
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ from hf_tlm.utils.locks import awaited
 from hf_tlm.utils.options import check_given, check_numbers, named
 from hf_tlm.utils.shown import kind_of
 
-KEY_BYTES = 64 * 2**20  # of a batch's candidates
+KEY_BYTES = 64 * 2**20  # Memory for the candidates of a batch.
 MAX_BATCH = 2048
 
 
 def _folder(directory: Any) -> Path:
+    """Check the argument `directory` and return it as an absolute path."""
     return Path(named("directory", directory, RetrievalError, needed=True, what="the folder of an index")).absolute()
 
 
 def _about(name: str, fingerprint: str, parts: list[str] | None, analyzer: Analyzer) -> dict[str, Any]:
+    """Return the metadata of corpus and analyzer, after checking the arguments."""
     check_given(RetrievalError, analyzer=(analyzer, Analyzer))
     for argument, value, made in (("corpus_name", name, "name"), ("fingerprint", fingerprint, "fingerprint")):
         if not isinstance(value, str):
@@ -62,14 +64,14 @@ def _about(name: str, fingerprint: str, parts: list[str] | None, analyzer: Analy
 
 
 class Index(Opened):
-    """An opened index: `build`, `load` or `open_or_build` give one.
+    """An opened BM25 index; created by `build`, `load` or `open_or_build`.
 
     directory, analyzer, num_tokens; corpus_name, fingerprint and parts (fingerprints) of the corpus; ids: large_string
-    array, of the passages in their order; order: int32 [N], their places when sorted by id; by_place: its inverse;
-    len(): their number. An opened index stays what it is when its folder is extended or replaced.
+    array of the passages' ids, in their order; order: int32 [N], the passages' positions when sorted by id; by_place: the
+    inverse of order; len(): number of passages. An opened index does not change when its directory is extended or replaced.
     """
 
-    _compiled: ClassVar[bool] = False  # What searches, in this process.
+    _compiled: ClassVar[bool] = False  # Whether the search kernels are compiled in this process.
 
     @classmethod
     def build(
@@ -84,17 +86,19 @@ class Index(Opened):
         num_threads: int | None = None,
         progress: bool = True,
     ) -> Index:
-        """Index the columns "id" and "text" of a dataset; an index that was there is replaced when the new one is whole.
+        """Build an index of the columns "id" and "text" of a dataset. An existing index is replaced once it is complete.
 
         Args:
-            fingerprint: of the corpus; `load` compares it.
-            parts: fingerprints of the corpus's parts in their order, so that an extended one is recognised; default, one.
-            num_threads: default, all cores. More cost memory for the tiles they hold, some 100 MB each.
+            corpus_name: the corpus's name, for messages.
+            fingerprint: the corpus's fingerprint; `load` compares it.
+            parts: fingerprints of the corpus's parts in their order, so that an extended corpus is recognised; None: the
+                corpus is one part.
+            num_threads: None: all cores. Each thread takes some 100 MB of memory for the tiles that it holds.
 
         Raises:
-            RetrievalError: an argument is something else, there is no passage, an id occurs twice, or the folder holds
-                something else.
-            HfTlmError: the disk cannot be written; what was there before is intact.
+            RetrievalError: an argument has the wrong type, there is no passage, an id occurs twice, or the directory holds
+                something other than an index.
+            HfTlmError: the disk cannot be written; a previous index then stays intact.
         """
         directory = _folder(directory)
         about = _about(corpus_name, fingerprint, parts, analyzer or Analyzer())
@@ -105,33 +109,33 @@ class Index(Opened):
     def load(
         cls, directory: str | os.PathLike, *, fingerprint: str | None = None, analyzer: Analyzer | None = None
     ) -> Index:
-        """Open an index, after comparing every byte with its checksums.
+        """Open an index after verifying the checksums of all files.
 
         Args:
             fingerprint, analyzer: what the index must have been built with; None accepts any.
 
         Raises:
-            RetrievalError: not an index, of another format version, damaged, or of another corpus or analyser.
+            RetrievalError: it is not an index, or is of another format version, damaged, or of another corpus or analyzer.
         """
         directory = Path(named("directory", directory, RetrievalError, needed=True, what="the folder of an index"))
         while True:
             found = written(directory)
             try:
                 index = cls._sound(directory, checked_meta(directory, fingerprint, analyzer))
-            except (ValueError, OSError):  # Ours is a ValueError, too.
+            except (ValueError, OSError):  # RetrievalError is a ValueError too.
                 if written(directory) == found:
                     raise
             else:
                 if written(directory) == found:
                     return index
-            # Another process put a new index there meanwhile.
+            # Another process replaced the index meanwhile: try again.
 
     @classmethod
     def _sound(cls, directory: Path, meta: dict[str, Any]) -> Index:
-        """Open an index with this description, and check what its files hold."""
+        """Open an index with this metadata, and check the contents of its files."""
         try:
             index = cls(directory, meta)
-        except Exception as error:  # What NumPy and Arrow say of bytes that are none of theirs has many types.
+        except Exception as error:  # NumPy and Arrow raise errors of many types for files that are not in their format.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise unsound(directory, f"its files cannot be read ({str(error)[:200]})") from error
@@ -150,13 +154,15 @@ class Index(Opened):
         parts: list[str] | None = None,
         num_threads: int | None = None,
     ) -> Index:
-        """The index in this folder if it is there, else a new one; of several processes one builds and the others wait.
+        """Open the index in this directory, or build one if there is none; of several processes one builds, the others wait.
+
+        For the arguments see `build`.
 
         Raises:
             RetrievalError, HfTlmError: as `load` and `build`.
         """
         directory, analyzer = _folder(directory), analyzer or Analyzer()
-        if not (directory / META_FILE).exists():  # A folder that is read-only has no place for a lock, and needs none.
+        if not (directory / META_FILE).exists():  # A read-only directory cannot hold a lock, and needs none.
             with awaited(directory):
                 if not (directory / META_FILE).exists():
                     about = _about(corpus_name, fingerprint, parts, analyzer)
@@ -172,11 +178,18 @@ class Index(Opened):
         parts: list[str] | None = None,
         num_threads: int | None = None,
     ) -> Index:
-        """This index with more passages after its own, in the same folder; `fingerprint` is that of the whole corpus.
+        """Append passages to the index in its directory, and return the extended index.
+
+        Args:
+            dataset: the new passages.
+            fingerprint: fingerprint of the complete corpus, old and new passages.
+            corpus_name: None: the present name.
+            parts: fingerprints of the new parts; None: `fingerprint`.
+            num_threads: see `build`.
 
         Raises:
-            ChangedIndexError: another process has written there since this index was opened.
-            RetrievalError, HfTlmError: as `build`; this index then stays as it was.
+            ChangedIndexError: another process has changed the index since it was opened.
+            RetrievalError, HfTlmError: see `build`; this index then stays unchanged.
         """
         with awaited(self.directory):
             if read_meta(self.directory) != self.meta | {"checksum": digest_of(self.meta)}:
@@ -186,18 +199,23 @@ class Index(Opened):
             return type(self)(self.directory, write_index(self.directory, self, dataset, about, num_threads))
 
     def terms(self) -> tuple[list[str], np.ndarray]:
-        """(vocabulary in the order of first occurrence, passages of each term, int64)."""
+        """Return the vocabulary, in the order of first occurrence, and the number of passages of each term (int64)."""
         return self.vocabulary.words(), np.array(self.frequencies)
 
     def document_frequencies(self, terms: list[str]) -> np.ndarray:
-        """int64: the number of passages of each term, 0 for a term that is in none."""
+        """Return the number of passages of each term (int64); 0 for an unknown term."""
         ids = self.vocabulary.find(terms)
         frequencies = np.zeros(len(ids), np.int64)
         frequencies[ids >= 0] = self.frequencies[ids[ids >= 0]]
         return frequencies
 
     def statistics(self, terms: list[str], variant: str = "lucene") -> Statistics:
-        """What scores of this index alone depend on; `terms`: the queries' vocabulary."""
+        """Return the statistics for scores of this index alone.
+
+        Args:
+            terms: the queries' vocabulary.
+            variant: BM25 variant; average_idf is computed only for "okapi".
+        """
         average = average_idf(self.frequencies, len(self)) if variant == "okapi" else None
         return Statistics(len(self), self.num_tokens, self.document_frequencies(terms), average)
 
@@ -212,19 +230,20 @@ class Index(Opened):
         num_threads: int | None = None,
         query_batch_size: int | None = None,
     ) -> Iterator[Hits]:
-        """The hits of every query, in the order of the queries: exact, and the same for any threads and batch size.
+        """Return the exact hits of every query, in the order of the queries; threads and batch size do not change them.
 
         Args:
-            queries: from `tokenize_texts` with this index's analyser.
-            top_k: K; larger than the corpus means the whole corpus.
-            statistics: of a larger corpus of which this index is a part; None: its own.
-            max_query_terms: keep only so many terms of each query, those of highest idf (then the first).
-            num_threads: default, all cores; batches of queries go to different threads.
-            query_batch_size: queries that one thread takes through all tiles at once. A batch costs memory for its
-                candidates and results, 24 bytes x K x queries, and time for preparing each tile, so small batches are slow.
+            queries: from `tokenize_texts` with this index's analyzer.
+            top_k: K; larger than the corpus means all of it.
+            settings: BM25 variant and parameters; None: the defaults, with this index's analyzer.
+            statistics: statistics of a larger corpus that this index is a part of; None: those of the index.
+            max_query_terms: maximum number of terms kept of each query, those of highest idf (then the first).
+            num_threads: None: all cores; each thread searches its own batches of queries.
+            query_batch_size: queries that one thread searches at once in each tile. A batch costs memory for its candidates
+                and results, 24 bytes x K x queries, and time for preparing each tile, so small batches are slow.
 
         Raises:
-            RetrievalError: a number below 1, or settings of another analyser.
+            RetrievalError: a number is below 1, or the settings have another analyzer.
         """
         settings = settings or Bm25Settings(**asdict(self.analyzer))
         check_numbers(
@@ -246,7 +265,10 @@ class Index(Opened):
         return self._search(terms, min(top_k, len(self)), settings, statistics, threads, query_batch_size)
 
     def _compile(self, terms: QueryTerms, settings: Bm25Settings, statistics: Statistics) -> None:
-        """Search a tile for the longest query, once a process: what has to be compiled would stand still under a bar."""
+        """Compile the kernels by searching one tile for the longest query, once per process.
+
+        Otherwise compilation would start under a progress bar, which would stand still.
+        """
         tell_of_compiling()
         if not Index._compiled and len(terms.constants) and len(self.table) > 1:
             Index._compiled = True
@@ -258,12 +280,13 @@ class Index(Opened):
     def _search(
         self, terms: QueryTerms, top_k, settings, statistics, threads: int, batch_size: int | None
     ) -> Iterator[Hits]:
+        """Search batches of queries in threads, and yield the hits in the order of the queries."""
         number = len(terms.constants)
         if number == 0:
             return
         size = batch_size or max(16, min(MAX_BATCH, KEY_BYTES // (16 * top_k)))
         rounds = -(-number // (size * threads))
-        size = -(-number // (rounds * threads))  # Equal shares: no thread waits for another's larger batch.
+        size = -(-number // (rounds * threads))  # Equal batches, so that no thread waits for a larger one.
 
         sizes = self.table[:-1, 1]
         begins = np.cumsum(sizes) - sizes  # The first passage of every tile.

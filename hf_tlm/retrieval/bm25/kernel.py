@@ -1,4 +1,4 @@
-"""What is compiled of `search.py`: bounds, sums, thresholds and exact scores of one tile."""
+"""The compiled kernels of `search.py`: bounds, sums, thresholds and exact scores of one tile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_THRESHOLD = -np.inf
 
 @njit(nogil=True, cache=True)
 def places_of(tile_terms, terms):
-    """int32: where each of some ascending terms is among the tile's, or -1."""
+    """Return the position of each of some ascending terms in the tile's terms, or -1: int32."""
     places = np.full(len(terms), -1, np.int32)
     at = 0
     for i in range(len(terms)):
@@ -25,7 +25,7 @@ def places_of(tile_terms, terms):
 
 @njit(nogil=True, cache=True)
 def _occurrences(posting, counts, many):
-    """The number that counts[posting], which is MANY, stands for."""
+    """Return the true number of occurrences of a posting whose counts entry is MANY, by binary search in `many`."""
     low, high = 0, len(many)
     while low < high:
         middle = (low + high) // 2
@@ -38,6 +38,7 @@ def _occurrences(posting, counts, many):
 
 @njit(nogil=True, cache=True)
 def _posting_of(doc, start, end, docs):
+    """Return the posting of a passage among the postings start : end of a term, by binary search."""
     low, high = start, end
     while low < high:
         middle = (low + high) // 2
@@ -50,7 +51,11 @@ def _posting_of(doc, start, end, docs):
 
 @njit(nogil=True, cache=True)
 def bounds_of(starts, docs, counts, many, norms, places, rows, weights, step, bounds, row_bounds, row_counts):
-    """Upper bounds, in steps, of what each posting of the batch's terms adds: at least 1, above the true value."""
+    """Compute an upper bound, in steps, of what each posting of the batch's terms adds to a score.
+
+    Each bound is at least 1 and above the true value. Dense terms (rows[i] > 0) are written to `row_bounds` and
+    `row_counts`, others to `bounds`.
+    """
     for i in range(len(places)):
         place = places[i]
         if place < 0:
@@ -81,9 +86,12 @@ def _add_rows(sums, rows, row, factor):
 
 @njit(nogil=True, cache=True)
 def _passing(sums, num_docs, threshold, flags, words, found):
-    """Passages whose sum is at least `threshold`, of the sums' type, into found; their number.
+    """Write the passages whose sum is at least `threshold` into `found`, and return their number.
 
-    flags: uint8, as long as the sums; words: the same memory as uint64, to step over eight passages at once.
+    Args:
+        threshold: of the same dtype as the sums.
+        flags: uint8, scratch memory as long as the sums.
+        words: the same memory as uint64, to skip eight passages at once.
     """
     for i in range(len(sums)):
         flags[i] = sums[i] >= threshold
@@ -101,9 +109,9 @@ def _passing(sums, num_docs, threshold, flags, words, found):
 
 @njit(nogil=True, cache=True)
 def _add_exact(exact, found, number, row, weight, norms, counts):
-    """Add a term's share of the score to the passages found, and say whether MANY was among the counts."""
+    """Add a dense term's contribution to the exact scores of the passages found; return whether a count was MANY."""
     some = False
-    for i in range(number):  # Gathered first: what follows is vectorised.
+    for i in range(number):  # Gather the counts first, so that the next loop is vectorised.
         count = row[found[i]]
         some |= count == MANY
         counts[i] = count
@@ -114,7 +122,11 @@ def _add_exact(exact, found, number, row, weight, norms, counts):
 
 @njit(nogil=True, cache=True)
 def _prune(sums, found, number, top_k, slack, threshold, histogram):
-    """Keep of found those that can be among the tile's top_k: a true score is less than `slack` steps below its sum."""
+    """Keep only the passages in `found` that can be among the tile's top_k, and return their number.
+
+    A true score is less than `slack` steps below its sum, so a passage can be dropped if its sum is more than `slack` below
+    the top_k-th highest one, which a histogram bounds from below.
+    """
     largest = np.int64(0)
     for i in range(number):
         largest = max(largest, np.int64(sums[found[i]]))
@@ -166,13 +178,14 @@ def _select(keys, number, top_k):
 
 @njit(nogil=True, cache=True)
 def _score(key):
+    """Return the float32 score stored in the upper 32 bits of a key."""
     bits = np.int32(key >> 32)
     return np.int32(bits if bits >= 0 else bits ^ 0x7FFFFFFF).view(np.float32)
 
 
 @njit(nogil=True, cache=True)
 def last_scores(keys, filled, top_k):
-    """float64 [Q]: the score of each query's top_k-th hit, NO_THRESHOLD where there are fewer."""
+    """Return the score of each query's top_k-th hit, float64 [Q]; NO_THRESHOLD for a query with fewer hits."""
     scores = np.full(len(filled), NO_THRESHOLD)
     for query in range(len(filled)):
         if filled[query] >= top_k:
@@ -183,7 +196,7 @@ def last_scores(keys, filled, top_k):
 
 @njit(nogil=True, cache=True)
 def decode(keys, by_place, documents, scores):
-    """Keys in ascending order to documents and scores in descending order; as many as there is room for."""
+    """Convert keys in ascending order to documents and scores in descending order, until these arrays are full."""
     for i in range(len(documents)):
         key = keys[len(keys) - 1 - i]
         documents[i] = by_place[0xFFFFFFFF - (key & 0xFFFFFFFF)]
@@ -192,7 +205,10 @@ def decode(keys, by_place, documents, scores):
 
 @njit(nogil=True, cache=True)
 def _first_threshold(sums, top_k, slack, largest):
-    """A threshold that the top_k best of this tile reach: as many groups of passages have one as high."""
+    """Return a threshold that the top_k best passages of this tile reach.
+
+    It is the top_k-th highest of the maxima of disjoint groups of passages, less `slack`: as many passages reach it.
+    """
     depth = 64
     while depth > 1 and len(sums) // depth < 4 * top_k:
         depth //= 2
@@ -215,7 +231,11 @@ def search_tile(
     queries, query_starts, query_slots, query_counts, slacks, scales, constants,
     top_k, keys, filled, thresholds, sums,
 ):  # fmt: skip
-    """Score one tile for some queries, and add what may be among their top_k to keys [Q, capacity]."""
+    """Score one tile for some queries, and add the candidates of their top_k to keys [Q, capacity].
+
+    A key is the float32 score in its upper 32 bits, and the inverted position by id in its lower 32 bits: larger keys rank
+    higher.
+    """
     num_docs = len(norms)
     capacity = keys.shape[1]
     limit = 2 ** (8 * sums.itemsize) - 1
@@ -249,7 +269,7 @@ def search_tile(
                     sums[docs[posting]] += bounds[posting] * count
         if num_dense + num_sparse == 0:
             continue
-        for i in range(num_dense, num_dense + 4):  # Row 0 holds zeros.
+        for i in range(num_dense, num_dense + 4):  # Pad to groups of four with row 0, which holds zeros.
             dense_rows[i] = 0
             factors[i] = 0
         for i in range(0, num_dense, 4):
@@ -257,7 +277,7 @@ def search_tile(
 
         threshold = np.int64(1)
         if thresholds[query] > NO_THRESHOLD:
-            # Scores equal after rounding to float32 are ties, so what is a rounding below the threshold counts too.
+            # Scores that are equal after rounding to float32 are ties, so lower the threshold by a rounding error.
             least = thresholds[query] - abs(thresholds[query]) * 2.4e-7 - constants[query]
             threshold = max(threshold, np.int64(least / step - 1e-6))
         else:
@@ -301,7 +321,7 @@ def search_tile(
                         exact[j] -= np.int64(weight * np.uint8(MANY) / (np.uint8(MANY) + norm))
                         exact[j] += np.int64(weight * count / (count + norm))
 
-        # In local variables: an array could be changed by any store to another one, so it is read again each time.
+        # Local variables, because the compiler would read array elements again after every store to another array.
         own, filled_now, least, constant = keys[query], filled[query], thresholds[query], constants[query]
         for i in range(number):
             score = np.float32(exact[i] / scale + constant)

@@ -1,14 +1,14 @@
-"""Exact top-K of thousands of long queries: tiles of passages in the cache, batches of queries over each tile.
+"""Exact top-K search of thousands of long queries: batches of queries over tiles of passages that fit the CPU cache.
 
-For one tile and one batch of queries, every posting of the batch's terms gets a small integer that is an upper bound of
-its share of the score, in units of `step`. Terms that occur in more than one of DENSE_RATIO passages get a row with one
+For one tile and one batch of queries, every posting of the batch's terms gets a small integer, an upper bound of its
+contribution to the score in units of `step`. Terms that occur in more than one of DENSE_RATIO passages get a row with one
 byte per passage instead. A query adds up its rows (vectorised) and its few rare postings; the passages whose sum reaches
-the query's threshold are scored exactly, and no other can be among the K best. The threshold comes from a uniform sample
-of the corpus and is verified: where fewer than K passages pass it, the query is run again without. It rises whenever
-more than enough passages have passed.
+the query's threshold are scored exactly, and no other passage can be among the K best. The threshold is estimated from a
+uniform sample of the corpus and verified: if fewer than K passages reach it, the query is run again without the estimate.
+It rises whenever more passages than needed have reached it.
 
 Exact scores are sums of float64 terms in 64-bit fixed point. Such a sum does not depend on the order of its terms, so
-results do not depend on tiles, batches, threads or shards. `benchmarks/retrieval_design.md` explains the design at length.
+results do not depend on tiles, batches, threads or shards. `benchmarks/retrieval_design.md` explains the design in detail.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hf_tlm.retrieval.hits import Hits, Statistics, term_weights
 from hf_tlm.retrieval.settings import Bm25Settings
 
 DENSE_RATIO = 16
-BLOCK = 64  # what the width of a tile is a multiple of
+BLOCK = 64  # The width of a tile's rows is a multiple of this.
 FIXED_BITS = 61
-# A tile, float64 [passages] norms of their lengths, int32 [passages] places when all passages are sorted by id.
+# A tile, float64 [passages] length norms, int32 [passages] positions when all passages are sorted by id.
 TileArguments = tuple[Tile, np.ndarray, np.ndarray]
 
 
 @dataclass
 class QueryTerms:
-    """Queries as distinct terms: those of query q are starts[q] : starts[q + 1].
+    """The distinct terms of a batch of queries, in flat arrays; query q has the entries starts[q] : starts[q + 1].
 
-    starts: int64 [Q + 1]; terms: int32, ids in the index, -1 where it lacks the term; counts: int32, occurrences in the
-    query; weights: float64, the term's weight; constants: float64 [Q], what every passage gets.
+    starts: int64 [Q + 1]; terms: int32, ids in the index, -1 if it lacks the term; counts: int32, occurrences in the
+    query; weights: float64, the term's weight; constants: float64 [Q], added to the score of every passage.
     """
 
     starts: np.ndarray
@@ -47,6 +47,7 @@ class QueryTerms:
     constants: np.ndarray
 
     def slice(self, first: int, last: int) -> QueryTerms:
+        """Return the queries first to last (exclusive)."""
         start, end = self.starts[first], self.starts[last]
         return QueryTerms(
             self.starts[first : last + 1] - start,
@@ -57,7 +58,7 @@ class QueryTerms:
         )
 
     def select(self, rows: np.ndarray) -> QueryTerms:
-        """Some of the queries."""
+        """Return the queries with these numbers, which must ascend."""
         lengths = np.diff(self.starts)
         chosen = np.zeros(len(lengths), bool)
         chosen[rows] = True
@@ -74,9 +75,13 @@ def query_terms(
     statistics: Statistics,
     max_query_terms: int | None = None,
 ) -> QueryTerms:
-    """Merge repeated terms, drop those of no passage, and keep the `max_query_terms` of highest idf (then the first).
+    """Convert tokenized queries to QueryTerms.
 
-    index_ids: int32 [vocabulary of the queries], as in `QueryTerms.terms`.
+    Repeated terms are merged, terms of no passage are dropped, and of the rest the `max_query_terms` with the highest idf
+    (then the first) are kept.
+
+    Args:
+        index_ids: int32 [vocabulary of the queries], ids in the index as in `QueryTerms.terms`.
     """
     number = len(queries)
     owner = np.repeat(np.arange(number, dtype=np.int64), np.diff(queries.offsets))
@@ -85,7 +90,7 @@ def query_terms(
     known = statistics.document_frequencies[queries.ids[first]] > 0
     first, counts = first[known], counts[known]
     if max_query_terms is not None:
-        # Rarest first within each query; equally rare ones in the query's order.
+        # Within each query the rarest terms come first, equally rare ones in the query's order.
         order = np.lexsort((first, statistics.document_frequencies[queries.ids[first]], owner[first]))
         starts = np.searchsorted(owner[first][order], np.arange(number))
         rank = np.arange(len(order)) - starts[owner[first][order]]
@@ -104,12 +109,13 @@ def query_terms(
 
 
 class Room:
-    """An array that is used again for every tile: fresh memory would cost as much as what is computed in it."""
+    """A buffer that is reused for every tile, because allocating memory would cost as much as the computation in it."""
 
     def __init__(self, dtype, zeros: bool = False):
         self._array, self._zeros = np.empty(0, dtype), zeros
 
     def __call__(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Return an array of this shape in the buffer, which grows if needed; zeroed if `zeros` was set."""
         size = math.prod(shape)
         if size > len(self._array):
             self._array = np.empty(size + size // 4, self._array.dtype)
@@ -120,7 +126,7 @@ class Room:
 
 
 class Batch:
-    """Some queries against any number of tiles; holds what grows with the batch and not with the corpus."""
+    """A search of a batch of queries over any number of tiles; its memory grows with the batch, not with the corpus."""
 
     def __init__(self, queries: QueryTerms, top_k: int):
         self.queries, self.top_k = queries, top_k
@@ -134,7 +140,7 @@ class Batch:
         self.owner = np.repeat(np.arange(number), np.diff(queries.starts))
         self.slack = np.bincount(self.owner, queries.counts, number).astype(np.int64) + 1
         total = np.bincount(self.owner, queries.counts * np.abs(queries.weights), number)
-        # A power of two: a score in fixed point cannot overflow.
+        # Powers of two, chosen so that a score in fixed point cannot overflow.
         self.scales = np.exp2(FIXED_BITS - np.ceil(np.log2(np.maximum(total, 1e-9))) - 1)
         self.positive = np.bincount(self.owner, queries.counts * np.maximum(queries.weights, 0), number)
         self.negative = np.bincount(self.owner, queries.counts * np.maximum(-queries.weights, 0), number)
@@ -144,7 +150,12 @@ class Batch:
         self._rows, self._bounds = Room(np.uint8, zeros=True), Room(np.uint16)
 
     def add(self, tile: Tile, norms: np.ndarray, order: np.ndarray) -> None:
-        """norms: float64 [passages of the tile]; order: int32, their places when all passages are sorted by id."""
+        """Search a tile and add its candidates.
+
+        Args:
+            norms: float64 [passages of the tile], length norms.
+            order: int32 [passages of the tile], positions when all passages are sorted by id.
+        """
         queries = self.queries
         places = places_of(tile.terms, self.terms)
         present = places >= 0
@@ -154,7 +165,7 @@ class Batch:
         dense = frequencies * DENSE_RATIO > tile.num_docs
         rows = np.where(dense, np.cumsum(dense), 0).astype(np.int32)
         positive = np.maximum(self.weights, 0)
-        # Sums of bounds: fine enough to let few passages pass in vain; those of dense rows have to fit a byte.
+        # The step must be small enough that few passages pass needlessly, but bounds in dense rows must fit a byte.
         step = max(positive[dense].max(initial=0) / 253, positive[present].max() / 1000) or 1.0
         width = -(-tile.num_docs // BLOCK) * BLOCK
         row_bounds, row_counts = self._rows((2, 1 + int(dense.sum()), width))
@@ -162,8 +173,8 @@ class Batch:
         postings = tile.starts, tile.docs, tile.counts, tile.many, norms
         scored = rows, self.weights, step, bounds, row_bounds, row_counts
         bounds_of(*postings, places, *scored)
-        # How far bounds may be above true scores: a step each, a rounding to float32, within which scores are ties, and
-        # what okapi takes away for terms of negative weight.
+        # The slack, how far a sum of bounds may be above the true score, is a step per term occurrence, a rounding to
+        # float32 (within which scores are ties), and what okapi subtracts for terms of negative weight.
         vague = 3e-7 * (self.positive + np.abs(queries.constants)) + self.negative
         slack = self.slack + np.ceil(vague / step).astype(np.int64)
         fits = self.positive / step + self.slack < 2**16
@@ -176,7 +187,11 @@ class Batch:
                 )  # fmt: skip
 
     def hits(self, query: int, by_place: np.ndarray) -> Hits:
-        """The best of one query; by_place: int32 [N], the passages sorted by id."""
+        """Return the top_k hits of one query.
+
+        Args:
+            by_place: int32 [N], the passages sorted by id.
+        """
         keys = self.keys[query, : self.filled[query]]
         keys.sort()
         number = min(len(keys), self.top_k)
@@ -193,15 +208,18 @@ def search_batch(
     sample: TileArguments | None,
     by_place: np.ndarray,
 ) -> Iterator[Hits]:
-    """The hits of each query of a batch.
+    """Yield the hits of each query of a batch.
 
-    by_place: int32 [N], the passages sorted by id; sample: of all N, or None for thresholds that only rise.
+    Args:
+        tile_of: returns a tile by number, with its norms and order.
+        sample: a uniform sample of all N passages, to estimate thresholds from; None: thresholds start without one.
+        by_place: int32 [N], the passages sorted by id.
     """
     batch = Batch(queries, top_k)
     guessed = np.full(len(batch.thresholds), NO_THRESHOLD)
     if sample is not None:
         expected = top_k * sample[0].num_docs / len(by_place)
-        # Three standard deviations: one guess in a thousand fails.
+        # With three standard deviations, one estimate in a thousand fails.
         enough = math.ceil(expected + 3 * math.sqrt(expected) + 2)
         if enough < sample[0].num_docs:
             trial = Batch(queries, enough)

@@ -1,13 +1,13 @@
-"""Postings in tiles: the inverted index of up to TILE consecutive passages, small enough that a core's cache holds it.
+"""Tiles of postings: the inverted index of up to TILE consecutive passages, small enough for a core's cache.
 
     terms   int32  [T]        the tile's terms, ascending
     starts  int32  [T + 1]    term i has the postings starts[i] : starts[i + 1]
     docs    uint16 [P]        passages, counted from the tile's first, ascending within a term
     counts  uint8  [P]        occurrences of the term in the passage; MANY stands for MANY or more, see `many`
-    many    int64  [M, 2]     (posting, occurrences) of those
+    many    int64  [M, 2]     (posting, occurrences) of these postings
 
-Every passage belongs to one tile, and a uniform sample of all passages is kept once more as a tile of its own: it tells
-a search beforehand which score the K-th best passage has, roughly.
+Every passage belongs to one tile. A uniform sample of all passages is stored again as a tile of its own, from which a
+search estimates the score of the K-th best passage in advance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-TILE = 16_384  # at most 65,535, for the uint16; its accumulator fits a first-level cache
+TILE = 16_384  # At most 65,535, because docs is uint16; the accumulator of a tile fits the L1 cache.
 SAMPLE = 8_192
 MANY = 255
 _ALIGN = 64
@@ -25,7 +25,7 @@ _ALIGN = 64
 
 @dataclass
 class Tile:
-    """See the module; num_docs passages."""
+    """A tile of postings of num_docs passages; the module's docstring describes its arrays."""
 
     num_docs: int
     terms: np.ndarray
@@ -35,7 +35,7 @@ class Tile:
     many: np.ndarray
 
     def to_bytes(self) -> tuple[list[int], bytes]:
-        """(num_docs, T, P, M), which is what `from_buffer` needs, and the arrays one after the other, each aligned."""
+        """Return the shape (num_docs, T, P, M) for `from_buffer`, and the bytes of the arrays, each aligned."""
         pieces = []
         for array in (self.terms, self.starts, self.docs, self.counts, self.many):
             data = array.tobytes()
@@ -44,7 +44,7 @@ class Tile:
 
     @classmethod
     def from_buffer(cls, buffer, offset: int, shape: tuple[int, int, int, int]) -> Tile:
-        """A view of what `to_bytes` wrote at `offset` of a buffer."""
+        """Create a tile as a view of the bytes that `to_bytes` returned, at `offset` of a buffer."""
         num_docs, num_terms, postings, num_many = map(int, shape)
         arrays = []
         for dtype, count in (
@@ -63,7 +63,11 @@ class Tile:
 
 @njit(nogil=True, cache=True)
 def _document_frequencies(ids, offsets, place, frequencies):
-    """frequencies[place[term]] of every term; place: int32, of every term that occurs."""
+    """Count the passages of every term into frequencies[place[term]].
+
+    Args:
+        place: int32, position in the tile of every term that occurs.
+    """
     last = np.full(len(frequencies), -1, np.int32)
     for doc in range(len(offsets) - 1):
         for i in range(offsets[doc], offsets[doc + 1]):
@@ -77,7 +81,7 @@ def _document_frequencies(ids, offsets, place, frequencies):
 def _fill(ids, offsets, place, starts, docs, counts):
     """Fill in `docs` and `counts` of every posting.
 
-    Passages come in order, so a term's are ascending by themselves.
+    Passages are visited in order, so those of each term ascend.
     """
     last = np.full(len(starts) - 1, -1, np.int32)
     to = starts[:-1].copy()
@@ -94,10 +98,11 @@ def _fill(ids, offsets, place, starts, docs, counts):
 
 
 def make_tile(ids: np.ndarray, offsets: np.ndarray, num_terms: int) -> Tile:
-    """The tile of some passages.
+    """Build the tile of some passages.
 
     Args:
-        ids: int32 [tokens], term ids below num_terms; offsets: int64 [passages + 1].
+        ids: int32 [tokens], term ids below num_terms.
+        offsets: int64 [passages + 1].
     """
     occurs = np.zeros(num_terms, bool)
     occurs[ids] = True
@@ -115,7 +120,7 @@ def make_tile(ids: np.ndarray, offsets: np.ndarray, num_terms: int) -> Tile:
 
 
 def tokens_of(tile: Tile) -> tuple[np.ndarray, np.ndarray]:
-    """What `make_tile` was given, up to the order of a passage's tokens: (ids, offsets)."""
+    """Invert `make_tile`: return (ids, offsets), with the tokens of each passage in another order."""
     counts = tile.counts.astype(np.int64)
     counts[tile.many[:, 0]] = tile.many[:, 1]
     docs = np.repeat(tile.docs.astype(np.int64), counts)
@@ -126,7 +131,10 @@ def tokens_of(tile: Tile) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sampling_order(documents: np.ndarray) -> np.ndarray:
-    """uint64: the place of passages in one fixed random order (splitmix64 of their numbers); its first ones are a sample."""
+    """Return sort keys of passages in a fixed random order, uint64 (splitmix64 of their numbers).
+
+    The passages with the smallest keys are a uniform sample.
+    """
     state = (documents.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -134,7 +142,7 @@ def sampling_order(documents: np.ndarray) -> np.ndarray:
 
 
 class Sample:
-    """The first SAMPLE passages in `sampling_order` of all that were added, with their tokens; memory stays bounded."""
+    """A sample of the passages added: the first SAMPLE ones in `sampling_order`, with their tokens, in bounded memory."""
 
     def __init__(self) -> None:
         self._documents: list[np.ndarray] = []
@@ -143,7 +151,12 @@ class Sample:
         self._limit = np.uint64(2**64 - 1)
 
     def add(self, documents: np.ndarray, ids: np.ndarray, offsets: np.ndarray) -> None:
-        """documents: int64 [n], their numbers; ids and offsets: as in `make_tile`."""
+        """Add passages to choose from.
+
+        Args:
+            documents: int64 [n], their numbers.
+            ids, offsets: see `make_tile`.
+        """
         chosen = sampling_order(documents) <= self._limit
         lengths = np.diff(offsets)
         self._documents.append(documents[chosen])
@@ -153,6 +166,7 @@ class Sample:
             self._prune()
 
     def _prune(self) -> None:
+        """Keep only the sample, and the limit that later passages must be below."""
         documents, lengths, ids = map(np.concatenate, (self._documents, self._lengths, self._ids))
         order = sampling_order(documents)
         if len(order) > SAMPLE:
@@ -162,7 +176,7 @@ class Sample:
         self._ids = [ids[np.repeat(chosen, lengths)]]
 
     def tile(self, num_terms: int) -> tuple[np.ndarray, Tile]:
-        """(numbers of the sampled passages, int64, and their tile)."""
+        """Return the numbers of the sampled passages (int64), and their tile."""
         self._prune()
         offsets = np.zeros(len(self._lengths[0]) + 1, np.int64)
         np.cumsum(self._lengths[0], out=offsets[1:])

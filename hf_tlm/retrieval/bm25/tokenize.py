@@ -1,14 +1,14 @@
-"""Text to word ids, from Arrow's buffers, without a Python object per word: what `Analyzer` defines, on every core.
+"""Tokenization of texts into word ids, from Arrow's buffers, without a Python object per word.
 
-A vocabulary is a set of words with ids 0, 1, ... in the order they were added, in flat arrays that kernels fill without
-the GIL:
+It computes what `Analyzer` defines, but on all cores. A vocabulary is a set of words with ids 0, 1, ... in the order they
+were added, in flat arrays that kernels fill without the GIL:
 
     arena   uint8 [bytes]          the words in UTF-8, one after the other
     starts  int64 [capacity + 1]   word i is arena[starts[i] : starts[i + 1]]
     slots   int64 [2 ** n, 2]      open addressing: key, id + 1 (0: free)
 
-The key of a word of at most seven bytes is the word itself, which spares most look-ups the comparison of bytes; that of
-a longer one is a hash with the sign bit set. The arrays have room to spare; `trimmed` gives what is worth storing.
+The key of a word of at most seven bytes is the word itself, so that most look-ups need not compare bytes; the key of a
+longer word is a hash with the sign bit set. The arrays have spare capacity; `trimmed` returns them without it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from numba import njit
 from hf_tlm.retrieval.texts import Analyzer
 from hf_tlm.utils.texts import POINTS, UNSPACED_SET, combining_marks, with_bigrams
 
-# Beyond the first four planes there are no word characters.
+# The planes after the first four have no word characters.
 CODE_POINTS = 0x40000
-# Lower case depends on the neighbours (final sigma) or is longer than one character; Python lowers these texts itself.
+# Their lower case depends on neighbours (final sigma) or is longer than one character: Python lower-cases texts with them.
 CONTEXT_LETTERS = ("Σ", "İ")
 PACKED = 7
 LONG = -(2**63)
@@ -38,17 +38,18 @@ FULL = 0.5  # share of the slots in use at which their number is doubled
 
 @njit(nogil=True, cache=True, inline="always")
 def key_step(state, length, byte):
-    """The state of a word's key after one more byte; `length` bytes came before, and the state began as 0."""
+    """Return the state of a word's key after one more byte; `length` bytes came before, and the initial state is 0."""
     return (state << 8) | byte if length < PACKED else (state ^ byte) * MULTIPLIER
 
 
 @njit(nogil=True, cache=True, inline="always")
 def first_slot(key, mask):
+    """Return the slot at which the search for a key starts."""
     return ((key * MULTIPLIER) >> 24) & mask
 
 
 def longer(array: np.ndarray) -> np.ndarray:
-    """A copy with twice the room, and some at least."""
+    """Return a copy with twice the capacity, at least 256 elements."""
     copy = np.zeros(max(2 * len(array), 1 << 8), array.dtype)
     copy[: len(array)] = array
     return copy
@@ -56,7 +57,7 @@ def longer(array: np.ndarray) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 def more_slots(slots):
-    """The same entries in twice as many slots."""
+    """Return the same entries in twice as many slots."""
     larger = np.zeros((2 * len(slots), 2), slots.dtype)
     mask = len(larger) - 1
     for entry in range(len(slots)):
@@ -70,7 +71,14 @@ def more_slots(slots):
 
 @njit(nogil=True, cache=True)
 def find(arena, starts, slots, state, begin, end):
-    """(id or -1, key, slot where it is or would go) of the word in arena[begin:end] that gave `state`."""
+    """Look up the word in arena[begin:end].
+
+    Args:
+        state: result of `key_step` over the word's bytes.
+
+    Returns:
+        (id or -1, key, slot of the word, or the free slot to add it to).
+    """
     packed = end - begin <= PACKED
     key = state if packed else state | LONG
     mask = len(slots) - 1
@@ -93,8 +101,9 @@ def find(arena, starts, slots, state, begin, end):
 
 @njit(nogil=True, cache=True)
 def _add_words(data, offsets, arena, starts, slots, size, ids, add):
+    """Look up words and write their ids; add unknown ones if `add`, else give -1. Return the new size of the vocabulary."""
     for i in range(len(offsets) - 1):
-        # Written behind the last word to be looked for; a new one then is in place already.
+        # Copy the word behind the last one to look it up; a new word is then in its final position already.
         begin = starts[size]
         end = begin + offsets[i + 1] - offsets[i]
         state = 0
@@ -114,7 +123,10 @@ def _add_words(data, offsets, arena, starts, slots, size, ids, add):
 
 
 class Vocabulary:
-    """See the module. Not for several threads at once, but arrays taken from it stay valid while it grows."""
+    """A vocabulary of words and their ids; the module's docstring describes its arrays.
+
+    It is not thread-safe, but arrays obtained from it stay valid while it grows.
+    """
 
     def __init__(self, arena=None, starts=None, slots=None):
         self.arena = np.zeros(1 << 12, np.uint8) if arena is None else arena
@@ -126,9 +138,9 @@ class Vocabulary:
         return self.size
 
     def reserve(self, words: int, num_bytes: int) -> None:
-        """Make room for so many more words, and their bytes.
+        """Reserve capacity for more words, and for the number of their bytes.
 
-        Kernels have no room of their own to find: it costs them half their speed to hold arrays that may change.
+        The kernels do not grow the arrays themselves: arrays that may be replaced would halve their speed.
         """
         while len(self.arena) < self.starts[self.size] + num_bytes:
             self.arena = longer(self.arena)
@@ -138,54 +150,61 @@ class Vocabulary:
             self.slots = more_slots(self.slots)
 
     def trimmed(self) -> dict[str, np.ndarray]:
-        """The three arrays without the room to spare."""
+        """Return the three arrays without spare capacity."""
         starts = self.starts[: self.size + 1]
         return {"arena": self.arena[: starts[-1]], "starts": starts, "slots": self.slots}
 
     def encoded(self, first: int = 0, last: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Words first to last as (data uint8 [bytes], offsets int64 [words + 1]) for `add` of another vocabulary."""
+        """Return words first to last (exclusive) as (data uint8 [bytes], offsets int64 [words + 1]).
+
+        This is the input of `add` of another vocabulary.
+        """
         starts = self.starts[first : (self.size if last is None else last) + 1]
         return self.arena[starts[0] : starts[-1]], starts - starts[0]
 
     def words(self, first: int = 0, last: int | None = None) -> list[str]:
+        """Return words first to last (exclusive) as strings."""
         arena, starts = self.encoded(first, last)
         data, offsets = arena.tobytes(), starts.tolist()
         return [data[start:end].decode() for start, end in zip(offsets, offsets[1:], strict=False)]
 
     def add(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Ids, int32, of words as `encoded` gives them; new ones are added in their order."""
+        """Return the ids (int32) of words as `encoded` returns them; unknown words are added in their order."""
         ids = np.empty(len(offsets) - 1, np.int32)
         self.reserve(len(ids), len(data) + 1)
         self.size = _add_words(data, offsets, self.arena, self.starts, self.slots, self.size, ids, True)
         return ids
 
     def find(self, words: list[str]) -> np.ndarray:
-        """Ids, int32, of some words; -1 where a word is not known."""
+        """Return the ids (int32) of words; -1 for an unknown word."""
         return self.find_encoded(*encode(words))
 
     def find_encoded(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """The same of words as `encoded` gives them."""
+        """Return the ids (int32) of words as `encoded` returns them; -1 for an unknown word."""
         ids = np.empty(len(offsets) - 1, np.int32)
-        # Looking up writes the word behind the last one, for which a vocabulary on disk has no room.
+        # A look-up writes the word behind the last one, for which a vocabulary on disk has no capacity.
         arena = np.concatenate([self.arena[: self.starts[self.size]], np.empty(len(data), np.uint8)])
         _add_words(data, offsets, arena, self.starts, self.slots, self.size, ids, False)
         return ids
 
 
 def encode(words: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Words as (data uint8, offsets int64)."""
+    """Encode words as (data uint8, offsets int64)."""
     pieces = [word.encode() for word in words]
     offsets = np.zeros(len(pieces) + 1, np.int64)
     np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
-    return np.frombuffer(bytearray().join(pieces), np.uint8), offsets  # a bytearray: writable, as all arrays of the kernels
+    # From a bytearray, so that the array is writable like all others that the kernels receive.
+    return np.frombuffer(bytearray().join(pieces), np.uint8), offsets
 
 
 @functools.cache
 def lower_table(marks: bool = False) -> np.ndarray:
-    """int32 [CODE_POINTS]: the lower-case code point of every word character, -1 for what words leave out, 0 for all others.
+    """Return the table from code points to lower-case code points: int32 [CODE_POINTS].
+
+    Characters that are dropped from words map to -1, and characters that are not part of words to 0.
 
     Args:
-        marks: whether combining marks are word characters, and points are left out; see `Analyzer`.
+        marks: whether combining marks are word characters, and vowel points are dropped; see `Analyzer`.
     """
     table = np.zeros(CODE_POINTS, np.int32)
     if marks:
@@ -200,7 +219,7 @@ def lower_table(marks: bool = False) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 def _texts_with(data, offsets, first, second, found):
-    """Set `found` where a text has the character of these two bytes."""
+    """Set `found` for each text that contains the character encoded by these two bytes."""
     for text in range(len(offsets) - 1):
         hits = 0
         for i in range(offsets[text], offsets[text + 1] - 1):
@@ -210,20 +229,24 @@ def _texts_with(data, offsets, first, second, found):
 
 @njit(nogil=True, cache=True)
 def _tokenize(data, offsets, lower, arena, starts, slots, at_word, ids, ends):
-    """Fill ids [words] and ends [texts] from where `at_word` (text, byte, words so far, size of the vocabulary) stands.
+    """Tokenize texts into ids [words] and ends [texts], continuing from the state `at_word`, which is updated.
 
-    False: the vocabulary is full; call again with a larger one.
+    Args:
+        at_word: (index of the text, byte, number of words so far, size of the vocabulary).
+
+    Returns:
+        Whether all texts are done; False if the vocabulary is full: call again with a larger one.
     """
     text, at, count, size = at_word
     slots_left = len(slots) * FULL
     while text < len(offsets) - 1:
         end = offsets[text + 1]
-        # Lower case can be longer than upper: two bytes become three at most.
+        # Lower case can be longer than upper case: at most three bytes for two.
         if starts[size] + 2 * (end - at) + 4 > len(arena):
             at_word[:] = (text, at, count, size)
             return False
         while at < end:
-            # A word is written behind the arena's last one while it is read; an unknown one then is in place already.
+            # The word is written behind the arena's last one while it is read; a new word is then in its final position.
             begin = at
             start = starts[size]
             to = start
@@ -247,7 +270,7 @@ def _tokenize(data, offsets, lower, arena, starts, slots, at_word, ids, ends):
                         break
                     if code < 0:
                         continue
-                    # Lead bytes of UTF-8; the last byte is written below, as an ASCII character would be.
+                    # Write all bytes of the UTF-8 encoding but the last, which is written below like an ASCII character.
                     length = 1 if code < 0x80 else (2 if code < 0x800 else (3 if code < 0x10000 else 4))
                     for i in range(length - 1):
                         byte = (code >> (6 * (length - 1 - i))) & 0x3F | 0x80
@@ -284,7 +307,7 @@ def _tokenize(data, offsets, lower, arena, starts, slots, at_word, ids, ends):
 
 
 def buffers_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """(data uint8, offsets int64 [N + 1]) of a large_string array without nulls."""
+    """Return the buffers of a large_string array without nulls as (data uint8, offsets int64 [N + 1])."""
     _, offsets, data = texts.buffers()
     if len(texts) == 0 or data is None:
         return np.empty(0, np.uint8), np.zeros(len(texts) + 1, np.int64)
@@ -295,7 +318,11 @@ def buffers_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 def tokenize_words(
     texts: pa.Array | pa.ChunkedArray, words: Vocabulary, script: str | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(ids int32 [words], offsets int64 [texts + 1]) of all words, stop words too; unknown ones are added to `words`."""
+    """Split texts into words, stop words included; unknown words are added to `words`.
+
+    Returns:
+        (word ids int32 [words], offsets int64 [texts + 1]).
+    """
     texts = texts.cast(pa.large_string())
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
@@ -326,9 +353,9 @@ def tokenize_words(
 
 @dataclass
 class TokenizedTexts:
-    """Texts as term ids in one array, 4 bytes a token. Iteration gives one list of ids per text.
+    """Tokenized texts: the term ids of all texts in one array, 4 bytes per token. Iteration gives one list of ids per text.
 
-    ids: int32 [tokens]; offsets: int64 [N + 1], where texts begin and end; vocabulary: the term of each id.
+    ids: int32 [tokens]; offsets: int64 [N + 1], start and end of each text; vocabulary: the term of each id.
     """
 
     ids: np.ndarray
@@ -344,7 +371,7 @@ class TokenizedTexts:
 
 
 def term_ids(terms: Sequence[str | None], vocabulary: Vocabulary) -> np.ndarray:
-    """int32: the id of each term, new ones added; -1 for None."""
+    """Return the id of each term (int32), -1 for None; unknown terms are added to the vocabulary."""
     known = [term is not None for term in terms]
     ids = np.full(len(terms), -1, np.int32)
     ids[known] = vocabulary.add(*encode([term for term in terms if term is not None]))
@@ -353,7 +380,11 @@ def term_ids(terms: Sequence[str | None], vocabulary: Vocabulary) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 def keep_terms(words, offsets, term_of_word):
-    """Word ids to term ids in place, those of -1 left out: (ids int32 [tokens], offsets int64 [N + 1])."""
+    """Convert word ids to term ids in place, and drop words whose term is -1.
+
+    Returns:
+        (term ids int32 [tokens], offsets int64 [N + 1]).
+    """
     kept = 0
     start = offsets[0]
     for text in range(len(offsets) - 1):
@@ -369,7 +400,7 @@ def keep_terms(words, offsets, term_of_word):
 
 
 def tokenize_texts(texts: Sequence[str], analyzer: Analyzer) -> TokenizedTexts:
-    """Tokenise texts that fit in memory: queries, or a corpus for the engines of other packages."""
+    """Tokenize texts that fit in memory: queries, or a corpus for the engines of other packages."""
     words, terms = Vocabulary(), Vocabulary()
     ids, offsets = tokenize_words(pa.array(texts, pa.large_string()), words, analyzer.script)
     ids, offsets = keep_terms(ids, offsets, term_ids(analyzer.terms(words.words()), terms))
