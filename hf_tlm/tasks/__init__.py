@@ -1,4 +1,4 @@
-"""Labelled tasks: what they are, the registered ones, and how they are read."""
+"""Labelled tasks: their definition, the registered ones, and how to load them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""How recipes take a task."""
+"""Options with which recipes choose and load a task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hf_tlm.utils.options import check_ranges, option
 
 
 def text_columns(text_column: str | None, text_pair_column: str | None) -> tuple[str, ...] | None:
-    """The columns of the texts as two options have them; None where neither is given."""
+    """Return the text columns that two options give; None if neither is given."""
     if text_column is text_pair_column is None:
         return None
     return tuple(column for column in (text_column or "text", text_pair_column) if column is not None)
@@ -17,7 +17,7 @@ def text_columns(text_column: str | None, text_pair_column: str | None) -> tuple
 
 @dataclass
 class TaskArguments:
-    """The labelled task."""
+    """Settings of the labelled task."""
 
     task: str = option(
         help="A table of texts and labels (csv, tsv, xlsx, jsonl, parquet), some of which are held out for "
@@ -72,14 +72,15 @@ class TaskArguments:
         check_ranges(self, TaskError)
 
     def load(self, user: str = "", *kinds: str) -> Task:
-        """Read the task.
+        """Load the task.
 
         Args:
-            user: who has a use for tasks of `kinds` alone, such as "TLM"; of those of any where none is named.
+            user: what the task is for, such as "TLM", for messages.
+            kinds: the kinds of tasks that `user` supports; without any, all. They are checked here, before the data are
+                read, only if `task_kind` or the name of a registered task gives the kind.
 
         Raises:
-            TaskError: `columns` are no pairs; the task is of another kind, which is told before it is read where an option
-                or its name says it; or see `load_task`.
+            TaskError: `columns` are no role=column pairs; the kind of the task is not supported; or see `load_task`.
         """
         known = self.task_kind or (TASKS[self.task].kind if self.task in TASKS else None)
         if kinds and known is not None:
@@ -109,7 +110,7 @@ class TaskArguments:
         )
 
     def _metric(self) -> str | dict[str, str] | None:
-        """One, or those of tasks by name."""
+        """Return the metric, or name of a task -> metric if the option contains pairs."""
         if self.metric is None or "=" not in self.metric:
             return self.metric
         pairs = [pair.partition("=") for pair in self.metric.split()]

@@ -1,4 +1,4 @@
-"""Files of tasks that are no plain tables: tagged text in columns, SQuAD's JSON, sheets of Excel."""
+"""File formats of tasks other than plain tables: CoNLL columns, SQuAD's JSON and Excel sheets."""
 
 from __future__ import annotations
 
@@ -26,34 +26,35 @@ FEATURES = Features(
     {name: Value("string") for name in ("id", "title", "context", "question")}
     | {"answers": List(Value("string")), "answer_start": List(Value("int64"))}
 )
-# An object with the articles, or their list alone.
+# Start of SQuAD's JSON: an object that contains the articles, or only the list of articles.
 _HEAD = re.compile(
     r'\s*(\{\s*("version"\s*:\s*("[^"]*"|[0-9.]+)\s*,\s*)?"data"\s*:\s*\[\s*\{'
     r'|\[\s*\{\s*("title"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*)?"paragraphs"\s*:\s*\[)'
 )
-# What a first line has that names columns, in those of words and of tags.
+# Names of the columns of words and of tags, by which a header line is recognised.
 _WORDS = {"token", "tokens", "word", "words", "form"}
 _TAGS = {"tag", "tags", "ner", "pos", "label", "labels", "upos", "xpos", "ner_tag", "ner_tags", "pos_tag", "pos_tags"}
-_ROWS, _CHARACTERS = 2**20, 2**15 - 1
+_ROWS, _CHARACTERS = 2**20, 2**15 - 1  # Excel's limits of a sheet and of a cell.
 _NUMBER = re.compile(r"-?\d+")
-# What no cell can hold.
+# Control characters, which a cell cannot contain.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -> Iterator[dict[str, Any]]:
-    """The sentences of a file, in the columns that `columns` gives to the roles tokens and tags.
+    """Yield the sentences of a CoNLL file as rows with an id and the columns of the roles tokens and tags.
 
-    A column is a number from 0, from the end where negative: by default the first has the words and the last the tags. In
-    a CoNLL-U file it may be a name; by default form and xpos, and its ranges and empty nodes are skipped. Columns are
-    apart by tabs, or where a line has none by blanks. Document marks are skipped, and so are lines that begin with # and
-    have another number of columns than the words have. The id is that of a comment `# sent_id = ...`, or None.
+    A column is a number from 0, or negative from the end; by default the first has the words and the last the tags. In a
+    CoNLL-U file it may also be a name, by default form and xpos; multiword ranges and empty nodes are skipped. Columns are
+    separated by tabs, or by blanks in a line without tabs. Document markers are skipped, and so are lines that begin with #
+    and have another number of columns than the lines of words. The id is that of a comment `# sent_id = ...`, or None.
 
     Args:
-        tagged: False for a file without tags, of which only the words are read; from where they are by default if their
-            column is none of such a file, as that of a task in another format.
+        columns: role -> column, which is also its name in the rows; a role without one keeps its own name.
+        tagged: False reads only the words, for a file that need not have tags. If their column cannot be one of such a
+            file, because the task is in another format, the default column is used.
 
     Raises:
-        TaskError: no such column, lines with different numbers of columns, or not UTF-8.
+        TaskError: there is no such column, lines differ in their number of columns, or the file is not UTF-8.
     """
     universal = path.suffix == ".conllu"
     names = _names(columns, universal, tagged)
@@ -62,7 +63,7 @@ def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -
     width, identifier = None, None
     try:
         with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(itertools.chain(file, [""]), 1):  # A sentence ends at the file's end, too.
+            for number, line in enumerate(itertools.chain(file, [""]), 1):  # The end of the file ends a sentence too.
                 line = line.rstrip("\n")
                 cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
                 if not line.strip():
@@ -83,7 +84,7 @@ def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -
 
 
 def has_lines_of_words(path: Path) -> bool:
-    """Whether a csv or tsv begins with a word and its tag a line, and empty lines between sentences, as CoNLL's files do."""
+    """Return whether a csv or tsv looks like CoNLL: a word and its tag per line, and empty lines between sentences."""
     separator = {".tsv": "\t", ".csv": ","}.get(suffix_of(path))
     if separator is None or not path.is_file():
         return False
@@ -96,7 +97,7 @@ def has_lines_of_words(path: Path) -> bool:
 
 
 def _names(columns: Mapping[str, str], universal: bool, tagged: bool) -> dict[str, str]:
-    """The column of each role that is read, as it was given or by default."""
+    """Return the column of each role to read: the given one, or the default."""
     words, tags = ("form", "xpos") if universal else ("0", "-1")
     given = columns.get("tokens", words)
     if tagged:
@@ -116,7 +117,15 @@ def _place(path: Path, name: str, universal: bool) -> int:
 def _width(
     path: Path, number: int, cells: list[str], width: int | None, places: dict[str, int], names: dict[str, str]
 ) -> int:
-    """How many columns every line has: those of the first, for which `width` is None."""
+    """Check the number of columns of a line, and return it.
+
+    Args:
+        number: line number, for messages.
+        width: the number of columns of the lines before; None for the first.
+
+    Raises:
+        TaskError: the number differs; or the first line is a header, or lacks a column of a role.
+    """
     if width is None:
         width = len(cells)
         if cells[0].lower() in _WORDS and _TAGS & {cell.lower() for cell in cells[1:]}:
@@ -138,7 +147,7 @@ def _width(
 
 
 def is_squad_json(path: Path) -> bool:
-    """Whether a file begins as SQuAD's do; a file of lines of JSON begins otherwise."""
+    """Return whether a .json file begins like SQuAD's, unlike a file of JSON lines."""
     if suffix_of(path) != ".json":
         return False
     with opened(path, "rt", errors="replace") as file:
@@ -146,12 +155,13 @@ def is_squad_json(path: Path) -> bool:
 
 
 def read_squad_json(path: Path) -> Dataset:
-    """A row a question: id, title, context, question, answers, answer_start (lists; empty for an unanswerable question).
+    """Read a SQuAD file into one row per question: id, title, context, question, answers and answer_start.
 
-    The file is an object whose `data` are the articles, or their list alone.
+    `answers` and `answer_start` are lists, which are empty for an unanswerable question. The file is an object whose `data`
+    are the articles, or only the list of articles.
 
     Raises:
-        TaskError: it is not built like SQuAD's.
+        TaskError: it does not have the structure of SQuAD's files.
     """
     rows: list[dict[str, Any]] = []
     with opened(path, "rt") as file:
@@ -160,7 +170,7 @@ def read_squad_json(path: Path) -> Dataset:
         for article in content if isinstance(content, list) else content["data"]:
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
-                    # A file without answers, as one to predict on, is one too.
+                    # A file to predict on may have no answers.
                     answers = [] if question.get("is_impossible") else question.get("answers", [])
                     rows.append(
                         {
@@ -172,7 +182,7 @@ def read_squad_json(path: Path) -> Dataset:
                             "answer_start": [answer["answer_start"] for answer in answers],
                         }
                     )
-    except (KeyError, TypeError, AttributeError) as error:  # A key that is missing, or something else in its place.
+    except (KeyError, TypeError, AttributeError) as error:  # A missing key, or a value of another type.
         raise TaskError(
             f"{path} begins as a SQuAD file and goes on otherwise after {len(rows)} questions: {error}. Articles have "
             "paragraphs, these a context and qas, and these an id, a question and answers with text and answer_start."
@@ -181,9 +191,9 @@ def read_squad_json(path: Path) -> Dataset:
 
 
 def check_excel(path: Path) -> None:
-    """Raise a TaskError where openpyxl is not installed, without which no file for Excel can be read or written."""
+    """Raise a TaskError if openpyxl is not installed, which is needed to read and write Excel files."""
     try:
-        import openpyxl  # noqa: F401  # pandas' own message is of an optional dependency.
+        import openpyxl  # noqa: F401  # pandas' own message only mentions an optional dependency.
     except ImportError as error:
         raise TaskError(
             f"{path}: Excel files need openpyxl, which is not installed: pip install 'hf-tlm[excel]', or save it as CSV."
@@ -191,9 +201,10 @@ def check_excel(path: Path) -> None:
 
 
 def read_excel(path: Path) -> dict[str, list[Any]]:
-    """The columns of the first sheet of an .xlsx file, by way of pandas and openpyxl, see `check_excel`.
+    """Read the columns of the first sheet of an .xlsx file with pandas and openpyxl, see `check_excel`.
 
-    Empty cells are None, dates texts as ISO 8601 writes them; a column that mixes texts with other values is of texts.
+    Empty cells become None, and dates strings in ISO 8601; a column that mixes types becomes strings, unless these are
+    integers and floats.
     """
     check_excel(path)
     with pandas.ExcelFile(path, engine="openpyxl") as book:
@@ -204,9 +215,12 @@ def read_excel(path: Path) -> dict[str, list[Any]]:
 
 
 def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
-    """Write columns as the only sheet of a file, if it has room; texts are texts, also those that begin as formulas do.
+    """Write columns as the only sheet of an Excel file; strings stay strings, even if they look like formulas.
 
-    Texts beyond the characters of a cell are cut, with a warning that counts them.
+    Strings that are too long for a cell are truncated, with a warning that counts them.
+
+    Raises:
+        TaskError: there are more rows than a sheet can have.
     """
     frame = pandas.DataFrame(dict(columns))
     if len(frame) >= _ROWS:
@@ -224,7 +238,7 @@ def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
         frame.to_excel(book, index=False)
         for row in book.sheets["Sheet1"].iter_rows():
             for cell in row:
-                if cell.data_type in "fe":  # A formula, or a name that Excel has for an error, such as #N/A.
+                if cell.data_type in "fe":  # A formula, or the name of an error in Excel, such as #N/A.
                     cell.data_type = "s"
 
 

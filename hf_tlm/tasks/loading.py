@@ -1,4 +1,4 @@
-"""A task by registry name, Hub id, or local folder, or from data sets in memory."""
+"""Load a task by its registered name, Hub id or local path, or from datasets in memory."""
 
 from __future__ import annotations
 
@@ -45,41 +45,43 @@ def load_task(
     max_eval_samples: int | None = None,
     drop_bad_rows: bool = False,
 ) -> Task:
-    """A task with its data.
+    """Load a task with its data.
 
     Args:
-        task: a table: a file (csv, tsv, jsonl, json, these also with .gz or .zst; xlsx, parquet), a folder with one such
-            file, or a `Dataset`, of which validation and test texts are held out (`validation_share`, `test_share`). Or a
-            source with splits: a name of `hf_tlm.tasks.TASKS`, or that of its release (sciie), or a Hub dataset id, with
-            `@revision` if wanted; or a folder with one file `train`, `validation` (or `valid`, `dev`) and optionally `test`
-            each, as such a table, as SQuAD's json, or in columns of words and tags (.conll, .conllu, .iob, .iob2, .pos,
-            .txt); or a `DatasetDict` with these splits. A folder or file called like a registered task (cola, glue_cola)
-            takes that task's kind, metrics and columns.
-        name: what the task is called. Default: like its file, folder or data set.
-        kind: one of `hf_tlm.tasks.KINDS`. By default the registered task's, or the one that the columns tell: a `text` is
-            classified; else context, question and options are multiple choice, context, question and answers are question
-            answering, tokens and tags are tagging.
-        text_columns, label_column: of classification and regression (default `text`, `label`); one text column, or two for
-            pairs of texts. A field of an object has a dotted name, `ticket.body`, as any column has.
-        label_names: names of classes that the data only number, in the order of these numbers; or the data's own, in the
-            order that their indices shall have.
-        columns: of the other kinds: role -> column of the source; see `hf_tlm.tasks.spec.ROLES`.
-        id_column, metric: override the spec (default `id` where there is one, the kind's usual metric). A mapping has the
-            metrics of registered tasks by their names; for others it does nothing.
-        separator: of the fields of csv and tsv files (default: what makes a table of the file).
-        validation_share, test_share: of the texts of a table, or of a source's training split that has no such split, how
-            many are held out for it (default for a table: 0.1; 0 for none); see `hf_tlm.tasks.sampling.hold_out`.
-        max_train_samples: keep so many examples of the training split at most, of every class its share; see
-            `hf_tlm.tasks.sampling.sample`. What is held out of a table is held out before.
-        max_eval_samples: the same of the validation split, by which checkpoints and settings are chosen.
-        drop_bad_rows: leave out rows with null or blank text, without a label, an option, or an answer at its offset, of
-            wrong lengths, with a repeated id, or (classification, outside train) with a label that train lacks, and count
-            them in `Task.report`. By default they are an error.
+        task: a table without splits, of which validation and test texts are held out (`validation_share`, `test_share`): a
+            file (csv, tsv, jsonl, json, these also with .gz or .zst; xlsx, parquet), a folder with one such file, or a
+            `Dataset`. Or a source with splits: a name in `hf_tlm.tasks.TASKS` or the name of its release (sciie); a Hub
+            dataset id, with `@revision` if wanted; a folder with one file each for `train`, `validation` (or `valid`,
+            `dev`) and optionally `test`, as such a table, as SQuAD's json, or in columns of words and tags (.conll,
+            .conllu, .iob, .iob2, .pos, .txt); or a `DatasetDict` with these splits. A folder or file that is named like a
+            registered task (cola, glue_cola) uses that task's kind, metrics and columns.
+        name: name of the task. Default: that of its file, folder or dataset.
+        kind: one of `hf_tlm.tasks.KINDS`. By default that of the registered task, or else inferred from the columns: `text`
+            is classification; otherwise context, question and options are multiple choice; context, question and answers
+            are question answering; tokens and tags are tagging.
+        text_columns, label_column: for classification and regression (default `text`, `label`); one text column, or two
+            for pairs of texts. A field of an object has a dotted name, such as `ticket.body`; this holds for all columns.
+        label_names: names for classes that are only numbers in the data, in the order of these numbers; or the names in
+            the data, in the order of their indices.
+        columns: for the other kinds: role -> column of the source; see `hf_tlm.tasks.spec.ROLES`.
+        id_column, metric: override the spec (default `id` if it exists, and the kind's default metric). A mapping gives
+            the metrics of registered tasks by their names; it has no effect on other tasks.
+        config_name: configuration of a Hub dataset.
+        revision: branch, tag or commit of a Hub dataset.
+        separator: field separator of csv and tsv files (default: see `hf_tlm.tasks.reading.read_file`).
+        validation_share, test_share: share of the texts that is held out for the split, from a table, or from the training
+            split of a source without it (default for a table: 0.1; 0: none); see `hf_tlm.tasks.sampling.hold_out`.
+        max_train_samples: maximum number of examples of the training split to keep, stratified by class; see
+            `hf_tlm.tasks.sampling.sample`. Texts are held out before.
+        max_eval_samples: the same for the validation split, which chooses checkpoints and settings.
+        drop_bad_rows: leave out, and count in `Task.report`, rows with null or blank text, without a label, an option, or
+            an answer at its offset, with wrong lengths, with a repeated id, or (classification, outside train) with a label
+            that train lacks. By default they are an error.
 
     Raises:
-        TaskError: the task is not found, a column or split is missing, or there are bad rows: all kinds are listed,
-            with their counts and the first row of each.
-        HfTlmError: the cache of `datasets`, in which the splits are kept, cannot be written.
+        TaskError: the task is not found, a column or split is missing, or there are unusable rows: the message lists all
+            reasons, with the number of rows and the first one.
+        HfTlmError: the cache of `datasets`, to which the splits are written, cannot be written.
     """
     shares = {"validation": validation_share, "test": test_share}
     if isinstance(task, (str, os.PathLike)):
@@ -122,7 +124,7 @@ def load_task(
 
 
 def _with_metric(spec: TaskSpec, metric: str | Mapping[str, str] | None, registered: bool) -> TaskSpec:
-    """The spec with the metric that was given for it; its own are reported beside it, if it is one of them."""
+    """Return the spec with the given metric; if that is one of its own, its other metrics are reported in addition."""
     if isinstance(metric, Mapping):
         if unknown := [name for name in metric if name not in TASKS]:
             raise TaskError(
@@ -146,10 +148,14 @@ def _check_hub_options(spec: TaskSpec, task: str, config_name: str | None, revis
 
 
 def _plain(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Data sets by split without the formats that they have; one alone is `TABLE`."""
+    """Return datasets by split with their formats removed; a single dataset gets the key `TABLE`.
+
+    Raises:
+        TaskError: `data` are no datasets, or have a transform.
+    """
     splits = {TABLE: data} if isinstance(data, Dataset) else data
     if not isinstance(splits, Mapping) or (other := [one for one in splits.values() if not isinstance(one, Dataset)]):
-        # Of splits that are lists each is one of rows.
+        # A mapping of lists contains columns, or splits if the lists contain rows.
         columns = isinstance(data, Mapping) and all(
             isinstance(one, (list, tuple)) and not any(isinstance(row, Mapping) for row in one) for one in data.values()
         )
@@ -174,7 +180,11 @@ def _name_of(data: Any) -> str:
 def _with_shares(
     spec: TaskSpec, splits: Mapping[str, Dataset], shares: Mapping[str, float | None]
 ) -> tuple[dict[str, Dataset], dict[str, float], dict[str, list[int]]]:
-    """The splits with those that are held out of a table or of train; the shares of these; the rows of the table of each."""
+    """Hold out splits of a table or of train.
+
+    Returns:
+        All splits, the shares of those held out, and for each split the indices of its rows in the table or in train.
+    """
     for split, share in shares.items():
         if share and split in splits:
             raise TaskError(f"{split}_share {share:g}: {spec.name} has a {split} split of its own. Leave the option out.")
@@ -194,7 +204,11 @@ def _replace(spec: TaskSpec, **changes: Any) -> TaskSpec:
 
 
 def _find(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
-    """The spec of a registry name, a folder or a Hub id, in this order; and whether it is a registered task's."""
+    """Find the spec for a registered name, a local path or a Hub id, in this order; and whether the task is registered.
+
+    Raises:
+        TaskError: the name is none of these.
+    """
     if task in TASKS and (TASKS[task].path or not Path(task).is_dir()):
         return TASKS[task], True
     if Path(task).is_dir() or Path(task).is_file():
@@ -217,7 +231,10 @@ def _find(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
 
 
 def _kind_of_columns(found: Sequence[str], given: Mapping[str, str]) -> str | None:
-    """The kind whose roles all have columns, given or with a usual name; None without one, or where there is a text."""
+    """Infer the kind of a task from its columns; None if there is a column text, or no kind fits.
+
+    A kind fits if every role has a column, given or with a default name; labels and offsets may be missing.
+    """
     for kind in ("multiple_choice", "question_answering", "tagging"):
         needed = {role: names for role, names in ROLES[kind].items() if role not in ("label", "starts")}
         if "text" not in found and all(role in given or set(names) & set(found) for role, names in needed.items()):
@@ -235,15 +252,15 @@ def task_from_datasets(
     drop_bad_rows: bool = False,
     numbers: Mapping[str, Sequence[int]] | None = None,
 ) -> Task:
-    """A task from data sets with the spec's columns, checked as `load_task` checks.
+    """Build a task from datasets with the spec's columns, with the same checks as `load_task`.
 
-    String labels become indices into their sorted names, or into the spec's classes if they are these; `ClassLabel`
-    features keep their names and order; integers (and whole numbers that a null made floats) are named by their digits, in
-    their order; `label_names` names them anew. Labels of other splits are matched to
-    train's by name. A test split without any label (as of GLUE on the Hub) is left out, with a warning.
+    String labels become indices into their sorted names, or into the spec's classes if these are the same names.
+    `ClassLabel` features keep their names and order. Integers (also those that a null turned into floats) are named by
+    their digits, in ascending order; `label_names` renames them. Labels of other splits are matched to those of train by
+    name. A test split without any label (as in GLUE on the Hub) is left out, with a warning.
 
     Args:
-        numbers: of splits that are not all of their source, the numbers of their rows there, which errors name.
+        numbers: split -> numbers of its rows in the source, for messages, if it is only a part of the source.
 
     Raises:
         TaskError, HfTlmError: see `load_task`.
@@ -294,7 +311,11 @@ def _usable(
     numbers: Mapping[str, Sequence[int]],
     drop_bad_rows: bool,
 ) -> tuple[dict[str, Dataset], dict[str, dict[str, int]]]:
-    """The rows of each split that can be used; and how many were left out, by reason."""
+    """Return the usable rows of each split; and for each split the number of rows that were left out, by reason.
+
+    Raises:
+        TaskError: there are unusable rows, and `drop_bad_rows` is false, or a split has no others.
+    """
     problems: list[str] = []
     faults: set[str] = set()
     checked, dropped = {}, {}
@@ -321,7 +342,7 @@ def _usable(
 def _report(
     spec: TaskSpec, splits: Mapping[str, Dataset], names: tuple[str, ...], dropped: Mapping[str, dict[str, int]]
 ) -> dict[str, dict[str, Any]]:
-    """What `Task.report` says of the splits."""
+    """Return `Task.report`, and warn about texts with more than one label."""
     reader, report = kind_module(spec.kind), {}
     seen_in_training = set(reader.content(splits["train"]))
     several = {}
@@ -344,7 +365,14 @@ def _report(
 
 
 def _sampled(spec: TaskSpec, rows: Dataset, option: str, size: int) -> Dataset:
-    """Rows of a split, as many as the option says."""
+    """Return a stratified sample of a split.
+
+    Args:
+        option: name of the option that gives the size, for messages.
+
+    Raises:
+        TaskError: there are more classes than `size`.
+    """
     places = np.array([content_place(content) for content in kind_module(spec.kind).content(rows)])
     groups = strata(rows, spec.kind, places)
     if spec.kind == "classification" and size < (classes := len(np.unique(groups))):
@@ -353,11 +381,15 @@ def _sampled(spec: TaskSpec, rows: Dataset, option: str, size: int) -> Dataset:
             "for a few examples a class there is hf-tlm few-shot."
         )
     chosen = rows.select(sample(groups, places, size))
-    return Dataset.from_dict(chosen.to_dict(), features=rows.features)  # Rows of their own, which `stored` keeps.
+    return Dataset.from_dict(chosen.to_dict(), features=rows.features)  # Copied, as `stored` ignores selections.
 
 
 def _class_names(label_names: Any) -> list[str]:
-    """Names of classes that were given; a TaskError for anything but texts in an order."""
+    """Return the given class names as a list.
+
+    Raises:
+        TaskError: they are anything else than strings in an order.
+    """
     if isinstance(label_names, (str, Mapping)) or not hasattr(label_names, "__iter__"):
         listed = " Give list(id2label.values()), in the order of the indices." if isinstance(label_names, Mapping) else ""
         raise TaskError(f"label_names: expected a list of texts; received a {type(label_names).__name__}.{listed}")
@@ -368,7 +400,12 @@ def _class_names(label_names: Any) -> list[str]:
 
 
 def _renamed(names: tuple[str, ...], given: Sequence[str]) -> tuple[str, ...]:
-    """The names given, for classes that are only numbered, or are these."""
+    """Return the given names of the classes.
+
+    Raises:
+        TaskError: they are not as many different names as there are classes; or the classes have names in the data, and
+            these are others.
+    """
     numbered = all(name.isdecimal() for name in names)
     if len(set(given)) != len(given) or len(given) != len(names) or not (numbered or set(given) == set(names)):
         own = "" if numbered else " Classes that are not numbers keep their names: label_names gives these another order."

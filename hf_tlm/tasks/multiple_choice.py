@@ -1,4 +1,4 @@
-"""Multiple choice: a passage, a question, and options one of which is right (RACE)."""
+"""Read tasks of multiple choice: a passage, a question, and options of which one is correct (RACE)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from hf_tlm.tasks.spec import TaskError, TaskSpec
 
 
 def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
-    """A, B, ...: as many letters as most training rows have options."""
+    """Return the names of the options, A, B, ...: as many as most training rows have.
+
+    Raises:
+        TaskError: most training rows have less than 2 or more than 26 options.
+    """
     (options,) = columns_of(spec, "train", train, "options")
     counts = Counter(len(row) for row in options if isinstance(row, list))
     number = counts.most_common(1)[0][0] if counts else 0
@@ -32,16 +36,16 @@ def features(spec: TaskSpec, labelled: bool) -> Features:
 
 
 def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
-    """Whether no row has a label."""
+    """Return whether no row has a label."""
     column = column_of(spec, "label", rows)
     return column in rows.column_names and all(label in (None, -1, "") for label in rows[column][:])
 
 
 def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labelled: bool) -> Iterator[tuple | Bad]:
-    """Passage, question and options of each row, and the right one's index if `labelled`; or what is wrong with it.
+    """Yield passage, question and options of each row, and the correct option's index if `labelled`; or a `Bad`.
 
-    A label is a letter or an index from 0. Every row must have as many options as there are `names`; without names as many
-    as the first row that has some.
+    A label is a letter or an index from 0. Every row must have one option for each of `names`; without names, as many
+    options as the first row that has any.
     """
     contexts, questions, options = columns_of(spec, split, rows, "context", "question", "options")
     number = len(names) or next((len(row) for row in options if isinstance(row, list) and row), 0)
@@ -64,7 +68,7 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
 
 
 def _right(label: Any, names: tuple[str, ...]) -> int | Bad:
-    """The index of the right option."""
+    """Return the index of the correct option."""
     if label in (None, -1, ""):
         return Bad("no label")
     right = names.index(label) if label in names else label
@@ -74,11 +78,11 @@ def _right(label: Any, names: tuple[str, ...]) -> int | Bad:
 
 
 def _row(context: Any, question: Any, options: list[Any]) -> tuple[str, str, list[str]]:
-    return str(context), str(question), list(map(str, options))  # Numbers are options too.
+    return str(context), str(question), list(map(str, options))  # Options may be numbers.
 
 
 def numbered(spec: TaskSpec, rows: Dataset, ids: list[str | None]) -> list[str | None]:
-    """Ids of questions: RACE gives the questions of a passage the passage's id, to which their number from 0 is added."""
+    """Return unique ids of questions, by adding their number (from 0) to ids that are those of passages, as in RACE."""
     (contexts,) = columns_of(spec, "ids", rows, "context")
     passages: dict[str | None, set[str]] = {}
     for identifier, context in zip(ids, contexts, strict=True):
@@ -97,6 +101,6 @@ def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, A
 
 
 def content(rows: Dataset) -> list[tuple]:
-    """What makes two rows the same question."""
+    """Return the context, question and options of each row, by which rows are compared."""
     options = (tuple(row) for row in rows["options"][:])
     return list(zip(rows["context"][:], rows["question"][:], options, strict=True))

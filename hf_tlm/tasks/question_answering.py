@@ -1,4 +1,4 @@
-"""Extractive question answering: an answer is a piece of the context, or there is none (SQuAD 1.1 and 2.0)."""
+"""Read tasks of extractive question answering: an answer is a span of the context, or there is none (SQuAD 1.1, 2.0)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def features(spec: TaskSpec, labelled: bool) -> Features:
 
 
 def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
-    """Whether no row has an answer: a split of which all questions are unanswerable is one without answers."""
+    """Return whether no row has an answer; a split with only unanswerable questions counts as one without answers."""
     column = column_of(spec, "answers", rows)
     return column in rows.column_names and not any(_answers(given, 0)[0] for given in rows[column][:])
 
 
 def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labelled: bool) -> Iterator[tuple | Bad]:
-    """Context and question of each row, its answers and their offsets if `labelled`; or what is wrong with it.
+    """Yield context and question of each row, and its answers and their offsets if `labelled`; or a `Bad`.
 
     Answers are `{"text": [...], "answer_start": [...]}` or `[{"text": ..., "answer_start": ...}, ...]` in one column, or
-    texts and offsets in two, where a null or blank text means that the question is unanswerable.
+    texts and offsets in two columns. In the latter case a null or blank text means that the question is unanswerable.
     """
     contexts, questions = columns_of(spec, split, rows, "context", "question")
     answers, starts = [None] * len(rows), [None] * len(rows)
@@ -57,7 +57,7 @@ def _is_nested(given: Any) -> bool:
 
 
 def _answers(given: Any, start: Any) -> tuple[list[Any], list[Any]]:
-    """Texts and offsets; both empty for an unanswerable question."""
+    """Return the texts and offsets of a row's answers; both are empty for an unanswerable question."""
     if isinstance(given, dict):
         return _listed(given.get("text")), _listed(given.get("answer_start"))
     if _is_nested(given):
@@ -95,5 +95,5 @@ def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, A
 
 
 def content(rows: Dataset) -> list[tuple[str, str]]:
-    """What makes two rows the same question."""
+    """Return the context and question of each row, by which rows are compared."""
     return list(zip(rows["context"][:], rows["question"][:], strict=True))

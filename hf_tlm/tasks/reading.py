@@ -1,4 +1,4 @@
-"""Where the rows of a task come from, a Hub dataset or files, as they are; and rows to predict on, a chunk at a time."""
+"""Read the splits of a task from a Hub dataset or from files, and stream rows to predict on in chunks."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from hf_tlm.utils.shown import few, kind_of
 logger = logging.getLogger(__name__)
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
-# Words in the name of a file that was meant for a split (Val.csv, testing.tsv); latest.csv and device.csv have none.
+# Words in file names that suggest a split (Val.csv, testing.tsv), but do not match latest.csv and device.csv.
 _MEANT = {
     "validation": re.compile(r"(?<![a-z])(val(?![a-z])|valid|eval|dev(?![a-z])|develop)"),
     "test": re.compile(r"(?<![a-z])test"),
 }
-# Archives and compressions that are not read.
+# Archives and compressions that cannot be read.
 _PACKED = (".zip", ".bz2", ".xz", ".7z")
-# The rows of a source that has no splits.
+# Name for the rows of a source without splits.
 TABLE = "table"
-# How a csv writes what a label may be; what it has for NaN is no label.
+# Forms of labels in a csv: integers, numbers and truth values. NaN means that there is no label.
 _WHOLE = re.compile(r"\s*[+-]?(0|[1-9][0-9]{0,17})\s*")
 _NUMBER = re.compile(r"\s*[+-]?((0|[1-9][0-9]{0,17})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 _NAN = {"nan", "NaN"}
@@ -59,17 +59,18 @@ LOCAL = "Without a network, give the path of a folder with train, validation and
 def read_splits(
     spec: TaskSpec, columns: Mapping[str, str] | None = None, separator: str | None = None
 ) -> dict[str, Dataset]:
-    """The splits that there are; of a file, or a folder with one table that is called like no split, `TABLE` alone.
+    """Read the splits of a task.
 
-    Fields of csv and tsv files are texts as they are written: 007 is not 7. Labels, and offsets of answers, are numbers
-    where all of the splits' are; labels may be truth values.
+    A file, or a folder with a single table that is not named like a split, gives only the key `TABLE`. Fields of csv and
+    tsv files stay strings as written: 007 is not 7. Labels and offsets of answers become numbers, or labels truth values,
+    if all values of all splits are such.
 
     Args:
         columns: role -> column, for files whose columns have no names (CoNLL).
-        separator: of the fields of csv and tsv; see `read_file`.
+        separator: field separator of csv and tsv files; see `read_file`.
 
     Raises:
-        TaskError: they cannot be read, a split has several files, or a folder has none.
+        TaskError: the data cannot be read, a split has several files, or a folder has none.
     """
     path = Path(spec.path)
     if not spec.path or not path.exists():
@@ -84,7 +85,7 @@ def read_splits(
 
 
 def _files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
-    """The file of each split of a folder, or its only table; see `read_splits`."""
+    """Return the file of each split in a folder, or its only table under the key `TABLE`; see `read_splits`."""
     found = {}
     for split in SPLITS:
         files = split_files(folder, _names(spec, split))
@@ -113,9 +114,9 @@ def _files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
 
 
 def _with_values(splits: Mapping[str, Dataset], column: str) -> dict[str, Dataset]:
-    """Splits of texts with the numbers or truth values in a column of theirs, where all texts of it, in any, are such.
+    """Convert a column of strings to numbers or truth values, if all its values in all splits are such.
 
-    A number with zeros before it is a text, and so is one that has more digits than can be told apart.
+    Numbers with leading zeros, or with more digits than can be represented exactly, stay strings.
     """
     there = {split: rows[column][:] for split, rows in splits.items() if column in rows.column_names}
     texts = {text for cells in there.values() for text in cells} - {None}
@@ -138,10 +139,10 @@ def _with_values(splits: Mapping[str, Dataset], column: str) -> dict[str, Datase
 
 
 def named_splits(spec: TaskSpec, found: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Data sets under our names for their splits; a single one with another name is `TABLE`.
+    """Rename splits to our names for them; a single one with another name becomes `TABLE`.
 
     Raises:
-        TaskError: there are several, and none is called like a split.
+        TaskError: there are several splits, and none has a known name.
     """
     there = {split: [name for name in _names(spec, split) if name in found] for split in SPLITS}
     named = {split: found[names[0]] for split, names in there.items() if names}
@@ -155,7 +156,11 @@ def named_splits(spec: TaskSpec, found: Mapping[str, Dataset]) -> dict[str, Data
 
 
 def _only_table(folder: Path) -> Path:
-    """The one table of a folder."""
+    """Return the path of the only table in a folder.
+
+    Raises:
+        TaskError: there is none or more than one, or `save_to_disk` wrote the folder.
+    """
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} <= set(names):
         raise TaskError(
@@ -173,18 +178,21 @@ def _only_table(folder: Path) -> Path:
 
 
 def _names(spec: TaskSpec, split: str) -> tuple[str, ...]:
-    """What the split may be called at the source."""
+    """Return the names that a split may have in the source, in order of preference."""
     return (*([spec.split_names[split]] if split in spec.split_names else []), *SPLIT_NAMES[split])
 
 
 def split_files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
-    """The files of a split; those in CoNLL's formats only where there is no table.
+    """Return the files of a split; files in CoNLL formats only if there is no table.
 
-    The names under which SQuAD (train-v2.0.json) and Universal Dependencies (en_ewt-ud-train.conllu) are distributed will
-    do too.
+    The names under which SQuAD (train-v2.0.json) and Universal Dependencies (en_ewt-ud-train.conllu) are distributed are
+    recognised too.
+
+    Args:
+        stems: names that the split may have.
 
     Raises:
-        TaskError: what has such a name cannot be read: the task would be one without that split.
+        TaskError: something with such a name is no file, so that the task would lack that split.
     """
     names = sorted(os.listdir(folder))
     for patterns in (
@@ -201,15 +209,16 @@ def split_files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
 
 
 def read_file(path: Path, columns: Mapping[str, str], separator: str | None = None) -> Dataset:
-    """All rows of a file; fields of csv and tsv are texts as they are written.
+    """Read all rows of a file; fields of csv and tsv files stay strings as written.
 
     Args:
-        separator: of the fields of csv and tsv. Default: the tab for .tsv, what makes a table of it for .csv.
+        columns: role -> column, for files in CoNLL formats.
+        separator: field separator of csv and tsv files. Default: the tab for .tsv, detected for .csv.
 
     Raises:
-        TaskError: it is empty, or cannot be read.
+        TaskError: the file is empty, or cannot be read.
     """
-    if path.stat().st_size == 0:  # The readers fail at it without a word.
+    if path.stat().st_size == 0:  # The readers' own errors do not say that.
         raise TaskError(f"{path} is empty: it has no examples, and no columns.")
     with told_as(TaskError, path):
         _check_type(path)
@@ -229,7 +238,11 @@ def read_file(path: Path, columns: Mapping[str, str], separator: str | None = No
 
 
 def separator_of(path: Path, separator: str | None = None) -> str:
-    """What separates the fields of a csv or tsv file, see `read_file`; a TaskError for what is not one character."""
+    """Return the field separator of a csv or tsv file, see `read_file`.
+
+    Raises:
+        TaskError: `separator` is not a single ASCII character, or given for a file of another type.
+    """
     if separator is None:
         suffix = suffix_of(path)
         return "\t" if suffix == ".tsv" else find_separator(path) if suffix == ".csv" else ","
@@ -257,17 +270,18 @@ def _check_type(path: Path) -> None:
 
 
 def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = None) -> Iterator[dict[str, list[Any]]]:
-    """The columns of a file in chunks of so many rows; without those of labels where a format needs none.
+    """Yield the columns of a file in chunks of rows; text and CoNLL files need no labels, and theirs are not read.
 
-    Fields of csv and tsv files are texts as they are written: 007 is not 7.
+    Fields of csv and tsv files stay strings as written: 007 is not 7.
 
     Args:
+        rows: maximum number of rows in a chunk.
         separator: see `read_file`.
 
     Raises:
-        TaskError: it cannot be read, or is of no known type.
+        TaskError: the file cannot be read, or its type is unknown.
     """
-    if path.stat().st_size == 0:  # The readers would find no columns in it.
+    if path.stat().st_size == 0:  # The readers would complain that there are no columns.
         return
     with told_as(TaskError, path):
         _check_type(path)
@@ -294,10 +308,10 @@ def _chunks(rows: Iterator[dict[str, Any]], size: int) -> Iterator[dict[str, lis
 
 
 def stream_hub(spec: TaskSpec, rows: int) -> Iterator[dict[str, list[Any]]]:
-    """The columns of the test split of a Hub dataset, or of its only split, in chunks of so many rows.
+    """Yield the columns of the test split of a Hub dataset, or of its only split, in chunks of at most `rows` rows.
 
     Raises:
-        TaskError: it cannot be read, or has several splits and no test.
+        TaskError: the dataset cannot be read, or has several splits but no test split.
     """
     found = _load_hub(spec, streaming=True)
     names = [name for name in _names(spec, "test") if name in found] or list(found)
@@ -333,10 +347,10 @@ def _load_hub(spec: TaskSpec, streaming: bool = False) -> Mapping[str, Dataset |
 
 
 class Chunk(NamedTuple):
-    """Some rows of a source.
+    """A chunk of rows of a source.
 
-    rows: in the columns of a `Task`, without labels.
-    source: the source's own columns, as lists, of the same rows.
+    rows: the rows in the columns of a `Task`, without labels.
+    source: the source's own columns of the same rows: name -> list.
     """
 
     rows: Dataset
@@ -344,7 +358,7 @@ class Chunk(NamedTuple):
 
 
 def unlabelled(path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk: int = 10_000) -> Iterator[Dataset]:
-    """The rows of a file in the columns of a `Task` of this spec; see `unlabelled_chunks`."""
+    """Yield the rows of a file or Hub dataset in the columns of a `Task`, without labels; see `unlabelled_chunks`."""
     for found in unlabelled_chunks(path, spec, drop_bad_rows=drop_bad_rows, chunk=chunk):
         yield found.rows
 
@@ -352,26 +366,27 @@ def unlabelled(path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk:
 def unlabelled_chunks(
     path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk: int = 10_000, separator: str | None = None
 ) -> Iterator[Chunk]:
-    """The rows of a file in the columns of a `Task` of this spec, without labels: `chunk` at most at once, in order.
+    """Yield the rows of a file or Hub dataset in the columns of a `Task` without labels, in order, in chunks.
 
-    Whatever labels the file has are not read. `id` is the source's, or the number of the row, from 0: what is predicted on
-    need not have the ids that the training had.
+    Labels in the source are not read. `id` is the id of the source, or the number of the row, from 0; the id column of the
+    training data need not exist.
 
     Args:
-        path: a file as in a task's folder (of words alone in CoNLL's formats; .txt also for a text a line), or a Hub id,
-            with `@revision` if wanted, whose test split or only split is read.
-        spec: `Task.spec` of the task the model was trained on, which says what the columns are called.
-        drop_bad_rows: leave out rows that cannot be used, with a warning that counts them.
-        separator: of the fields of csv and tsv files; default: what makes a table of the file.
+        path: a file like those in a task's folder (in CoNLL formats the words suffice; a .txt file may also have one text
+            per line), or a Hub id, with `@revision` if wanted, whose test split or only split is read.
+        spec: `Task.spec` of the task that the model was trained on, which has the names of the columns.
+        drop_bad_rows: leave out unusable rows, with a warning that counts them.
+        chunk: maximum number of rows in a chunk.
+        separator: field separator of csv and tsv files; default: see `read_file`.
 
     Raises:
-        TaskError: it cannot be read, a column is missing, there is no row, or (where they are not to be dropped) rows that
-            cannot be used, when their chunk is reached: all kinds with their counts in the chunk and the first row of each.
+        TaskError: the source cannot be read, a column is missing, there are no rows, or, without `drop_bad_rows`, a chunk
+            has unusable rows: the message lists all reasons, with the number of rows in the chunk and the first one.
     """
     path, reader = data_name(path), kind_module(spec.kind)
     done = 0
     for columns in _stream(path, spec, chunk, separator):
-        with told_as(TaskError, f"{path} after row {done}"):  # Texts may be no Unicode, for instance.
+        with told_as(TaskError, f"{path} after row {done}"):  # Texts may contain invalid Unicode, for instance.
             rows = with_fields(spec, Dataset.from_dict(columns, on_mixed_types="use_json"))
         if not ROLES[spec.kind]:
             spec = reader.with_columns_of(spec, rows)
@@ -401,7 +416,7 @@ def unlabelled_chunks(
 
 
 def _check_columns(path: str, spec: TaskSpec, rows: Dataset) -> None:
-    """Raise a TaskError, which names options that commands which predict have, unless what is predicted on is there."""
+    """Raise a TaskError if a column to predict on is missing; its advice names only options of commands that predict."""
     roles = [role for role in ROLES[spec.kind] if role not in ("answers", "starts", "label", "tags")]
     names = [column_of(spec, role, rows) or ROLES[spec.kind][role][0] for role in roles]
     if absent := [name for name in (names if roles else spec.text_columns) if name not in rows.column_names]:
@@ -411,7 +426,11 @@ def _check_columns(path: str, spec: TaskSpec, rows: Dataset) -> None:
 
 
 def data_name(data: Any) -> str:
-    """The file or Hub id of what is to be predicted on; a TaskError for the data themselves."""
+    """Return the file or Hub id of the data to predict on as a string.
+
+    Raises:
+        TaskError: `data` is no name or path, such as the data themselves.
+    """
     if isinstance(data, (str, os.PathLike)):
         return os.fspath(data)
     written = " Write it to one: Dataset.to_json(file), DataFrame.to_csv(file, index=False)." if data is not None else ""

@@ -1,4 +1,4 @@
-"""Rows of a source into the columns of a task; rows that cannot be used are found, named, and counted."""
+"""Convert rows of a source to the columns of a task; find, report and count the rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from hf_tlm.utils.shown import named_columns
 
 logger = logging.getLogger(__name__)
 
-# Why a row cannot be used whose id another has.
+# Two of the reasons why a row cannot be used (`Bad.kind`).
 REPEATED, NO_WORDS = "a repeated id", "a sentence that is no list of words"
-# What to do about those.
+# Advice for errors, by reason.
 SENTENCES = (
     "A row is a sentence, whose tokens and tags are lists (jsonl, parquet); a file with a word and its tag a line, and an "
     "empty line after a sentence, is called .conll, and no line of it names its columns."
 )
 DECODE = 'Make texts of the column before, such as frame[name].str.decode("utf-8") in pandas.'
-# And about other faults, by their ends.
+# End of a reason -> advice.
 _MENDING = {
     "that is a list": 'Make one text of each list before, such as " ".join(texts) in Python.',
     NO_WORDS: SENTENCES,
@@ -41,14 +41,14 @@ _MENDING = {
 
 
 class Bad(NamedTuple):
-    """Why a row cannot be used, and what is particular about this one."""
+    """The reason why a row cannot be used, and details about this row."""
 
     kind: str
     detail: str = ""
 
 
 def check_text(what: str, *values: Any) -> Bad | None:
-    """What is wrong with texts of a row; None if nothing is."""
+    """Return what is wrong with texts of a row: null, blank, or no text; None if they are usable."""
     if any(value is None for value in values):
         return Bad(f"null {what}")
     problem = check_plain(what, *values)
@@ -56,25 +56,29 @@ def check_text(what: str, *values: Any) -> Bad | None:
 
 
 def check_plain(what: str, *values: Any) -> Bad | None:
-    """What is wrong with values of a row that may be texts or numbers, of which texts are made; None if nothing is."""
+    """Return what is wrong with values of a row that must be convertible to text (no list, object or bytes), or None."""
     others = [value for value in values if isinstance(value, (list, dict, bytes))]
     return Bad(f"{what} that is a {type(others[0]).__name__}", f"{what} {others[0]!r:.40}") if others else None
 
 
 def class_names(labels: Iterable[int | None], names: Sequence[str]) -> list[str | None]:
-    """Labels of `ClassLabel` by name; None for a null, and for the -1 by which the Hub marks rows without a label."""
+    """Convert integer labels of a `ClassLabel` feature to names; null, and -1 for a row without a label, become None."""
     return [None if label is None or label < 0 else names[label] for label in labels]
 
 
 def column_of(spec: TaskSpec, role: str, rows: Dataset) -> str | None:
-    """The column that has this role: the one given, or the first of its usual names that is there; None without one."""
+    """Return the column with this role: the one that the spec names, or the first existing one of its default names."""
     if role in spec.columns:
         return spec.columns[role]
     return next((name for name in ROLES[spec.kind][role] if name in rows.column_names), None)
 
 
 def columns_of(spec: TaskSpec, split: str, rows: Dataset, *roles: str) -> list[list[Any]]:
-    """The values of the columns with these roles, one list a role; a TaskError where a column is missing."""
+    """Return the values of the columns with these roles, one list per role.
+
+    Raises:
+        TaskError: a column is missing.
+    """
     names = [column_of(spec, role, rows) or ROLES[spec.kind][role][0] for role in roles]
     if absent := [name for name in names if name not in rows.column_names]:
         advice = f"Say which column is which with --columns, for instance --columns {roles[0]}=name; the roles are "
@@ -84,7 +88,12 @@ def columns_of(spec: TaskSpec, split: str, rows: Dataset, *roles: str) -> list[l
 
 
 def missing(spec: TaskSpec, split: str, absent: list[str], rows: Dataset, advice: str) -> TaskError:
-    """The error for columns that a source lacks."""
+    """Build the error for columns that a source lacks.
+
+    Args:
+        split: its name, or the path of a file.
+        advice: what to do about it.
+    """
     path = Path(split if Path(split).is_file() else spec.path or os.devnull)
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         if spec.path != "memory" and has_lines_of_words(file):
@@ -100,7 +109,11 @@ def missing(spec: TaskSpec, split: str, absent: list[str], rows: Dataset, advice
 
 
 def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | None]) -> list[str | None]:
-    """The ids of the id column, or the default where there is none; a TaskError where the spec names one that is missing."""
+    """Return the values of the id column as strings, or the default if there is no such column.
+
+    Raises:
+        TaskError: the spec names an id column that is missing.
+    """
     column = spec.id_column or ("id" if "id" in rows.column_names else None)
     if column is None:
         return list(default)
@@ -110,14 +123,14 @@ def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | No
 
 
 def left_out(bad: Mapping[str, int]) -> str:
-    """What was left out, for a sentence: of each kind of fault how many rows."""
+    """Format the number of rows that were left out for each reason, as part of a sentence."""
     return ", ".join(f"{count:,} with {fault}" for fault, count in bad.items())
 
 
 def advice(spec: TaskSpec, kinds: Iterable[str]) -> str:
-    """What to do about rows with these kinds of faults, beside mending them: sentences with a space before each, or nothing.
+    """Return what to do about rows with these reasons, other than correcting them: sentences with a space before each.
 
-    Ids are repeated where their column names something else than rows; a list or an object may hold texts.
+    Repeated ids suggest that the id column identifies something other than rows; a list or an object may contain texts.
     """
     said, kinds = "", set(kinds)
     if REPEATED in kinds:
@@ -128,15 +141,15 @@ def advice(spec: TaskSpec, kinds: Iterable[str]) -> str:
 
 
 def unusable(spec: TaskSpec, head: str, problems: Iterable[str], kinds: Iterable[str]) -> TaskError:
-    """The error for rows that are not to be left out, a line for each of their `problems`, with what to do."""
+    """Build the error for unusable rows: a line for each problem, and what to do about them."""
     todo = "Mend them, or leave them out with --drop_bad_rows."
     return TaskError(f"{head}:\n- " + "\n- ".join(problems) + f"\n{todo}{advice(spec, kinds)}")
 
 
 def with_fields(spec: TaskSpec, rows: Dataset) -> Dataset:
-    """Rows with a column for each name of the spec that is one of a field of an object: `ticket.body` for that of `ticket`.
+    """Add a column for each name in the spec that is a field of an object: `ticket.body` is field `body` of `ticket`.
 
-    (`flatten` has none of objects whose keys differ.)
+    `Dataset.flatten` does not do this for objects whose keys differ.
     """
     ids = {spec.id_column} if spec.id_column else set()
     names = {*spec.text_columns, spec.label_column, *ids, *spec.columns.values()} - {*rows.column_names}
@@ -151,10 +164,12 @@ def with_fields(spec: TaskSpec, rows: Dataset) -> Dataset:
 
 
 class Canonical(NamedTuple):
-    """What can be used of rows, and what cannot.
+    """The result of `canonical`.
 
-    rows: those that can be used. kept: their numbers. bad: reason -> how many rows it left out, of which one is named in
-    `problems`.
+    rows: the usable rows.
+    kept: their positions among all rows.
+    bad: reason -> number of rows that were left out.
+    problems: a sentence for each reason, with the first such row.
     """
 
     rows: Dataset
@@ -172,12 +187,14 @@ def canonical(
     unique: bool = True,
     numbers: Sequence[int] | None = None,
 ) -> Canonical:
-    """Rows with the columns `features`, `id` first.
+    """Build rows with the columns `features`, of which `id` is the first, and leave out the unusable rows.
 
     Args:
-        values: for each id the other columns of its row, or what is wrong with it.
-        unique: a repeated id makes a row unusable.
-        numbers: of the rows in the source; None: from 0.
+        split: its name, for messages.
+        ids: id of each row; a row without an id is unusable.
+        values: the other columns of each row, or a `Bad` that says what is wrong with it.
+        unique: whether a repeated id makes a row unusable.
+        numbers: numbers of the rows in the source, for messages; None: from 0.
     """
     seen: set[str | None] = set()
     first: dict[str, tuple[int, str]] = {}
@@ -208,9 +225,9 @@ def canonical(
 
 
 def stored(rows: Dataset) -> Dataset:
-    """Rows in memory, from now on memory-mapped from a file in the cache of `datasets` that is named by their content.
+    """Write rows to a file in the cache of `datasets`, named by their content, and return them memory-mapped from it.
 
-    What `map` makes of them then lies beside it, where every process and run with equal rows finds it again.
+    The results of `map` are then cached next to it, where every process and run with equal rows finds them.
 
     Raises:
         HfTlmError: the cache cannot be written.
@@ -224,11 +241,11 @@ def stored(rows: Dataset) -> Dataset:
         with atomic_file(file) as stream, pa.ipc.new_stream(stream, wanted.schema) as writer:
             writer.write_table(wanted)
         table = MemoryMappedTable.from_file(str(file))
-    # `Dataset.from_file` would make a fingerprint of the file's path and time.
+    # `Dataset.from_file` would compute another fingerprint, from the file's path and time.
     return Dataset(table, info=rows.info, fingerprint=rows._fingerprint)
 
 
 def kind_module(kind: str) -> ModuleType:
-    """The module that reads tasks of a kind: label_names, unlabelled, features, read, report and content."""
+    """Return the module that reads tasks of a kind: label_names, unlabelled, features, read, report and content."""
     name = "texts" if kind in ("classification", "regression") else kind
     return importlib.import_module(f"hf_tlm.tasks.{name}")

@@ -1,4 +1,4 @@
-"""Parts of a task's texts, of every class its share: those held out for validation and test, and samples of a split."""
+"""Stratified parts of a task's texts: held-out validation and test splits, and samples of a split."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from hf_tlm.tasks import texts
 from hf_tlm.tasks.rows import columns_of, missing
 from hf_tlm.tasks.spec import TaskError, TaskSpec
 
-# Of a regression task's labels, whose examples are drawn from each in the same share.
+# Number of quantiles of a regression task's labels, which are the strata to sample from.
 QUANTILES = 10
 _SCALE = 2.0**64
 SHARE = 0.1
-# By kind, the column whose equal values have to be on one side: all questions to a context are.
+# Kind of task -> column whose rows with equal values go to the same part; so all questions about a context stay together.
 _CONTENT = {"question_answering": "context", "multiple_choice": "context", "tagging": "tokens"}
 
 
 def content_place(content: Any) -> float:
-    """A number in [0, 1) by which equal contents are equal, and others evenly spread."""
+    """Return a hash of a text's content as a number in [0, 1): equal for equal contents, and uniform over different ones."""
     text = content if isinstance(content, str) else repr(content)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / _SCALE
 
 
 def strata(rows: Dataset, kind: str, ties: np.ndarray | None = None) -> np.ndarray:
-    """The group of every row, of which a part has its share: int64 [N].
+    """Return the stratum of every row: int64 [N].
 
-    These are the classes of classification and ten quantiles of the labels of regression; other kinds have one.
+    The strata are the classes for classification and ten quantiles of the labels for regression; other kinds have one.
 
     Args:
-        rows: column `label` for classification and regression.
-        kind: of the task, see `hf_tlm.tasks.TaskSpec`.
-        ties: [N], by which rows of equal labels come into quantiles; default: their order.
+        rows: with a column `label` for classification and regression.
+        kind: kind of the task, see `hf_tlm.tasks.TaskSpec`.
+        ties: [N], sort key that assigns rows with equal labels to quantiles; default: their order.
     """
     if kind == "classification":
         return np.asarray(rows["label"][:], dtype=np.int64)
@@ -50,15 +50,16 @@ def strata(rows: Dataset, kind: str, ties: np.ndarray | None = None) -> np.ndarr
 
 
 def sample(groups: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
-    """Indices, int64 [size] and ascending, of a part with one row of every group at least, else its share, to within one.
+    """Return the indices of a stratified sample, int64 [size] in ascending order.
 
-    Groups whose share is less than one row have one at the cost of the others. Neither the order of rows nor a seed
-    matters, and the rows of a smaller part are among those of a larger one.
+    Each group gets its share of the sample to within one row, but at least one row, at the cost of larger groups if its
+    share is less. The sample depends neither on the order of rows nor on a seed, and a larger sample contains every smaller
+    one.
 
     Args:
         groups: int64 [N], see `strata`.
-        places: float64 [N], see `content_place`; of each group those with the smallest come first.
-        size: at least as many as there are groups, at most N.
+        places: float64 [N], see `content_place`; the rows with the smallest values of each group are chosen first.
+        size: size of the sample, from the number of groups to N.
     """
     order = np.lexsort((groups, places))
     turn = np.empty(len(groups))
@@ -70,20 +71,23 @@ def sample(groups: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
 
 
 def hold_out(spec: TaskSpec, rows: Dataset, shares: Mapping[str, float]) -> tuple[dict[str, Dataset], dict[str, list[int]]]:
-    """Split the rows of a table in train and the parts that `shares` names, and say which rows of the table each has.
+    """Split the rows of a table into train and the parts that `shares` names.
 
-    Equal texts (but for white space) are all in one part. Of each class, every part has its share of the distinct texts, to
-    within one or two, and the first text is in train. Which texts these are is decided by a hash of each, in the order of
-    the table: rows that are appended to it change nothing for those before them. Rows without a text or a label are in
-    train, where they are found.
+    Texts that are equal up to white space go to the same part. Every part gets its share of the distinct texts of each
+    class, to within one or two, and the first text of a class goes to train. A hash of each text, in the order of the
+    table, decides: rows that are appended later do not move earlier rows. Rows without a text or a label go to train, where
+    they are reported.
 
-    Where there is no id column the ids are `row-<n>`, counted from 0.
+    Without an id column, the ids are `row-<n>`, counted from 0.
 
     Args:
-        shares: part (`validation`, `test`) -> share of the texts, together below 1; parts of share 0 are left out.
+        shares: part (`validation`, `test`) -> share of the texts, with a sum below 1; parts with share 0 are left out.
+
+    Returns:
+        Part -> its rows, and part -> the indices of these rows in the table.
 
     Raises:
-        TaskError: a column is missing, the shares are no shares, or there are too few texts for a part.
+        TaskError: a column is missing, a share is invalid, or there are too few texts for a part.
     """
     shares = {part: share for part, share in shares.items() if share}
     for part, share in shares.items():
@@ -110,7 +114,7 @@ def hold_out(spec: TaskSpec, rows: Dataset, shares: Mapping[str, float]) -> tupl
 
 
 def _contents(spec: TaskSpec, rows: Dataset) -> list[str | None]:
-    """What makes two rows equal; None where there is no text."""
+    """Return the content of every row, with normalised white space, by which rows are compared; None without a text."""
     if spec.kind in _CONTENT:
         columns = columns_of(spec, "the table", rows, _CONTENT[spec.kind])
     else:
@@ -123,15 +127,19 @@ def _contents(spec: TaskSpec, rows: Dataset) -> list[str | None]:
 
 
 def _classes(spec: TaskSpec, rows: Dataset) -> list[Hashable]:
-    """The class of every row, None without one; all alike for other kinds of tasks."""
+    """Return the class of every row, or None without a label; the same for all rows for other kinds of tasks."""
     if spec.kind != "classification":
         return [""] * len(rows)
-    texts.checked_names(spec, rows)  # Of what is no class there would be a part of its own.
+    texts.checked_names(spec, rows)  # Labels that are not classes would each become a stratum.
     return texts.labels(spec, rows)
 
 
 def _assign(rows: Iterable[tuple[str | None, Any]], shares: Mapping[str, float]) -> list[str]:
-    """The part of every row, of which (content, class) is given."""
+    """Return the part of every row.
+
+    Args:
+        rows: (content, class) of each.
+    """
     known: dict[str, str] = {}
     seen: dict[Hashable, int] = defaultdict(int)
     counts: dict[tuple[str, Hashable], int] = defaultdict(int)
@@ -149,15 +157,19 @@ def _assign(rows: Iterable[tuple[str | None, Any]], shares: Mapping[str, float])
 
 
 def _part(content: str, number: int, counts: Mapping[str, int], shares: Mapping[str, float]) -> str:
-    """The part of the next text of a class, its `number`-th, from 1.
+    """Return the part of the next text of a class.
 
-    A part that would fall behind its share takes it, and one that is ahead does not; else the hash decides.
+    A part that would fall behind its share gets it, and a part that is ahead does not; otherwise the hash decides.
+
+    Args:
+        number: position of the text among the distinct texts of its class, from 1.
+        counts: part -> number of texts of the class that it already has.
     """
     if number == 1:
         return "train"
     due = {part: number * share for part, share in shares.items()}
     for part, count in counts.items():
-        # Of ten texts there is one; later it may be one less than the share.
+        # A part gets its first text as soon as its share is one text; after that it may be one short of its share.
         if count < max(math.floor(due[part] + 1e-9) - 1, due[part] >= 1 - 1e-9):
             return part
     place, end = content_place(content), 0.0

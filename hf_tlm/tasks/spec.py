@@ -1,4 +1,4 @@
-"""What a labelled task is, and the registered ones: the TLM paper's eight, GLUE, SQuAD, RACE, and parts of speech."""
+"""The definition of a labelled task, and the registered tasks: the TLM paper's eight, GLUE, SQuAD, RACE, and POS tagging."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 SPLITS = ("train", "validation", "test")
-NO_LABEL = -100  # torch's cross-entropy leaves a text with it out.
-# Kind of task -> the metrics that can score it, the usual one first.
+NO_LABEL = -100  # torch's cross-entropy ignores texts with this label.
+# Kind of task -> the metrics that can score it, the default first.
 KIND_METRICS = {
     "classification": ("macro_f1", "micro_f1", "accuracy", "f1", "matthews"),
     "regression": ("pearson", "spearman"),
@@ -27,7 +27,8 @@ KIND_METRICS = {
 }
 KINDS = tuple(KIND_METRICS)
 METRICS = tuple(dict.fromkeys(metric for metrics in KIND_METRICS.values() for metric in metrics))
-# Kind of task -> role -> the columns that may have it, the first that a source has. Texts have columns of their own.
+# Kind of task -> role -> names of its column; the first one in the source is used. For classification and regression see
+# `TaskSpec.text_columns` and `TaskSpec.label_column`.
 ROLES: dict[str, dict[str, tuple[str, ...]]] = {
     "classification": {},
     "regression": {},
@@ -48,25 +49,25 @@ ROLES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 class TaskError(HfTlmError):
-    """A task that cannot be found or whose data cannot be used."""
+    """Raised when a task cannot be found, or its data cannot be used."""
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """Facts about a task; everything that is known of it before its data are read.
+    """The specification of a task: everything that is known about it before its data are read.
 
-    path: Hub dataset id, or local folder; empty for a registered task that is nowhere on the Hub.
+    path: Hub dataset id, or local folder or file; empty for a registered task that is not on the Hub.
     data_files: split -> file, for Hub repositories without a loading configuration.
-    split_names: split -> its name at the source, where it has another than ours.
-    text_columns: of classification and regression: one, or two for pairs of texts.
-    other_text_columns: what these columns are called in other copies of the data; the first that are all there are taken.
-    id_column: None takes the column `id` where there is one, and `<split>-<row>` otherwise.
-    metric: chooses checkpoints; left empty it is the kind's usual one.
-    further_metrics: reported beside it. Larger is better for all.
-    classes: class names in the order of their indices, empty where unknown.
+    split_names: split -> its name in the source, if it differs from ours.
+    text_columns: for classification and regression: one column, or two for pairs of texts.
+    other_text_columns: names of these columns in other copies of the data; the first names that all exist are used.
+    id_column: None uses the column `id` if it exists, and `<split>-<row>` otherwise.
+    metric: chooses checkpoints; empty for the default of the kind. Larger is better for all metrics.
+    further_metrics: reported in addition.
+    classes: class names in the order of their indices; empty if unknown.
     split_sizes: examples in train, validation and test as the papers report them.
     kind: one of `KINDS`.
-    columns: of the other kinds: role -> column of the source, for roles of `ROLES` whose columns have other names.
+    columns: for the other kinds: role -> column of the source, for roles of `ROLES` whose columns have other names.
     """
 
     name: str
@@ -114,23 +115,24 @@ class TaskSpec:
 class Task:
     """A task with its data.
 
-    splits: `train`, `validation` and, where there is one, `test`, memory-mapped from the cache of `datasets`, with the
-        columns, by kind,
+    splits: `train`, `validation` and, if there is one, `test`, memory-mapped from the cache of `datasets`. The columns
+        depend on the kind:
 
-        - classification: `id`, `text`, `text_pair` (of pairs; all three strings), `label` (int64, of `label_names`)
+        - classification: `id`, `text`, `text_pair` (only for pairs; all three strings), `label` (int64, index into
+          `label_names`)
         - regression: `id`, `text`, `text_pair`, `label` (float64)
         - question_answering: `id`, `context`, `question`, `answers` (list of strings), `starts` (list of int64, the
-          answers' offsets in the context in characters); both are empty for an unanswerable question, and longer than
-          one where several annotators answered
+          answers' character offsets in the context); both are empty for an unanswerable question, and have more than one
+          item if several annotators answered
         - multiple_choice: `id`, `context`, `question`, `options` (list of strings, the same number in every row),
-          `label` (int64, index of the right one; `label_names` are A, B, ...)
-        - tagging: `id`, `tokens` (list of strings), `tags` (list of int64, of `label_names`; -1 is a tag that train
-          lacks, which no prediction can get right)
+          `label` (int64, index of the correct one; `label_names` are A, B, ...)
+        - tagging: `id`, `tokens` (list of strings), `tags` (list of int64, indices into `label_names`; -1 is a tag that
+          does not occur in train, so that every prediction for it counts as wrong)
 
     label_names: names of classes, options or tags; a label is an index into them. Empty for the other kinds.
-    report: per split, what was found in the data: examples, dropped rows by reason, repeated texts.
-    held_out: split -> its share, of those that were taken from a table without splits.
-    sampled_of: split -> of how many examples its own are a sample; without the splits that are whole.
+    report: split -> counts of its examples, of dropped rows by reason, and of repeated texts, among others.
+    held_out: split -> its share of the texts, for splits that were held out of a table or of train.
+    sampled_of: split -> number of examples that it was sampled from; without splits that were not sampled.
     """
 
     spec: TaskSpec
@@ -188,15 +190,15 @@ class Task:
 
     @property
     def texts_also_in_train(self) -> dict[str, int]:
-        """Split -> how many of its texts the training split has too; empty where the data were not looked at."""
+        """Split -> number of its texts that are also in the training split; empty if the data were not inspected."""
         key = "texts_also_in_train"
         return {split: counts[key] for split, counts in self.report.items() if key in counts}
 
     def about_splits(self) -> dict[str, Any]:
-        """What records, cards and reports say of the splits, as JSON values.
+        """Return the facts about the splits for records, cards and reports, as JSON values.
 
-        These are the shares that were held out, the examples that train and validation are samples of, and by split the
-        texts that train has too, those that are there before, and the rows that were left out, by reason.
+        These are the shares that were held out, the numbers of examples that train and validation were sampled from, and
+        for each split the counts of texts that are also in train, of repeated texts, and of dropped rows by reason.
         """
         held_out: dict[str, Any] = {"held_out": dict(self.held_out)} if self.held_out else {}
         for split, size in self.sampled_of.items():
@@ -207,7 +209,7 @@ class Task:
         return {**held_out, **found}
 
     def to_text(self) -> str:
-        """One line on what is learned from: sizes, and what was left out, repeated, or is in training too."""
+        """Return one line about the splits: sizes, and counts of rows that were dropped, repeated, or are in train too."""
         of = {split: f" of {size:,}" for split, size in self.sampled_of.items()}
         sizes = ", ".join(f"{split} {len(rows):,}{of.get(split, '')}" for split, rows in self.splits.items())
         classes = f", {self.num_labels} classes" if self.kind == "classification" else ""
@@ -220,14 +222,14 @@ class Task:
         return f"task         {self.name} ({sizes}{classes})" + (f"; {'; '.join(notes)}" if notes else "")
 
     def check_kind(self, user: str, *kinds: str) -> None:
-        """Raise a TaskError unless the task is of one of these kinds, for which `user` (say, "TLM") has a use."""
+        """Raise a TaskError unless the task is of one of these kinds, which `user` (such as "TLM") supports."""
         check_kind(self.name, self.kind, user, *kinds)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return a fingerprint of the data: equal data, equal fingerprint, anywhere.
+        """A fingerprint of the data, equal for equal data on every machine.
 
-        It is 16 hex digits of a digest over all columns of all rows and the label names.
+        It is the first 16 hex digits of a SHA-256 over all columns of all rows and the label names.
         """
         digest = hashlib.sha256()
         for split in SPLITS:
@@ -242,12 +244,12 @@ class Task:
 
 
 def columns_of_texts(rows: Dataset) -> list[str]:
-    """The columns with the texts of classification and regression: `text`, and of pairs `text_pair` too."""
+    """Return the text columns of classification and regression: `text`, and for pairs `text_pair` too."""
     return [name for name in ("text", "text_pair") if name in rows.column_names]
 
 
 def check_kind(name: str, kind: str, user: str, *kinds: str) -> None:
-    """Raise a TaskError if `kind`, that of the task `name`, is none of `kinds`, which `user` (say, "TLM") has a use for."""
+    """Raise a TaskError if `kind`, the kind of task `name`, is none of `kinds`, which `user` (such as "TLM") supports."""
     if kind not in kinds:
         raise TaskError(
             f"{user} takes {' and '.join(kinds)} tasks; {name} is a {kind} task. `hf-tlm finetune` trains and evaluates a "
@@ -256,7 +258,7 @@ def check_kind(name: str, kind: str, user: str, *kinds: str) -> None:
 
 
 def check_task(task: Any, user: str = "", *kinds: str) -> None:
-    """Raise a TaskError, which says what to pass, for what is no task, or with `kinds` for one of another kind."""
+    """Raise a TaskError that says what to pass if `task` is not a Task, or not of one of `kinds` if these are given."""
     if not isinstance(task, Task):
         raise TaskError(f"task: expected a Task; {instead(task, 'load_task')}")
     if kinds:
@@ -266,10 +268,10 @@ def check_task(task: Any, user: str = "", *kinds: str) -> None:
 def _released(
     name: str, hub_name: str, sizes: tuple[int, int, int], classes: tuple[str, ...], metric: str = "macro_f1"
 ) -> TaskSpec:
-    """A task of the TLM paper (section 4.1), after Gururangan et al. 2020, Table 2.
+    """Return the spec of a task of the TLM paper (section 4.1), after Gururangan et al. 2020, Table 2.
 
     The data are those the authors released: `yxchar/<task>-tlm` on the Hub, with `train.csv`, `dev.csv` and `test.csv`.
-    Their labels there are integers whose names the release does not give; data with label names keep the names.
+    Their labels are integers whose names the release does not contain; data with label names keep these names.
     """
     return TaskSpec(
         name=name,
@@ -282,9 +284,9 @@ def _released(
 
 
 def _glue(name: str, sizes: tuple[int, int, int], classes: tuple[str, ...], columns: tuple[str, ...], **more) -> TaskSpec:
-    """A task of GLUE (Wang et al. 2019, Table 1): metrics and the order of classes are the benchmark's.
+    """Return the spec of a GLUE task (Wang et al. 2019, Table 1), with the benchmark's metrics and order of classes.
 
-    Copies of the data that call the texts sentence1 and sentence2, or text and text_pair, will do too.
+    The text columns may also be named sentence1 and sentence2, or text and text_pair, as in other copies of the data.
     """
     others = [("sentence1", "sentence2")[: len(columns)], ("text", "text_pair")[: len(columns)]]
     return TaskSpec(
@@ -365,22 +367,26 @@ TASKS: dict[str, TaskSpec] = {
 }
 
 
-# Tokens after which TLM's scripts cut a text (evaluate.sh), where not after 128.
+# Task -> length in tokens to which TLM's scripts truncate its texts (evaluate.sh), if not 128.
 LONG_TEXTS = {"imdb": 512}
 
 
 def released_length(name: str) -> int:
-    """Tokens of the longest text that TLM's released models of a task were trained on, by a name of the task."""
+    """Return the maximum length in tokens of the texts that TLM's released models of a task were trained on.
+
+    Args:
+        name: any name of the task, see `registered_task`.
+    """
     known = registered_task(name)
     return LONG_TEXTS.get(known.name if known else name, 128)
 
 
 def registered_task(name: str, config_name: str | None = None) -> TaskSpec | None:
-    """The spec of a registered task, else None.
+    """Return the spec of a registered task; None if there is no such task.
 
     Args:
-        name: ours, or that of its release (scierc, sciie, yxchar/sciie-tlm), or its Hub id (nyu-mll/glue).
-        config_name: of several tasks with one Hub id, whose configuration it is.
+        name: our name, the name of its release (scierc: sciie, yxchar/sciie-tlm), or its Hub id (nyu-mll/glue).
+        config_name: configuration, which tells tasks with the same Hub id apart.
     """
     if name in TASKS:
         return TASKS[name]

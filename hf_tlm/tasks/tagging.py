@@ -1,4 +1,4 @@
-"""Tagging: the words of a sentence, and a tag for each (parts of speech, entities, chunks)."""
+"""Read tasks of tagging: the words of a sentence, and a tag for each word (parts of speech, entities, chunks)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ logger = logging.getLogger(__name__)
 
 
 def is_iob2(tag: str) -> bool:
-    """Whether a tag is O, B-type or I-type."""
+    """Return whether a tag is O, B-type or I-type."""
     return tag == "O" or tag[:2] in ("B-", "I-") and len(tag) > 2
 
 
 def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
-    """Tags in the order of their indices, from the training split."""
+    """Return the tags in the order of their indices, from the training split.
+
+    Raises:
+        TaskError: the tags are no lists, there are less than two, integers have gaps, or span_f1 lacks IOB2 tags.
+    """
     named = _class_names(spec, train)
     (given,) = columns_of(spec, "train", train, "tags")
     lists = [tags for tags in given if isinstance(tags, list)]
@@ -48,7 +52,7 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
 
 
 def _in_order(spec: TaskSpec, found: set[Any]) -> tuple[str, ...]:
-    """Names of tags that are numbers or texts, in the order of their indices."""
+    """Return the names of tags, which are numbers or texts in the data, in the order of their indices."""
     if not all(isinstance(tag, int) for tag in found):
         return spec.classes if found == set(spec.classes) else tuple(sorted(map(str, found)))
     if sorted(found) != list(range(len(found))):
@@ -70,7 +74,7 @@ def features(spec: TaskSpec, labelled: bool) -> Features:
 
 
 def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
-    """Whether no word has a tag."""
+    """Return whether no word has a tag."""
     column = column_of(spec, "tags", rows)
     return column in rows.column_names and not any(
         tags is not None and (not isinstance(tags, list) or any(tag not in (None, -1) for tag in tags))
@@ -79,7 +83,7 @@ def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
 
 
 def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labelled: bool) -> Iterator[tuple | Bad]:
-    """The words of each sentence, and their tags if `labelled`; or what is wrong with it."""
+    """Yield the words of each sentence, and their tags if `labelled`; or a `Bad` that says what is wrong with it."""
     (sentences,) = columns_of(spec, split, rows, "tokens")
     tags: list[Any] = [()] * len(rows)
     if labelled:
@@ -122,5 +126,5 @@ def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, A
 
 
 def content(rows: Dataset) -> list[tuple[str, ...]]:
-    """What makes two rows the same sentence."""
+    """Return the words of each row, by which rows are compared."""
     return [tuple(words) for words in rows["tokens"][:]]

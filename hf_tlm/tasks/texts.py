@@ -1,4 +1,4 @@
-"""Classification and regression: a text, or a pair of texts, with a class or a number."""
+"""Read tasks of classification and regression: a text, or a pair of texts, with a class or a number."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hf_tlm.tasks.spec import TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
 
-# What a list of names becomes in a csv.
+# A list of names as a csv contains it.
 _LIST = re.compile(r"""\s*\[\s*(["']).*\1\s*\]\s*""", re.DOTALL)
-# As a table's reader gives them, and as they are written.
+# Dates and times as types of a table reader, and as text.
 _TIMES = (datetime.date, datetime.time, datetime.timedelta)
 _DATE = re.compile(r"\s*([0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?|[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?)\s*")
 _COMMA = re.compile(r"\s*[+-]?[0-9.]*,[0-9]+\s*")
@@ -28,7 +28,7 @@ ADVICE = "Choose with --text_column, --label_column or --id_column."
 
 
 def with_columns_of(spec: TaskSpec, rows: Dataset) -> TaskSpec:
-    """The spec with the text columns that these rows have, of those it allows."""
+    """Return the spec with those of its possible text columns that the rows have; unchanged if they have none."""
     for columns in (spec.text_columns, *spec.other_text_columns):
         if all(column in rows.column_names for column in columns):
             return dataclasses.replace(spec, text_columns=columns)
@@ -36,7 +36,7 @@ def with_columns_of(spec: TaskSpec, rows: Dataset) -> TaskSpec:
 
 
 def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
-    """Class names in the order of their indices, from the training split, with warnings of what may be none."""
+    """Return the class names in the order of their indices, from the training split; warn if labels look wrong."""
     names = checked_names(spec, train)
     if spec.kind != "regression":
         _tell(spec, labels(spec, train))
@@ -44,7 +44,11 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
 
 
 def checked_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
-    """Class names in the order of their indices, from the training split; none for regression."""
+    """Return the class names in the order of their indices, from the training split; an empty tuple for regression.
+
+    Raises:
+        TaskError: the column is missing, or the labels are not usable as classes.
+    """
     if spec.label_column not in train.column_names:
         raise missing(spec, "train", [spec.label_column], train, ADVICE)
     if spec.kind == "regression":
@@ -52,7 +56,7 @@ def checked_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     feature = train.features[spec.label_column]
     named = feature.names if isinstance(feature, ClassLabel) else None
     found = named or labels(spec, train)
-    classes = {str(label) for label in found if label is not None}  # Of 1 and "1" there is one, of 1 and true two.
+    classes = {str(label) for label in found if label is not None}  # 1 and "1" are one class, 1 and true are two.
     _check_classes(spec, found, classes)
     if named:
         return tuple(named)
@@ -69,7 +73,12 @@ def checked_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
 
 
 def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> None:
-    """Raise a TaskError unless labels are of two classes or more, whose names are `classes`, as many as the metric has."""
+    """Raise a TaskError unless the labels are at least two classes, and exactly two for the metric f1.
+
+    Args:
+        found: labels of the rows, or names of the `ClassLabel` feature.
+        classes: their names as strings.
+    """
     if lists := [label for label in found if isinstance(label, (list, dict))]:
         raise TaskError(
             f"Task {spec.name}: a label in {spec.label_column!r} is a {type(lists[0]).__name__}, not a class: "
@@ -106,7 +115,7 @@ def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> N
 
 
 def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
-    """Warn of labels that look like lists, are dates, differ in case alone, or have one text, or one or two most of them.
+    """Warn about labels that look like lists or dates, differ only in case, or have only one or two texts.
 
     Args:
         found: the label of each row of the training split.
@@ -154,23 +163,23 @@ def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
 
 
 def labels(spec: TaskSpec, rows: Dataset) -> list[Any]:
-    """The class of every row by its name or number, which is whole where all of the column are.
+    """Return the class of every row by its name or number; floats become integers if the whole column is integral.
 
-    None stands for a null, the NaN that is pandas' null, an empty name, and the -1 by which the Hub marks rows without a
-    label.
+    None stands for a null, for NaN (the null of pandas), for a blank name, and for -1, with which datasets on the Hub mark
+    rows without a label.
     """
     feature, values = rows.features[spec.label_column], rows[spec.label_column][:]
     if isinstance(feature, ClassLabel):
         return class_names(values, feature.names)
     values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
     if all(value is None or isinstance(value, float) and value.is_integer() for value in values):
-        # What pandas makes of integers where one is missing, in this split or when the file was written.
+        # Pandas converts integers to floats if one is missing, in this split or when the file was written.
         values = [None if value is None else int(value) for value in values]
     return [None if value == -1 or isinstance(value, str) and not value.strip() else value for value in values]
 
 
 def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
-    """Whether no row has a label, as in GLUE's test splits."""
+    """Return whether no row has a label, as in GLUE's test splits."""
     return spec.label_column in rows.column_names and not any(label is not None for label in labels(spec, rows))
 
 
@@ -181,7 +190,7 @@ def features(spec: TaskSpec, labelled: bool) -> Features:
 
 
 def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labelled: bool) -> Iterator[tuple | Bad]:
-    """The texts of each row, and its label if `labelled`; or what is wrong with it."""
+    """Yield the texts of each row, and its label if `labelled`; or a `Bad` that says what is wrong with the row."""
     needed = [*spec.text_columns, *([spec.label_column] if labelled else [])]
     if absent := [column for column in needed if column not in rows.column_names]:
         raise missing(spec, split, absent, rows, ADVICE)
@@ -223,6 +232,6 @@ def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, A
 
 
 def content(rows: Dataset) -> list[str] | list[tuple[str, str]]:
-    """What makes two rows the same text, or pair of texts."""
+    """Return the text, or pair of texts, of each row, by which rows are compared."""
     texts = rows["text"][:]
     return list(zip(texts, rows["text_pair"][:], strict=True)) if "text_pair" in rows.column_names else texts
