@@ -1,4 +1,4 @@
-"""Learning a task from a few labels: prompts for masked LMs, examples in the input, and the protocol over samples."""
+"""Few-shot learning: prompts for masked LMs, demonstrations in the input, and the protocol over samples of examples."""
 
 from typing import TYPE_CHECKING
 

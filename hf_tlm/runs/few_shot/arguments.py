@@ -1,4 +1,4 @@
-"""The arguments of a few-shot run, on top of `transformers.TrainingArguments`."""
+"""The arguments of a few-shot run, in addition to those of `transformers.TrainingArguments`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_tlm.training.optimizers import OWN
 from hf_tlm.utils.options import NoEffect, option
 from hf_tlm.utils.process import uses_fsdp
 
-# Options of the Trainer that follow from others here, and from which.
+# Options of the Trainer that are determined by other options here -> those options.
 SETTLED = {
     "learning_rate": "learning_rates",
     "num_train_epochs": "max_steps",
@@ -35,7 +35,7 @@ _NO_TRAINING = NoEffect("method", ("zero_shot",), ": method zero_shot does not t
 
 @dataclass(repr=False)
 class FewShotArguments(BaseArguments):
-    """Options of learning from few labels, and those of the Trainer whose defaults they change.
+    """Settings of few-shot learning, including options of the Trainer with other defaults.
 
     Defaults are LM-BFF's (Gao, Fisch and Chen, ACL 2021).
     """
@@ -77,7 +77,7 @@ class FewShotArguments(BaseArguments):
         "the text by its mean-pooled vectors. Default: any.",
     )
 
-    # The grid, of which every split takes the point best on its validation examples.
+    # The grid. For every split, the point that is best on its validation examples is used.
     learning_rates: Annotated[list[float], _NO_TRAINING] = option(
         help="Peak learning rates to choose from.", factory=lambda: [1e-5, 2e-5, 5e-5], nargs="+"
     )
@@ -152,30 +152,33 @@ class FewShotArguments(BaseArguments):
 
     @property
     def run_split_seeds(self) -> list[int]:
-        """The seeds of the samples that are run."""
+        """The seeds of the splits to run."""
         return self.split_seeds[: self.splits]
 
     @property
     def total_batch_size(self) -> int:
-        """Of a point of the grid, see `for_point`."""
+        """The batch size over all processes; meaningful for arguments of one point of the grid, see `for_point`."""
         return self.batch_sizes[0]
 
     def for_point(self, learning_rate: float, batch_size: int, output_dir: str | os.PathLike, seed: int, metric: str):
-        """As `for_trainer`, of one point of the grid, with the best checkpoint chosen by the task's metric."""
+        """Return the arguments of a training for one point of the grid, see `for_trainer`.
+
+        The best checkpoint is chosen by the task's metric.
+        """
         args = self._copy(output_dir, seed)
         args.batch_sizes, args.learning_rates, args.learning_rate = [batch_size], [learning_rate], learning_rate
         args = args.for_trainer(output_dir, seed)
         args.eval_strategy = args.save_strategy = "steps"
-        assert self.eval_steps is not None  # Checked when made.
+        assert self.eval_steps is not None  # `__post_init__` has checked it.
         args.save_steps = self.eval_steps
         args.load_best_model_at_end, args.metric_for_best_model, args.greater_is_better = True, metric, True
-        # `TrainingInputs` are in the order of training.
+        # `TrainingInputs` are already in the order of training.
         args.train_sampling_strategy = "sequential"
         return args
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
-    """The fields that a dataclass is made with, and their defaults."""
+    """Return the defaults of a dataclass's init fields by name."""
     return {
         entry.name: entry.default_factory() if callable(entry.default_factory) else entry.default
         for entry in fields(cls)

@@ -1,6 +1,6 @@
-"""A masked LM, its prompt and its demonstrations as one classifier: the logits of label words where the mask is.
+"""A classifier by prompt: a masked LM, its prompt and its demonstrations, and the logits of label words at the mask.
 
-And its inputs: filled prompts in the order of training, and with answered examples (LM-BFF, section 6).
+The inputs are defined here too: filled prompts in the order of training, with demonstrations (LM-BFF, section 6).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import listed, mapped, maybe, read_fields, record, truth, whole, words
 
 PROMPT_FILE = "prompt.json"
-# A stranger may have written the file.
+# The schema of prompt.json, which may be written by somebody who is not trusted.
 _TEXT = words(1 << 20)
 _EXAMPLE = record({"text": _TEXT, "text_pair": _TEXT, "label": whole(0, 1000)}, optional=["text_pair"])
 _SAVED = {
@@ -48,11 +48,11 @@ _SAVED = {
     "tail": truth,
     "examples": maybe(listed(_EXAMPLE, 10_000)),
 }
-# Not in files from before there was a choice.
+# Fields that files of earlier versions lack.
 _LATER = ("first_text_limit", "other_text_limit", "tail")
-# The share of a class's examples, most similar first, that demonstrations are drawn from (LM-BFF, section 6.2).
+# Demonstrations are drawn from this share of a class's examples, the most similar ones (LM-BFF, section 6.2).
 SIMILAR_SHARE = 0.5
-# Streams of random numbers under one seed.
+# Keys of independent streams of random numbers with the same seed.
 _ORDER, _TRAIN, _SET = range(3)
 
 
@@ -63,13 +63,14 @@ def load_masked_lm(
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
 ) -> PreTrainedModel:
-    """Load a stock masked LM: any checkpoint that has an LM head, or the folder of one of our runs.
+    """Load a stock masked LM from any checkpoint with an LM head, or from the folder of one of our runs.
 
-    Of a run `mlm/` is taken. The weights are float32, whatever the checkpoint's are.
+    From a run, `mlm/` is loaded if it exists. The weights are float32, whatever the dtype of the checkpoint.
 
     Raises:
         HubError: see `checkpoint_folder`.
-        ModelError: it cannot be loaded, or lacks weights, as an ELECTRA discriminator or a classifier lacks an LM head.
+        ModelError: the model cannot be loaded, or lacks weights, such as the LM head of an ELECTRA discriminator or a
+            classifier.
     """
     options = hub_options(revision, trust_remote_code, attn_implementation)
     folder = Path(checkpoint_folder(model_name_or_path, revision, trust_remote_code=trust_remote_code))
@@ -96,12 +97,12 @@ def label_word_logits(
 ) -> torch.Tensor:
     """Compute a masked LM's logits of the label words at the masks, float [B, C].
 
-    Only these tokens reach its LM head.
+    The LM head is applied only to the mask tokens.
 
     Args:
-        word_ids: int [C], a class's label word.
+        word_ids: int [C], token id of each class's label word.
         input_ids, attention_mask: int64 [B, S]; mask_positions: int64 [B].
-        stock: the masked LM, where `model` wraps it (for several processes).
+        stock: the masked LM itself, if `model` wraps it (for several processes).
     """
     stock = model if stock is None else stock
     assert isinstance(stock, PreTrainedModel)
@@ -112,10 +113,10 @@ def label_word_logits(
 
 @contextmanager
 def _only_at(stock: PreTrainedModel, positions: torch.LongTensor) -> Iterator[None]:
-    """Restrict a masked LM, within the block, to the logits at one position of each text.
+    """Make a masked LM compute, within the block, logits only at one position of each text.
 
-    The body hands on one hidden state a text, [B, 1, H], and the head, which judges every token for itself, computes the
-    logits of these alone, [B, 1, V], in the stock class's own `forward`.
+    A hook reduces the encoder's output to one hidden state per text, [B, 1, H]. The head works on each token independently,
+    so the stock class's own `forward` then computes only the logits of these, [B, 1, V].
     """
 
     def choose(body, inputs, outputs):
@@ -132,16 +133,17 @@ def _only_at(stock: PreTrainedModel, positions: torch.LongTensor) -> Iterator[No
 
 @dataclass
 class PromptClassifier:
-    """Classifies texts by what a masked LM puts in the place of a mask.
+    """A classifier of texts by the words that a masked LM predicts at the mask of a prompt.
 
     Args:
-        max_length: longest input in tokens; first_text_limit, other_text_limit, tail: how it is reached, see
-            `PromptEncoder`.
-        seed: of the demonstrations.
-        examples: what demonstrations are drawn from, columns `text`, `text_pair` (of pairs) and `label`; None: there are
-            none.
-        sets: over how many draws of demonstrations the logits are averaged.
-        similarity_model: the encoder by which examples are similar to a text, see `embed`; None: all are.
+        max_length: maximum length of an input in tokens. For first_text_limit, other_text_limit and tail, which say how
+            inputs are truncated to it, see `PromptEncoder`.
+        seed: seed of the demonstrations.
+        examples: rows to draw demonstrations from, with columns `text`, `text_pair` (only for pairs) and `label`; None: no
+            demonstrations.
+        sets: number of draws of demonstrations over which the logits are averaged.
+        similarity_model: encoder that measures how similar examples are to a text, see `embed`; None: demonstrations are
+            drawn from all examples.
 
     Raises:
         PromptError: see `PromptEncoder` and `Demonstrations`.
@@ -170,10 +172,10 @@ class PromptClassifier:
 
     @classmethod
     def from_pretrained(cls, name_or_path: str) -> PromptClassifier:
-        """What `save` wrote: a folder, or a repository of the Hub.
+        """Load a classifier that `save` wrote, from a folder or a repository on the Hub.
 
         Raises:
-            PromptError: there is no prompt.json, or one that `save` did not write.
+            PromptError: there is no prompt.json, or `save` did not write it.
             HubError, ModelError, TokenizerError: see `check_named`, `load_masked_lm`, `load_tokenizer`.
         """
         folder = Path(checkpoint_folder(name_or_path))
@@ -193,7 +195,7 @@ class PromptClassifier:
         return cls(load_masked_lm(name_or_path), load_tokenizer(name_or_path), prompt, examples=examples, **saved)
 
     def to_dict(self) -> dict[str, Any]:
-        """What prompt.json holds."""
+        """Return the content of prompt.json."""
         examples = self.examples
         if examples is not None:
             columns = [name for name in ("text", "text_pair", "label") if name in examples.column_names]
@@ -210,10 +212,10 @@ class PromptClassifier:
         }
 
     def save(self, folder: str | os.PathLike, files: Mapping[str, str] | None = None) -> None:
-        """Write the stock masked LM, its tokenizer and prompt.json. The whole folder appears at once.
+        """Write the stock masked LM, its tokenizer and prompt.json to a folder atomically.
 
         Args:
-            files: further text files, name -> content.
+            files: additional text files, name -> content.
         """
         with atomic_directory(folder) as work:
             self.model.save_pretrained(work)
@@ -223,15 +225,19 @@ class PromptClassifier:
                 (work / name).write_text(content, encoding="utf-8")
 
     def inputs(self, rows: Dataset) -> EvaluationInputs:
-        """Texts to be classified: columns `text`, `text_pair` (of pairs) and, where it is known, `label`."""
+        """Return the inputs to classify rows.
+
+        Args:
+            rows: columns `text`, `text_pair` (only for pairs) and, if known, `label`.
+        """
         return EvaluationInputs(**self._parts(rows), sets=self.draws)
 
     def training_inputs(self, rows: Dataset, length: int) -> TrainingInputs:
-        """The texts of a training of so many, in order. With demonstrations `rows` are `examples`."""
+        """Return the `length` inputs of a training in order. With demonstrations, `rows` must be `examples`."""
         return TrainingInputs(**self._parts(rows), length=length)
 
     def _parts(self, rows: Dataset) -> dict[str, Any]:
-        """What both kinds of inputs are made of."""
+        """Return the arguments that `TrainingInputs` and `EvaluationInputs` share."""
         return {
             "encoder": self.encoder,
             "texts": self.encoder.encode(rows),
@@ -243,7 +249,7 @@ class PromptClassifier:
 
     @property
     def draws(self) -> int:
-        """How often a text is classified."""
+        """Number of inputs for each text: one for each set of demonstrations."""
         return 1 if self.demonstrations is None else self.sets
 
     @property
@@ -252,7 +258,11 @@ class PromptClassifier:
 
     @torch.inference_mode()
     def logits(self, rows: Dataset, batch_size: int = 32) -> np.ndarray:
-        """float32 [N, C]: of the classes' words, for rows as `inputs` takes them, on the model's device."""
+        """Compute the logits of the classes' label words, float32 [N, C], on the model's device.
+
+        Args:
+            rows: see `inputs`.
+        """
         self.model.eval()
         found = []
         for batch in DataLoader(self.inputs(rows), batch_size=batch_size, collate_fn=self.collator):
@@ -261,7 +271,7 @@ class PromptClassifier:
         return averaged(np.concatenate(found), self.draws)
 
     def predict(self, rows: Dataset, batch_size: int = 32) -> list[dict[str, Any]]:
-        """`prediction` (a class) and `probabilities` (class -> share of 1) of each row, in order."""
+        """Return the `prediction` (a class) and `probabilities` (class -> probability) of each row, in order."""
         classes = list(self.prompt.label_words)
         shares = torch.softmax(torch.from_numpy(self.logits(rows, batch_size)), dim=-1).tolist()
         return [
@@ -275,7 +285,7 @@ class PromptClassifier:
         return embed(self.examples, self.similarity_model, device=self.model.device)
 
     def _similarities(self, rows: Dataset) -> np.ndarray | None:
-        """Cosines float [rows, examples]."""
+        """Compute the cosine similarities of rows and examples, float [rows, examples]; None without a similarity model."""
         if self.similarity_model is None:
             return None
         return embed(rows, self.similarity_model, device=self.model.device) @ self._example_vectors.T
@@ -283,12 +293,13 @@ class PromptClassifier:
 
 @dataclass
 class Demonstrations:
-    """The examples to draw from.
+    """The examples from which demonstrations are drawn.
 
-    texts, labels: [N], encoded by the prompt's encoder; classes' indices.
+    texts: [N], encoded by the prompt's encoder.
+    labels: [N], indices of the classes.
 
     Raises:
-        PromptError: a class has one example alone, which could not be shown beside itself in training.
+        PromptError: a class has only one example, which could have no demonstration of its class in training.
     """
 
     texts: Sequence[Texts]
@@ -304,12 +315,12 @@ class Demonstrations:
     def draw(
         self, generator: np.random.Generator, *, besides: int | None = None, similarities: np.ndarray | None = None
     ) -> list[tuple[Texts, int]]:
-        """One example of each class, in the order of the classes.
+        """Draw one example of each class, in the order of the classes.
 
         Args:
-            besides: index of an example that is not drawn: the one that is asked about.
-            similarities: float [N], of the text that is asked about to the examples; only the more similar half of each
-                class is drawn from. None: all are.
+            besides: index of an example that must not be drawn, because it is the text to classify.
+            similarities: float [N], similarity of each example to the text to classify; only the more similar half of each
+                class is drawn from. None: all examples.
         """
         drawn = []
         for candidates in self.by_class:
@@ -324,13 +335,15 @@ class Demonstrations:
 
 @torch.inference_mode()
 def embed(rows: Dataset, model_name_or_path: str, *, batch_size: int = 32, device: str | torch.device = "cpu") -> np.ndarray:
-    """float32 [N, H]: mean-pooled last hidden states of the rows' first 128 tokens (pairs in one input), of length 1.
+    """Compute sentence vectors of norm 1, float32 [N, H].
+
+    These are mean-pooled last hidden states of the first 128 tokens of each row; a pair of texts is one input.
 
     Args:
-        model_name_or_path: any encoder by folder or Hub id; LM-BFF's was trained for it (Sentence-BERT).
+        model_name_or_path: any encoder by folder or Hub id; LM-BFF uses one that was trained for this (Sentence-BERT).
 
     Raises:
-        HubError, TokenizerError, ModelError: it cannot be loaded.
+        HubError, TokenizerError, ModelError: the encoder cannot be loaded.
     """
     folder = checkpoint_folder(model_name_or_path)
     tokenizer = load_tokenizer(model_name_or_path)
@@ -349,10 +362,10 @@ def embed(rows: Dataset, model_name_or_path: str, *, batch_size: int = 32, devic
 
 @dataclass
 class _Inputs(torch.utils.data.Dataset):
-    """Texts with a prompt and, where there are any, demonstrations, made when they are asked for.
+    """Texts with a prompt and, if there are any, demonstrations; each input is built when it is accessed.
 
-    labels: [N], or None where they are unknown.
-    similarities: of the texts to the examples, float [N, examples], or None.
+    labels: [N], or None if unknown.
+    similarities: similarities of texts and examples, float [N, examples], or None.
     """
 
     encoder: PromptEncoder
@@ -363,7 +376,7 @@ class _Inputs(torch.utils.data.Dataset):
     similarities: np.ndarray | None = None
 
     def _filled(self, index: int, *stream: int, besides: int | None = None) -> dict:
-        """A text with the demonstrations of a stream of random numbers."""
+        """Return the input of a text, with demonstrations drawn from a stream of random numbers."""
         shown = []
         if self.demonstrations is not None:
             similarities = None if self.similarities is None else self.similarities[index]
@@ -375,14 +388,14 @@ class _Inputs(torch.utils.data.Dataset):
 
 @dataclass
 class TrainingInputs(_Inputs):
-    """All texts of a training run in their order.
+    """All inputs of a training run in order.
 
-    Pass after pass goes over the examples, each pass in an order of its own, each text with demonstrations drawn for that
-    very place, never itself.
+    They consist of epochs over the examples, each epoch in another order. The demonstrations are drawn anew for every input
+    and never contain its own text.
 
-    A text is a function of seed and place alone, so that a run that resumes, or has more processes, sees the same.
+    An input depends only on the seed and its index, so that a run that resumes, or has more processes, gets the same.
 
-    length: of the run, steps x batch.
+    length: number of inputs of the run, steps x batch size.
     """
 
     length: int = field(kw_only=True)
@@ -398,10 +411,10 @@ class TrainingInputs(_Inputs):
 
 @dataclass
 class EvaluationInputs(_Inputs):
-    """Texts to be classified, `sets` times in a row each (1 without demonstrations), with other demonstrations every time.
+    """Inputs for texts to classify: `sets` consecutive inputs per text (1 without demonstrations).
 
-    The demonstrations of a time are the same for all texts (of those that are similar to the text, where similarities are
-    given), so that what is predicted for a text does not depend on the texts beside it.
+    The n-th inputs of all texts have the same demonstrations (with similarities: demonstrations from the same random
+    numbers), so that the prediction for a text does not depend on the texts next to it.
     """
 
     sets: int = field(default=1, kw_only=True)
@@ -415,5 +428,5 @@ class EvaluationInputs(_Inputs):
 
 
 def averaged(logits: np.ndarray, sets: int) -> np.ndarray:
-    """Logits float [N x sets, C] of `EvaluationInputs` as [N, C]: the mean over a text's sets, as LM-BFF averages."""
+    """Average the logits of `EvaluationInputs`, float [N x sets, C], over the sets of each text: [N, C], as LM-BFF does."""
     return logits.reshape(-1, sets, logits.shape[-1]).mean(axis=1)

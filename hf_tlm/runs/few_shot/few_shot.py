@@ -1,4 +1,4 @@
-"""The protocol of learning from few labels: samples of examples, a grid for each, mean and deviation of the test scores."""
+"""The few-shot protocol: samples of examples, a grid search for each, and mean and deviation of the test scores."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ from hf_tlm.utils.locks import awaited
 from hf_tlm.utils.options import check_given
 from hf_tlm.utils.run_files import EXAMPLES_FILE, PREDICTIONS, TABLE_FILE, predictions_file, split_folder
 
-# More of them extend a run.
+# Options that may grow to extend a run, and so are not among its settings.
 _MORE = ("splits", "split_seeds")
 
 
 @dataclass
 class FewShotRun:
-    """What `run_few_shot` returns and writes as `results.json`.
+    """The result of `run_few_shot`, which is also written as `results.json`.
 
-    splits: one record per split: its seed, the point of the grid that was best on its validation examples, the scores there
-        and on the task's test split, and the validation scores of all points.
+    splits: one record per split: its seed, the point of the grid that was best on its validation examples, the scores of
+        that point on them and on the task's test split, and the validation scores of all points.
     summary: "validation" (of the chosen points) and "test" -> metric -> {"mean", "std", "n", "values"}.
+    details: facts about the task, the settings and the model.
     """
 
     splits: list[dict[str, Any]]
@@ -55,7 +56,7 @@ class FewShotRun:
     def to_text(self) -> str:
         """Return the table of `results.md`: a row for each split, and the mean and standard deviation (n - 1).
 
-        Where it is not the task's test split that was scored, that is said.
+        The text says so if the scored split is not the task's test split.
         """
         rows = [_row(record) for record in self.splits]
         if len(rows) > 1:
@@ -74,22 +75,23 @@ class FewShotRun:
 
 
 def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArguments) -> FewShotRun:
-    """Learn a task from `args.k` examples a class, and test, once for every split (LM-BFF, section 3).
+    """Train on `args.k` examples per class and test, once for every split (LM-BFF, section 3).
 
-    For each split the grid is trained on its examples; the point and the step best on its validation examples (the first of
-    equals) are tested, on the task's test split, or on its validation split where that has no labels. The folder holds
-    `results.json`, `results.md` and, for each split, `split-<seed>/`: `model`, which `PromptClassifier.from_pretrained`
-    loads, with its card, its test predictions and the ids of its examples.
+    For each split, every point of the grid is trained on the split's examples. The point and the step with the best score
+    on its validation examples (the first of equal ones) are tested on the task's test split, or on its validation split if
+    the test split has no labels. The output folder contains `results.json`, `results.md` and, for each split,
+    `split-<seed>/`: `model`, which `PromptClassifier.from_pretrained` loads, with its card, its test predictions and the
+    ids of its examples.
 
-    Finished points are not repeated, and an interrupted one continues, when the same settings are run in the same folder
-    again; several such processes share the work.
+    If the same settings are run in the same folder again, finished points are not repeated, and an interrupted one resumes;
+    several such processes share the work.
 
     Raises:
-        TaskError: not a classification task, or too few examples.
-        PromptError: no prompt for the task, or one that the tokenizer cannot use.
-        ModelError: no LM head; see `load_masked_lm`.
-        ProtocolError: the folder holds a run with other settings, or other files.
-        ArgumentsError: use_peft with a prompt, or a batch size that the processes cannot share.
+        TaskError: the task is not a classification task, or has too few examples.
+        PromptError: there is no prompt for the task, or the tokenizer cannot use it.
+        ModelError: the model has no LM head; see `load_masked_lm`.
+        ProtocolError: the folder contains a run with other settings, or other files.
+        ArgumentsError: use_peft is combined with a prompt, or the processes cannot share a batch size.
         PointsError: some trainings failed.
     """
     check_task(task, "Few-shot learning", "classification")
@@ -98,7 +100,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     for batch_size in args.batch_sizes:
         args.for_point(args.learning_rates[0], batch_size, output_dir, 0, task.metric)
     if args.method == "zero_shot" and not args.demonstrations:
-        # Nothing is drawn, and all splits would be the same.
+        # No examples are drawn, so all splits would be equal.
         episodes: dict[int, Episode | None] = {args.run_split_seeds[0]: None}
     else:
         episodes = {seed: draw_episode(task, args.k, seed) for seed in args.run_split_seeds}
@@ -118,14 +120,14 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     }
     with args.main_process_first(desc="checking the output folder"):
         data = ("task_fingerprint", "metric", "prompt")
-        # Processes that share the work claim it one after the other.
+        # Processes that share the work must claim the folder one after the other.
         with awaited(output_dir) if args.process_index == 0 else nullcontext():
             claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     details |= started(details)
     if args.process_index == 0:
         drawn = [one for one in episodes.values() if one is not None]
         parts = [{"train": one.train, "validation": one.validation, "test": task.splits[scored]} for one in drawn]
-        # Without examples there is nothing that a linear model could learn from.
+        # Without examples, a linear baseline cannot be trained.
         details["baselines"] = to_beat(task, [replace(task, splits=splits) for splits in parts]) if parts else []
 
     points = []
@@ -135,7 +137,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     with claimed:
         run_shared(points, lambda point: point.folder(output_dir), work.trained, work.train)
         run_shared(seeds, work.folder, work.tested, work.test)
-        work.discard_models(points)  # Those that a kill has left.
+        work.discard_models(points)  # Models that a killed process has left.
 
     records = [read_object(work.folder(seed) / RESULTS_FILE) for seed in seeds]
     summary = summarise(records)
@@ -149,7 +151,13 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
 def _method(
     task: Task, checkpoint: CheckpointArguments, args: FewShotArguments, episode: Episode | None
 ) -> tuple[Prompted | WithHead, dict[str, Any] | None]:
-    """The method, and its prompt as JSON values (None without one). What every point would find wrong is found here."""
+    """Return the method, and its prompt as JSON values (None without one).
+
+    Errors that every point would raise are raised here, before any training.
+
+    Raises:
+        ArgumentsError: use_peft is combined with a prompt. For other errors see `run_few_shot`.
+    """
     _, tokenizer = load_pretrained(task, checkpoint, args.max_length)
     if args.method == "finetune":
         return WithHead(task, checkpoint, args), None
@@ -163,11 +171,12 @@ def _method(
 
 @dataclass
 class _Work:
-    """The trainings and the tests of a run.
+    """The trainings and tests of a run.
 
-    episodes: of each split, by its seed, the examples; None where there are none.
-    points: all that are trained.
-    details: what is known of the run, for cards.
+    scored: the split of the task that is tested on.
+    episodes: seed of a split -> its examples; None if no examples are drawn.
+    points: all points to train.
+    details: facts about the run, for cards.
     """
 
     task: Task
@@ -177,7 +186,7 @@ class _Work:
     episodes: Mapping[int, Episode | None]
     points: Sequence[Point]
     details: Mapping[str, Any]
-    whole: set[int] = field(default_factory=set)  # Splits that are known to be tested.
+    whole: set[int] = field(default_factory=set)  # Seeds of splits that are known to be tested.
 
     def folder(self, seed: int) -> Path:
         return split_folder(self.args.folder, seed)
@@ -189,7 +198,7 @@ class _Work:
 
     def trained(self, point: Point) -> bool:
         folder = point.folder(self.args.folder)
-        # Who tests a split removes the models of its points, maybe while they are looked at here.
+        # Another process that tests the split removes the models of its points, possibly between these checks.
         return (
             self.tested(point.split)
             or (finished(folder, self.args, local=True) is not None and (folder / "model").is_dir())
@@ -198,13 +207,13 @@ class _Work:
 
     def train(self, point: Point) -> None:
         folder, episode = point.folder(self.args.folder), self.episodes[point.split]
-        assert episode is not None  # Without one nothing is trained.
+        assert episode is not None  # Without examples there are no points to train.
         record = self.method.train(point, episode, folder)
         if self.args.process_index == 0:
             finish(folder, {"learning_rate": point.learning_rate, "batch_size": point.batch_size, **record}, "model")
 
     def test(self, seed: int) -> None:
-        """Test the best point of a split, whose model then is the split's; without points the checkpoint as it is."""
+        """Test the best point of a split and keep its model as the split's; without points, test the checkpoint itself."""
         folder, episode = self.folder(seed), self.episodes[seed]
         rows, names = self.task.splits[self.scored], self.task.label_names
         own = [point for point in self.points if point.split == seed]
@@ -219,31 +228,31 @@ class _Work:
             _write(folder / EXAMPLES_FILE, drawn)
         if own:
             record["price"] = price(folder / "model")
-            if self.details["prompt"] is not None:  # A model with a head has the card of fine-tuning.
+            if self.details["prompt"] is not None:  # A model with a head already has the card of fine-tuning.
                 atomic_write(folder / "model" / "README.md", prompted_card(self.details, {"seed": seed, **record}))
         finish(folder, {"seed": seed, **record}, "model", PREDICTIONS, EXAMPLES_FILE)
         self.discard_models(own)
 
     def discard_models(self, points: Sequence[Point]) -> None:
-        """Remove the models of points whose split is tested, on the first process: the best one's is the split's too."""
+        """Remove the models of points of tested splits, on the first process; the best one was copied to its split."""
         for point in points if self.args.process_index == 0 else ():
             shutil.rmtree(point.folder(self.args.folder) / "model", ignore_errors=True)
 
     def _best(self, points: Sequence[Point], model: Path) -> dict[str, Any]:
-        """The record of the point best on its validation examples, whose model is copied."""
+        """Copy the model of the point that is best on its validation examples to `model`, and return the point's record."""
         folders = [point.folder(self.args.folder) for point in points]
         found = [read_object(folder / RESULTS_FILE) for folder in folders]
         best = max(range(len(found)), key=lambda index: found[index]["validation"][self.task.metric])
         with self.args.main_process_first(local=False, desc="choosing the model"):
             if self.args.process_index == 0:
-                # A copy: the point's own is whole until the split is finished, also after a kill.
+                # Copied, not moved, so that the point's model stays intact until the split is finished, even after a kill.
                 with atomic_directory(model) as work:
                     shutil.copytree(folders[best] / "model", work, dirs_exist_ok=True)
         return {**found[best], "points": found}
 
 
 def _row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A split's row of the table."""
+    """Return the row of a split for the table of `results.md`."""
     row = {name: record[name] for name in ("learning_rate", "batch_size", "best_step") if name in record}
     scores = {f"{split} {name}": value for split in SPLITS for name, value in record.get(split, {}).items()}
     return {"split": record["seed"], **row, **{name: f"{100 * value:.2f}" for name, value in scores.items()}}

@@ -1,4 +1,4 @@
-"""One training on the few examples of one split, by either method: a point of the grid."""
+"""Training and scoring of one point of the grid on the examples of one split, with a prompt or a classification head."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ CHECKPOINTS = "training"
 
 @dataclass(frozen=True)
 class Episode:
-    """One split. train, validation: k rows of each class, in the order of the classes, with the task's columns."""
+    """The examples of one split.
+
+    train, validation: k rows of each class, in the order of the classes, with the task's columns.
+    """
 
     seed: int
     train: Dataset
@@ -44,7 +47,7 @@ class Episode:
 def draw_episode(task: Task, k: int, seed: int) -> Episode:
     """Draw k training and k other validation examples of every class, both from the task's training split.
 
-    Equal tasks, k and seed give equal examples.
+    The same task, k and seed give the same examples.
 
     Raises:
         TaskError: k is not positive, or a class has fewer than 2 k training examples.
@@ -69,29 +72,30 @@ def draw_episode(task: Task, k: int, seed: int) -> Episode:
 
 
 def scored_split(task: Task) -> str:
-    """The split that is scored: test, or validation where test has no labels (as of GLUE; so do LM-BFF and COCO-LM)."""
+    """Return the split to score: test, or validation if test has no labels (GLUE's; as LM-BFF and COCO-LM do)."""
     return "validation" if task.test is None else "test"
 
 
 class PromptTrainer(ResumableTrainer):
-    """`ResumableTrainer` on a stock masked LM.
+    """A `ResumableTrainer` that fine-tunes a stock masked LM to fill prompts.
 
-    The only change is the loss, the cross entropy of the classes over the logits of their label words at the mask (LM-BFF,
-    equation 1), and that these logits are what evaluation sees.
+    The loss is the cross entropy over the classes, computed from the logits of their label words at the mask (LM-BFF,
+    equation 1); evaluation gets the same logits.
 
     Args:
-        model: a stock masked LM (`load_masked_lm`); it is what checkpoints hold.
-        word_ids: int [C], a class's label word.
-        datasets: of `PromptEncoder.fill` and `label`; collated by `PromptClassifier.collator`.
+        model: a stock masked LM (`load_masked_lm`); checkpoints contain this model.
+        word_ids: int [C], token id of each class's label word.
+        kwargs: of `ResumableTrainer`. Rows of its datasets are results of `PromptEncoder.fill` with a `label`, collated by
+            `PromptClassifier.collator`.
     """
 
-    # compute_loss gives the mean over a micro-batch; those of a step are equally large.
+    # compute_loss returns the mean over a micro-batch, and all micro-batches of a step have the same size.
     loss_is_scaled_for_ga = False
 
     def __init__(self, model: PreTrainedModel, args: TrainingArguments, *, word_ids: Sequence[int], **kwargs):
         super().__init__(model, args, **kwargs)
         self.word_ids = list(word_ids)
-        # One tensor under several names: checkpoints hold it once, and loading does not miss the others.
+        # Tied weights are one tensor with several names: save it once, and do not report the other names as missing.
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
@@ -110,7 +114,10 @@ class PromptTrainer(ResumableTrainer):
 
 @dataclass(frozen=True)
 class Point:
-    """A split, by its seed, and what is trained with."""
+    """A point of the grid of one split.
+
+    split: its seed.
+    """
 
     split: int
     learning_rate: float
@@ -122,9 +129,9 @@ class Point:
 
 @dataclass
 class Prompted:
-    """The method `prompt`, and `zero_shot`: a masked LM fills the task's prompt.
+    """The methods `prompt` and `zero_shot`: a masked LM fills the task's prompt.
 
-    tokenizer, prompt: those of every point.
+    tokenizer, prompt: shared by all points.
     """
 
     task: Task
@@ -134,9 +141,10 @@ class Prompted:
     prompt: Prompt
 
     def classifier(self, episode: Episode | None, folder: Path | None = None) -> PromptClassifier:
-        """The checkpoint's masked LM, or the one in `folder`, with the split's demonstrations.
+        """Load the checkpoint's masked LM, or the one in `folder`, as a classifier with the split's demonstrations.
 
-        episode: None only where there are no demonstrations.
+        Args:
+            episode: may be None only without demonstrations.
         """
         args, checkpoint = self.args, self.checkpoint
         model = load_masked_lm(
@@ -160,10 +168,10 @@ class Prompted:
         )
 
     def train(self, point: Point, episode: Episode, folder: Path) -> dict[str, Any]:
-        """Train one point, and leave its best model in `folder/model`.
+        """Train one point, and save its best model to `folder/model`.
 
         Returns:
-            The step of the checkpoint that is best on the validation examples, and its scores on them.
+            The step of the best checkpoint on the validation examples, and its scores on them.
         """
         args = self.args.for_point(
             point.learning_rate, point.batch_size, folder / CHECKPOINTS, point.split, self.task.metric
@@ -193,7 +201,11 @@ class Prompted:
         }
 
     def score(self, episode: Episode | None, folder: Path | None, split: str) -> tuple[dict[str, float], np.ndarray]:
-        """Scores on a whole split of the task, and the logits, float [N, C], of the model in `folder`, or as it comes."""
+        """Score the model in `folder`, or the checkpoint if that is None, on a complete split of the task.
+
+        Returns:
+            The scores, and the logits, float [N, C].
+        """
         classifier, rows = self.classifier(episode, folder), self.task.splits[split]
         trainer = PromptTrainer(
             classifier.model,
@@ -217,14 +229,18 @@ class Prompted:
 
 @dataclass
 class WithHead:
-    """The method `finetune`: the usual fine-tuning, of a model with a new classification head, on the same examples."""
+    """The method `finetune`: standard fine-tuning of a model with a new classification head, on the same examples."""
 
     task: Task
     checkpoint: CheckpointArguments
     args: FewShotArguments
 
     def train(self, point: Point, episode: Episode, folder: Path) -> dict[str, Any]:
-        """As `Prompted.train`."""
+        """Train one point, see `Prompted.train`; the record has no step.
+
+        Returns:
+            The scores on the validation examples.
+        """
         args = self._arguments(
             output_dir=str(folder / "model"),
             seeds=[point.split],
@@ -238,8 +254,8 @@ class WithHead:
         return {"validation": run.seeds[0]["validation"]}
 
     def score(self, episode: Episode | None, folder: Path | None, split: str) -> tuple[dict[str, float], np.ndarray]:
-        """As `Prompted.score`, of the model in `folder`."""
-        assert folder is not None  # A head has been trained.
+        """Score the model in `folder`, see `Prompted.score`."""
+        assert folder is not None  # This method always trains a head first.
         args = self._arguments(output_dir=str(folder), select_by="last", eval_strategy="no")
         if args.device.type == "cpu":
             args.dataloader_pin_memory = False  # As in training.
@@ -256,7 +272,7 @@ class WithHead:
         return _scores(self.task, logits, rows["label"][:]), logits
 
     def _arguments(self, **values: Any) -> FinetuneArguments:
-        """The options that both have in common, and `values`."""
+        """Return arguments of fine-tuning with the changed options that both classes share, and `values`."""
         defaults = defaults_of(FinetuneArguments)
         common = {name for name in defaults_of(FewShotArguments) if name in defaults}
         changed = {name: value for name in common if (value := getattr(self.args, name)) != defaults[name]}
@@ -266,6 +282,6 @@ class WithHead:
 
 
 def _scores(task: Task, logits: np.ndarray, labels: Sequence[int] | np.ndarray) -> dict[str, float]:
-    """The task's metrics, and the accuracy."""
+    """Return the task's metrics and the accuracy."""
     metrics = compute_metrics_for(task.metric, *task.spec.further_metrics)
     return metrics(EvalPrediction(logits, np.asarray(labels)))

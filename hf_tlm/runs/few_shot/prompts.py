@@ -1,4 +1,4 @@
-"""Prompts as data, a template with a mask in it and a word for every class; and token ids of rows that fill them."""
+"""Prompts for masked LMs: a template with a mask, a label word for every class, and the token ids of filled prompts."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.runs.finetuning.kinds import pad
 
 TEXTS, MASK, WORDS = ("text", "text_pair"), "mask", "words"
-# What byte-level BPE, sentencepiece and WordPiece write for a space before a piece, or for there being none.
+# Marks of byte-level BPE, sentencepiece and WordPiece for a piece with or without a space before it.
 _MARKS = "Ġ▁#"
-# Token ids of a row's texts, one list for each text of the template, in its order.
+# Token ids of a row's texts: one list for each text in the template, in the template's order.
 Texts = tuple[list[int], ...]
 
 
 class PromptError(HfTlmError):
-    """A template or label words that cannot be used."""
+    """Raised when a template or label words cannot be used."""
 
 
 def _bare(text: str) -> str:
-    """Without the punctuation at its end, where the template has its own."""
+    """Remove the punctuation at the end of a text, because the template has its own."""
     return text.rstrip().rstrip(".!?,;:").rstrip()
 
 
 def _lower(text: str) -> str:
-    """With a small first letter, as it goes on in the middle of a sentence."""
+    """Change the first letter of a text to lower case, because the text continues a sentence."""
     return text[:1].lower() + text[1:]
 
 
@@ -44,9 +44,9 @@ CHANGES: Mapping[str, Callable[[str], str]] = {"": str, "bare": _bare, "lower": 
 class Part:
     """A part of a template.
 
-    kind: `text` or `text_pair`, `mask`, or `words`, which are the template's own.
-    value: of a text what is done to it, of `CHANGES`; of `words` what they are.
-    space: whether a space comes before it, which some tokenizers make a part of a word's piece.
+    kind: `text`, `text_pair`, `mask`, or `words` for the template's own words.
+    value: for a text the name of its change in `CHANGES`; for `words` the words.
+    space: whether there is a space before it, which some tokenizers include in the first piece of a word.
     """
 
     kind: str
@@ -56,17 +56,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A template and label words: a masked LM fills {mask}, and the class is the one whose word it likes best.
+    """A template and label words: a masked LM fills {mask}, and predicts the class whose label word has the highest logit.
 
     The method is that of Gao, Fisch and Chen, ACL 2021, https://aclanthology.org/2021.acl-long.295, section 4.
 
     Attributes:
-        template: such as "{text} It was {mask}." or "{text:bare}? {mask}, {text_pair:lower}". `:bare` leaves out the
-            punctuation at a text's end, `:lower` makes its first letter small.
+        template: such as "{text} It was {mask}." or "{text:bare}? {mask}, {text_pair:lower}". `:bare` removes the
+            punctuation at the end of a text, `:lower` changes its first letter to lower case.
         label_words: class -> word, in the order of the classes' indices.
 
     Raises:
-        PromptError: the template has not one {mask} and a text, or an unknown field; a label word is empty.
+        PromptError: the template does not have exactly one {mask} and at least one text, or has an unknown field; a label
+            word is empty.
     """
 
     template: str
@@ -84,7 +85,7 @@ class Prompt:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The template in order."""
+        """The parts of the template in order."""
         try:
             found = list(string.Formatter().parse(self.template.strip()))
         except ValueError as error:
@@ -97,7 +98,7 @@ class Prompt:
                 space = words[-1:].isspace()
             if name is None:
                 continue
-            change = change or ""  # None is for words alone.
+            change = change or ""  # None if there are only words.
             if name not in (*TEXTS, MASK) or conversion or change not in (CHANGES if name in TEXTS else ("",)):
                 raise PromptError(
                     f"The template {self.template!r} has a field {name + (':' + change if change else '')!r}. Fields are "
@@ -142,17 +143,18 @@ def prompt_for(
     *,
     pairs: bool = False,
 ) -> Prompt:
-    """The prompt of a task.
+    """Return the prompt of a task.
 
     Args:
         task: its name. GLUE's tasks and SNLI have prompts (`PROMPTS`), also under glue_<name>.
-        label_names: class names in the order of their indices; classes that are only numbered take GLUE's words by number.
+        label_names: class names in the order of their indices; if they are only numbers, GLUE's words are assigned by
+            number.
         template, label_words: override the task's own; label words as "class=word".
         pairs: whether the task's rows are pairs of texts.
 
     Raises:
-        PromptError: nothing says what the template or a class's word is, a word is for no class, or the template does not
-            fit a task of pairs or of single texts.
+        PromptError: there is no template, or no word for a class; a word is for an unknown class; or the texts of the
+            template do not fit the task's rows, which are pairs or single texts.
     """
     own = PROMPTS.get(task.removeprefix("glue_"))
     if template is None and own is not None:
@@ -197,19 +199,27 @@ def _by_name_or_number(words: Mapping[str, str], label_names: Sequence[str]) -> 
 
 
 def tokenize_words(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], space: bool) -> list[list[int]]:
-    """Token ids of texts without special tokens around them. A special token that is written out in a text is text.
+    """Tokenize texts without adding special tokens; special tokens that are spelled out in a text are treated as text.
 
     Args:
-        space: whether a space comes before each: to tokenizers that keep spaces a word is another one after a space.
+        space: whether to put a space before each text, because tokenizers that keep spaces have other pieces for a word
+            after a space.
+
+    Returns:
+        The token ids of each text.
     """
     texts = [f" {text}" if space else text for text in texts]
-    # verbose: long texts are cut later, so that the tokenizer's warning would be wrong.
+    # verbose: the tokenizer's warning about long texts would be wrong, because they are truncated later.
     options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False, "verbose": False}
     return tokenizer(texts, **options)["input_ids"]
 
 
 def label_word_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The piece of each class's word where the mask is, int [C]; a PromptError unless it is one, and of one class."""
+    """Return the token id of each class's label word at the mask, int [C].
+
+    Raises:
+        PromptError: a word is not a single piece of the tokenizer, or two classes have the same piece.
+    """
     space = prompt.mask_part.space
     ids: dict[str, int] = {}
     for name, word in prompt.label_words.items():
@@ -246,7 +256,7 @@ def _advice(tokenizer: PreTrainedTokenizerBase, name: str, word: str, space: boo
 
 
 def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
-    """How many tokens of each text are kept in `room` tokens: the longest are cut, to one length."""
+    """Return how many tokens of each text to keep so that all fit into `room`: the longest are cut to a common length."""
     kept, left = list(lengths), len(lengths)
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         kept[index] = min(lengths[index], room // left)
@@ -256,19 +266,21 @@ def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
 
 @dataclass
 class PromptEncoder:
-    """Fills a prompt with texts.
+    """An encoder that fills a prompt with texts.
 
     Args:
-        max_length: tokens of an input. Texts are cut to it at their ends, the longest first; mask and template never.
-        first_text_limit, other_text_limit: tokens after which the first text of the row that is asked about, and every other
-            text, its second one and all of demonstrations, is cut before anything else.
-        tail: an input that is too long then ends after `max_length` tokens, whatever they are, as LM-BFF's do; of the texts
-            before the mask so much is left out that it stays.
-        examples: how many answered examples follow a text, each after the special tokens that end a text (LM-BFF, 6.1).
+        max_length: maximum number of tokens of an input. Texts are truncated at their ends, the longest first; mask and
+            template never are.
+        first_text_limit, other_text_limit: maximum number of tokens of the first text of the row to classify, and of every
+            other text (its second text, and all texts of demonstrations), applied before anything else.
+        tail: truncate an input to its first `max_length` tokens, whatever they are, as LM-BFF does. Texts before the mask
+            are only truncated as far as is necessary to keep the mask.
+        examples: number of demonstrations (examples with their label words) after a text, each after the special tokens
+            that end a text (LM-BFF, section 6.1).
 
     Raises:
-        PromptError: see `label_word_ids`; or `max_length` does not hold the template and one token of every text.
-        TokenizerError: the tokenizer has no mask or no padding token.
+        PromptError: see `label_word_ids`; or `max_length` is too small for the template and one token of every text.
+        TokenizerError: the tokenizer has no mask token or no padding token.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -300,7 +312,11 @@ class PromptEncoder:
             )
 
     def encode(self, rows: Dataset) -> list[Texts]:
-        """Token ids of the texts of every row. rows: columns `text` and, where the template has it, `text_pair`."""
+        """Tokenize the texts of every row.
+
+        Args:
+            rows: columns `text` and, if the template has it, `text_pair`.
+        """
         columns = []
         for part in self.prompt.text_parts:
             texts = [CHANGES[part.value](text) for text in rows[part.kind][:]]
@@ -308,13 +324,14 @@ class PromptEncoder:
         return list(zip(*columns, strict=True))
 
     def fill(self, texts: Texts, answered: Sequence[tuple[Texts, int]] = ()) -> dict[str, list[int] | int]:
-        """The model's input for one row.
+        """Build the model's input for one row.
 
         Args:
-            answered: examples and their classes' indices; as many as `examples`.
+            texts: token ids of its texts, see `encode`.
+            answered: demonstrations: token ids of their texts, and the indices of their classes; `examples` of them.
 
         Returns:
-            `input_ids`, int [at most max_length], and `mask_position`, where in it the mask is.
+            `input_ids`, int [at most max_length], and `mask_position`, the index of the mask in it.
         """
         rows = [(texts, self.tokenizer.mask_token_id), *((other, self.word_ids[label]) for other, label in answered)]
         kept = iter(self._kept([row for row, _ in rows]))
@@ -333,7 +350,10 @@ class PromptEncoder:
         return {"input_ids": input_ids[: self.max_length], "mask_position": position}
 
     def _kept(self, rows: Sequence[Texts]) -> list[int]:
-        """How many tokens of each text of each row are kept: of the first row, which has the mask, its own come first."""
+        """Return how many tokens to keep of each text of each row, one number per text in order.
+
+        The first row is the one with the mask; the others are demonstrations.
+        """
         first = [number == 0 and part.kind == TEXTS[0] for number in range(len(rows)) for part in self.prompt.text_parts]
         limits = [self.first_text_limit if is_first else self.other_text_limit for is_first in first]
         found = [len(ids) for row in rows for ids in row]
@@ -351,7 +371,7 @@ class PromptEncoder:
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Those before and after a text."""
+    """Return the special tokens that a tokenizer puts before and after a text."""
     (inner,) = tokenize_words(tokenizer, ["a"], space=False)
     whole = tokenizer("a", return_attention_mask=False)["input_ids"]
     start = next(i for i in range(len(whole)) if whole[i : i + len(inner)] == inner)
@@ -359,14 +379,16 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
 
 
 def collate(tokenizer: PreTrainedTokenizerBase, rows: list[dict]) -> dict[str, torch.Tensor]:
-    """Filled prompts padded to a batch, of two for example as here, without `labels` where the rows have no `label`.
+    """Pad filled prompts to a batch; without `labels` if the rows have no `label`.
+
+    A batch of two rows is, for example:
 
     {"labels":         [1, 0],
      "input_ids":      [[2, 17, 40, 4, 9, 3], [2, 40, 4, 9, 3, 0]],
      "attention_mask": [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]],
      "mask_positions": [3, 2]}
     """
-    # First: the Trainer takes the first tensor's length for the number of texts.
+    # Labels come first, because the Trainer uses the length of the first tensor as the batch size.
     labels = {"labels": torch.tensor([row["label"] for row in rows])} if "label" in rows[0] else {}
     positions = torch.tensor([row["mask_position"] for row in rows])
     return {**labels, **pad(rows, tokenizer), "mask_positions": positions}
