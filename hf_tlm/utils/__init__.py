@@ -1,1 +1,1 @@
-"""What everything else stands on: files, locks, seals, numbers and texts that are checked."""
+"""Utilities that all other packages use: files, locks, seals, checks of options, and texts."""

@@ -1,8 +1,8 @@
-"""Arrow files of caches: one that was cut short or changed is made again, not trusted and no traceback.
+"""Arrow files of caches: a truncated or changed file is detected and written again.
 
-Beside each lies its seal, `<name>.seal`: rows, size, time of change and checksum. A file whose size and time are the sealed
-ones is taken at its word, so that a corpus is not read whole at every start; any other is read and compared. What changes
-bytes and leaves the time as it was (a failing disk) is for the file system to notice.
+Beside each file is its seal, `<name>.seal`: rows, size, modification time and checksum. A file whose size and time match the
+seal is trusted, so that a corpus is not read completely at every start; any other file is read and its checksum compared.
+Changes that leave the modification time as it was (a failing disk) are not detected; that is up to the file system.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ logger = logging.getLogger(__name__)
 
 
 def cache_folder(chosen: str | os.PathLike | None = None) -> Path:
-    """The folder of what is kept for later runs: the one that was chosen, or `hf_tlm` in the cache of `datasets`."""
+    """Return the cache folder: the chosen one, or `hf_tlm` in the cache of `datasets`."""
     return Path(chosen or Path(config.HF_DATASETS_CACHE) / "hf_tlm")
 
 
 def without_format(rows: Dataset) -> Dataset:
-    """Rows as Python's values, whatever was made of them by `set_format`; a transform, which makes the texts, stays."""
+    """Return rows that give Python values, without the effect of `set_format`; a transform, which computes texts, stays."""
     return rows if rows.format["type"] == "custom" else rows.with_format(None)
 
 
 def seal_rows(file: Path, rows: int) -> None:
-    """Write the seal of an Arrow file that is whole, or raise an OSError or HfTlmError."""
+    """Write the seal of a complete Arrow file, or raise an OSError or HfTlmError."""
     facts = {"rows": rows, **_stamp(file), "xxh3": checksum(file)}
     atomic_write(_seal(file), json.dumps(facts) + "\n")
 
 
 def find_rows(file: Path, rows: int | None = None) -> Dataset | None:
-    """The rows in an Arrow file, memory-mapped; None where there is no whole one, with a warning where it is damaged.
+    """Return the rows of an Arrow file, memory-mapped; None if it is missing or, with a warning, damaged.
 
     Args:
-        rows: how many there must be. A file without a seal that ends between two batches looks whole; None takes it.
+        rows: expected number of rows; None: any. Without it, an unsealed file that was truncated between two batches is not
+            recognised as damaged.
     """
     if not file.is_file():
         return None
@@ -67,10 +68,10 @@ def find_rows(file: Path, rows: int | None = None) -> Dataset | None:
 
 
 def map_rows(rows: Dataset, function: Callable, *, one_of_each: bool = True, **options: Any) -> Dataset:
-    """`rows.map`, again where what the cache holds is damaged.
+    """Call `rows.map`, and call it again without the cache if the cached result is damaged.
 
     Args:
-        one_of_each: the function makes one row of each; else any number, which is not checked.
+        one_of_each: whether the function returns one row for each row; otherwise the number of rows is not checked.
     """
     place = next((file.parent for file in _files(rows)), Path(config.HF_DATASETS_CACHE))
 
@@ -83,12 +84,12 @@ def map_rows(rows: Dataset, function: Callable, *, one_of_each: bool = True, **o
 
 
 def cached_rows(load: Callable[[], Dataset]) -> Dataset:
-    """What `datasets` reads into its cache, again where what is there is damaged."""
+    """Return the rows that `load` reads through the cache of `datasets`; load them again if the cached files are damaged."""
     place = Path(config.HF_DATASETS_CACHE)
 
     def again() -> Dataset:
         for file in list(filter(_broken, place.rglob("*.arrow"))):
-            if (file.parent / config.DATASET_INFO_FILENAME).is_file():  # What was read of a file is in a folder of its own.
+            if (file.parent / config.DATASET_INFO_FILENAME).is_file():  # A prepared data set has its own folder.
                 shutil.rmtree(file.parent, ignore_errors=True)
         return load()
 
@@ -98,23 +99,23 @@ def cached_rows(load: Callable[[], Dataset]) -> Dataset:
 def _sealed(
     make: Callable[[], Dataset], again: Callable[[], Dataset], name: str, place: Path, expected: int | None = None
 ) -> Dataset:
-    """What `make` finds in a cache or makes there, or where that is damaged `again`, with seals.
+    """Return the rows that `make` finds in a cache or writes to it, or those of `again` if they are damaged; seal them.
 
     Args:
-        name: of what is made, for a warning.
-        place: the folder of its files, or one above it.
-        expected: how many rows there must be.
+        name: what the rows are called in a warning.
+        place: the folder of their files, or a parent of it.
+        expected: expected number of rows; None: any.
     """
     try:
         found = make()
         problem = None if expected in (None, len(found)) else f"{len(found):,} rows of {expected:,}"
         problem = problem or next(filter(None, map(_broken, _files(found))), None)
     except (OSError, pa.ArrowException) as error:
-        if getattr(error, "errno", None) is not None:  # Of the system, as of a full disk; Arrow's have none.
+        if getattr(error, "errno", None) is not None:  # An error of the system, such as a full disk; Arrow's have no errno.
             raise
         problem = str(error).partition("\n")[0]
     except (ValueError, TypeError, KeyError, AttributeError):
-        # Of what it makes them of, or of a file whose first bytes are damaged.
+        # Either the input is bad, or the first bytes of a cached file are damaged.
         if (problem := next(filter(None, map(_broken, sorted(place.rglob("*.arrow")))), None)) is None:
             raise
     if problem is not None:
@@ -122,13 +123,13 @@ def _sealed(
         found = again()
     for file in _files(found):
         if problem is not None or not _seal(file).exists():
-            with contextlib.suppress(OSError, HfTlmError):  # A cache that others made, and that cannot be written.
+            with contextlib.suppress(OSError, HfTlmError):  # A cache of other users may not be writable.
                 seal_rows(file, len(found))
     return found
 
 
 def is_whole(file: Path) -> bool:
-    """Whether a file of a cache is there, and as it was when it was sealed, with a warning where it is not."""
+    """Return whether a cached file exists and matches its seal; log a warning if it does not match."""
     if not file.is_file():
         return False
     if (problem := _broken(file)) is not None:
@@ -137,7 +138,7 @@ def is_whole(file: Path) -> bool:
 
 
 def _broken(file: Path) -> str | None:
-    """What is wrong with a file that has a seal; None if it is as it was when sealed, or has none. May raise an OSError."""
+    """Return how a file differs from its seal; None if it matches, or has no seal. May raise an OSError."""
     if not _seal(file).is_file():
         return None
     sealed = find_object(_seal(file))
@@ -150,7 +151,7 @@ def _broken(file: Path) -> str | None:
         return f"{stamp['size']:,} bytes of {sealed['size']!s:.20}"
     if checksum(file) != sealed["xxh3"]:
         return "its checksum differs"
-    with contextlib.suppress(OSError, HfTlmError):  # A copy: it need not be read again at the next start.
+    with contextlib.suppress(OSError, HfTlmError):  # The file is a copy with a new time: seal that, to skip the next check.
         atomic_write(_seal(file), json.dumps(sealed | stamp) + "\n")
     return None
 
@@ -165,5 +166,5 @@ def _stamp(file: Path) -> dict[str, int]:
 
 
 def _files(rows: Dataset) -> list[Path]:
-    """The files that rows on disk are in."""
+    """Return the files that hold rows on disk."""
     return [Path(file["filename"]) for file in rows.cache_files]

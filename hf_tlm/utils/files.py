@@ -1,4 +1,4 @@
-"""Atomic outputs: a reader sees the old file or folder or the whole new one, never a part."""
+"""Atomic outputs: a reader sees the old file or folder or the complete new one, never a part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_tlm.errors import ArgumentsError, HfTlmError
 from hf_tlm.utils.locks import Flock
 from hf_tlm.utils.problems import disk_problem, told
 
-# What a file system says that keeps folders in another way.
+# Errors of file systems that cannot sync folders, or do not need to.
 _NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF, errno.EISDIR)
 _TRIES = 100
 
@@ -41,28 +41,28 @@ class Temporary:
             except BaseException:
                 remove(self.path)
                 raise
-            # Before it was locked it may have been taken for abandoned.
+            # Another process may have removed it as abandoned before it was locked.
             if self._lock.lock() is not False and self._lock.is_of(self.path):
                 return
             self._lock.release()
         raise OSError(errno.EAGAIN, "others remove what is made", str(self.path))
 
     def open(self) -> BinaryIO:
-        """The file, for writing. Of a locked file on SMB only the descriptor that has the lock can be read or written."""
+        """Open the file for writing. On SMB a locked file can be read or written only through the locked descriptor."""
         return os.fdopen(os.dup(self._lock.descriptor), "wb")
 
     def release(self) -> None:
-        """Remove what is still there."""
+        """Remove the file or folder if it still exists, and unlock it."""
         remove(self.path)
         self.unlock()
 
     def unlock(self) -> None:
-        """Leave it to whoever comes next."""
+        """Release the lock without removing anything; a later write may then remove it as abandoned."""
         self._lock.release()
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder, as far as that is possible."""
+    """Remove a file or folder, ignoring errors."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -71,7 +71,7 @@ def remove(path: Path) -> None:
 
 
 def remove_abandoned(target: Path) -> None:
-    """Remove temporary siblings of a path whose process has ended; where that cannot be told they stay."""
+    """Remove temporary siblings of a path whose process has ended; those whose lock cannot be checked stay."""
     for path in list(_siblings(target)):
         try:
             lock = Flock.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -83,7 +83,7 @@ def remove_abandoned(target: Path) -> None:
 
 
 def _siblings(target: Path) -> Iterator[Path]:
-    # An old folder is what is left of the target while there is no new one.
+    # If the target does not exist, a folder `.old.` holds its last content and is not abandoned.
     kinds = "(old\\.)?" if os.path.lexists(target) else ""
     pattern = re.compile(rf"\.{re.escape(target.name)}\.{kinds}[0-9a-f]{{32}}")
     try:
@@ -94,7 +94,7 @@ def _siblings(target: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep a folder's names, or raise an OSError."""
+    """Flush a folder's entries to disk, or raise an OSError."""
     try:
         _sync(folder)
     except OSError as error:
@@ -103,7 +103,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Have the disk keep everything in a folder: what a power cut leaves of it is all or nothing once it is renamed."""
+    """Flush everything in a folder to disk, so that after its rename a power cut leaves all of it or nothing."""
     for place, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(place, name)
@@ -124,22 +124,22 @@ def _sync(path: str | os.PathLike) -> None:
 def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary sibling of `path`; rename it to `path` when the block ends without an error.
 
-    An existing folder at `path` changes places with the new one in a single step and is then removed. After an error, a
-    kill or a power cut `path` is as it was, or whole. A kill leaves at most a hidden `.<name>.*` sibling, which nothing ever
-    reads and the next write of `path` removes. Where the system cannot exchange folders (NFS, macOS) there are two renames
-    instead, and for a moment nothing at `path`: a kill in it leaves the old folder in `.<name>.old.*`, from where it can be
-    moved back.
+    An existing folder at `path` is exchanged with the new one in a single step and then removed. After an error, a kill or a
+    power cut `path` is unchanged or complete. A kill leaves at most a hidden `.<name>.*` sibling, which is never read and
+    which the next write of `path` removes. Where the system cannot exchange folders (NFS, macOS), two renames are used
+    instead, and for a moment `path` does not exist: a kill at that moment leaves the old folder in `.<name>.old.*`, from
+    where it can be moved back.
 
     Raises:
-        HfTlmError: the disk cannot be written (full, read-only, no permission), a file is there, or a folder that cannot be
-            replaced: a mounted disk, or one that holds the working folder. The message says why.
+        HfTlmError: the disk cannot be written (full, read-only, no permission), `path` is a file, or a folder that cannot be
+            replaced: a mounted disk, or one that contains the working directory. The message says why.
     """
     path = Path(path)
     _check_place(path)
     if path.is_file():
         raise HfTlmError(f"Cannot write {path}: expected a folder or a new name; this is a file.")
     _check_replaceable(path, f"Cannot write {path}")
-    path = path.resolve()  # A link to a folder stays, and what it leads to changes: the link may lead to a larger disk.
+    path = path.resolve()  # Replace the target of a symbolic link, not the link, which may lead to a larger disk.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path)
@@ -153,9 +153,9 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
         sync_tree(work.path)
         _put(work.path, path)
         sync_folder(path.parent)
-        remove_abandoned(path)  # Now an old folder is one, too.
+        remove_abandoned(path)  # Old folders `.old.` are abandoned, too, now that `path` exists.
     except Exception as error:
-        # Libraries write, too, and have error types of their own.
+        # Libraries write into the folder as well, and raise their own types of errors.
         if isinstance(error, HfTlmError) or not (isinstance(error, OSError) or disk_problem(error)):
             raise
         raise HfTlmError(f"Cannot write {path}: {told(error, path)}. What was there before is unchanged.") from error
@@ -164,7 +164,7 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def _share(folder: Path) -> None:
-    """Let whoever may read a folder read its files: those of safetensors are their writer's alone."""
+    """Make files readable for everybody who may read their folder: those of safetensors are readable by the owner only."""
     readers = folder.stat().st_mode & 0o444
     for path in folder.rglob("*"):
         mode = path.lstat().st_mode
@@ -174,13 +174,13 @@ def _share(folder: Path) -> None:
 
 
 def _put(work: Path, path: Path) -> None:
-    """Rename a folder; what is at `path` is removed, or at `work` afterwards."""
+    """Rename the folder `work` to `path`; an existing folder at `path` is removed, or is at `work` afterwards."""
     if not path.exists():
         try:
             os.rename(work, path)
             return
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # Somebody else has made it meanwhile.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # Another process may have created it meanwhile.
                 raise
     if not _exchange(path, work):
         old = Temporary(path, folder=True, kind="old.")
@@ -242,23 +242,23 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
     finally:
         if work is not None:
             work.release()
-        if new_folder and not path.exists():  # Nothing came of it: the folder made for it goes, unless others use it.
+        if new_folder and not path.exists():  # The write failed: remove the folder created for it, unless it is in use.
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
 
 
 def _check_place(path: Path) -> None:
-    """A device or a pipe must not change places with a file: without /dev/null nothing on a machine works."""
+    """Raise an HfTlmError if a path is a device or a pipe: replacing /dev/null by a file would break the machine."""
     try:
         other = path.exists() and not (path.is_file() or path.is_dir())
-    except OSError:  # Of a name that is too long, say: the write will tell.
+    except OSError:  # For example a name that is too long: the write reports it.
         other = False
     if other or (path.is_symlink() and os.readlink(path).startswith("/proc/")):  # /dev/stdout is such a link.
         raise HfTlmError(f"Cannot write {path}: expected a file or a new name; this is a pipe or a device.")
 
 
 def _check_replaceable(folder: Path, what: str) -> None:
-    """Refuse a folder that no other can take the place of: a mounted disk, or one that a process is started in."""
+    """Raise an ArgumentsError if a folder cannot be replaced: a mounted disk, or a parent of the working directory."""
     place = folder.resolve()
     if os.path.ismount(place):
         problem = "a disk is mounted there"
@@ -270,16 +270,16 @@ def _check_replaceable(folder: Path, what: str) -> None:
 
 
 def check_writable(folder: str | os.PathLike, what: str | None = None, *, replaced: bool = False) -> None:
-    """Refuse a folder that nothing could be written to, before the work whose result is to be there.
+    """Check that a folder can be written, before the work whose result it is to hold.
 
     Args:
-        folder: it need not be there yet.
+        folder: the folder; it need not exist yet.
         what: the beginning of the message. Default: the folder as --output_dir.
-        replaced: whether it appears as a whole, as of `atomic_directory`, which makes it in the folder above.
+        replaced: whether the folder is replaced as a whole, as by `atomic_directory`, which needs a writable parent.
 
     Raises:
-        ArgumentsError: a file is there, the nearest folder that is there cannot be written in, or no folder can have
-            that name; one that is replaced is a mounted disk, or holds the working folder.
+        ArgumentsError: `folder` is a file, its nearest existing parent cannot be written, or no folder can have this name;
+            or a folder to be replaced is a mounted disk, or contains the working directory.
     """
     folder = Path(folder)
     what = what or f"--output_dir {folder}"
@@ -287,7 +287,7 @@ def check_writable(folder: str | os.PathLike, what: str | None = None, *, replac
         folder.stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except OSError as error:  # Of a name that is too long, say.
+    except OSError as error:  # For example a name that is too long.
         raise ArgumentsError(f"{what}: {told(error, folder, 'Give another')}.") from error
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
     if replaced and there == folder and there.is_dir():
@@ -298,7 +298,7 @@ def check_writable(folder: str | os.PathLike, what: str | None = None, *, replac
 
 
 def check_working_folder() -> None:
-    """Raise an HfTlmError where the folder that a command was started in was removed: no path would be found."""
+    """Raise an HfTlmError if the working directory has been removed: no relative path could be resolved."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -306,17 +306,17 @@ def check_working_folder() -> None:
 
 
 def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
-    """Write `content` (text as UTF-8) to `path` as `atomic_file` does."""
+    """Write `content` (text as UTF-8) to `path` atomically, see `atomic_file`."""
     with atomic_file(path) as stream:
         stream.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def files_in(folder: Path) -> dict[str, Path]:
-    """The files in a folder and in the folders in it, by their paths from it."""
+    """Return all files in a folder and its subfolders, by their paths relative to it."""
     return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
 
 
 def sha256(path: str | os.PathLike) -> str:
-    """Hex digest of a file's content."""
+    """Return the SHA-256 hex digest of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,11 +1,11 @@
-"""JSON objects in files, read so that a damaged one is a line and no traceback.
+"""Reading of JSON objects from files; a damaged file gives a message of one line.
 
-Of those that a stranger may have written the listed fields are read, each of its type and within its bounds:
+From files of unknown origin only listed fields are read, each with a type and bounds:
 
     FIELDS = {"seed": whole(0, 2**63), "template": words(2000), "model": maybe(words(200))}
     values = read_fields(folder / "prompt.json", FIELDS, PromptError)
 
-What else the file holds is ignored.
+Other fields of the file are ignored.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import xxhash
 from hf_tlm.errors import HfTlmError
 
 logger = logging.getLogger(__name__)
-LARGEST = 64 << 20  # Bytes of a file; what recipes write has some thousand.
+LARGEST = 64 << 20  # Largest size of a file in bytes; recipes write some thousand bytes.
 _CHECKSUM = "xxh3"
 _AGAIN = "Make or download it again."
-# A value of JSON -> the same as it is used.
+# Takes a JSON value and returns it in the form in which it is used, or raises `Unfit`.
 Check = Callable[[Any], Any]
 
 
 def read_object(path: Path, error: type[HfTlmError] = HfTlmError, advice: str = "Make it again.") -> dict[str, Any]:
-    """The JSON object in a file, or an error of the class `error`, with `advice`, that says why there is none."""
+    """Return the JSON object in a file; raise `error`, with a reason and `advice`, if it cannot be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
@@ -41,7 +41,7 @@ def read_object(path: Path, error: type[HfTlmError] = HfTlmError, advice: str = 
 
 
 def find_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None where there is no file, or, with a warning, a damaged one: it is then made again."""
+    """Return the JSON object in a file; None if the file is missing or, with a warning that it is made again, damaged."""
     if not path.is_file():
         return None
     try:
@@ -52,12 +52,15 @@ def find_object(path: Path) -> dict[str, Any] | None:
 
 
 def checked_text(values: Mapping[str, Any]) -> str:
-    """The text of a file whose numbers are taken at their word: an object and its checksum, for `find_checked`."""
+    """Return an object with its checksum as JSON text, for `find_checked`; for values that nothing else can verify."""
     return json.dumps({**values, _CHECKSUM: _checksum(values)}) + "\n"
 
 
 def find_checked(path: Path) -> dict[str, Any] | None:
-    """The object that `checked_text` wrote, also before there were checksums; None where there is none, as `find_object`."""
+    """Return the object that `checked_text` wrote; None as in `find_object`, or if its checksum differs.
+
+    Files of versions without checksums are accepted.
+    """
     found = find_object(path)
     if found is None or found.pop(_CHECKSUM, None) in (None, _checksum(found)):
         return found
@@ -70,7 +73,7 @@ def _checksum(values: Mapping[str, Any]) -> str:
 
 
 def find_format(path: Path, format: Any) -> dict[str, Any] | None:
-    """The JSON object in a file whose entry `format` is this; None where there is none, whatever else the file holds."""
+    """Return the JSON object in a file if its entry `format` equals `format`; None otherwise, also for a damaged file."""
     try:
         content = read_object(path)
     except HfTlmError:
@@ -79,14 +82,14 @@ def find_format(path: Path, format: Any) -> dict[str, Any] | None:
 
 
 def entry(content: Any, *names: str) -> Any:
-    """What an object has by the names on the way to it; None where it is not."""
+    """Return the value of nested objects at a sequence of keys; None if a key is missing."""
     for name in names:
         content = content.get(name) if isinstance(content, Mapping) else None
     return content
 
 
 class Unfit(Exception):
-    """What a value had to be; `place` are the names on the way to it within the object."""
+    """Raised when a value does not fit: what was expected, and `place`, the keys that lead to it within the object."""
 
     def __init__(self, expected: str, place: tuple[str | int, ...] = ()):
         super().__init__(expected)
@@ -100,22 +103,22 @@ def read_fields(
     optional: Collection[str] = (),
     largest: int = LARGEST,
 ) -> dict:
-    """The listed fields of a file's JSON object.
+    """Read the listed fields of a file's JSON object.
 
     Args:
-        optional: fields that may be missing, and are then missing in what is returned.
-        largest: bytes that the file has at most.
+        optional: fields that may be missing; missing ones are left out of the result.
+        largest: largest size of the file in bytes.
 
     Raises:
         OSError: the file cannot be read.
-        HfTlmError: of the class `error`; it is too large or not JSON, or a field is missing or not what is listed.
+        HfTlmError: of the class `error`; the file is too large or not JSON, or a field is missing or does not fit.
     """
     content = read_json(path, error, largest)
     return check_fields(content, fields, error, f"{path} is not what recipes write", _AGAIN, optional)
 
 
 def read_json(path: Path, error: type[HfTlmError], largest: int = LARGEST) -> Any:
-    """What a file of JSON holds. Raises as `read_fields`."""
+    """Read a JSON file. Raises the same errors as `read_fields`."""
     size = path.stat().st_size
     if size > largest:
         raise error(f"{path} has {size:,} bytes; of such a file {largest:,} are read at most. Do not use it.")
@@ -133,7 +136,7 @@ def check_fields(
     advice: str,
     optional: Collection[str] = (),
 ) -> dict:
-    """The listed fields of an object, as `read_fields`; `what` and `advice` begin and end the message."""
+    """Return the listed fields of an object, see `read_fields`; `what` and `advice` begin and end an error's message."""
     try:
         return record(fields, optional)(content)
     except Unfit as unfit:
@@ -150,7 +153,7 @@ def _shown(content: Any, place: Sequence[str | int]) -> str:
 
 
 def _within(name: str | int, check: Check, value: Any) -> Any:
-    """The value that an object or a list has at a place."""
+    """Return the checked value of one entry of an object or list; an `Unfit` is extended by the entry's key or index."""
     try:
         return check(value)
     except Unfit as unfit:
@@ -158,7 +161,7 @@ def _within(name: str | int, check: Check, value: Any) -> Any:
 
 
 def record(fields: Mapping[str, Check], optional: Collection[str] = ()) -> Check:
-    """An object with these fields; others are left out."""
+    """Return a check for an object with these fields; other fields are left out."""
 
     def check(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -170,7 +173,7 @@ def record(fields: Mapping[str, Check], optional: Collection[str] = ()) -> Check
 
 
 def such(fits: Callable[[Any], bool], expected: str) -> Check:
-    """A value of which `fits` is true, as it is."""
+    """Return a check for a value for which `fits` is true; the value is returned unchanged."""
 
     def check(value: Any) -> Any:
         if not fits(value):
@@ -181,22 +184,22 @@ def such(fits: Callable[[Any], bool], expected: str) -> Check:
 
 
 def whole(low: int, high: int) -> Check:
-    """A whole number from `low` to `high`."""
+    """Return a check for an integer from `low` to `high`."""
     return such(lambda value: type(value) is int and low <= value <= high, f"a whole number from {low:,} to {high:,}")
 
 
 def real(low: float, high: float) -> Check:
-    """A number from `low` to `high`; nan is none."""
+    """Return a check for a number from `low` to `high`; NaN does not fit."""
     return such(lambda value: type(value) in (int, float) and low <= value <= high, f"a number from {low:g} to {high:g}")
 
 
 def words(longest: int) -> Check:
-    """A text of so many characters at most."""
+    """Return a check for a string of at most `longest` characters."""
     return such(lambda value: isinstance(value, str) and len(value) <= longest, f"a text of at most {longest:,} characters")
 
 
 def one_of(*values: Any) -> Check:
-    """One of some values of JSON."""
+    """Return a check for one of some JSON values; types must match, so true is not 1."""
     kinds = [(type(value), value) for value in values]
     return such(lambda value: (type(value), value) in kinds, " or ".join(map(json.dumps, values)))
 
@@ -205,12 +208,12 @@ truth = such(lambda value: isinstance(value, bool), "true or false")
 
 
 def maybe(of_value: Check) -> Check:
-    """What `of_value` takes, or null."""
+    """Return a check for null, or a value that passes `of_value`."""
     return lambda value: None if value is None else of_value(value)
 
 
 def listed(of_item: Check, longest: int) -> Check:
-    """A list of so many items at most, as a tuple."""
+    """Return a check for a list of at most `longest` items, returned as a tuple."""
 
     def check(value: Any) -> tuple:
         if not isinstance(value, list) or len(value) > longest:
@@ -221,7 +224,7 @@ def listed(of_item: Check, longest: int) -> Check:
 
 
 def mapped(of_value: Check, longest: int) -> Check:
-    """An object of so many names at most, whatever they are, with values of one type."""
+    """Return a check for an object of at most `longest` arbitrary keys whose values all pass `of_value`."""
 
     def check(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) > longest:

@@ -1,6 +1,6 @@
-"""What is known without an import: the names of a package (PEP 562), and the fields of a dataclass, read from its source.
+"""Lazy imports: exports of a package that load on first use (PEP 562), and fields of a dataclass read from its source.
 
-PyTorch, the Trainer and `datasets` take seconds to import, and `--help` or an error of the command line needs none.
+PyTorch, the Trainer and `datasets` take seconds to import, and `--help` or an error of the command line needs none of them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 
 def export_lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package, for its `__init__.py` to bind.
+    """Return `__getattr__`, `__dir__` and `__all__` for a package's `__init__.py`, so that exports load on first use.
 
-    What it exports are the imports under its `if TYPE_CHECKING:`, by which type checkers know them too. A function may have
-    the name of the submodule it is in: the name is the function, whether the submodule has been imported before or not.
+    The exports are the imports under the package's `if TYPE_CHECKING:`, which type checkers read too. A function may have
+    the name of its submodule: the name then is the function, whether the submodule has been imported before or not.
 
     Args:
-        package: its `__name__`.
+        package: the package's `__name__`.
     """
     module = sys.modules[package]
     homes = _imports_for_types(inspect.getsource(module))
@@ -32,7 +32,7 @@ def export_lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list
 
     class Package(ModuleType):
         def __setattr__(self, name: str, value: Any) -> None:
-            # The import system binds a submodule in its package once it is loaded.
+            # After loading a submodule, the import system sets it as an attribute of its package.
             if name in namesakes and isinstance(value, ModuleType):
                 value = getattr(value, name)
             super().__setattr__(name, value)
@@ -50,7 +50,7 @@ def export_lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list
 
 
 def _imports_for_types(source: str) -> dict[str, tuple[str, str]]:
-    """Name -> (module that it is imported from, its name there)."""
+    """Map each name to the module that it is imported from and its name in that module."""
     ifs = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
     blocks = [node.body for node in ifs if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"]
     imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
@@ -58,13 +58,13 @@ def _imports_for_types(source: str) -> dict[str, tuple[str, str]]:
 
 
 def outline(name: str) -> type[Any]:
-    """Make a dataclass with the docstring and the fields that the source of another one and of its bases declares.
+    """Build a dataclass with the docstring and the fields of another one, read from the source of that one and its bases.
 
-    Modules of the package are read, not imported, but for those that fields name in their types, defaults and metadata.
-    Bases from elsewhere are left out; the attribute `extends`, a tuple, has their names.
+    Modules of the package are read, not imported, except those whose names appear in the types, defaults and metadata of
+    fields. Bases from other packages are left out; the attribute `extends`, a tuple, holds their names.
 
     Args:
-        name: "package.module.Class", or "package.Class" of one that the package imports (for the type checker alone, too).
+        name: "package.module.Class", or "package.Class" for a class that the package imports (also under TYPE_CHECKING).
     """
     from dataclasses import make_dataclass  # Every package imports this module, and few processes outline a class.
 
@@ -86,7 +86,7 @@ def outline(name: str) -> type[Any]:
             default = () if entry.value is None else (_evaluate(home, entry.value),)
             fields.append((ast.unparse(entry.target), _evaluate(home, entry.annotation), *default))
     namespace = {"__doc__": ast.get_docstring(node), "extends": tuple(dict.fromkeys(extends))}
-    # By keyword: a field without a default may follow one with.
+    # Keyword-only, because a field without a default may follow a field with one.
     return make_dataclass(own, fields, bases=tuple(bases), namespace=namespace, kw_only=True)
 
 
@@ -95,7 +95,7 @@ def _package(module: str) -> str:
 
 
 def _origin(module: str, name: str) -> tuple[str, str]:
-    """The module that a name of `module` is imported from, by whatever modules of its package, and its name there."""
+    """Return the module that defines a name of `module`, following imports inside its package, and its name there."""
     statement = _statements(module).get(name)
     if not isinstance(statement, ast.ImportFrom) or statement.module is None:
         return module, name
@@ -106,13 +106,13 @@ def _origin(module: str, name: str) -> tuple[str, str]:
 
 
 def _imported_name(statement: ast.Import | ast.ImportFrom, name: str) -> str:
-    """What an import calls `name` here."""
+    """Return the original name that an import binds as `name`."""
     return next(alias.name for alias in statement.names if name == (alias.asname or alias.name))
 
 
 @functools.cache
 def _statements(module: str) -> dict[str, ast.stmt]:
-    """The names that a module binds at its top, or in an `if` there, and the statements that bind them."""
+    """Return the statements that bind a module's top-level names, by name; those inside a top-level `if` count too."""
     from importlib.abc import InspectLoader
 
     spec = importlib.util.find_spec(module)
@@ -121,7 +121,7 @@ def _statements(module: str) -> dict[str, ast.stmt]:
     names: dict[str, ast.stmt] = {}
     for statement in statements:
         if isinstance(statement, ast.If):
-            statements += statement.body  # Read when all before it are.
+            statements += statement.body  # Visited after the module's other statements.
         elif isinstance(statement, (ast.Import, ast.ImportFrom)):
             names.update(dict.fromkeys((alias.asname or alias.name for alias in statement.names), statement))
         elif isinstance(statement, ast.ClassDef):
@@ -132,14 +132,14 @@ def _statements(module: str) -> dict[str, ast.stmt]:
 
 
 def _evaluate(module: str, expression: ast.expr) -> Any:
-    """The value of an expression in the source of `module`."""
+    """Evaluate an expression from the source of `module`."""
     names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)} & _statements(module).keys()
     values = {name: _value(module, name) for name in names}
     return eval(compile(ast.Expression(expression), module, "eval"), {"__builtins__": builtins, **values})
 
 
 def _value(module: str, name: str) -> Any:
-    """The value of a name that `module` imports, or assigns a constant to."""
+    """Return the value of a name that `module` imports, or assigns a constant to."""
     statement = _statements(module)[name]
     if isinstance(statement, ast.ImportFrom):
         place, own = _origin(module, name)

@@ -1,4 +1,4 @@
-"""Locks of open files, and one writer a folder: a lock beside it says who holds it, or it is claimed until it is used."""
+"""Locks: of open files, of folders (one writer at a time, named in a lock file beside the folder), and claims of folders."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# What a file system says where somebody else has the lock; anything else says that it has no locks.
+# Errors that mean that another process has the lock; any other error means that the file system has no locks.
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 POLL_SECONDS = 0.2
 _TRIES = 100
-# The locks of this process by their files: who holds one would wait for itself.
+# The locks that this process holds, by their files: waiting for one of them would never end.
 _HERE: dict[Path, _Held] = {}
-# What is there before any work: locks, what was being written, logs of trackers, and a tokenizer, which is in the cache too.
+# Files that exist before any work is done: locks, temporary files, logs of trackers, and a tokenizer, which is cached too.
 _PASSING = ("*.lock", ".*", "*/.*", "*events.out.tfevents*", "tokenizer/*")
 
 
 class LockError(HfTlmError):
-    """A folder that another process writes."""
+    """Raised when another process writes a folder, or a folder cannot be locked."""
 
 
 class Flock:
-    """The lock of an open file or folder: `lock` takes it, `release` gives it back and closes the file.
+    """The lock of an open file or folder: `lock` acquires it, `release` releases it and closes the file.
 
-    A forked process does not inherit it: the lock of a killed process is free although its workers still live.
+    Forked processes do not inherit it, so the lock of a killed process is free even while its workers are running.
     """
 
     _held: set[Flock] = set()
@@ -55,11 +55,11 @@ class Flock:
 
     @classmethod
     def open(cls, path: str | os.PathLike, flags: int = os.O_RDONLY) -> Flock:
-        """Open a file, to lock it, or raise an OSError."""
+        """Open a file that is to be locked, or raise an OSError."""
         return cls(os.open(path, flags | os.O_CLOEXEC, 0o666))
 
     def lock(self) -> bool | None:
-        """Whether the lock was free and now is held; None where the file system has no locks."""
+        """Try to acquire the lock; return whether it was free, or None if the file system has no locks."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -67,7 +67,7 @@ class Flock:
         return True
 
     def is_of(self, path: str | os.PathLike) -> bool:
-        """Whether the path still names what was opened."""
+        """Return whether the path still refers to the file that was opened."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.stat(path, follow_symlinks=False))
         except OSError:
@@ -75,7 +75,7 @@ class Flock:
 
     def release(self) -> None:
         if self.descriptor >= 0:
-            # By closing alone a process that a library forked would keep it.
+            # Closing alone is not enough: a process that a library forked would keep the lock.
             with contextlib.suppress(OSError):
                 fcntl.flock(self.descriptor, fcntl.LOCK_UN)
             self._close()
@@ -96,16 +96,17 @@ os.register_at_fork(after_in_child=Flock._forget)
 
 @contextlib.contextmanager
 def owned(folder: str | os.PathLike, *, wait: bool = False) -> Iterator[None]:
-    """Hold a folder's lock, of all processes of a job by its first one; or refuse, in all of them.
+    """Hold a folder's lock during a block; the first process of a job holds it for all of the job's processes.
 
-    The lock is a hidden file beside the folder. Where there can be none, a warning says so and the block runs without. In
-    a folder that `awaited` or `try_lock` holds for it, it goes on.
+    The lock is a hidden file beside the folder. If the file system has no locks, a warning is logged and the block runs
+    without one. If this thread already holds the folder through `awaited` or `try_lock`, the block uses that lock.
 
     Args:
-        wait: for another process that holds it, instead of refusing.
+        wait: wait for another process that holds the lock, instead of raising an error.
 
     Raises:
-        LockError: another process holds it, or this one as the folder that its command writes.
+        LockError: in all processes of the job, if another process holds the lock, or this one holds it as the folder that
+            its command writes.
     """
     rank, processes = place_in_job()
     problem: str | None = None
@@ -124,12 +125,12 @@ def owned(folder: str | os.PathLike, *, wait: bool = False) -> Iterator[None]:
 
 
 def owns_output_dir(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function of arguments `args` hold the lock of `args.output_dir` until it ends; see `owned`."""
+    """Decorate a function with an argument `args` to hold the lock of `args.output_dir` while it runs; see `owned`."""
     return _owning(function, wait=False)
 
 
 def shares_output_dir(function: Callable[P, R]) -> Callable[P, R]:
-    """The same, after those who have the lock; for functions that let others in (`let_others_in`)."""
+    """Decorate a function like `owns_output_dir`, but wait for the lock; for functions that use `let_others_in`."""
     return _owning(function, wait=True)
 
 
@@ -140,7 +141,7 @@ def _owning(function: Callable[P, R], wait: bool) -> Callable[P, R]:
     def holding(*given: P.args, **named: P.kwargs) -> R:
         args = signature.bind(*given, **named).arguments["args"]
         if not hasattr(args, "output_dir"):
-            return function(*given, **named)  # Which says what to pass.
+            return function(*given, **named)  # The function itself reports the wrong argument.
         with owned(args.output_dir, wait=wait):
             return function(*given, **named)
 
@@ -149,10 +150,10 @@ def _owning(function: Callable[P, R], wait: bool) -> Callable[P, R]:
 
 @contextlib.contextmanager
 def let_others_in(folder: str | os.PathLike) -> Iterator[bool]:
-    """Let go of a folder's lock until the end of a block, for processes of the same command to do their part of it.
+    """Release a folder's lock during a block, so that other processes of the same command can do their part of its work.
 
-    Yields whether there may be any: none where the lock is not this block's to give (it belongs to whoever runs this as a
-    point of theirs), or where there are no locks.
+    Yields whether other processes may enter: False if the lock belongs to a caller that runs this as one point of a grid,
+    or if the file system has no locks.
     """
     rank, processes = place_in_job()
     held = _held_here(folder) if rank == 0 else None
@@ -175,7 +176,7 @@ def let_others_in(folder: str | os.PathLike) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def awaited(folder: str | os.PathLike) -> Iterator[None]:
-    """Hold a folder's lock, after those who had it before; a LockError if it is held here, as what this command writes."""
+    """Wait for a folder's lock and hold it during a block; raise a LockError if this thread holds it for its own output."""
     if _held_here(folder):
         raise LockError(f"{folder} is where the results of this command come. Choose another folder for what it works with.")
     with _waited(folder) or contextlib.nullcontext():
@@ -183,9 +184,10 @@ def awaited(folder: str | os.PathLike) -> Iterator[None]:
 
 
 def _waited(folder: str | os.PathLike, rank: int = 0, processes: int = 1) -> _Held | None:
-    """A folder's lock, after those who had it before; of a job its first process has it, and the others None.
+    """Wait for a folder's lock; return it in the first process of a job, and None in its other processes.
 
-    They wait by many short broadcasts: a single one is given up after `ddp_timeout`, which trainings of others outlast.
+    The processes wait by many short broadcasts, because a single one fails after `ddp_timeout`, and another training may
+    take longer.
     """
     held = _Held.of(folder) if rank == 0 else None
     if rank == 0 and held is None:
@@ -197,7 +199,11 @@ def _waited(folder: str | os.PathLike, rank: int = 0, processes: int = 1) -> _He
 
 
 def try_lock(folder: str | os.PathLike) -> contextlib.AbstractContextManager | None:
-    """The lock of a folder, for a `with` block; None if another process or thread holds it. Without locks a LockError."""
+    """Try to lock a folder; return a context manager, or None if another process or thread holds the lock.
+
+    Raises:
+        LockError: the folder cannot be locked.
+    """
     try:
         return _Held.of(folder, needed=True)
     except OSError as error:
@@ -207,7 +213,7 @@ def try_lock(folder: str | os.PathLike) -> contextlib.AbstractContextManager | N
 
 @contextlib.contextmanager
 def locked(folder: str | os.PathLike, choose: str) -> Iterator[None]:
-    """Hold a folder's lock in this process, whatever others of its job do, or raise a LockError that says to `choose`."""
+    """Hold a folder's lock in this process alone, regardless of its job; raise a LockError that advises to `choose`."""
     held = try_lock(folder)
     if held is None:
         raise LockError(_refusal(folder, choose))
@@ -220,19 +226,19 @@ def _refusal(folder: str | os.PathLike, choose: str) -> str:
 
 
 def _held_here(folder: str | os.PathLike) -> _Held | None:
-    """The lock of a folder that this thread holds."""
+    """Return the lock of a folder if this thread holds it, else None."""
     held = _HERE.get(lock_file(folder))
     return held if held is not None and held.thread == threading.get_ident() else None
 
 
 def lock_file(folder: str | os.PathLike) -> Path:
-    """Beside the folder, as a folder that is replaced as a whole would take a file in it along."""
+    """Return the path of a folder's lock file: beside the folder, because replacing the folder would remove a file in it."""
     folder = Path(folder).resolve()
     return folder.parent / f".{folder.name}.lock"
 
 
 def owner_of(folder: str | os.PathLike) -> str:
-    """Who holds a folder's lock, in words."""
+    """Describe the process that holds a folder's lock, for messages."""
     try:
         owner = json.loads(lock_file(folder).read_text(encoding="utf-8"))
         who = f"process {int(owner['pid'])} on {owner['host']:.60} ({owner['command']:.60})"
@@ -244,7 +250,7 @@ def owner_of(folder: str | os.PathLike) -> str:
 class _Held(contextlib.AbstractContextManager):
     """A lock that is held until `release`, or to the end of a `with` block.
 
-    lent: whether a run in the folder may take it for its own.
+    lent: whether a run in the folder may use this lock as its own.
     """
 
     def __init__(self, path: Path, lock: Flock | None, made: list[Path]):
@@ -253,14 +259,18 @@ class _Held(contextlib.AbstractContextManager):
 
     @classmethod
     def of(cls, folder: str | os.PathLike, needed: bool = False) -> _Held | None:
-        """The lock of a folder; None if another process has it. Where there can be none a hold on nothing, or an OSError."""
+        """Acquire the lock of a folder; return None if another process has it.
+
+        If the folder cannot be locked, a warning is logged and an object without a lock is returned; if the lock is
+        `needed`, an OSError is raised instead.
+        """
         path, made = lock_file(folder), []
         try:
             for _ in range(_TRIES):
                 try:
                     made += _make(path.parent)
                     lock = Flock.open(path, os.O_RDWR | os.O_CREAT)
-                except FileNotFoundError:  # Who made the folder has removed it again.
+                except FileNotFoundError:  # The process that created the parent folder has removed it again.
                     continue
                 taken = lock.lock()
                 if taken and lock.is_of(path):
@@ -279,7 +289,7 @@ class _Held(contextlib.AbstractContextManager):
             return cls(path, None, made)
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "command": Path(sys.argv[0]).name}
         owner["since"] = datetime.now().astimezone().isoformat(" ", "seconds")
-        with contextlib.suppress(OSError):  # It holds without a name, too.
+        with contextlib.suppress(OSError):  # The lock holds without its owner's name, too.
             os.ftruncate(lock.descriptor, 0)
             os.pwrite(lock.descriptor, json.dumps(owner).encode(), 0)
         _HERE[path] = held = cls(path, lock, made)
@@ -289,7 +299,7 @@ class _Held(contextlib.AbstractContextManager):
         self.release()
 
     def take(self, other: _Held) -> None:
-        """Go on as the owner of what another hold on the same folder has."""
+        """Take over the lock and the created folders of another `_Held` of the same folder."""
         self.lock, self.made = other.lock, self.made + other.made
         if self.lock is not None:
             _HERE[self.path] = self
@@ -301,19 +311,19 @@ class _Held(contextlib.AbstractContextManager):
                 self.path.unlink()
             self.lock.release()
         for folder in reversed(self.made):
-            with contextlib.suppress(OSError):  # It is in use.
+            with contextlib.suppress(OSError):  # The folder is in use.
                 folder.rmdir()
 
 
 def _make(folder: Path) -> list[Path]:
-    """The folders that were made for this one to be there, the outermost first."""
+    """Create a folder with its parents; return the folders that were created, the outermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
     folder.mkdir(parents=True, exist_ok=True)
     return missing
 
 
 def place_in_job() -> tuple[int, int]:
-    """Rank and number of processes of this job. There is none where torch has not been imported, which takes seconds."""
+    """Return rank and number of processes of this job; (0, 1) if torch is not imported, because importing takes seconds."""
     torch = sys.modules.get("torch")
     if torch is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return 0, 1
@@ -321,7 +331,7 @@ def place_in_job() -> tuple[int, int]:
 
 
 def agree(decision: Any, processes: int) -> Any:
-    """The decision of the job's first process, on all of them."""
+    """Return the decision of the job's first process, in all processes."""
     if processes == 1:
         return decision
     from torch.distributed import broadcast_object_list
@@ -332,16 +342,16 @@ def agree(decision: Any, processes: int) -> Any:
 
 
 class Claim(contextlib.AbstractContextManager):
-    """A context that takes a new claim back where its block ends in an error and nothing worth keeping is in the folder.
+    """A context manager that removes a new claim on a folder if its block fails before any work worth keeping is done.
 
         with claim:
-            ...  # A refusal here leaves the folder as it was, and the corrected command works.
+            ...  # An error here leaves the folder as it was, and the corrected command works.
 
-    What interrupts a run (Ctrl-C, SIGTERM) leaves the claim: the same command goes on.
+    An interruption (Ctrl-C, SIGTERM) keeps the claim: the same command continues the run.
 
     Args:
-        folder: of the run. To be made before the folder is.
-        *files: those that claim it, as globs of paths in it.
+        folder: the run's folder. Create the `Claim` before the folder exists.
+        *files: the files that claim the folder, as globs of paths relative to it.
     """
 
     def __init__(self, folder: Path, *files: str):
@@ -356,7 +366,7 @@ class Claim(contextlib.AbstractContextManager):
                 self._take_back()
 
     def _take_back(self) -> None:
-        """Remove what is in the folder, unless something is worth keeping, or another process is at work."""
+        """Remove the folder's content, unless a file is worth keeping or another process is using the folder."""
         with contextlib.ExitStack() as stack:
             if not _held_here(self.folder):
                 if (own := _Held.of(self.folder)) is None:

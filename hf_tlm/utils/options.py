@@ -1,11 +1,10 @@
-"""Fields of a class of options: their help, the range of numbers, and beside which values of others they change nothing.
+"""Fields of dataclasses of options: their help, the ranges of numbers, and the conditions under which they have no effect.
 
-Ranges and choices hold for the command line, YAML files and Python alike. What has no effect is said in the type of the
-field:
+Ranges and choices hold for the command line, YAML files and Python alike. The type of a field says when it has no effect:
 
     crop_fraction: Annotated[float, NoEffect("scl", (False,), "with scl false. Leave it out.")] = 0.9
 
-Argument parsers see the type alone.
+Argument parsers see only the annotated type.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.shown import kind_of
 
 T = TypeVar("T")
-# What is too large to be meant. A step number is an int32 in places; torch takes no other seeds.
+# Upper bounds that catch mistakes. Step numbers are int32 in some libraries.
 COUNT, LENGTH, BATCH, MANY = 2**31 - 1, 2**20, 2**16, 10_000
 
 
@@ -33,23 +32,24 @@ def option(*, help: str, factory: Callable[[], T], **metadata: Any) -> T: ...
 @overload
 def option(*, help: str, **metadata: Any) -> Any: ...
 def option(default: Any = MISSING, help: str = "", factory: Any = MISSING, **metadata: Any) -> Any:
-    """A dataclass field with what `--help` says of it, as `HfArgumentParser` reads it.
+    """Return a dataclass field with a help text, for `HfArgumentParser`.
 
     Args:
-        default: the value where none is given; without it and `factory` one has to be.
-        factory: makes the default, where that is a list.
-        metadata: what else the parser reads, such as `choices`.
+        default: the default value; without `default` and `factory` the option is required.
+        help: the text that `--help` shows.
+        factory: a function that returns the default, if that is a list.
+        metadata: other entries that the parser reads, such as `choices`.
     """
     return field(default=default, default_factory=factory, metadata={"help": help, **metadata})
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`.
+    """A range of numbers from `low` to `high`.
 
     whole: integers only.
-    above, below: whether `low` and `high` themselves are left out.
-    also: numbers outside that mean something of their own.
+    above, below: whether `low` and `high` themselves are excluded.
+    also: numbers outside the range that are valid too, with a special meaning.
     """
 
     low: float
@@ -60,7 +60,7 @@ class Range:
     also: tuple[float, ...] = ()
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is a number of this range."""
+        """Return whether a value is a number in this range."""
         kind: Any = Integral if self.whole else Real
         if isinstance(value, bool) or not isinstance(value, kind):
             return False
@@ -93,7 +93,7 @@ _RATE, _POSITIVE_RATE = Range(0, 100), Range(0, 100, above=True)
 _WEIGHT, _POSITIVE = Range(0, 10**6), Range(0, 10**6, above=True)
 _SHARE, _PART = Range(0, 1), Range(0, 1, above=True)
 _FRACTION = Range(0, 1, below=True)
-_EVERY = Range(0, COUNT, above=True)  # Steps, or a share of all below 1.
+_EVERY = Range(0, COUNT, above=True)  # Number of steps, or below 1 a share of all steps.
 _STEPS = Range(-1, COUNT, whole=True)
 _ANY = Range(-1e9, 1e9)
 
@@ -102,7 +102,7 @@ def _each(names: str, of: Range) -> dict[str, Range]:
     return dict.fromkeys(names.split(), of)
 
 
-# Options of one name have one range in all recipes; what depends on other options is checked where they meet.
+# An option has the same range in all recipes; conditions on several options are checked elsewhere.
 RANGES: dict[str, Range] = {
     # Training.
     **_each("learning_rate stage2_learning_rate", _RATE),
@@ -133,7 +133,7 @@ RANGES: dict[str, Range] = {
     "crop_fraction": _PART,
     "stage2_class_balance": _SHARE,
     **_each("stage2_min_steps early_stopping_patience stage2_early_stopping_patience", Range(0, COUNT, whole=True)),
-    # Of the Trainer alone.
+    # Options of the Trainer that hf_tlm does not change.
     "save_total_limit": _COUNT,
     "dataloader_num_workers": Range(0, 256, whole=True),
     "dataloader_prefetch_factor": Range(1, 1024, whole=True),
@@ -164,7 +164,7 @@ RANGES: dict[str, Range] = {
     "num_threads": Range(1, 1024, whole=True),
     **_each("num_shards workers", _BATCH),
     **_each("corpus_batch_size task_batch_size score_batch_size", _BATCH),
-    "score_mlm_probability": Range(0.01, 1),  # Masks are drawn until they hide something.
+    "score_mlm_probability": Range(0.01, 1),  # Masks are drawn until they hide a token: lower shares take too many draws.
     "projection_dim": _TOKENS,
     "layer": Range(-MANY, MANY, whole=True),
     "num_examples": Range(0, COUNT, whole=True),
@@ -175,7 +175,7 @@ RANGES: dict[str, Range] = {
     **_each("n_best splits demonstration_sets optuna_trials", _MANY),
     "k": Range(1, 10**6, whole=True),
     "null_threshold": _ANY,
-    # Exports: what torch writes, and points of a score.
+    # Exports: the opsets that torch writes, and points of a score.
     "opset": Range(18, 23, whole=True),
     "max_drop": Range(0, 100),
     # Analyses.
@@ -190,12 +190,12 @@ RANGES: dict[str, Range] = {
 
 
 def problem(name: str, value: Any) -> str | None:
-    """What is wrong with the value of an option that has a range; None if nothing is."""
+    """Return what is wrong with the value of an option that has a range; None if it is in the range."""
     return None if RANGES[name].holds(value) else f"expected {RANGES[name]}; received {value!r:.60}."
 
 
 def check_given(error: type[HfTlmError], **given: tuple[Any, type]) -> None:
-    """Raise `error` for an argument of a function that is none of its class: of options, most of all."""
+    """Raise `error` for an argument that is not an instance of its class; `given` maps names to (value, class)."""
     for name, (value, cls) in given.items():
         if not isinstance(value, cls):
             raise error(f"{name}: expected a {cls.__name__}; received {kind_of(value)}. Give {cls.__name__}(...).")
@@ -208,27 +208,29 @@ def named(option: str, value: Any, error: type[HfTlmError], *, needed: Literal[T
 def named(
     option: str, value: Any, error: type[HfTlmError], *, needed: bool = False, what: str = "a folder or a Hub id"
 ) -> str | None:
-    """The name of a folder or a Hub id, of a path too; None where none is given.
+    """Return the name of a folder or a Hub id, given as a string or a path; None if none is given.
 
     Args:
-        what: it is the name of.
+        option: name of the option, for the error.
+        needed: whether None is an error.
+        what: what the value names, for the error.
 
     Raises:
-        error: it is an object that such a folder would hold; or there is none, and one is `needed`.
+        error: the value is an object instead of its name, such as a model; or it is None and `needed`.
     """
     if isinstance(value, (str, os.PathLike)):
         return os.fspath(value)
     if value is None and not needed:
         return None
-    save = "save" if hasattr(value, "save") else "save_pretrained"  # A subset's, a scorer's; a model's, a tokenizer's.
+    save = "save" if hasattr(value, "save") else "save_pretrained"  # Subsets and scorers; models and tokenizers.
     advice = "" if value is None else f" Save it with {save}(folder), and give the folder."
     raise error(f"{option}: expected {what}; received {kind_of(value)}.{advice}")
 
 
 def of_python(value: Any) -> Any:
-    """A number of numpy or torch as Python's, an array as a list of them, a path as text; other values as they are.
+    """Convert numbers and arrays of NumPy or torch to Python numbers and lists, and paths to strings; keep other values.
 
-    Records are JSON, which knows no others, and random generators take no other seeds.
+    Records are written as JSON, and random generators take seeds, which must be plain Python values.
     """
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -237,7 +239,7 @@ def of_python(value: Any) -> Any:
 
 
 def _settled(name: str, value: Any, is_list: bool, error: type[HfTlmError]) -> Any:
-    """The value of a field as plain Python's, in a list where the field is one; an `error` for a number where it is."""
+    """Return a field's value as plain Python values; raise `error` for a single number in a field that is a list."""
     value = of_python(value)
     if is_list and isinstance(value, Real) and not isinstance(value, bool):
         raise error(f"--{name}: expected a list; received {value!r}. Give [{value!r}].")
@@ -245,22 +247,22 @@ def _settled(name: str, value: Any, is_list: bool, error: type[HfTlmError]) -> A
 
 
 def check_number(error: type[HfTlmError], name: str, value: Any, of: Range) -> None:
-    """Raise `error` for an argument of a function that is not in a range."""
+    """Raise `error` if the argument `name` is not in the range `of`."""
     if not of.holds(of_python(value)):
         raise error(f"{name}: expected {of}; received {value!r:.60}.")
 
 
 def check_numbers(error: type[HfTlmError], **values: Any) -> None:
-    """Raise `error` for a value that is not in the range of its option; None is for one that is not given."""
+    """Raise `error` for a value that is not in the range of its option; None means not given and is accepted."""
     for name, value in values.items():
         if value is not None and (wrong := problem(name, value)):
             raise error(f"--{name}: {wrong}")
 
 
 def check_ranges(arguments: Any, error: type[HfTlmError]) -> None:
-    """Raise `error` for a field of a dataclass's instance that is not in its range, or none of its choices.
+    """Raise `error` for a field of a dataclass instance that is not in its range, or not one of its choices.
 
-    Numbers of numpy and torch become Python's, paths texts, and sequences lists.
+    The instance is changed: numbers of NumPy and torch become Python numbers, paths strings, and sequences lists.
     """
     for entry in fields(arguments):
         given = getattr(arguments, entry.name)
@@ -284,10 +286,10 @@ def check_ranges(arguments: Any, error: type[HfTlmError]) -> None:
 
 @dataclass(frozen=True)
 class NoEffect:
-    """That a field has no effect where another one of its dataclass has one of some values.
+    """An annotation: the field has no effect if another field of its dataclass has one of some values.
 
-    option, values: the other field, and the values.
-    because: how the error goes on after "... has no effect".
+    option, values: the other field, and its values.
+    because: the rest of the error's message after "... has no effect".
     """
 
     option: str
@@ -295,16 +297,16 @@ class NoEffect:
     because: str
 
     def refusal(self, value: Any, prefix: str) -> str | None:
-        """How the error goes on where the other field has this value; None: there the field has an effect."""
+        """Return the rest of the error's message if this value of the other field leaves no effect, else None."""
         return self.because if value in self.values else None
 
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """That a field has an effect only where another one of its dataclass has one of some values.
+    """An annotation: the field has an effect only if another field of its dataclass has one of some values.
 
-    option, values: the other field, and the values.
-    ignored: values of it beside which the field is left unread, and no error.
+    option, values: the other field, and its values.
+    ignored: further values of the other field, with which the field is ignored without an error.
     """
 
     option: str
@@ -312,7 +314,7 @@ class OnlyWith:
     ignored: tuple[str, ...] = ()
 
     def refusal(self, value: Any, prefix: str) -> str | None:
-        """As `NoEffect.refusal`."""
+        """See `NoEffect.refusal`."""
         if value in (*self.values, *self.ignored):
             return None
         other = prefix + self.option
@@ -321,9 +323,9 @@ class OnlyWith:
 
 
 def check_effects(options: Any, error: type[Exception], prefix: str = "") -> None:
-    """Raise `error` for a field that is not at its default, and by a `NoEffect` or `OnlyWith` is idle beside the others.
+    """Raise `error` for a field that is not at its default, but has no effect by its `NoEffect` or `OnlyWith`.
 
-    prefix: of names of options, in errors.
+    prefix: what precedes names of options in errors.
     """
     for name, default, conditions in conditions_of(options.__class__):
         value = getattr(options, name)
@@ -335,7 +337,7 @@ def check_effects(options: Any, error: type[Exception], prefix: str = "") -> Non
 
 @functools.cache
 def conditions_of(cls: Any) -> list[tuple[str, Any, list[NoEffect | OnlyWith]]]:
-    """Of the fields that have conditions the name, the default and these."""
+    """Return the name, the default and the conditions of each field that has conditions."""
     hints, found = get_type_hints(cls, include_extras=True), []
     for entry in fields(cls):
         metadata = getattr(hints[entry.name], "__metadata__", ())

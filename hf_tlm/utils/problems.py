@@ -1,4 +1,4 @@
-"""What errors mean that a user can mend, in words: of a disk, of a GPU without memory left, of a process that is gone."""
+"""Messages for errors that a user can fix: a full disk, a GPU out of memory, a process of the job that has ended."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# How libraries that have error types of their own quote the system's.
+# How libraries with their own error types quote errors of the system.
 _QUOTED = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")
 _PHRASES = {os.strerror(code): code for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)}
-_PHRASES |= {"disk is full": errno.ENOSPC, "readonly database": errno.EROFS}  # of SQLite
-_PHRASES["Not enough disk space"] = errno.ENOSPC  # of datasets
-# How numpy and torch say that a file took less than they wrote, for which they have no number.
+_PHRASES |= {"disk is full": errno.ENOSPC, "readonly database": errno.EROFS}  # SQLite
+_PHRASES["Not enough disk space"] = errno.ENOSPC  # datasets
+# Messages of NumPy and torch for an incomplete write, which have no errno.
 _CUT_SHORT = re.compile(r"^\d+ requested and \d+ written$|PytorchStreamWriter failed writing|unexpected pos|iostream error")
 _OTHER = "choose another folder"
 _OTHER_CACHE = "set HF_HOME or HF_DATASETS_CACHE to a folder on another disk"
@@ -32,18 +32,19 @@ _WORDS[errno.EPERM] = _WORDS[errno.EACCES]
 _CACHE = dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "read-only")
 _CACHE |= dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "no folder")
 _VARIABLES = ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "HF_HOME")
-# Whatever fails while one of these is handled, as closing the file does, fails by it.
+# An error raised while one of these is handled, for example by closing the file, has the same cause.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What gloo and NCCL say where the process at the other end has gone.
+# Messages of gloo and NCCL when the process at the other end of a connection has ended.
 _BROKEN_CONNECTION = re.compile(r"Connection (closed|reset) by peer|remote process exited|Broken pipe")
 
 
 def disk_problem(error: BaseException, path: str | os.PathLike | None = None) -> str | None:
-    """What is wrong with the disk, and what to do, without a full stop; None for an error of another kind.
+    """Describe an error of the disk and what to do, without a full stop; None for an error of another kind.
 
     Args:
-        error: it or what it was raised from; of libraries that only quote the system's error, too.
-        path: what was being written, for an error that does not say.
+        error: the error; the errors that it was raised from are examined too, also those of libraries that only quote the
+            system's error.
+        path: what was being written, for an error that does not name a file.
     """
     for one in _causes(error):
         if (code := _code(one)) not in (*_CACHE, *_WORDS):
@@ -64,7 +65,7 @@ def disk_problem(error: BaseException, path: str | os.PathLike | None = None) ->
 
 
 def told(error: Exception, path: str | os.PathLike, otherwise: str = "") -> str:
-    """The error in words, or as the system says it, and then what to do `otherwise`; to end a sentence."""
+    """Describe an error for the end of a sentence; other errors than the disk's are quoted, with the advice `otherwise`."""
     problem = disk_problem(error, path)
     if problem is None and isinstance(error, (FileExistsError, NotADirectoryError)):
         problem = f"a file is where a folder is expected ({error.filename}): {_OTHER}"
@@ -72,7 +73,7 @@ def told(error: Exception, path: str | os.PathLike, otherwise: str = "") -> str:
 
 
 def cache_problem(error: BaseException, folder: str | os.PathLike) -> str | None:
-    """As `disk_problem`, of what libraries write to a cache while they read a file; None for an error of reading."""
+    """Describe an error of writing to a cache while a library reads a file, as `disk_problem`; None for a read error."""
     only_written = any(_code(one) in (*_FULL, errno.EROFS) for one in _causes(error))
     problem = disk_problem(error, folder if only_written else None)
     return problem if only_written or (problem or "").startswith("The cache ") else None
@@ -80,7 +81,7 @@ def cache_problem(error: BaseException, folder: str | os.PathLike) -> str | None
 
 @contextlib.contextmanager
 def writing_cache(folder: str | os.PathLike) -> Iterator[None]:
-    """Name the folder in the OSError of a full disk within the block: `datasets` does not say where it writes."""
+    """Add the folder's name to an OSError of a full disk raised in the block: `datasets` does not say where it writes."""
     try:
         yield
     except Exception as error:
@@ -91,11 +92,11 @@ def writing_cache(folder: str | os.PathLike) -> Iterator[None]:
 
 
 def gpu_problem(error: Exception) -> str | None:
-    """What to do about a GPU whose memory is full, without a full stop; None for an error of another kind."""
+    """Describe an out-of-memory error of a GPU and what to do, without a full stop; None for an error of another kind."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(error, torch.OutOfMemoryError):
         return None
-    said = re.split(r"(?<= is free)\.", str(error))[0].rstrip(".")  # Then come processes and advice of torch's own.
+    said = re.split(r"(?<= is free)\.", str(error))[0].rstrip(".")  # Without torch's list of processes and its advice.
     return (
         f"{said}. Take fewer texts at a time (--per_device_train_batch_size, with --total_batch_size for those of a step; "
         "--per_device_eval_batch_size), shorter ones (--max_length) or a smaller model, or free the GPU of other processes"
@@ -103,16 +104,16 @@ def gpu_problem(error: Exception) -> str | None:
 
 
 def process_problem(error: Exception) -> str | None:
-    """What to do where another process of the same job was killed, without a full stop; None for another error."""
+    """Describe the end of another process of the same job, without a full stop; None for an error of another kind."""
     distributed = sys.modules.get("torch.distributed")
     joined = distributed is not None and distributed.is_available() and distributed.is_initialized()
     if not joined or not isinstance(error, RuntimeError) or not _BROKEN_CONNECTION.search(str(error)):
-        return None  # A connection to a Hub that breaks is no RuntimeError.
+        return None  # A broken connection to the Hub is not a RuntimeError.
     return "Another process of this job has ended: what it said is above, or it was killed"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it was raised from; of what it was raised beside, a full disk."""
+    """Yield an error and its causes (`raise from`); of errors in its context, only those of a full disk."""
     seen: set[int] = set()
     beside = False
     while error is not None and id(error) not in seen:
@@ -124,7 +125,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _code(error: BaseException) -> int | None:
-    """The system's number of an error, from its attribute or its text."""
+    """Return an error's errno, from its attribute or from its message; None if it has none."""
     code = getattr(error, "errno", None)
     if isinstance(error, OSError) and isinstance(code, int):
         return code
@@ -137,7 +138,7 @@ def _code(error: BaseException) -> int | None:
 
 
 def _cache_of(place: Path) -> Path | None:
-    """The cache of Hugging Face libraries that a path is in, or would be made in."""
+    """Return the cache folder of Hugging Face libraries that contains a path, or would be created in it; else None."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     folders = [home, *(Path(os.environ[name]) for name in _VARIABLES if name in os.environ)]
     place = place.absolute()

@@ -1,4 +1,4 @@
-"""The process of a command: signals that end it, what it prints, the memory that it frees, and environment variables."""
+"""Settings of a command's process: termination signals, output, freed memory, and environment variables."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ from hf_tlm.utils.shown import for_terminal
 
 logger = logging.getLogger(__name__)
 
-# Environment variables at whose odd values libraries would fail late, each in its way: the least of a number, and choices.
+# Environment variables whose wrong values would make libraries fail late: the least value of a number, and choices.
 NUMBERS = {"RANK": 0, "LOCAL_RANK": -1, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "NUMBA_NUM_THREADS": 1}
 FLAGS = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_DEBUG_MODE")
-# Those from which accelerate takes how many processes there are.
+# Variables from which accelerate reads the number of processes.
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 YES_OR_NO = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
 CHOICES = {"ACCELERATE_MIXED_PRECISION": ("no", "fp16", "bf16", "fp8"), **dict.fromkeys(FLAGS, YES_OR_NO)}
-# Seconds after which a signal that was lost is sent again.
+# Seconds after which a lost signal is sent again.
 _AGAIN = 0.05
-# mallopt's parameters of malloc.h: how much free memory at the end of the heap, and how large a block, goes back at once.
+# Parameters of mallopt (malloc.h): the size of free memory at the end of the heap, and of a block, from which memory is
+# returned to the system at once.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-# Bytes of the largest block that is kept. Attention weights of long texts, in each batch of another length, would leave
-# holes that no later ones fit: with 16 texts of 800 to 2,048 tokens 10 GB after forty steps, and ever more; 4 GB so.
+# Size in bytes of the largest block that is kept. Larger ones, such as attention weights of long texts whose length changes
+# with each batch, would fragment the heap: 16 texts of 800 to 2,048 tokens took 10 GB after forty steps, and kept growing;
+# with this limit 4 GB.
 _LARGEST_KEPT = 2**27
 
 
 class Terminated(SystemExit):
-    """SIGTERM ends the process with status 143, without a traceback. `hf_tlm.config.run` prints the message."""
+    """Raised on SIGTERM: ends the process with status 143, without a traceback. `hf_tlm.config.run` prints the message."""
 
     code: int
 
@@ -51,10 +53,10 @@ class Terminated(SystemExit):
 
 @contextlib.contextmanager
 def on_sigterm(handler: Callable[[], None]) -> Iterator[None]:
-    """Call `handler` when SIGTERM comes within the block; afterwards the previous handler is back.
+    """Call `handler` when SIGTERM arrives during the block; restore the previous handler afterwards.
 
-    Only the process that enters the block is concerned: SIGTERM ends processes forked in it, as pools expect. In other
-    threads than the main one Python cannot set a handler, and the block changes nothing.
+    Only the process that enters the block uses the handler: SIGTERM ends processes forked in it, as pools expect. In threads
+    other than the main one Python cannot set a handler, and the block changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -71,13 +73,13 @@ def on_sigterm(handler: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        # None stands for a handler that was not set from Python and cannot be set again from it.
+        # None means a handler that was not set from Python, and that Python cannot set again.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
 @contextlib.contextmanager
 def never_lost() -> Iterator[None]:
-    """Send Ctrl-C and SIGTERM again within the block where what they raised was dropped, as Python drops it in `__del__`."""
+    """Send Ctrl-C and SIGTERM again if Python drops their exception during the block, as it does in `__del__`."""
     numbers = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
     owner, before = os.getpid(), sys.unraisablehook
 
@@ -85,7 +87,7 @@ def never_lost() -> Iterator[None]:
         number = numbers.get(dropped.exc_type) if os.getpid() == owner else None
         if number is None:
             before(dropped)
-        else:  # Later, and from a thread: now it would be dropped as well.
+        else:  # Send it later, from a thread: raised here, it would be dropped again.
             timer = threading.Timer(_AGAIN, os.kill, (owner, number))
             timer.daemon = True
             timer.start()
@@ -98,13 +100,13 @@ def never_lost() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """What SIGTERM does to a process that has no handler for it."""
+    """End this process as SIGTERM ends a process without a handler."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def ignore_sigterm(worker: int) -> None:
-    """For a DataLoader's workers: clusters signal every process, and training needs its workers up to its last step."""
+    """Ignore SIGTERM in a DataLoader's worker: clusters signal every process, but training needs its workers to the end."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -114,16 +116,17 @@ def _kill_workers() -> None:
             process.kill()
 
 
-# At its end Python ends by SIGTERM what workers it has left, and waits for them: for ever, where they ignore it. This comes
-# before, and after pools have ended theirs: killed, one may hold a lock that a pool waits for. A forked process kills none.
+# When Python exits, it sends SIGTERM to remaining workers and waits for them: for ever, if they ignore it. This finalizer
+# runs before that, and after pools have ended their workers, because a killed worker may hold a lock that a pool waits for.
+# A forked process kills no workers.
 multiprocessing.util.Finalize(None, _kill_workers, exitpriority=0)
 
 
 @contextlib.contextmanager
 def plain_output() -> Iterator[None]:
-    """Names and texts out of files, in what is printed and logged within the block, command no terminal."""
+    """Escape control characters in all output and logs of the block, so that texts from files cannot control a terminal."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # The command was started with it closed.
+        if getattr(sys, name) is None:  # The command was started with this stream closed.
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     logs = logging.lastResort
     if logs is not None:
@@ -141,65 +144,69 @@ def plain_output() -> Iterator[None]:
 
 
 class _AboveBars(logging.StreamHandler):
-    """A line of its own for what is logged: it would begin behind a progress bar, and the bar be drawn again behind it."""
+    """A log handler that writes each record on its own line, above progress bars instead of into them."""
 
     def format(self, record: logging.LogRecord) -> str:
         return for_terminal(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.setStream(sys.stderr)  # What it is now, where somebody captures it.
-        bars = sys.modules.get("tqdm")  # Where nobody has imported it, there are none.
+        self.setStream(sys.stderr)  # The current stream, which may have been replaced to capture output.
+        bars = sys.modules.get("tqdm")  # There are no bars if tqdm is not imported.
         with bars.tqdm.external_write_mode(file=sys.stderr) if bars else contextlib.nullcontext():
             super().emit(record)
 
 
 def nobody_reads() -> bool:
-    """Whether standard output is a pipe whose reader has ended; what is printed from then on is dropped."""
+    """Return whether standard output is a pipe whose reader has ended; further output is then dropped."""
     try:
         output = sys.stdout.fileno()
         poll = select.poll()
         poll.register(output, 0)
         if not any(event & select.POLLERR for _, event in poll.poll(0)):
             return False
-    except (OSError, ValueError):  # Of a stream that is no file.
+    except (OSError, ValueError):  # The stream is not a file.
         return False
     drop_output()
     return True
 
 
 def drop_output() -> None:
-    """Drop what is printed, as Python would fail once more when it closes its output."""
+    """Redirect standard output to /dev/null, because Python would fail again when it closes the broken pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, but for the largest blocks. glibc only; elsewhere, nothing.
+    """Make glibc keep the memory that this process frees, except the largest blocks; no effect without glibc.
 
-    A step on a CPU frees its activations and gradients, and the next one asks for as much. By default glibc gives all of
-    it back to the system in between, which then hands out every page anew, filled with zeros: some 6 % of a step of a
-    BERT of 4 layers x 256.
+    A step on a CPU frees its activations and gradients, and the next step allocates as much again. By default glibc returns
+    the memory to the system in between, which then hands out every page again, filled with zeros: some 6 % of the time of a
+    step of a BERT with 4 layers of size 256.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        # Older versions accept no more than 32 MiB. Without either, the threshold must go on growing by itself, which the
-        # other one would end.
+        # Older versions accept at most 32 MiB. If neither is accepted, the trim threshold is not set, because setting it
+        # would stop the automatic growth of the mmap threshold.
         if libc.mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT) or libc.mallopt(_MMAP_THRESHOLD, 2**25):
             libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def give_back_freed_memory() -> None:
-    """Give the system what `keep_freed_memory` has kept. glibc only; elsewhere, nothing."""
+    """Return the memory that `keep_freed_memory` has kept to the system; no effect without glibc."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def uses_fsdp(args: Any) -> bool:
-    """Whether a run with these arguments of the Trainer shards its model: they say so, or accelerate's config does."""
+    """Return whether a run shards its model with FSDP, by these Trainer arguments or by accelerate's config."""
     return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
 def check_variables() -> None:
-    """Raise an HfTlmError for a number or a choice that is no value of its variable; warn of one process that is alone."""
+    """Check environment variables, and warn if accelerate was asked for several processes but started one.
+
+    Raises:
+        HfTlmError: a number or a choice is not a valid value of its variable.
+    """
     for name, least in NUMBERS.items():
         value = os.environ.get(name)
         if value is not None and not (value.removeprefix("-").isdecimal() and int(value) >= least):
@@ -210,12 +217,12 @@ def check_variables() -> None:
             raise _refused(name, value, f"one of {', '.join(choices)}")
     name = "ACCELERATE_DYNAMO_BACKEND"
     if (value := os.environ.get(name)) is not None:
-        from accelerate.utils import DynamoBackend  # Seconds to import; who sets the variable will need it anyway.
+        from accelerate.utils import DynamoBackend  # Takes seconds to import; a run with this variable needs it anyway.
 
         if value.upper() not in DynamoBackend.list():
             raise _refused(name, value, f"one of {', '.join(DynamoBackend.list())}")
-    # With --num_processes 2 but without --multi_gpu or settings that say so, `accelerate launch` tells the one process that
-    # it starts where others would find it, and not how many there are.
+    # With --num_processes 2 but without --multi_gpu or a config that says so, `accelerate launch` starts a single process
+    # and sets MASTER_ADDR for it, but not the number of processes.
     if {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys() and not os.environ.keys() & set(SIZES):
         logger.warning(
             "accelerate launch was asked for several processes and has started one, which works alone. Start them with "

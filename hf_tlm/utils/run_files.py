@@ -1,11 +1,11 @@
-"""What a run leaves, for who writes and who reads it: names of files and folders, answers, the one figure of its seeds.
+"""Files of a run, for writers and readers: names of files and folders, predictions, and the figure that sums up the seeds.
 
-<run>/settings.json       what was asked for, by which the same command knows its run again
-<run>/results.json        what came out of it
+<run>/settings.json       the settings, by which the same command recognises its run
+<run>/results.json        the results
 <run>/seed-<n>/           one seed: stage<n>/ with checkpoints, model/, predictions/<split>.jsonl, results.json
-<run>/split-<n>/          the same of a few-shot split
-<run>/round-<n>/          a whole run, of several of which each is taught by the one before
-<run>/grid.json           a grid's scores; results.md is their table
+<run>/split-<n>/          one split of a few-shot run, with the same files
+<run>/round-<n>/          a complete run, one of several rounds in which each round's model teaches the next
+<run>/grid.json           the scores of a grid; results.md is their table
 """
 
 from __future__ import annotations
@@ -22,56 +22,56 @@ from hf_tlm.utils.seals import sealed_file_problem
 
 SETTINGS_FILE, RESULTS_FILE, STAGE_FILE = "settings.json", "results.json", "stage.json"
 GRID_FILE, TABLE_FILE, PLACES_FILE = "grid.json", "results.md", ".places.json"
-# What a teacher says of the subset, with examples.
+# The teacher's predictions for the subset, with examples.
 TEACHER_FILE = "teacher.json"
-# Of a few-shot split, the ids of its examples: of `train` and of `validation`.
+# The ids of the examples of a few-shot split: of `train` and of `validation`.
 EXAMPLES_FILE = "examples.json"
-# Of a seed that learned from a share of the training texts, their ids.
+# The ids of the training texts of a seed that was trained on a share of them.
 TRAIN_IDS_FILE = "train_ids.json"
-# Of a folder of ONNX graphs.
+# The description of a folder of ONNX graphs.
 EXPORT_FILE = "export.json"
-# The graphs themselves, under the names by which transformers.js and others look for them.
+# The ONNX graphs, under the names that transformers.js and other libraries expect.
 ONNX_FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "fp16": "onnx/model_fp16.onnx"}
-# Of a subset, what it says of itself.
+# The description of a subset.
 MANIFEST_FILE = "manifest.json"
-# Of a linear model on TF-IDF, what it is.
+# The description of a linear model on TF-IDF.
 LINEAR_FILE = "linear.json"
-# What to do about damaged answers.
+# Advice for damaged predictions.
 AGAIN = "Copy the file again, or run the command again that made the run, which makes it again."
 SEED, SPLIT, STAGE, PREDICTIONS = "seed-", "split-", "stage", "predictions"
 
 
 def seed_folder(run: Path, seed: int | str) -> Path:
-    """The folder of one seed."""
+    """Return the folder of one seed."""
     return run / f"{SEED}{seed}"
 
 
 def split_folder(run: Path, split: int | str) -> Path:
-    """The folder of one split of a few-shot run."""
+    """Return the folder of one split of a few-shot run."""
     return run / f"{SPLIT}{split}"
 
 
 def stage_folder(seed: Path, stage: int | str) -> Path:
-    """The folder of one stage, in that of its seed."""
+    """Return the folder of one stage, inside its seed's folder."""
     return seed / f"{STAGE}{stage}"
 
 
 def predictions_file(seed: Path, split: str) -> Path:
-    """What a seed's model says of a split of its task, a JSON line a text."""
+    """Return the path of a seed's predictions for a split of its task: one JSON line for each text."""
     return seed / PREDICTIONS / f"{split}.jsonl"
 
 
 def read_answers(
     seed: Path, split: str, error: type[HfTlmError] = HfTlmError, advice: str = AGAIN
 ) -> list[dict[str, Any]] | None:
-    """What a seed's model says of a split of its task, an object a row; None where it has left nothing of it.
+    """Read a seed's predictions for a split of its task, one object for each text; None if there are none.
 
     Args:
-        seed: its folder, whose seal knows the file. That of before there were seals has none.
+        seed: the seed's folder, whose seal has the file's checksum; folders of versions without seals are accepted.
         advice: what to do about a damaged file.
 
     Raises:
-        HfTlmError: of the class `error`, with `advice`: the file cannot be read, or is not as it was written.
+        HfTlmError: of the class `error`, with `advice`: the file cannot be read, or has changed since it was written.
     """
     path = predictions_file(seed, split)
     if not path.is_file():
@@ -95,11 +95,11 @@ def read_answers(
 
 
 def _of_known(figure: Callable[[Sequence[float]], float]) -> Callable[[Sequence[float]], float]:
-    """Of scores with a NaN the figure is NaN, as their mean is; else it would be another in another order."""
+    """Return `figure` with NaN for scores that contain NaN, as the mean has; else the result would depend on their order."""
     return lambda scores: math.nan if any(map(math.isnan, scores)) else figure(scores)
 
 
-# `--seed_figure` -> what it is called, and how it comes of the seeds' scores.
+# `--seed_figure` -> its name in texts, and the function that computes it from the seeds' scores.
 SEED_FIGURES: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
     "mean": ("mean", statistics.fmean),
     "median": ("median", _of_known(statistics.median)),
@@ -108,5 +108,5 @@ SEED_FIGURES: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
 
 
 def seed_figure(name: Any) -> tuple[str, Callable[[Sequence[float]], float]]:
-    """The word and the function by a name of `SEED_FIGURES`, as records have it; by any other those of the mean."""
+    """Return the word and the function of a name in `SEED_FIGURES`; those of the mean for any other name."""
     return SEED_FIGURES.get(str(name), SEED_FIGURES["mean"])

@@ -1,4 +1,4 @@
-"""YAML of any shape: plain values as they are written, everything else refused in one line."""
+"""Safe reading of YAML: plain values only; anything else is refused with an error of one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from hf_tlm.errors import HfTlmError
 
-# A configuration is small; what is larger was not written by a person.
+# Limits of a configuration: bytes, depth, values. A larger file was not written by a person.
 LARGEST, DEEPEST, MOST_VALUES = 1 << 20, 20, 100_000
 _STR, _INT, _FLOAT, _BOOL, _NULL, _SEQ, _MAP, _MERGE = (
     f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "merge")
@@ -20,7 +20,7 @@ _STR, _INT, _FLOAT, _BOOL, _NULL, _SEQ, _MAP, _MERGE = (
 
 
 class _Float(float):
-    """A number that is written as it was: a branch 1.10 is not 1.1."""
+    """A number that remembers its text: a branch 1.10 is not 1.1."""
 
     written: str
 
@@ -37,7 +37,7 @@ class _Float(float):
 
 
 class _Loader(yaml.SafeLoader):
-    """Of YAML 1.2's core schema: no dates, no numbers to the base of 60 or 8, and `no` and `on` are words."""
+    """A loader of YAML 1.2's core schema: no dates, no numbers of base 60 or 8, and `no` and `on` are strings."""
 
     yaml_implicit_resolvers: dict = {}
     yaml_constructors: dict = {}
@@ -57,7 +57,7 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         if is_alias and id(node) not in self.sizes:
             raise yaml.MarkedYAMLError(problem="a value that holds itself", problem_mark=mark)
-        # An alias counts as all that it repeats.
+        # An alias counts as all the values that it repeats.
         self.total += self.sizes[id(node)] if is_alias else 1
         if self.total > MOST_VALUES:
             raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values", problem_mark=mark)
@@ -110,13 +110,14 @@ _Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)
 
 
 def load_yaml(text: str, what: str, error: type[HfTlmError]) -> Any:
-    """The value of a YAML text: mappings with names for keys, lists, strings, numbers, booleans and None.
+    """Parse a YAML text of mappings with string keys, lists, strings, numbers, booleans and None.
 
     Args:
-        what: the text is, for errors.
+        what: what the text is, for errors.
 
     Raises:
-        error: it is not YAML, has another type, a key twice, or more values than anyone writes.
+        error: the text is not YAML, holds another type, a duplicate key or a value that contains itself, or is deeper or
+            larger than the limits.
     """
     try:
         loader = _Loader(text)
@@ -131,19 +132,19 @@ def load_yaml(text: str, what: str, error: type[HfTlmError]) -> Any:
     except yaml.reader.ReaderError as problem:
         found = f"{problem.reason}: #x{problem.character:04x} at position {problem.position}"
         raise error(f"{what} is not YAML that can be used: {found}.") from problem
-    except (yaml.YAMLError, ValueError) as problem:  # Of numbers too long for Python, for one.
+    except (yaml.YAMLError, ValueError) as problem:  # For example a number that is too long for Python.
         raise error(f"{what} is not YAML that can be used: {str(problem):.200}.") from problem
 
 
 def read_yaml(path: str | os.PathLike, what: str, error: type[HfTlmError]) -> Any:
-    """The value of a YAML file, see `load_yaml`.
+    """Read a YAML file, see `load_yaml`.
 
     Raises:
-        error: it cannot be read, is no regular file, is larger than 1 MiB or not UTF-8; or see `load_yaml`.
+        error: the file cannot be read, is not a regular file, is larger than 1 MiB or not UTF-8; or see `load_yaml`.
     """
     try:
         found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):  # A pipe would be waited for, a device never ends.
+        if not stat.S_ISREG(found.st_mode):  # Reading a pipe would block, and a device may never end.
             kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
             raise error(f"{what} must be a file; this is {kind}.")
         if found.st_size > LARGEST:

@@ -1,7 +1,7 @@
-"""Sealed folders: one that was not written to its end, or was damaged since, is never taken for a whole one.
+"""Sealed folders: a folder that is incomplete, or was damaged later, is detected.
 
-The last file of a folder is its seal, `seal.json`: size and checksum (xxh3, 128 bits) of every other file. A folder without
-a seal is what a kill left of a save; a file that does not match its seal is damaged. Files that came later do no harm.
+The last file written to a folder is its seal, `seal.json`: size and checksum (xxh3, 128 bits) of every other file. A folder
+without a seal was left by a killed save; a file that does not match its seal is damaged. Files added later are allowed.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.files import atomic_directory, atomic_write
 
 SEAL = "seal.json"
-# What reading a seal raises that is none.
+# Errors of reading a file that is not a valid seal.
 _NO_SEAL = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 logger = logging.getLogger(__name__)
 
 
 class SealError(HfTlmError):
-    """A folder that was damaged, or edited, since it was sealed."""
+    """Raised when a folder was damaged, or edited, after it was sealed."""
 
 
 def write_seal(folder: str | os.PathLike, *parts: str, **facts: Any) -> None:
-    """Write the seal of a folder whose files are all there.
+    """Write the seal of a folder that has all of its files.
 
     Args:
-        parts: of the folder only these files and folders, but Markdown, which people edit; those that are not there are
-            left out. None: everything.
-        facts: JSON values to keep beside the files' checksums, for `read_seal`.
+        parts: seal only these files and folders of the folder, without Markdown files, which people edit; missing parts are
+            left out. Without `parts` everything is sealed.
+        facts: JSON values to store beside the files' checksums, for `read_seal`.
 
     Raises:
-        OSError, HfTlmError: a file cannot be read, or the seal not be written.
+        OSError, HfTlmError: a file cannot be read, or the seal cannot be written.
     """
     folder = Path(folder)
     found = {path for name in parts or ("",) for path in (folder / name, *(folder / name).rglob("*"))}
@@ -54,15 +54,15 @@ def write_seal(folder: str | os.PathLike, *parts: str, **facts: Any) -> None:
 
 
 def read_seal(folder: str | os.PathLike) -> dict[str, Any]:
-    """The facts of a seal, and `files`: of every sealed file, by its name, `size` and `xxh3`."""
+    """Read a folder's seal: its facts, and `files`, which maps the name of every sealed file to its `size` and `xxh3`."""
     return json.loads((Path(folder) / SEAL).read_text(encoding="utf-8"))
 
 
 def unsealed_files(folder: str | os.PathLike, *others: str) -> list[str]:
-    """Files of a sealed folder that its seal does not know, by name; none of one without a seal that can be read.
+    """Return the names of files in a sealed folder that are not in its seal; none if the seal cannot be read.
 
     Args:
-        others: names of files that no seal has, such as cards.
+        others: names of files that are expected without a seal, such as cards.
     """
     folder = Path(folder)
     try:
@@ -74,7 +74,7 @@ def unsealed_files(folder: str | os.PathLike, *others: str) -> list[str]:
 
 
 def seal_problem(folder: str | os.PathLike, *needed: str) -> str | None:
-    """What is wrong with a folder, in one line; None if every file, the `needed` among them, is as it was when sealed."""
+    """Describe how a folder differs from its seal, in one line; None if every sealed and every `needed` file matches it."""
     try:
         return broken_seal(folder, *needed)
     except OSError as error:
@@ -82,7 +82,7 @@ def seal_problem(folder: str | os.PathLike, *needed: str) -> str | None:
 
 
 def broken_seal(folder: str | os.PathLike, *needed: str) -> str | None:
-    """As `seal_problem`, but a disk that fails is an OSError and no damage: it may answer the next time."""
+    """Return the same as `seal_problem`, but raise an OSError for a failing disk, which may work the next time."""
     folder = Path(folder)
     if not folder.is_dir():
         return f"{folder} is missing"
@@ -99,7 +99,7 @@ def broken_seal(folder: str | os.PathLike, *needed: str) -> str | None:
 
 
 def sealed_file_problem(folder: str | os.PathLike, name: str) -> str | None:
-    """What is wrong with a file that a folder has, whatever became of the others; None too where nothing is known of it."""
+    """Describe how one file differs from its folder's seal; None if it matches, or if it or the folder has no seal."""
     folder = Path(folder)
     if not (folder / SEAL).is_file():
         return None
@@ -111,7 +111,7 @@ def sealed_file_problem(folder: str | os.PathLike, name: str) -> str | None:
 
 
 def _file_problem(path: Path, sealed: Any) -> str | None:
-    """What is wrong with a file. sealed: its size and checksum; None of one that is not sealed."""
+    """Describe how a file differs from its seal; None if it matches. sealed: its size and checksum, or None."""
     if sealed is None or not path.is_file():
         return f"{path} is missing"
     if (size := path.stat().st_size) != sealed["size"]:
@@ -122,7 +122,7 @@ def _file_problem(path: Path, sealed: Any) -> str | None:
 
 
 def check_seal(folder: str | os.PathLike) -> None:
-    """Raise a SealError if a folder has a seal that a file does not match; a process looks once at a folder."""
+    """Raise a SealError if a folder has a seal that its files do not match; a process checks each seal only once."""
     with contextlib.suppress(OSError):
         _check(str(Path(folder).resolve()), os.stat(Path(folder) / SEAL).st_mtime_ns)
 
@@ -137,12 +137,12 @@ def _check(folder: str, _: int) -> None:
 
 
 def keep_sealed(folder: str | os.PathLike, make: Callable[[Path], object], *needed: str, unsealed: bool = False) -> None:
-    """Have what `make` writes in a sealed folder: made where it is not there yet, and again where it is damaged.
+    """Ensure that a sealed folder with the files of `make` exists: create it if it is missing, and again if it is damaged.
 
     Args:
         make: writes the files into the folder that it is given.
         needed: names of files that must be among them.
-        unsealed: a folder without a seal that has these files is as good, as those of before there were seals.
+        unsealed: accept a folder without a seal that has the needed files, as versions without seals wrote them.
 
     Raises:
         HfTlmError: the folder cannot be written.
@@ -160,6 +160,6 @@ def keep_sealed(folder: str | os.PathLike, make: Callable[[Path], object], *need
 
 
 def checksum(path: Path) -> str:
-    """The checksum of a file: xxh3, 128 bits, in hexadecimal."""
+    """Return the checksum of a file: xxh3, 128 bits, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -1,4 +1,4 @@
-"""Texts in any script, with spaces between words or without: their words, sentences, and passages of so many words."""
+"""Words, sentences and passages of texts in any script, with or without spaces between words."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.options import Range, check_number
 from hf_tlm.utils.shown import kind_of
 
-# Written without spaces: Thai, Lao, Myanmar, Khmer; Hiragana, Katakana, Bopomofo; Han.
+# Scripts without spaces between words: Thai, Lao, Myanmar, Khmer; Hiragana, Katakana, Bopomofo; Han.
 UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x312F), (0x31A0, 0x31FF), (0x3400, 0x4DBF),
             (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))  # fmt: skip
-# The same as the inside of a regular expression's set.
+# The same ranges as the content of a regular expression's character set.
 UNSPACED_SET = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED)
 CLAUSE = 6
 _CLAUSES = re.compile(f"[{UNSPACED_SET}]{{{CLAUSE},}}")
@@ -26,34 +26,35 @@ _RUNS = re.compile(f"[{UNSPACED_SET}]+")
 _POINT_BLOCKS = (range(0x591, 0x5C8), range(0x610, 0x61B), range(0x64B, 0x660), range(0x670, 0x671), range(0x6D6, 0x6EE))
 POINTS = frozenset(chr(c) for block in _POINT_BLOCKS for c in block if unicodedata.category(chr(c)) == "Mn")
 _POINTS = re.compile(f"[{''.join(sorted(POINTS))}]+")
-# Marks that are vowels, tones or consonants, and Unicode's accents too: from Devanagari to Myanmar, Khmer, Japanese.
+# Marks that are vowels, tones or consonants, although Unicode classes them with accents: from Devanagari to Myanmar, Khmer,
+# Japanese.
 _SIGN_BLOCKS = (range(0x900, 0x10A0), range(0x1780, 0x1800), range(0x3099, 0x309B))
 _SIGNS = {chr(code) for block in _SIGN_BLOCKS for code in block if unicodedata.category(chr(code)) == "Mn"}
-# What has thousands of characters: Han, and Korean syllables, here in their parts.
+# Scripts with thousands of characters: Han, and Korean syllables, here decomposed.
 _MANY = (range(0x1100, 0x1200), range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0xF900, 0xFB00), range(0x20000, 0x40000))
-# What `script_of` finds.
+# The results of `script_of`.
 SCRIPTS = ("unspaced", "marks")
-# Of the first texts, of so many characters each, more than these shares.
+# Thresholds of shares, computed on the first _CHARACTERS characters of the first _SAMPLE texts.
 _MOST_UNSPACED, _MOST_MARKS, _LEAST = 0.1, 0.01, 0.01
 _SAMPLE, _CHARACTERS = 1000, 2000
 # A sentence ends at a terminator, possibly followed by closing quotes or brackets, before white space; CJK stops need
 # no space after them.
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])\s*|\n\s*\n")
 _WORD = re.compile(r"\S+")
-# Of a text that is written without spaces, a letter at a time.
+# In a text without spaces every letter counts as a word.
 _LETTER = re.compile(rf"[{UNSPACED_SET}]|[^\s{UNSPACED_SET}]+")
 _UNSPACED = 0.25
-# What of a text file is a document, in the words of `datasets`; "document" is all of it.
+# What counts as a document of a text file, in the terms of `datasets`; "document" is the complete file.
 SAMPLE_BY = ("line", "paragraph", "document")
 
 
 def script_of(texts: Iterable[str]) -> str | None:
-    """What is to be known of the script of some texts before their words are told apart.
+    """Return the kind of script of some texts, which decides how they are split into words.
 
     Returns:
-        "unspaced" where no spaces are between words (Chinese, Japanese, Thai); "marks" where combining marks are parts of
-        words (Hindi and its like; Arabic and Hebrew with vowel points; accents that are not one with their letters); None
-        where words are runs of letters.
+        "unspaced" if there are no spaces between words (Chinese, Japanese, Thai); "marks" if combining marks are parts of
+        words (Hindi and similar scripts; Arabic and Hebrew with vowel points; accents that are not composed with their
+        letters); None if words are runs of letters.
     """
     sample = _sample(texts)
     if unspaced_share(sample) > _MOST_UNSPACED:
@@ -62,7 +63,7 @@ def script_of(texts: Iterable[str]) -> str | None:
 
 
 def alphabet_of(texts: Iterable[str]) -> tuple[bool, bool]:
-    """Whether the marks of the texts' script are more than accents, and whether it has thousands of characters."""
+    """Return whether the marks of the texts' script are more than accents, and whether it has thousands of characters."""
     sample = "".join(_sample(texts))
     if sample.isascii():
         return False, False
@@ -77,9 +78,9 @@ def _sample(texts: Iterable[str]) -> list[str]:
 
 
 def unspaced_share(texts: Iterable[str]) -> float:
-    """Of what some texts have beside spaces the share of characters in runs of `CLAUSE` or more of `UNSPACED`.
+    """Return the share of the texts' characters, without spaces, that are in runs of at least `CLAUSE` `UNSPACED` letters.
 
-    Little of a text is, even in such a script, where somebody has put spaces between its words.
+    The share is small even in such a script if a text has been segmented, with spaces between its words.
     """
     found = characters = 0
     for text in texts:
@@ -89,9 +90,9 @@ def unspaced_share(texts: Iterable[str]) -> float:
 
 
 def with_bigrams(text: str) -> str:
-    """A text in which of every run of `UNSPACED` each two neighbouring letters are a word, and a single one is itself.
+    """Replace every run of `UNSPACED` letters in a text by its letter bigrams, as words; a single letter is a word.
 
-    Marks (tones and some vowels of Thai, Lao, Khmer) are left out of such runs.
+    Marks (tones and some vowels of Thai, Lao, Khmer) are removed from such runs.
     """
     return text if text.isascii() else _RUNS.sub(_bigrams, text)
 
@@ -102,18 +103,18 @@ def _bigrams(run: re.Match) -> str:
 
 
 def without_points(text: str) -> str:
-    """A text without the vowel points of Hebrew and Arabic, which most texts in them leave out."""
+    """Return a text without the vowel points of Hebrew and Arabic, which most texts in these languages omit."""
     return text if text.isascii() else _POINTS.sub("", text)
 
 
 @functools.cache
 def combining_marks() -> str:
-    """Unicode's combining marks of the first four planes, in order; the others are for no script."""
+    """Return Unicode's combining marks of the first four planes, in order; other planes have no marks of a script."""
     return "".join(c for c in map(chr, range(0x40000)) if unicodedata.category(c)[0] == "M")
 
 
 def _share_of_marks(texts: Iterable[str]) -> float:
-    """Of letters, and of marks that follow upon a letter or another such mark, the share of the marks."""
+    """Return the share of marks among letters and marks; a mark counts if it follows a letter or another such mark."""
     letters = marks = 0
     for text in texts:
         if text.isascii():
@@ -131,14 +132,14 @@ def _share_of_marks(texts: Iterable[str]) -> float:
 def split_passages(text: str, max_words: int) -> list[str]:
     """Cut a text into passages of at most `max_words` words, at sentence ends where possible.
 
-    Words are what is between white space; of a text that is mostly written without any (Chinese, Japanese, Thai, ...)
-    letters.
+    Words are separated by white space; in a text that is mostly written without spaces (Chinese, Japanese, Thai, ...) every
+    letter is a word.
 
-    Sentences are taken greedily; one that is longer than a passage is cut between words. A passage is a slice of the
-    text: nothing is changed, and nothing lost but the white space at the cuts.
+    Sentences are added greedily; a sentence that is longer than a passage is cut between words. A passage is a slice of the
+    text: nothing is changed, and only the white space at the cuts is lost.
 
     Raises:
-        HfTlmError: max_words is not a positive whole number, or `text` is no text.
+        HfTlmError: `max_words` is not a positive integer, or `text` is not a string.
     """
     if not isinstance(text, str):
         raise HfTlmError(f"text: expected a text; received {kind_of(text)}.")
@@ -159,13 +160,13 @@ def split_passages(text: str, max_words: int) -> list[str]:
 
 
 def count_words(text: str) -> int:
-    """Words as `split_passages` counts them."""
+    """Count the words of a text as `split_passages` does."""
     pattern = _words_of(text)
     return sum(_count(text, start, end, pattern) for start, end in sentences(text))
 
 
 def end_of_words(text: str, words: int) -> int:
-    """After how many characters so many words of a text end, as `split_passages` counts them; all of one that has fewer."""
+    """Return the offset at which the first `words` words of a text end, see `split_passages`; its length if it has fewer."""
     for number, word in enumerate(_words_of(text).finditer(text), 1):
         if number == words:
             return word.end()
@@ -173,13 +174,13 @@ def end_of_words(text: str, words: int) -> int:
 
 
 def share_beyond(texts: Iterable[str], max_words: int) -> float:
-    """Share of all words of some texts that are beyond the first `max_words` of their text."""
+    """Return the share of all words of some texts that come after the first `max_words` of their text."""
     counts = [count_words(text) for text in texts]
     return sum(max(0, count - max_words) for count in counts) / max(1, sum(counts))
 
 
 def by_size(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """Texts in lists of about so many characters, which bound the memory where texts are long."""
+    """Yield texts in lists of about `characters` characters each, which bounds the memory if texts are long."""
     some: list[str] = []
     size = 0
     for text in texts:
@@ -193,7 +194,7 @@ def by_size(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
 
 
 def _words_of(text: str) -> re.Pattern:
-    """What the words of a text are."""
+    """Return the pattern that matches the words of a text."""
     return _LETTER if not text.isascii() and unspaced_share([text]) > _UNSPACED else _WORD
 
 
@@ -202,7 +203,7 @@ def _count(text: str, start: int, end: int, pattern: re.Pattern) -> int:
 
 
 def _pieces(text: str, max_words: int, pattern: re.Pattern) -> Iterator[tuple[int, int, int]]:
-    """(start, end, words) of the sentences, each at most `max_words` long."""
+    """Yield (start, end, number of words) of sentences, or of their parts of at most `max_words` words."""
     for start, end in sentences(text):
         count = _count(text, start, end, pattern)
         if count <= max_words:
@@ -215,7 +216,7 @@ def _pieces(text: str, max_words: int, pattern: re.Pattern) -> Iterator[tuple[in
 
 
 def sentences(text: str) -> Iterator[tuple[int, int]]:
-    """(start, end) of the sentences without the white space around; closing quotes and brackets end a sentence."""
+    """Yield (start, end) of sentences, without surrounding white space; closing quotes and brackets belong to a sentence."""
     start = 0
     for cut in [match.start() + len(match.group().rstrip()) for match in _SENTENCE_END.finditer(text)] + [len(text)]:
         sentence = text[start:cut]
