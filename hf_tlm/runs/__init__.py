@@ -1,4 +1,4 @@
-"""What a command runs: TLM, pretraining, fine-tuning, few-shot, grids; each evaluated and summarised over seeds."""
+"""The runs behind the commands: TLM, pretraining, fine-tuning, few-shot, grids; each evaluated and aggregated over seeds."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The options of baselines, of predictions and of exports, and which checkpoint is fine-tuned: light to import."""
+"""Options of baselines, predictions and exports, and of the checkpoint that is fine-tuned; light to import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_tlm.tasks.arguments import text_columns
 from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, named, option
 
 MAJORITY, LINEAR = "majority class", "linear"
-# What predictions do not depend on, but for rounding: the machine's.
+# Options of the machine, on which predictions depend only by rounding.
 MACHINE = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")
 _OF_ONNX = NoEffect("backend", ("torch",), "without --backend onnx. Leave it out.")
 _OF_TORCH = NoEffect("backend", ("onnx",), "with --backend onnx. Leave it out.")
@@ -25,7 +25,7 @@ _OF_PAGE = NoEffect("page", (None,), "without --page. Leave it out.")
 
 @dataclass
 class CheckpointArguments(LoraArguments):
-    """The pretrained model."""
+    """Settings of the pretrained model."""
 
     model_name_or_path: str = field(
         kw_only=True,
@@ -48,13 +48,13 @@ class CheckpointArguments(LoraArguments):
         super().__post_init__()
         for name in ("model_name_or_path", "tokenizer_name"):
             setattr(self, name, named(name, getattr(self, name), ArgumentsError))
-        # What is recorded, and what a card calls the base model, is the id.
+        # Records, and the base model on a card, have the id without the revision.
         self.model_name_or_path, self.model_revision = split_revision(self.model_name_or_path, self.model_revision)
 
     @property
     def tokenizer_source(self) -> dict[str, Any]:
-        """The arguments of `load_tokenizer`."""
-        # The revision is the checkpoint's: another repository has its own.
+        """The keyword arguments of `load_tokenizer`."""
+        # The revision is of the checkpoint's repository; a tokenizer from another repository has its own.
         revision = None if self.tokenizer_name else self.model_revision
         name = self.tokenizer_name or self.model_name_or_path
         return {"name_or_path": name, "revision": revision, "trust_remote_code": self.trust_remote_code}
@@ -62,7 +62,7 @@ class CheckpointArguments(LoraArguments):
 
 @dataclass
 class BaselineArguments:
-    """Which baselines."""
+    """Settings of the baselines."""
 
     baseline: str = option(
         "all",
@@ -72,12 +72,12 @@ class BaselineArguments:
 
 
 def names_of(baseline: str) -> list[str]:
-    """The baselines that one of `BaselineArguments`' choices stands for."""
+    """Return the names of the baselines that a choice of `BaselineArguments.baseline` stands for."""
     return [MAJORITY, LINEAR] if baseline == "all" else [baseline]
 
 
 def _format(output: str) -> dict[str, Any]:
-    """Metadata of the option `predict_format`; output: the option that says where predictions go."""
+    """Return the metadata of the option `predict_format`; output: the name of the option for the path of the predictions."""
     return {
         "help": "jsonl, csv, tsv, parquet, xlsx: the rows, with predictions and probabilities beside them. txt: a "
         f"prediction a line. glue: a file for GLUE's leaderboard; {output} is its folder. squad: a JSON object, id "
@@ -88,7 +88,7 @@ def _format(output: str) -> dict[str, Any]:
 
 @dataclass
 class PredictArguments:
-    """Predictions for unlabelled data."""
+    """Settings of predictions for unlabelled data at the end of a training."""
 
     predict: str | None = option(
         None,
@@ -100,7 +100,7 @@ class PredictArguments:
     predict_format: Annotated[str | None, _WITHOUT_PREDICT] = field(default=None, metadata=_format("predict_output"))
 
     def __post_init__(self):
-        # Before a training, at whose end it would come out.
+        # Checked now: otherwise the error would appear only at the end of the training.
         check_data("predict", self.predict)
         if self.predict_output and self.predict and os.path.realpath(self.predict_output) == os.path.realpath(self.predict):
             raise ArgumentsError(f"predict_output {self.predict_output} is the file to predict on. Give another.")
@@ -109,7 +109,7 @@ class PredictArguments:
 
 @dataclass
 class PredictorArguments:
-    """What is predicted, by which model."""
+    """Settings of predictions: the data, the model and the output file."""
 
     model_name_or_path: list[str] = option(
         help="The folder of a finished run (train_tlm, finetune, few_shot; adapters too), of baseline (its linear model), "
@@ -158,7 +158,7 @@ class PredictorArguments:
         check_effects(self, ArgumentsError)
 
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of `hf_tlm.runs.predict`."""
+        """Return the keyword arguments of `hf_tlm.runs.predict`."""
         others = ("model_name_or_path", "data", "output", "text_column", "text_pair_column")
         own = {name: value for name, value in vars(self).items() if name not in others}
         return own | {"text_columns": text_columns(self.text_column, self.text_pair_column)}
@@ -166,7 +166,7 @@ class PredictorArguments:
 
 @dataclass
 class ExportArguments:
-    """What is exported, and as what."""
+    """Settings of an export: the model and the files to write."""
 
     model_name_or_path: list[str] = option(
         help="The folder of a finished run (train, finetune, few-shot, pretrain; adapters too), its masked LM in "
@@ -233,18 +233,21 @@ class ExportArguments:
 
     @property
     def without_texts(self) -> list[str]:
-        """The files that are checked on texts, where no file of texts was given."""
+        """The dtypes whose files are checked on texts, where `data` gives no texts; else an empty list."""
         return [dtype for dtype in self.dtypes if dtype != "fp32"] if self.data is None else []
 
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of `hf_tlm.runs.export_onnx`."""
+        """Return the keyword arguments of `hf_tlm.runs.export_onnx`."""
         others = ("model_name_or_path", "output_dir", "per_device_eval_batch_size")
         own = {name: value for name, value in vars(self).items() if name not in others}
         return own | {"batch_size": self.per_device_eval_batch_size}
 
 
 def without_texts(dtypes: Sequence[str], why: str = "") -> ArgumentsError:
-    """What is said of files that are checked on texts, where there are none; why: a sentence, with a space after it."""
+    """Return the error for dtypes that are checked on texts where no texts were given.
+
+    why: a sentence for the message, with a space after it, or an empty string.
+    """
     return ArgumentsError(
         f"{' and '.join(dtypes)}: checked on texts. {why}Give --task, whose validation texts are scored, or --data, a file "
         "of texts; or --dtypes fp32."
@@ -252,14 +255,17 @@ def without_texts(dtypes: Sequence[str], why: str = "") -> ArgumentsError:
 
 
 def check_models(names: Iterable[str]) -> None:
-    """Raise a ModelError for a model that is not here and cannot be on the Hub."""
+    """Check that every model is a local path or may be the id of a Hub repository, or raise a ModelError."""
     for name in names:
         if not os.path.exists(name) and find_repo(name, "model") is None:
             raise ModelError(f"No model {name!r}: expected a folder of a finished run, or a name on the Hub (owner/name).")
 
 
 def check_data(name: str, data: str | None) -> None:
-    """Raise an ArgumentsError if what is to be predicted on is no file and cannot be on the Hub."""
+    """Check that `data` is None, a file, or may be the id of a dataset on the Hub, or raise an ArgumentsError.
+
+    name: the option's, for the message.
+    """
     if data is not None and not os.path.isfile(data):
         if os.path.exists(data):
             raise ArgumentsError(f"{name}: expected a file, or a dataset of the Hub; {data} is no file.")

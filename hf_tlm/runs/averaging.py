@@ -1,7 +1,7 @@
-"""Several models of one task as one, their probabilities or their values averaged; and a run beside the linear model.
+"""Average the predictions of several models of one task, and compare a run with the linear model.
 
-Beside it is how far a finished run is ahead of it, and what it says together with it: both of what was answered to the same
-texts.
+The comparison gives how far a finished run is ahead of the linear model, and the score of both averaged. Both are computed
+from saved predictions for the same texts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ from hf_tlm.tasks import Task
 from hf_tlm.utils.options import named
 from hf_tlm.utils.run_files import AGAIN, SEED, predictions_file, read_answers, seed_folder
 
-# Kinds of tasks whose predictions have an average.
+# Kinds of tasks whose predictions can be averaged.
 KINDS = ("classification", "regression")
-# One answer a row: `prediction` (the name of a class), and `probabilities` by class.
+# One answer per row: `prediction` (the name of a class), and `probabilities` by class.
 Answers = Sequence[Mapping[str, Any]]
 
 
 def model_names(given: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
-    """The names of one or several models; an ArgumentsError where there is none, or one is a model itself."""
+    """Return the names of one or several models as a list.
+
+    Raises:
+        ArgumentsError: no name was given, or one is a model object instead of a name.
+    """
     names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     found = [name for one in names if (name := named("model_name_or_path", one, ArgumentsError)) is not None]
     if not found:
@@ -41,13 +45,13 @@ def model_names(given: str | os.PathLike | Sequence[str | os.PathLike]) -> list[
 
 
 def average(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The average of what several models say of the same rows: of probabilities, or of values.
+    """Average the predictions of several models for the same rows: their probabilities, or their values.
 
     Args:
-        answers: of each model one dict a row, as `hf_tlm.runs.finetuning.kinds` has them.
+        answers: for each model one dict per row, in the format of `hf_tlm.runs.finetuning.kinds`.
 
     Returns:
-        {"prediction", "probabilities"} of each row, or {"prediction": number}; the first of classes that are level.
+        {"prediction", "probabilities"} for each row, or {"prediction": number}; of tied classes the first is predicted.
     """
     averaged: list[dict[str, Any]] = []
     for row in zip(*answers, strict=True):
@@ -62,13 +66,16 @@ def average(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, An
 
 
 def shown_member(name: str) -> str:
-    """A model as a card names it among others: of a seed with the name of its run, `reviews/seed-0/model`."""
+    """Return the name of an averaged model on a card; that of a seed contains its run's, such as `reviews/seed-0/model`."""
     parts = Path(name).parts
     return "/".join(parts[-3:]) if len(parts) > 2 and parts[-2].startswith(SEED) else str(displayed_name(name))
 
 
 def check_alike(names: Sequence[str], sources: Sequence[Source]) -> None:
-    """Raise a ModelError for models, named as they were given, without one kind of task and the same classes and columns."""
+    """Check that models have one kind of task and the same classes and text columns, or raise a ModelError.
+
+    names: the models as the user gave them, for the message.
+    """
     first, shown = sources[0], [shown_member(name) for name in names]
     for name, source in zip(shown, sources, strict=True):
         masked = source.prompted or source.fills_masks
@@ -92,14 +99,14 @@ def _described(source: Source) -> str:
 
 
 def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = AGAIN) -> dict[str, dict[str, float]]:
-    """What the average of several seeds' models scores, from the predictions that they left.
+    """Return the scores of the averaged predictions of several seeds' models, computed from their saved predictions.
 
     Args:
         seeds, advice: see `read_average`.
 
     Returns:
-        split -> metric -> score, for validation and test; empty for kinds of tasks without an average, and without a split
-        whose predictions are not there for every seed.
+        split -> metric -> score, for validation and test. It is empty for kinds of tasks whose predictions cannot be
+        averaged, and lacks a split for which some seed has no predictions.
     """
     if task.spec.kind not in KINDS:
         return {}
@@ -108,11 +115,17 @@ def averaged_scores(task: Task, seeds: Sequence[Path], advice: str = AGAIN) -> d
 
 
 def read_average(seeds: Sequence[Path], split: str, advice: str = AGAIN) -> list[dict[str, Any]] | None:
-    """The average of what several seeds' models left of a split, of one what it left; None where one has none.
+    """Return the average of the saved predictions of several seeds for a split; those of a single seed as they are.
 
     Args:
         seeds: their folders.
-        advice: what to do about a damaged file, for the HfTlmError that names it.
+        advice: what to do about a damaged file, for the message.
+
+    Returns:
+        One dict per row; None where a seed has no predictions for the split.
+
+    Raises:
+        HfTlmError: a file is damaged, or the files differ in their number of lines.
     """
     files = [predictions_file(folder, split) for folder in seeds]
     if not files or not all(file.is_file() for file in files):
@@ -128,7 +141,11 @@ def read_average(seeds: Sequence[Path], split: str, advice: str = AGAIN) -> list
 
 
 def averaged_seeds(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `results.json` says of the average of a run's seeds: {"averaged": {"n": seeds, split: scores}}, or nothing."""
+    """Return the entry of `results.json` for the average of a run's seeds.
+
+    Returns:
+        {"averaged": {"n": number of seeds, split: scores}}; an empty dict for fewer than two seeds, or without scores.
+    """
     if len(records) < 2:
         return {}
     scores = averaged_scores(task, [seed_folder(run, record["seed"]) for record in records])
@@ -136,9 +153,10 @@ def averaged_seeds(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) 
 
 
 def of_one_class(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `results.json` says of seeds whose models give all validation texts, of several classes, the same one.
+    """Return the entry of `results.json` for seeds whose models predict one class for all validation texts.
 
-    {"one_class": {seed: class}}, or nothing.
+    Returns:
+        {"one_class": {seed: class}}; an empty dict where there is no such seed, or the validation split has one class only.
     """
     if task.spec.kind != "classification" or len(set(task.validation["label"])) < 2:
         return {}
@@ -153,17 +171,17 @@ def of_one_class(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) ->
 def beside(
     task: Task, run: Path, records: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What `results.json` says of a run and the baselines.
+    """Return the entries of `results.json` that compare a run with the baselines.
 
     Args:
         run: its folder, with the predictions of its seeds.
-        records: of its seeds.
-        found: as of `to_beat`.
+        records: the records of its seeds.
+        found: the baselines as `to_beat` returns them.
 
     Returns:
-        baselines: as they were found, the linear one with the run's `lead`: split -> `Lead`, of the task's metric, of the
-            mean over seeds. with_linear: split -> `aggregate` of what each seed's model and the linear one score together.
-            Both are of splits that all seeds and the linear model have answered.
+        baselines: `found`, where the linear model also has the run's `lead`: split -> `Lead` of the mean over seeds, in the
+            task's metric. with_linear: split -> `aggregate` of the scores of each seed's model averaged with the linear one.
+            Both hold only splits for which all seeds and the linear model have predictions.
     """
     linear, folders = linear_answers(task), [seed_folder(run, record["seed"]) for record in records]
     leads: dict[str, dict[str, float]] = {}
@@ -181,10 +199,10 @@ def beside(
 
 
 def with_linear(task: Task, ours: Mapping[str, Answers]) -> dict[str, dict[str, float]]:
-    """What the average of a model and the linear model scores: split -> metric -> score.
+    """Return the scores of a model's predictions averaged with those of the linear model: split -> metric -> score.
 
     Args:
-        ours: split -> the answers of the model.
+        ours: split -> the model's predictions. A split that the linear model has not predicted in full is left out.
     """
     linear = linear_answers(task)
     return {
@@ -199,14 +217,18 @@ def _together(task: Task, split: str, *several: Answers) -> dict[str, float]:
 
 
 def classes_of(task: Task, answers: Answers) -> list[int]:
-    """The classes that are predicted, by their indices."""
+    """Return the indices of the predicted classes."""
     return [task.label2id[answer["prediction"]] for answer in answers]
 
 
 def seed_answers(task: Task, seeds: Sequence[Path], split: str) -> list[dict[str, Any]] | None:
-    """What seeds' models, averaged, answer to a split, in the order of its rows.
+    """Return the averaged predictions of several seeds' models for a split, in the order of its rows.
 
-    None where one, by its folder, has left no predictions of it, or not as many as it has rows, or the task has no classes.
+    seeds: their folders.
+
+    Returns:
+        None where a seed has no predictions for the split or not one per row, where they name a class that the task lacks,
+        or where the task is no classification.
     """
     if task.spec.kind != "classification" or split not in task.splits or (found := read_average(seeds, split)) is None:
         return None

@@ -1,4 +1,4 @@
-"""What a task's score is without a network: its largest class, and a linear model on TF-IDF."""
+"""Baselines of a classification task that need no network: the majority class, and a linear model on TF-IDF."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from hf_tlm.utils.seals import write_seal
 logger = logging.getLogger(__name__)
 
 N_GRAMS = (1, 2, 3)
-# Words of the training texts above which trigrams are left out: there are too many for seconds, and pairs suffice.
+# Words in the training texts above which trigrams are left out: they would take too long, and bigrams suffice.
 MOST_WORDS_FOR_TRIGRAMS = 1_000_000
-# Training texts above which the linear model is not made by the way: a core takes one to four seconds for a thousand.
+# Training texts above which a run does not fit the linear model: one core takes one to four seconds per thousand texts.
 MOST_TEXTS = 30_000
-# Changes when equal tasks would have other scores, or files other contents.
+# Version of the cached files: increase it when equal tasks would get other scores, or files other contents.
 _FORMAT = 2
 C = (0.05, 0.2, 1.0, 5.0)
 CLASS_WEIGHTS = (None, "balanced")
-# Classes above which not all of the grid is tried: a fit has a problem, and all features, for each class.
+# Classes above which only a part of the grid is tried: a fit solves one problem on all features for each class.
 MOST_CLASSES_FOR_GRID = 50
 
 
 @dataclass
 class Baseline:
-    """A model that is no network, and its scores.
+    """A baseline model that is no network, and its scores.
 
     name: `majority class` or `linear`.
-    settings: what was chosen on validation, or the class.
-    scores: split -> metric -> value of at most 1, for validation and, where there is one, test; accuracy is among them.
+    settings: the hyperparameters chosen on validation, or the majority class.
+    scores: split -> metric -> value of at most 1, for validation and, where there is one, test; accuracy is always included.
     predictions: split -> int [N], indices of classes in the order of the rows.
     model: the linear model, fitted to the training split.
     """
@@ -70,13 +70,14 @@ class Baseline:
     model: LinearModel | None = field(repr=False, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values, without the predictions and the model."""
+        """Return JSON values, without the predictions and the model."""
         return {"name": self.name, "settings": self.settings, "scores": self.scores, "seconds": self.seconds}
 
     def save(self, folder: str | os.PathLike, task: Task) -> None:
-        """Write `results.json`, and what is predicted of each split as JSON lines: id, label, prediction (names).
+        """Write `results.json`, and the predictions for each split as JSON lines: id, label, prediction (names).
 
-        A linear model is there too, with the probabilities of all classes: `hf-tlm predict` takes the folder.
+        A linear model is saved too, and the predictions then contain the probabilities of all classes: `hf-tlm predict`
+        accepts the folder.
 
         Raises:
             HfTlmError: it is the folder of a run, whose files of these names would be replaced.
@@ -100,10 +101,10 @@ class Baseline:
 
 
 def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:
-    """The baselines of a task.
+    """Compute the baselines of a task.
 
     Args:
-        baseline: see `BaselineArguments`.
+        baseline: one of the choices of `BaselineArguments.baseline`.
 
     Raises:
         TaskError: the task is of another kind than classification.
@@ -113,22 +114,22 @@ def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:
 
 
 def to_beat(task: Task, draws: Sequence[Task] = ()) -> list[dict[str, Any]]:
-    """The scores that a classifier has to beat: of every baseline `name`, `settings` and `scores`.
+    """Return the baseline scores that a classifier has to beat: `name`, `settings` and `scores` of every baseline.
 
-    They are kept in the cache, by the task's content. Above `MOST_TEXTS` training texts, which would take minutes, the
-    linear model is left out; `hf-tlm baseline` makes it. Empty for tasks of other kinds than classification.
+    They are cached by the task's content. Above `MOST_TEXTS` training texts, where the fit would take minutes, the linear
+    model is left out; `hf-tlm baseline` fits it. The list is empty for tasks of other kinds than classification.
 
     Args:
-        draws: of a run that learns from a part of the texts the task as each of its seeds has it. The scores are then means
-            over these, of which no more are taken than hold `MOST_TEXTS` texts; one at least.
+        draws: for a run that trains on a sample of the texts, the task as each of its seeds has it. The scores are then
+            means over the first of these, as many as hold `MOST_TEXTS` texts together, but at least one.
     """
     return _kept(task, draws)["baselines"] if task.spec.kind == "classification" else []
 
 
 def linear_answers(task: Task) -> dict[str, list[dict[str, Any]]]:
-    """What the linear model of `to_beat` answers: split -> of each row `prediction`, and `probabilities` by class.
+    """Return the predictions of the linear model of `to_beat`: split -> `prediction` and `probabilities` by class per row.
 
-    Empty where it is left out.
+    The dict is empty where the linear model is left out.
     """
     names, kept = task.label_names, _kept(task, ())["linear"] if task.spec.kind == "classification" else {}
     return {
@@ -141,7 +142,11 @@ def linear_answers(task: Task) -> dict[str, list[dict[str, Any]]]:
 
 
 def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
-    """The file in the cache: `baselines` as of `to_beat`, and without draws `linear`, what `linear_answers` is made from."""
+    """Return the cached baselines of a task, or compute and cache them.
+
+    Returns:
+        `baselines` for `to_beat`, and `linear`, the predictions for `linear_answers`; `linear` is empty with draws.
+    """
     tasks, of = [task], task.fingerprint
     if draws:
         tasks = list(draws[: max(1, MOST_TEXTS // sum(map(len, draws[0].splits.values())))])
@@ -164,13 +169,13 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
     ]
     models = [] if draws else [one for one in made[0] if one.model is not None]
     found = {"baselines": baselines, "linear": _answers(models[0], task) if models else {}}
-    with contextlib.suppress(HfTlmError):  # A cache that cannot be written: made again by the next run.
+    with contextlib.suppress(HfTlmError):  # Where the cache cannot be written, the next run computes them again.
         atomic_write(file, checked_text(found))
     return found
 
 
 def _mean_scores(several: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """The means over draws: split -> metric -> score."""
+    """Return the mean scores over draws: split -> metric -> score."""
     return {
         split: {metric: float(np.mean([scores[split][metric] for scores in several])) for metric in metrics}
         for split, metrics in several[0].items()
@@ -178,7 +183,7 @@ def _mean_scores(several: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[s
 
 
 def _answers(baseline: Baseline, task: Task) -> dict[str, dict[str, Any]]:
-    """What the linear model says of each split, as JSON values."""
+    """Return the linear model's class indices and probabilities for each split, as JSON values."""
     assert baseline.model is not None
     return {
         split: {
@@ -190,7 +195,7 @@ def _answers(baseline: Baseline, task: Task) -> dict[str, dict[str, Any]]:
 
 
 def _is_kept(found: Mapping[str, Any]) -> bool:
-    """Whether an object is what `_kept` writes."""
+    """Return whether a cached object has the form that `_kept` writes."""
     baselines, linear = found.get("baselines"), found.get("linear")
     return (
         isinstance(baselines, list)
@@ -201,7 +206,7 @@ def _is_kept(found: Mapping[str, Any]) -> bool:
 
 
 def majority_class(task: Task) -> Baseline:
-    """The largest class of the training split (of equal ones the first) as the answer to every text.
+    """Predict the largest class of the training split (the first of equally large ones) for every text.
 
     Raises:
         TaskError: the task is of another kind than classification.
@@ -215,13 +220,14 @@ def majority_class(task: Task) -> Baseline:
 
 
 def linear_model(task: Task) -> Baseline:
-    """A linear support vector machine on TF-IDF of words and punctuation marks; of characters where no spaces are written.
+    """Fit a linear support vector machine on TF-IDF features of words and punctuation marks.
 
-    Up to which n-grams (1, 2, 3), C (0.05 to 5) and whether classes are weighted against their frequency is chosen by the
-    task's metric on validation; of equal ones the first. It learns from the training split alone, and whole texts. Of a
-    pair each text has features of its own. A core takes one to four seconds for a thousand abstracts or sentences, by the
-    number of classes. Of more than 50 classes C and weights are chosen for single words, and n-grams become longer with
-    these while that is better: 500 classes take five seconds for a thousand sentences, and 35 with all of it together.
+    In languages written without spaces the features are of characters. The longest n-grams (1, 2, 3), C (0.05 to 5) and
+    whether classes are weighted by inverse frequency are chosen by the task's metric on validation; of ties the first. The
+    model learns from the training split only, and from texts without truncation. Each text of a pair has its own features.
+    One core takes one to four seconds per thousand abstracts or sentences, depending on the number of classes. With more
+    than 50 classes, C and weights are chosen for unigrams, and with these the n-grams are lengthened as long as that helps:
+    500 classes take five seconds per thousand sentences, and 35 with the complete grid.
 
     Raises:
         TaskError: the task is of another kind than classification.
@@ -230,7 +236,7 @@ def linear_model(task: Task) -> Baseline:
     begun = time.monotonic()
     labels, metric = np.asarray(task.train["label"][:]), load_metric(task.metric)
     references = {split: np.asarray(rows["label"][:]) for split, rows in _scored(task)}
-    # Of classes that are equally frequent no weight is another than 1.
+    # With equally frequent classes, every balanced weight is 1.
     even = len(set(Counter(labels.tolist()).values())) == 1
     grid = list(product(CLASS_WEIGHTS[:1] if even else CLASS_WEIGHTS, C))
     best, settings = -np.inf, dict[str, Any]()
@@ -242,7 +248,7 @@ def linear_model(task: Task) -> Baseline:
         )
     for n, fitted, matrices in tqdm(_features(task), desc="Fitting linear models", unit=" n-grams", total=_most(task)):
         if many and n > 1 and settings["n_grams"] < n - 1:
-            break  # Longer ones were no better.
+            break  # (n - 1)-grams were no better, so longer ones are not tried.
         for class_weight, c in [(settings["class_weight"], settings["C"])] if many and n > 1 else grid:
             model = LinearSVC(C=c, class_weight=class_weight, random_state=0).fit(matrices["train"], labels)
             predicted = model.predict(matrices["validation"])
@@ -279,7 +285,7 @@ def _by_character(task: Task) -> bool:
 
 
 def _most(task: Task) -> int:
-    """The longest n-grams that are tried."""
+    """Return the length of the longest n-grams to try."""
     texts = task.train["text"]
     words = sum(map(len, texts)) if _by_character(task) else sum(len(text.split()) for text in texts)
     return max(n for n in N_GRAMS if n < 3 or words <= MOST_WORDS_FOR_TRIGRAMS)
@@ -288,7 +294,7 @@ def _most(task: Task) -> int:
 def _features(
     task: Task,
 ) -> Iterator[tuple[int, dict[str, tuple[list[str], np.ndarray]], dict[str, sparse.csr_matrix]]]:
-    """Yield the TF-IDF of all splits, with n-grams of up to n words, as `tfidf(n)` has it; texts are split up once.
+    """Yield the TF-IDF features of all splits with n-grams of up to n words, for n = 1, 2, ...; texts are tokenized once.
 
     Yields:
         n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F].
@@ -297,7 +303,7 @@ def _features(
     for column in _columns(task):
         counter = CountVectorizer(token_pattern=pattern, ngram_range=(1, most), dtype=np.float32)
         counts = {"train": counter.fit_transform(task.train[column])}
-        counts["train"].sort_indices()  # As those of the other splits are: sums are the same to the bit.
+        counts["train"].sort_indices()  # As in the other splits, so that sums are identical to the bit.
         counts |= {split: counter.transform(rows[column]) for split, rows in _scored(task)}
         terms = counter.get_feature_names_out()
         counted[column] = terms, np.array([term.count(" ") + 1 for term in terms]), counts

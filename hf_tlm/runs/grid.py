@@ -1,4 +1,4 @@
-"""A grid of fine-tuning runs: every point once, the best on validation is chosen, and it alone sees the test split."""
+"""Run a grid of fine-tuning runs: run every point, choose the best on validation, and score only that one on test."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ POINTS, CARD_FILE = "points", "README.md"
 
 
 def figures(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """As `hf_tlm.runs.records.aggregate`, with the median and the best of the seeds.
+    """Aggregate scores over seeds like `hf_tlm.runs.records.aggregate`, and add their median and best.
 
     Args:
-        scores: of every seed, by metric; larger is better.
+        scores: one dict per seed, metric -> score; larger is better.
     """
     return {
         name: {**summary, "median": statistics.median(summary["values"]), "best": max(summary["values"])}
@@ -52,16 +52,19 @@ def figures(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
 
 
 def choose(points: Sequence[Mapping[str, Any]], metric: str, select_by: str) -> Mapping[str, Any]:
-    """The finished point whose figure on validation is highest, the first of equal ones."""
+    """Return the finished point with the highest validation score, aggregated by `select_by`; of ties the first.
+
+    metric: the task's, whose scores are compared.
+    """
     finished = [point for point in points if "validation" in point]
     return max(finished, key=lambda point: point["validation"][metric][select_by])
 
 
 def to_markdown(record: Mapping[str, Any]) -> str:
-    """The table of a grid, its best point first, and the test scores of that one.
+    """Return a grid's results as Markdown: a table of its points, the best first, and the test scores of the chosen one.
 
     Args:
-        record: `grid.json`, see `hf_tlm.runs.grid.GridRun`.
+        record: the content of `grid.json`, see `hf_tlm.runs.grid.GridRun`.
     """
     metric, select_by, chosen = record["metric"], record["select_by"], record["chosen"]
     finished, failed = ([point for point in record["points"] if what in point] for what in ("validation", "failed"))
@@ -95,7 +98,7 @@ def to_markdown(record: Mapping[str, Any]) -> str:
 
 
 def _reported(record: Mapping[str, Any]) -> str:
-    """What the run reports of several seeds, where that is not their mean."""
+    """Return a clause with the run's figure over several seeds; an empty string where that is their mean."""
     word, figure = seed_figure(record.get("seed_figure"))
     if word == "mean" or len(record["seeds"]) == 1:
         return ""
@@ -112,17 +115,17 @@ def _percents(scores: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _percent(score: float | None) -> str:
-    """Empty for the deviation of a single seed."""
+    """Format a score in percent; an empty string for None, the standard deviation of a single seed."""
     return "" if score is None else f"{100 * score:.2f}"
 
 
 @dataclass
 class GridRun:
-    """What `run_grid` returns.
+    """The result of `run_grid`.
 
-    record: `grid.json`. points: of each its `values`, its `folder`, and `validation`, by metric the median, mean, std, best
-        and values of the seeds, or `failed`, a message. chosen: `values` and `folder` of one of them, and `test` like
-        `validation`.
+    record: the content of `grid.json`. points: for each its `values`, its `folder`, and either `validation`, by metric the
+        median, mean, std, best and values of the seeds, or `failed`, a message. chosen: `values` and `folder` of the chosen
+        point, and `test` in the form of `validation`.
     push: with `push_to_hub`, on the first process: what was published.
     """
 
@@ -134,7 +137,7 @@ class GridRun:
         return self.record
 
     def to_text(self) -> str:
-        """The end of a run, for a person."""
+        """Return the text that is printed at the end of the run."""
         found = find_object(self.output_dir / RESULTS_FILE) or {}
         beside = beside_lines(found, found["summary"]) if "summary" in found else []
         lines = [to_markdown(self.record), *beside, f"model        {self.output_dir}", *published_lines(self.push)]
@@ -146,23 +149,24 @@ def run_grid(
 ) -> GridRun:
     """Fine-tune with every combination of a grid's values and every seed, and publish the combination best on validation.
 
-    Every point is a run of `finetune` in `output_dir/points/<its values>`, which sees train and validation. The chosen one
-    is then scored on test. `output_dir` holds the stock model of its best seed with card and `results.json`, as after
-    `finetune`, and the grid's table as `results.md` and `grid.json`.
+    Every point is a run of `finetune` in `output_dir/points/<its values>` on train and validation. The chosen point is then
+    scored on test. `output_dir` holds the stock model of its best seed with card and `results.json`, as after `finetune`,
+    and the grid's table as `results.md` and `grid.json`.
 
-    Processes that run the same at the same time share the points. Killed at any moment, the same call goes on; a finished
-    point is not repeated, and a larger grid of the same arguments in the same folder keeps those it has.
+    Processes that make the same call at the same time share the points. After an interruption at any moment the same call
+    resumes; a finished point is not repeated, and a larger grid with the same arguments in the same folder keeps the
+    finished points.
 
     Args:
-        args: what holds for every point; the grid's values and seeds replace theirs.
-        trials: search first: so many trials of one seed each, drawn by Optuna from the grid's lists and ranges. The best
-            one's values are then the only point. See `hf_tlm.runs.grid_search`.
+        args: the arguments of every point; the grid's values and seeds replace theirs.
+        trials: search first: the number of trials, of one seed each, that Optuna draws from the grid's lists and ranges. The
+            values of the best trial are then the only point. See `hf_tlm.runs.grid_search`.
 
     Raises:
-        GridError: a value that no point can differ in, or ranges without `trials`; a teacher.
-        ArgumentsError: a point whose values do not go together, see `finetune`; of a search every value is tried beforehand.
+        GridError: the grid varies an option in which points cannot differ, or has ranges without `trials`; a teacher.
+        ArgumentsError: the values of a point exclude each other, see `finetune`; for a search every value is checked first.
         ProtocolError: the folder holds a run with other settings.
-        HfTlmError: all points failed. Where only some did, the record says so.
+        HfTlmError: all points failed. Where only some failed, the record says so.
     """
     check_task(task)
     given = {"checkpoint": (checkpoint, CheckpointArguments), "args": (args, FinetuneArguments), "grid": (grid, Grid)}
@@ -188,7 +192,7 @@ def run_grid(
         runs = _runs([values], checkpoint, args, seeds)
 
     def done(one: _PointRun) -> bool:
-        # More seeds may be asked for than there were.
+        # An earlier call may have had fewer seeds.
         return [seed["seed"] for seed in _seeds(one.args.folder)] == seeds
 
     def run(one: _PointRun) -> None:
@@ -201,7 +205,7 @@ def run_grid(
     except PointsError as error:
         failures = error.failures
         if len(failures) == len(runs):
-            # What they have in common is told once.
+            # One error that all points share is raised once.
             first = next(iter(failures.values()))
             raise (first if len(set(map(str, failures.values()))) == 1 else error) from None
 
@@ -227,7 +231,10 @@ def run_grid(
 
 
 def _check_values(grid: Grid, args: FinetuneArguments) -> None:
-    """Raise a GridError for values whose points would differ in name only, and for options that a grid does not honour."""
+    """Check a grid's values, or raise a GridError.
+
+    Refused are values whose points would differ in name only, and options that have no effect on a grid.
+    """
     if seeds := {"seed", "seeds"}.intersection(grid.values):
         raise GridError(
             f"{', '.join(seeds)}: every point is run with each of the seeds. Give --seeds, or seeds beside grid."
@@ -243,8 +250,8 @@ def _check_values(grid: Grid, args: FinetuneArguments) -> None:
 
 
 def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid) -> Claim:
-    """Make the output folder this grid's, or check that it is; one process at a time."""
-    # What the grid varies is not the same for all points, and a later grid in this folder may have more of it.
+    """Claim the output folder for this grid, or check that it belongs to it; one process at a time."""
+    # Varied options differ between points, and a later grid in this folder may have more values of them.
     varied = {*grid.values, *(["texts_per_step"] if "total_batch_size" in grid.values else [])}
     details = {
         "task": task.name,
@@ -264,14 +271,14 @@ def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments,
 
 @dataclass
 class _PointRun:
-    """A point of a grid, and what `finetune` is given for it."""
+    """A point of a grid, with its arguments of `finetune`."""
 
     values: Mapping[str, Any]
     checkpoint: CheckpointArguments
     args: FinetuneArguments
 
     def record(self, failure: HfTlmError | None) -> dict[str, Any]:
-        """What `grid.json` says of it."""
+        """Return the point's entry in `grid.json`."""
         folder = self.args.folder
         about = {"values": shown_values(self.values), "folder": f"{POINTS}/{folder.name}"}
         if failure is not None:
@@ -282,12 +289,16 @@ class _PointRun:
 def _runs(
     points: Sequence[Mapping[str, Any]], checkpoint: CheckpointArguments, args: FinetuneArguments, seeds: list[int]
 ) -> list[_PointRun]:
-    """The points' runs; an ArgumentsError for values that cannot be, or not beside the others."""
+    """Return the runs of the points.
+
+    Raises:
+        ArgumentsError: a value is invalid, or cannot be combined with the others.
+    """
     runs = []
     for point in points:
         folder = str(args.folder / POINTS / point_name(point))
         changes = {option: value for option, value in point.items() if option != CHECKPOINT}
-        # Only what the whole grid comes to is published.
+        # Only the result of the complete grid is published.
         changes |= dict.fromkeys(("hub_model_id", "hub_private_repo", "hub_revision"))
         changes |= {"push_to_hub": False, "hub_strategy": "end", "output_dir": folder, "seeds": list(seeds)}
         one = replace(args, **changes)
@@ -299,8 +310,11 @@ def _runs(
 
 
 def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: Path) -> None:
-    """The chosen point's model, card and results at the top, and the table; `grid.json` says that all is there."""
-    (output_dir / GRID_FILE).unlink(missing_ok=True)  # It would say so of what another grid, or a kill, has left.
+    """Copy the chosen point's model, card and results to `output_dir`, and write the table.
+
+    `grid.json` is written last: it marks the folder as complete.
+    """
+    (output_dir / GRID_FILE).unlink(missing_ok=True)  # One of another grid would mark a half-written folder as complete.
     copy_best_model(seed_folder(chosen.output_dir, chosen.best["seed"]) / "model", output_dir)
     for name in (RESULTS_FILE, CARD_FILE):
         atomic_write(output_dir / name, (chosen.output_dir / name).read_bytes())
@@ -311,15 +325,15 @@ def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: 
 
 
 def _whole(folder: Path) -> bool:
-    """Whether what was published there is as it was; a damaged part is told."""
-    problem = seal_problem(folder) if (folder / SEAL).is_file() else None  # Folders of before there were seals have none.
+    """Return whether the files published in a folder are intact; log a warning about a damaged one."""
+    problem = seal_problem(folder) if (folder / SEAL).is_file() else None  # Folders of early versions have no seal.
     if problem is not None:
         logger.warning("%s. It is made again.", problem)
     return problem is None and find_object(folder / RESULTS_FILE) is not None
 
 
 def _seeds(folder: Path) -> list[dict[str, Any]]:
-    """The records of a point's seeds; empty where the point is not finished, or its record is damaged."""
+    """Return the records of a point's seeds; an empty list where the point is not finished, or its record is damaged."""
     try:
         content = find_object(folder / RESULTS_FILE)
         return [] if content is None else list(_SEEDS(content)["seeds"])

@@ -1,4 +1,4 @@
-"""What a grid is: values by argument, the points that they make, and how a recipe takes them."""
+"""Grids of hyperparameters: their values by argument, their points, and the options of recipes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hf_tlm.utils.safe_yaml import load_yaml, read_yaml
 from hf_tlm.utils.shown import shown_values, suggestion
 
 SELECTIONS = ("median", "mean", "best")
-# What points may differ in beside the options of training: which checkpoint is fine-tuned.
+# The checkpoint to fine-tune, in which points may differ in addition to the options of training.
 CHECKPOINT = "model_name_or_path"
 KEYS = ("grid", "seeds", "select_by")
 LONGEST_NAME = 150  # of a point's folder, in characters; file systems allow 255 bytes
@@ -28,12 +28,12 @@ _WITHOUT_GRID = NoEffect("grid", (None,), "without --grid, which says what to ch
 
 
 class GridError(HfTlmError):
-    """A grid that cannot be run."""
+    """Raised when a grid cannot be run."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `min` to `max`, for a search; with `log` their logarithms are drawn evenly."""
+    """A range of numbers from `min` to `max` for a search; with `log` it is sampled uniformly in the log domain."""
 
     min: float
     max: float
@@ -41,7 +41,7 @@ class Range:
 
     @classmethod
     def of(cls, name: str, value: Mapping[str, Any]) -> Range:
-        """Read a range of the argument `name` from {min, max}, with or without log; a GridError where it is none."""
+        """Read a range of the argument `name` from {min, max} with an optional log, or raise a GridError."""
         known = {field.name for field in fields(cls)}
         if not {"min", "max"} <= value.keys() <= known or not isinstance(value.get("log", False), bool):
             raise GridError(f"{name}: a range is {{min: ..., max: ..., log: true or false}}; received {dict(value)}.")
@@ -55,11 +55,12 @@ class Range:
 
 @dataclass
 class Grid:
-    """Values of some fields of `FinetuneArguments`, or of `model_name_or_path`; a point is one value of each.
+    """A grid of values for fields of `FinetuneArguments`, or for `model_name_or_path`; a point has one value of each.
 
-    values: field -> list of its values, or a range for a search; what YAML reads as text, such as 2e-5, becomes a number.
+    values: field -> list of its values, or a range for a search; text that stands for a number, such as YAML's 2e-5, is
+        converted.
     seeds: every point is run with each of them; None for those of the arguments.
-    select_by: which figure of a point's validation scores over the seeds has to be highest.
+    select_by: how a point's validation scores are aggregated over the seeds; the point with the highest one is chosen.
     """
 
     values: dict[str, list[Any] | Range]
@@ -91,13 +92,13 @@ class Grid:
     ) -> Grid:
         """Read a grid from a YAML file, YAML text that is a mapping, or a mapping.
 
-        It has the values by argument, or {grid: these, seeds: ..., select_by: ...}.
+        The source holds the values by argument, or {grid: values by argument, seeds: ..., select_by: ...}.
 
         Args:
-            seeds, select_by: win over those of the source.
+            seeds, select_by: take precedence over those of the source.
 
         Raises:
-            GridError: no such file, not YAML, or not of this form; see `Grid` for others.
+            GridError: there is no such file, it is not YAML, or not of this form; or the values are invalid.
         """
         content = _read_yaml(source) if isinstance(source, (str, os.PathLike)) else source
         if not isinstance(content, Mapping) or "grid" not in content:
@@ -109,7 +110,11 @@ class Grid:
         return cls(content["grid"], seeds or content.get("seeds"), select_by or content.get("select_by") or Grid.select_by)
 
     def points(self) -> list[dict[str, Any]]:
-        """Every combination, the last argument's values changing fastest; a GridError where there are ranges."""
+        """Return every combination of values, those of the last argument changing fastest.
+
+        Raises:
+            GridError: the grid has ranges.
+        """
         lists = {name: value for name, value in self.values.items() if not isinstance(value, Range)}
         if ranges := [name for name in self.values if name not in lists]:
             raise GridError(
@@ -118,7 +123,7 @@ class Grid:
         return [dict(zip(self.values, values, strict=True)) for values in itertools.product(*lists.values())]
 
     def each_value(self) -> list[dict[str, Any]]:
-        """Points of a search that have every value of a list and both ends of a range, beside the first of the others."""
+        """Return points that cover every value of a list and both ends of a range, beside the first value of the others."""
         ends = {name: [of.min, of.max] if isinstance(of, Range) else of for name, of in self.values.items()}
         first = {name: values[0] for name, values in ends.items()}
         others = [first | {name: value} for name, values in ends.items() for value in values[1:]]
@@ -133,14 +138,15 @@ def _check_seeds(seeds: Any) -> None:
 
 
 def point_name(point: Mapping[str, Any]) -> str:
-    """The name of a point's folder, such as `learning_rate=2e-05,num_train_epochs=3.0`."""
+    """Return the name of a point's folder, such as `learning_rate=2e-05,num_train_epochs=3.0`."""
     text, shown = (",".join(f"{name}={value}" for name, value in of.items()) for of in (point, shown_values(point)))
     name = re.sub(r"[^\w.,=+-]", "-", shown)[:LONGEST_NAME]
     return name if name == text else f"{name}-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:8]}"
 
 
 def _typed(values: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """As the command line would make them. The class is imported when there is a grid: `--help` has none."""
+    """Convert values to the types of their options, as the command line does."""
+    # Imported here because only a grid needs the class, and --help has to start fast.
     from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 
     typed = typed_values(FinetuneArguments, {name: v for name, v in values.items() if name != CHECKPOINT}, "the grid")
@@ -148,7 +154,11 @@ def _typed(values: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def checkpoints(pattern: str) -> list[str]:
-    """The folders that a pattern such as `runs/a/training/checkpoint-*` matches, by number; a GridError if none does."""
+    """Return the folders that match a pattern such as `runs/a/training/checkpoint-*`, sorted by number.
+
+    Raises:
+        GridError: no folder matches.
+    """
     found = [folder for folder in glob.glob(pattern) if os.path.isdir(folder)]
     if not found:
         raise GridError(
@@ -167,7 +177,7 @@ def _read_yaml(source: str | os.PathLike) -> Any:
 
 @dataclass
 class GridArguments:
-    """The settings to choose from, by their scores on validation."""
+    """Settings of a grid, whose values are chosen by their scores on validation."""
 
     grid: str | None = option(
         None,
@@ -192,11 +202,11 @@ class GridArguments:
         check_ranges(self, GridError)
 
     def read(self, seeds: list[int] | None = None, model_name_or_path: str = "") -> Grid | None:
-        """The grid; None where none is asked for.
+        """Return the grid; None where none was given.
 
         Args:
-            seeds: of the command line, which win over those of the grid's file.
-            model_name_or_path: a pattern of folders makes a grid of them, of each with every point of the other.
+            seeds: those of the command line, which take precedence over those of the grid's file.
+            model_name_or_path: a pattern adds the folders that match it as an axis of the grid.
 
         Raises:
             GridError: no folder matches; see also `Grid.read`.

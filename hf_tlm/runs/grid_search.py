@@ -1,4 +1,4 @@
-"""A search of a grid's lists and ranges by Optuna, through the Trainer's own `hyperparameter_search`."""
+"""Search a grid's lists and ranges with Optuna, through the Trainer's own `hyperparameter_search`."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STUDY_FILE, TRIALS_FILE, STUDY = "study.db", "trials.json", "search"
-# What the Trainer reads anew when a trial begins: the data, the model and the schedule of evaluation are made before.
+# Options that the Trainer reads again for each trial; the data, the config and the evaluation schedule are set up before.
 SEARCHABLE = (
     *("learning_rate", "num_train_epochs", "max_steps", "total_batch_size", "warmup_steps", "weight_decay"),
     *("layerwise_lr_decay", "lr_scheduler_type", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon"),
 )
-LOWEST = -1.0  # No metric has a lower score: what a trial gets whose training diverged.
+LOWEST = -1.0  # The score of a trial whose training diverged: no metric is lower.
 
 
 def check_search(grid: Grid) -> None:
-    """Raise a GridError if Optuna is not installed, or cannot search one of a grid's values."""
+    """Check that Optuna is installed and that all options of a grid can be searched, or raise a GridError."""
     if find_spec("optuna") is None:
         raise GridError("optuna_trials needs the package optuna: pip install 'hf-tlm[search]'.")
     if other := [name for name in grid.values if name not in SEARCHABLE]:
@@ -54,20 +54,22 @@ def check_search(grid: Grid) -> None:
 def search(
     task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid, trials: int, seed: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run trials in `output_dir/trials` until there are as many as asked for, and find the one best on validation.
+    """Run trials in `output_dir/trials` up to the requested number, and return the values of the best on validation.
 
-    A trial is one training run with `seed`; its score is the task's metric on validation, of the best evaluation or the last
-    as `args.select_by` says. Optuna's TPE draws its values from what the trials before it came to. The study is kept in
-    `study.db` (SQLite): the same call continues it, and what a killed trial had drawn is drawn again.
+    A trial is one training run with `seed`; its score is the task's metric on validation, of the best or the last evaluation
+    according to `args.select_by`. Optuna's TPE sampler draws its values based on the scores of the earlier trials. The study
+    is stored in `study.db` (SQLite): the same call continues it, and draws the values of an interrupted trial again.
 
     Args:
-        grid: lists are choices, ranges are drawn from; see `check_search`.
+        grid: lists are categorical choices, ranges are sampled; see `check_search`.
+        trials: their total number, those of earlier calls included.
 
     Returns:
-        (values of the best trial, `values` and `score` of all in the order they were run; None for one that failed)
+        The values of the best trial, and `values` and `score` of all trials in the order they were run; the score of a
+        failed one is None.
 
     Raises:
-        GridError: a study of another grid in this folder, or a damaged one; or training failed in all trials.
+        GridError: the folder holds a study of another grid, or a damaged one; or training failed in all trials.
     """
     folder, asked = args.folder / "trials", _asked(grid, seed)
 
@@ -91,7 +93,7 @@ def search(
                 study_name=STUDY,
                 storage=_storage(folder),
                 load_if_exists=True,
-                # By the number, so that a study that was interrupted goes on as it would have.
+                # Seeded by the trial's number, so that an interrupted study continues exactly as without interruption.
                 sampler=optuna.samplers.TPESampler(seed=seed + number),
                 pruner=optuna.pruners.NopPruner(),
             )
@@ -101,25 +103,25 @@ def search(
                     shutil.rmtree(left, ignore_errors=True)
             trainer.accelerator.wait_for_everyone()
 
-    # Each trial waits for those before it: processes cannot share them, and one works while the others wait.
+    # Each trial depends on the earlier ones, so processes cannot share them: one works while the others wait.
     once(folder, lambda: len(_read(folder, asked)) >= trials, run)
     done = _read(folder, asked)[:trials]
     scored = [trial for trial in done if trial["score"] is not None]
     if not scored:
         if args.process_index == 0:
-            shutil.rmtree(folder, ignore_errors=True)  # Of a search that came to nothing another grid is not kept off.
+            shutil.rmtree(folder, ignore_errors=True)  # A search without a result must not block another grid.
         raise GridError(f"Training failed in all {trials} trials. Lower the learning rates of the grid, or warm up longer.")
     return max(scored, key=lambda trial: trial["score"])["values"], done
 
 
 def _asked(grid: Grid, seed: int) -> dict[str, Any]:
-    """What a study is of, as JSON values."""
+    """Return the grid and the seed of a study as JSON values, by which the study is recognised."""
     space = {name: asdict(value) if isinstance(value, Range) else value for name, value in grid.values.items()}
     return json.loads(json.dumps({"grid": space, "seed": seed}))
 
 
 def _read(folder: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """The completed trials; a GridError if they are of another grid or seed."""
+    """Return the completed trials, or raise a GridError if they belong to another grid or seed."""
     path = folder / TRIALS_FILE
     if not path.is_file():
         return []
@@ -137,9 +139,14 @@ def _storage(folder: Path) -> str:
 
 
 def _open_study(folder: Path, trials: int) -> optuna.Study:
-    """The study of this folder, without what a killed process left running; a GridError where it is damaged.
+    """Open the study of a folder, and mark trials that a killed process left running as failed.
 
-    trials: how many it has at least, as `TRIALS_FILE` is written after them.
+    Args:
+        trials: the number of completed trials in `TRIALS_FILE`. The study has at least as many, since the file is written
+            after them.
+
+    Raises:
+        GridError: the study is damaged.
     """
     import optuna
     from sqlalchemy.exc import DatabaseError
@@ -176,7 +183,7 @@ def _write_trials(study: optuna.Study, folder: Path, asked: dict[str, Any]) -> N
 
 
 def _draw(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str, Any]:
-    """The arguments of a trial, as the Trainer sets them."""
+    """Draw the values of a trial, and return them as arguments for the Trainer to set."""
     values = {}
     for name, value in grid.values.items():
         if not isinstance(value, Range):
@@ -192,10 +199,10 @@ def _draw(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str,
 
 
 class TrialTrainer(FinetuneTrainer):
-    """`FinetuneTrainer` of one trial, which computes what `finetune` does with its values.
+    """A `FinetuneTrainer` for one trial, which computes the same as `finetune` with the trial's values.
 
-    The only changes: training that fails has the lowest score, instead of ending the search, and of several evaluations the
-    best one counts.
+    It differs in two points: failed training gets the lowest score instead of ending the search, and of several evaluations
+    the best one counts.
     """
 
     def __init__(self, *args, **kwargs):
@@ -204,13 +211,13 @@ class TrialTrainer(FinetuneTrainer):
 
     @property
     def trained(self) -> nn.Module:
-        """The model of this trial."""
-        assert self.model is not None  # It is made before the first step.
+        """The trained model of this trial."""
+        assert self.model is not None  # Built before the first step.
         return self.model
 
     def call_model_init(self, trial=None):
         model = super().call_model_init(trial)
-        set_seed(self.args.seed)  # Dropout is drawn from here on, as after the making of any Trainer.
+        set_seed(self.args.seed)  # Dropout is drawn from this state on, as after the construction of any Trainer.
         return model
 
     def train(self, *args, **kwargs):
@@ -221,13 +228,13 @@ class TrialTrainer(FinetuneTrainer):
             self.objective = LOWEST
 
     def score_of(self, metrics: dict[str, float]) -> float:
-        """Of the evaluations so far."""
+        """Add the score of an evaluation, and return the best so far."""
         self.scores.append(metrics[f"eval_{self.args.metric_for_best_model}"])
         return max(self.scores)
 
 
 def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, seed: int, folder: Path):
-    """A function that makes the trainer of the n-th trial; what trials have in common is made once."""
+    """Return a function that builds the trainer of the n-th trial; what all trials share is prepared once."""
     kind = kind_module(task.spec.kind)
     config, tokenizer = load_pretrained(task, checkpoint, args.max_length)
     chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)

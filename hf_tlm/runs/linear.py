@@ -1,6 +1,6 @@
-"""A linear model on TF-IDF, fitted: what it says of texts, and files without pickles that keep it.
+"""A fitted linear classifier on TF-IDF features: its predictions, and its files, which contain no pickles.
 
-N texts, C classes, F n-grams.
+Shapes: N texts, C classes, F n-grams.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from hf_tlm.utils.json_files import listed, mapped, one_of, read_fields, real, w
 from hf_tlm.utils.run_files import LINEAR_FILE
 from hf_tlm.utils.texts import UNSPACED_SET, script_of
 
-# Words, and punctuation marks each by itself: entity marks such as [[ ]] say much on some tasks.
+# Words, and single punctuation marks: entity markers such as [[ ]] are informative on some tasks.
 TOKENS = r"(?u)\w+|[^\w\s]"
-# Without spaces between words a run of letters is a clause, which hardly comes twice: each character is a word there. So it
-# is in the scripts that `script_of` calls unspaced, as in a search; other models stay as they were.
+# In scripts without spaces between words a run of letters is a clause, which rarely occurs twice, so each character is a
+# token. This holds for the scripts that `script_of` calls unspaced, as in retrieval; models of other texts are unaffected.
 TOKENS_BY_CHARACTER = rf"(?u)[^\W{UNSPACED_SET}]+|\w|[^\w\s]"
 WEIGHTS_FILE = "linear.safetensors"
 COLUMNS = ("text", "text_pair")
-# Logit of a class that was not seen.
+# Logit of a class without a training text.
 UNSEEN = -1e4
-_MOST = 1e9  # Of a weight.
-LARGEST = 1 << 30  # Bytes of the file of n-grams.
+_MOST = 1e9  # Upper bound of a weight's absolute value.
+LARGEST = 1 << 30  # Maximal size of the file of n-grams in bytes.
 # Bounds of the temperature.
 _TEMPERATURES = (1e-2, 1e2)
-# A stranger may have written the file.
+# The file may come from an untrusted source.
 _FIELDS = {
     "n_grams": whole(1, 3),
     "num_labels": whole(2, 100_000),
@@ -50,20 +50,25 @@ _DAMAGED = "Make it again with `hf-tlm baseline`, or copy it again."
 
 
 def by_character(*columns: Sequence[str]) -> bool:
-    """Whether texts are written without spaces, so that their characters are words."""
+    """Return whether the texts of a column are in a script without spaces, so that characters are the tokens."""
     return any(script_of(texts) == "unspaced" for texts in columns)
 
 
 def tokens(characters: bool) -> str:
-    """The regular expression of a word or a punctuation mark; of scripts without spaces of a character if so asked."""
+    """Return the regular expression of a token: a word or a punctuation mark.
+
+    characters: in scripts without spaces each character is a token.
+    """
     return TOKENS_BY_CHARACTER if characters else TOKENS
 
 
 def tfidf(n: int, terms: Sequence[str] | None = None, characters: bool = False) -> TfidfVectorizer:
-    """A vectorizer, to be fitted, of n-grams of up to n words and punctuation marks; float32, frequencies as 1 + log.
+    """Return an unfitted TF-IDF vectorizer of n-grams of up to n words and punctuation marks.
+
+    Its features are float32, with term frequencies as 1 + log.
 
     Args:
-        terms: the n-grams to count; None: those of the texts that it is fitted to.
+        terms: the vocabulary of n-grams; None: the n-grams of the texts that the vectorizer is fitted to.
         characters: see `tokens`.
     """
     options = {"ngram_range": (1, n), "sublinear_tf": True, "dtype": np.float32, "vocabulary": terms}
@@ -72,14 +77,14 @@ def tfidf(n: int, terms: Sequence[str] | None = None, characters: bool = False) 
 
 @dataclass(frozen=True)
 class LinearModel:
-    """A linear classifier of TF-IDF features.
+    """A linear classifier on TF-IDF features.
 
-    terms: column (text, text_pair) -> the n-grams that are counted in it. n_grams: the longest.
+    terms: column (text, text_pair) -> its n-grams. n_grams: the length of the longest.
     idf: column -> float32, one for each of its terms.
-    weights: float32 [C, F], over the columns' terms one after the other; of two classes [1, F], the second's.
+    weights: float32 [C, F], over the terms of all columns, concatenated; for two classes [1, F], those of the second.
     biases: float32 [C] or [1].
-    classes: int64 [C], which classes these are of `num_labels`; the others had no training text.
-    temperature: margins are divided by it before the softmax, which leaves the likeliest class as it is.
+    classes: int64 [C], the indices of these classes among `num_labels`; the others had no training text.
+    temperature: margins are divided by it before the softmax; the most probable class does not depend on it.
     by_character: see `tokens`.
     """
 
@@ -95,7 +100,7 @@ class LinearModel:
 
     @cached_property
     def vectorizers(self) -> dict[str, TfidfVectorizer]:
-        """Column -> what makes features of it."""
+        """The fitted vectorizer of each column."""
         made = {}
         for column, terms in self.terms.items():
             made[column] = tfidf(self.n_grams, list(terms), self.by_character)
@@ -108,10 +113,10 @@ class LinearModel:
         return self.weights.T.astype(np.float64)
 
     def logits(self, columns: Mapping[str, Sequence[str]]) -> np.ndarray:
-        """What it says of texts, as logits, float64 [N, num_labels].
+        """Return the logits of texts, float64 [N, num_labels].
 
         Args:
-            columns: text, and of pairs text_pair, of N rows each.
+            columns: `text`, and for pairs `text_pair`, with N rows each.
         """
         features = sparse.hstack([made.transform(columns[name]) for name, made in self.vectorizers.items()], format="csr")
         margins = as_margins(features @ self._columns + self.biases)
@@ -133,10 +138,10 @@ class LinearModel:
 
     @classmethod
     def open(cls, folder: Path) -> LinearModel:
-        """The one that a folder keeps.
+        """Load the model that `save` wrote to a folder.
 
         Raises:
-            ModelError: a file is missing or damaged, or the two do not go together.
+            ModelError: a file is missing or damaged, or the two do not match.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
@@ -144,7 +149,7 @@ class LinearModel:
         try:
             about: dict[str, Any] = read_fields(folder / LINEAR_FILE, _FIELDS, ModelError, ["by_character"], LARGEST)
             tensors = load_file(folder / WEIGHTS_FILE)
-        except (OSError, SafetensorError, TypeError, AttributeError, ValueError) as error:  # Of types that numpy lacks.
+        except (OSError, SafetensorError, TypeError, AttributeError, ValueError) as error:  # Some for dtypes numpy lacks.
             raise ModelError(f"The linear model in {folder} cannot be read: {error}. {_DAMAGED}") from error
         terms = about.pop("terms")
         idf = {column: tensors.get(f"idf.{column}", np.zeros(0)) for column in terms}
@@ -155,7 +160,7 @@ class LinearModel:
         return found
 
     def _fits(self) -> bool:
-        """Whether its parts go together and are finite."""
+        """Return whether the parts match in shape and dtype, and all numbers are finite."""
         if list(self.terms) not in (["text"], list(COLUMNS)) or not all(self.terms.values()):
             return False
         if self.classes.ndim != 1 or len(self.classes) < 2:
@@ -173,16 +178,16 @@ class LinearModel:
             and len(set(self.classes.tolist())) == len(self.classes)
             and 0 <= self.classes.min()
             and self.classes.max() < self.num_labels
-            # What is larger is no such model's, and its sums would not be finite.
+            # Larger numbers do not come from a fit, and their sums could be infinite.
             and all((np.abs(one) < _MOST).all() for one in numbers)
         )
 
 
 def as_margins(decisions: np.ndarray) -> np.ndarray:
-    """Decisions as scikit-learn's classifiers have them, of two classes a single number, as one number a class.
+    """Convert scikit-learn's decision values, a single number for two classes, to one margin per class.
 
     Args:
-        decisions: float [N, C], or of two classes [N] or [N, 1].
+        decisions: float [N, C], or for two classes [N] or [N, 1].
 
     Returns:
         float64 [N, C].
@@ -195,15 +200,16 @@ def as_margins(decisions: np.ndarray) -> np.ndarray:
 
 
 def best_temperature(margins: np.ndarray, classes: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature between 0.01 and 100 at which texts of known classes are likeliest.
+    """Return the temperature between 0.01 and 100 that minimises the cross-entropy of labelled texts.
 
-    Of N texts each is of its class by (N + 1) / (N + 2) and else of any other alike, as Platt has it (1999, "Probabilistic
-    Outputs for Support Vector Machines"): of few that are all told apart the lowest would be the likeliest.
+    The targets are smoothed after Platt (1999, "Probabilistic Outputs for Support Vector Machines"): of N texts each has
+    (N + 1) / (N + 2) for its class, and the rest is divided evenly among the others. Without smoothing, the lowest
+    temperature would win whenever a few texts are all classified correctly.
 
     Args:
         margins: float [N, C].
-        classes: int [C], which class a column is.
-        labels: int [N]; texts of other classes are left out.
+        classes: int [C], the class of each column.
+        labels: int [N]; texts of other classes are left out. Where none remain, the temperature is 1.
     """
     known = np.isin(labels, classes)
     if not known.any():

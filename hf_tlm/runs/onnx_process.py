@@ -1,6 +1,7 @@
-"""A process that classifies with an exported graph, of Python, onnxruntime and tokenizers alone, and says what it takes.
+"""A program that classifies texts with an exported graph and prints its peak memory.
 
-`hf_tlm.runs.price.onnx_memory` starts this file as a program, which imports nothing of hf_tlm.
+It needs only Python, onnxruntime and tokenizers. `hf_tlm.runs.price.onnx_memory` starts this file as a program, which
+imports nothing of hf_tlm.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # As in hf_tlm.
 
 
 def peak_megabytes() -> float:
-    """The greatest resident memory of this process so far, in 10^6 bytes, as Linux counts it."""
-    # Not getrusage, whose figure begins with that of the process that started this one.
+    """Return the peak resident memory of this process so far in 10^6 bytes, as Linux counts it."""
+    # Not getrusage, whose peak includes that of the parent process.
     with open("/proc/self/status", encoding="utf-8") as file:
         for line in file:
             if line.startswith("VmHWM:"):
@@ -25,7 +26,7 @@ def peak_megabytes() -> float:
 
 
 def encoder(tokenizer_file: str) -> Callable[[list[str], int], tuple[list[list[int]], list[list[int]]]]:
-    """Return a function: texts, and a length to which they are cut or padded -> token ids and attention masks."""
+    """Return a function that encodes texts: (texts, length to truncate or pad to) -> (token ids, attention masks)."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(tokenizer_file)
@@ -40,7 +41,7 @@ def encoder(tokenizer_file: str) -> Callable[[list[str], int], tuple[list[list[i
 
 
 def classifier(graph: str, tokenizer_file: str) -> Callable[[list[str], int], Any]:
-    """Return a function: texts, and a length as of `encoder` -> the first output's largest place, on one thread."""
+    """Return a function that classifies texts on one thread: (texts, length of `encoder`) -> argmax of the first output."""
     import numpy as np
     import onnxruntime
 
@@ -59,9 +60,10 @@ def classifier(graph: str, tokenizer_file: str) -> Callable[[list[str], int], An
 
 
 def main(graph: str, tokenizer_file: str, length: str) -> None:
-    """Classify the texts that standard input has as a JSON list, the first one and then all at once, and print the memory.
+    """Classify the texts of a JSON list on standard input, and print the peak memory.
 
-    onnxruntime plans its memory at the first batch of a shape, and takes it at the second.
+    The first text is classified alone, then all texts twice as one batch: onnxruntime plans its memory at the first batch of
+    a shape, and allocates it at the second.
     """
     answer, texts = classifier(graph, tokenizer_file), json.load(sys.stdin)
     for batch in (texts[:1], texts, texts):

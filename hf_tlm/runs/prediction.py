@@ -1,4 +1,4 @@
-"""Predictions of a finished model for unlabelled data, chunk by chunk."""
+"""Predict on unlabelled data with finished models, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SUFFIXES = {"squad": "json", None: "jsonl"}
 
 @contextlib.contextmanager
 def _kept_random_states() -> Iterator[None]:
-    """Random states of Python, numpy and torch are afterwards as before: making a Trainer seeds them all."""
+    """Restore the random states of Python, numpy and torch on exit: the construction of a Trainer seeds them all."""
     python, of_numpy = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
@@ -84,44 +84,44 @@ def predict(
     num_threads: int | None = None,
     **options: Any,
 ) -> Path:
-    """Write what a finished model, or the average of several, says of every row of a file.
+    """Predict every row of a file with a finished model, or with the average of several, and write the predictions.
 
-    The columns of the input stay, and beside them are `prediction` and the probabilities of all classes; see
-    `hf_tlm.runs.prediction_files.PredictionFile`. Long texts are cut as they were in training, and the columns are those of
-    the training: of our own folders nothing need be said again.
+    The columns of the input are kept, and `prediction` and the probabilities of all classes are added; see
+    `hf_tlm.runs.prediction_files.PredictionFile`. Text columns and the maximal length are those of the training: for a run's
+    folder they need not be given again.
 
-    Rows are read, tokenised, predicted and written 10,000 at a time, so that the file may be of any size; what is written
-    appears whole or not at all. With several processes each predicts a share of a chunk, and all must call this. Random
-    states are left as they are.
+    Rows are read, tokenised, predicted and written 10,000 at a time, so that the file may be of any size; the output is
+    written atomically. With several processes each predicts a share of a chunk, and all must call this. Random states are
+    restored.
 
         predict("runs/tickets", "new.csv", "answered.csv")
 
     Args:
-        model_name_or_path: folder of a finished run of TLM, fine-tuning (adapters too) or few-shot learning (of its splits
-            the one best on validation), of a linear model, of a stock checkpoint with the head of a task, or one of these on
-            the Hub, with `@revision` if wanted. Several models of one classification or regression task, such as the seeds
-            of a run, are averaged: their probabilities, or their values.
-        data: file (csv, tsv, xlsx, jsonl, json, parquet, or txt with a text a line), or Hub dataset, in the columns of the
-            task, whose labels are not read; see `hf_tlm.tasks.unlabelled`, also for `drop_bad_rows`.
-        output: a file, for `glue` a folder; earlier predictions there are replaced. Default: one called like the data, in
-            the folder `predictions` beside the model, or here if that is on the Hub, or there are several.
-        predict_format: jsonl, csv, tsv, parquet, xlsx: a table. txt: a prediction a line. glue: a file for GLUE's
-            leaderboard, under the name that it has there. squad: a JSON object, id -> answer, and another in
-            `<name>_null_odds.json`, id -> how much the score of no answer is above that of the best one. Default: what the
-            name of `output` says; without one jsonl.
+        model_name_or_path: folder of a finished run of TLM, fine-tuning (adapters too) or few-shot learning (the split that
+            is best on validation is used), of a linear model, of a stock checkpoint with the head of a task, or one of these
+            on the Hub, with `@revision` if wanted. Of several models of one classification or regression task, such as the
+            seeds of a run, the probabilities or values are averaged.
+        data: file (csv, tsv, xlsx, jsonl, json, parquet, or txt with one text per line), or Hub dataset, with the columns of
+            the task; labels are not read. See `hf_tlm.tasks.unlabelled`, also for `drop_bad_rows`.
+        output: a file, for `glue` a folder; earlier predictions there are replaced. Default: a file named like the data, in
+            the folder `predictions` beside the model, or of the working directory for several models or one on the Hub.
+        predict_format: jsonl, csv, tsv, parquet, xlsx: a table. txt: one prediction per line. glue: a file for GLUE's
+            leaderboard, under its name there. squad: a JSON object, id -> answer, and another in `<name>_null_odds.json`,
+            id -> score of no answer minus score of the best answer. Default: the format of the suffix of `output`; jsonl
+            without `output`.
         text_columns, max_length: see `find_source`.
-        separator: of the fields of csv and tsv data; default: what makes a table of the file.
+        separator: of the fields of csv and tsv data. Default: detected.
         backend: torch; or onnx: the model is a folder of `hf_tlm.runs.export_onnx`, which onnxruntime runs, in one process.
-            A linear model is scikit-learn's with either.
-        onnx_dtype, num_threads: of that, see `OnnxModel`.
+            A linear model is computed by scikit-learn with either.
+        onnx_dtype, num_threads: for the backend onnx, see `OnnxModel`.
         options: further `FinetuneArguments`, such as `per_device_eval_batch_size`, `use_cpu`, `bf16_full_eval`.
 
     Returns:
-        The file.
+        The path of the written file.
 
     Raises:
-        ModelError: it holds no model that predicts, or its files do not go together; see `check_alike`.
-        ArgumentsError: the format is unknown or does not go with the task; the file is a folder, the data, a model's, or a
+        ModelError: the folder holds no model that predicts, or its files do not match; see `check_alike`.
+        ArgumentsError: the format is unknown or not for this task; `output` is a folder, the data, a file of a model, or a
             table without predictions, or cannot be written.
         TaskError: see `unlabelled`.
     """
@@ -137,7 +137,7 @@ def predict(
     file = _file(names, data, output, predict_format, sources, separator)
     with contextlib.ExitStack() as stack:
         opened: dict[int, Predictor] = {}
-        # Linear ones first: after a network's Trainer no other arguments may set up the process.
+        # Linear models first: after a network's Trainer no other arguments may set up the process.
         for place, one in sorted(enumerate(sources), key=lambda pair: not pair[1].linear):
             exported = None if backend == "torch" or one.linear else OnnxModel(one.folder, onnx_dtype, num_threads)
             opening = open_predictor(one, trust_remote_code=trust_remote_code, exported=exported, **options)
@@ -170,12 +170,13 @@ def predict(
 def open_predictor(
     source: Source, *, trust_remote_code: bool = False, exported: OnnxModel | None = None, **options: Any
 ) -> Iterator[Predictor]:
-    """A model of `find_source`, ready to predict. All processes must call this, and what it gives.
+    """Open a model of `find_source` for prediction. All processes must call this, and the predictor.
 
-    It is given chunk after chunk, and who does so shows how far they are: `datasets` shows no bars until it is closed.
+    The caller passes chunk after chunk to the predictor, and shows the progress itself: the bars of `datasets` are disabled
+    until the context ends.
 
     Args:
-        exported: the source's graph, to be asked instead of its weights.
+        exported: the source's exported graph, which is run instead of its weights.
         options: further `FinetuneArguments`; see `predict`.
     """
     with tempfile.TemporaryDirectory() as scratch, _without_bars_of_chunks():
@@ -191,10 +192,10 @@ def open_predictor(
 
 
 class Predictor(ABC):
-    """Rows -> predictions.
+    """A model that maps rows to predictions.
 
-    parameters: of the model; 0 of an exported one.
-    tokens: that it has read, without padding; prompted models do not count them.
+    parameters: number of parameters of the model; 0 for an exported one.
+    tokens: number of tokens read so far, without padding; prompted models do not count them.
     """
 
     def __init__(self, args: FinetuneArguments, model: nn.Module):
@@ -203,23 +204,23 @@ class Predictor(ABC):
 
     @abstractmethod
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
-        """`prediction` and, of classes, `probabilities` of each row; see `hf_tlm.runs.finetuning.kinds`."""
+        """Return `prediction`, and for classes `probabilities`, for each row; see `hf_tlm.runs.finetuning.kinds`."""
 
     def _share(self, rows: Dataset) -> Dataset:
-        """The rows that this process answers for; none where there are more processes than rows."""
+        """Return the rows that this process predicts; none for a process beyond the number of rows."""
         if self.args.process_index >= len(rows):
             return rows.select([])
         return rows.shard(min(self.args.world_size, len(rows)), self.args.process_index, contiguous=True)
 
     def _by_shares(self, rows: Dataset, answers: Callable[[Dataset], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        """The answers of all processes, each of its share of the rows."""
+        """Predict a share of the rows on each process, and gather the predictions of all."""
         share = self._share(rows)
         found = answers(share) if len(share) else []
         return gather_object(found) if self.args.world_size > 1 else found
 
 
 class _WithHead(Predictor):
-    """A stock model with the head of the task."""
+    """A predictor of a stock model with the head of the task."""
 
     def __init__(self, source: Source, args: FinetuneArguments, trust_remote_code: bool):
         self.kind = kind_module(source.spec.kind)
@@ -241,7 +242,7 @@ class _WithHead(Predictor):
 
 
 class _Config(nn.Module):
-    """What is left of a stock model whose logits come from elsewhere."""
+    """A module without weights that carries the config of a model whose logits are computed elsewhere."""
 
     device = torch.device("cpu")
 
@@ -251,7 +252,7 @@ class _Config(nn.Module):
 
 
 class _Exported(Predictor):
-    """An exported model."""
+    """A predictor of an exported model, run by onnxruntime."""
 
     def __init__(self, source: Source, args: FinetuneArguments, exported: OnnxModel):
         if source.prompted:
@@ -261,7 +262,7 @@ class _Exported(Predictor):
         self.kind, self.exported = kind_module(source.spec.kind), exported
         self.tokenizer = load_tokenizer(str(source.folder), masking=False)
         self.collate = partial(self.kind.collate, self.tokenizer)
-        with reading(f"the config in {source.folder}"):  # A stranger may have written it.
+        with reading(f"the config in {source.folder}"):  # It may come from an untrusted source.
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
         self.model: nn.Module = _Config(config)
         super().__init__(args, self.model)
@@ -279,7 +280,7 @@ class _Exported(Predictor):
 
 
 class _Prompted(Predictor):
-    """A masked LM with a prompt."""
+    """A predictor of a masked LM with a prompt."""
 
     def __init__(self, source: Source, args: FinetuneArguments):
         self.classifier = PromptClassifier.from_pretrained(str(source.folder))
@@ -294,7 +295,7 @@ class _Prompted(Predictor):
 
 
 class _Linear(Predictor):
-    """A linear model, which reads whole texts."""
+    """A predictor of a linear model, which reads texts without truncation."""
 
     def __init__(self, source: Source, args: FinetuneArguments):
         self.names, self.linear = source.label_names, LinearModel.open(source.folder)
@@ -313,10 +314,10 @@ class _Linear(Predictor):
 def predict_after(
     args: BaseArguments, predicting: PredictArguments, *, drop_bad_rows: bool = False, trust_remote_code: bool = False
 ) -> Path | None:
-    """Predict with the model of a run that has just finished, on the machine of the run. All processes must call this.
+    """Predict with the model of a run that has just finished, with the run's machine options. All processes must call this.
 
     Returns:
-        The file; None where no predictions are asked for.
+        The path of the file; None where `predicting.predict` is None.
 
     Raises:
         ArgumentsError, ModelError, TaskError: see `predict`.
@@ -333,7 +334,7 @@ def predict_after(
 
 
 def check_predictable(task: Task, predicting: PredictArguments, output_dir: str, *, drop_bad_rows: bool = False) -> None:
-    """Refuse what `predict` would refuse at the end of a training: a format, a place, or the first rows of the data.
+    """Check before a training what `predict` checks at its end: the format, the output path, and the first rows of the data.
 
     Raises:
         ArgumentsError, TaskError: see `predict`.
@@ -345,13 +346,19 @@ def check_predictable(task: Task, predicting: PredictArguments, output_dir: str,
     _check_place(place, predicting.predict, [Path(output_dir)])
     file = PredictionFile(place, predicting.predict_format, task.spec, task.label_names)
     _check_place(file.path, predicting.predict, [Path(output_dir)])
-    if predicting.predict_output is not None:  # Else it is in output_dir, which the training writes.
+    if predicting.predict_output is not None:  # The default is in output_dir, which the training writes.
         check_writable(file.path.parent, f"predict_output {file.path}")
     next(unlabelled_chunks(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows), None)
 
 
 def _sources(names: Sequence[str], graph: str | None, **options: Any) -> list[Source]:
-    """The models, which can be averaged where they are several. graph: the file of an export that is asked, not torch."""
+    """Find the models, and check that several can be averaged.
+
+    graph: the file of an export for onnxruntime; None: the weights for torch.
+
+    Raises:
+        ModelError: a model is not found, is an export without `graph`, or several cannot be averaged.
+    """
     files = FILES if graph is None else [*TOKENIZER_FILES, CRF_FILE, WEIGHTS_FILE, graph]
     sources = [find_source(name, files=files, **options) for name in names]
     for name, one in zip(names, sources, strict=True):
@@ -384,7 +391,7 @@ def _file(
 
 
 def _check_place(path: Path, data: str, folders: Sequence[Path]) -> None:
-    """Predictions take the place of neither what they are of nor the model's files."""
+    """Check that predictions overwrite neither the data nor a file of a model, or raise an ArgumentsError."""
     place = path.resolve()
     if Path(data).is_file() and place == Path(data).resolve():
         raise ArgumentsError(f"predict_output {path} is the file to predict on. Give another.")
@@ -411,7 +418,7 @@ def _check_classes(num_labels: int | None, source: Source) -> None:
 
 @contextlib.contextmanager
 def _without_bars_of_chunks() -> Iterator[None]:
-    """One bar is enough."""
+    """Disable the progress bars of `datasets`: one bar is enough."""
     shown = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:

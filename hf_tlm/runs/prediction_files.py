@@ -1,4 +1,4 @@
-"""Predictions as files: tables with the input's columns beside them, GLUE's and SQuAD's formats."""
+"""Write predictions to files: tables that keep the columns of the input, and the formats of GLUE and SQuAD."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from hf_tlm.utils.files import atomic_file
 
 logger = logging.getLogger(__name__)
 
-# What the name of a file ends with -> its format.
+# Suffix of a file -> its format.
 SUFFIXES = {
     **{".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".xlsx": "xlsx"},
     **{".txt": "txt"},
 }
 _LONGEST_LINE = 1 << 26  # bytes
 FORMATS = (*dict.fromkeys(SUFFIXES.values()), "glue", "squad")
-# What the leaderboard calls a registered task's file.
+# Registered task -> name of its file on GLUE's leaderboard.
 GLUE_FILES = {
     "cola": "CoLA.tsv",
     "sst2": "SST-2.tsv",
@@ -50,7 +50,11 @@ GLUE_FILES = {
 
 
 def glue_task(name: str) -> str:
-    """The GLUE task of a task's name, `cola` of cola, glue_cola, glue/cola; an ArgumentsError if it is none."""
+    """Return the GLUE task of a task's name: `cola` for cola, glue_cola or glue/cola.
+
+    Raises:
+        ArgumentsError: it is no task of GLUE.
+    """
     short = name.removeprefix("glue").strip("_-/").replace("-", "_")
     if short not in GLUE_FILES:
         raise ArgumentsError(f"predict_format glue is for GLUE's tasks ({', '.join(GLUE_FILES)}); this one is {name}.")
@@ -58,13 +62,13 @@ def glue_task(name: str) -> str:
 
 
 def glue_value(task: str, prediction: Any) -> Any:
-    """Convert a prediction to what the leaderboard takes.
+    """Convert a prediction to the form that the leaderboard accepts.
 
-    That is class names for MNLI, QNLI and RTE, numbers for the others, for STS-B within 0 to 5.
+    These are class names for MNLI, QNLI and RTE, and numbers for the others; for STS-B they are clipped to 0..5.
 
     Args:
         task: from `glue_task`.
-        prediction: the name of a class; where the data only number them, its number in GLUE's order.
+        prediction: the name of a class; where the data only number the classes, its number in GLUE's order.
     """
     if task == "stsb":
         return f"{min(max(float(prediction), 0.0), 5.0):.3f}"
@@ -75,7 +79,11 @@ def glue_value(task: str, prediction: Any) -> Any:
 
 
 def format_of(path: Path, predict_format: str | None) -> str:
-    """The format of a file, the one given or what its name says; an ArgumentsError if that says nothing."""
+    """Return the given format, else that of the file's suffix.
+
+    Raises:
+        ArgumentsError: no format is given, and the suffix is unknown.
+    """
     if predict_format is not None:
         return predict_format
     if path.suffix.lower() not in SUFFIXES:
@@ -87,7 +95,7 @@ def format_of(path: Path, predict_format: str | None) -> str:
 
 
 def check_format(predict_format: str, spec: TaskSpec, label_names: Sequence[str]) -> None:
-    """Raise an ArgumentsError for a format that is unknown, or for other tasks or classes."""
+    """Check that a format is known and fits the kind of task and the classes, or raise an ArgumentsError."""
     if predict_format not in FORMATS:
         raise ArgumentsError(f"predict_format must be one of {', '.join(FORMATS)}; received {predict_format!r}.")
     if predict_format == "squad" and spec.kind != "question_answering":
@@ -106,9 +114,10 @@ def check_format(predict_format: str, spec: TaskSpec, label_names: Sequence[str]
 
 
 def _check_replaceable(path: Path, format: str) -> None:
-    """Raise an ArgumentsError where predictions would take the place of a table that has none, such as one's own labels.
+    """Check that an existing file holds earlier predictions, or raise an ArgumentsError.
 
-    Lines of text and SQuAD's answers are told from nothing else: that they take the place of a file is said.
+    This protects other tables, such as the user's labels, from being overwritten. Text lines and SQuAD's answers cannot be
+    told from other content: for these formats a warning is logged that the file will be replaced.
     """
     if not path.is_file() or not path.stat().st_size:
         return
@@ -125,7 +134,7 @@ def _check_replaceable(path: Path, format: str) -> None:
 
 
 def _columns_of(path: Path) -> list[Any] | None:
-    """The names of a table's columns, of whatever kind the file is; None where it is none."""
+    """Return the column names of a table in any of the formats; None where the file is no table."""
     try:
         with open(path, "rb") as file:
             first = file.readline(_LONGEST_LINE)
@@ -142,27 +151,27 @@ def _columns_of(path: Path) -> list[Any] | None:
         if line.startswith("{"):
             return list(json.loads(line))
         return next(csv.reader([line], delimiter=max(",;\t|", key=line.count)), [])
-    except Exception:  # Of any class: it is none of ours.
+    except Exception:  # Of any class: the file may hold anything.
         return None
 
 
 class PredictionFile(contextlib.ExitStack):
-    """Predictions, written a chunk at a time to a file that appears whole, at the end of the context, or not at all.
+    """A file of predictions, written chunk by chunk and atomically: it appears at the end of the context, complete.
 
-    In tables the columns of the input come first, then `prediction`, and `probability` or `probabilities`: in JSON lines an
-    object, class -> share of 1, elsewhere a column `probability_<class>` each. A column of the input that has such a name is
-    kept as `input_<name>`. JSON lines have an `id` too. Tables for Excel and in parquet are held in memory until the end.
+    In tables the columns of the input come first, then `prediction`, and the probabilities: in JSON lines an object
+    `probabilities`, class -> probability, in other tables a column `probability_<class>` for each class. A column of the
+    input with such a name is kept as `input_<name>`. JSON lines also have an `id`. Tables for Excel and in parquet are held
+    in memory until the end.
 
     Args:
         path: the file; a folder for `glue`.
-        predict_format: one of `FORMATS`. Default: what the name of the file says.
-        like: a csv is written as this one is, if it is one: with its separator, and a byte order mark if it has one, without
-            which Excel takes it for another encoding.
-        separator: that of `like`; None: it is looked for.
+        predict_format: one of `FORMATS`. Default: the format of the file's suffix.
+        like: the input file. If it is a csv, a csv of predictions has its separator, and its byte order mark if it has one,
+            without which Excel assumes another encoding.
+        separator: that of `like`; None: it is detected.
 
     Raises:
-        ArgumentsError: see `format_of`, `check_format`; the file is a folder, or one that holds something else than
-            predictions.
+        ArgumentsError: see `format_of`, `check_format`; the path is a folder, or a file that holds no predictions.
     """
 
     def __init__(
@@ -216,10 +225,10 @@ class PredictionFile(contextlib.ExitStack):
     def add(
         self, rows: Dataset, predictions: Sequence[Mapping[str, Any]], source: Mapping[str, Sequence[Any]] | None = None
     ) -> None:
-        """The next rows.
+        """Write the predictions for the next rows.
 
         Args:
-            rows: in the columns of the task.
+            rows: the rows, with the columns of the task.
             source: the columns of the input for these rows.
         """
         if self.task:
@@ -268,25 +277,25 @@ class PredictionFile(contextlib.ExitStack):
 
 
 def _dialect(like: Path | None, separator: str | None) -> tuple[str, str]:
-    """(separator, byte order mark or nothing) of a csv; of anything else a comma, without a mark."""
+    """Return the separator and the byte order mark, or an empty string, of a csv; a comma and no mark for any other file."""
     if like is None or suffix_of(like) != ".csv" or not like.is_file():
         return ",", ""
     with fsspec.open(str(like), "rb", compression="infer") as file:
         marked = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
-    with contextlib.suppress(UnicodeDecodeError):  # It is said where rows are read.
+    with contextlib.suppress(UnicodeDecodeError):  # Reading the rows raises the error for it.
         return separator_of(like, separator), "\ufeff" if marked else ""
     return ",", ""
 
 
 def _records(source: Mapping[str, Sequence[Any]], found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of the input, whose columns make way for those of predictions, and these behind them."""
+    """Return the rows of the input followed by the predictions; columns of the input are renamed where names collide."""
     names = _kept_names(source, found[0] if found else {})
     rows = zip(*source.values(), strict=True) if names else [()] * len(found)
     return [{**dict(zip(names, row, strict=True)), **one} for row, one in zip(rows, found, strict=True)]
 
 
 def _kept_names(source: Iterable[str], found: Collection[str]) -> list[str]:
-    """What the columns of the input are called beside those of predictions, each by a name of its own."""
+    """Return unique names for the columns of the input, renamed `input_<name>` where they collide with the predictions'."""
     names, taken = [], {*source, *found}
     for name in source:
         if name in found:
@@ -298,7 +307,7 @@ def _kept_names(source: Iterable[str], found: Collection[str]) -> list[str]:
 
 
 def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A prediction as cells of a table."""
+    """Flatten a prediction to cells of a table, with a cell `probability_<class>` for each class."""
     cells: dict[str, Any] = {}
     for name, value in found.items():
         cells |= {f"probability_{key}": share for key, share in value.items()} if isinstance(value, dict) else {name: value}
@@ -306,7 +315,10 @@ def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as a spreadsheet can hold it: of times those without a zone, and of other kinds what Python writes."""
+    """Convert a value to one that a spreadsheet can hold.
+
+    Dicts and lists become JSON; times with a time zone and other types become Python's text of them.
+    """
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(value, ensure_ascii=False, default=str)
     simple = value is None or isinstance(value, (str, int, float, Decimal, datetime.date, datetime.time))
@@ -314,17 +326,17 @@ def _plain(value: Any) -> Any:
 
 
 def _cell(value: Any) -> str:
-    """A value as the text of a cell."""
+    """Return a value as the text of a cell; an empty string for None."""
     return "" if value is None else str(_plain(value))
 
 
 def _table(records: list[dict[str, Any]]) -> pa.Table:
-    """Rows as an Arrow table; a column that mixes types is of texts."""
+    """Return rows as an Arrow table; a column of mixed types becomes strings."""
     return pa.table({name: _column([row[name] for row in records]) for name in (records[0] if records else ())})
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """The rows of all; a column of which they have different types is of texts, one that some lack is null there."""
+    """Concatenate tables; a column with different types becomes strings, and one that a table lacks is null there."""
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException:
@@ -342,7 +354,7 @@ def _column(values: list[Any]) -> pa.Array:
 
 @contextlib.contextmanager
 def _json_object(stream: BinaryIO) -> Iterator[Callable[[str, Any], None]]:
-    """What writes the next entry of a JSON object."""
+    """Yield a function that writes the next entry of a JSON object to a stream."""
     before = "{"
 
     def add(name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a folder can predict: its kind of task, columns, classes, and how long its texts are."""
+"""Find out what the model in a folder predicts: its kind of task, columns, classes and maximal length of texts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.json_files import find_object, read_object
 from hf_tlm.utils.run_files import LINEAR_FILE, split_folder
 
-# What the name of a stock class ends with -> the kind of task.
+# Suffix of the name of a stock class -> kind of task.
 HEADS = {
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "tagging",
     "ForQuestionAnswering": "question_answering",
     "ForMultipleChoice": "multiple_choice",
 }
-# A tokenizer that knows no limit says some 1e30; and where a model has none either.
+# A tokenizer without a limit has a model_max_length of about 1e30; the second is used where the model has no limit either.
 _NO_LIMIT, _LENGTH = 1 << 20, 512
 
 
@@ -39,14 +39,14 @@ _NO_LIMIT, _LENGTH = 1 << 20, 512
 class Source:
     """A model to predict with.
 
-    folder: of the model, here or in the Hub's cache.
-    spec: the task, and how its columns are called.
-    label_names: of classes or tags.
-    arguments: those of `FinetuneArguments` that predictions depend on.
+    folder: the model's folder, local or in the Hub's cache.
+    spec: the task, with the names of its columns.
+    label_names: names of the classes or tags.
+    arguments: the fields of `FinetuneArguments` that predictions depend on.
     prompted: whether it is a masked LM with a prompt.
-    stock: whether the folder says nothing of its task, as a checkpoint of transformers does.
-    fills_masks: whether it is a masked LM, prompted or not, which has learned no task.
-    linear: whether it is a linear model, and no network.
+    stock: whether the folder does not describe its task, such as a checkpoint of transformers.
+    fills_masks: whether it is used as a masked LM, with or without a prompt; only with `masked_lm` of `find_source`.
+    linear: whether it is a linear model instead of a network.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class Source:
     linear: bool = False
 
     def finetune_arguments(self, folder: str, **options: Any) -> FinetuneArguments:
-        """Its `arguments` and further `options` for a Trainer that says nothing, and does not train, in a folder."""
+        """Return the `arguments` and further `options`, for a Trainer in `folder` that logs nothing and does not train."""
         quiet: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
         return FinetuneArguments(output_dir=folder, **quiet, **self.arguments, **options)
 
@@ -73,18 +73,18 @@ def find_source(
     files: Sequence[str] = FILES,
     masked_lm: bool = False,
 ) -> Source:
-    """What a finished folder, or one on the Hub, can predict.
+    """Find the model in a local folder or on the Hub, and what it predicts.
 
     Args:
-        files: globs of what is needed of a repository.
-        masked_lm: a masked LM will do, too.
-        text_columns: instead of those that the model was trained on (stock checkpoints: `text`).
-        max_length: tokens after which a text is cut, instead of as in training (stock checkpoints: the longest that they
-            take, 512 where there is no limit).
+        files: globs of the files that are needed of a repository.
+        masked_lm: whether a masked LM is accepted, too.
+        text_columns: replace those that the model was trained on (stock checkpoints: `text`).
+        max_length: number of tokens to which texts are truncated. Default: that of the training (stock checkpoints: the
+            longest input they accept, 512 where there is no limit).
 
     Raises:
-        ModelError: it holds no model that predicts, or one of several labels a text.
-        TaskError: columns for a task of another kind.
+        ModelError: the folder holds no model that predicts, or a multi-label model.
+        TaskError: `text_columns` for a kind of task that has other columns.
         HubError, SealError: see `checkpoint_folder`.
     """
     name, revision = split_revision(model_name_or_path)
@@ -99,7 +99,7 @@ def find_source(
     if not linear and not network:
         raise ModelError(_why_none(model_name_or_path, folder))
     prompted, stock = (folder / PROMPT_FILE).is_file(), not linear and not (folder / SAVED_FILE).is_file()
-    # Of what has learned a task the config may be the base's: an adapter's is, which names the class of a masked LM.
+    # Only stock or prompted models: an adapter trained on a task has the config of its base, which may name a masked LM.
     fills_masks = masked_lm and (prompted or (stock and _fills_masks(folder, model_name_or_path, trust_remote_code)))
     if fills_masks:
         spec, label_names, arguments = _of_masked_lm(folder, trust_remote_code)
@@ -117,7 +117,7 @@ def find_source(
 
 
 def with_text_columns(spec: TaskSpec, text_columns: str | Sequence[str]) -> TaskSpec:
-    """The task of texts in columns of other names; a TaskError where it is of a kind with other columns."""
+    """Return the task with other names of its text columns, or raise a TaskError for kinds of tasks with other columns."""
     if spec.kind not in ("classification", "regression"):
         raise TaskError(f"text_columns are of classification and regression; {spec.name} is a task of {spec.kind}.")
     texts = (text_columns,) if isinstance(text_columns, str) else tuple(text_columns)
@@ -125,7 +125,11 @@ def with_text_columns(spec: TaskSpec, text_columns: str | Sequence[str]) -> Task
 
 
 def _best_split(folder: Path) -> Path | None:
-    """The model of a few-shot run's split best on validation; None for other folders, a ModelError if none was trained."""
+    """Return the model folder of the few-shot split that is best on validation; None for folders of other runs.
+
+    Raises:
+        ModelError: it is a few-shot run without training, which has no model.
+    """
     if (folder / "config.json").exists() or not (folder / RESULTS_FILE).is_file():
         return None
     record = read_object(folder / RESULTS_FILE)
@@ -156,7 +160,7 @@ def _why_none(name: str, folder: Path) -> str:
 
 
 def _of_prompt(folder: Path) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
-    """Of a masked LM with a prompt that was saved without its task."""
+    """Return task, classes and arguments of a masked LM with a prompt that was saved without its task."""
     template = str(read_object(folder / PROMPT_FILE).get("template"))
     texts = ("text", "text_pair") if "{text_pair" in template else ("text",)
     return TaskSpec(name=folder.name, path="", text_columns=texts), (), {}
@@ -200,6 +204,6 @@ def _of_checkpoint(folder: Path, name: str, trust_remote_code: bool) -> tuple[Ta
 
 
 def _longest(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The longest text that a checkpoint takes, in tokens."""
+    """Return the longest input that a checkpoint accepts, in tokens; 512 where there is no limit."""
     limits = [limit for limit in (tokenizer.model_max_length, longest_input(config)) if limit and limit < _NO_LIMIT]
     return int(min(limits, default=_LENGTH))

@@ -1,4 +1,4 @@
-"""Pretraining on a corpus alone: vocabulary, blocks, training, loss on held-out blocks, stock model."""
+"""Pretrain a model on a corpus: vocabulary, blocks, training, scores on held-out blocks, export of a stock model."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ from hf_tlm.utils.options import check_given
 from hf_tlm.utils.seals import write_seal
 from hf_tlm.utils.shown import instead
 
-# What transformers names the classes of a model that has learned none: the heads that need them are not exported.
+# transformers' default class names, for the config of a model without classes; heads that need them are not exported.
 ID2LABEL = {0: "LABEL_0", 1: "LABEL_1"}
 TOKENIZER, TRAINING, EXPORT, ADAPTER = "tokenizer", "training", "export", "adapter"
 
 
 @dataclass
 class PretrainingRun:
-    """What `run_pretraining` returns.
+    """The result of `run_pretraining`.
 
-    record: `results.json`: what was asked for, the corpus's blocks, cost, losses of the last steps (`training`) and on
-        held-out blocks (`validation`).
+    record: the content of `results.json`: the settings, the corpus's blocks, the cost, losses of the last logged steps
+        (`training`) and scores on held-out blocks (`validation`).
     push: with `push_to_hub`, on the first process: what was published.
     """
 
@@ -76,7 +76,7 @@ class PretrainingRun:
     push: Push | None = None
 
     def to_text(self) -> str:
-        """The end of a run, for a person."""
+        """Return the text that is printed at the end of the run."""
         record, lines = self.record, []
         scores = {name: value for name, value in record["validation"].items() if name != "loss"}
         if scores:
@@ -101,13 +101,13 @@ def run_pretraining(
 
     The folder then holds the stock model (see `hf_tlm.models.export_stock`: the masked LM, or the discriminator with the
     masked LM in `generator`), its card, `results.json`, and `training/` with the log and the checkpoints. With `use_peft`
-    the model has its adapter merged in, which is in `adapter` by itself too. The same settings in the same folder continue
-    an interrupted run; a finished one is loaded.
+    the adapter is merged into the model, and saved separately in `adapter`. The same settings in the same folder resume an
+    interrupted run; a finished one is loaded.
 
     Raises:
         ProtocolError: the folder holds a run with other settings, or other files.
-        LockError: another process is writing it.
-        ArgumentsError: arguments that pretraining cannot honour.
+        LockError: another process is writing to the folder.
+        ArgumentsError: arguments that have no effect on pretraining or exclude each other.
         BlocksError, CorpusError, TokenizerError, ModelError: see `BlockShards`, `cached_wordpiece`, `model_factory`.
     """
     if not isinstance(corpus, Corpus):
@@ -141,7 +141,7 @@ def run_pretraining(
             record = _train(corpus, args, model_args, block_args, details, output_dir, pushes)
     with args.main_process_first(local=False, desc="publishing the model"):
         if args.process_index == 0 and export.is_dir():
-            # Without its record it is what a kill left of one that was published.
+            # Without its record it is the rest of an export that was published before the process was killed.
             if (export / RESULTS_FILE).is_file():
                 copy_best_model(export, output_dir)
                 (export / RESULTS_FILE).unlink()
@@ -201,7 +201,7 @@ def _train(
     output_dir: Path,
     pushes: CheckpointPushes,
 ) -> dict[str, Any]:
-    """Everything up to the finished model in the folder `export`; returns the record."""
+    """Train and write the finished model to the folder `export`; return the record."""
     with args.main_process_first(desc="making the tokenizer"):
         tokenizer = _tokenizer(corpus, args, model_args, block_args, output_dir / TOKENIZER)
     make_model = model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length, classifier=False)
@@ -218,7 +218,7 @@ def _train(
     initialization = None
     with _prepared(shards, args, block_args) as blocks:
         if model_args.needs_initialization:
-            # Streamed blocks, which cannot be counted beforehand, are for what needs no texts.
+            # Streamed blocks cannot be counted beforehand; `_check_streaming` allows them only where no texts are needed.
             rows = [] if isinstance(blocks, StreamedBlocks) else blocks["input_ids"]
             make_model, initialization = with_initialization(
                 make_model, rows, tokenizer, model_args, objective=args.objective
@@ -236,7 +236,7 @@ def _train(
         trainer.train(resume_from_checkpoint=True)
     validation = {} if held is None else logged_scores(final_scores(trainer), "eval_")
     model = trained_model(trainer)
-    assert isinstance(model, (TrainedModel, PeftModel))  # As it came in.
+    assert isinstance(model, (TrainedModel, PeftModel))  # The class that `make_model` built.
     trainer.save_state()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     record = {
@@ -268,7 +268,10 @@ def _train(
 def _prepared(
     shards: BlockShards, args: PretrainArguments, block_args: BlockArguments
 ) -> Iterator[Dataset | StreamedBlocks]:
-    """All blocks, made by the first process of the machine; or those that are there, while it makes the others."""
+    """Yield the blocks of the corpus, which the first process of each machine prepares.
+
+    With `streaming_blocks` they are read while that process prepares the next ones; otherwise all are prepared first.
+    """
     if not block_args.streaming_blocks:
         if args.local_process_index > 0:
             shards.wait()
@@ -283,7 +286,7 @@ def _prepared(
 def _tokenizer(
     corpus: Corpus, args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments, folder: Path
 ) -> PreTrainedTokenizerBase:
-    """The one asked for; else one trained on passages of the corpus, kept in the run's folder."""
+    """Load the given tokenizer; without one, train a WordPiece tokenizer on the corpus and keep it in `folder`."""
     source = model_args.tokenizer_source
     if source is not None:
         tokenizer = load_tokenizer(**source)
@@ -303,12 +306,12 @@ def _tokenizer(
 def _sample(corpus: Corpus, count: int, validation_share: float, among: int | None = None) -> list[str]:
     """Choose at most `count` texts that are not held out: those whose ids have the smallest hashes.
 
-    They are the same whatever the order of the corpus's files, and no more than that is in memory.
+    The choice does not depend on the order of the corpus's files, and only the chosen texts are held in memory.
 
     Args:
-        among: look at so many passages only, the first ones.
+        among: choose from the first `among` passages only.
     """
-    # Of another seed than what holds passages out, which is a bound on the hash too.
+    # The hash has another seed than that of held-out passages, which are chosen by a bound on their hash.
     kept: list[tuple[int, str]] = []
     with tqdm(desc="Choosing texts for the vocabulary", unit=" passages") as bar:
         for row in islice(_rows(corpus, bar), among):

@@ -1,4 +1,4 @@
-"""What a prediction of a finished model costs: megabytes on disk, time on one core, and of a graph megabytes of memory."""
+"""Measure the cost of predictions: size on disk, time on one core, and for an exported graph peak memory."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ logger = logging.getLogger(__name__)
 
 LENGTHS = (32, 128)
 BATCH = 32
-# A measurement goes on for so long, and has one pass at least.
+# Minimal duration of a measurement, which has at least one pass.
 SECONDS = 0.1
-# Batches that would take longer are left out.
+# Batches that would take longer are not measured.
 MOST_SECONDS = 2.0
-# Of more parameters the time is not taken: it is not what runs on one core.
+# Larger models are not timed: nobody runs them on one core.
 MOST_PARAMETERS = 10**9
-# A process whose memory is measured has so long.
+# Time limit of the process whose memory is measured.
 MEMORY_SECONDS = 60.0
-# What a folder needs beside the weights to answer for a text.
+# The files of a folder that predictions need: weights, config and tokenizer.
 _FILES = ("*.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.*", "merges.txt", "*.model")
 
 
 def megabytes(folder: Path) -> float:
-    """Megabytes (10^6 bytes) of the weights, the configuration and the tokenizer in a folder, without its subfolders."""
+    """Return the size of weights, config and tokenizer in a folder, without its subfolders, in megabytes (10^6 bytes)."""
     files = {path for pattern in _FILES for path in folder.glob(pattern)}
     return round(sum(path.stat().st_size for path in files) / 1e6, 3)
 
 
 def price(folder: Path) -> dict[str, Any]:
-    """What a prediction of the stock model in a folder costs, in float32 by torch, on one thread of this machine.
+    """Measure the cost of predictions by the stock model in a folder, in float32 with torch on one thread of this machine.
 
-    The time is that of passes over random token ids, without tokenising: of one text (the fastest of a tenth of a second),
-    and texts a second in batches of 32. Random states are left as they are. A model that cannot be loaded or run so, for
-    whatever reason, costs a run nothing: it has no times.
+    Times are of forward passes over random token ids, without tokenisation: for one text (the fastest pass within a tenth of
+    a second), and texts per second in batches of 32. Random states are unchanged. A model that cannot be loaded or run this
+    way, for whatever reason, raises no error: its times are missing.
 
     Returns:
-        megabytes (see `megabytes`), and where the folder has a model of a class of transformers whose inputs are texts or
-        pairs: parameters, milliseconds and texts_per_second, each {"32": ..., "128": ...} by the length in tokens.
-        Lengths that the model does not take are left out. An adapter has its megabytes alone.
+        megabytes (see `megabytes`), and for a model of a class of transformers whose inputs are texts or pairs: parameters,
+        milliseconds and texts_per_second, the last two {"32": ..., "128": ...} by the length in tokens. Lengths beyond the
+        model's limit are left out, and models of more than 10^9 parameters have no times. An adapter has only megabytes.
     """
     found: dict[str, Any] = {"megabytes": megabytes(folder)}
     threads = torch.get_num_threads()
@@ -71,7 +71,7 @@ def price(folder: Path) -> dict[str, Any]:
     try:
         with torch.inference_mode():
             found |= _timed(folder)
-    except Exception as error:  # Of any class: code of a model that is not ours.
+    except Exception as error:  # Of any class: the model's code is not ours.
         logger.info("What a prediction of %s takes is not measured: %s", folder.name, error)
     finally:
         torch.set_num_threads(threads)
@@ -96,16 +96,16 @@ def _timed(folder: Path) -> dict[str, Any]:
 
 
 def onnx_price(folder: Path, dtype: str, vocab_size: int, longest: int | None) -> dict[str, Any]:
-    """The time of an exported graph in onnxruntime, as `price` measures that of torch: on one thread, without tokenising.
+    """Measure the time of an exported graph in onnxruntime like `price` does for torch: on one thread, without tokenisation.
 
     Args:
-        folder, dtype: see `OnnxModel`; the graph takes int64 [batch, sequence].
-        vocab_size: of the random token ids.
-        longest: tokens that the model takes at most; None: no limit.
+        folder, dtype: see `OnnxModel`; the inputs of the graph are int64 [batch, sequence].
+        vocab_size: upper bound of the random token ids, exclusive.
+        longest: maximal number of tokens of an input; None: no limit.
 
     Returns:
-        milliseconds and texts_per_second, see `price`; batches are as `predict` makes them (`OnnxModel.most_tokens`). A
-        graph that does not take random tokens has none.
+        milliseconds and texts_per_second, see `price`; batches have the size that `predict` uses (`OnnxModel.most_tokens`).
+        The dict is empty for a graph that fails on random tokens.
     """
     model, rng = OnnxModel(folder, dtype, num_threads=1), np.random.default_rng(0)
 
@@ -122,17 +122,18 @@ def onnx_price(folder: Path, dtype: str, vocab_size: int, longest: int | None) -
 
 
 def onnx_memory(folder: Path, dtype: str, longest: int | None) -> float | None:
-    """The most memory that a process takes which classifies with an exported graph, as Linux counts it.
+    """Measure the peak memory of a process that classifies with an exported graph, as Linux counts it.
 
-    The process is a new Python with onnxruntime and tokenizers alone, see `hf_tlm.runs.onnx_process`. On one thread it
-    classifies a text, and batches of 256 random tokens, in texts of 128 or of as many as the model takes.
+    The process is a new Python with only onnxruntime and tokenizers, see `hf_tlm.runs.onnx_process`. On one thread it
+    classifies one text, and batches of 256 random tokens, in texts of 128 tokens or of the model's limit if that is lower.
 
     Args:
-        folder, dtype: see `OnnxModel`; the graph takes int64 [batch, sequence], and `tokenizer.json` is in the folder.
+        folder, dtype: see `OnnxModel`; the inputs of the graph are int64 [batch, sequence], and `tokenizer.json` is in the
+            folder.
         longest: see `onnx_price`.
 
     Returns:
-        Megabytes (10^6 bytes) of resident memory; None where it is not measured: the process fails, takes longer than a
+        Megabytes (10^6 bytes) of resident memory; None where it cannot be measured: the process fails, takes longer than a
         minute, or runs on another system than Linux.
     """
     graph, words = (os.path.abspath(folder / name) for name in (ONNX_FILES[dtype], "tokenizer.json"))
@@ -149,18 +150,18 @@ def onnx_memory(folder: Path, dtype: str, longest: int | None) -> float | None:
         reason = (done.stderr.splitlines() or [f"its process ended with status {done.returncode}"])[-1]
     except subprocess.TimeoutExpired:
         reason = f"its process took more than {MEMORY_SECONDS:g} seconds"
-    except Exception as error:  # Of any class: the tokenizer of a model that is not ours.
+    except Exception as error:  # Of any class: the model's tokenizer is not ours.
         reason = str(error)
     logger.info("The memory of a prediction of %s is not measured: %s", dtype, reason)
     return None
 
 
 def linear_price(model: LinearModel, task: Task) -> dict[str, Any]:
-    """What a prediction of a linear model costs, by scikit-learn on one thread, from the text to the class.
+    """Measure the cost of predictions by a linear model, with scikit-learn on one thread, from the text to the class.
 
     Returns:
-        megabytes of the files that keep it, milliseconds and texts_per_second (see `price`) of texts of so many words of
-        the task, those of a pair together.
+        megabytes of the model's files, milliseconds and texts_per_second (see `price`). Lengths are in words of the task's
+        texts; the two texts of a pair have that length together.
     """
     words = itertools.cycle(" ".join(task.train["text"]).split() or ["empty"])
     columns = list(model.terms)
@@ -179,11 +180,12 @@ def linear_price(model: LinearModel, task: Task) -> dict[str, Any]:
 def _times(
     passing: Callable[[int, int], Callable[[], Any]], longest: int | None, tokens: int | None = None
 ) -> dict[str, Any]:
-    """Milliseconds and texts a second by length.
+    """Measure milliseconds and texts per second for each of `LENGTHS`.
 
     Args:
-        passing: gives the pass of so many texts of so many tokens.
-        tokens: of a batch; None: it has `BATCH` texts.
+        passing: (number of texts, length in tokens) -> a function that runs one forward pass on such a batch.
+        longest: longer texts are left out.
+        tokens: number of tokens in a batch; None: a batch has `BATCH` texts.
     """
     found: dict[str, Any] = {"milliseconds": {}, "texts_per_second": {}}
     for length in LENGTHS:
@@ -198,7 +200,7 @@ def _times(
 
 
 def price_line(found: Mapping[str, Any]) -> str:
-    """What a prediction costs, in a line."""
+    """Format the cost of predictions as one line."""
     line = f"{figures(found['megabytes'], 3)} MB"
     if times := found.get("milliseconds"):
         line += "; a text of " + ", of ".join(f"{length} tokens {figures(value)} ms" for length, value in times.items())
@@ -217,7 +219,7 @@ def _pass(model: PreTrainedModel, batch: int, length: int) -> Callable[[], Any]:
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    """The least time of a pass, after one that is not counted."""
+    """Return the seconds of the fastest pass, after one pass of warm-up."""
     run()
     begun, best = time.perf_counter(), float("inf")
     while True:

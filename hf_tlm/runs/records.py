@@ -1,4 +1,4 @@
-"""What a run leaves behind: with what a folder predicts later, its predictions, figures over seeds, a summary for people."""
+"""Records of runs: the saved settings for predictions, the predictions, scores over seeds, and the printed summary."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from hf_tlm.utils.run_files import SEED_FIGURES, seed_figure, seed_folder
 from hf_tlm.utils.shown import kind_of, markdown_table, shown_argument, shown_values
 
 SAVED_FILE = "finetuned.json"
-# A stranger may have written the file: of the task what reading a file of its kind takes, and no place of data.
+# The file may come from an untrusted source: it has the fields that reading a file of the task needs, and no paths of data.
 _NAME = words(1000)
 _NAMES = listed(_NAME, 1000)
 _TASK = {
@@ -46,7 +46,7 @@ _TASK = {
     **{"label_column": _NAME, "id_column": maybe(_NAME), "metric": _NAME, "further_metrics": _NAMES},
     **{"classes": listed(_NAME, 100_000), "columns": mapped(_NAME, 100)},
 }
-# Of the arguments, what predicting depends on.
+# The arguments that predictions depend on.
 _ARGUMENTS = {
     **{"max_length": whole(1, 1 << 15), "doc_stride": whole(0, 1 << 15), "max_query_length": whole(1, 1 << 15)},
     **{"max_answer_length": whole(1, 1 << 15), "n_best": whole(1, 1000), "null_threshold": maybe(real(-math.inf, math.inf))},
@@ -65,7 +65,7 @@ SPLITS = ("validation", "test")
 
 
 def saved_settings(task: Task, arguments: Mapping[str, Any]) -> str:
-    """The text of the file: the task's columns and classes, and those of the arguments that are of `PREDICTING`."""
+    """Return the content of `SAVED_FILE`: the task's columns and classes, and the arguments that are in `PREDICTING`."""
     spec = {name: value for name, value in asdict(task.spec).items() if name not in ("path", "data_files")}
     predicting = {name: arguments[name] for name in PREDICTING if name in arguments}
     saved = {"task": spec, "label_names": list(task.label_names), "arguments": predicting}
@@ -73,10 +73,10 @@ def saved_settings(task: Task, arguments: Mapping[str, Any]) -> str:
 
 
 def read_saved(folder: Path) -> tuple[TaskSpec, tuple[str, ...], dict[str, Any]]:
-    """(spec of the task, names of its labels, arguments of predicting) of a finished folder.
+    """Read the task's spec, the names of its labels, and the arguments of predictions from a finished folder.
 
     Raises:
-        ModelError: it is none, or its file is not what `saved_settings` gives.
+        ModelError: the folder has no such file, or the file does not have the form that `saved_settings` writes.
         TaskError: see `TaskSpec`.
     """
     try:
@@ -87,7 +87,7 @@ def read_saved(folder: Path) -> tuple[TaskSpec, tuple[str, ...], dict[str, Any]]
 
 
 def environment(*, use_cpu: bool = False) -> dict[str, str | int]:
-    """Versions and hardware, but for a GPU that `use_cpu` leaves alone, as cards state them. No host names, no paths."""
+    """Return versions and hardware for model cards, without host names and paths; with `use_cpu` also without GPUs."""
     import torch
 
     from hf_tlm.version import __version__
@@ -104,7 +104,7 @@ def environment(*, use_cpu: bool = False) -> dict[str, str | int]:
 
 
 def _processor() -> str:
-    """The CPU's model name; the architecture where the system does not tell."""
+    """Return the model name of the CPU; its architecture where the system has no name."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):
@@ -113,17 +113,17 @@ def _processor() -> str:
 
 
 def started(details: Mapping[str, Any]) -> dict[str, Any]:
-    """What results say of how a run was started and where it ran; paths without the folders of this machine."""
+    """Return the entries of `results.json` on a run's arguments, command and environment; paths without local folders."""
     sections = {name: shown_values(details[name]) for name in ("arguments", "model")}
     machine = environment(use_cpu=details["arguments"].get("use_cpu", False))
     return {**sections, "command": command_line(), "environment": machine}
 
 
 def command_line() -> str:
-    """The command of this process as a record of it shows it: without the folders of this machine, and without a token."""
+    """Return the command of this process for a record, without the folders of this machine and without tokens."""
     shown = Path(sys.argv[0]).name.split()  # `train_tlm.py`, or `hf-tlm train`.
     if shown and shown[0].endswith("kernel_launcher.py"):
-        return shown[0]  # A notebook's, whose arguments are of its kernel: a file of its connection, another one each time.
+        return shown[0]  # In a notebook the arguments are the kernel's: a connection file that differs each time.
     for before, argument in zip(sys.argv, sys.argv[1:], strict=False):
         name, equals, _ = argument.partition("=")
         if name in TOKENS and equals:
@@ -135,11 +135,11 @@ def command_line() -> str:
 
 
 def classified(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-    """{"prediction": name of the class, "probabilities": {name: share}} of each row.
+    """Convert logits to {"prediction": name of the class, "probabilities": {name: probability}} for each row.
 
     Args:
         logits: float [N, C].
-        names: of the classes.
+        names: the names of the classes.
     """
     return [
         {
@@ -151,7 +151,7 @@ def classified(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]
 
 
 def gold(kind: str, label_names: Sequence[str], row: Mapping[str, Any]) -> Any:
-    """The right answer of a row, as a prediction would be; None where it has none."""
+    """Return the gold label of a row in the form of a prediction; None where it has no label."""
     if kind == "question_answering":
         return row.get("answers")
     if kind == "tagging":
@@ -162,7 +162,7 @@ def gold(kind: str, label_names: Sequence[str], row: Mapping[str, Any]) -> Any:
 
 
 def predictions_jsonl(kind: str, label_names: Sequence[str], rows: Dataset, predictions: Sequence[Mapping[str, Any]]) -> str:
-    """One JSON line a row: `id`, `label` where it is known, and what was predicted."""
+    """Return one JSON line per row: `id`, `label` where it is known, and the fields of the prediction."""
     lines = []
     for row, prediction in zip(rows, predictions, strict=True):
         label = gold(kind, label_names, row)
@@ -172,22 +172,23 @@ def predictions_jsonl(kind: str, label_names: Sequence[str], rows: Dataset, pred
 
 
 def logged_scores(entry: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Losses and scores of a line of the log, without their prefix and what was measured by a clock."""
+    """Return the losses and scores of a log entry that have a prefix, without the prefix and without timings."""
     names = [name for name in entry if name.startswith(prefix) and not name.endswith(("runtime", "per_second", "_time"))]
     return {name.removeprefix(prefix): entry[name] for name in names}
 
 
 def aggregate(scores: Sequence[Mapping[str, float]], figure: str = "mean") -> dict[str, dict[str, Any]]:
-    """Mean and sample standard deviation (n - 1; None for a single seed) of every score that all seeds have.
+    """Compute mean and sample standard deviation (n - 1; None for a single seed) of every score that all seeds have.
 
     Args:
-        figure: "median" or "max" is there too.
+        scores: one dict per seed, name -> score.
+        figure: "median" or "max" is added to the result.
 
     Returns:
         name -> {"mean", "std", "n", "values"}, values in the order given.
 
     Raises:
-        HfTlmError: there are no scores, what is given are none, or there is no such figure.
+        HfTlmError: there are no scores, `scores` is no list of mappings to numbers, or `figure` is unknown.
     """
     _check_scores(scores, figure)
     summary = {}
@@ -205,7 +206,7 @@ def aggregate(scores: Sequence[Mapping[str, float]], figure: str = "mean") -> di
 
 
 def summarise(records: Sequence[Mapping[str, Any]], figure: str = "mean") -> dict[str, dict[str, Any]]:
-    """Summarise the scores of the seeds: split -> `aggregate` of those on it."""
+    """Aggregate the scores of the seeds on each split: split -> `aggregate` of the scores on it."""
     return {split: aggregate([record[split] for record in records], figure) for split in SPLITS if split in records[0]}
 
 
@@ -230,20 +231,26 @@ def _check_scores(scores: Any, figure: Any) -> None:
 
 
 def _deviation(values: Sequence[float]) -> float | None:
-    """NaN where a value is not finite, as the loss of a model that diverged: `statistics.stdev` has no answer then."""
+    """Return the sample standard deviation; None for a single value.
+
+    It is NaN where a value is not finite, such as the loss of a diverged model, for which `statistics.stdev` fails.
+    """
     if len(values) < 2:
         return None
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def format_score(score: Mapping[str, Any]) -> str:
-    """`12.34 ± 0.56` in percent, from a value of `aggregate`; without a deviation for a single seed."""
+    """Format a value of `aggregate` in percent as `12.34 ± 0.56`; without the deviation for a single seed."""
     text = f"{100 * score['mean']:.2f}"
     return text if score["std"] is None else f"{text} ± {100 * score['std']:.2f}"
 
 
 def format_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """A markdown table, padded to be readable as text; values of `aggregate` become percentages, and no name is markup."""
+    """Return a Markdown table, padded to be readable as text.
+
+    Values of `aggregate` become percentages, and text is escaped, so that no name is read as markup.
+    """
     values = ([row[column] for column in columns] for row in rows)
     cells = [[format_score(one) if isinstance(one, Mapping) else str(one) for one in row] for row in values]
     return markdown_table(columns, cells, padded=True, longest=500).rstrip("\n")
@@ -251,11 +258,11 @@ def format_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> s
 
 @dataclass
 class SeededRun:
-    """A finished run.
+    """A finished run over several seeds.
 
     seeds: one record per seed: scores on validation and test, cost.
     summary: split -> metric -> {"mean", "std", "n", "values"}, for validation and test, with the run's `seed_figure`.
-    details: what was asked for, and where it ran.
+    details: the run's settings, its command and its environment.
     push: with `push_to_hub`, on the first process: what was published.
     """
 
@@ -280,17 +287,18 @@ class SeededRun:
         return {**self.details, "summary": self.summary, "seeds": self.seeds}
 
     def write(self, args: BaseArguments, card: Callable[[Mapping[str, Any], int], str], source: Path | None = None) -> Self:
-        """Make the model of the best seed that of the folder, with `results.json` and its card, and publish it if asked for.
+        """Copy the best seed's model to the run's folder, write `results.json` and the card, and publish if requested.
 
-        The first process writes, and the others wait: they may be about to read it.
+        The first process writes while the others wait, since they may read the files next.
 
-        card: (the record of the run, seed) -> README.md.
-        source: where the folders of the seeds are, if not in that of the run.
+        Args:
+            card: (record of the run, seed) -> text of README.md.
+            source: the folder that holds the folders of the seeds. Default: the run's.
 
         Returns:
             The run, with its `push`.
         """
-        from hf_tlm.training.publishing import publish_run  # With the Trainer, which reports and tables do without.
+        from hf_tlm.training.publishing import publish_run  # Imports the Trainer, which reports and tables do not need.
 
         with args.main_process_first(local=False, desc="publishing the model"):
             if args.process_index == 0:
@@ -301,9 +309,9 @@ class SeededRun:
         return replace(self, push=publish_run(self.output_dir, args))
 
     def to_text(self) -> str:
-        """The end of a run, for a person."""
+        """Return the text that is printed at the end of the run."""
         asked, lines = [self.details["metric"], *self.details.get("further_metrics", ())], []
-        # What a metric brings along, too; every classifier has its accuracy.
+        # Further scores that a metric returns are shown, too, except accuracy, which every classifier has.
         metrics = dict.fromkeys([*asked, *(name for name in self.summary["validation"] if name != "accuracy")])
         for split in SPLITS:
             for metric in metrics:
@@ -335,7 +343,7 @@ class SeededRun:
 
 
 def _of_seeds(score: Mapping[str, Any], asked: str | None) -> str:
-    """A score, and of how many seeds it is which figure."""
+    """Format a score with the number of seeds and the figure (mean, median or maximum) over them."""
     if score["n"] == 1:
         return format_score(score)
     word, figure = seed_figure(asked)
@@ -345,11 +353,11 @@ def _of_seeds(score: Mapping[str, Any], asked: str | None) -> str:
 
 
 def beside_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What there was to beat, and what a run and the linear model score together, for a person.
+    """Return the printed lines on the baselines, and on the score of the run averaged with the linear model.
 
     Args:
-        record: of the run, with `metric`, and where they are there `baselines` and `with_linear`.
-        summary: the run's.
+        record: the record of the run, with `metric`, and optionally `baselines` and `with_linear`.
+        summary: the run's summary.
     """
     lines, metric = [], record["metric"]
     if together := record.get("with_linear"):
@@ -361,11 +369,14 @@ def beside_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, A
 
 
 def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mapping[str, Any]) -> str | None:
-    """One line on what there was to beat, on the last split that the run and the baselines have scores on.
+    """Return a line on the baselines' scores on test, else validation, and on the lead of the run or of the linear model.
 
     Args:
-        found: as of `to_beat`, or of `hf_tlm.runs.averaging.beside`, with the run's leads.
-        summary: the run's, split -> metric -> {"mean", ...}.
+        found: the baselines from `to_beat`, or from `hf_tlm.runs.averaging.beside`, with the run's leads.
+        summary: the run's summary, split -> metric -> {"mean", ...}.
+
+    Returns:
+        None where the run and the baselines have no scores on the same split.
     """
     for split in ("test", "validation"):
         scores = {one["name"]: one["scores"].get(split, {}).get(metric) for one in found}
@@ -380,7 +391,12 @@ def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mappi
 
 
 def _lead_of_linear(apart: float, lead: Mapping[str, float] | None) -> str | None:
-    """What there is to say of a run's lead over the linear model, -0.02 for two points behind it."""
+    """Return a clause on a run's lead over the linear model, or None.
+
+    Args:
+        apart: the run's score minus the linear model's; -0.02 for two points behind it.
+        lead: the fields of the run's `Lead`, where it was computed.
+    """
     if apart == 0:
         return "the linear model is as good"
     ahead = "the linear model is ahead" if apart < 0 else "the run is ahead of the linear model"
@@ -393,7 +409,7 @@ def _lead_of_linear(apart: float, lead: Mapping[str, float] | None) -> str | Non
 
 
 def cost_lines(cost: Mapping[str, float], each: str = "") -> list[str]:
-    """What a run cost, for a person, from `Cost.to_dict`. each: what it is the cost of, such as " a seed"."""
+    """Return the printed lines on a run's cost, from `Cost.to_dict`. each: the unit of the cost, such as " a seed"."""
     measured = f", {cost['measured_flops']:.3g} measured" if cost.get("measured_flops") else ""
     lines = [
         f"{'cost' + each:<13}{cost['steps']:,} steps, {cost['tokens']:,} tokens ({cost['real_tokens']:,} not padding), "
@@ -407,7 +423,7 @@ def cost_lines(cost: Mapping[str, float], each: str = "") -> list[str]:
 
 
 def published_lines(push: Push | None) -> list[str]:
-    """Where a result was published, for a person; nothing if it was not."""
+    """Return the printed line on where a result was published; an empty list if it was not."""
     if push is None:
         return []
     return [f"published    {push.url} " + (f"(commit {push.commit[:12]})" if push.commit else "(has this content already)")]

@@ -1,4 +1,4 @@
-"""Score models of ISS: trained on the task, or any checkpoints, ready for an `InfluenceScorer`."""
+"""Score models of ISS for an `InfluenceScorer`: trained on the task, or loaded from checkpoints."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from hf_tlm.utils.locks import awaited
 from hf_tlm.utils.options import check_given
 
 SCRATCH = "scratch"
-# Of the validation examples that are not of the largest class, so large a share should be told right in addition.
+# Minimal accuracy beyond the majority class, as a share of the validation examples of all other classes.
 _LEAST_GAIN = 0.1
 
 logger = logging.getLogger(__name__)
@@ -56,19 +56,22 @@ def score_models(
     max_length: int | None = None,
     layer: int = -1,
 ) -> tuple[list[TlmModel], PreTrainedTokenizerBase, Any]:
-    """The score models on this process's device, their tokenizer, and what a manifest says of them.
+    """Train or load the score models.
 
     Args:
-        subset: with the task's training texts, what a tokenizer is trained on.
+        subset: a tokenizer is trained on its texts and the task's training texts.
         names: "scratch", to train one (see `train_score_model`), or folders or Hub ids (with `@revision` if wanted) of
             checkpoints of one model.
-        max_length: tokens of the longest text that is to be scored; None is as many as a model is trained on.
-        layer: whose gradients are wanted of it.
+        max_length: maximal number of tokens of a text to score; None: as in the training of the model.
+        layer: index of the layer whose gradients will be used.
+
+    Returns:
+        The models on this process's device, their tokenizer, and their description for a manifest.
 
     Raises:
-        ArgumentsError: "scratch" among checkpoints, arguments that a score model cannot honour, a layer that it will not
-            have, texts to be scored that are longer than those it is trained on, or a checkpoint without one of the two
-            heads, with a classifier for other labels, or with another tokenizer than the first.
+        ArgumentsError: "scratch" among checkpoints, arguments that do not apply to a score model, a layer that the model
+            does not have, a `max_length` above that of its training, or a checkpoint that lacks one of the two heads, or has
+            a classifier for other labels or another tokenizer than the first.
         HubError, ModelError, TokenizerError, ProtocolError: see `TlmModel.from_checkpoint`, `load_tokenizer`, `run_tlm`.
         TaskError: the task is of another kind than classification.
     """
@@ -94,7 +97,7 @@ def score_models(
         idle = [*of_training(args), *([f"teacher {' '.join(args.teacher)}"] if args.taught else [])]
         if args.process_index == 0 and idle:
             logger.warning("No score model is trained: %s have no effect.", ", ".join(idle))
-        # Enough to recognise them by, and nothing of the machine.
+        # The last two parts of a path identify a checkpoint without naming folders of this machine.
         described = ["/".join(Path(name).absolute().parts[-2:]) if Path(name).is_dir() else name for name in names]
     options = hub_options(model_args.model_revision, model_args.trust_remote_code, model_args.attn_implementation)
     dtype = torch.bfloat16 if args.bf16 else torch.float32
@@ -111,7 +114,7 @@ def select_part(
     args: ScoreModelArguments,
     model_args: ModelArguments,
 ) -> Subset:
-    """The part of a subset that `selection` keeps, by a score model's influence, by what a teacher says, or by neither."""
+    """Return the part of a subset that `selection` keeps, by a score model's influence, a teacher's scores, or neither."""
     scorer = described = scores = None
     if selection.method == "iss":
         models, tokenizer, described = score_models(
@@ -131,9 +134,9 @@ def select_part(
 
 
 def _tokenizer(names: Sequence[str], task: Task, model_args: ModelArguments) -> PreTrainedTokenizerBase:
-    """The one that is asked for, or that of all checkpoints."""
+    """Load the tokenizer given in `model_args`, else the checkpoints' common tokenizer, or raise an ArgumentsError."""
     own, trust = model_args.tokenizer_name, model_args.trust_remote_code
-    # The revision is the checkpoints': another repository has its own.
+    # The revision is of the checkpoints' repository; a tokenizer from another repository has its own.
     revision = None if own else model_args.model_revision
     first, *others = [own] if own else names
     tokenizer = load_tokenizer(first, revision=revision, trust_remote_code=trust)
@@ -148,7 +151,7 @@ def _tokenizer(names: Sequence[str], task: Task, model_args: ModelArguments) -> 
 
 
 def _check_layer(layer: int, model_args: ModelArguments) -> None:
-    """Raise ArgumentsError before a model is trained that has no such layer."""
+    """Check before the training that the model will have a layer, or raise an ArgumentsError."""
     count = source_config(model_args).num_hidden_layers
     if not -count - 1 <= layer <= count:
         raise ArgumentsError(
@@ -158,7 +161,7 @@ def _check_layer(layer: int, model_args: ModelArguments) -> None:
 
 
 def _warn_if_useless(accuracy: float, task: Task) -> None:
-    """Gradients of a model that has not learned the task say little of its labels."""
+    """Log a warning if the model has hardly learned the task: its gradients then carry little information on the labels."""
     largest = max(Counter(task.validation["label"][:]).values()) / len(task.validation)
     if accuracy - largest < _LEAST_GAIN * (1 - largest):
         logger.warning(
@@ -171,7 +174,7 @@ def _warn_if_useless(accuracy: float, task: Task) -> None:
 
 
 def _whole(name: str, task: Task, options: Mapping[str, Any]) -> TlmModel:
-    """A checkpoint with both heads: from random ones the gradients would be noise."""
+    """Load a checkpoint that has both heads, or raise an ArgumentsError: gradients from random heads would be noise."""
     model = TlmModel.from_checkpoint(name, id2label=task.id2label, **options)
     folder = checkpoint_folder(name, options["revision"], trust_remote_code=options["trust_remote_code"])
     labels = AutoConfig.from_pretrained(folder, trust_remote_code=options["trust_remote_code"]).id2label
@@ -188,10 +191,10 @@ def _whole(name: str, task: Task, options: Mapping[str, Any]) -> TlmModel:
 
 
 def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, model_args: ModelArguments) -> Path:
-    """The folder of a model trained on the task alone with L_mlm and L_task (ISS, section 3.2), in the cache of `datasets`.
+    """Train a score model on the task data alone with L_mlm and L_task (ISS, section 3.2), and return its folder.
 
-    One that was trained with the same task, subset, settings and local files is found again; an interrupted training
-    continues.
+    The folder is in the cache of `datasets`. A model that was trained with the same task, subset, settings and local files
+    is reused; an interrupted training resumes.
 
     Raises:
         ArgumentsError: an objective other than mlm, adapters, or several seeds.
@@ -218,16 +221,16 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
     digest = hashlib.sha256(json.dumps(details, sort_keys=True, default=str).encode()).hexdigest()[:16]
     args, folder = copy.copy(args), cache_folder() / f"score_model-{digest}"
     args.output_dir = str(folder)
-    args.push_to_hub = False  # The smaller subset is what is published.
+    args.push_to_hub = False  # The selected subset is published instead.
     splits = {name: rows for name, rows in task.splits.items() if name != "test"}
-    # Selections at the same time, of two fractions say, want the same model: one trains it, the others find it.
+    # Concurrent selections, such as of two fractions, need the same model: one trains it, the others wait and load it.
     with awaited(folder) if args.process_index == 0 else nullcontext():
         run_tlm(replace(task, splits=splits), subset, args, model_args)
     return folder
 
 
 def _described(folder: Path, args: ScoreModelArguments, model_args: ModelArguments) -> dict[str, Any]:
-    """What a reader of a manifest asks for first, how well it classifies, and a digest of all settings."""
+    """Return a score model's description for a manifest: main settings, validation scores, and a digest of all settings."""
     names = ("rho2", "mlm_probability", "learning_rate", "warmup_steps", "num_train_epochs", "max_steps", "max_length")
     begins = model_args.model_name_or_path or model_args.model_config
     start = {"model": begins if isinstance(begins, dict) else Path(begins).name}

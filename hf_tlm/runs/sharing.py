@@ -1,7 +1,7 @@
-"""A list of runs, each with a folder, that any number of processes work through together.
+"""Share a list of runs, each with its own folder, among any number of processes.
 
-The processes need nothing but a file system that all of them see: a run belongs to the process that holds the lock beside
-its folder, and the system drops the lock when that process ends, however it does.
+The processes need only a shared file system: a run belongs to the process that holds the lock beside its folder, and the
+operating system releases the lock when that process ends for any reason.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hf_tlm.utils.run_files import seed_folder
 logger = logging.getLogger(__name__)
 
 P = TypeVar("P")
-POLL_SECONDS = 2.0  # between looks at runs that are all in other hands
+POLL_SECONDS = 2.0  # between checks while other processes hold all remaining runs
 
 
 class PointsError(HfTlmError):
-    """Some of the runs failed; the others are finished.
+    """Raised when some of the runs failed; the others are finished.
 
-    failures: folder -> what went wrong there; names: folder -> what the run is called; total: of all runs.
+    failures: folder -> its error; names: folder -> name of the run; total: number of all runs.
     """
 
     def __init__(self, failures: Mapping[Path, HfTlmError], names: Mapping[Path, str], total: int):
@@ -52,26 +52,27 @@ def run_shared(
     name: Callable[[P], str] | None = None,
     keep_going: bool = True,
 ) -> None:
-    """Run every point that is not done, until all are; other processes that do the same take their share.
+    """Run every point that is not done, until all are; other processes that make the same call share the points.
 
-    A point is run by the one process that holds its folder's lock. When all that is left is being worked on by others, they
-    are waited for, and the points of those that died are taken over; `run` finds what was finished of them. Whatever ends
-    this function, Ctrl-C and SIGTERM among it, its point is free for the next process at once.
+    A point is run by the one process that holds its folder's lock. When other processes hold all remaining points, this one
+    waits for them, and takes over the points of those that died; `run` has to continue what they left. However this function
+    ends, also by Ctrl-C or SIGTERM, its point is free for the next process at once.
 
-    In a job of several processes (`torch.distributed`) the first one decides, and all of them run the same point.
+    In a job of several processes (`torch.distributed`) the first one chooses the point, and all of them run it together.
 
     Args:
-        folder: where a point's results lie; every point has its own.
-        done: whether a point is finished, told by what is in its folder.
-        run: makes a point done. An `HfTlmError` of it is kept for the end, and the other points go on; in a job of
-            several processes, which may not all have failed, it ends the work as any other error does.
-        after: the points that have to end before this one begins: finished, or failed in this process.
-        name: what a point is called in messages; by default as its folder.
-        keep_going: False has the first `HfTlmError` end the work.
+        folder: returns the folder of a point's results; every point has its own.
+        done: returns whether a point is finished, according to the content of its folder.
+        run: runs a point until it is done. If it raises an `HfTlmError`, the other points are still run, and the error is
+            reported at the end; in a job of several processes, which may not all have failed, it is raised at once like any
+            other error.
+        after: returns the points that must end before this one begins: finished, or failed in this process.
+        name: returns the name of a point in messages; by default that of its folder.
+        keep_going: False raises the first `HfTlmError` at once.
 
     Raises:
         PointsError: some points failed, and the others are finished.
-        LockError: a lock cannot be made.
+        LockError: a lock cannot be created.
     """
     rank, processes = place_in_job()
     work, failures = _Points(points, folder, done, after, name), {}
@@ -95,7 +96,7 @@ def run_shared(
                 continue
         if ended:
             break
-        if looked_too_early:  # What was free is finished by now, and something else may be free.
+        if looked_too_early:  # The free points have been finished meanwhile, so others may have become free.
             continue
         if rank == 0 and others != awaited:
             held = ", ".join(sorted(work.names[i] for i in others))
@@ -107,7 +108,7 @@ def run_shared(
 
 
 class _Points(Generic[P]):
-    """The points of `run_shared`, by their places, and which of them are left, as the first process of the job knows."""
+    """The points of `run_shared`, by index, and the indices of those that are left; only the job's first process uses it."""
 
     def __init__(
         self,
@@ -124,7 +125,11 @@ class _Points(Generic[P]):
         self.left = list(range(len(points)))
 
     def take(self) -> tuple[int | None, AbstractContextManager | None, set[int]]:
-        """The first free point that nobody works on, with its lock held; without one those that others work on."""
+        """Lock the first free point that no other process works on.
+
+        Returns:
+            (index, held lock, empty set); or (None, None, indices of the points that other processes work on).
+        """
         free = self._free()
         for index in free:
             lock = try_lock(self.folders[index])
@@ -133,11 +138,11 @@ class _Points(Generic[P]):
             if not self.done(self.points[index]):
                 return index, lock, set()
             with lock:
-                self.left.remove(index)  # It was finished just now.
+                self.left.remove(index)  # Another process has just finished it.
         return None, None, {index for index in free if index in self.left}
 
     def _free(self) -> list[int]:
-        """Of the points that are left those that nothing holds up. Whether a point is done is asked of these alone."""
+        """Return the remaining points whose `after` points have all ended; `done` is called for these points only."""
         unknown, ended = set(self.left), {}
 
         def has_ended(i: int) -> bool:
@@ -150,7 +155,7 @@ class _Points(Generic[P]):
 
 
 def once(folder: Path, done: Callable[[], bool], run: Callable[[], None]) -> None:
-    """One point, see `run_shared`: a process runs it, and the others wait for it. What fails is raised as it is."""
+    """Run a single point of `run_shared`: one process runs it, and the others wait. Its own error is raised."""
     try:
         run_shared([folder], lambda folder: folder, lambda _: done(), lambda _: run())
     except PointsError as error:
@@ -164,14 +169,14 @@ def share_seeds(
     *,
     alone: bool,
 ) -> list[dict[str, Any]]:
-    """Train all seeds of a run whose output folder this process holds, or its share of them.
+    """Train the seeds of a run whose output folder this process has locked, together with other processes.
 
-    Processes of the same command come in while the seeds are trained, each of them by one.
+    Processes of the same command join while the seeds are trained; each seed is trained by one process.
 
     Args:
-        run: makes what is not finished of a seed, and returns its record.
-        done: whether a finished seed has all that is asked for, by its record.
-        alone: nobody comes in.
+        run: trains what is not finished of a seed, and returns its record.
+        done: returns whether the record of a finished seed has everything that is needed.
+        alone: other processes cannot join.
 
     Returns:
         The records of the seeds, in their order.

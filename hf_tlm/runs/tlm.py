@@ -1,4 +1,4 @@
-"""TLM's protocol: both stages per seed, the checkpoint best on validation, test scores, mean and deviation over seeds."""
+"""TLM's protocol: both stages for each seed, the checkpoint best on validation, its test scores, mean and std over seeds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from hf_tlm.utils.run_files import PREDICTIONS, predictions_file, seed_folder, s
 
 
 class Run(SeededRun):
-    """What `run_tlm` returns and writes as `results.json`; the cost of a seed is per stage and in total."""
+    """The result of `run_tlm`, also written as `results.json`; the cost of a seed is given per stage and in total."""
 
 
 @shares_output_dir
@@ -72,13 +72,14 @@ def run_tlm(
 
     The folder then holds the stock model of the best seed (see `hf_tlm.models.export_stock`; `export_adapter` with
     `use_peft`) with its card, `results.json`, and `seed-<n>/` with each seed's model, predictions, results, and stages.
-    Finished seeds and stages are not repeated, and an interrupted one continues, when the same settings are run in the
-    same folder again; several such processes share the seeds.
+    When the same settings are run again in the same folder, finished seeds and stages are not repeated, and an interrupted
+    one resumes; several such processes share the seeds.
 
-    With `teacher_rounds` above 1 there are whole runs instead of seeds, in `round-<n>/`, and the best one's model.
+    With `teacher_rounds` above 1 the folder holds a complete run per round in `round-<n>/` instead of seeds, and the model
+    of the best round.
 
     Args:
-        subset: the corpus data of stage 1, of the vocabulary, and of spectral embeddings; None for task data only.
+        subset: the corpus data for stage 1, for the vocabulary, and for spectral embeddings; None for task data only.
 
     Raises:
         ProtocolError: the folder holds a run with other settings, or other files.
@@ -118,7 +119,8 @@ def run_tlm(
         return _best_round(runs, task, args)
     tell_of_other_stage(args)
     tell_of_no_saving(args)
-    # A score model's task has lost its test split, so it is another: who selects is told. Nor has it anything to beat.
+    # A score model is trained without the test split, so its task would look like another one: the selection warns instead.
+    # Nor is it compared with baselines.
     reported = args.process_index == 0 and not isinstance(args, ScoreModelArguments)
     if subset is not None and reported:
         subset.tell_of_other_task(task)
@@ -149,13 +151,13 @@ def run_tlm(
 
 
 def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_args: ModelArguments) -> list[Run]:
-    """Whole runs in `round-<n>/`, of which each has the seeds of the one before, averaged, for its teacher.
+    """Run TLM once per round in `round-<n>/`; the teacher of a round is the average of the previous round's seeds.
 
-    The first has the teacher that is given, or where that is the run itself none.
+    The first round has the given teacher, or no teacher where the run is to teach itself.
     """
     output_dir, runs, teacher = args.folder, [], args.teacher
     if args.taught_by_itself and args.teacher_marks and subset is not None:
-        asked_passages(task, subset.dataset, args)  # Marks that are not there are refused before a round, not after it.
+        asked_passages(task, subset.dataset, args)  # Missing marks raise an error before the first round, not after it.
     for number in range(1, args.teacher_rounds + 1):
         one = copy.copy(args) if number > 1 or not args.taught_by_itself else args.untaught()
         one.output_dir, one.teacher_rounds, one.push_to_hub = str(output_dir / f"round-{number}"), 1, False
@@ -170,11 +172,11 @@ def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_arg
 
 
 def _best_round(runs: Sequence[Run], task: Task, args: TlmArguments) -> Run:
-    """Give the folder the model and the record of the round whose mean over seeds is best on validation."""
+    """Write the model and the record of the round with the best mean validation score over seeds to the output folder."""
     best = max(runs, key=lambda run: run.summary["validation"][task.metric]["mean"])
     rounds: list[dict[str, float]] = [{"validation": run.summary["validation"][task.metric]["mean"]} for run in runs]
     for number, (one_round, run) in enumerate(zip(rounds, runs, strict=True)):
-        # Later teachers are the rounds before.
+        # Teachers after the first are earlier rounds, whose training is counted there.
         teacher_report = {**run.details.get("teacher", {}), **({"training": None} if number else {})}
         for name in ("flops", "seconds"):
             one_round[name] = sum(seed["cost"][name] for seed in run.seeds) + teacher_cost(teacher_report, name)
@@ -184,7 +186,7 @@ def _best_round(runs: Sequence[Run], task: Task, args: TlmArguments) -> Run:
 
 @dataclass
 class _Seeds:
-    """What the seeds of a run have in common."""
+    """The data and settings that all seeds of a run share, and the training of a seed."""
 
     task: Task
     setup: Setup
@@ -193,7 +195,7 @@ class _Seeds:
     pushes: CheckpointPushes
 
     def train(self, seed: int) -> dict[str, Any]:
-        """Both stages, evaluation, predictions and export of one seed; loaded where they are finished."""
+        """Train both stages of a seed, evaluate, predict and export, and return the record; a finished seed is loaded."""
         task, setup, args = self.task, self.setup, self.setup.args
         folder = seed_folder(args.folder, seed)
         if (record := finished(folder, args, fields=SEED)) is not None:
@@ -224,7 +226,7 @@ class _Seeds:
             compute_metrics=compute_metrics,
         )
         if trainer.is_fsdp_enabled:
-            # Left to itself the Trainer would shard the model, which FSDP does with an optimizer only.
+            # Otherwise the Trainer would shard the model itself, which FSDP does only with an optimizer.
             trainer.accelerator.prepare_model(model.to(args.device), evaluation_mode=True)  # type: ignore[arg-type]  # transformers' wrapper loses its `self`.
         record = {
             "seed": seed,
@@ -258,7 +260,7 @@ class _Seeds:
         return record
 
     def _begun(self, stage: int, seed: int, left: TrainedModel | PeftModel | None) -> TrainedModel | PeftModel:
-        """The model that a stage begins with, made of what the stage before has left."""
+        """Return the initial model of a stage: a new one, or the model that the previous stage has trained."""
         args, lora = self.setup.args, self.model_args
         model: Any = self.setup.make_model() if left is None else left
         begin_stage(model, stage, args, seed, self.setup.initialization)
