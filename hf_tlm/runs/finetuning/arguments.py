@@ -15,9 +15,9 @@ from hf_tlm.utils.run_files import SEED_FIGURES
 
 @dataclass(repr=False)
 class FinetuneArguments(TeacherArguments, SeedsArguments):
-    """Options of fine-tuning, and those of the Trainer whose defaults they change.
+    """Settings of fine-tuning, and options of the Trainer with other defaults.
 
-    Defaults are BERT's (Devlin et al., NAACL 2019, appendix A.3) where they have one.
+    Defaults are those of BERT (Devlin et al., NAACL 2019, appendix A.3) where it has one.
     """
 
     fits_micro_batch: ClassVar[bool] = True
@@ -128,12 +128,15 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
             )
 
     def for_seed(self, output_dir: str | os.PathLike, seed: int, metric: str, label_names: list[str]) -> FinetuneArguments:
-        """As `for_trainer`, with the best checkpoint chosen by the task's metric; label_names: columns of labels."""
+        """Return the arguments of a seed's Trainer like `for_trainer`, with the best checkpoint chosen by the task's metric.
+
+        label_names: the label columns of a batch.
+        """
         args = self.for_trainer(output_dir, seed)
         args.label_names = list(label_names)
         args.metric_for_best_model, args.greater_is_better = metric, True
         if self.select_by == "best":
-            # The Trainer loads only what was saved when it was evaluated.
+            # The Trainer can load the best checkpoint only if it saves at every evaluation.
             args.save_strategy, args.save_steps = args.eval_strategy, args.eval_steps or args.save_steps
             args.load_best_model_at_end = True
         return args

@@ -1,6 +1,7 @@
-"""Classification and regression of texts and pairs of texts; see `hf_tlm.runs.finetuning.kinds` for the names.
+"""Classification and regression of texts and pairs of texts; `hf_tlm.runs.finetuning.kinds` describes the functions.
 
-And what a classifier says as it is, with its scores: a converted checkpoint, an export, any stock classifier on the Hub.
+The module also computes logits and scores of finished classifiers: a converted checkpoint, an export, or any stock
+classifier on the Hub.
 """
 
 from __future__ import annotations
@@ -34,15 +35,20 @@ AUTO_CLASS = "AutoModelForSequenceClassification"
 
 
 def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Dataset:
-    """One feature a row: `input_ids`, `token_type_ids` where there are any, `label` (an index or a number), `example`."""
+    """Encode each row as one feature.
+
+    It has `input_ids`, `token_type_ids` where the tokenizer returns them, `label` (an index or a number) and `example`.
+    """
     features = tokenize(rows, tokenizer, args.max_length, description="Tokenising", all_types=True)
     return features.add_column("example", np.arange(len(rows)))
 
 
 def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """A batch {"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}.
+    """Pad features to a batch.
 
-    With a teacher it has "teacher_probs", float32 [B, C], too.
+    Returns:
+        {"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}; with a teacher also
+        "teacher_probs", float32 [B, C].
     """
     names = ("input_ids", "token_type_ids", "label", "teacher_probs")
     rows = [{name: feature[name] for name in names if name in feature} for feature in features]
@@ -52,10 +58,13 @@ def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict[str, Any]]) 
 def decode(
     outputs: np.ndarray, features: Dataset, rows: Dataset, model: PreTrainedModel, args: FinetuneArguments
 ) -> list[dict[str, Any]]:
-    """{"prediction": name of the class, "probabilities": {name: share}}, or {"prediction": number}.
+    """Convert logits to predictions, one per row.
 
     Args:
         outputs: logits, float [N, C], or [N, 1] for regression.
+
+    Returns:
+        {"prediction": name of the class, "probabilities": {name: probability}}, or {"prediction": number} for regression.
     """
     if model.config.problem_type == "regression":
         return [{"prediction": float(value)} for value in outputs.reshape(-1)]
@@ -63,7 +72,7 @@ def decode(
 
 
 def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
-    """The task's metrics, and the accuracy of a classifier."""
+    """Compute the task's metrics, and for classification the accuracy."""
     predicted = [prediction["prediction"] for prediction in predictions]
     if task.spec.kind == "regression":
         return compute_scores(task, predicted, rows["label"][:])
@@ -71,9 +80,12 @@ def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[
 
 
 def evaluate_checkpoint(model_name_or_path: str, task: Task, **options) -> dict[str, dict[str, float]]:
-    """The task's metric and the accuracy on validation and, where there is one, test: split -> name -> value of at most 1.
+    """Compute the task's metric and the accuracy of a classifier on validation and, where there is one, test.
 
-    Args and errors are those of `checkpoint_logits`.
+    Arguments and errors are those of `checkpoint_logits`.
+
+    Returns:
+        split -> name -> value of at most 1.
     """
     found = checkpoint_logits(model_name_or_path, task, **options)
     metrics = compute_metrics_for(task.metric)
@@ -93,17 +105,19 @@ def checkpoint_logits(
 ) -> dict[str, np.ndarray]:
     """Compute a classifier's logits on validation and, where there is one, test.
 
-    Returns split -> logits, float [N, C], in the order of the rows and of the task's classes.
-
-    Classes are matched by name; where model or data only number them, by number.
+    Classes are matched by name; where the model or the data only number them, by number.
 
     Args:
         model_name_or_path: folder, or Hub id with `@revision` if wanted.
-        max_length: tokens after which a text is cut; None: as TLM's authors cut the task's, 512 for IMDB and 128 for others.
+        max_length: number of tokens to which texts are truncated; None: as in TLM's released code, 512 for IMDB and 128 for
+            others.
         device: default: a GPU if there is one.
 
+    Returns:
+        split -> logits, float [N, C], in the order of the rows and of the task's classes.
+
     Raises:
-        ModelError: it cannot be loaded, or its classes are not the task's.
+        ModelError: the model cannot be loaded, or its classes are not the task's.
         HubError, TokenizerError: see `checkpoint_folder`, `load_tokenizer`.
         TaskError: the task is of another kind than classification.
     """
@@ -135,7 +149,7 @@ def checkpoint_logits(
 
 
 def _order(name: str, classes: list[str], task: Task) -> list[int]:
-    """The model's index of each class of the task."""
+    """Return the model's index of each class of the task, or raise a ModelError where the classes do not match."""
     wanted = list(task.label_names)
     numbers = [str(index) for index in range(len(wanted))]
     if sorted(classes) == sorted(wanted):

@@ -1,4 +1,4 @@
-"""Fine-tuning by the papers' protocol: of all labels or a share, one model per seed, chosen by validation, tested once."""
+"""Fine-tuning by the papers' protocol: on all labels or a share, one model per seed, selected on validation, tested once."""
 
 from __future__ import annotations
 
@@ -60,16 +60,19 @@ from hf_tlm.utils.run_files import PREDICTIONS, TRAIN_IDS_FILE, predictions_file
 
 
 def draw_fraction(train: Dataset, fraction: float, seed: int, kind: str) -> np.ndarray:
-    """Indices, int64 and ascending, of round(fraction x n) of the n examples of every class, at least one of each.
+    """Draw a stratified sample of training examples: round(fraction x n) of the n examples of every class, at least one.
 
-    They depend on the data, the fraction and the seed alone, so that every model learns from the same ones, and those of a
-    smaller fraction are among those of a larger one. Regression draws from ten quantiles of its labels as from classes;
-    question answering, multiple choice and tagging from all examples together (COCO-LM, Figure 7, has fractions of MNLI).
+    The sample depends only on the data, the fraction and the seed, so that every model learns from the same examples, and a
+    smaller fraction is a subset of a larger one. Regression is stratified by ten quantiles of its labels; question
+    answering, multiple choice and tagging draw from all examples together (COCO-LM, Figure 7, has fractions of MNLI).
 
     Args:
-        train: column `label` for classification and regression.
-        fraction: in (0, 1]; 1 is all of them.
-        kind: of the task, see `hf_tlm.tasks.TaskSpec`.
+        train: the training split, with the column `label` for classification and regression.
+        fraction: in (0, 1]; 1 selects all examples.
+        kind: the kind of task, see `hf_tlm.tasks.TaskSpec`.
+
+    Returns:
+        Indices of the drawn examples, int64, ascending.
     """
     if fraction == 1:
         return np.arange(len(train))
@@ -82,7 +85,7 @@ def draw_fraction(train: Dataset, fraction: float, seed: int, kind: str) -> np.n
 
 
 class FinetuneRun(SeededRun):
-    """What `finetune` returns and writes as `results.json`."""
+    """The result of `finetune`, also written as `results.json`."""
 
 
 @shares_output_dir
@@ -97,18 +100,19 @@ def finetune(
     """Fine-tune a pretrained encoder on a task, once per seed, in `args.output_dir`.
 
     The folder then holds the stock model of the seed best on validation (an adapter with `use_peft`), its tokenizer and
-    card, `results.json`, and `seed-<n>/` with each seed's model, predictions and results. Finished seeds are not repeated,
-    and an interrupted one continues, when the same settings are run in the same folder again; several such processes share
+    card, `results.json`, and `seed-<n>/` with each seed's model, predictions and results. When the same settings are run
+    again in the same folder, finished seeds are not repeated, and an interrupted one resumes; several such processes share
     the seeds.
 
-    The test split is scored once a seed, with the checkpoint that validation has chosen.
+    The test split is scored once per seed, with the checkpoint selected on validation.
 
     Args:
-        test: False leaves the test split alone, for runs that are yet to be chosen from. The same call with True scores it.
-        subset: passages that the teacher of `args` answers for, which are then training texts too.
+        test: False does not score the test split, for runs among which one is still to be chosen. The same call with True
+            scores it.
+        subset: passages that the teacher of `args` labels; they are added to the training texts.
 
     Raises:
-        ArgumentsError: options that the kind of task has no use for, or that do not go together.
+        ArgumentsError: options that have no effect on the kind of task, or exclude each other.
         ProtocolError: the folder holds a run with other settings, or other files.
         ModelError, TokenizerError, HubError: see `load_pretrained`, `load_model`.
     """
@@ -163,7 +167,7 @@ def finetune(
         records = share_seeds(args, seeds.train, seeds.has_all, alone=args.pushes_checkpoints)
     if args.process_index == 0:
         details |= {**averaged_seeds(task, output_dir, records), **of_one_class(task, output_dir, records)}
-        if args.train_fraction == 1:  # Else baselines are of draws, too.
+        if args.train_fraction == 1:  # With a fraction the baselines are means over samples, which leave no predictions.
             details |= beside(task, output_dir, records, details["baselines"])
     run = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir).write(args, finetuned_card)
     pushes.check()
@@ -171,7 +175,7 @@ def finetune(
 
 
 def _draws(task: Task, args: FinetuneArguments) -> list[Task]:
-    """The task as each seed learns it, where that is from a share of the training texts."""
+    """Return the task with each seed's sample of the training texts; an empty list where seeds train on all texts."""
     if args.train_fraction == 1 or task.spec.kind != "classification":
         return []
     chosen = [draw_fraction(task.train, args.train_fraction, seed, task.spec.kind) for seed in args.run_seeds]
@@ -179,7 +183,7 @@ def _draws(task: Task, args: FinetuneArguments) -> list[Task]:
 
 
 def check_finetuning(checkpoint: CheckpointArguments, args: FinetuneArguments) -> None:
-    """Refuse options of fine-tuning that do not go together, for which it needs no task.
+    """Check options of fine-tuning that exclude each other for every task.
 
     Raises:
         ArgumentsError: FSDP, use_peft with Muon or crf, or label smoothing with crf.
@@ -198,7 +202,7 @@ def check_finetuning(checkpoint: CheckpointArguments, args: FinetuneArguments) -
 
 @dataclass
 class _Seeds:
-    """What the seeds of a run have in common."""
+    """The data and settings that all seeds of a run share, and the training of a seed."""
 
     task: Task
     checkpoint: CheckpointArguments
@@ -213,7 +217,7 @@ class _Seeds:
 
     @cached_property
     def held_out(self) -> dict[str, EvaluationSet]:
-        """Validation, and test where there is one and it is asked for. Finished seeds need neither."""
+        """The encoded validation split, and test where there is one and `test` is set. Finished seeds need neither."""
         splits = ("validation", "test") if self.test else ("validation",)
         kind = kind_module(self.task.spec.kind)
         with self.args.main_process_first(desc="tokenising"):
@@ -224,14 +228,14 @@ class _Seeds:
             }
 
     def has_all(self, record: Mapping[str, Any]) -> bool:
-        """Whether a finished seed has its test scores, where they are asked for."""
+        """Return whether the record of a finished seed has its test scores, where these are wanted."""
         return not self.test or self.task.test is None or "test" in record
 
     def train(self, seed: int) -> dict[str, Any]:
-        """Training, evaluation, predictions and export of one seed; loaded where it is finished."""
+        """Train, evaluate, predict and export a seed, and return its record; a finished one is loaded."""
         folder = seed_folder(self.args.folder, seed)
         if (record := finished(folder, self.args, fields=SEED)) is not None:
-            self._discard_checkpoints(folder)  # A kill between record and removal has left them.
+            self._discard_checkpoints(folder)  # They remain if the process was killed after it had written the record.
             return record if self.has_all(record) else self._tested(record, folder)
         task, args = self.task, self.args
         kind, config, tokenizer = kind_module(task.spec.kind), self.config, self.tokenizer
@@ -259,7 +263,7 @@ class _Seeds:
             objective=_taught(args, task.kind) if self.teacher is not None else None,
         )
         trainer.train(resume_from_checkpoint=True)
-        trainer.compute_metrics = None  # It is of validation, and `predict` would apply it to test.
+        trainer.compute_metrics = None  # It scores validation, and `predict` would apply it to test.
         record = {
             "seed": seed,
             "model_type": config.model_type,
@@ -298,7 +302,7 @@ class _Seeds:
         return record
 
     def _discard_checkpoints(self, folder: Path) -> None:
-        """Remove those of a finished seed, on the first process."""
+        """Remove the checkpoints of a finished seed, on the first process."""
         for left in folder.glob("checkpoint-*") if self.args.process_index == 0 else ():
             shutil.rmtree(left, ignore_errors=True)
 
@@ -316,11 +320,11 @@ class _Seeds:
         )
 
     def _card(self, record: dict[str, Any]) -> str:
-        """The card of the model of one seed."""
+        """Return the model card of one seed."""
         return finetuned_card({**self.details, "summary": {}, "seeds": [record]}, record["seed"])
 
     def _score(self, split: str, predictions: list[dict[str, Any]], record: dict[str, Any]) -> str:
-        """Add a split's scores and tables to the record of a seed; returns the predictions as JSON lines."""
+        """Add a split's scores and tables to the record of a seed, and return the predictions as JSON lines."""
         task, rows = self.task, self.held_out[split].rows
         kind = kind_module(task.spec.kind)
         record[split] = kind.score(task, predictions, rows)
@@ -329,11 +333,11 @@ class _Seeds:
         return predictions_jsonl(task.spec.kind, task.label_names, rows, predictions)
 
     def _tested(self, record: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """The record of a finished seed that was not to see the test split, with its scores."""
+        """Score a finished seed, which was trained with `test=False`, on the test split, and return its completed record."""
         model_folder, kind, test = folder / "model", self.task.spec.kind, self.held_out["test"]
         args = copy.copy(self.args)
         for name, value in read_saved(model_folder)[2].items():
-            setattr(args, name, value)  # Some was settled on validation.
+            setattr(args, name, value)  # Some values were chosen on validation.
         model = load_finetuned(model_folder, kind, args, self.checkpoint.trust_remote_code)
         trainer = self._trainer(model, args, record["seed"], test)
         text = self._score("test", test.decode(test.outputs(trainer), model, args), record)
@@ -347,7 +351,7 @@ class _Seeds:
 
 
 def _taught(args: FinetuneArguments, kind: str) -> WeightedSum:
-    """The task loss, and the teacher's beside it."""
+    """Return the weighted sum of the task loss and the teacher's loss."""
     own = TaskLoss(args.label_smoothing_factor) if kind == "classification" else ValueLoss()
     return WeightedSum((1.0, own), (args.teacher_weight, TeacherLoss(args.teacher_temperature)))
 
@@ -355,7 +359,7 @@ def _taught(args: FinetuneArguments, kind: str) -> WeightedSum:
 def _export(
     model, tokenizer: PreTrainedTokenizerBase, output_dir: Path, files: dict[str, str], task_type: str | None
 ) -> None:
-    """A folder for stock classes, which appears at once."""
+    """Write the model to a folder that stock classes can load; the folder appears atomically."""
     if isinstance(model, PeftModel):
         export_adapter(model, tokenizer, output_dir, files, task_type=task_type)
         return

@@ -1,32 +1,34 @@
-"""The kinds of tasks that are fine-tuned, one module each, and what these share: cached features, padding, evaluation.
+"""Kinds of tasks for fine-tuning, with one module for each, and their shared code: cached features, padding, evaluation.
 
-The same names are in every module:
+Every module defines:
 
     AUTO_CLASS: str     the Auto class of transformers, such as "AutoModelForQuestionAnswering"
 
     encode(rows, tokenizer, args) -> Dataset
-        Features in the order of the rows, several a row where it is long: `input_ids` (not padded), `token_type_ids` where
-        the tokenizer makes them, `example` (int64, the row), labels where the rows have them, and what `decode` needs.
+        Encode rows as features in the order of the rows; a long row may have several. Columns: `input_ids` (not padded),
+        `token_type_ids` where the tokenizer returns them, `example` (int64, the index of the row), labels where the rows
+        have them, and further columns for `decode`.
     collate(tokenizer, features: list[dict]) -> dict[str, Tensor]
-        Features padded to a batch, without the columns that the model does not take.
+        Pad features to a batch, without columns that the model does not accept.
     decode(outputs, features, rows, model, args) -> list[dict]
-        What the Trainer predicted for the features, as one JSON-ready dict a row, in the order of the rows: `prediction`,
-        and `probability` or `probabilities`. Rows need no labels.
+        Convert the Trainer's predictions for the features to one JSON-ready dict per row, in the order of the rows:
+        `prediction`, and `probability` or `probabilities`. Rows need no labels.
     score(task, predictions, rows) -> dict[str, float]
-        The task's metric and its further ones.
+        Compute the task's metric and its further metrics.
 
-And where a kind needs it:
+Optionally a module defines:
 
     wrap(model, args) -> Module
-        What is trained instead of the stock model, with its `config` and a `save_pretrained(folder)` of its own.
+        Return the module that is trained instead of the stock model; it has the model's `config`, and its own
+        `save_pretrained(folder)`.
     restore(model, folder, args) -> Module
-        The same from a folder that its `save_pretrained` wrote, for the stock model of that folder.
+        Wrap the stock model of a folder that the wrapper's `save_pretrained` wrote, and load the wrapper's weights.
     loss_terms(batch, args) -> Tensor
-        int64 []: what the loss of a batch is the mean of, where that is not its rows.
+        int64 []: number of terms that the loss of a batch is the mean of, where that is not the number of rows.
     validation_choices(task, outputs, features, rows, args) -> dict[str, Any]
-        Options that the labels of validation decide, such as `null_threshold`; args -> their values from then on.
+        Choose options by the labels of validation, such as `null_threshold`: option -> value for all later predictions.
     tables(task, predictions, rows) -> dict[str, list[dict]]
-        Tables for `results.json`.
+        Compute tables for `results.json`.
 """
 
 from __future__ import annotations
@@ -55,16 +57,16 @@ from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.tasks import Task
 from hf_tlm.utils.arrow_files import map_rows
 
-# The columns of the labels in a batch; for others `labels`.
+# Label columns of a batch; for other kinds the column is `labels`.
 LABEL_NAMES = {"question_answering": ["start_positions", "end_positions"]}
-# What peft calls them. It has no name for multiple choice.
+# Task types of peft, which has none for multiple choice.
 PEFT_TASK_TYPES = {
     "classification": "SEQ_CLS",
     "regression": "SEQ_CLS",
     "question_answering": "QUESTION_ANS",
     "tagging": "TOKEN_CLS",
 }
-# Which kinds have a use for an option.
+# Option -> kinds of tasks on which it has an effect.
 OPTIONS = {
     **dict.fromkeys(
         ("doc_stride", "max_query_length", "max_answer_length", "n_best", "null_threshold"), ("question_answering",)
@@ -73,25 +75,25 @@ OPTIONS = {
     "crf": ("tagging",),
     "label_smoothing_factor": ("classification", "multiple_choice", "tagging"),
 }
-# Changes when equal settings would give other features.
+# Version of the cached features: increase it when equal settings would give other features.
 _FORMAT = 1
-BATCH = 200  # Rows that are tokenised together: one may have thousands of tokens.
+BATCH = 200  # Rows tokenised together; small, since a row may have thousands of tokens.
 SPACES = np.array([chr(code).isspace() for code in range(0x3001)] + [False])  # No space has a larger code.
 
 
 def kind_module(kind: str) -> ModuleType:
-    """The module of a kind of task (`TaskSpec.kind`), with the names above."""
+    """Return the module of a kind of task (`TaskSpec.kind`), which defines the functions above."""
     name = "classification" if kind == "regression" else kind
     return importlib.import_module(f"hf_tlm.runs.finetuning.{name}")
 
 
 def label_names(kind: str) -> list[str]:
-    """The columns of a batch that are labels."""
+    """Return the label columns of a batch of a kind of task."""
     return LABEL_NAMES.get(kind, ["labels"])
 
 
 def check_kind(args: Any, kind: str) -> None:
-    """Raise an ArgumentsError for an option of `args`, `FinetuneArguments`, that was given and the kind has no use for."""
+    """Check that every option given in `args` (`FinetuneArguments`) affects the kind of task, or raise an ArgumentsError."""
     for entry in fields(args):
         takers, value = OPTIONS.get(entry.name), getattr(args, entry.name)
         if takers and kind not in takers and value != entry.default:
@@ -102,7 +104,7 @@ def check_kind(args: Any, kind: str) -> None:
 
 
 def check_offsets(tokenizer: PreTrainedTokenizerBase, kind: str) -> None:
-    """Raise a TokenizerError for a tokenizer in pure Python, which does not know the characters of a token."""
+    """Check that a tokenizer is fast, or raise a TokenizerError: tokenizers in pure Python have no character offsets."""
     if not tokenizer.is_fast:
         raise TokenizerError(
             f"{kind} needs to know which characters a token stands for, and {type(tokenizer).__name__} (a tokenizer in pure "
@@ -119,19 +121,19 @@ def make_features(
     *,
     one_of_each: bool = True,
 ) -> Dataset:
-    """Return what `encode` makes of the rows, in their order.
+    """Encode rows as features with `encode`, in the order of the rows.
 
-    It is stored in the cache of `datasets` where the rows are on disk, as a task's are, and found again by every run with
+    The features are cached by `datasets` where the rows are on disk, as those of a task are, and reused by every run with
     equal rows, tokenizer and settings.
 
     Args:
-        encode: columns of a batch of rows and their indices -> columns of its features.
-        settings: all that the features depend on besides rows and tokenizer, as JSON values.
-        one_of_each: a row becomes one of the features; else any number.
+        encode: columns of a batch of rows, and the indices of the rows -> columns of their features.
+        settings: everything that the features depend on besides rows and tokenizer, as JSON values.
+        one_of_each: each row has one feature; else any number.
     """
     backend, fingerprint = backend_settings(tokenizer), None
     if backend is not None:
-        # `datasets` would hash the whole tokenizer, which changes with use, and find nothing again.
+        # The default fingerprint of `datasets` hashes the tokenizer object, which changes with use: the cache would miss.
         parts = [_FORMAT, rows._fingerprint, backend, tokenizer.model_input_names, description, list(settings)]
         fingerprint = xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
     features = map_rows(
@@ -150,23 +152,24 @@ def make_features(
 
 
 def tokenize_with_offsets(tokenizer: PreTrainedTokenizerBase, *texts: list[str]) -> BatchEncoding:
-    """Tokenise whole texts, or pairs of them, with special tokens.
+    """Tokenise texts, or pairs of texts, without truncation and with special tokens.
 
-    Returns `input_ids`, `token_type_ids` where the tokenizer makes them, and `offset_mapping`.
+    Returns:
+        `input_ids`, `token_type_ids` where the tokenizer returns them, and `offset_mapping`.
     """
     return tokenizer(
         *texts,
         return_offsets_mapping=True,
         return_attention_mask=False,
         return_token_type_ids="token_type_ids" in tokenizer.model_input_names,
-        verbose=False,  # It would warn of texts longer than the model takes, which are cut later.
+        verbose=False,  # No warning about texts beyond the model's limit, which are truncated later.
     )
 
 
 def token_spans(offsets: Sequence[tuple[int, int]], text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Where the tokens of a text begin and end, int64 [N] each: characters, without white space at either end.
+    """Return the start and end character offsets of a text's tokens, int64 [N] each, without white space at either end.
 
-    Byte-level tokenizers count the space before a word as its own. A token of nothing but white space is empty.
+    Byte-level tokenizers include the space before a word in its token. A token that consists of white space becomes empty.
     """
     begins, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
@@ -179,11 +182,11 @@ def token_spans(offsets: Sequence[tuple[int, int]], text: str) -> tuple[np.ndarr
 def pad(
     features: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, names: Sequence[str] = (), side: str = "right"
 ) -> dict[str, torch.Tensor]:
-    """The batch int64 [B, S] of `input_ids`, `attention_mask`, and `token_type_ids` where the features have them.
+    """Pad features to a batch, int64 [B, S], of `input_ids`, `attention_mask`, and `token_type_ids` where they have them.
 
     Args:
         names: further columns with a value for every token, where the features have them; they are padded with -100.
-        side: where the padding goes. Predictions for tokens keep their places with "right".
+        side: the side of the padding. With "right" the indices of tokens do not change.
     """
     fill = {"input_ids": tokenizer.pad_token_id, "attention_mask": 0, "token_type_ids": tokenizer.pad_token_type_id}
     fill |= dict.fromkeys(names, -100)
@@ -202,14 +205,14 @@ def pad(
 
 
 def ragged(features: Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """A column of lists as one array, and where each row begins in it, int64 [N + 1]."""
+    """Return a column of lists as one flat array, and the offsets of the rows in it, int64 [N + 1]."""
     column = features.select_columns(name).with_format("arrow")[:][name].combine_chunks()
     lengths = column.value_lengths().to_numpy(zero_copy_only=False)
     return column.flatten().to_numpy(zero_copy_only=False), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def compute_scores(task: Task, predictions: list, references: list, *more: str) -> dict[str, float]:
-    """The task's metric and its further ones, and `more`, with what they bring along."""
+    """Compute the task's metric, its further metrics and `more`, with all scores that these return."""
     scores: dict[str, float] = {}
     for name in dict.fromkeys((task.metric, *task.spec.further_metrics, *more)):
         scores |= load_metric(name).compute(predictions=predictions, references=references)
@@ -217,7 +220,7 @@ def compute_scores(task: Task, predictions: list, references: list, *more: str) 
 
 
 def feature_lengths(features: Dataset) -> np.ndarray:
-    """int32 [N]: tokens of every feature; of one with several texts, as the options of a question, of all of them."""
+    """Return the number of tokens of each feature, int32 [N]; for several texts, such as a question's options, their sum."""
     if isinstance(features.features["input_ids"].feature, Value):
         return text_lengths(features)
     tables = features.select_columns("input_ids").with_format("arrow").iter(1 << 12)
@@ -230,12 +233,12 @@ def feature_lengths(features: Dataset) -> np.ndarray:
 
 
 def texts_per_feature(features: Dataset) -> int:
-    """1, or the number of options of a question."""
+    """Return the number of texts in a feature: the number of options for multiple choice, else 1."""
     return 1 if isinstance(features.features["input_ids"].feature, Value) else len(features[0]["input_ids"])
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Batches one after the other, those that are narrower filled up with -100, as the Trainer does."""
+    """Concatenate batches, and pad narrower ones with -100, as the Trainer does."""
     shape = (sum(map(len, parts)), *np.max([part.shape[1:] for part in parts], axis=0))
     whole, row = np.full(shape, -100, dtype=parts[0].dtype), 0
     for part in parts:
@@ -245,13 +248,13 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class EvaluationSet:
-    """Some rows, encoded for a model.
+    """Rows encoded for evaluation or prediction with a model.
 
     Texts of similar length share a batch, so that little padding is computed.
 
     Args:
-        kind: of `kind_module`, or what has the names above.
-        rows: with the canonical columns of the kind; labels may be missing.
+        kind: a module from `kind_module`, or an object that defines the functions above.
+        rows: the rows, with the canonical columns of the kind; labels may be missing.
     """
 
     def __init__(self, kind: Any, rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments):
@@ -262,15 +265,17 @@ class EvaluationSet:
         self.lengths = lengths[self.order]
 
     def outputs(self, trainer: Trainer) -> Any:
-        """What the model says of every feature, in the order of `features`. All processes must call this."""
+        """Return the model's outputs for every feature, in the order of `features`. All processes must call this."""
         return self.in_order(trainer.predict(self.by_length).predictions)
 
     def outputs_of(self, logits_of: Callable, collate: Callable, batch_size: int, most_tokens: int | None = None) -> Any:
-        """As `outputs`, of any function in this process: a batch -> arrays of logits.
+        """Return outputs like `outputs`, computed by a function in this process.
 
         Args:
-            batch_size: rows a batch, at most.
-            most_tokens: tokens a batch, padding included, if it has more rows than one.
+            logits_of: a batch -> arrays of logits.
+            collate: features -> a batch.
+            batch_size: maximal number of rows in a batch.
+            most_tokens: maximal number of tokens in a batch of several rows, padding included.
         """
         parts, start = [], 0
         while start < len(self.lengths):
@@ -283,7 +288,11 @@ class EvaluationSet:
         return self.in_order(whole if len(whole) > 1 else whole[0])
 
     def in_order(self, outputs: Any) -> Any:
-        """Arrays in the order of `by_length`, in that of `features`; an HfTlmError where a number is not finite."""
+        """Reorder arrays from the order of `by_length` to that of `features`.
+
+        Raises:
+            HfTlmError: a number is not finite.
+        """
         if isinstance(outputs, (tuple, list)):
             return tuple(self.in_order(part) for part in outputs)
         if not np.isfinite(outputs).all():
@@ -294,11 +303,11 @@ class EvaluationSet:
         return in_first_order(outputs, self.order)
 
     def decode(self, outputs: Any, model: nn.Module, args: FinetuneArguments) -> list[dict[str, Any]]:
-        """One prediction a row."""
+        """Convert outputs to one prediction per row."""
         return self.kind.decode(outputs, self.features, self.rows, model, args)
 
     def with_validation_choices(self, task: Task, outputs: Any, args: FinetuneArguments) -> FinetuneArguments:
-        """`args`, and what these labelled rows decide of them."""
+        """Return `args` with the options that are chosen by the labels of these rows."""
         validation_choices = getattr(self.kind, "validation_choices", None)
         if validation_choices is None:
             return args
@@ -308,6 +317,6 @@ class EvaluationSet:
         return args
 
     def score(self, task: Task, outputs: Any, model: nn.Module, args: FinetuneArguments) -> dict[str, float]:
-        """The task's metrics on these rows, which decide what `args` leave open."""
+        """Compute the task's metrics on these rows, after the choice of options by their labels."""
         args = self.with_validation_choices(task, outputs, args)
         return self.kind.score(task, self.decode(outputs, model, args), self.rows)

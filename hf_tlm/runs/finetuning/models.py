@@ -1,4 +1,4 @@
-"""The models of fine-tuning: a pretrained checkpoint with a head for a task, its Trainer, and a fine-tuned folder again."""
+"""Models of fine-tuning: load a pretrained checkpoint with a head for a task, train it, and load a fine-tuned folder."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ logger = logging.getLogger(__name__)
 def load_pretrained(
     task: Task, checkpoint: CheckpointArguments, max_length: int
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """The config of a checkpoint, with the classes of a task, and its tokenizer.
+    """Load the config of a checkpoint, with the classes of a task, and the tokenizer.
 
     Raises:
-        ModelError: it cannot be loaded, or has fewer positions than `max_length`, or fewer tokens than the tokenizer, or
-            none of the layers that are to be adapted.
+        ModelError: the config cannot be loaded, or has fewer positions than `max_length`, fewer tokens than the tokenizer,
+            or none of the layers to be adapted.
         HubError, TokenizerError: see `checkpoint_folder`, `load_tokenizer`, `check_known`.
     """
     name, source = checkpoint.model_name_or_path, checkpoint.tokenizer_source
@@ -66,11 +66,11 @@ def load_model(
 ) -> PreTrainedModel | nn.Module:
     """Load the stock model of the task's kind with the weights of a checkpoint.
 
-    What its head lacks begins at random, under the current seed (`transformers.set_seed`). A head of other sizes is
-    replaced. Its weights are float32. With `use_peft` it has an adapter.
+    Missing weights of the head are initialised at random, under the current seed (`transformers.set_seed`). A head of other
+    shapes is replaced. The weights are float32. With `use_peft` the model has an adapter.
 
     Raises:
-        ModelError: it cannot be loaded, or lacks weights of its body.
+        ModelError: the model cannot be loaded, or weights of its body are missing.
     """
     kind = kind_module(task.spec.kind)
     name = checkpoint.model_name_or_path
@@ -92,7 +92,7 @@ def load_model(
 def load_finetuned(
     folder: Path, kind: str, args: FinetuneArguments, trust_remote_code: bool = False
 ) -> PreTrainedModel | CrfTagger:
-    """The model that fine-tuning wrote to a folder, as of `load_finished`, with what its kind has around it."""
+    """Load the model that fine-tuning wrote to a folder like `load_finished`, with the wrapper of its kind if it has one."""
     module = kind_module(kind)
     model = load_finished(folder, module.AUTO_CLASS, trust_remote_code)
     restore = getattr(module, "restore", None)
@@ -100,10 +100,10 @@ def load_finetuned(
 
 
 def load_finished(folder: Path, auto_class: str, trust_remote_code: bool = False) -> PreTrainedModel:
-    """The stock model of a finished folder, by the name of its Auto class; an adapter is merged into its base.
+    """Load the stock model of a finished folder by the name of its Auto class; an adapter is merged into its base.
 
     Raises:
-        ModelError: it, or the base of an adapter, cannot be loaded, or lacks weights.
+        ModelError: the model or the base of an adapter cannot be loaded, or lacks weights.
     """
     with reading(f"the model in {folder}"):
         if (folder / ADAPTER_FILE).is_file():
@@ -119,17 +119,17 @@ def load_finished(folder: Path, auto_class: str, trust_remote_code: bool = False
 
 
 def set_token_types(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
-    """Make a tokenizer give token types where the body has embeddings of two or more, and none where it has not.
+    """Make a tokenizer return token types if the body has embeddings of two or more types, and none otherwise.
 
-    That is for good: tokenizers do not know bodies. Those of ALBERT and XLNet leave the types out (in transformers 5), and a
-    trained WordPiece has them for all.
+    The setting is saved with the tokenizer, which does not know the body: the tokenizers of ALBERT and XLNet leave token
+    types out (in transformers 5), and a trained WordPiece tokenizer returns them for every body.
     """
     names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     if config.model_type == "xlnet" or getattr(config, "type_vocab_size", 0) > 1:
         names.append("token_type_ids")
     elif config.model_type not in FAMILIES:
         return
-    # The second is what `save_pretrained` writes.
+    # `save_pretrained` writes the one in init_kwargs.
     tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
 
 
@@ -143,32 +143,34 @@ def _options(checkpoint: CheckpointArguments) -> dict[str, Any]:
 
 
 def _labels(task: Task) -> dict[str, Any]:
-    """What the config of a model for the task says of its classes."""
+    """Return the entries of a model's config on the classes and the problem type of a task."""
     if task.spec.kind == "regression":
-        # By name: a number alone contradicts the classes of a checkpoint, of which transformers warns.
+        # With names: num_labels alone would contradict a checkpoint's classes, and transformers would warn.
         return {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": "regression"}
     if task.spec.kind == "classification":
         return {"id2label": task.id2label, "label2id": task.label2id, "problem_type": "single_label_classification"}
     if task.spec.kind == "tagging":
         return {"id2label": task.id2label, "label2id": task.label2id}
-    # A start and an end, and nothing of the classes of a checkpoint that was a classifier. Multiple choice reads no number.
+    # Start and end logits for question answering; the classes of a checkpoint that was a classifier are dropped. Multiple
+    # choice does not read num_labels.
     return {"id2label": {0: "LABEL_0", 1: "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "problem_type": None}
 
 
 class FinetuneTrainer(SampledTrainer):
-    """`transformers.Trainer` of stock models, whose losses are their own.
+    """A `transformers.Trainer` for stock models, which compute their own losses.
 
-    The only changes over `SampledTrainer`: all batches are of the task, and all steps have the same number of examples;
-    evaluation is in the order given. The loss of a step is the mean over its whole batch, however that is divided into
-    micro-batches.
+    It differs from `SampledTrainer` in these points: all batches are of the task, all steps have the same number of
+    examples, and evaluation keeps the given order. The loss of a step is the mean over all its examples, however they are
+    divided into micro-batches.
 
     Args:
         args: from `FinetuneArguments.for_seed`.
         train_dataset: features of the task's kind; a trainer that only predicts has none.
         eval_dataset: features by length, see `EvaluationSet`.
-        loss_terms: batch -> int64 [], what its loss is the mean of; None where all batches have as many.
-        objective: of training batches instead of the model's own loss, which then gets no labels (`hf_tlm.objectives`): with
-            a teacher the task loss, and the teacher's beside it.
+        loss_terms: batch -> int64 [], the number of terms that its loss is the mean of; None where all batches have the same
+            number.
+        objective: the loss of training batches (`hf_tlm.objectives`) instead of the model's own, which then gets no labels;
+            with a teacher the weighted sum of the task loss and the teacher's.
     """
 
     args: FinetuneArguments
@@ -183,7 +185,7 @@ class FinetuneTrainer(SampledTrainer):
         **kwargs,
     ):
         super().__init__(model, args, **kwargs)
-        # Stock models differ in what they make of a count of labels; none is given to them.
+        # Stock models differ in their use of `num_items_in_batch`, so it is not passed to them.
         self.model_accepts_loss_kwargs = False
         self.loss_terms = loss_terms
         self.text_loss: WeightedSum | None = objective
@@ -210,13 +212,13 @@ class FinetuneTrainer(SampledTrainer):
         self.watch.begin(TASK, batches)
         if self.loss_terms is not None:
             terms = torch.stack([self.loss_terms(batch) for batch in batches]).to(device)
-            # Of a micro-batch on average, here and on the other processes.
+            # Average number per micro-batch over all processes.
             terms = self.accelerator.gather(terms).float()
             self.average_terms = terms.mean().clamp(min=1 / len(terms))
         if self.text_loss is not None and batches:
             found = [self.text_loss.count(batch) for batch in batches]
             counts = torch.stack([torch.stack(list(one.values())) for one in found]).to(device).float()
-            # Of a micro-batch on average, over all of the step; the Trainer takes the mean over micro-batches.
+            # Average number per micro-batch over the step and all processes: the Trainer averages over micro-batches.
             self.average_counts = dict(zip(found[0], self.accelerator.reduce(counts.mean(0), reduction="mean"), strict=True))
         return batches, None
 
@@ -232,7 +234,7 @@ class FinetuneTrainer(SampledTrainer):
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
         if model.training and self.loss_terms is not None:
             terms = self.loss_terms(inputs)
-            # A mean of nothing is not a number.
+            # The mean over no terms is NaN; such a batch contributes 0.
             loss = loss if terms > 0 or loss.isfinite() else 0 * outputs["logits"].sum()
             loss = loss * (terms / self.average_terms)
         if model.training:
@@ -245,7 +247,7 @@ class FinetuneTrainer(SampledTrainer):
         super().log(logs, start_time)
 
     def cost(self) -> Cost:
-        """The cost up to now, from the step number alone, so that a resumed run counts every step once."""
+        """Return the cost so far, computed from the step number alone, so that a resumed run counts every step once."""
         sampler, step = self.batch_sampler, self.state.global_step
         examples = step * sampler.batches_per_step * sampler.amount
         tokens = examples * texts_per_feature(self.train_dataset) * self.args.max_length

@@ -1,9 +1,9 @@
-"""Multiple choice (RACE): which option answers a question about a context.
+"""Multiple choice (RACE): choose the option that answers a question about a context.
 
-Every option is read with the whole input, [CLS] context [SEP] question and option [SEP], and the model chooses among the
+Each option is encoded in an input of its own, [CLS] context [SEP] question and option [SEP], and the model chooses by the
 logits of a question's options. The blank of a cloze question is filled with the option, as in XLNet's code (Yang et al.,
-NeurIPS 2019); otherwise the option follows the question. With `option_apart` a separator is between them, and blanks stay
-(ALE, section IV.A.1, for BERT).
+NeurIPS 2019); otherwise the option follows the question. With `option_apart` a separator is between them, and blanks are
+kept (ALE, section IV.A.1, for BERT).
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ AUTO_CLASS = "AutoModelForMultipleChoice"
 
 
 def fill_in(question: str, option: str) -> str:
-    """The option in place of every blank of the question, or after a question without one."""
+    """Insert the option in every blank of the question, or append it to a question without a blank."""
     if "_" in question:
         return re.sub("_+", lambda blank: option, question)
     return f"{question} {option}"
 
 
 def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Dataset:
-    """Make a feature of each row.
+    """Encode each row as one feature.
 
-    It has `input_ids` and [`token_type_ids`] as a list for every option, `example`, and `labels` where the rows have a
-    `label`.
+    It has `input_ids` and [`token_type_ids`] as lists with an entry for each option, `example`, and `labels` where the rows
+    have a `label`.
 
-    The context is truncated; where question and option alone are too long, whichever of the two is longer.
+    The context is truncated; where question and option alone fill `max_length`, the longer of context and question with
+    option is truncated.
 
     Raises:
-        HfTlmError: `max_length` leaves no room for a token of either; or `option_apart`, and the tokenizer has no separator.
+        HfTlmError: `max_length` leaves no room for a token of both; or with `option_apart`, the tokenizer has no separator.
     """
     if args.option_apart and tokenizer.sep_token is None:
         raise HfTlmError(
@@ -92,15 +93,15 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
         }
         return grouped | {"example": indices} | ({"labels": batch["label"]} if "label" in batch else {})
 
-    # What features were kept of before there was a choice stays as it is.
+    # Without `option_apart` the settings are those of earlier versions, so that cached features are found again.
     settings = [args.max_length, tokenizer.truncation_side, *["apart"] * args.option_apart]
     return make_features(rows, tokenizer, encode_batch, settings, "Tokenising options")
 
 
 def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
-    """A batch, padded on the tokenizer's side (XLNet reads its last token).
+    """Pad features to a batch, on the tokenizer's side (XLNet classifies by the last token).
 
-    It has `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, options, S] and [`labels`] int64 [B].
+    The batch has `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, options, S] and [`labels`] int64 [B].
     """
     names = [name for name in ("input_ids", "token_type_ids") if name in features[0]]
     flat = [
@@ -116,7 +117,7 @@ def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[st
 
 
 def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArguments) -> list[dict[str, Any]]:
-    """The letter of the chosen option as `prediction`, and `probabilities` by letter.
+    """Convert logits to the letter of the chosen option as `prediction`, and `probabilities` by letter.
 
     Args:
         outputs: logits, float [rows, options].
@@ -130,6 +131,6 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
 
 
 def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
-    """The share of questions with the right option."""
+    """Compute the task's metrics on the indices of the chosen options, such as the accuracy."""
     chosen = [LETTERS.index(prediction["prediction"]) for prediction in predictions]
     return compute_scores(task, chosen, list(rows["label"]))

@@ -1,9 +1,9 @@
-"""Extractive question answering (SQuAD 1.1 and 2.0): a start and an end in the context, or no answer.
+"""Extractive question answering (SQuAD 1.1 and 2.0): predict the start and end of the answer in the context, or no answer.
 
-A context that does not fit is read through windows that overlap by `doc_stride` tokens (at most half a window), each after
-the whole question. Windows that do not hold the whole answer, and unanswerable questions, point at [CLS] (Devlin et al.,
-NAACL 2019, section 4.3). The question comes first whatever side a tokenizer pads on. The best answers are found over all
-windows of a question, by exact search.
+A context that does not fit is split into windows that overlap by `doc_stride` tokens (at most half a window), each after
+the question. For windows without the complete answer, and for unanswerable questions, the labels point at [CLS] (Devlin et
+al., NAACL 2019, section 4.3). The question comes first, independent of the tokenizer's padding side. The best answers are
+found over all windows of a question, by exact search.
 
 Shapes: W windows, S positions, T tokens of the context in a window, L answer length, N examples, A answers.
 """
@@ -34,20 +34,20 @@ from hf_tlm.runs.finetuning.kinds import (
 )
 from hf_tlm.tasks import Task
 
-NOTHING = 1e6  # The odds of no answer where a context has no word: beyond any threshold, and a number that JSON has.
-SPANS = 1 << 20  # How many are looked at together.
+NOTHING = 1e6  # The odds of no answer for a context without a word: above any threshold, and finite, as JSON requires.
+SPANS = 1 << 20  # Number of spans that are scored at once.
 AUTO_CLASS = "AutoModelForQuestionAnswering"
-SHOWN = 5  # Answers a prediction lists.
+SHOWN = 5  # Number of answers that a prediction lists.
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers of all examples, those of one together, its best first.
+    """The answers of all examples, grouped by example, the best first.
 
-    bounds: int64 [N + 1], where the answers of each example begin.
-    scores, begins, ends: [A], start logit + end logit, and the characters of the context, of each.
-    null: float [N], start + end of [CLS], the lowest of all windows.
-    odds: float [N], null less the best score (`NOTHING` without an answer): where it is large there is no answer.
+    bounds: int64 [N + 1], offsets of the examples' answers.
+    scores, begins, ends: [A], for each answer start logit + end logit, and its character offsets in the context.
+    null: float [N], start logit + end logit of [CLS], the minimum over windows.
+    odds: float [N], null minus the best score (`NOTHING` without an answer): a large value means no answer.
     """
 
     bounds: np.ndarray
@@ -58,16 +58,16 @@ class Answers:
     odds: np.ndarray
 
     def of(self, example: int) -> slice:
-        """Where the answers of an example are."""
+        """Return the slice of an example's answers."""
         return slice(int(self.bounds[example]), int(self.bounds[example + 1]))
 
     def best(self, example: int, context: str) -> str:
-        """The text of the best answer; "" where the context has no word."""
+        """Return the text of the best answer; "" where the context has no word."""
         answers = self.of(example)
         return self.text(answers.start, context) if answers.stop > answers.start else ""
 
     def text(self, answer: int, context: str) -> str:
-        """The slice of the context, with the marks that combine with its last character: many tokenizers drop them."""
+        """Return the text of an answer, with the combining marks after its last character, which many tokenizers drop."""
         end = self.ends[answer]
         while end < len(context) and unicodedata.combining(context[end]):
             end += 1
@@ -75,9 +75,10 @@ class Answers:
 
 
 def search(outputs: tuple[np.ndarray, ...], features: Dataset, num_examples: int, args: FinetuneArguments) -> Answers:
-    """Find the `n_best` different answers of every example.
+    """Find the `n_best` distinct answers of every example.
 
-    They are those with the highest start + end logits within one window's context, of at most `max_answer_length` tokens.
+    These are the spans of at most `max_answer_length` tokens within the context of a window with the highest start logit +
+    end logit.
 
     Args:
         outputs: start and end logits, float [W, S] each.
@@ -92,7 +93,7 @@ def search(outputs: tuple[np.ndarray, ...], features: Dataset, num_examples: int
     parts = list(_best_of_windows(starts, ends, features, args.max_answer_length, args.n_best))
     window, score, begin, end = (np.concatenate(part) for part in zip(*parts, strict=True))
     owner = example[window]
-    # Of equal answers, which windows have in common, the best one; then the best answers of each example.
+    # Keep the best score of an answer that several windows contain, then the best answers of each example.
     order = np.lexsort((-score, end, begin, owner))
     new = np.append(True, np.any(np.diff([each[order] for each in (owner, begin, end)]) != 0, axis=0))[: len(order)]
     order = order[new]
@@ -109,7 +110,10 @@ def search(outputs: tuple[np.ndarray, ...], features: Dataset, num_examples: int
 def _best_of_windows(
     starts: np.ndarray, ends: np.ndarray, features: Dataset, max_length: int, n_best: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Window, score, first and last character of each window's best answers, some windows at a time."""
+    """Yield (window, score, start, end) of the best answers in each window, for some windows at a time.
+
+    start and end are character offsets in the context.
+    """
     first = features.select_columns("first").with_format("numpy")[:]["first"]
     begins, bounds = ragged(features, "begins")
     finishes, _ = ragged(features, "ends")
@@ -121,7 +125,7 @@ def _best_of_windows(
         token = np.arange(widest)
         inside = token < np.diff(bounds)[window]
         character = np.minimum(bounds[window] + token, len(begins) - 1)
-        # A token of white space alone begins and ends no answer.
+        # A token of white space cannot begin or end an answer.
         usable = inside & (begins[character] < finishes[character])
         place = np.minimum(first[window] + token, starts.shape[1] - 1)
         start = np.where(usable, starts[window, place], -np.inf)
@@ -138,20 +142,20 @@ def _best_of_windows(
         row = np.nonzero(kept)[0]
         at = bounds[window[row, 0]] + token[kept]
         yield window[row, 0], score[kept], begins[at], finishes[at + further[kept]]
-    # So that there is something to join where no context has a token.
+    # Empty arrays, so that there is something to concatenate where no context has a token.
     yield np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
 def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Dataset:
-    """The windows of every row, one feature each, in the order of rows and contexts.
+    """Encode rows as windows, one feature for each, in the order of rows and contexts.
 
     Args:
-        rows: `context` and `question`; with `answers` and `starts` the features are labelled by the first answer.
+        rows: columns `context` and `question`; with `answers` and `starts` the features are labelled by the first answer.
 
     Returns:
-        `input_ids`, [`token_type_ids`], `example`, [`start_positions`, `end_positions`], and for `decode`: `cls`, the place
-        of [CLS]; `first`, that of the window's first token of the context; `begins` and `ends`, the characters of the
-        context that its tokens stand for.
+        `input_ids`, [`token_type_ids`], `example`, [`start_positions`, `end_positions`], and for `decode`: `cls`, the index
+        of [CLS]; `first`, the index of the window's first context token; `begins` and `ends`, the character offsets in the
+        context of the window's context tokens.
 
     Raises:
         TokenizerError: the tokenizer is in pure Python.
@@ -164,7 +168,7 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
             f"max_length must leave room for question and context beside {special} special tokens; received "
             f"{args.max_length}. Raise it: 384 is usual."
         )
-    # At most half of a window is question.
+    # The question takes at most half of a window.
     limit = min(args.max_query_length, (args.max_length - special) // 2)
 
     def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
@@ -184,7 +188,7 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
                 end = min(start + room, len(context))
                 places = np.concatenate([before, context[start:end], np.arange(last, len(parts))])
                 feature = {name: values[places] for name, values in columns.items()}
-                # Without a [CLS] the first token takes its part.
+                # Without a [CLS] token the first token is used instead.
                 cls = int(special_cls[places].argmax())
                 feature |= {"example": example, "cls": cls, "first": len(before)}
                 feature |= {"begins": begins[start:end], "ends": ends[start:end]}
@@ -200,13 +204,20 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
 
 
 def _starts(tokens: int, room: int, overlap: int) -> range:
-    """Of the windows over a context, which token is their first."""
+    """Return the index of the first context token of each window.
+
+    tokens: number of tokens of the context; room: number of context tokens in a window; overlap: number of tokens shared by
+    neighbouring windows, limited to half of `room`.
+    """
     step = room - min(overlap, room // 2)
     return range(0, max(tokens - room, 0) + step, step)
 
 
 def _tokens_of_answer(batch: Mapping[str, list], row: int, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int] | None:
-    """The first and the last token with a character of the answer; first > last without one; None without labels."""
+    """Return the first and last token that overlap with the answer.
+
+    first > last means that there is no answer, or no token of it; None that the rows have no labels.
+    """
     if "starts" not in batch:
         return None
     if not batch["starts"][row]:
@@ -217,7 +228,7 @@ def _tokens_of_answer(batch: Mapping[str, list], row: int, begins: np.ndarray, e
 
 
 def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
-    """A batch, padded on the right whatever the tokenizer's side, so that places in features are places in it.
+    """Pad features to a batch, always on the right, so that token indices of features remain valid.
 
     It has `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, S] and [`start_positions`, `end_positions`] int64 [B].
     """
@@ -226,26 +237,26 @@ def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[st
 
 
 def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArguments) -> list[dict[str, Any]]:
-    """Answers over all windows of a row.
+    """Convert logits to the best answer over all windows of each row.
 
     Args:
         outputs: start and end logits, float [W, S] each.
         args: `n_best`, `max_answer_length`; `null_threshold`: None where every question has an answer.
 
     Returns:
-        For every row `prediction`, a slice of the context, and `probability`, its share among the `n_best` answers by a
-        softmax of start + end; `n_best`: the best five as {"text", "start", "probability"}. With a threshold the prediction
-        is "" where `null_odds`, the score of no answer (the lowest of all windows) less that of the best answer, exceeds
-        it, and `no_answer_probability` is part of the softmax. Where a context has no word the prediction is "".
+        For every row `prediction`, a slice of the context, and `probability`, from a softmax of start + end logits over the
+        `n_best` answers; `n_best`: the best five as {"text", "start", "probability"}. With a threshold the prediction is ""
+        where `null_odds`, the score of no answer (the minimum over windows) minus that of the best answer, exceeds it, and
+        `no_answer_probability` is part of the softmax. Where a context has no word the prediction is "".
     """
     found = search(outputs, features, len(rows), args)
     return [_prediction(found, example, context, args.null_threshold) for example, context in enumerate(_contexts(rows))]
 
 
 def validation_choices(task: Task, outputs, features: Dataset, rows: Dataset, args: FinetuneArguments) -> dict[str, Any]:
-    """The arguments of `decode` that labelled rows decide: `null_threshold`, by the F1 of all of them.
+    """Choose `null_threshold` for `decode` by the F1 on all labelled rows.
 
-    What the arguments say, where they say something; None where no training question is unanswerable (SQuAD 1.1).
+    A threshold given in `args` is kept; it is None where every training question has an answer (SQuAD 1.1).
     """
     if args.null_threshold is not None or all(map(len, task.train["starts"])):
         return {"null_threshold": args.null_threshold}
@@ -255,7 +266,7 @@ def validation_choices(task: Task, outputs, features: Dataset, rows: Dataset, ar
 
 
 def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
-    """F1 and exact match of the answers, by the official script's definitions."""
+    """Compute F1 and exact match of the answers, as defined by the official script."""
     return compute_scores(task, [prediction["prediction"] for prediction in predictions], list(rows["answers"]))
 
 

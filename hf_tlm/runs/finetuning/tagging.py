@@ -1,12 +1,12 @@
-"""Tagging of words (parts of speech, entities): a word's tag is the one of its first piece.
+"""Tagging of words (parts of speech, entities): the tag of a word is predicted at its first token.
 
-Devlin et al., NAACL 2019, section 5.3, do so.
+This follows Devlin et al., NAACL 2019, section 5.3. The first token of a word is called its first piece.
 
-A sentence is tokenised as its words with spaces between them, and characters tell which word a piece belongs to: so every
-fast tokenizer sees the words as in running text. Words of which the tokenizer leaves nothing, and those beyond
-`max_length`, get no tag, which counts as an error.
+A sentence is tokenised as its words joined by spaces, and character offsets assign pieces to words: so every fast tokenizer
+sees the words as in running text. Words of which the tokenizer leaves no piece, and words beyond `max_length`, get no tag,
+which counts as an error.
 
-With `crf` a linear-chain conditional random field (Lafferty et al., ICML 2001), by pytorch-crf, is over the tags of a
+With `crf` a linear-chain conditional random field (Lafferty et al., ICML 2001), from pytorch-crf, models the tags of a
 sentence. It sees words, not pieces: the emissions are the logits of every word's first piece.
 
 Shapes: B sentences, S positions, W words, C tags.
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AUTO_CLASS = "AutoModelForTokenClassification"
-DROPPED, TRUNCATED = -1, -2  # In place of a word's first piece.
-SENTENCES = 256  # Decoded together.
+DROPPED, TRUNCATED = -1, -2  # Instead of the index of a word's first piece.
+SENTENCES = 256  # Number of sentences decoded together.
 CRF_FILE = "crf.safetensors"
 
 
 def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Dataset:
-    """Make a feature of each sentence.
+    """Encode each sentence as one feature.
 
-    It has `input_ids`, [`token_type_ids`], `example`, `labels` where the rows have `tags`, and for `decode` `places`: of
-    every word the place of its first piece, or -1 (it has none) or -2 (it is beyond `max_length`).
+    It has `input_ids`, [`token_type_ids`], `example`, `labels` where the rows have `tags`, and for `decode` `places`: for
+    every word the index of its first piece, or -1 (it has none) or -2 (it is beyond `max_length`).
 
-    Logs how many words are missing.
+    Logs a warning with the number of missing words.
 
     Raises:
         TokenizerError: the tokenizer is in pure Python.
@@ -96,7 +96,7 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
 
 
 def _first_pieces(words: list[str], begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """int64 [W]: which piece is each word's first, or -1."""
+    """Return the index of each word's first piece, or -1, int64 [W]."""
     solid = np.flatnonzero(begins < ends)
     lengths = np.array([len(word) for word in words], dtype=np.int64)
     starts = np.cumsum(lengths + 1) - lengths - 1
@@ -107,7 +107,7 @@ def _first_pieces(words: list[str], begins: np.ndarray, ends: np.ndarray) -> np.
 
 
 def _labels(ids: np.ndarray, places: np.ndarray, tags: list[int]) -> np.ndarray:
-    """int64 [S]: the tag at every word's first piece, -100 elsewhere and for tags that training lacks."""
+    """Return labels, int64 [S]: the tag at every word's first piece, -100 elsewhere and for tags missing in training."""
     labels, of_words = np.full(len(ids), -100), np.array(tags)
     known = (places >= 0) & (of_words >= 0)
     labels[places[known]] = of_words[known]
@@ -126,7 +126,7 @@ def _warn_of_missing(features: Dataset, max_length: int) -> None:
 
 
 def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
-    """A batch, padded on the right whatever the tokenizer's side, so that places in features are places in it.
+    """Pad features to a batch, always on the right, so that token indices of features remain valid.
 
     It has `input_ids`, `attention_mask`, [`token_type_ids`, `labels`] int64 [B, S].
     """
@@ -134,30 +134,32 @@ def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[st
 
 
 def loss_terms(batch: dict[str, torch.Tensor], args: FinetuneArguments) -> torch.Tensor:
-    """int64 []: what the loss of a batch is the mean of, its tags or, with a CRF, its sentences that have any."""
+    """Return the number of terms that a batch's loss is the mean of, int64 []: tags, or with a CRF sentences with tags."""
     tags = (batch["labels"] != -100).sum(dim=1)
     return (tags > 0).sum() if args.crf else tags.sum()
 
 
 def wrap(model, args: FinetuneArguments):
-    """The model with a new CRF, with `args.crf`; see `CrfTagger`."""
+    """Add a new CRF to the model if `args.crf` is set; see `CrfTagger`."""
     return CrfTagger(model) if args.crf else model
 
 
 def restore(model, folder: str | Path, args: FinetuneArguments):
-    """A trained model with its CRF, if its folder has one or `args.crf` says so; see `CrfTagger.load_crf`."""
+    """Load the CRF of a trained model if its folder has one or `args.crf` is set; see `CrfTagger.load_crf`."""
     with_crf = args.crf or (Path(folder) / CRF_FILE).is_file()
     return CrfTagger(model).load_crf(folder) if with_crf else model
 
 
 def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArguments) -> list[dict[str, Any]]:
-    """For every sentence `prediction`, a tag for every word, and their `probabilities`; None for a word without a piece.
-
-    With a CRF the tags are the most probable sequence, and the probabilities the tags' marginal ones. `truncated_words` says
-    how many words at the end of a sentence are beyond `max_length`, where there are some.
+    """Convert logits to the tags of the words of each sentence.
 
     Args:
         outputs: logits, float [rows, S, C].
+
+    Returns:
+        For every sentence `prediction`, a tag for every word, and `probabilities` of these tags; None for a word without a
+        piece. With a CRF the tags are the most probable sequence, and the probabilities are marginals. `truncated_words` is
+        the number of words at the end of a sentence that are beyond `max_length`, where there are any.
     """
     logits = outputs[0] if isinstance(outputs, tuple) else outputs
     names = np.array([model.config.id2label[index] for index in range(logits.shape[-1])], dtype=object)
@@ -183,7 +185,7 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
 
 
 def _choose(model, emissions: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Tags int64 [B, W] and their probabilities float [B, W]."""
+    """Return the best tags, int64 [B, W], and their probabilities, float [B, W]."""
     if isinstance(model, CrfTagger):
         return model.best_tags(emissions, words)
     probabilities = softmax(emissions, axis=-1)
@@ -191,7 +193,7 @@ def _choose(model, emissions: np.ndarray, words: np.ndarray) -> tuple[np.ndarray
 
 
 def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
-    """Over all words of all sentences; a word without a tag is an error, and so is one whose tag training lacks."""
+    """Compute the task's metrics over all words; words without a prediction or with a tag missing in training are errors."""
     return compute_scores(task, [prediction["prediction"] for prediction in predictions], _references(task, rows))
 
 
@@ -200,11 +202,11 @@ def _references(task: Task, rows: Dataset) -> list[list[str | None]]:
 
 
 def tables(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, list[dict[str, Any]]]:
-    """Return two tables: how well every tag is predicted, and how many words have no tag.
+    """Return two tables: the scores of every tag, and the number of words without a prediction.
 
-    `tags`: for every tag, the most frequent first, its words (`support`), `precision`, `recall` (the accuracy on its words)
-    and `f1`; the tag None stands for those that training lacks. `missing_words`: how many words have no tag, because of
-    `max_length` or because the tokenizer leaves nothing of them.
+    `tags`: for every tag, the most frequent first, its number of words (`support`), `precision`, `recall` (the accuracy on
+    its words) and `f1`; the tag None stands for all tags missing in training. `missing_words`: the number of words without a
+    prediction because of `max_length` (`truncated`), or because the tokenizer leaves no piece of them (`dropped`).
     """
     pairs: Counter[tuple[str | None, str | None]] = Counter()
     for prediction, tags in zip(predictions, _references(task, rows), strict=True):
@@ -229,9 +231,12 @@ def tables(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict
 
 
 def new_crf(num_tags: int) -> CRF:
-    """Make the CRF of torchcrf, with transitions drawn from U(-0.1, 0.1); an HfTlmError where it is not installed.
+    """Create a CRF of torchcrf, with transition scores drawn from U(-0.1, 0.1).
 
     These are `transitions` [C, C], from row to column; `start_transitions` and `end_transitions` [C].
+
+    Raises:
+        HfTlmError: pytorch-crf is not installed.
     """
     try:
         from torchcrf import CRF
@@ -244,7 +249,7 @@ def new_crf(num_tags: int) -> CRF:
 
 
 class CrfTagger(nn.Module):
-    """A stock token classifier whose loss is a CRF's. What is not here is the classifier's (`config`, ...)."""
+    """A stock token classifier with the loss of a CRF. Other attributes (`config`, ...) are those of the classifier."""
 
     accepts_loss_kwargs = False  # The loss is a mean over sentences, not over the Trainer's count of labels.
 
@@ -269,8 +274,8 @@ class CrfTagger(nn.Module):
     ) -> TokenClassifierOutput:
         """Compute the logits, float [B, S, C], and with `labels` the loss.
 
-        `labels` are int64 [B, S] with -100 where there is no word's first piece. The loss is the mean over sentences of the
-        negative log-likelihood of their tags. A sentence without a labelled word does not count.
+        `labels` are int64 [B, S], with -100 at tokens that are no word's first piece. The loss is the mean over sentences of
+        the negative log-likelihood of their tags. A sentence without a labelled word does not count.
         """
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         logits = self.tagger(input_ids=input_ids, attention_mask=attention_mask, **types).logits
@@ -283,17 +288,21 @@ class CrfTagger(nn.Module):
         return -self.crf(emissions, tags, mask=words, reduction="mean")
 
     def num_parameters(self, *args, **kwargs) -> int:
-        """The classifier's and the CRF's."""
+        """Return the number of parameters of the classifier and the CRF."""
         return self.tagger.num_parameters(*args, **kwargs) + sum(each.numel() for each in self.crf.parameters())
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs) -> None:
-        """The stock classifier, which works alone (and then chooses each tag by itself), and `crf.safetensors`."""
+        """Save the stock classifier, which also works without the CRF (each tag by itself), and `crf.safetensors`."""
         self.tagger.save_pretrained(save_directory, **kwargs)
         state = {name: values.detach().cpu().contiguous() for name, values in self.crf.state_dict().items()}
         save_file(state, Path(save_directory) / CRF_FILE)
 
     def load_crf(self, folder: str | os.PathLike) -> CrfTagger:
-        """Take the transitions of a folder that `save_pretrained` wrote; an HfTlmError where they are not this model's."""
+        """Load the transition scores from a folder that `save_pretrained` wrote, and return the model.
+
+        Raises:
+            HfTlmError: the file cannot be read, or is of a model with other tags.
+        """
         try:
             self.crf.load_state_dict(load_file(Path(folder) / CRF_FILE))
         except (OSError, RuntimeError) as error:
@@ -304,19 +313,19 @@ class CrfTagger(nn.Module):
 
     @torch.no_grad()
     def best_tags(self, emissions: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The most probable sequence of tags of every sentence (Viterbi), and the marginal probability of each tag in it.
+        """Return the most probable tag sequence of every sentence (Viterbi), and the marginal probabilities of its tags.
 
         Args:
             emissions: float [B, W, C].
-            words: bool [B, W], true from the left; a sentence without words has arbitrary tags.
+            words: bool [B, W], the mask of words, padded on the right; a sentence without words gets arbitrary tags.
 
         Returns:
-            int64 [B, W] and float [B, W]; what lies beyond a sentence's words means nothing.
+            Tags, int64 [B, W], and probabilities, float [B, W]; values after the end of a sentence have no meaning.
         """
         device = self.crf.transitions.device
         scores = torch.from_numpy(emissions).to(device, torch.float32)
         mask = torch.from_numpy(words.copy()).to(device)
-        mask[:, 0] = True  # torchcrf wants a word in every sentence.
+        mask[:, 0] = True  # torchcrf requires a word in every sentence.
         best = np.zeros(words.shape, dtype=np.int64)
         for row, tags in enumerate(self.crf.decode(scores, mask=mask)):
             best[row, : len(tags)] = tags
@@ -325,9 +334,10 @@ class CrfTagger(nn.Module):
 
 
 def to_words(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Move the places with a label other than -100 to the left.
+    """Gather the positions with a label other than -100, aligned to the left.
 
-    Returns their emissions [B', W, C], tags int64 [B', W] and mask bool [B', W]; B' sentences have one.
+    Returns:
+        Their emissions [B', W, C], tags int64 [B', W] and mask bool [B', W], for the B' sentences with such a position.
     """
     mask = labels != -100
     counts = mask.sum(dim=1)
@@ -340,11 +350,11 @@ def to_words(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def marginals(crf: CRF, emissions: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """The probability of every tag of every word, float [B, W, C], by forward and backward sums.
+    """Return the marginal probability of every tag of every word, float [B, W, C], by the forward-backward algorithm.
 
     Args:
         emissions: float [B, W, C].
-        words: bool [B, W], true from the left, the first one everywhere.
+        words: bool [B, W], the mask of words, padded on the right; every sentence has at least one word.
     """
     count = emissions.shape[1]
     forward = [crf.start_transitions + emissions[:, 0]]
