@@ -1,4 +1,4 @@
-"""What `TlmTrainer` is given by whoever knows `transformers.Trainer`, checked before anything is made."""
+"""Checks of the arguments of `TlmTrainer`, with advice for users of `transformers.Trainer`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hf_tlm.models.families import longest_input
 from hf_tlm.tasks.spec import NO_LABEL
 from hf_tlm.training.run_arguments import RunArguments
 
-# What a column of labels may be called.
+# Names that a column of labels may have.
 LABELS = ("label", "labels")
-# The Trainer's arguments that this one does not take.
+# Arguments of the Trainer that `TlmTrainer` does not support, and what to use instead.
 _NOT_TAKEN = {
     "data_collator": "TlmTrainer makes its own (TlmCollator), which masks by seed and visit. Leave it out, and give what it "
     "is to do in args (mlm_probability, packing, ...).",
@@ -33,14 +33,14 @@ _NOT_TAKEN = {
 
 
 def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    """Check what a `TlmTrainer` was given: what the Trainer takes, and this one does not, is a sentence.
+    """Check the arguments of a `TlmTrainer`, or raise an error that explains how it differs from the Trainer.
 
     Args:
-        datasets: `train` and `corpus`; None where there is none.
+        datasets: `train` and `corpus`; None for a missing one.
         others: the Trainer's own arguments.
 
     Raises:
-        ArgumentsError: it says what to pass.
+        ArgumentsError: an argument is missing, has the wrong type or is not supported; the message says what to pass.
     """
     if not isinstance(args, RunArguments):
         raise ArgumentsError(
@@ -90,7 +90,7 @@ def _check_tokenized(name: str, rows: Any) -> None:
 
 
 def check_there(train: Any, corpus: Any, rho1: float) -> None:
-    """Raise an ArgumentsError if texts are missing that a training with `rho1` corpus batches per task batch reads."""
+    """Check that the data for `rho1` corpus batches per task batch is given, or raise an ArgumentsError."""
     made = "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes it"
     if train is None and math.isfinite(rho1):
         raise ArgumentsError(
@@ -105,9 +105,10 @@ def check_there(train: Any, corpus: Any, rho1: float) -> None:
 
 
 def check_objectives(objectives: Any, trained: Mapping[str, bool]) -> None:
-    """Raise an ArgumentsError if what was given as objectives is not one of each stream.
+    """Check that there is one valid objective for each stream that is trained on, or raise an ArgumentsError.
 
     Args:
+        objectives: stream -> objective; None or empty for the default ones.
         trained: stream -> whether it is trained on.
     """
     if objectives is None or objectives == {}:
@@ -127,15 +128,16 @@ def check_objectives(objectives: Any, trained: Mapping[str, bool]) -> None:
 
 
 def check_classes(train: Dataset | None, evaluated: Any, config: PreTrainedConfig) -> str | None:
-    """The column of labels of a task's texts; None without texts.
+    """Check the labels of a task's texts and return the name of their column; None without texts.
 
     Args:
-        evaluated: texts that are evaluated on: one data set, or several by their names.
+        train: the task's training texts.
+        evaluated: evaluation data: one data set, or several by name.
         config: the model's; its `num_labels` is None without a classifier.
 
     Raises:
-        ArgumentsError: there is none: the masked LM would learn, and the task would not. Or there are two. Or it has what
-            is no class of the model.
+        ArgumentsError: there is no column of labels, so that only the masked LM would learn; there are two; or a label is
+            not a class of the model.
     """
     names = getattr(train, "column_names", None)
     if train is None or names is None:
@@ -153,7 +155,7 @@ def check_classes(train: Dataset | None, evaluated: Any, config: PreTrainedConfi
 
 
 def _labels_among(names: Sequence[str], of: str) -> str | None:
-    """The column of labels of `of`_dataset, if it has one; an ArgumentsError where it has two."""
+    """Return the column of labels of `of`_dataset, None if it has none, or raise an ArgumentsError if it has two."""
     found = [name for name in LABELS if name in names]
     if len(found) > 1:
         raise ArgumentsError(f"{of}_dataset has columns {' and '.join(found)}: which has the classes? Remove the other.")
@@ -161,8 +163,9 @@ def _labels_among(names: Sequence[str], of: str) -> str | None:
 
 
 def _check_labels(rows: Dataset, column: str, classes: int, name: str) -> None:
-    """Raise an ArgumentsError for a label of `name`_dataset that is no class of the model, and not -100, which is none."""
-    # All rows of the table take no time; those that were chosen from it do, and are looked at where others may be wrong.
+    """Check that every label of `name`_dataset is a class of the model or -100 (none), or raise an ArgumentsError."""
+    # Checking all rows of the table is fast. Reading only the selected rows is slow, so it is done if the table has a bad
+    # label, which may be in a row that was not selected.
     if _label_problem(rows.data.column(column), classes) is not None:
         chosen = rows.select_columns(column).with_format("arrow")[:].column(0)
         if (problem := _label_problem(chosen, classes)) is not None:
@@ -181,7 +184,7 @@ def _check_evaluated(given: Any, classes: int) -> None:
 
 
 def _label_problem(labels: pa.ChunkedArray, classes: int) -> str | None:
-    # Of lists one is enough: Arrow does not compare them.
+    # Arrow cannot compute the unique values of lists, and one list is enough for the error.
     values = labels[:1].to_pylist() if pa.types.is_nested(labels.type) else pc.unique(labels).to_pylist()
     try:
         other = [label for label in class_labels(values).tolist() if label != NO_LABEL and not 0 <= label < classes]
@@ -199,7 +202,11 @@ def _label_problem(labels: pa.ChunkedArray, classes: int) -> str | None:
 
 
 def check_lengths(name: str, lengths: np.ndarray, config: PreTrainedConfig) -> np.ndarray:
-    """The lengths, int [N] tokens, of the texts of `name`_dataset; an ArgumentsError if the model has too few positions."""
+    """Return `lengths`, int [N], the tokens of each text of `name`_dataset, if the model has enough positions.
+
+    Raises:
+        ArgumentsError: the longest text is longer than the model's maximum.
+    """
     longest, limit = int(lengths.max(initial=0)), longest_input(config)
     if limit is not None and longest > limit:
         raise ArgumentsError(

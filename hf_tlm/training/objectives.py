@@ -1,4 +1,4 @@
-"""Which loss each stream of batches gets, and the averages of its terms that are logged."""
+"""Construction of the objective of each stream of batches, and the logged averages of its loss terms."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from hf_tlm.training.run_arguments import RunArguments
 
 
 def tlm_objectives(args: RunArguments, weights: Sequence[float] | None = None) -> dict[str, Any]:
-    """Return the objectives of a run of TLM: of corpus batches, where it has any, and of task batches.
+    """Return the objectives of a run of TLM by stream: of corpus batches, if it can have any, and of task batches.
 
-    Stage 1 (TLM, section 3.1): corpus batches L_lm; task batches rho2 L_lm + L_task, divided by rho2 + 1 where
+    Stage 1 (TLM, section 3.1): corpus batches have L_lm, task batches rho2 L_lm + L_task, divided by rho2 + 1 if
     `loss_normalization` is `mean`; L_lm is `language_objective`. Stage 2 (`for_stage(2)`): L_task, or with `stage2_rdrop`
-    R-Drop's; with `stage2_rho2` the language-modelling loss beside it as in stage 1. With a `teacher` L_task has
-    `teacher_weight` x `TeacherLoss` added in both stages.
+    R-Drop's loss; with `stage2_rho2` it is combined with L_lm as in stage 1. With a `teacher`,
+    `teacher_weight` x `TeacherLoss` is added to L_task in both stages.
 
     Args:
-        weights: of the task's classes; None: all are 1.
+        weights: weights of the task's classes; None: all are 1.
     """
     smoothing = args.label_smoothing_factor
     task: Any = RDrop(args.rdrop, smoothing, weights) if args.rdrop else TaskLoss(smoothing, weights)
@@ -49,12 +49,13 @@ def tlm_objectives(args: RunArguments, weights: Sequence[float] | None = None) -
 
 
 def language_objective(args: RunArguments) -> Any:
-    """Return L_lm, the language-modelling objective, as the facts of `args.objective` ask for it.
+    """Return L_lm, the language-modelling objective of `args.objective`.
 
-    It is the masked-LM loss; where an auxiliary model replaces tokens (electra, ale) that of the auxiliary model plus
-    `rtd_weight` times replaced token detection (Clark et al. 2020, section 2); where the main model corrects them (cocolm)
-    plus corrective language modelling and sequence contrastive learning (Meng et al., NeurIPS 2021, equation 4), or what
-    `clm` and `scl` leave of them (Table 3).
+    - mlm, span: the masked-LM loss.
+    - electra, ale: the masked-LM loss of the auxiliary model, which replaces tokens, plus `rtd_weight` times replaced token
+      detection (Clark et al. 2020, section 2).
+    - cocolm: the masked-LM loss of the auxiliary model plus corrective language modelling and sequence contrastive learning
+      (Meng et al., NeurIPS 2021, equation 4), unless `clm` and `scl` change or remove them (Table 3).
     """
     spec = OBJECTIVES[args.objective]
     if not spec.corrupts:
@@ -74,12 +75,12 @@ def language_objective(args: RunArguments) -> Any:
 
 
 def term_names(objective: Any) -> list[str]:
-    """Names of the terms that an objective is logged and evaluated by, beside its loss."""
+    """Return the names of an objective's terms that are logged and evaluated, besides its loss."""
     return list(dict.fromkeys(name for part in _parts(objective) for name in getattr(part, "terms", ())))
 
 
 def corrective_lm(objectives: Mapping[str, Any]) -> CorrectiveLm | None:
-    """The one that is part of the objectives, if there is one."""
+    """Return the `CorrectiveLm` that is part of the objectives, or None."""
     return next(
         (part for objective in objectives.values() for part in _parts(objective) if isinstance(part, CorrectiveLm)), None
     )
@@ -93,20 +94,20 @@ def _parts(objective: Any) -> Iterator[Any]:
 
 
 class LossAverages:
-    """Sums and what they are divided by, by name, since they were last read."""
+    """Running sums and counts of named loss terms since they were last read."""
 
     def __init__(self):
         self._pairs: dict[str, torch.Tensor] = {}
 
     def add(self, pairs: Mapping[str, torch.Tensor], prefix: str = "") -> None:
-        """Collect pairs (sum, count), `accumulation_dtype` [2], by name."""
+        """Add pairs (sum, count), `accumulation_dtype` [2], by name."""
         for name, pair in pairs.items():
             self._pairs[prefix + name] = self._pairs.get(prefix + name, 0.0) + pair
 
     def read(self, accelerator: Accelerator) -> dict[str, float]:
-        """Return sum / count of every term over all processes, which must call this together; begin anew.
+        """Return sum / count of every term over all processes, which must call this together, and reset the sums.
 
-        A term of nothing (the accuracy on replaced tokens where none was) is left out.
+        A term with count 0 (such as the accuracy on replaced tokens if none was replaced) is left out.
         """
         if not self._pairs:
             return {}
@@ -117,12 +118,17 @@ class LossAverages:
 
 
 def in_pairs(terms: Mapping[str, torch.Tensor], sums: Callable[[str, torch.Tensor], tuple]) -> dict[str, torch.Tensor]:
-    """The terms of an objective (`hf_tlm.objectives`), its scalars as pairs too: `sums` says of what sum and count."""
+    """Return the terms of an objective (`hf_tlm.objectives`) as pairs (sum, count), `accumulation_dtype` [2].
+
+    Args:
+        terms: pairs, which are returned unchanged, or scalars.
+        sums: returns the sum and the count of a scalar term by its name and value.
+    """
 
     def pair(name: str, value: torch.Tensor) -> torch.Tensor:
         if value.dim():
             return value
-        # A number that is copied to a GPU waits for all that was begun there; one that is filled in does not.
+        # Copying a number to a GPU waits for all pending work there; filling a tensor with it does not.
         parts = [x if isinstance(x, torch.Tensor) else torch.full((), x, device=value.device) for x in sums(name, value)]
         return torch.stack([x.to(value.device, accumulation_dtype(value.device)) for x in parts])
 

@@ -1,4 +1,4 @@
-"""What the Trainer's optimizers lack: LAMB, Muon, rates that fall from the top to the bottom, averages of the weights."""
+"""Additions to the Trainer's optimizers: LAMB, Muon, layer-wise learning rate decay, and averages of the weights."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from hf_tlm.utils.process import uses_fsdp
 from hf_tlm.utils.shown import suggestion
 
 LAMB, MUON = "lamb", "muon"
-# Those that are not the Trainer's.
+# Optimizers that the Trainer does not have.
 OWN = (LAMB, MUON)
-# Of a checkpoint: the weights that training goes on from, where those of the model are averaged ones.
+# File of a checkpoint with averaged weights: the raw weights, from which training continues.
 RAW_WEIGHTS = "raw_weights.safetensors"
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) beside AdamW.
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) for matrices, and AdamW for other parameters.
 
-    Of a matrix W of A x B numbers with gradient G, momentum m:
+    For a matrix W of shape [A, B] with gradient G and momentum m:
 
         b = m b + (1 - m) G;  U = (1 - m) G + m b;  O = NewtonSchulz5(U / ||U||)
         W = W - lr weight_decay W - lr 0.2 sqrt(max(A, B)) O
 
-    O is about the nearest matrix whose singular values are all 1, and the factor makes a step as long as one of AdamW,
-    root mean square of its numbers about 0.2, so that AdamW's rates carry over (Liu et al. 2025,
+    O approximates the nearest matrix whose singular values are all 1. The factor gives steps the size of AdamW's, a root
+    mean square of about 0.2 per element, so that AdamW's learning rates can be used (Liu et al. 2025,
     https://arxiv.org/abs/2502.16982, section 2.2). The iterations are in bfloat16, as in torch. A matrix without a gradient
-    is left as it is, its momentum too.
+    does not change, nor does its momentum.
 
     Args:
         params: parameter groups; those with `"muon": True` hold matrices.
-        lr: of groups that have none. betas, eps: AdamW's.
+        lr: learning rate of groups that have none.
+        betas, eps: AdamW's.
         momentum: m.
 
     Raises:
-        ValueError: a parameter for Muon is no matrix.
+        ValueError: a parameter for Muon is not a matrix.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Muon(torch.optim.Optimizer):
     ):
         groups = [{"muon": False, **group} for group in params]
         matrices, others = ([group for group in groups if group["muon"] is wanted] for wanted in (True, False))
-        # Both hold the very groups that this one shows to schedulers and checkpoints.
+        # Both share the group objects that schedulers and checkpoints see.
         self._muon = self._adamw = None
         if matrices:
             self._muon = torch.optim.Muon(matrices, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
@@ -69,7 +70,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One step of both; without a closure."""
+        """Take one step of both optimizers; `closure` is ignored."""
         for part, wanted in ((self._muon, True), (self._adamw, False)):
             if part is not None:
                 # Loading a checkpoint replaces the groups and the state.
@@ -79,7 +80,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def check_optimizer(args: TrainingArguments) -> None:
-    """Raise an ArgumentsError where there is no such optimizer, or one of `OWN` does not take what is given."""
+    """Check that the optimizer exists and, for one of `OWN`, accepts its options, or raise an ArgumentsError."""
     known = [*OWN, *(name.value for name in OptimizerNames)]
     if args.optim not in known:
         hint = suggestion(str(args.optim).lower(), known) or f" Take {', '.join(OWN)}, adamw_torch, ..."
@@ -100,7 +101,7 @@ def check_optimizer(args: TrainingArguments) -> None:
 
 
 def check_adapted(args: TrainingArguments, use_peft: bool) -> None:
-    """Raise an ArgumentsError if Muon is to train an adapter."""
+    """Check that Muon does not train an adapter, or raise an ArgumentsError."""
     if use_peft and args.optim == MUON:
         raise ArgumentsError(
             "optim muon is for whole matrices, and use_peft trains low-rank factors of their changes. Use an AdamW, or "
@@ -117,17 +118,17 @@ def grouped_optimizer(
     layerwise_lr_decay: float,
     muon_learning_rate: float | None,
 ) -> tuple[Any, dict[str, Any]]:
-    """The optimizer's class and arguments, with `params` where the groups are not the Trainer's two.
+    """Return the optimizer's class and arguments, with `params` if the groups are not the Trainer's default two.
 
     Args:
-        args: `optim`, and what the optimizer takes.
-        decaying: names of the parameters that weight decay is for.
+        args: `optim` and the optimizer's options.
+        decaying: names of the parameters that get weight decay.
         trainers_choice: `Trainer.get_optimizer_cls_and_kwargs`.
         layerwise_lr_decay: see `parameter_groups`.
-        muon_learning_rate: with optim muon; None: `learning_rate`.
+        muon_learning_rate: learning rate of the matrices with optim muon; None: `learning_rate`.
 
     Raises:
-        ArgumentsError: `layerwise_lr_decay` with an optimizer that makes groups of its own.
+        ArgumentsError: `layerwise_lr_decay` with an optimizer that forms its own groups, or Muon without layer matrices.
     """
     if args.optim in OWN:
         betas = (args.adam_beta1, args.adam_beta2)
@@ -172,20 +173,24 @@ def parameter_groups(
     others: Mapping[str, Any] = MappingProxyType({}),
     muon_learning_rate: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Every trainable parameter in one group: learning rate x layerwise_lr_decay ^ its distance from the top.
+    """Group the trainable parameters of a model by learning rate and weight decay.
 
-    ELECTRA fine-tunes with 0.8 (small, base) and 0.9 (large) (Clark et al., ICLR 2020, appendix B). Its released code
-    lowers everything below the head by one power more than this.
+    A parameter's learning rate is learning_rate x layerwise_lr_decay ^ its distance from the top. ELECTRA fine-tunes with
+    0.8 (small, base) and 0.9 (large) (Clark et al., ICLR 2020, appendix B). In its released code, everything below the head
+    has one power more than here.
 
     Args:
-        decaying: names of the parameters that weight decay is for.
-        others: further entries of the groups that do not decay.
-        muon_learning_rate: the matrices of the layers have groups of their own, with this rate and `"muon": True`, after
-            the others. None: they have none.
+        decaying: names of the parameters that get weight decay.
+        others: further entries of the groups without weight decay.
+        muon_learning_rate: learning rate of separate groups of the layers' matrices, with `"muon": True`, after the other
+            groups. None: no such groups.
 
     Returns:
-        Groups for an optimizer: `params`, `lr`, `weight_decay`; those of the full rate first, since the Trainer logs the
-        first group's.
+        Parameter groups with `params`, `lr` and `weight_decay`. Groups with the full rate come first, because the Trainer
+        logs the rate of the first group.
+
+    Raises:
+        ArgumentsError: see `layer_matrices`.
     """
     distances = distances_from_top(model) if layerwise_lr_decay != 1 else {}
     matrices: Collection[str] = () if muon_learning_rate is None else layer_matrices(model)
@@ -206,7 +211,10 @@ def parameter_groups(
 
 
 def _bodies(model: nn.Module) -> Iterator[tuple[str, str, nn.ModuleList]]:
-    """The innermost stock models around a list of layers: prefix of the body, of its layers, and these."""
+    """Yield the bodies of a model, the innermost stock models with a list of layers.
+
+    Yields (prefix of the body's parameter names, prefix of its layers' parameter names, the layers).
+    """
     for prefix, body in model.named_modules():
         if not isinstance(body, PreTrainedModel) or any(isinstance(m, PreTrainedModel) for m in list(body.modules())[1:]):
             continue
@@ -216,7 +224,11 @@ def _bodies(model: nn.Module) -> Iterator[tuple[str, str, nn.ModuleList]]:
 
 
 def layer_matrices(model: nn.Module) -> set[str]:
-    """Names of the weights of linear maps in the layers of the bodies: what Muon is for; an ArgumentsError without any."""
+    """Return the names of the weights of linear modules in the layers of the bodies, which Muon optimizes.
+
+    Raises:
+        ArgumentsError: there are none, or a layer has a parameter with more than two dimensions.
+    """
     starts = tuple(start for _, start, _ in _bodies(model))
     matrices = {
         f"{name}.weight"
@@ -234,16 +246,16 @@ def layer_matrices(model: nn.Module) -> set[str]:
 
 
 def distances_from_top(model: nn.Module) -> dict[str, int]:
-    """Return how deep parameters lie in the bodies of `model`, counted from the top.
+    """Return the distance of each parameter from the top of its body in `model`, in layers.
 
-    It is 1 for a body's last layer, 2 for the one before, ..., and one more than the number of layers for its embeddings.
-    Heads, poolers and a last normalisation are 0. Layers that ALBERT shares are one.
+    It is 1 for a body's last layer, 2 for the previous one, ..., and one more than the number of layers for its embeddings.
+    Heads, poolers and a final normalisation have 0. Layers that ALBERT shares count as one.
 
-    Of a parameter that two bodies share the first one's place counts.
+    For a parameter that two bodies share, its position in the first one counts.
     """
     distances = dict.fromkeys((name for name, _ in model.named_parameters()), 0)
     for body, start, layers in _bodies(model):
-        # Every family registers what lies below the layers before them.
+        # Every model family registers the modules below the layers before the layers.
         below = True
         for name in distances:
             if name.startswith(start):
@@ -255,20 +267,20 @@ def distances_from_top(model: nn.Module) -> dict[str, int]:
 
 
 class AveragedWeights(TrainerCallback):
-    """Exponential moving average of the weights that a run trains (Polyak and Juditsky, 1992, with a decay).
+    """Exponential moving averages of the trained weights (Polyak and Juditsky, 1992, with a decay).
 
     After step t (from 1) average = d average + (1 - d) weight, d = min(decay, (1 + t) / (10 + t)), so that the random first
-    steps are soon forgotten. They start as the weights are when training begins. Processes that hold the same weights hold
-    the same averages.
+    steps are soon forgotten. The averages start at the weights with which training begins. Processes with the same weights
+    have the same averages.
 
     Args:
-        decay: share of the average that a step leaves.
+        decay: share of the average that is left after a step.
     """
 
     def __init__(self, decay: float):
         self.decay = decay
         self.model: nn.Module | None = None
-        # Empty: none are kept, before training and after it.
+        # Empty before and after training.
         self._averages: dict[str, torch.Tensor] = {}
 
     def _weights(self) -> dict[str, nn.Parameter]:
@@ -276,12 +288,12 @@ class AveragedWeights(TrainerCallback):
         return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
 
     def start(self, model: nn.Module) -> None:
-        """From the weights of `model` as they are."""
+        """Start the averages at the current weights of `model`."""
         self.model = model
         self._averages = {name: weight.detach().clone() for name, weight in self._weights().items()}
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        if not self._averages:  # A checkpoint was not read.
+        if not self._averages:  # No checkpoint was loaded.
             self.start(model)
 
     @torch.no_grad()
@@ -290,13 +302,13 @@ class AveragedWeights(TrainerCallback):
         get_ema_multi_avg_fn(decay)([*self._averages.values()], [*self._weights().values()], state.global_step)
 
     def on_train_end(self, args, state, control, **kwargs):
-        if not args.load_best_model_at_end:  # Which would be averages already.
+        if not args.load_best_model_at_end:  # The best model already consists of averages.
             self._exchange()
         self._averages = {}
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        """What is in the model is kept, and the other way round."""
+        """Swap the weights of the model and the averages."""
         for name, weight in self._weights().items():
             kept = self._averages[name].clone()
             self._averages[name].copy_(weight)
@@ -304,7 +316,7 @@ class AveragedWeights(TrainerCallback):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """While training, the model has the averages in the block."""
+        """Put the averages into the model within the block; no effect before and after training."""
         if not self._averages:
             yield
             return
@@ -315,13 +327,16 @@ class AveragedWeights(TrainerCallback):
             self._exchange()
 
     def save(self, checkpoint: Path) -> None:
-        """Write the raw weights beside the averages, which the checkpoint has as its model's."""
+        """Write the raw weights to a checkpoint, whose model has the averages."""
         weights = {name: weight.detach().cpu().contiguous() for name, weight in self._weights().items()}
         save_file(weights, checkpoint / RAW_WEIGHTS)
 
     @torch.no_grad()
     def load(self, model: nn.Module, checkpoint: Path) -> None:
-        """Take the averages from `model`, into which the checkpoint was read, and give it the raw weights."""
+        """Load the averages and the raw weights of a checkpoint whose model was already loaded into `model`.
+
+        The weights of `model` become the averages, and it gets the raw weights.
+        """
         self.start(model)
         raw = load_file(checkpoint / RAW_WEIGHTS)
         for name, weight in self._weights().items():

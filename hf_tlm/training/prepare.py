@@ -1,4 +1,4 @@
-"""Everything a run needs before its first step: tokenizer, tokenised data, and the model to start from."""
+"""Preparation of a run before its first step: checks, tokenizer, tokenised data, and the initial model."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Setup:
-    """A run ready to start.
+    """A run that is ready to start.
 
-    args: the run's, with what depends on the task settled (`with_task_defaults`).
-    data: of the stages that are run, whose texts may be of different lengths. With a teacher the training texts are those
-        that it has answered for (`Teacher.answered`).
-    test: as long as those of the last stage.
-    make_model: gives a fresh model under the current random seed.
+    args: the run's arguments, with the values that depend on the task filled in (`with_task_defaults`).
+    data: data of the stages to run, by stage, which may have different maximum lengths. With a teacher the training texts
+        are those with its answers (`Teacher.answered`).
+    test: the test split, with the maximum length of the last stage; None without one.
+    make_model: returns a new model under the current random seed.
     """
 
     args: TlmArguments
@@ -72,14 +72,14 @@ def prepare(
     model_args: ModelArguments,
     teacher: Teacher | None = None,
 ) -> Setup:
-    """Load or train the tokenizer, tokenise everything once, and fix how a model is made.
+    """Load or train the tokenizer, tokenise all data once, and define how models are created.
 
     Args:
         corpus: passages, column `text`; None for task data only.
-        teacher: what the teacher of `args` has said of the task and the passages.
+        teacher: the answers of the teacher of `args` on the task and the passages.
 
     Raises:
-        ArgumentsError: arguments or passages of another class; or see `check_tlm`.
+        ArgumentsError: arguments or passages have the wrong class; or see `check_tlm`.
         TokenizerError, ModelError: see `load_tokenizer`, `cached_wordpiece`, `build_config`.
     """
     check_task(task)
@@ -132,7 +132,7 @@ def prepare(
 
 
 def _texts_of(corpus: Dataset | None) -> Dataset | None:
-    """The texts of the passages alone; an ArgumentsError where they are no passages."""
+    """Return the passages with their column `text` alone, or raise an ArgumentsError if they have none."""
     if corpus is None:
         return None
     if "text" not in (getattr(corpus, "column_names", None) or ()):
@@ -146,7 +146,7 @@ def _texts_of(corpus: Dataset | None) -> Dataset | None:
 def _tokenizer(
     model_args: ModelArguments, texts: Dataset, passages: Dataset | None, max_length: int
 ) -> PreTrainedTokenizerBase:
-    """The one that is named, which has to know the texts; or one that is trained on them."""
+    """Return the tokenizer of `model_args`, after checking that it knows the texts, or one that is trained on them."""
     source, sets = model_args.tokenizer_source, [texts] if passages is None else [texts, passages]
     if source is None:
         columns = _Chain([rows[column] for rows in sets for column in rows.column_names])
@@ -158,7 +158,7 @@ def _tokenizer(
 
 
 def _tokenized_passages(texts: Dataset, tokenizer: PreTrainedTokenizerBase, length: int, args: TlmArguments) -> Dataset:
-    """Token ids of the passages, with a warning where stage 1 sees too little of them."""
+    """Tokenise the passages, and warn if truncation leaves stage 1 too little of them."""
     passages = tokenize(texts, tokenizer, length, description="Tokenising the subset")
     if args.process_index == 0 and 1 in args.stages and args.rho1 > 0:
         advice = (
@@ -176,7 +176,7 @@ def tell_of_other_stage(args: TlmArguments) -> None:
 
 
 def tell_of_no_saving(args: RunArguments) -> None:
-    """Warn of save_steps beside save_strategy no, which small presets have."""
+    """Warn if save_steps is set but has no effect because of save_strategy no, which small presets have."""
     default = type(args).__dataclass_fields__["save_steps"].default
     # Stage 2 of a TLM run saves whenever it evaluates.
     saved = args.save_strategy != "no" or (isinstance(args, TlmArguments) and args.stage == "2")
@@ -190,14 +190,16 @@ def tell_of_no_saving(args: RunArguments) -> None:
 
 
 def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) -> None:
-    """What can be said against the arguments of a run before there are a tokenizer and data.
+    """Check the arguments of a run of TLM, as far as that is possible without a tokenizer and data.
 
     Args:
         has_corpus: whether there are passages.
 
     Raises:
-        ArgumentsError: rho1 asks for corpus batches and there is no corpus; use_peft and there is nothing to adapt; a batch
-            of stage 2 that cannot be split over the processes; a metric that is not the task's; or see `check_model`.
+        ArgumentsError: rho1 needs corpus batches and there is no corpus; use_peft has nothing to adapt, or is combined with
+            FSDP or stage2_classifier_pooling; a batch of stage 2 cannot be split over the processes;
+            metric_for_best_model is set; classifier_init linear does not fit the model or other options; or see
+            `check_stage_2` and `check_model`.
         ModelError: see `check_model`.
     """
     if args.stage != "2" and args.rho1 > 0 and not has_corpus:
@@ -216,7 +218,7 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
             "accelerate/ddp."
         )
     if args.stage != "1":
-        args.for_stage(2, args.folder, args.seed, "")  # Its batch too, before stage 1 has taken its time.
+        args.for_stage(2, args.folder, args.seed, "")  # Checks the batch of stage 2 before stage 1 is trained.
     if args.metric_for_best_model not in (None, "loss"):
         raise ArgumentsError(
             f"The best checkpoint is chosen by the task's metric: leave metric_for_best_model {args.metric_for_best_model} "
@@ -237,7 +239,7 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
 
 
 def _check_linear_start(args: TlmArguments, model_args: ModelArguments) -> None:
-    """Check that a linear start is not at odds with other options."""
+    """Check that classifier_init linear does not conflict with other options, or raise an ArgumentsError."""
     pooling = args.stage2_classifier_pooling
     if 2 in args.stages and (args.stage2_reset_classifier or pooling not in (None, "mean")):
         what = "stage2_reset_classifier true" if args.stage2_reset_classifier else f"stage2_classifier_pooling {pooling}"
@@ -250,7 +252,7 @@ def _check_linear_start(args: TlmArguments, model_args: ModelArguments) -> None:
 
 
 def source_config(model_args: ModelArguments) -> PreTrainedConfig:
-    """The config that a run's model has or is made from."""
+    """Return the config of the checkpoint that a run starts from, or the one its model is created from."""
     name = model_args.model_name_or_path
     if name is None:
         return read_config(model_args.model_config)
@@ -264,17 +266,18 @@ def _config_of(name: str, revision: str | None, trust: bool) -> PreTrainedConfig
 
 
 def check_sources(model_args: ModelArguments, max_length: int, *, mlm: bool = True, whole_word_mask: bool = False) -> None:
-    """Whether the checkpoints, the tokenizer and the layers that are named are there and fit: before a folder is this run's.
+    """Check that the named checkpoints, tokenizer and target layers exist and fit, before the run claims its directory.
 
     Args:
         max_length: longest sequence in tokens.
-        mlm: whether there is a masked-LM loss, for which an adapter's base needs the head.
-        whole_word_mask: whether tokens have to tell where words begin.
+        mlm: whether there is a masked-LM loss, for which the base of an adapter needs a masked-LM head.
+        whole_word_mask: whether the tokenizer's tokens must mark where words begin.
 
     Raises:
         HubError: see `checkpoint_folder`.
-        ModelError, TokenizerError: one cannot be read, has no room for these sequences or tokens, or does not tell.
-        ArgumentsError: an adapter is asked for, and its base lacks the head.
+        ModelError: a checkpoint cannot be read, lacks the target layers, or has too few positions or embeddings.
+        TokenizerError: the tokenizer cannot be read, or its tokens do not mark where words begin.
+        ArgumentsError: an adapter is to be trained, and its base lacks the head.
     """
     if model_args.use_peft:
         check_targets(model_args, source_config(model_args), model_args.trust_remote_code)  # Before weights are read.
@@ -310,17 +313,17 @@ def model_factory(
     max_length: int,
     classifier: bool = True,
 ) -> Callable[[], TrainedModel | PeftModel]:
-    """What makes a model for `args.objective`, from scratch under the current random seed or from checkpoints.
+    """Return a function that creates a model for `args.objective`, from scratch under the current seed or from checkpoints.
 
     Args:
         max_length: longest sequence in tokens.
-        classifier: False where there is no task: an adapter is of the body alone.
+        classifier: False without a task: an adapter then covers the body alone.
 
     Raises:
         HubError: see `checkpoint_folder`.
-        ModelError: see `build_config`, `generator_config` and, of checkpoints, `check_fit`.
-        ArgumentsError: objective ale without an ALBERT body, cocolm without its own, or (when a model is made) an adapter
-            for a checkpoint without a masked-LM head.
+        ModelError: see `build_config`, `generator_config` and, for checkpoints, `check_fit`.
+        ArgumentsError: objective ale without an ALBERT body, cocolm without its own body, or (when a model is created) an
+            adapter for a checkpoint without a masked-LM head.
     """
     spec, model_args = OBJECTIVES[args.objective], model_args.with_objective_defaults(args.objective)
     settings: dict[str, Any] = {
@@ -369,17 +372,17 @@ def _check_checkpoints(model_args: ModelArguments, tokenizer: PreTrainedTokenize
     named = ((model_args.model_name_or_path, model_args.model_revision), (model_args.auxiliary_name_or_path, None))
     for name, revision in named:
         if name is not None:
-            assert source is not None  # It is the checkpoint's, if no other.
+            assert source is not None  # By default the tokenizer is the checkpoint's.
             config = _config_of(name, revision, model_args.trust_remote_code)
             check_fit(config, name, max_length=max_length, tokenizer=tokenizer, tokenizer_name=source["name_or_path"])
 
 
 def check_model(args: RunArguments, model_args: ModelArguments) -> None:
-    """What can be said against a model before there are a tokenizer and data.
+    """Check the arguments of a model, as far as that is possible without a tokenizer and data.
 
     Raises:
-        ArgumentsError: an objective that does not go with the body, with use_peft or with FSDP, or that has no use for an
-            option; use_peft with Muon.
+        ArgumentsError: the objective does not support the body, use_peft, FSDP or an option; an option has no effect beside
+            another one, or with an auxiliary model from a checkpoint; use_peft with Muon; or FSDP with one process.
         ModelError: see `read_config` and `generator_config`.
     """
     if args.fsdp and args.parallel_mode.value != "distributed":
@@ -411,7 +414,7 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
 
 
 def _auxiliary(args: RunArguments, model_args: ModelArguments, config: PreTrainedConfig) -> PreTrainedConfig | str:
-    """The auxiliary model's config; of one that is frozen, where it is."""
+    """Return the config of an auxiliary model from scratch, or the name of the frozen checkpoint to use."""
     if model_args.freeze_auxiliary and model_args.auxiliary_name_or_path is not None:
         return model_args.auxiliary_name_or_path
     layers = model_args.auxiliary_layers
@@ -434,7 +437,7 @@ def _check_body(args: RunArguments, model_type: str) -> None:
 
 
 class _Chain:
-    """Several sequences of texts as one that can be iterated again."""
+    """An iterable over several sequences of texts, one after the other, that can be iterated repeatedly."""
 
     def __init__(self, parts):
         self.parts = parts

@@ -1,4 +1,4 @@
-"""`--push_to_hub` of a run: checked before the first step and done at the end, and checkpoints pushed meanwhile."""
+"""Publishing of a run (`--push_to_hub`): checks before the first step, pushes of checkpoints, and the final push."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ logger = logging.getLogger(__name__)
 STAGED = ".upload-"
 # Python files that travel with a COCO-LM body, by name.
 OWN_CODE = {path.name: path for path in Path(coco_lm.__file__).parent.glob("*.py") if not path.name.startswith("_")}
-# Of a run's folder, what no run continues from.
+# Folders of a run that are not needed to continue it.
 _LEFT_OUT = ("runs", "logs")
 
 
 class Uploads:
-    """A thread that uploads folders, each of which is removed when it was uploaded, or passed over for a newer one.
+    """A background thread that uploads folders one at a time, and removes each after its upload.
 
-    succeeded: how many were uploaded.
-    errors: of those that were not.
+    A waiting folder is removed without an upload if a newer one is submitted.
+
+    succeeded: number of folders that were uploaded.
+    errors: errors of the uploads that failed.
     """
 
     def __init__(self, upload: Callable[[Path], Any]):
@@ -49,7 +51,7 @@ class Uploads:
         self.errors: list[Exception] = []
 
     def submit(self, folder: Path) -> None:
-        """Upload it as soon as the upload in progress has ended, unless a newer one is submitted until then."""
+        """Upload a folder after the upload in progress, unless a newer one is submitted before."""
         with self._lock:
             passed_over, self._waiting = self._waiting, folder
             if self._thread is None:
@@ -59,7 +61,7 @@ class Uploads:
             shutil.rmtree(passed_over, ignore_errors=True)
 
     def wait(self) -> None:
-        """Until everything that was submitted is uploaded, or has failed."""
+        """Wait until all submitted folders are uploaded or have failed."""
         while (thread := self._thread) is not None:
             thread.join()
 
@@ -73,7 +75,7 @@ class Uploads:
             try:
                 self._upload(folder)
                 self.succeeded += 1
-            except Exception as error:  # Whatever it is, it must not end with the thread.
+            except Exception as error:  # No error may end the thread.
                 self.errors.append(error)
                 logger.warning("An upload failed, and the work goes on: %s", error)
             finally:
@@ -81,9 +83,15 @@ class Uploads:
 
 
 def check_hub(args: BaseArguments, *, adapter: bool = False, base: str | None = None) -> None:
-    """Before anything is trained; the first process asks the Hub, see `hf_tlm.hub.check_push`.
+    """Check before training that the result can be published. The first process asks the Hub (`hf_tlm.hub.check_push`).
 
-    adapter: whether the result of the run is an adapter; base: the model that it is for, which has to be on the Hub.
+    Args:
+        adapter: whether the result of the run is an adapter.
+        base: base model of the adapter, which must be on the Hub.
+
+    Raises:
+        ArgumentsError: the base of an adapter is a local model.
+        HubError: see `hf_tlm.hub.check_push`.
     """
     if not args.push_to_hub:
         return
@@ -97,7 +105,14 @@ def check_hub(args: BaseArguments, *, adapter: bool = False, base: str | None = 
 
 
 def publish_run(folder: Path, args: BaseArguments) -> Push | None:
-    """Publish the finished folder, if that was asked for, on the first process; a HubError says how to do it later."""
+    """Publish the finished folder from the first process, if `push_to_hub` is set.
+
+    Returns:
+        The push; None if nothing was published.
+
+    Raises:
+        HubError: the push failed; the message says how to publish the folder later.
+    """
     if not args.push_to_hub or args.hub_model_id is None or args.process_index != 0:
         return None
     return publish_result(
@@ -109,14 +124,14 @@ def publish_run(folder: Path, args: BaseArguments) -> Push | None:
 
 
 class CheckpointPushes(TrainerCallback):
-    """After every save the run's folder goes to the branch `<hub_revision or main>-checkpoints`, in the background.
+    """A callback that pushes the run's folder to the branch `<hub_revision or main>-checkpoints` after every save.
 
-    Each push is one commit, of settings, finished seeds and stages, and the newest checkpoint with the best one so far. It
-    is made of hard links, so that the run can go on writing and removing. To be used as a context: its end waits for the
-    last upload.
+    Pushes run in the background. Each is one commit of settings, finished seeds and stages, and the newest checkpoint with
+    the best one so far. It uploads hard links, so that the run can meanwhile write and remove files. Use it as a context
+    manager: leaving it waits for the last upload.
 
     Args:
-        output_dir: the run's.
+        output_dir: directory of the run.
     """
 
     def __init__(self, output_dir: Path, args: PublishedArguments):
@@ -126,7 +141,7 @@ class CheckpointPushes(TrainerCallback):
 
     def __enter__(self) -> CheckpointPushes:
         if self.active:
-            for left in self.output_dir.glob(f"{STAGED}*"):  # by a kill
+            for left in self.output_dir.glob(f"{STAGED}*"):  # Left by a killed run.
                 shutil.rmtree(left, ignore_errors=True)
         return self
 
@@ -159,7 +174,7 @@ class CheckpointPushes(TrainerCallback):
             )
 
     def _push(self, folder: Path) -> None:
-        assert self.args.hub_model_id is not None  # push_to_hub needs it.
+        assert self.args.hub_model_id is not None  # push_to_hub requires it.
         try:
             push(
                 *(folder, self.args.hub_model_id),
@@ -179,9 +194,9 @@ def checkpoint_branch(args: BaseArguments) -> str:
 
 
 def needed_to_continue(folder: Path) -> Iterator[Path]:
-    """The files of a run's folder without which it could not go on from its newest complete checkpoint."""
+    """Yield the files of a run's folder that are needed to continue from its newest complete checkpoint."""
     sealed = [path for _, path in checkpoints_in(folder) if (path / SEAL).is_file()]
-    # Of a finished stage none.
+    # A finished stage needs no checkpoint.
     kept = (sealed[-1], best_of(sealed[-1])) if sealed and not (folder / "model" / STAGE_FILE).is_file() else ()
     for path in sorted(folder.iterdir()):
         if path.name.startswith((".", "nonfinite-")) or path.name in _LEFT_OUT:
@@ -191,20 +206,21 @@ def needed_to_continue(folder: Path) -> Iterator[Path]:
         elif path.name.startswith("checkpoint-"):
             if path in kept:
                 yield from needed_to_continue(path)
-        elif not (path.name.startswith("stage") and (folder / RESULTS_FILE).is_file()):  # of a finished seed
+        elif not (path.name.startswith("stage") and (folder / RESULTS_FILE).is_file()):  # A finished seed needs no stages.
             yield from needed_to_continue(path)
 
 
 def fetch_run(args: BaseArguments) -> None:
-    """With `--resume_from_checkpoint owner/name@branch`: an empty output folder becomes the run that is there.
+    """Download the run of `--resume_from_checkpoint owner/name@branch` into an empty output directory.
 
-    A folder that has something in it is left alone, so that the same command continues what it began. Only files of the
-    names that recipes write come, and how many bytes of them is said before. Checkpoints hold pickles (of the optimizer and
-    of random generators); this option asks for them. Read as tensors and numbers only, they run no code.
+    A directory that is not empty is not changed, so that the same command continues the run later. Only files with names
+    that recipes write are downloaded, and their number and size are logged before. Checkpoints hold pickles (of the
+    optimizer and of random generators), which this option allows. They are read as tensors and numbers only, so they run no
+    code.
 
     Raises:
-        HubError: see `hf_tlm.hub.repo.file_sizes`, `hf_tlm.hub.fetch`; or a file is larger than those of runs.
-        ProtocolError: there is no run; or it has code that this package did not write.
+        HubError: see `hf_tlm.hub.repo.file_sizes`, `hf_tlm.hub.fetch`; or a file is too large for a run.
+        ProtocolError: the repository holds no run, or code that this package did not write.
     """
     output_dir = args.folder
     if args.resume_from_checkpoint is None:
@@ -237,7 +253,12 @@ def fetch_run(args: BaseArguments) -> None:
 
 
 def _copy(snapshot: Path, name: str, size: int, target: Path) -> None:
-    """Copy a downloaded file; a ProtocolError if it is not what was listed, not of the cached repository, or other code."""
+    """Copy a downloaded file to `target`.
+
+    Raises:
+        ProtocolError: it is outside the cached repository, its size is not the listed one, or it is code of another
+            version.
+    """
     source = (snapshot / name).resolve()
     if not source.is_relative_to(snapshot.parents[1].resolve()) or not source.is_file() or source.stat().st_size != size:
         raise ProtocolError(f"{snapshot / name} is not the file of {size:,} bytes that the Hub listed. Nothing was copied.")
