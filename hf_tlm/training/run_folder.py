@@ -1,7 +1,7 @@
-"""Whose an output folder is, by the settings of its run, and which parts of it are finished: sealed records and models.
+"""Records of a run's folder: its settings, by which a run is recognised, and the sealed records of finished parts.
 
-The seal shows damage before either is used or published. A damaged part is not finished, and is made again from what else
-there is.
+Seals (`hf_tlm.utils.seals`) reveal damage before a record or model is used or published. A damaged part counts as
+unfinished and is computed again from the intact ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hf_tlm.utils.seals import SEAL, broken_seal, write_seal
 from hf_tlm.utils.shown import shown_argument, shown_values
 
 logger = logging.getLogger(__name__)
-# Arguments that may change between two starts of one run: they change what is printed or stored, not what is computed.
+# Arguments that may differ between two starts of a run, because they change what is printed or stored, not the results.
 _FREE = (
     "output_dir run_name report_to project logging_strategy logging_steps logging_first_step disable_tqdm log_level "
     "log_level_replica log_on_each_node dataloader_num_workers dataloader_prefetch_factor dataloader_pin_memory "
@@ -44,13 +44,13 @@ _FREE = (
     "hub_always_push hub_revision resume_from_checkpoint teacher_output"
 ).split()
 
-# Files beside a model that another start of its run may write anew.
+# Files beside a model that another start of its run may rewrite.
 RECORDS = (SETTINGS_FILE, RESULTS_FILE, GRID_FILE, PLACES_FILE, TEACHER_FILE, SEAL)
-# Not in the settings of folders from before files counted, or not as they were computed.
+# Settings that are missing, or not the ones used, in folders of versions that did not record the digests of local files.
 _LATER = ("bf16", "fp16", "texts_per_micro_batch", "tokens_per_micro_batch")
-# What of a model may be a folder or a file.
+# Options of a model whose values may be a local folder or file.
 LOCAL = ("model_config", "model_name_or_path", "auxiliary_name_or_path", "tokenizer_name")
-# What a prediction costs, which records of before do not say.
+# The cost of a prediction, which records of older versions lack.
 _TIMES = mapped(real(0, 1e12), 10)
 PRICE = record(
     {"megabytes": real(0, 1e9), "parameters": whole(0, 2**63), "milliseconds": _TIMES, "texts_per_second": _TIMES},
@@ -60,24 +60,24 @@ _OPTIONAL = {"price"}
 
 
 class ProtocolError(HfTlmError):
-    """A run that cannot be started or continued in this folder."""
+    """Raised when a run cannot be started or continued in a folder."""
 
 
 def settings(args: BaseArguments) -> dict[str, Any]:
-    """The arguments that decide what is computed, as JSON values."""
+    """Return the arguments that determine the results of a run, as JSON values."""
     values = {name: value for name, value in args.to_dict().items() if name not in _FREE and not name.endswith("token")}
-    # The number of processes may change, the texts of a step may not.
+    # The number of processes may change, the number of texts per step may not.
     one = args.for_trainer(args.folder, args.seed)
     if values.get("total_batch_tokens") is None:
         values["texts_per_step"] = one.train_batch_size * one.gradient_accumulation_steps * one.world_size
     if OBJECTIVES[values.get("objective", "mlm")].contrasts and values["scl"]:
-        # The only loss that depends on them: a text is told from the others of its micro-batch.
+        # Only the contrastive loss depends on the micro-batch: its other texts are the negatives.
         if values.get("total_batch_tokens") is None:
             values["texts_per_micro_batch"] = one.train_batch_size * one.world_size
         else:
             values["tokens_per_micro_batch"] = values["total_batch_tokens"] // one.gradient_accumulation_steps
     if values.get("clm") == "rtd":
-        # Runs from before there was a choice had ELECTRA's, and say nothing of it.
+        # Runs of versions without this option used ELECTRA's head and do not record it.
         values["rtd_head"] = None if values["rtd_head"] == "electra" else "linear"
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         del values[name]
@@ -87,24 +87,25 @@ def settings(args: BaseArguments) -> dict[str, Any]:
 
 
 def recorded_teacher(teacher: Sequence[str]) -> list[str | None] | str | None:
-    """What settings have of the option `teacher`: of folders the content counts, not where they are.
+    """Return the value of the option `teacher` for settings, with short names, as the content of folders counts, not paths.
 
-    One alone is as it was before there could be several.
+    A single teacher is not a list, as in versions that allowed only one.
     """
     names = [short_name(name) for name in teacher]
     return names if len(names) > 1 else names[0]
 
 
 def run_of(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The run that the model in a folder is of, by its folder, and its record, or what there is of it.
+    """Return the run that the model in a folder belongs to, as (folder of the run, its record).
 
-    Of an unfinished run, of which a seed may be finished, that is what its teacher says; of a stock checkpoint nothing.
+    The record of an unfinished run, which may have a finished seed, has its teacher's report alone; that of a stock
+    checkpoint is empty.
     """
     home = folder.resolve()
     if home.name == MLM_SUBFOLDER:
         home = home.parent
     if home.name == "model" and not (home / RESULTS_FILE).is_file():
-        home = home.parent.parent  # `home` is a seed's or a split's.
+        home = home.parent.parent  # The parent is the folder of a seed or a split.
     record = find_object(home / RESULTS_FILE) or {}
     if "teacher" not in record and (said := find_object(home / TEACHER_FILE)) is not None:
         record["teacher"] = said
@@ -112,14 +113,14 @@ def run_of(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """List the files, with their digests, of the options whose values are local models, tokenizers or configs.
+    """List the files, with their digests, of options whose values are local models, tokenizers or configs.
 
-    Cards and records are left out. After a change there a run is another one.
+    Cards and records are left out. A run whose files have changed counts as another run.
     """
     found = {}
     for name in LOCAL:
         if name == "model_config" and model.get("model_name_or_path") is not None:
-            continue  # It is not read.
+            continue  # The config is not used.
         value = model.get(name)
         path = None if not isinstance(value, str) else find_preset(value) if name == "model_config" else Path(value)
         if path is None or not path.exists():
@@ -133,7 +134,7 @@ def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
 
 @contextmanager
 def saying_if_finished(folder: Path) -> Iterator[None]:
-    """Have an error say so where the run in the folder is finished: what is missing may not be needed any more."""
+    """Add to an error in the block that the run in the folder is finished, if so: missing inputs may be unneeded then."""
     try:
         yield
     except HfTlmError as error:
@@ -145,21 +146,22 @@ def saying_if_finished(folder: Path) -> Iterator[None]:
 def claim(
     output_dir: Path, details: Mapping[str, Any], data: Sequence[str], process_index: int, *, options: Sequence[Any] = ()
 ) -> Claim:
-    """Make the folder this run's, or check that it is.
+    """Claim a folder for this run by writing its settings, or check that it holds the same run.
 
     Args:
-        details: sections `arguments`, `model` and `blocks`, of which every value counts, and more. Of local files that
-            `model` names the content counts.
-        data: sections that count as wholes.
+        details: the settings by section. `arguments`, `model` and `blocks` are compared value by value; local files that
+            `model` names are compared by content.
+        data: names of further sections, which are compared as a unit.
         process_index: the first process, 0, writes.
-        options: the dataclasses that arguments and model come from. An option that a folder from before it was made lacks
-            counts as its default.
+        options: the dataclasses of arguments and model. An option that an older folder does not record counts as its
+            default.
 
     Returns:
-        A context for what follows: of a run that is refused before anything worth keeping is there, nothing is left.
+        A context manager for the steps that follow: it removes the claim if an error ends them before anything worth keeping
+        is in the folder.
 
     Raises:
-        ProtocolError: it holds another run, or files of something else.
+        ProtocolError: the folder holds another run, or is not empty and holds no run.
     """
     path, made = output_dir / SETTINGS_FILE, Claim(output_dir, SETTINGS_FILE, PLACES_FILE)
     sections = [name for name in ("arguments", "model", "blocks") if name in details]
@@ -178,7 +180,7 @@ def claim(
                 "--output_dir, or delete that folder to start over."
             )
     elif process_index == 0:
-        remove_abandoned(path)  # What a kill left of its write.
+        remove_abandoned(path)  # A partial file of a killed run.
         if output_dir.is_dir() and any(output_dir.iterdir()):
             raise ProtocolError(f"{output_dir} is not empty and holds no run. Choose an empty --output_dir.")
         atomic_write(path, json.dumps(wanted, indent=2) + "\n")
@@ -189,7 +191,11 @@ def claim(
 
 
 def places_of(folder: str | os.PathLike) -> dict[str, str]:
-    """Shown argument or option of a run -> the real one, where it was started on this machine."""
+    """Return the real values of a run's options and command line arguments whose local paths records replace.
+
+    Returns:
+        Recorded value -> real value; empty if the run did not start on this machine.
+    """
     found = find_object(Path(folder) / PLACES_FILE) or {}
     return {name: place for name, place in found.items() if isinstance(place, str)}
 
@@ -210,9 +216,11 @@ def _changed_options(
     given: Mapping[str, Mapping[str, Any]],
     options: Sequence[Any],
 ) -> list[str]:
-    """What a run asks for otherwise than the settings that were found in its folder; options: see `claim`.
+    """List the options whose values differ from the settings that were found in the folder, one message each.
 
-    given: the sections of `wanted` as they were before they were shown.
+    Args:
+        given: the sections of `wanted` with the real values instead of the recorded ones (`shown_values`).
+        options: see `claim`.
     """
     defaults = {entry.name: entry.default for one in options for entry in fields(one) if entry.default is not MISSING}
     defaults["teacher"] = NONE
@@ -224,17 +232,17 @@ def _changed_options(
         if (there := found.get(section, {}).get(name, defaults.get(name))) != here
         and not (isinstance(there, str) and values[name] in (there, places.get(there)))
         and ("files" in found or name not in _LATER)
-        # Wherever they lie: their content is compared beside.
+        # The paths of local files do not count: their content is compared by `_changed_files`.
         and not (name in wanted["files"] and name in found.get("files", ()))
     ]
 
 
 def _changed_files(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Whose local files are others than those that settings have; folders from before files counted have none."""
+    """List the options whose local files have changed, one message each; none for old settings without files."""
     changed = []
     for name, files in wanted["files"].items() if "files" in found else ():
         there = found["files"].get(name)
-        if isinstance(there, list):  # Earlier versions counted records too.
+        if isinstance(there, list):  # Older versions listed records too.
             there = [file for file in there if not (isinstance(file, list) and file and file[0] in RECORDS)]
         if files != there:
             changed.append(f"the files of {name} {wanted['model'][name]} have changed")
@@ -242,7 +250,7 @@ def _changed_files(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[
 
 
 def copy_best_model(source: Path, target: Path) -> None:
-    """Copy a model folder's files into `target`, each whole or not at all, then configs, results and a seal."""
+    """Copy a model folder's files into `target`, each atomically, with configs and results last, and seal it."""
     last = ("config.json", "adapter_config.json", RESULTS_FILE)
     files = sorted((p for p in source.rglob("*") if p.is_file()), key=lambda p: (p.name in last, p.name == RESULTS_FILE, p))
     files = [file for file in files if file != source / SEAL]
@@ -254,25 +262,25 @@ def copy_best_model(source: Path, target: Path) -> None:
 
 
 def _number(value: Any) -> float | None:
-    """A number, also nan, which scores can be; or null."""
+    """Return `value` if it is a number (nan, as scores can be, included) or None, or raise `Unfit`."""
     if value is not None and type(value) not in (int, float):
         raise Unfit("a number or null")
     return value
 
 
-# What summaries and cards take from the record of a model, and of a seed.
+# Fields that summaries and cards read from the record of a model, and of a seed.
 MODEL = {"validation": mapped(_number, 1000), "cost": mapped(_number, 100), "model_type": words(200)}
 MODEL |= {"parameters": whole(0, 2**63), "trained_parameters": whole(0, 2**63)}
 SEED = {"seed": whole(0, 2**63), **MODEL, "price": PRICE}
-# What is continued after a stage.
+# Fields of a stage's record that are needed to continue after it.
 STAGE = {"cost": mapped(_number, 100), "validation": mapped(_number, 1000)}
 
 
 def finish(folder: Path, content: Mapping[str, Any], *parts: str) -> None:
-    """Write the record `results.json`, whose presence says that what is in the folder is finished, and the seal.
+    """Mark a folder as finished by writing its record `results.json` and its seal.
 
     Args:
-        parts: further files and folders in it that are sealed.
+        parts: further files and folders in it to seal.
     """
     unseal(folder)
     atomic_write(folder / RESULTS_FILE, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
@@ -280,7 +288,7 @@ def finish(folder: Path, content: Mapping[str, Any], *parts: str) -> None:
 
 
 def unseal(folder: Path) -> None:
-    """Remove a seal before what is sealed changes."""
+    """Remove the seal of a folder, before sealed files change."""
     (folder / SEAL).unlink(missing_ok=True)
 
 
@@ -292,18 +300,18 @@ def finished(
     *,
     local: bool = False,
 ) -> dict[str, Any] | None:
-    """The record of a finished part; None where it is not finished, or was damaged since.
+    """Return the record of a finished part of a run; None if it is unfinished or damaged.
 
-    The first process looks, and takes the record of a damaged part away, with a warning that names the file.
+    The first process removes the record of a damaged part, with a warning that names the file.
 
     Args:
-        args: of the run, for its processes.
-        name: the record, in `folder`.
-        fields: of the record, those that are used later.
-        local: look here alone, as where the processes of a run do not all come by.
+        args: arguments of the run, which synchronise its processes.
+        name: file name of the record in `folder`.
+        fields: fields of the record to check, which are used later.
+        local: do not synchronise the processes, for calls that not all of them make.
 
     Raises:
-        HfTlmError: a file is there and cannot be read.
+        HfTlmError: a file exists and cannot be read.
     """
     if local:
         return _whole(folder, name, fields)
@@ -315,7 +323,7 @@ def _whole(folder: Path, name: str, fields: Mapping[str, Any] | None, remove: bo
     path = folder / name
     if not path.is_file():
         return None
-    # Folders of before there were seals are taken without.
+    # Folders of older versions have no seal and are accepted without.
     try:
         problem = broken_seal(folder, name) if (folder / SEAL).is_file() else None
     except OSError as error:
@@ -339,7 +347,7 @@ def _whole(folder: Path, name: str, fields: Mapping[str, Any] | None, remove: bo
 
 
 def _unreadable(folder: Path, path: Path, error: OSError) -> HfTlmError:
-    """Not taken for damage: what a disk or a network does not give now may be whole."""
+    """Return the error for a file that cannot be read now. It may be intact, so it does not count as damaged."""
     return HfTlmError(
         f"{folder} is finished and cannot be read ({error}). Try again later; if it stays so, delete {path}, and it is made "
         "again."

@@ -1,7 +1,7 @@
-"""TLM's two stages, each resumable, and how the weights of a run's models begin.
+"""TLM's two training stages, each resumable, and the initialisation of the weights of a run's models.
 
-A finished stage is loaded, a started one continues from its last checkpoint. What `InitializationArguments` ask for is
-counted once and written into each model.
+A finished stage is loaded, an unfinished one continues from its last checkpoint. The statistics that
+`InitializationArguments` need are computed once and written into each model.
 """
 
 from __future__ import annotations
@@ -55,24 +55,25 @@ from hf_tlm.utils.seals import write_seal
 
 logger = logging.getLogger(__name__)
 
-# A text of which more is cut off than this share of all others' ends is rare enough.
+# Share of the training texts that stage2_max_length 0 does not truncate.
 SHARE_OF_TEXTS = 0.99
 MULTIPLE = 32
-# Tokens of the longest text where the model's positions set no limit: self-attention is quadratic.
+# Maximum length if the model's positions allow a longer one: self-attention is quadratic.
 LONGEST = 512
 
 
 def with_task_defaults(
     args: TlmArguments, train: Dataset, tokenizer: PreTrainedTokenizerBase, positions: int | None
 ) -> TlmArguments:
-    """A copy of `args` whose stage 2 has a length and a number of steps of its own, where they were left to the task.
+    """Return a copy of `args` with the maximum length and number of steps of stage 2 that depend on the task filled in.
 
-    `stage2_max_length` 0 becomes the length that 99% of the training texts keep to, rounded up to a multiple of 32, at most
-    512 and what the model has positions for. With `stage2_min_steps`, epochs that are fewer steps become so many steps.
+    `stage2_max_length` 0 becomes the 99% quantile of the lengths of the training texts, rounded up to a multiple of 32, at
+    most 512 and at most the number of positions of the model. If the epochs of stage 2 have fewer than `stage2_min_steps`
+    steps, `stage2_max_steps` becomes that number.
 
     Args:
-        train: the task's training split, as it is loaded.
-        positions: tokens that the model has positions for; None for no limit.
+        train: the task's training split, not tokenised.
+        positions: number of positions of the model; None for no limit.
     """
     args = copy.copy(args)
     if args.stage == "1":
@@ -91,7 +92,7 @@ def with_task_defaults(
 
 
 def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: ModelArguments) -> None:
-    """Raise an ArgumentsError if the body has no word for the pooling of stage 2, or drops nothing for R-Drop."""
+    """Check that the body supports `stage2_classifier_pooling` and has dropout for R-Drop, or raise an ArgumentsError."""
     if 2 not in args.stages:
         return
     if args.stage2_classifier_pooling is not None and not hasattr(config, "classifier_pooling"):
@@ -102,7 +103,7 @@ def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: Mode
         )
     drops = args.stage2_dropout
     if drops is None:
-        # Type by type the names differ; that of a head for another task may be among them.
+        # The names of dropout options differ between model types; one of a head for another task may be among them.
         values = [value for name, value in config.to_dict().items() if "drop" in name]
         drops = max((value for value in values if isinstance(value, int | float)), default=0.0)
     check_rdrop(args.stage2_rdrop, drops > 0 or (model_args.use_peft and model_args.lora_dropout > 0))
@@ -110,8 +111,9 @@ def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: Mode
 
 @dataclass
 class StageData:
-    """Tokenised data of a run: columns `input_ids`, and `label` for the task's.
+    """Tokenised data of a stage: columns `input_ids`, and `label` in task data.
 
+    train, validation: splits of the task.
     corpus: the subset's passages; None for task data only.
     """
 
@@ -132,23 +134,23 @@ def run_stage(
     callbacks: Sequence[TrainerCallback] = (),
     attn_implementation: str | None = None,
 ) -> tuple[TrainedModel | PeftModel, Cost, dict[str, float]]:
-    """Train one stage in `args.output_dir`, or load it if it is finished there, and whole.
+    """Train one stage in `args.output_dir`, or load its model if it is finished and intact.
 
     Args:
-        model: makes the model to start from; for a finished stage called only where an adapter needs its base.
+        model: creates the model to start from; for a finished stage it is called only if an adapter needs its base.
         args: from `TlmArguments.for_stage(stage, ...)`.
         compute_metrics: `EvalPrediction -> {name: value}`, with `args.metric_for_best_model` among the names.
-        attn_implementation: of the model of a finished stage; `model` sees to its own.
+        attn_implementation: attention implementation of a model that is loaded; `model` sets its own.
 
     Returns:
         (the model at the end of the stage, its cost, its scores on validation). In stage 2, and in stage 1 with
-        `load_best_model_at_end`, the end is the checkpoint with the best validation score.
+        `load_best_model_at_end`, the model is that of the checkpoint with the best validation score.
     """
     end = args.folder / "model"
     if (record := finished(end, args, STAGE_FILE, STAGE)) is not None:
         if (end / ADAPTER_FILE).is_file():
             adapted = model()
-            assert isinstance(adapted, PeftModel)  # A finished adapter is of this run, whose settings are the same.
+            assert isinstance(adapted, PeftModel)  # The same run, with the same settings, trained the adapter.
             loaded: TrainedModel | PeftModel = load_adapter(adapted, end)
         else:
             loaded = load_exported(end, id2label=id2label, attn_implementation=attn_implementation)
@@ -172,7 +174,7 @@ def run_stage(
         if name.removeprefix("eval_") in ("loss", "accuracy", args.metric_for_best_model)
     }
     trained = trained_model(trainer)
-    assert isinstance(trained, (TrainedModel, PeftModel))  # As it came in.
+    assert isinstance(trained, (TrainedModel, PeftModel))  # The type of `model()`.
     trainer.save_state()
     if trainer.is_world_process_zero():
         record = {"stage": stage, "cost": cost.to_dict(), "validation": scores}
@@ -185,24 +187,24 @@ def run_stage(
 def begin_stage(
     model: TrainedModel | PeftModel, stage: int, args: TlmArguments, seed: int, initialization: Initialization | None
 ) -> None:
-    """Change a model, in place, to what its stage begins with, where that is not what it is or the stage before left.
+    """Apply the changes to a model that its stage starts with, in place.
 
-    That is a new classifier, the dropout and the pooling of stage 2, in its configs too, and what `initialization` has for
-    the last stage.
+    For stage 2 these are a new classifier (`stage2_reset_classifier`, seeded with `seed`), its dropout and its pooling, in
+    the configs too; for the last stage, those of `initialization`.
     """
     if stage == 2:
         if args.stage2_reset_classifier:
             set_seed(seed)
-            stock: Any = model  # An adapter hands the call on to the model that it is on.
+            stock: Any = model  # An adapter passes the call on to its base model.
             stock.reset_classifier()
         _prepare_stage_2(model, args)
     if initialization is not None and stage == args.stages[-1]:
-        assert isinstance(model, TrainedModel)  # An adapter begins with nothing of ours, see `prepare`.
+        assert isinstance(model, TrainedModel)  # Adapters have no initialisation of ours, see `prepare`.
         initialization.before_last_stage(model)
 
 
 def _prepare_stage_2(model: TrainedModel | PeftModel, args: TlmArguments) -> None:
-    stock = getattr(model, "main", model)  # The auxiliary model of a pair has no part in stage 2.
+    stock = getattr(model, "main", model)  # The auxiliary model of a pair is not used in stage 2.
     if args.stage2_dropout is not None:
         set_dropout(stock, args.stage2_dropout)
     if args.stage2_classifier_pooling is not None:
@@ -212,7 +214,10 @@ def _prepare_stage_2(model: TrainedModel | PeftModel, args: TlmArguments) -> Non
 
 
 def final_scores(trainer: Trainer) -> dict[str, float]:
-    """The validation scores of the model as it is; those of the best checkpoint are in the log already."""
+    """Return the validation scores of the trained model.
+
+    With `load_best_model_at_end` they are read from the log, which has those of the best checkpoint; else it is evaluated.
+    """
     if trainer.args.load_best_model_at_end:
         for entry in trainer.state.log_history:
             if "eval_loss" in entry and entry["step"] == trainer.state.best_global_step:
@@ -222,10 +227,13 @@ def final_scores(trainer: Trainer) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Initialization:
-    """What is written into a random model from scratch, and before the last stage.
+    """Initial weights for models from scratch, and for the classifier before the last stage.
 
-    spectral: token embeddings. neighbors: of attention. counts: of tokens, int64 [V], for the masked-LM head.
-    never_predicted: ids of tokens. linear: what the classifier of the last stage begins as.
+    spectral: token embeddings.
+    neighbors: whether attention starts at neighbouring tokens (`copying_heads`, `start_at_neighbors`).
+    counts: token counts, int64 [V], for the masked-LM head.
+    never_predicted: ids of tokens that the head never predicts.
+    linear: linear model as which the classifier starts the last stage.
     """
 
     spectral: SpectralEmbeddings | None = None
@@ -235,7 +243,7 @@ class Initialization:
     linear: LinearStart | None = None
 
     def write_to(self, model: TrainedModel) -> None:
-        """Give a random model its first weights, in place; random numbers are torch's."""
+        """Write the initial weights into a random model, in place. Random numbers come from torch's generator."""
         if self.spectral is not None:
             self.spectral.write_to(model)
         for body, head in _bodies_and_heads(model):
@@ -249,9 +257,9 @@ class Initialization:
             unigram_bias(model.clm_heads.lm_head, self.counts, self.never_predicted)
 
     def before_last_stage(self, model: TrainedModel) -> None:
-        """Let the classifier begin as a linear model where it was asked for, in place.
+        """Initialise the classifier as a linear model, in place, if `linear` is set.
 
-        Not before: joint training unlearns part of it.
+        This is done before the last stage, because joint training would unlearn part of it.
         """
         if self.linear is not None:
             self.linear.write_to(model.main if isinstance(model, GeneratorDiscriminator) else model)
@@ -261,13 +269,13 @@ class Initialization:
         unigram_bias(decoder, counts, self.never_predicted)
         carried = carried_by(body)
         for module in head.modules():
-            # COCO-LM's copy head is no transform.
+            # COCO-LM's copy head is not a transform; the shape excludes it.
             if isinstance(module, nn.Linear) and module is not decoder and module.weight.shape == carried.T.shape:
                 near_identity(module, carried)
 
     @property
     def report(self) -> dict[str, Any]:
-        """What was done, for records and cards."""
+        """A summary of the initialisation for records and cards."""
         return {
             "spectral": None if self.spectral is None else self.spectral.report,
             "neighbors": [list(offsets) for offsets in OFFSETS] if self.neighbors else None,
@@ -277,9 +285,9 @@ class Initialization:
 
 
 def _bodies_and_heads(model: TrainedModel) -> Iterator[tuple[PreTrainedModel, MlmHead | None]]:
-    """Yield the bodies of a model that learn, each with its masked-LM head.
+    """Yield the trainable bodies of a model, each with its masked-LM head.
 
-    A main transformer beside an auxiliary one has no such head.
+    The main model of a pair has no such head: None.
     """
     if isinstance(model, GeneratorDiscriminator):
         yield body_of(model.main), None
@@ -300,19 +308,23 @@ def with_initialization(
     objective: str = "mlm",
     task_texts: Sequence[LabelledTexts] | None = None,
 ) -> tuple[Callable[[], TrainedModel], Initialization]:
-    """What makes the same models as `make_model` with other first weights, and those.
+    """Wrap `make_model` so that its models get the initial weights of `options`.
 
-    `weight_init` is not among them: it is the config's, see `model_factory`.
+    `weight_init` is not applied here but in the config, see `model_factory`.
 
     Args:
-        rows: token ids of the texts to count in.
-        objective: COCO-LM's predicts special tokens too.
-        task_texts: training and validation texts of a task, for a classifier that begins as a linear model.
+        make_model: creates a model from scratch.
+        rows: token ids of the texts whose tokens are counted.
+        objective: name of the objective; COCO-LM's also predicts special tokens.
+        task_texts: training and validation texts of a task, for a classifier that starts as a linear model.
+
+    Returns:
+        (function that creates a model with these weights, the weights).
     """
 
     def from_scratch() -> TrainedModel:
         model = make_model()
-        assert isinstance(model, TrainedModel)  # An adapter is of a checkpoint, whose weights stay as they are.
+        assert isinstance(model, TrainedModel)  # Adapters are for checkpoints, whose weights do not change.
         return model
 
     special = special_ids(tokenizer)
@@ -332,7 +344,7 @@ def with_initialization(
     never = () if OBJECTIVES[objective].mask_special else special
     linear = None
     if options.classifier_init == "linear":
-        assert model is not None and task_texts is not None  # `prepare` gives them.
+        assert model is not None and task_texts is not None  # `prepare` passes them.
         sizes = {"vocab_size": len(tokenizer), "classes": model.config.num_labels, "hidden_size": model.config.hidden_size}
         linear = fit_linear_start(*task_texts, **sizes)
         logger.info("A linear start: %s", linear.report)

@@ -1,4 +1,4 @@
-"""What a teacher has said of a task's texts and of passages, and the training texts that come of it."""
+"""The answers of a teacher on a task's texts and on passages, the training data with them, and reports on the teacher."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import Unfit, listed, maybe, real, record, words
 from hf_tlm.utils.run_files import TEACHER_FILE
 
-# A teacher that gains less than this share of what is to gain over the largest class has little to teach.
+# A teacher must close at least this share of the gap between the largest class's accuracy and 1 to be useful.
 LEAST_GAIN = 0.1
-# Of a report whom a card names; a stranger may have written it.
+# Fields of a report that a card shows. They are checked, because a stranger may have written the report.
 _WHO = record({"name": words(1000), "revision": maybe(words(200)), "license": maybe(words(200))})
 _WHO_TAUGHT = {"model": words(10_000), "teachers": listed(_WHO, 1000)}
 _COST = {"flops": real(0, 1e40), "seconds": real(0, 1e12)}
-# How far the shares of classes may be from the task's: half the sum of the differences.
+# Largest accepted distance between the class shares of the subset and of the task: half the sum of the differences.
 MOST_DISTANT = 0.4
-# By how much a teacher's mean probability of its classes may be above the share that it has right of held-out texts.
+# Largest accepted difference between a teacher's mean confidence and its accuracy on held-out texts.
 MOST_OVERCONFIDENT = 0.1
 
 
 @dataclass
 class Teacher:
-    """What a teacher says.
+    """The answers of a teacher.
 
-    train: float32 [N, C], probabilities of the training texts; 1 for the label where the teacher is mistaken, zeros where
-        it has not answered. For regression values, float32 [N, 1], and NaN.
-    rows: int64 [M], which passages of the subset it answers for, ascending; of marked sentences which of these.
-    ends: int64 [M], after how many characters each of them is cut.
-    passages: float32 [M, C], their probabilities.
-    report: JSON values: who it is, how good it is, what it says.
-    marked: M marked sentences of passages, where it answers for them instead (`teacher_marks`).
+    train: float32 [N, C], class probabilities of the training texts; 1 for the label if the teacher is wrong, zeros if it
+        gave no answer. For regression: values, float32 [N, 1], and NaN.
+    rows: int64 [M], indices of the passages of the subset that it answers for, ascending; for marked sentences, indices of
+        these.
+    ends: int64 [M], number of characters after which each passage is cut.
+    passages: float32 [M, C], class probabilities of the passages.
+    report: JSON values: which model it is, how good it is, and a summary of its answers.
+    marked: M marked sentences of passages, if it answers for them instead of passages (`teacher_marks`).
     """
 
     train: np.ndarray
@@ -51,26 +52,37 @@ class Teacher:
     marked: list[str] | None = None
 
     def write(self, folder: Path | None) -> dict[str, Any]:
-        """What the record of a run says of it, `{"teacher": ...}`; in `folder`, if any, `teacher.json` with examples too."""
+        """Return the report without examples, for the record of a run, and write it with examples to a folder.
+
+        Args:
+            folder: folder for `teacher.json`; None writes nothing.
+
+        Returns:
+            `{"teacher": report}`.
+        """
         if folder is not None:
             atomic_write(folder / TEACHER_FILE, json.dumps(self.report, indent=2, ensure_ascii=False) + "\n")
         return {"teacher": {name: value for name, value in self.report.items() if name != "examples"}}
 
     def texts(self, passages: Dataset) -> Dataset:
-        """The column `text` of what it answers for: passages, of all those of the subset, or marked sentences of them."""
+        """Return the texts that the teacher answers for, column `text`: passages, or marked sentences.
+
+        Args:
+            passages: all passages of the subset.
+        """
         if self.marked is not None:
             return Dataset.from_dict({"text": self.marked})
         return shortened(passages.select_columns(["text"]).select(self.rows), self.ends)
 
     def answered(self, texts: Dataset, passages: Dataset | None, share: float) -> Dataset:
-        """The task's training texts and the passages as one data set, with a column `teacher_probs`.
+        """Concatenate the task's training texts and the passages, with the teacher's answers in a column `teacher_probs`.
 
-        Passages have the label -100 (regression: NaN). The texts are there as often as it takes for passages to be at most
-        `share` of all.
+        Passages have the label -100 (regression: NaN). The texts are repeated until passages are at most `share` of all
+        rows.
 
         Args:
             texts: N tokenised rows with `label`.
-            passages: M tokenised rows, those of `texts`; None where there are none.
+            passages: M tokenised rows, of the result of the method `texts`; None without passages.
         """
         parts = [_with_answers(texts, self.train)]
         if passages is not None and len(passages):
@@ -81,7 +93,14 @@ class Teacher:
 
 
 def shortened(passages: Dataset, ends: np.ndarray) -> Dataset:
-    """The passages cut after so many characters each, `ends`, int64 [N]: texts alone; as they are where none is longer."""
+    """Cut each passage after a number of characters.
+
+    Args:
+        ends: int64 [N], number of characters of each passage to keep.
+
+    Returns:
+        The cut passages, column `text` alone; `passages` itself if none is longer.
+    """
     texts = passages["text"][:]
     if all(len(text) <= end for text, end in zip(texts, ends, strict=True)):
         return passages
@@ -89,12 +108,12 @@ def shortened(passages: Dataset, ends: np.ndarray) -> Dataset:
 
 
 def repeats(texts: int, passages: int, share: float) -> int:
-    """The least number of times that `texts` are there so that `passages` are at most `share` of all, in (0, 1)."""
+    """Return how often `texts` rows must be repeated so that `passages` rows are at most `share`, in (0, 1), of all."""
     return max(1, math.ceil(passages * (1 - share) / (share * texts) - 1e-9))
 
 
 def described(report: Mapping[str, Any]) -> str:
-    """A teacher's report in a line."""
+    """Return one line that summarises a teacher's report."""
     found = report["model"]
     if earlier := report.get("earlier"):
         found += f" (itself taught by {', '.join(link['model'] for link in earlier)})"
@@ -114,26 +133,30 @@ def described(report: Mapping[str, Any]) -> str:
 
 
 def teacher_cost(report: Mapping[str, Any], name: str) -> float:
-    """What a teacher cost, to ask and, where its folder tells, to train: flops (of a linear one not counted) or seconds."""
+    """Return the cost of a teacher's answers and, if its report has it, of its training.
+
+    Args:
+        name: `flops` (not counted for a linear model) or `seconds`.
+    """
     return float(sum(part.get(name) or 0.0 for part in (report, report.get("training") or {})))
 
 
 def cost_line(report: Mapping[str, Any]) -> str:
-    """What a teacher cost, asked and where its folder tells trained, for the end of a line."""
+    """Return the cost of a teacher's answers and, if known, of its training, as text to append to a line."""
     flops, seconds = (teacher_cost(report, name) for name in ("flops", "seconds"))
     trained = " with its training" if report.get("training") else ""
     return f"; it cost {seconds:,.0f} s" + (f" and {flops:.3g} FLOPs" if flops else "") + trained
 
 
 def lineage(report: Any) -> list[dict[str, Any]]:
-    """Who taught, and before them who taught those, the nearest first.
+    """List the teachers of a run, the teachers of these, and so on, the nearest first.
 
     Args:
-        report: that of a run's record, whoever has written it; what is none is left out.
+        report: the teacher's report in a run's record, which may come from a stranger; invalid reports are skipped.
 
     Returns:
-        Of each its `model`, the `teachers` that it was (name, revision, license; none of a linear model), and what it
-        cost with its own teachers: flops, seconds; without these where it tells none, or what is no cost.
+        For each teacher its `model`, its `teachers` (name, revision and license of each model; empty for a linear one), and
+        its cost, that of its own teachers included, as `flops` and `seconds`, if its report has a valid one.
     """
     found: list[dict[str, Any]] = []
     earlier = report.get("earlier") if isinstance(report, Mapping) else None
@@ -142,7 +165,7 @@ def lineage(report: Any) -> list[dict[str, Any]]:
             one = record(_WHO_TAUGHT, ("teachers",))(link)
         except Unfit:
             continue
-        with suppress(Unfit, TypeError, ValueError, AttributeError, OverflowError):  # Who it was stays without it.
+        with suppress(Unfit, TypeError, ValueError, AttributeError, OverflowError):  # An invalid cost is left out.
             told = _COST if link.keys() & {*_COST, "training"} else {}
             one |= record(told)({name: teacher_cost(link, name) for name in told})
         found.append({**one, "teachers": list(one.get("teachers", ()))})
@@ -150,7 +173,7 @@ def lineage(report: Any) -> list[dict[str, Any]]:
 
 
 def doubts(report: Mapping[str, Any]) -> list[str]:
-    """What speaks against a teacher, a sentence each."""
+    """List the reasons to doubt a teacher, one sentence each."""
     found, held_out = [], report.get("held_out", "held-out training texts")
     right, largest = report.get("held_out_accuracy"), report.get("largest_class", 1.0)
     if right is not None and right - largest < LEAST_GAIN * (1 - largest):
@@ -190,14 +213,14 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
 
 
 def _only_class(report: Mapping[str, Any]) -> str | None:
-    """The class, of several, that a teacher takes all passages for; None where that is more than one, or none."""
+    """Return the single class that a teacher predicts for all passages; None if it predicts several, or none."""
     by_class = report.get("subset_by_class") or {}
     given = [name for name, count in by_class.items() if count]
     return given[0] if len(given) == 1 < len(by_class) else None
 
 
 def _distance(report: Mapping[str, Any]) -> float:
-    """Half the sum of the differences between a class's share of the subset and of the training texts."""
+    """Return half the sum of the absolute differences between the class shares of the subset and of the training texts."""
     subset, shares = report.get("subset_by_class") or {}, report.get("class_shares") or {}
     total = sum(subset.values())
     if not total or not shares:
@@ -206,7 +229,7 @@ def _distance(report: Mapping[str, Any]) -> float:
 
 
 def _mean_confidence(report: Mapping[str, Any]) -> float:
-    """The mean probability of the likeliest class over all passages, to the middle of its tenth; 0 without passages."""
+    """Return the mean confidence over all passages, by the midpoints of a histogram of ten bins; 0 without passages."""
     counts = report.get("confidence_by_tenth") or []
     return sum((tenth + 0.5) / 10 * count for tenth, count in enumerate(counts)) / max(1, sum(counts))
 

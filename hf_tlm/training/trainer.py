@@ -1,4 +1,4 @@
-"""The one Trainer."""
+"""The Trainer of TLM's stages, of score models and of pretraining."""
 
 from __future__ import annotations
 
@@ -48,19 +48,22 @@ from hf_tlm.training.run_arguments import RunArguments, check_rdrop
 
 logger = logging.getLogger(__name__)
 
-# Steps of a run that only the clock ends.
+# Maximum number of steps of a run with a time budget alone.
 ENDLESS = 10**9
 
 
 class TlmTrainer(SampledTrainer):
-    """`transformers.Trainer` on interleaved task and corpus batches.
+    """A `transformers.Trainer` on interleaved task and corpus batches.
 
-    The only changes: task and corpus batches take turns (`InterleavedBatchSampler`); `compute_loss` applies the
-    objective of the batch's stream, normalised over the whole optimizer step (`get_batch_samples` counts what each mean
-    is over, on all processes); with `mlm_probability_end` it leaves as many tokens masked as the step's share is, and
-    `_prepare_inputs` in evaluation; `log` adds the objectives' named terms and the cost. A loss that is not finite ends
-    the run, checkpoints are sealed and SIGTERM saves (`ResumableTrainer`); evaluation, schedules and distribution are the
-    Trainer's.
+    These are the changes to the Trainer; evaluation, schedules and distribution are its own:
+
+    - Task and corpus batches alternate (`InterleavedBatchSampler`).
+    - `compute_loss` applies the objective of the batch's stream, normalised over the complete optimizer step:
+      `get_batch_samples` counts the elements of each mean on all processes.
+    - With `mlm_probability_end` the masks of a batch are thinned to the step's masking probability, in training by
+      `get_batch_samples`, in evaluation by `_prepare_inputs`.
+    - `log` adds the objectives' named terms and the cost.
+    - A non-finite loss ends the run, checkpoints are sealed, and SIGTERM saves a checkpoint (`ResumableTrainer`).
 
     Args:
         model: a `TlmModel`, or for objectives with replaced tokens a `GeneratorDiscriminator`.
@@ -71,7 +74,7 @@ class TlmTrainer(SampledTrainer):
         objectives: stream -> objective; default `tlm_objectives(args)`.
 
     Raises:
-        ArgumentsError: something else was given, or nothing; the message says what to pass.
+        ArgumentsError: an argument is missing or invalid; the message says what to pass.
     """
 
     args: RunArguments
@@ -79,7 +82,7 @@ class TlmTrainer(SampledTrainer):
     train_dataset: Dataset | None
     data_collator: TlmCollator
 
-    # compute_loss returns this micro-batch's share of the mean over the optimizer step.
+    # compute_loss returns the micro-batch's share of the mean over the optimizer step.
     loss_is_scaled_for_ga = True
 
     def __init__(
@@ -94,8 +97,8 @@ class TlmTrainer(SampledTrainer):
         **kwargs,
     ):
         check_given(model, args, processing_class, {"train": train_dataset, "corpus": corpus_dataset}, kwargs)
-        assert model is not None and args is not None and processing_class is not None  # `check_given` has told of it.
-        kwargs.pop("data_collator", None)  # None, as the Trainer's default is.
+        assert model is not None and args is not None and processing_class is not None  # `check_given` checks this.
+        kwargs.pop("data_collator", None)  # Only None passes `check_given`.
         weights = None
         label = check_classes(train_dataset, kwargs.get("eval_dataset"), model.config)
         if args.class_balance and train_dataset is not None:
@@ -120,9 +123,9 @@ class TlmTrainer(SampledTrainer):
             **kwargs,
         )
         if train_dataset is None:
-            # Without a task the corpus objective is evaluated, and what it needs is in every batch.
+            # Without a task the corpus objective is evaluated, whose labels are `mlm_labels`; every batch has them.
             self.label_names = ["mlm_labels"]
-        for module in model.modules():  # The model itself, or what an adapter wraps.
+        for module in model.modules():  # The model itself, or the one that an adapter wraps.
             if isinstance(module, TrainedModel):
                 module.max_logits = args.max_logits
             if isinstance(module, GeneratorDiscriminator):
@@ -135,7 +138,7 @@ class TlmTrainer(SampledTrainer):
                 self.add_callback(callback)
 
     def _settle(self, model: GeneratorDiscriminator) -> None:
-        """Tell a model which of its losses are asked for."""
+        """Configure a model for the objectives: its LM loss and its second view (COCO-LM)."""
         corrective = corrective_lm(self.objectives)
         if corrective is not None:
             if model.clm_heads is None:
@@ -161,10 +164,10 @@ class TlmTrainer(SampledTrainer):
                 self.energy.stop()
 
     def hyperparameter_search(self, *args, **kwargs):
-        """Refuse: the Trainer's search makes its models by `model_init`, which is not called here.
+        """Raise an ArgumentsError, because the Trainer's search creates models by `model_init`, which is not supported.
 
         Raises:
-            ArgumentsError: always; it says what to do.
+            ArgumentsError: always; the message says what to do instead.
         """
         raise ArgumentsError(
             "hyperparameter_search makes models by model_init, which TlmTrainer does not call. Make a model and a "
@@ -193,7 +196,7 @@ class TlmTrainer(SampledTrainer):
         )
 
     def _budgeted_steps(self) -> int:
-        """The step at which the first budget is reached; practically endless where only the time is limited."""
+        """Return the step at which the first budget is reached; `ENDLESS` if only the time is limited."""
         args, parameters = self.args, applied_parameters(self.model)
         limits = [args.max_steps] if args.max_steps > 0 else []
         if (flops := args.max_flops) is not None:
@@ -224,7 +227,7 @@ class TlmTrainer(SampledTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         if self.args.has_budget:
-            # The Trainer reads max_steps after it has the loader.
+            # The Trainer reads max_steps after it has created the loader.
             self.args.max_steps = self._budgeted_steps()
         self._check_warmup()
         if math.isfinite(self.args.rho1) and 0 < self.args.max_steps <= self.args.rho1:
@@ -237,7 +240,7 @@ class TlmTrainer(SampledTrainer):
         return super().get_train_dataloader()
 
     def _check_warmup(self) -> None:
-        """Warn if the run ends before the learning rate has reached its peak; raise an ArgumentsError if it has a budget."""
+        """Warn if the run ends before the learning rate reaches its peak; with a budget, raise an ArgumentsError instead."""
         args = self.args
         if not 1 <= args.max_steps <= args.warmup_steps:
             return
@@ -250,7 +253,11 @@ class TlmTrainer(SampledTrainer):
         logger.warning(message)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """The micro-batches of one optimizer step, and what their means are over: name -> count per process."""
+        """Return the micro-batches of one optimizer step, and the counts that their means divide by.
+
+        Returns:
+            (batches, name of a mean -> mean of its count over the processes; None without batches).
+        """
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not batches:
             return batches, None
@@ -273,16 +280,16 @@ class TlmTrainer(SampledTrainer):
 
     @property
     def _mlm_probability(self) -> float:
-        """The share of tokens that the next step chooses."""
+        """Masking probability of the next step."""
         first, last = self.args.mlm_probability, self.args.mlm_probability_end
         if last is None:
             return first
-        # As the schedule of the learning rate: a run with both limits ends at the first.
+        # As in the schedule of the learning rate: a run with limits on time and steps ends at the first one.
         progress = max(self.clock.progress, self.state.global_step / self.state.max_steps)
         return first + (last - first) * min(1.0, progress)
 
     def _prepare_inputs(self, inputs):
-        """The Trainer's; passages are evaluated at the share of masked tokens that training ends with."""
+        """Prepare inputs as the Trainer does, with evaluation passages masked at the final masking probability."""
         inputs, last = super()._prepare_inputs(inputs), self.args.mlm_probability_end
         return inputs if last is None or "chances" not in inputs else thinned(inputs, last)
 
@@ -290,7 +297,7 @@ class TlmTrainer(SampledTrainer):
         stream, measured = _stream_of(inputs), self._flops_per_token
         if stream in measured:
             return super().training_step(model, inputs, num_items_in_batch)
-        # Into compiled code the counter does not see: once a stream, the step runs without it.
+        # The counter cannot see into compiled code, so one step of each stream runs without compilation.
         eager = torch.compiler.set_stance("force_eager") if self.args.torch_compile else nullcontext()
         with eager, count_flops() as count:
             loss = super().training_step(model, inputs, num_items_in_batch)
@@ -301,10 +308,10 @@ class TlmTrainer(SampledTrainer):
     def _flops_per_token(self) -> dict[str, float]:
         """Measured FLOPs per real token of each stream, at its first step; kept in the checkpoints' trainer state.
 
-        Those of a step that masks another share of the tokens are a little different.
+        They differ slightly in steps with another masking probability.
         """
         callbacks = self.state.stateful_callbacks
-        assert isinstance(callbacks, dict)  # Which a state makes of a list.
+        assert isinstance(callbacks, dict)  # The state has converted it from a list.
         return callbacks.setdefault("flops_per_token", {})
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -318,13 +325,13 @@ class TlmTrainer(SampledTrainer):
         terms = objective(outputs, inputs, num_items_in_batch)
         loss = terms.pop("loss")
         self.watch.add(loss, {name: value for name, value in terms.items() if not value.dim()})
-        # Of a step's mean each micro-batch holds a share.
+        # Each micro-batch has a share of the step's mean, so its count is a share too.
         shares = in_pairs(terms, lambda name, share: (share, 1 / self._micro_batches))
         self._terms.add(shares, prefix=f"{stream}/")
         return (loss, outputs) if return_outputs else loss
 
     def get_eval_dataloader(self, eval_dataset=None):
-        """The Trainer's; without a task, of passages as `tokenize` gives them too."""
+        """Return the Trainer's evaluation loader; without a task, passages without a column `draw` get one first."""
         if self.train_dataset is None:
             self.eval_dataset, eval_dataset = with_draws(self.eval_dataset), with_draws(eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
@@ -332,8 +339,8 @@ class TlmTrainer(SampledTrainer):
     def _evaluated(self, model: TrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
         """Return loss and outputs of an evaluation batch.
 
-        Task texts are scored unmasked, whatever the training objective is; passages by that objective, whose terms are
-        collected.
+        Task texts are scored by the task loss without masks, whatever the training objective. Passages are scored by the
+        corpus objective, whose terms are collected.
         """
         if _stream_of(inputs) == TASK:
             outputs = model(**inputs)
@@ -345,27 +352,27 @@ class TlmTrainer(SampledTrainer):
         loss = terms.pop("loss")
         counts = {f"{name}_loss": count for name, count in objective.count(inputs).items()}
         pairs = in_pairs(terms, lambda name, mean: (mean * counts[name], counts[name]))
-        # A process that has repeated texts alone takes its part in the sums over all, which wait for it.
+        # A process with repeated texts alone adds zeros, because all processes take part in the sums.
         self._eval_terms.add(pairs if own else {name: torch.zeros_like(pair) for name, pair in pairs.items()})
         return loss, outputs
 
     def _own_texts(self, inputs: Mapping[str, torch.Tensor]) -> int:
-        """How many texts of an evaluation batch are not repeated ones, which fill up the last batches of the processes."""
+        """Count the texts of an evaluation batch without those repeated to fill up the last batches of the processes."""
         texts = len(inputs.get("first_tokens", inputs["input_ids"]))
         state = self.accelerator.gradient_state
         if not state.end_of_dataloader or state.remainder < 1:
             return texts
-        # As `gather_for_metrics` counts them: the processes' batches one after another.
+        # As in `gather_for_metrics`, the batches of the processes follow one another.
         return min(texts, max(0, state.remainder - self.args.process_index * self.args.eval_batch_size))
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix: str = "eval"
     ):
-        """The Trainer's, and of passages the named terms of the corpus objective, each mean over all of them."""
+        """Run the Trainer's evaluation loop, and add the named terms of the corpus objective, as means over all passages."""
         with self._averaged():
             output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         terms = self._eval_terms.read(self.accelerator)
-        assert output.metrics is not None  # It has the loss.
+        assert output.metrics is not None  # They have the loss.
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in terms.items()})
         return output
 
@@ -392,14 +399,17 @@ class TlmTrainer(SampledTrainer):
         if "loss" in logs or "train_loss" in logs:
             cost = self.cost()
             logs |= {name: value for name, value in cost.to_dict().items() if name != "steps"}
-            if self.args.device.type == "cuda":  # Not of a GPU that is there and left alone.
+            if self.args.device.type == "cuda":  # Not for a GPU that the run does not use.
                 mfu = model_flops_utilization(cost.measured_flops, cost.seconds, self.args.world_size)
                 if mfu is not None:
                     logs["mfu"] = mfu
         super().log(logs, start_time)
 
     def cost(self) -> Cost:
-        """The cost of this stage up to now, from the step number alone, so that a resumed run counts every step once."""
+        """Return the cost of this stage up to now.
+
+        Tokens and FLOPs follow from the step number alone, so that a resumed run counts every step once.
+        """
         sampler, step = self.batch_sampler, self.state.global_step
         energy = {}
         if self.energy is not None:
@@ -423,7 +433,7 @@ class TlmTrainer(SampledTrainer):
 
 
 def _collator(args: RunArguments, tokenizer: PreTrainedTokenizerBase) -> TlmCollator:
-    """What makes the batches of a run."""
+    """Return the data collator of a run."""
     spec = OBJECTIVES[args.objective]
     return TlmCollator(
         tokenizer,
@@ -441,5 +451,5 @@ def _collator(args: RunArguments, tokenizer: PreTrainedTokenizerBase) -> TlmColl
 
 
 def _stream_of(batch: Mapping[str, torch.Tensor]) -> str:
-    """Task batches have labels."""
+    """Return the stream of a batch: task batches have labels."""
     return TASK if "labels" in batch else CORPUS

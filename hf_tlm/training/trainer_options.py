@@ -1,4 +1,4 @@
-"""Options of the Trainer that it looks at when it is made, or never: refused when they are parsed."""
+"""Checks of options of the Trainer, made when they are parsed, as the Trainer checks them late or never."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.training.optimizers import OWN
 
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-# Optimizers that choose matrices of the model, by the beginning of their names, and what they come from.
+# Optimizers that choose matrices of the model: prefix of their names -> package.
 _OF_MATRICES = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
 _USUAL = ("adamw_torch", "adamw_torch_fused", *OWN)
 
 
 def check_trainer_options(args: TrainingArguments) -> None:
-    """Raise an ArgumentsError for a tracker, optimizer, scheduler or compiler that is not there or lacks an option."""
+    """Check the tracker, optimizer, scheduler, compiler, checkpointing and kernel options, or raise an ArgumentsError.
+
+    Each must exist, be installed and accept its options.
+    """
     _check_trackers(args.report_to)
     _check_optimizer(args)
     check_scheduler(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type), args.lr_scheduler_kwargs)
@@ -40,16 +43,16 @@ def _check_trackers(report_to: str | list[str] | None) -> None:
 
 
 def _is_made(callback: type) -> bool:
-    """Whether a tracker that transformers does not list can be used, as Flyte, and Azure's beside MLflow's."""
+    """Return whether a tracker that transformers does not list as available can be used, such as Flyte or Azure ML."""
     try:
         callback()
-    except Exception:  # RuntimeError and ImportError, where its package is not there.
+    except Exception:  # RuntimeError and ImportError if its package is missing.
         return False
     return True
 
 
 class _Read(dict):
-    """Arguments of an optimizer that know which of them were asked for."""
+    """A dict of arguments of an optimizer that records which keys were read."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -82,7 +85,7 @@ def _check_optimizer(args: TrainingArguments) -> None:
     given = _pairs(args.optim_args)
     try:
         kwargs = _made(args, given)
-    except Exception as error:  # Whatever a package says of values, or of its absence.
+    except Exception as error:  # Any error of a package, about values or because it is missing.
         raise ArgumentsError(
             f"optim {optim}{f' with optim_args {args.optim_args!r:.100}' if given else ''} cannot be made: "
             f"{' '.join(str(error).split()):.200}. Give another."
@@ -99,7 +102,7 @@ def _pairs(text: str | None) -> _Read:
 
 
 def _made(args: TrainingArguments, given: _Read) -> dict[str, Any]:
-    """The arguments of the optimizer, with which one is made to see whether it can be."""
+    """Return the arguments of the optimizer, after creating one with them to check that this works."""
     import torch
     from transformers.trainer_optimizer import _OPTIMIZER_HANDLERS, OptimizerContext
 
@@ -111,14 +114,15 @@ def _made(args: TrainingArguments, given: _Read) -> dict[str, Any]:
 
 
 def check_scheduler(kind: str, kwargs: Any = None, name: str = "lr_scheduler_type") -> None:
-    """Check that a schedule of the learning rate can be made.
+    """Check that a learning rate scheduler can be created and take a step.
 
     Args:
-        kind: one of the Trainer's, `lr_scheduler_type`; kwargs: `lr_scheduler_kwargs`.
-        name: of the option that says which.
+        kind: type of the scheduler, as in the Trainer's `lr_scheduler_type`.
+        kwargs: as in the Trainer's `lr_scheduler_kwargs`.
+        name: name of the option that has the type, for errors.
 
     Raises:
-        ArgumentsError: it cannot.
+        ArgumentsError: it cannot be created, or `kwargs` is not a dict.
     """
     if kwargs is not None and not isinstance(kwargs, dict):
         raise ArgumentsError(f"lr_scheduler_kwargs: expected a JSON object; received {kwargs!r:.60}.")
@@ -133,7 +137,7 @@ def check_scheduler(kind: str, kwargs: Any = None, name: str = "lr_scheduler_typ
         if not signature(scheduler.step).parameters.get("metrics"):
             optimizer.step()
             scheduler.step()
-    except Exception as error:  # TypeError, ValueError and what arithmetic raises of other values.
+    except Exception as error:  # TypeError, ValueError, and errors of arithmetic with bad values.
         raise ArgumentsError(
             f"{name} {kind} with lr_scheduler_kwargs {kwargs!r:.100} cannot be made: {str(error):.200}. "
             f"{'Change them' if name == 'lr_scheduler_type' else 'Take another'}."
@@ -162,7 +166,7 @@ def _check_checkpointing(args: TrainingArguments) -> None:
     if kwargs is None:
         return
     known = [name for name in signature(checkpoint).parameters if name not in ("function", "args", "kwargs")]
-    known.append("preserve_rng_state")  # It takes this one out of its kwargs.
+    known.append("preserve_rng_state")  # `checkpoint` reads this one from its **kwargs.
     if not isinstance(kwargs, dict) or not set(kwargs) <= set(known):
         raise ArgumentsError(
             f"gradient_checkpointing_kwargs: expected a JSON object with some of {', '.join(known)}; received "
