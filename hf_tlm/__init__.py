@@ -10,9 +10,9 @@
     run = run_tlm(task, subset, args, model_args)                 # stage 1, stage 2, evaluation, export
     print(run.to_text())                                          # and scierc-tlm is a stock checkpoint
 
-The folders tell the same story in the same order: tasks, corpora, retrieval, data, models, objectives, influence, metrics,
-training, runs, experiments, analysis; a module imports from folders to its left only. Names here are imported when first
-used.
+The subpackages follow the same order: tasks, corpora, retrieval, data, models, objectives, influence, metrics, training,
+runs, experiments, analysis; a module imports only from subpackages to the left of its own. The names exported here are
+imported on first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from hf_tlm.utils.lazy import export_lazily
 
-# Before anything loads onnxruntime, whose wheels tell Microsoft what they run unless told not to.
+# Set before anything loads onnxruntime, whose wheels send usage data to Microsoft unless this variable disables it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from hf_tlm.commands import COMMANDS, command_of, describe, did_you_mean, find_p
 from hf_tlm.errors import HfTlmError
 from hf_tlm.version import __version__
 
-# Option -> how the names of its presets begin; None: those of no other option.
+# Option -> prefix of the names of its presets; None: the presets of no other option.
 _PRESETS = {"--model_config": "models/", "--config_file": "accelerate/", "--config": None}
 _OPTIONS = r"hf-tlm {command} --help 2>/dev/null | grep -oE '^  (-h, )?--[a-z0-9_]+' | grep -oE -- '--[a-z0-9_]+'"
 
@@ -71,7 +71,7 @@ if [[ $funcstack[1] == _hf_tlm ]]; then _hf_tlm "$@"; else compdef _hf_tlm hf-tl
 """
 _SCRIPTS = {"bash": (_BASH, '"$command"'), "zsh": (_ZSH, "$words[2]")}
 SHELLS = tuple(_SCRIPTS)
-# What a command hands to accelerate instead of its recipe.
+# Options that a command passes to accelerate instead of its recipe.
 LAUNCH_OPTIONS = (
     "num_processes",
     "config_file",
@@ -96,10 +96,10 @@ hf-tlm COMMAND --help shows a command's options. Every command but quickstart al
 
 
 def completion(shell: str, commands: Sequence[str], presets: Sequence[str]) -> str:
-    """The script for one of `SHELLS`.
+    """Return the completion script for one of `SHELLS`.
 
     Args:
-        commands: what the first word may be.
+        commands: the possible first words.
         presets: the names of all presets.
     """
     script, command = _SCRIPTS[shell]
@@ -115,7 +115,7 @@ def completion(shell: str, commands: Sequence[str], presets: Sequence[str]) -> s
 
 
 class LaunchError(HfTlmError):
-    """Processes that cannot be started as they were asked for."""
+    """Raised when processes cannot be started with the given options."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -124,10 +124,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def launch_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The options for accelerate, and the arguments without them; none are left of one process, which is not launched.
+    """Split arguments into the options for accelerate and the rest; a single process is not launched and has no options.
 
     Raises:
-        LaunchError: an option without its value, a count below 1, or a file of settings that is not there.
+        LaunchError: an option has no value, a count is below 1, or a file of settings does not exist.
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     for name in LAUNCH_OPTIONS:
@@ -145,13 +145,13 @@ def launch_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]
 
 
 def launch(command: str, options: Mapping[str, str], arguments: Sequence[str]) -> None:
-    """Start processes that run the same command, as `accelerate launch` does; end with their exit status.
+    """Start processes that run the same command, as `accelerate launch` does; exit with their exit status.
 
-    Without a file of settings, and without accelerate's own (`accelerate config`), it is data parallelism on the GPUs of
-    this machine, or on its CPUs where there is none. The precision is the command's, whatever the number of processes.
+    Without a file of settings, and without accelerate's own (`accelerate config`), they run data-parallel on the GPUs of
+    this machine, or on its CPUs if it has none. The precision is the command's, whatever the number of processes.
 
     Raises:
-        LaunchError: in a process that was started so, or options that accelerate refuses.
+        LaunchError: this process was itself started by a launcher, or accelerate refuses the options.
     """
     if "WORLD_SIZE" in os.environ:
         raise LaunchError(f"--{next(iter(options))} starts processes, and this is one that was started: leave it out.")
@@ -172,9 +172,9 @@ def launch(command: str, options: Mapping[str, str], arguments: Sequence[str]) -
     given = [part for name, value in options.items() for part in (f"--{name}", value)]
     try:
         launch_command(launch_command_parser().parse_args([*plain, *given, "--module", "hf_tlm.cli", command, *arguments]))
-    except SignalException as end:  # Of its own, which it has sent on to the processes.
+    except SignalException as end:  # The launcher received a signal and has forwarded it to the processes.
         sys.exit(128 + end.sigval)
-    except ChildFailedError as error:  # The processes have said why.
+    except ChildFailedError as error:  # The processes have printed the reason.
         sys.exit(max(error.get_first_failure()[1].exitcode, 1))
     except subprocess.CalledProcessError as error:
         sys.exit(max(error.returncode, 1))
@@ -196,8 +196,8 @@ def main() -> None:
             show(arguments)
         except HfTlmError as error:
             _exit(f"Error: {error}", 1)
-        except BrokenPipeError:  # Of `hf-tlm presets | head`.
-            from hf_tlm.utils.process import drop_output  # Most commands need nothing of that module before they start.
+        except BrokenPipeError:  # For example `hf-tlm presets | head`.
+            from hf_tlm.utils.process import drop_output  # Imported here because most commands do not need it to start.
 
             drop_output()
     elif (command := command_of(name)) is not None:
@@ -214,10 +214,10 @@ def _described() -> dict[str, str]:
 
 
 def _run(command: str, arguments: Sequence[str]) -> None:
-    """Run a recipe in this process, or start several."""
+    """Run a recipe in this process, or start several processes."""
     from hf_tlm.config import HELP, run
 
-    sys.argv = [f"hf-tlm {command}", *arguments]  # What help, errors and records call the command.
+    sys.argv = [f"hf-tlm {command}", *arguments]  # The command's name in help, errors and records.
     try:
         options, sys.argv[1:] = launch_options(arguments)
     except LaunchError as error:
@@ -229,11 +229,11 @@ def _run(command: str, arguments: Sequence[str]) -> None:
 
 
 def _load(recipe: str) -> ModuleType:
-    """The module of a recipe, from its file."""
+    """Load a recipe from its file, as a module."""
     name = f"hf_tlm.recipes.{recipe}"
     spec = importlib.util.spec_from_file_location(name, recipes_folder() / f"{recipe}.py")
     assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # Dataclasses look their module up.
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # Dataclasses look up their module in sys.modules.
     spec.loader.exec_module(module)
     return module
 
@@ -255,7 +255,7 @@ def _show_completion(arguments: Sequence[str]) -> None:
     print(completion(arguments[0], list(_described()), list(presets())))
 
 
-# What is no recipe: a line of description, and what prints it.
+# Commands that are not recipes: a line of description, and the function that prints their output.
 _OTHERS: dict[str, tuple[str, Callable[[Sequence[str]], None]]] = {
     "presets": (
         "List the presets, all or those of a folder (tlm); of one (tlm/coffee) print the file.",

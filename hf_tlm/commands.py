@@ -1,8 +1,8 @@
-"""The commands of hf_tlm, the recipes that they run, and the settings that come with them, by name: presets.
+"""The commands of hf_tlm, the recipes that they run, and presets: named settings that come with the recipes.
 
-`tlm/coffee` is the file recipes/configs/tlm/coffee.yaml. A name stands for a preset only where there is no such file: what
-lies in the working folder comes first. Old spellings, with folder and ending (`recipes/configs/models/bert_tiny.json`), name
-the same presets wherever a command is started.
+The preset `tlm/coffee` is the file recipes/configs/tlm/coffee.yaml. A file of that name in the working directory takes
+precedence over the preset. Old spellings with folder and suffix (`recipes/configs/models/bert_tiny.json`) name the same
+presets, in any working directory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import textwrap
 from pathlib import Path
 
-# Command -> (recipe, one line of description). A new recipe is one more line here; sections of YAML files have its name.
+# Command -> (recipe, one line of description). A new recipe needs a line here; sections of YAML files have its name.
 COMMANDS: dict[str, tuple[str, str]] = {
     "quickstart": ("quickstart", "Run the whole method on demo data, in minutes on a laptop."),
     "retrieve": ("retrieve", "Retrieve the passages of a corpus that resemble a task."),
@@ -32,20 +32,20 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reproduce": ("reproduce", "Make a table of arms x tasks x seeds at your own budget."),
 }
 RECIPES = tuple(recipe for recipe, _ in COMMANDS.values())
-# Said of a key at the top of a YAML file that the recipe at hand does not know.
+# Advice for a top-level key of a YAML file that the recipe does not know.
 OTHER_SECTIONS = f" Options of another command go into its section: one of {', '.join(RECIPES)}."
 _SPELLING = re.compile(r"^(?:\./)?recipes/configs/|\.(?:yaml|json)$")
 
 
 def command_of(name: str) -> str | None:
-    """The command of a name: its own, with _ for -, or that of its recipe (`train_tlm`); None for another name."""
+    """Return the command with this name, also with _ for -, or of a recipe (`train_tlm`); None for any other name."""
     names = {recipe: command for command, (recipe, _) in COMMANDS.items()} | {name: name for name in COMMANDS}
     return names.get(name) or names.get(name.replace("_", "-")) or names.get(name.replace("-", "_"))
 
 
 @functools.cache
 def recipes_folder() -> Path:
-    """The folder of the recipes: within the package where it was installed, beside it in a clone."""
+    """Return the folder of the recipes: inside the package if it is installed, beside it in a clone."""
     package = Path(__file__).resolve().parent
     installed = package / "recipes"
     return installed if installed.is_dir() else package.parent / "recipes"
@@ -53,14 +53,14 @@ def recipes_folder() -> Path:
 
 @functools.cache
 def presets() -> dict[str, Path]:
-    """Name -> file of everything in `configs`, sorted by name."""
+    """Return the file of every preset in `configs`, by name, sorted."""
     configs = recipes_folder() / "configs"
     files = sorted(path for path in configs.glob("*/*") if path.suffix in (".yaml", ".json"))
     return {path.relative_to(configs).with_suffix("").as_posix(): path for path in files}
 
 
 def find_preset(name: str | os.PathLike) -> Path:
-    """The file of that name, or of the preset of that name; where there is neither, the name as a path."""
+    """Return the file with this name, or else the file of the preset with this name, or else the name as a path."""
     path = Path(name)
     if os.path.isfile(path):
         return path
@@ -68,7 +68,7 @@ def find_preset(name: str | os.PathLike) -> Path:
 
 
 def did_you_mean(name: str | os.PathLike) -> str:
-    """A sentence that names presets like `name`, with a space before it; nothing where none is."""
+    """Return a sentence, after a space, with the presets most similar to `name`; an empty string if there are none."""
     folder, _, wanted = _SPELLING.sub("", os.fspath(name)).rpartition("/")
     inside = [preset for preset in presets() if preset.startswith(f"{folder}/")] or list(presets())
     parts = {preset.partition("/")[2]: preset for preset in inside}
@@ -77,7 +77,7 @@ def did_you_mean(name: str | os.PathLike) -> str:
 
 
 def describe(path: Path) -> str:
-    """One line of up to 100 characters on a preset: the first sentence of its comment; of a model, its type and size."""
+    """Describe a preset in at most 100 characters: the first sentence of its comment, or a model's type and size."""
     if path.suffix == ".json":
         config = json.loads(path.read_text(encoding="utf-8"))
         return f"{config['model_type']}, {config['num_hidden_layers']} layers x {config['hidden_size']}"

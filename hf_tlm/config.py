@@ -1,11 +1,11 @@
-"""Recipe arguments: YAML files give defaults, the command line overrides them, an unknown key is an error.
+"""Arguments of recipes: YAML files give defaults, the command line overrides them, an unknown key is an error.
 
     hf-tlm train --config tlm/base mine.yaml --learning_rate 1e-4
 
-Files are presets by name (`hf_tlm.commands`) or one's own. Later ones override earlier ones. Top-level keys are field
-names. A top-level key that is the name of a recipe holds a mapping for that recipe alone, so that one file can describe
-retrieval and training of one experiment. A value that begins with ~ begins with the user's folder. `null` for a number, on
-the command line too, takes back a value of an earlier file.
+Files are names of presets (`hf_tlm.commands`) or paths. Later files override earlier ones. Top-level keys are field names. A
+top-level key that is the name of a recipe holds a mapping for that recipe only, so that one file can describe retrieval and
+training of one experiment. A leading ~ in a value is expanded to the home directory. `null` for a number, also on the
+command line, resets the value of an earlier file.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from hf_tlm.utils.shown import for_terminal, shown_path, suggestion
 if TYPE_CHECKING:
     from transformers import HfArgumentParser
 
-# Texts that are JSON, which in a file may be a mapping.
+# Options whose text is JSON; in a file they may be a mapping.
 _JSON = ("executor_options", "grid")
-# Options of an earlier version by today's names; both work for a version.
+# Old names of options -> current names; both work for one version.
 RENAMED = {"max_words": "passage_words"}
-# Halves of characters, which stand for bytes that are none, and the end of a name to the system.
+# Surrogates, which stand for undecodable bytes, and the null character, which ends a name for the system.
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _NO_EFFECT = re.compile(r"^(\w+) .*has no effect", re.DOTALL)
 OTHERS_WAIT = 3.0  # seconds
@@ -56,11 +56,11 @@ logger = logging.getLogger(__name__)
 
 
 class ConfigError(HfTlmError):
-    """A configuration file or command line that cannot be used."""
+    """Raised when a configuration file or a command line cannot be used."""
 
 
 def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
-    """The merged values of some YAML files for one recipe.
+    """Return the merged values of some YAML files for one recipe.
 
     Raises:
         ConfigError: a file is missing, not YAML, or not a mapping.
@@ -88,12 +88,12 @@ def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
 
 
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a file with today's names."""
+    """Return the values of a file under the current names of options."""
     return {_todays_name(name): value for name, value in values.items()}
 
 
 def _renamed_options(args: Sequence[str]) -> list[str]:
-    """A command line with today's names."""
+    """Return a command line with the current names of options."""
     words = []
     for word in args:
         option, equals, value = word.partition("=")
@@ -111,8 +111,8 @@ def _todays_name(name: str) -> str:
 
 
 def config_files(args: Sequence[str] | None = None) -> list[str]:
-    """The `--config` files of a command line (default `sys.argv`), of which `parse` takes defaults."""
-    # With a parser of their own: a required field may be in one of them.
+    """Return the `--config` files of a command line (default `sys.argv`), from which `parse` reads defaults."""
+    # Parsed separately and first, because a file may give a required field.
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", nargs="+", default=[])
     return _at_home(finder.parse_known_args(sys.argv[1:] if args is None else list(args))[0].config)
@@ -125,16 +125,16 @@ def parse(
     args: Sequence[str] | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> tuple:
-    """One instance of each dataclass from `--config` files and the command line (default `sys.argv`).
+    """Create one instance of each dataclass from `--config` files and the command line (default `sys.argv`).
 
     Args:
-        dataclasses: one that takes seconds to import by its name, such as "hf_tlm.training.TlmArguments": `--help` shows
-            what is declared in this package (see `outline`), without importing it; `--help_all` all of its fields.
-        values: as in one more file, after the others.
+        dataclasses: classes, or names of classes that take seconds to import, such as "hf_tlm.training.TlmArguments":
+            `--help` shows the fields declared in this package (see `outline`) without an import, `--help_all` all fields.
+        values: values that apply like one more file, after the others.
 
     Raises:
-        ConfigError: an unknown key or a value of the wrong type in a file, or values the dataclasses refuse.
-        SystemExit: as argparse does, for `--help`, `--help_all` and for errors of the command line.
+        ConfigError: a file has an unknown key or a value of the wrong type, or the dataclasses refuse a value.
+        SystemExit: as in argparse, for `--help`, `--help_all` and for errors of the command line.
     """
     args = list(sys.argv[1:] if args is None else args)
     _check_unicode(args)
@@ -158,7 +158,7 @@ def parse(
         if where := _given_by_file(str(error), args, recipe, defaults):
             raise type(error)(f"{error} {where}") from error
         raise
-    except Exception as error:  # Of any type, from __post_init__ of the dataclasses: transformers' checks of its arguments.
+    except Exception as error:  # Errors of any type from __post_init__: transformers checks its arguments there.
         raise ConfigError(f"{type(error).__name__}: {' '.join(str(error).split()):.500}") from error
     if unknown:
         hint = "; put a pattern of files in quotes, and commas between files" if os.path.exists(unknown[0]) else ""
@@ -167,27 +167,27 @@ def parse(
 
 
 def _take_files(parser: Any, classes: Sequence[type], args: Sequence[str], recipe: str, values: Mapping[str, Any]) -> None:
-    """Let what the files give, and `values` after them, be the defaults of the command line."""
+    """Set the values of the files, and then `values`, as defaults of the command line."""
     paths, actions = config_files(args), _actions(parser, classes)
     for key, value in (read_configs(paths, recipe) | _renamed(values)).items():
         place = "the values given" if key in values else ", ".join(map(str, paths))
         _check_known(key, actions, f"{place} for {recipe}", OTHER_SECTIONS)
-        # Of all actions of that name: an option that is true by default has its --no_ beside it.
+        # Set for all actions of this name: an option that is true by default has a --no_ action too.
         parser.set_defaults(**{key: _typed(key, value, actions[key])})
         actions[key].required = False
 
 
 def _parser(classes: Any, description: str, extended: Sequence[str]) -> HfArgumentParser:
-    """The parser of the classes' fields, with `--config` and `--help_all`, which shows the options of `extended` too."""
+    """Return the parser of the classes' fields, with `--config` and `--help_all`, which shows options of `extended` too."""
     parser = _hf_argument_parser()(classes, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
     for action in parser._actions:
-        # The positive's text would say the contrary of what it does.
+        # Its help text is that of the positive option, which says the opposite.
         if action.option_strings and action.option_strings[0] == f"--no_{action.dest}":
             action.help = f"Switch --{action.dest} off."
     required = [f"{action.option_strings[0]} {action.dest.upper()}" for action in parser._actions if action.required]
     parser.usage = " ".join(["%(prog)s", *required, "[options]"])
-    # Hundreds of lines of usage would hide the error.
-    parser.error = functools.partial(_refuse, parser)  # type: ignore[method-assign]  # Of this parser alone.
+    # argparse would print hundreds of lines of usage before the error.
+    parser.error = functools.partial(_refuse, parser)  # type: ignore[method-assign]  # For this parser only.
     parser.add_argument(
         "--config", nargs="+", default=[], metavar="YAML", help="Files of defaults or presets (tlm/coffee), later ones win."
     )
@@ -197,7 +197,7 @@ def _parser(classes: Any, description: str, extended: Sequence[str]) -> HfArgume
 
 
 def _given_by_file(message: str, args: Sequence[str], recipe: str, defaults: Mapping[str, Any]) -> str:
-    """Which `--config` file has the option that a message says has no effect, and how to go without; else nothing."""
+    """Return a sentence that names the `--config` file with an option that has no effect, and how to reset it; or ""."""
     found = _NO_EFFECT.match(message)
     if found is None or any(word.partition("=")[0].replace("-", "_") == f"__{found[1]}" for word in args):
         return ""
@@ -211,18 +211,18 @@ def _given_by_file(message: str, args: Sequence[str], recipe: str, defaults: Map
 
 
 def _check_options(parser: argparse.ArgumentParser, args: Sequence[str]) -> None:
-    """Refuse an unknown option first: argparse would rather miss the one that it stands for."""
+    """Report an unknown option before argparse does, which would instead report the required option as missing."""
     known = [option for action in parser._actions for option in action.option_strings]
     for option in (word.partition("=")[0] for word in args):
         if option.startswith("--") and option not in ("--", *known):
-            shown = [name for name in known if "-" not in name[2:]]  # HfArgumentParser takes each with hyphens too.
+            shown = [name for name in known if "-" not in name[2:]]  # HfArgumentParser accepts hyphens in each name too.
             given = f"--{option[2:].replace('-', '_')}"
             close = [name for name in shown if name.startswith(given)] or difflib.get_close_matches(given, shown)
             parser.error(f"unknown argument {option}" + (f"; did you mean {' or '.join(close[:3])}?" if close else ""))
 
 
 def _check_unicode(args: Sequence[str]) -> None:
-    """Bytes that are no characters are in no name that Arrow, tokenizers or the Hub can use."""
+    """Raise a ConfigError for arguments with undecodable bytes, which Arrow, tokenizers and the Hub cannot use."""
     for number, value in enumerate(args):
         if _NO_TEXT.search(value):
             option = next((name for name in reversed(args[: number + 1]) if name.startswith("--")), "the command line")
@@ -232,7 +232,7 @@ def _check_unicode(args: Sequence[str]) -> None:
 
 
 def imported(cls: type[Any] | str) -> type[Any]:
-    """The class that `cls` names, or `cls`."""
+    """Return the class that `cls` names, or `cls` itself."""
     if not isinstance(cls, str):
         return cls
     module, _, name = cls.rpartition(".")
@@ -240,14 +240,14 @@ def imported(cls: type[Any] | str) -> type[Any]:
 
 
 def _titled(cls: type) -> type:
-    """The same fields, listed by HfArgumentParser under the first line of the docstring."""
+    """Return a subclass that HfArgumentParser lists under the first line of the class's docstring."""
     title = (inspect.getdoc(cls) or "").partition("\n")[0].rstrip(".")
     return type(cls.__name__, (cls,), {"_argument_group_name": title})
 
 
 @functools.cache
 def _hf_argument_parser() -> type[HfArgumentParser]:
-    """`transformers.HfArgumentParser` from its own file: the package around it takes a second or two to import."""
+    """Load `transformers.HfArgumentParser` from its file, because importing its package takes a second or two."""
     package = importlib.util.find_spec("transformers")
     assert package is not None and package.origin is not None
     file = Path(package.origin).with_name("hf_argparser.py")
@@ -259,9 +259,9 @@ def _hf_argument_parser() -> type[HfArgumentParser]:
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """The recipe's docstring as it is written, every default that says something, and one spelling of an option.
+    """A formatter that shows the recipe's docstring unchanged, informative defaults, and one spelling of each option.
 
-    HfArgumentParser takes each with hyphens too, which would fill half of the page.
+    HfArgumentParser also accepts each option with hyphens, which would fill half of the page.
     """
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
@@ -277,9 +277,9 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
 
 
 def typed_values(cls: type, values: Mapping[str, Sequence[Any]], where: str) -> dict[str, list[Any]]:
-    """Lists of values for fields of a dataclass, each value as the command line would make it ("1e-4" is a string to YAML).
+    """Convert lists of values for fields of a dataclass as the command line would ("1e-4" is a string in YAML).
 
-    where: what the values are of, for the ConfigError of a field that there is not, or a value of the wrong type.
+    where: where the values come from, for the ConfigError of an unknown field or a value of the wrong type.
     """
     parser = _hf_argument_parser()(cls)  # type: ignore[arg-type]  # A dataclass, of any fields.
     _check_values(parser, [cls])
@@ -290,12 +290,12 @@ def typed_values(cls: type, values: Mapping[str, Sequence[Any]], where: str) -> 
 
 
 def _hints(dataclasses: Sequence[type]) -> dict[str, Any]:
-    """The types of all fields, by name."""
+    """Return the types of all fields, by name."""
     return {name: hint for cls in dataclasses for name, hint in get_type_hints(cls).items()}
 
 
 def _actions(parser: argparse.ArgumentParser, dataclasses: Sequence[type]) -> dict[str, argparse.Action]:
-    """The options that a file may give, by name, each with the type of its field as `hint`."""
+    """Return the options that a file may give, by name, each with the type of its field as `hint`."""
     hints = _hints(dataclasses)
     actions: dict[str, Any] = {action.dest: action for action in reversed(parser._actions) if action.dest in hints}
     for name, action in actions.items():
@@ -304,7 +304,7 @@ def _actions(parser: argparse.ArgumentParser, dataclasses: Sequence[type]) -> di
 
 
 def _check_values(parser: argparse.ArgumentParser, dataclasses: Sequence[type]) -> None:
-    """Let options take the numbers of their range alone, and no empty texts, from the command line and from files."""
+    """Make options accept only numbers in their range, and no empty texts, from the command line and from files."""
     hints = _hints(dataclasses)
     for action in parser._actions:
         if action.dest in RANGES and action.type in (int, float):
@@ -315,7 +315,7 @@ def _check_values(parser: argparse.ArgumentParser, dataclasses: Sequence[type]) 
 
 
 def _number(name: str, of: type, optional: bool, text: str) -> float | None:
-    """The number, in its range; None for YAML's `null`, where a value is optional: so a preset's is taken back."""
+    """Parse a number and check its range; None for YAML's `null` in an optional field, which resets a preset's value."""
     if optional and text == "null":
         return None
     try:
@@ -328,7 +328,7 @@ def _number(name: str, of: type, optional: bool, text: str) -> float | None:
 
 
 def _text(default: Any, text: str) -> str:
-    if not text.strip() and text != default:  # argparse reads a default that is a text as if it was given.
+    if not text.strip() and text != default:  # argparse converts a string default like a given value.
         raise argparse.ArgumentTypeError("expected a text; received an empty one. Leave it out for its default.")
     return text
 
@@ -339,10 +339,10 @@ def _check_known(key: str, actions: Mapping[str, argparse.Action], where: str, a
 
 
 def _typed(key: str, value: Any, action: Any) -> Any:
-    """A YAML value as argparse would have made it from the command line ("1e-4" is a string to YAML).
+    """Convert a YAML value as argparse would from the command line ("1e-4" is a string in YAML).
 
     Args:
-        action: one of `_actions`, with its `hint`.
+        action: an action returned by `_actions`, with its `hint`.
     """
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and _NO_TEXT.search(text):
@@ -365,7 +365,7 @@ def _typed(key: str, value: Any, action: Any) -> Any:
 
 
 def _check_shape(key: str, value: Any, action: Any) -> None:
-    """Raise a ConfigError for none, a list or a mapping where the option takes no such value."""
+    """Raise a ConfigError for null, a list or a mapping that the option does not accept."""
     types = {action.hint, *get_args(action.hint)}
     types = {get_origin(one) or one for one in types} | {of for one in types for of in get_args(one)}
     if value is None:
@@ -387,7 +387,7 @@ def _check_shape(key: str, value: Any, action: Any) -> None:
 
 
 def _at_home(value: Any) -> Any:
-    """A value whose paths that begin with ~ begin with the user's folder: shells see neither YAML nor --option=~/folder."""
+    """Expand a leading ~ in the strings of a value: shells expand it neither in YAML nor in --option=~/folder."""
     if isinstance(value, str):
         option, equals, rest = value.partition("=")
         if equals and option.startswith("--"):
@@ -399,20 +399,20 @@ def _at_home(value: Any) -> Any:
 
 
 def written(value: Any) -> str:
-    """A value as on the command line, where a mapping is JSON."""
+    """Return a value as it is written on the command line, where mappings and booleans are JSON."""
     return json.dumps(value) if isinstance(value, (Mapping, bool)) else str(value)
 
 
 def _shortened(message: str) -> str:
-    """A message without words that nobody reads to their end."""
+    """Shorten words of 250 characters or more in a message."""
     return re.sub(r"\S{250,}", lambda word: f"{word[0][:100]}...{word[0][-20:]}", message)
 
 
 def run(main: Callable[[], Any]) -> None:
-    """Call a recipe's `main` and turn the errors a user can mend into one message and an exit status.
+    """Call a recipe's `main` and turn errors that a user can fix into one message and an exit status.
 
-    1 for an `HfTlmError`, a disk that is full or cannot be written, output that nobody reads any more, another process of
-    the job that was killed or a GPU without memory left, 130 for Ctrl-C, 143 for SIGTERM. Others are bugs and keep their
+    The status is 1 for an `HfTlmError`, a disk that is full or cannot be written, a closed output pipe, another process of
+    the job that was killed or a GPU out of memory, 130 for Ctrl-C, 143 for SIGTERM. Other errors are bugs and keep their
     traceback.
     """
     try:
@@ -420,13 +420,14 @@ def run(main: Callable[[], Any]) -> None:
             if not HELP & set(sys.argv[1:]):
                 from transformers.utils import logging
 
-                # Bars of loading and writing weights would bury those of the jobs; the Trainer's and datasets' own stay.
+                # Hide progress bars of loading and writing weights, among which the jobs' bars, the Trainer's and those of
+                # datasets would be lost.
                 logging.disable_progress_bar()
             check_variables()
             check_working_folder()
             main()
             _leave_process_group()
-            # All is done: Ctrl-C need not stop Python where it tidies up, with a traceback.
+            # All work is done: let Ctrl-C end Python's cleanup without a traceback.
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     except HfTlmError as error:
@@ -450,7 +451,7 @@ def run(main: Callable[[], Any]) -> None:
 
 
 def _leave_process_group() -> None:
-    # A process that ends with gloo's threads running is aborted now and then, after all its work was done.
+    # A process that exits while gloo's threads are running is sometimes aborted, after all its work is done.
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
@@ -461,27 +462,28 @@ def _terminate() -> None:
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """Refuse a command line by the command's name."""
+    """Exit with an error of the command line under the command's name."""
     _let_the_first_tell()
     message = re.sub(r"(--\w+)(/--[\w-]+)+", r"\1", message)  # One spelling of an option, as in --help.
     message = _shortened(re.sub(r"^argument (--\w+:)", r"\1", message))
     name, _, wrong = message.partition(": ")
     if re.fullmatch(r"expected (one|at least one) argument", wrong):
         help = (parser._option_string_actions[name].help or "").replace("%%", "%")
-        first_sentence = re.split(r"(?<=\.)\s", help, maxsplit=1)[0]  # What it takes.
+        first_sentence = re.split(r"(?<=\.)\s", help, maxsplit=1)[0]  # It says which values the option accepts.
         message += f". {first_sentence}".rstrip(". ") + "."
     parser.exit(2, f"Error: {message}\nSee {parser.prog} --help.\n")
 
 
 def _let_the_first_tell() -> bool:
-    """Wait in another process than the first, and say whether this is one.
+    """Return whether this is not the first process of a job; if so, wait before returning.
 
-    Of what all processes meet the first one tells, and its launcher then ends the others: one line instead of one each.
+    An error that all processes meet is reported by the first one, and the launcher ends the others during the wait: one
+    message instead of one per process.
     """
     rank = os.environ.get("RANK", "0")
     other = rank.isdecimal() and rank != "0"
     if other:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # The launcher's, of which there is nothing to tell.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # The launcher's SIGTERM needs no message.
         time.sleep(OTHERS_WAIT)
     return other
 

@@ -1,34 +1,34 @@
-"""The errors that users can mend: `HfTlmError`, and kinds of it that more than one package raises."""
+"""The errors that users can fix: `HfTlmError`, and subclasses that more than one package raises."""
 
 from __future__ import annotations
 
 
 class HfTlmError(ValueError):
-    """An error meant for the user: it names what was expected, what was received and what to do.
+    """Raised for an error that a user can fix; the message says what was expected, what was received and what to do.
 
     Recipes print it as one message without a traceback (see `hf_tlm.config.run`).
     """
 
 
 class HubError(HfTlmError):
-    """Something that the Hub refused, does not have, or could not be asked for."""
+    """Raised when the Hub refuses a request, lacks what was requested, or cannot be reached."""
 
 
 class AnalysisError(HfTlmError):
-    """Runs, models, subsets, texts or options that cannot be analysed."""
+    """Raised when runs, models, subsets, texts or options cannot be analysed."""
 
 
 class BlocksError(HfTlmError):
-    """Blocks that cannot be made, or not as they were asked for."""
+    """Raised when blocks of tokens cannot be built, or not with the given options."""
 
 
 class InfluenceError(HfTlmError):
-    """Parameters, texts or settings whose influence cannot be computed, or by which nothing can be selected."""
+    """Raised when influence cannot be computed for parameters, texts or settings, or passages cannot be selected."""
 
 
 class ModelError(HfTlmError):
-    """A model, config or tokenizer that cannot be used as asked."""
+    """Raised when a model, config or tokenizer cannot be used as requested."""
 
 
 class ArgumentsError(HfTlmError):
-    """Arguments that contradict each other or that TLM cannot honour."""
+    """Raised when arguments contradict each other, or are not supported by TLM."""

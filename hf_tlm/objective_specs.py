@@ -1,19 +1,19 @@
-"""What is known of each objective beside its losses: names, the model that it needs, and the options that belong to it.
+"""Specifications of the objectives, apart from their losses: names, the model that each needs, and its options.
 
-The losses are put together in `hf_tlm.training.objectives`, by the same names.
+The losses are combined in `hf_tlm.training.objectives`, under the same names.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Of every objective with an auxiliary model that replaces tokens.
+# Options of every objective with an auxiliary model that replaces tokens.
 _CORRUPTING = (
     "rtd_weight auxiliary_size auxiliary_layers auxiliary_name_or_path freeze_auxiliary temperature replacements".split()
 )
 
 
-# Of every objective that chooses tokens, and not spans of them.
+# Options of every objective that chooses single tokens instead of spans.
 _CHOOSING = ("mlm_probability_end", "whole_word_mask")
 
 
@@ -21,21 +21,21 @@ _CHOOSING = ("mlm_probability_end", "whole_word_mask")
 class ObjectiveSpec:
     """A language-modelling objective, as `--objective` names it.
 
-    title: in tables.
-    model_title: a model that was pretrained with it, on its card.
-    citations: keys of the cards' citations, beside TLM's.
-    options: fields of the run's and the model's arguments that have an effect with it and not with all objectives.
-    corrupts: an auxiliary model replaces tokens of the main model's input; else tokens are masked.
-    corrects: the main model predicts the tokens that were replaced, and not only which they are.
-    separate_sampling: tokens are drawn in a pass of their own, without dropout; see `GeneratorDiscriminator`.
-    masks_spans: spans of tokens are chosen, not single ones (SpanBERT, section 3.1).
-    mask_special: special tokens are chosen like any other (COCO-LM, appendix D).
-    contrasts: two crops of a text are drawn together where `scl` is on.
-    auxiliary_size: width of the auxiliary model over the main one's, by default.
-    auxiliary_depth: layers of the main model to one of the auxiliary, by default; None: as many as the main one has.
-    temperature: of the softmax that replacements are drawn from, by default.
-    encoders: model types that it is for; none: all.
-    encoder_advice: what those are, and a config of one.
+    title: its name in tables.
+    model_title: what a model pretrained with it is called on its card.
+    citations: keys of the cards' citations, in addition to TLM's.
+    options: fields of the run's and the model's arguments that have an effect with this objective, but not with all.
+    corrupts: whether an auxiliary model replaces tokens of the main model's input; otherwise tokens are masked.
+    corrects: whether the main model predicts the original tokens, and not only which tokens were replaced.
+    separate_sampling: whether replacements are sampled in a separate pass without dropout; see `GeneratorDiscriminator`.
+    masks_spans: whether spans of tokens are masked instead of single tokens (SpanBERT, section 3.1).
+    mask_special: whether special tokens may be masked like any other (COCO-LM, appendix D).
+    contrasts: whether the representations of two views of a text are pulled together if `scl` is on.
+    auxiliary_size: default width of the auxiliary model as a fraction of the main model's.
+    auxiliary_depth: default number of layers of the main model for each layer of the auxiliary model; None: equal depth.
+    temperature: default temperature of the softmax from which replacements are sampled.
+    encoders: supported model types; empty: all.
+    encoder_advice: a description of these encoders, and the name of a config.
     """
 
     title: str
@@ -101,5 +101,5 @@ OBJECTIVES = {
 
 
 def takers(option: str) -> tuple[str, ...]:
-    """The objectives that have a use for an option; none for one that all have a use for."""
+    """Return the objectives that use an option; empty for an option that all objectives use."""
     return tuple(name for name, spec in OBJECTIVES.items() if option in spec.options)
