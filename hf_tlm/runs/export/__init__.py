@@ -1,1 +1,1 @@
-"""Finished models for onnxruntime and the browser: ONNX graphs, quantised ones, checked when they are made."""
+"""Export of finished models to ONNX, optionally quantised, for onnxruntime and the browser; every file is checked."""

@@ -1,4 +1,4 @@
-"""Exporting a finished model to ONNX, with a check of every file before the folder appears."""
+"""Export a finished model to ONNX, and check every file before the output folder appears."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ _CARD = "README.md"
 
 @dataclass(frozen=True)
 class Exported:
-    """What was exported.
+    """The result of an export.
 
-    folder: that it is in.
-    record: what `export.json` holds: `files`, of each its size, its score, how far its logits are from torch's, the time of
-        a text on one core of this machine and the memory of a process, see `onnx_price` and `onnx_memory` of
-        `hf_tlm.runs.price`.
+    folder: the output folder.
+    record: the content of `export.json`. For each of its `files` it has the size, the score, the largest difference of its
+        logits from torch's, the time per text on one core of this machine, and the memory of a process, see `onnx_price`
+        and `onnx_memory` of `hf_tlm.runs.price`.
     """
 
     folder: Path
     record: Mapping[str, Any]
 
     def to_text(self) -> str:
-        """A line for each file."""
+        """Return a line for each file, and the score of the baseline if it is known."""
         lines = []
         for name, file in self.record["files"].items():
             line = f"{name:<30}{file['bytes'] / 1e6:>9.2f} MB   logits within {file['max_difference']:.1e}"
@@ -96,45 +96,45 @@ def export_onnx(
     batch_size: int = 64,
     trust_remote_code: bool = False,
 ) -> Exported:
-    """Write a finished model as a folder for onnxruntime and transformers.js; nothing changes in the folder that is read.
+    """Export a finished model to a folder for onnxruntime and transformers.js; the model's own folder does not change.
 
-    It holds `onnx/model.onnx`, `onnx/model_quantized.onnx` (8 bits) or `onnx/model_fp16.onnx`, whose graphs take
-    `input_ids`, `attention_mask` and, where the body has them, `token_type_ids`, int64 [batch, sequence] (of multiple choice
-    [batch, choices, sequence]), and give float32 `logits` (of question answering `start_logits` and `end_logits`). Beside
-    them are the config, the tokenizer, what `hf_tlm.runs.predict` needs, a card, and `export.json`, which says what was
-    checked. The folder appears whole, or not at all.
+    The folder contains `onnx/model.onnx`, `onnx/model_quantized.onnx` (int8) or `onnx/model_fp16.onnx`. The inputs of their
+    graphs are `input_ids`, `attention_mask` and, if the model has token types, `token_type_ids`, int64 [batch, sequence]
+    (for multiple choice [batch, choices, sequence]); the outputs are float32 `logits` (for question answering
+    `start_logits` and `end_logits`). It also contains the config, the tokenizer, the files that `hf_tlm.runs.predict`
+    needs, a card, and `export.json`, which says what was checked. The folder is written atomically.
 
         export_onnx("runs/reviews", "exports/reviews", task=load_task("reviews.csv"))
 
     Args:
-        model_name_or_path: see `find_source`; a masked LM will do, too. Adapters are merged into their base. Several models
-            of one classification or regression task, with one tokenizer, such as the seeds of a run, become one graph,
-            whose logits are the logarithm of their average probabilities, or their average value.
-        output_dir: an earlier export there is replaced. Default: beside the model, called NAME-onnx; of a folder in a run
-            beside the run, RUN-NAME-onnx. Of several models it has to be given.
-        task: whose validation texts (test texts where there are none) the files are checked on: float32 must give torch's
-            logits within 1e-4, and the metric of the others is measured. A masked LM predicts every seventh token instead.
-        data: instead, texts without labels, see `unlabelled_chunks`: the share of predictions that stay the same is
-            measured. Without either `dtypes` has to be fp32 alone, which is checked on random tokens.
-        text_columns: of `data`, where they are called otherwise than in training.
-        dtypes: fp32, int8, fp16.
-        max_drop: points, hundredths of the metric, that int8 and fp16 may lose; they may lose one answer, too, where that
-            is more.
+        model_name_or_path: see `find_source`; a masked LM is possible, too. Adapters are merged into their base model.
+            Several models of the same classification or regression task with the same tokenizer, such as the seeds of a
+            run, become one graph, whose logits are the logarithm of their average probabilities, or their average value.
+        output_dir: folder to write; an earlier export in it is replaced. Default: NAME-onnx next to the model; for a folder
+            in a run RUN-NAME-onnx next to the run. Required for several models.
+        task: task on whose validation texts (test texts if there are none) the files are checked: float32 must give torch's
+            logits within 1e-4, and the metric of the other dtypes is measured. A masked LM predicts every seventh token
+            instead.
+        data: texts without labels instead of a task, see `unlabelled_chunks`: the share of unchanged predictions is
+            measured. Without `task` and `data`, `dtypes` must be only fp32, which is checked on random tokens.
+        text_columns: text columns of `data`, if they have other names than in training.
+        dtypes: any of fp32, int8, fp16.
+        max_drop: points (hundredths of the metric) that int8 and fp16 may lose; if a task has one answer per text, they may
+            lose one answer if that is more.
         per_channel, keep_float: see `hf_tlm.models.onnx_graph.quantized`.
-        opset: of ONNX.
+        opset: opset version of ONNX.
         max_length: see `find_source`.
-        page, page_texts, page_runtime, page_model: a folder for a web page, see `write_page`.
-        batch_size: texts a batch, in the check.
+        page, page_texts, page_runtime, page_model: folder for a web page and its options, see `write_page`.
+        batch_size: texts per batch in the check.
+        trust_remote_code: run the model's own code.
 
     Raises:
         ModelError: the extra [onnx] is not installed; there is no model that can be exported, or it has fewer positions than
-            `max_length`; an exported file computes something else, or loses more than `max_drop`; several models have no
-            average, or no tokenizer in common.
-        ArgumentsError: a number is out of range; options do not go together; something else than an export is in
-            `output_dir`, or beside one there, such as predictions; it is in the folder of the model; see `check_page`,
-            `read_runtime`.
-        TaskError: see `unlabelled_chunks` and `with_text_columns`; the task is of another kind than the model, or of other
-            classes.
+            `max_length`; an exported file computes something else, or loses more than `max_drop`; several models cannot be
+            averaged, or differ in their tokenizers; the classes of the task are not those of the model.
+        ArgumentsError: a number is out of range; options cannot be combined; `output_dir` contains files that an export did
+            not write, such as predictions, or is inside the model's folder; see also `check_page`, `read_runtime`.
+        TaskError: the kind of the task is not that of the model; see also `unlabelled_chunks` and `with_text_columns`.
     """
     if task is not None:
         check_task(task)
@@ -189,7 +189,7 @@ def export_onnx(
 def _check_texts(
     task: Task | None, data: str | None, text_columns: str | Sequence[str] | None, dtypes: Sequence[str]
 ) -> None:
-    """Raise an ArgumentsError for texts that are twice there, or not where they are needed."""
+    """Raise an ArgumentsError if both a task and data are given, or neither although the dtypes need texts to check."""
     if task is not None and data is not None:
         raise ArgumentsError("Give a task, whose labels tell what int8 loses, or data without labels; received both.")
     reduced = [dtype for dtype in ONNX_FILES if dtype in dtypes and dtype != "fp32"]
@@ -208,10 +208,12 @@ def _write_graphs(
     max_drop: float,
     int8: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    """Write and check a file of each type, float32 even where it is not asked for; returns what the record says of each.
+    """Write and check a file for each dtype, and return file name -> its entry in the record.
+
+    A float32 file is also written and checked if it is not asked for, and then removed.
 
     Args:
-        graphs: in float32, of each of the model's members.
+        graphs: the float32 graph of each member of the model.
         int8: the arguments of `quantized`.
     """
     files: dict[str, dict[str, Any]] = {}
@@ -222,7 +224,7 @@ def _write_graphs(
         save(averaged(made, shares=model.averages_shares) if model.others else made[0], path)
         measured = check.measure(OnnxModel(folder, dtype), dtype, max_drop, settings)
         digest = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        # Of multiple choice, as of torch, it is not taken: what a text is there depends on the choices.
+        # Multiple choice is not timed, as with torch: the size of an input depends on the number of choices.
         timed = dtype in dtypes and model.source.spec.kind != "multiple_choice"
         costs = _costs(folder, dtype, model) if timed else {}
         files[ONNX_FILES[dtype]] = {"dtype": dtype, **digest, **settings, **measured, **costs}
@@ -233,20 +235,25 @@ def _write_graphs(
 
 
 def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os.PathLike | None) -> Path:
-    """Where the export goes; an ArgumentsError where it cannot."""
+    """Return the output folder.
+
+    Raises:
+        ArgumentsError: it is not given for several models; it is inside a model's folder, cannot be written, or contains
+            files that an export did not write.
+    """
     if output_dir is None:
         if len(names) > 1:
             raise ArgumentsError("Several models become one export: say with --output_dir where it goes.")
         name = names[0]
         here = Path(name).resolve() if Path(name).exists() else Path(name.partition("@")[0].rpartition("/")[2]).absolute()
-        # Of a folder in a run, such as mlm or training/checkpoint-500: beside the run.
+        # For a folder in a run, such as mlm or training/checkpoint-500: next to the run.
         run = next((folder for folder in reversed(here.parents[:4]) if (folder / SETTINGS_FILE).is_file()), here)
         output_dir = run.parent / "-".join([*here.relative_to(run.parent).parts, "onnx"])
     output = Path(output_dir)
     for folder in (*(Path(name).resolve() for name in names), *(source.folder.resolve() for source in sources)):
         if output.resolve().is_relative_to(folder):
             raise ArgumentsError(f"--output_dir {output} is in the folder of the model, which stays as it is. Give another.")
-    check_writable(output, replaced=True)  # Before the work, not when it is to be written.
+    check_writable(output, replaced=True)  # Checked now, before the work, and not only when it is written.
     if output.is_dir() and any(output.iterdir()) and not (output / EXPORT_FILE).is_file():
         raise ArgumentsError(f"--output_dir {output} is not empty and holds no export. Give another, or empty this one.")
     if others := unsealed_files(output, _CARD):
@@ -298,7 +305,7 @@ def _record(
 
 
 def _costs(folder: Path, dtype: str, model: Exportable) -> dict[str, Any]:
-    """What a prediction costs: times, and memory where it can be measured."""
+    """Measure the times of predictions, and the memory if possible."""
     config = model.stock.config
     longest = longest_input(config)
     memory = onnx_memory(folder, dtype, longest)
@@ -307,10 +314,10 @@ def _costs(folder: Path, dtype: str, model: Exportable) -> dict[str, Any]:
 
 
 def _write_loaded(folder: Path, model: Exportable) -> None:
-    """What loaders read beside the graphs."""
+    """Write the files that loaders need in addition to the graphs: config, tokenizer and those of predictions."""
     config = model.stock.config
     config.architectures = [type(model.stock).__name__]
-    if hasattr(config, "auto_map"):  # Its code is not here, and nothing that reads the graph needs it.
+    if hasattr(config, "auto_map"):  # The model's code is not exported, and not needed to run the graph.
         del config.auto_map
     config.save_pretrained(folder)
     model.tokenizer.model_max_length = model.args.max_length

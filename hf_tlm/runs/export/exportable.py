@@ -1,4 +1,4 @@
-"""A finished model, or several as one, ready to be exported, and what checks the graphs that are made of it."""
+"""Finished models that are ready to be exported, single or averaged, and the checks of their exported graphs."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from hf_tlm.utils.run_files import EXPORT_FILE
 
 logger = logging.getLogger(__name__)
 
-TOLERANCE = 1e-4  # Of logits in float32.
-_ONE_ANSWER = ("classification", "multiple_choice", "question_answering")  # Kinds of tasks with one answer a text.
-_ROUNDING = 1e-9  # Of a difference of scores, in points.
-RELATIVE_TOLERANCE = 1e-5  # Of a regression's values, which are as large as its labels, where that is more.
-CHECKED_ROWS = 10_000  # Of a file without labels.
+TOLERANCE = 1e-4  # Allowed difference of float32 logits.
+_ONE_ANSWER = ("classification", "multiple_choice", "question_answering")  # Kinds of tasks with one answer per text.
+_ROUNDING = 1e-9  # Allowed rounding error in a difference of scores, in points.
+RELATIVE_TOLERANCE = 1e-5  # For values of regression, which may be large, used if it allows more than TOLERANCE.
+CHECKED_ROWS = 10_000  # Rows of a file without labels that are checked.
 AGREEMENT = "agreement"
-EVERY = 7  # One token of so many is masked, 14%.
-# What models of one graph have in common.
+EVERY = 7  # Every seventh token is masked, 14%.
+# Properties that must be equal for models that share a graph.
 _IN_COMMON: dict[str, Callable[[Any], Any]] = {
     "the tokenizer": lambda model: model.tokenizer.backend_tokenizer.to_str(),
     "the classes in one order": lambda model: model.stock.config.id2label,
@@ -53,9 +53,9 @@ _IN_COMMON: dict[str, Callable[[Any], Any]] = {
 
 @dataclass
 class Exportable:
-    """A finished model, ready to be exported, and how its outputs are read.
+    """A finished model that is ready to be exported, with all that is needed to decode its outputs.
 
-    others: further stock models, whose answers are averaged with this one's.
+    others: more stock models, whose answers are averaged with those of `stock`.
     """
 
     source: Source
@@ -81,11 +81,11 @@ class Exportable:
         return "fill_mask" if self.kind is FillMask else self.source.spec.kind
 
     def at_tokens(self, outputs: Any, lengths: np.ndarray) -> Any:
-        """Logits without those of padding, which mean nothing and differ.
+        """Replace logits of padding by -100, because they are meaningless and differ.
 
         Args:
-            outputs: float [N, S, ...], or a tuple of such; of classifiers they have no S and stay as they are.
-            lengths: int [N].
+            outputs: float [N, S, ...], or a tuple of such; those of classifiers have no S and are returned unchanged.
+            lengths: int [N], number of tokens of each row.
         """
         if self.kind is not FillMask and self.source.spec.kind not in ("tagging", "question_answering"):
             return outputs
@@ -104,7 +104,7 @@ class Exportable:
 
     @torch.inference_mode()
     def __call__(self, batch: Mapping[str, torch.Tensor]) -> tuple[np.ndarray, ...]:
-        """The logits of torch."""
+        """Compute the logits of a batch with torch; for several models the average, as in the exported graph."""
         found = [member(**{name: batch[name] for name in self.inputs}) for member in self.members]
         if not self.others:
             return tuple(found[0][name].numpy() for name in self.outputs)
@@ -115,7 +115,11 @@ class Exportable:
 
 
 def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Exportable:
-    """Load a finished network; a ModelError where it is none, or has a tokenizer that nothing else reads."""
+    """Load a finished network for export.
+
+    Raises:
+        ModelError: it is a linear model, an export itself, or has no fast tokenizer.
+    """
     if source.linear:
         raise ModelError(
             f"{source.folder} is a linear model, of which there is no graph. `hf-tlm predict` takes it as it is, by itself "
@@ -134,7 +138,7 @@ def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Ex
     if (max_length := source.arguments.get("max_length")) is not None:
         check_positions(stock.config, str(source.folder), max_length)
     if stock.config.model_type == "cocolm":
-        stock.set_attn_implementation("eager")  # With its bias torch cannot export the fused one for free lengths.
+        stock.set_attn_implementation("eager")  # Torch cannot export fused attention with a bias for dynamic lengths.
     if source.stock:
         set_token_types(tokenizer, stock.config)
     if source.spec.kind == "regression":
@@ -146,7 +150,11 @@ def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Ex
 
 
 def as_one(names: Sequence[str], models: Sequence[Exportable]) -> Exportable:
-    """Several models as one, whose graph takes one tokenizer's ids; a ModelError where they have none in common."""
+    """Combine several models into one that averages their answers.
+
+    Raises:
+        ModelError: their tokenizers, classes, inputs or maximum lengths differ.
+    """
     first = models[0]
     for name, model in zip(names, models, strict=True):
         apart = [what for what, of in _IN_COMMON.items() if of(model) != of(first)]
@@ -159,7 +167,11 @@ def as_one(names: Sequence[str], models: Sequence[Exportable]) -> Exportable:
 
 
 def masked_rows(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """Rows `input_ids`, of which every seventh token is masked, and `labels`, the tokens that were there or -100."""
+    """Tokenize texts and mask every seventh token: rows with `input_ids`, and `labels`, the original tokens or -100.
+
+    Raises:
+        ArgumentsError: all texts are too short for a masked token.
+    """
     ids = tokenizer(list(texts), truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
     special = np.array(tokenizer.all_special_ids)
     columns: dict[str, list] = {"input_ids": [], "labels": []}
@@ -178,26 +190,26 @@ def masked_rows(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_le
 
 
 class FillMask:
-    """Masked language models, as one more kind of task to check exports on: the names are those of `finetuning.kinds`."""
+    """Masked language modelling as a kind of task to check exports with, with the interface of `finetuning.kinds`."""
 
     AUTO_CLASS = "AutoModelForMaskedLM"
     METRIC = "masked_accuracy"
 
     @staticmethod
     def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: Any) -> Dataset:
-        """The rows of `masked_rows`, with token types where there are any."""
+        """Return rows of `masked_rows`, with token types if the tokenizer has any."""
         if "token_type_ids" in tokenizer.model_input_names:
             return rows.add_column("token_type_ids", [[0] * len(ids) for ids in rows["input_ids"]])
         return rows
 
     @staticmethod
     def collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
-        """Features padded to a batch, int64 [B, S] each."""
+        """Pad features to a batch of int64 tensors [B, S]."""
         return pad(features, tokenizer)
 
     @staticmethod
     def decode(outputs: np.ndarray, features: Dataset, rows: Dataset, model: Any, args: Any) -> list[dict[str, Any]]:
-        """{"prediction": the tokens that are most probable at the masks} of every row.
+        """Return {"prediction": the most probable tokens at the masks} for every row.
 
         Args:
             outputs: logits, float [rows, S, V].
@@ -210,7 +222,7 @@ class FillMask:
 
     @staticmethod
     def score(task: Any, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
-        """The share of masked tokens that are predicted."""
+        """Return the share of masked tokens that are predicted correctly."""
         truth = [[token for token in labels if token != -100] for labels in rows["labels"]]
         right = sum(
             int(a == b)
@@ -221,7 +233,7 @@ class FillMask:
 
 
 class RandomCheck:
-    """Of logits alone, on random tokens."""
+    """A check of an exported file that compares only logits, on random tokens."""
 
     about = {"texts": 0, "what": "random tokens"}
     task = None
@@ -240,7 +252,11 @@ class RandomCheck:
             self.batches.append({"input_ids": ids, "attention_mask": mask, "token_type_ids": types})
 
     def measure(self, exported: OnnxModel, dtype: str, max_drop: float, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """How far logits are from torch's."""
+        """Return the largest difference of the logits from torch's.
+
+        Raises:
+            ModelError: it is more than rounding.
+        """
         apart = 0.0
         for each in self.batches:
             lengths = each["attention_mask"].sum(-1).numpy()
@@ -250,10 +266,12 @@ class RandomCheck:
 
 
 class TextCheck:
-    """Of logits and of the score, or of predictions that stay the same.
+    """A check of an exported file on texts, which compares logits, and the score or the predictions.
 
     Args:
-        task: with labels; None: the predictions of torch take their place.
+        rows: the texts.
+        task: the task that has labels for them; None: exported predictions are compared with those of torch.
+        what: description of the texts, for the record.
     """
 
     def __init__(self, model: Exportable, rows: Dataset, task: Task | None, what: str, batch_size: int):
@@ -289,9 +307,11 @@ class TextCheck:
         return [a["prediction"] == b["prediction"] for a, b in zip(predictions, self.predictions, strict=True)]
 
     def measure(self, exported: OnnxModel, dtype: str, max_drop: float, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """How far logits are from torch's, the score, and how many points it is below torch's.
+        """Return the largest difference of the logits from torch's, the score, its drop in points, and changed predictions.
 
-        A ModelError where logits of float32 are too far, or another type loses more than `max_drop` and one answer.
+        Raises:
+            ModelError: float32 logits differ by more than rounding; or another dtype loses more than `max_drop`, and more
+                than one answer.
         """
         found = self.outputs(exported)
         exact = dtype == "fp32"
@@ -299,8 +319,8 @@ class TextCheck:
         predictions = self.decoded(found)
         score = self.scored(predictions)
         drop, changed = 100 * (self.score - score), len(predictions) - sum(self.same(predictions))
-        numbers = self.model.kind_name == "regression"  # They differ in their last digits at least.
-        # What one answer is worth is no loss that is shown: of 65 texts it is a point and a half.
+        numbers = self.model.kind_name == "regression"  # Not counted as changed: all differ in their last digits.
+        # A single answer does not prove a loss: with 65 texts it is worth a point and a half.
         limit = max(max_drop, 100 / len(predictions)) if self.model.kind_name in _ONE_ANSWER else max_drop
         excused = limit > max_drop and changed <= 1 and math.isfinite(drop)
         if dtype != "fp32" and not drop <= limit + _ROUNDING and not excused:
@@ -323,7 +343,13 @@ class TextCheck:
 def check_of(
     model: Exportable, task: Task | None, data: str | None, text_columns: str | Sequence[str] | None, batch_size: int
 ) -> RandomCheck | TextCheck:
-    """What checks a model's graphs: the texts of a task or of a file, or random tokens where there are neither."""
+    """Return the check of a model's graphs: on texts of a task or of a file, or on random tokens without either.
+
+    Raises:
+        ModelError: the task has other classes than the model.
+        ArgumentsError: data without labels are given for regression, or all texts are too short for a masked LM.
+        TaskError: the task is of another kind than the model; or see `unlabelled_chunks`.
+    """
     spec = model.source.spec
     if task is None and data is None:
         return RandomCheck(model)
@@ -349,14 +375,18 @@ def check_of(
 
 
 def _apart(found: Any, expected: Any) -> float:
-    """The largest difference of two outputs, arrays or tuples of them."""
+    """Return the largest absolute difference of two outputs, which are arrays or tuples of arrays."""
     if isinstance(found, tuple):
-        return float(np.max([*map(_apart, found, expected)]))  # NaN where one of them is, unlike `max`.
+        return float(np.max([*map(_apart, found, expected)]))  # Unlike `max`, this propagates NaN.
     return float(np.abs(found - expected).max())
 
 
 def _agreeing(found: Any, expected: Any, kind: str) -> float:
-    """The largest difference of outputs in float32; a ModelError where it is more than rounding."""
+    """Return the largest absolute difference of float32 outputs.
+
+    Raises:
+        ModelError: it is more than rounding.
+    """
     apart, most = _apart(found, expected), TOLERANCE
     if kind == "regression":
         most = max(most, RELATIVE_TOLERANCE * float(np.abs(expected).max()))
@@ -372,7 +402,7 @@ def _advice(dtype: str, settings: Mapping[str, Any]) -> str:
     if dtype != "int8":
         return f"Leave {dtype} out."
     kept, tries = set(settings["keep_float"]), []
-    for part in ("head", "embeddings"):  # The cheapest first; the option replaces what was given, so each has them all.
+    for part in ("head", "embeddings"):  # The cheapest first. The option is not additive, so each try lists all parts.
         if part not in kept:
             kept.add(part)
             tries.append(f"--keep_float {' '.join(sorted(kept, reverse=True))}")

@@ -1,4 +1,4 @@
-"""A web page that classifies in the browser, from an export: static files; at most the model comes from elsewhere."""
+"""Write a static web page that classifies texts in the browser with an exported model, which may also be on the Hub."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _INSTALL = (
     f"Where there is a network run `npm install --ignore-scripts {TRANSFORMERS_JS}` in a folder, and give it with "
     "--page_runtime."
 )
-# Of the version that transformers.js names as its own.
+# The version that transformers.js depends on.
 ONNXRUNTIME_WEB = "onnxruntime-web@1.31.0-dev.20260914-8d85527a0"
-# File of a package -> its sha256. onnxruntime without WebGPU: half as large, and a small model gains nothing from a GPU.
+# Package -> file -> its SHA-256. This build of onnxruntime has no WebGPU: it is half as large, and small models gain nothing
+# from a GPU.
 RUNTIME = {
     TRANSFORMERS_JS: {"transformers.web.min.js": "cc66a4de933cc21f0158dcbf72607721bfed0044d3791b2e9874f653659f979b"},
     ONNXRUNTIME_WEB: {
@@ -48,7 +49,7 @@ _IMPORTS = {
     "onnxruntime-web/webgpu": "./vendor/ort.wasm.bundle.min.mjs",
     "onnxruntime-common": "./vendor/ort.wasm.bundle.min.mjs",
 }
-# What transformers.js calls the types.
+# Name of a dtype -> its name in transformers.js.
 _DTYPES = {"int8": "q8", "fp32": "fp32"}
 _HUB = "https://huggingface.co"
 _OWN = ("page.js", "model.js", "page.css")
@@ -63,18 +64,20 @@ def check_page(
     others: Iterable[str | os.PathLike] = (),
     model: str | None = None,
 ) -> None:
-    """Check that a page can be made of an export, before it is made.
+    """Check, before the export, that a page can be written for it.
 
     Args:
         about: `kind`, `model_type` and `pairs`, as in the export's record.
+        dtypes: dtypes of the export.
+        page: folder of the page.
         texts: examples.
-        others: folders, the model's and the export's, that the page may not be in, nor they in it.
+        others: the folders of the model and the export; the page must be neither inside nor around them.
         model: see `write_page`.
 
     Raises:
-        ArgumentsError: it is no classifier of a body that transformers.js knows, or has neither int8 nor float32; there are
-            examples of pairs, or blank ones; something else than a page is in the folder, or beside one there; it is in one
-            of the others, or they in it; `model` is no repository.
+        ArgumentsError: the model is no classifier of a type that transformers.js supports, or has neither int8 nor float32;
+            examples are given for pairs of texts, or blank; the folder contains other files than those of a page; it is
+            inside or around one of `others`; `model` is no repository.
     """
     kind, model_type = about["kind"], about["model_type"]
     if kind != "classification" or model_type not in BODIES:
@@ -84,7 +87,7 @@ def check_page(
         )
     if model is not None:
         repo = parse_repo(model, "model")
-        # What else may be in a name of a branch, transformers.js does not take for one.
+        # Transformers.js does not accept other characters in a revision, though a branch name may have them.
         if repo is None or not re.fullmatch(r"[\w.-]+", repo.revision or "main"):
             expected = "a repository of the Hub, owner/name or owner/name@revision"
             raise ArgumentsError(f"--page_model: expected {expected}; received {model!r:.200}.")
@@ -122,23 +125,26 @@ def write_page(
     runtime: str | os.PathLike | None = None,
     model: str | None = None,
 ) -> Path:
-    """Write a folder that any web server can serve: a page with an exported classifier, in which texts stay in the tab.
+    """Write a web page with an exported classifier, as a folder for any web server; texts never leave the browser.
 
-    It holds `index.html`, its scripts, transformers.js and onnxruntime-web in `vendor`, and the model in `model`: 8 bits
-    where the export has them, else float32. The page's content security policy lets it reach its own files alone.
+    The folder contains `index.html`, its scripts, transformers.js and onnxruntime-web in `vendor`, and the model in `model`:
+    in int8 if the export has it, otherwise in float32. The page's content security policy allows access only to its own
+    files.
 
         python -m http.server --directory page
 
     Args:
-        export: folder of `export_onnx`.
-        title: of the page. Default: what was exported.
+        export: folder that `export_onnx` wrote.
+        page: folder to write; an earlier page in it is replaced.
+        title: title of the page. Default: name of the exported model.
         texts: examples to try.
-        runtime: folder in which `npm install @huggingface/transformers@4.3.1` was run. Default: npm is asked for it.
-        model: public repository of the Hub, owner/name or owner/name@revision, that this export was or will be published
-            to: the page loads the model from there, and its policy lets it reach the Hub too. Default: from its own folder.
+        runtime: folder in which `npm install @huggingface/transformers@4.3.1` was run. Default: npm downloads the packages.
+        model: public repository on the Hub, owner/name or owner/name@revision, to which this export was or will be
+            published. The page then loads the model from there, and its policy also allows access to the Hub. Default: the
+            page's own folder.
 
     Raises:
-        ArgumentsError: the folder holds no export, or one whose record is damaged; see `check_page`, `read_runtime`.
+        ArgumentsError: the folder contains no export, or its record is damaged; see also `check_page`, `read_runtime`.
         SealError: a file of the export has changed since it was written.
     """
     export = Path(export)
@@ -159,10 +165,10 @@ def fill_page(
     texts: Sequence[str] = (),
     model: str | None = None,
 ) -> Path:
-    """Write what `write_page` has checked.
+    """Write a page without checking the arguments, see `write_page`.
 
     Args:
-        runtime: of `read_runtime`.
+        runtime: the result of `read_runtime`.
     """
     record: dict[str, Any] = json.loads((export / EXPORT_FILE).read_text(encoding="utf-8"))
     dtype = next(name for name in _DTYPES if name in _dtypes_in(export))
@@ -175,7 +181,7 @@ def fill_page(
             repo = parse_repo(model, "model")
             assert repo is not None
             place = [f"{constants.ENDPOINT}/{repo.id}/resolve/", repo.revision or "main"]
-            # The Hub sends large files from other hosts.
+            # The Hub serves large files from other hosts.
             hosts += f" {constants.ENDPOINT}" + (" https://*.hf.co" if constants.ENDPOINT == _HUB else "")
         else:
             for name in ("config.json", "tokenizer.json", "tokenizer_config.json", EXPORT_FILE, ONNX_FILES[dtype]):
@@ -205,13 +211,13 @@ def _template(name: str) -> str:
 
 
 def read_runtime(folder: str | os.PathLike | None = None) -> dict[str, bytes]:
-    """The files of transformers.js and onnxruntime-web by name, of the versions of `RUNTIME`; others are refused.
+    """Return the files of transformers.js and onnxruntime-web by name, in the versions of `RUNTIME`.
 
     Args:
-        folder: with `node_modules`. Default: `npm pack` fetches the packages, and runs nothing of them.
+        folder: folder with `node_modules`. Default: `npm pack` downloads the packages, and runs none of their scripts.
 
     Raises:
-        ArgumentsError: npm is not installed or cannot fetch them; a file is not there, or is another one.
+        ArgumentsError: npm is not installed or cannot download the packages; a file is missing, or has another checksum.
     """
     found: dict[str, bytes] = {}
     for package, names in RUNTIME.items():
