@@ -1,1 +1,1 @@
-"""Teachers: a linear model, finished models, or a file, and what they say of a task's texts and of passages."""
+"""Teachers for distillation (a linear model, finished models, or a file), and their answers for texts and passages."""

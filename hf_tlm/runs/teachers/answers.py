@@ -1,4 +1,4 @@
-"""What teachers of every kind give, how it becomes the task's, which passages they are trusted on; a file as a teacher."""
+"""Answers of teachers, their conversion to the task's classes, the choice of passages, and files as teachers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from hf_tlm.utils.seals import checksum
 from hf_tlm.utils.shown import few
 from hf_tlm.utils.texts import count_words, end_of_words
 
-# The least probability of a class: a model that has not seen a class would say 0.
+# Minimum probability of a class, because a model that has not seen a class gives 0.
 LEAST = 1e-6
-# Of a file of answers: what columns begin with, and how far a row may be from adding up to 1, as it may be rounded.
+# For a file of answers: prefix of its columns, and how far the sum of a row may be from 1, as its values may be rounded.
 PREFIX, ROUNDING = "probability_", 0.02
 T = TypeVar("T")
 
@@ -33,11 +33,12 @@ T = TypeVar("T")
 class Answers:
     """A teacher's answers.
 
-    train: float [N, C], probabilities of the training texts; a row of zeros is none. For regression values [N, 1], or NaN.
-    passages: float [M, C], the same of the passages of the subset; [0, C] where it was asked of none.
-    report: JSON values: how good it is, and what it cost.
-    disagreement: float [M], how far the answers of several teachers for a passage are from their average, which `passages`
-        has: the mean Kullback-Leibler divergence, in nats (McCallum and Nigam 1998, section 3). Of one teacher 0.
+    train: float [N, C], class probabilities of the training texts; a row of zeros has no answer. For regression values
+        [N, 1]; NaN is no answer.
+    passages: float [M, C], the same for the passages of the subset; [0, C] if the teacher was asked about none.
+    report: JSON values: the teacher's quality and cost.
+    disagreement: float [M], mean Kullback-Leibler divergence of several teachers' answers for a passage from their average,
+        which is in `passages`, in nats (McCallum and Nigam 1998, section 3); 0 for a single teacher.
     """
 
     train: np.ndarray
@@ -47,19 +48,30 @@ class Answers:
 
 
 def held_out(what: str, probabilities: np.ndarray, labels: np.ndarray, **further: float) -> dict[str, Any]:
-    """What a report says of a classifier's answers, float [N, C], for texts of known classes that it has not learned."""
+    """Return the entries of a report about a classifier's quality on labelled texts that it was not trained on.
+
+    Args:
+        what: description of the texts.
+        probabilities: float [N, C].
+        labels: int [N].
+        further: more entries.
+    """
     right, largest = (probabilities.argmax(1) == labels).mean(), np.bincount(labels).max() / len(labels)
     of_all = {"largest_class": round(float(largest), 4)}
     return {"held_out": what, "held_out_accuracy": round(float(right), 4), **further, **of_all}
 
 
 def progress(items: Iterable[T], description: str, unit: str) -> Iterable[T]:
-    """The items with a bar, on the first process."""
+    """Iterate over items with a progress bar, which only the first process shows."""
     return tqdm(items, desc=description, unit=unit, disable=place_in_job()[0] > 0)
 
 
 def read_mapping(pairs: Sequence[str] | None) -> dict[str, str]:
-    """teacher=task pairs of names of classes; an ArgumentsError where one is no pair, or a name is there twice."""
+    """Parse "teacher=task" pairs of class names into a mapping.
+
+    Raises:
+        ArgumentsError: one is no such pair, or a name of the teacher occurs twice.
+    """
     found: dict[str, str] = {}
     for pair in pairs or ():
         own, equals, name = pair.partition("=")
@@ -72,13 +84,16 @@ def read_mapping(pairs: Sequence[str] | None) -> dict[str, str]:
 
 
 def class_matrix(own: Sequence[str], classes: Sequence[str], mapping: Mapping[str, str], who: str) -> np.ndarray:
-    """Which class of the task each of the teacher's is, float64 [own, classes] of 0 and 1.
+    """Return the matrix that maps the teacher's classes to the task's, float64 [own, classes] of 0 and 1.
 
     Args:
-        mapping: the teacher's name -> the task's; empty: they have the same names, in any order.
+        own: class names of the teacher.
+        classes: class names of the task.
+        mapping: the teacher's name -> the task's; empty: the names are the same, in any order.
+        who: name of the teacher, for messages.
 
     Raises:
-        ArgumentsError: a name that the other side lacks.
+        ArgumentsError: a class has no counterpart.
     """
     if unknown := sorted(set(mapping) - set(own)):
         raise ArgumentsError(f"teacher_labels: {who} has no class {unknown[0]!r:.60}; it has {_some(own)}.")
@@ -97,12 +112,15 @@ def _some(names: Sequence[str]) -> str:
 
 
 def most_certain(probabilities: np.ndarray, shares: np.ndarray, count: int, trust: str = "confidence") -> np.ndarray:
-    """Rows, ascending: of each class at most its share of `count`, those where it is likeliest and the teacher most certain.
+    """Choose for each class the rows on which the teacher is most certain, and return their indices in ascending order.
+
+    A row belongs to its most probable class; each class gets at most its share of `count` rows.
 
     Args:
         probabilities: float [N, C]; rows of zeros, which have no answer, are not chosen.
-        shares: float [C], adding up to 1.
-        trust: "confidence", by the class's probability; "entropy", by how little the distribution is spread.
+        shares: float [C], with sum 1.
+        trust: "confidence" ranks by the probability of the class; "entropy" by the entropy of the distribution, the lowest
+            first.
     """
     certain, answered = certainty(probabilities, trust), probabilities.sum(1) > 0
     likeliest, chosen = np.where(answered, probabilities.argmax(1), -1), []
@@ -114,21 +132,21 @@ def most_certain(probabilities: np.ndarray, shares: np.ndarray, count: int, trus
 
 
 def certainty(probabilities: np.ndarray, trust: str) -> np.ndarray:
-    """How certain answers are, float64 [N]: the largest probability, or minus the entropy in nats."""
+    """Return how certain answers are, float64 [N]: the largest probability, or minus the entropy in nats."""
     return probabilities.max(1) if trust == "confidence" else -entropy(probabilities)
 
 
 def entropy(probabilities: np.ndarray) -> np.ndarray:
-    """Entropies in nats, float64 [N], of float [N, C]."""
+    """Compute the entropies in nats, float64 [N], of distributions, float [N, C]."""
     logs = np.log(np.where(probabilities > 0, probabilities, 1.0))
     return -(probabilities * logs).sum(1)
 
 
 def task_lengths(texts: Sequence[str], passages: Sequence[str]) -> np.ndarray:
-    """After how many characters each passage ends, int64 [M], so that passages are as long as texts of the task.
+    """Return the number of characters to keep of each passage, int64 [M], so that passages are as long as the task's texts.
 
-    The lengths are quantiles of the texts' numbers of words, spread over the passages in an order that depends on their
-    number alone. A passage that is shorter stays whole; one that is cut ends with a word, its beginning is kept.
+    The lengths are quantiles of the texts' numbers of words, assigned to the passages in an order that depends only on
+    their number. Shorter passages are not truncated; others are truncated at the end of a word.
     """
     words = np.sort([count_words(text) for text in texts])
     places = (np.random.default_rng(0).permutation(len(passages)) + 0.5) / max(1, len(passages))
@@ -138,16 +156,16 @@ def task_lengths(texts: Sequence[str], passages: Sequence[str]) -> np.ndarray:
 
 
 class TableTeacher:
-    """Rows of a text or an id, and a probability a class: a table made by hand, or one of `hf-tlm predict`.
+    """A teacher whose answers are in a file: a table written by hand or by `hf-tlm predict`.
 
-    Probabilities are in columns called like the classes, or `probability_<class>`, or in one column `probabilities` of
-    objects; values, for regression, in `prediction`. Rows are known by their `text` (and `text_pair`), or where there is no
-    text by `id`: that of the task's row, or of the passage.
+    A row has a text or an id, and a probability for each class. Probabilities are in columns named like the classes, or
+    `probability_<class>`, or in a single column `probabilities` of objects; values for regression are in `prediction`. Rows
+    are matched by their `text` (and `text_pair`), or without these by `id`: that of the task's row, or of the passage.
 
     Raises:
-        ArgumentsError: the file has no such columns, other classes, a number that is no probability, or two answers for one
-            text.
-        TaskError: it cannot be read.
+        ArgumentsError: the file lacks these columns, or has other classes, invalid probabilities, or two different answers
+            for a text.
+        TaskError: the file cannot be read.
     """
 
     def __init__(self, task: Task, path: Path, mapping: Mapping[str, str]):
@@ -181,13 +199,17 @@ class TableTeacher:
                 raise ArgumentsError(f"teacher {path}: two answers for {key!r:.60}. Keep one of the rows.")
         self.rows = len(self.answers)
         if self.keys == ["id"] and BUILDERS[suffix_of(path)] == "csv":
-            # A subset of before is of a csv that was read with 7 for 007.
+            # Earlier versions read 007 in a csv as 7, which is then the id in their subsets.
             for key, answer in list(self.answers.items()):
                 if key.isdecimal() and str(int(key)) not in self.answers:
                     self.answers[str(int(key))] = answer
 
     def __call__(self, task: Task, passages: Dataset | None) -> Answers:
-        """Its answers; an ArgumentsError where they are of some training texts alone, of nothing, or of an id twice."""
+        """Return the teacher's answers.
+
+        Raises:
+            ArgumentsError: there are answers for only some of the training texts, or none at all; or an id is ambiguous.
+        """
         if self.keys == ["id"]:
             self._check_ids({"train": task.train, "validation": task.validation, "the passages": passages})
         train, found = self._of(task, task.train)
@@ -215,7 +237,7 @@ class TableTeacher:
         return columns[0] if len(columns) == 1 else [json.dumps(cells) for cells in zip(*columns, strict=True)]
 
     def _check_ids(self, parts: Mapping[str, Dataset | None]) -> None:
-        """Parts may count their rows alike, and then an id does not say of which it is."""
+        """Raise an ArgumentsError if an id of the file occurs in two parts, as it may if ids are row numbers."""
         owner: dict[str, str] = {}
         for name, rows in parts.items():
             if rows is None or "id" not in rows.column_names:
@@ -228,7 +250,7 @@ class TableTeacher:
                     )
 
     def _of(self, task: Task, rows: Dataset) -> tuple[np.ndarray, int]:
-        """The answers for some rows, and for how many there is one."""
+        """Return the answers for rows, and the number of rows that have one."""
         regression = task.kind == "regression"
         nothing = np.full(1, np.nan) if regression else np.zeros(task.num_labels)
         if not set(self.keys) <= set(rows.column_names):
@@ -250,7 +272,7 @@ class TableTeacher:
         return numbers
 
     def _probabilities(self, task: Task, rows: Dataset, mapping: Mapping[str, str]) -> np.ndarray:
-        """The answers of all rows in the task's classes, float64 [N, C]."""
+        """Return the answers of all rows of the file in the task's classes, float64 [N, C]."""
         cells = self._cells(rows, set(mapping) or set(task.label_names))
         matrix = class_matrix(list(cells), task.label_names, mapping, f"the teacher {self.path}")
         shares = np.stack([self._numbers(column) for column in cells.values()], axis=1)
@@ -264,7 +286,7 @@ class TableTeacher:
         return said / said.sum(1, keepdims=True)
 
     def _cells(self, rows: Dataset, classes: set[str]) -> dict[str, list[Any]]:
-        """Of each class that has a share what the rows have for it."""
+        """Return class of the teacher -> its probabilities in all rows of the file."""
         if "probabilities" in rows.column_names:
             objects = rows["probabilities"][:]
             if not objects or not all(isinstance(one, Mapping) for one in objects):

@@ -1,4 +1,4 @@
-"""A teacher is asked once, beforehand: of the task's texts, and of the passages of a subset."""
+"""Ask a teacher, once and before training, for its answers on the task's texts and on the passages of a subset."""
 
 from __future__ import annotations
 
@@ -42,27 +42,28 @@ from hf_tlm.utils.seals import keep_sealed, seal_problem
 logger = logging.getLogger(__name__)
 
 ANSWERS, REPORT = "answers.npz", "report.json"
-# Of each class in the report: so many passages, so many characters of each.
+# Number of example passages per class in the report, and of characters of each.
 EXAMPLES, SHOWN = 3, 200
 _FORMAT = 5
-# Options of a teacher in training, which selections have no use for.
+# Options of a teacher that only training uses, and selection ignores.
 _OF_TRAINING = (
     *("teacher_weight", "teacher_temperature", "teacher_passages", "teacher_candidates", "teacher_share"),
     *("teacher_marks", "teacher_rounds", "teacher_output"),
 )
 _ARRAYS = ("train", "passages", "disagreement")
-# Of a report what a subset's manifest tells, which has no times.
+# Entries of a report that go into a subset's manifest, which contains no times.
 _WHO, _COST = ("model", "teachers", "earlier", "file"), ("parameters", "tokens", "flops")
 
 
 def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableTeacher | None:
-    """The teacher that arguments name; None where they name none, or the run itself, which is asked of a later round.
+    """Open the teacher that the arguments name; return None without one, and if the run itself teaches its later rounds.
 
     Args:
-        args: with the fields of `TeacherArguments`, of a run.
+        args: arguments of a run, with the fields of `TeacherArguments`.
 
     Raises:
-        ArgumentsError: the task is of a kind without classes or values; or see the classes.
+        ArgumentsError: the task is neither classification nor regression; options cannot be combined; a file does not
+            exist; or see the classes of teachers.
     """
     if not args.taught:
         return None
@@ -97,7 +98,11 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
 
 
 def _open_table(task: Task, args: Any, file: str, mapping: Mapping[str, str]) -> TableTeacher:
-    """A file of answers; an ArgumentsError for what it cannot be asked."""
+    """Open a file of answers.
+
+    Raises:
+        ArgumentsError: it is combined with other teachers, or with options that need a model; or see `TableTeacher`.
+    """
     if len(args.teacher) > 1:
         raise ArgumentsError(f"teacher {file} is a file of answers, which stands alone: the others are to be left out.")
     if args.teacher_passage_length == "task":
@@ -112,16 +117,17 @@ def _open_table(task: Task, args: Any, file: str, mapping: Mapping[str, str]) ->
 
 
 def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
-    """Check that options on a teacher's passages have passages to be of.
+    """Check the options about a teacher's passages.
 
     Args:
         has_passages: whether the run has a subset.
-        args: with the fields of `TeacherArguments`, of a run.
+        args: arguments of a run, with the fields of `TeacherArguments`.
 
     Raises:
-        ArgumentsError: one was given without a subset, or for pairs of texts, whose teacher answers for the task's alone;
-            `teacher_output` is the run's own folder, or a subset without a teacher's answers, which would be lost.
-        RetrievalError: `teacher_output` holds something else than a subset.
+        ArgumentsError: such an option is given without a subset, or for pairs of texts, for which a teacher answers only on
+            the task's texts; `teacher_output` is combined with `teacher_marks`, is the run's own folder, or contains a
+            subset without a teacher's answers, which would be lost.
+        RetrievalError: `teacher_output` contains something else than a subset.
     """
     if (output := getattr(args, "teacher_output", None)) is not None:
         if Path(output).resolve() == args.folder.resolve():
@@ -148,25 +154,26 @@ def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
 
 
 def content_of(teacher: LinearTeacher | ModelTeacher | TableTeacher | None) -> str | None:
-    """A digest of the files that a teacher's answers depend on; None where there are none."""
+    """Return a digest of the files that a teacher's answers depend on; None if they depend on none."""
     if teacher is None or isinstance(teacher, LinearTeacher):
         return None
     return xxhash.xxh3_128_hexdigest(teacher.digest.encode())
 
 
 def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | None:
-    """What the teacher of `args` says, kept in the cache of `datasets` for every run that asks it the same.
+    """Ask the teacher of `args`, or read its answers from the cache of `datasets`; return None without a teacher.
 
-    On the task's texts, where it is mistaken the text's own label is the answer: mistakes would be learned too
-    (benchmarks/results/plateau.md has what that costs). Of the passages (of the first `teacher_candidates`) it answers for
-    at most `teacher_passages`: of each class those of which it is most certain, in proportion to the class's training
-    texts. With `teacher_marks` it is asked of marked sentences of these passages instead, which are chosen in the same way.
-    Of pairs of texts it answers for the task's alone. All processes call this; the first one keeps the files.
+    The answers are cached for every run that asks the same. If the answer on a text of the task is wrong, it is replaced by
+    the text's label, because mistakes would be learned too (see benchmarks/results/plateau.md for their cost). From the
+    first `teacher_candidates` passages, at most `teacher_passages` are used: for each class those on which the teacher is
+    most certain, in proportion to the class's training texts. With `teacher_marks`, marked sentences of these passages are
+    used instead, and chosen in the same way. For pairs of texts the teacher answers only on the task's texts. All processes
+    must call this; the first one writes the files.
 
     Args:
-        passages: columns `text`, and `id` where a file knows them by that, in a subset's order, by rank; None where there
-            are none.
-        args: with the fields of `TeacherArguments`, of a run.
+        passages: columns `text`, and `id` if a file of answers uses ids, in the subset's order, by rank; None without
+            passages.
+        args: arguments of a run, with the fields of `TeacherArguments`.
 
     Raises:
         ArgumentsError, ModelError, TaskError, HubError: see `open_teacher` and the teachers.
@@ -185,9 +192,12 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
 
 
 def asked_passages(task: Task, passages: Dataset | None, args: Any) -> Dataset | None:
-    """Which passages a teacher is asked of, or marked sentences of them (column `text`); None where there are none.
+    """Return the passages to ask a teacher about, or marked sentences of them (column `text`); None without any.
 
-    All processes call this, with the arguments of `ask_teacher`. An ArgumentsError where no text has the marks.
+    All processes must call this. The arguments are those of `ask_teacher`.
+
+    Raises:
+        ArgumentsError: no training text has the marks, or no sentence can be marked.
     """
     if passages is None or not len(passages) or not args.teacher_passages or task.has_pairs:
         return None
@@ -200,17 +210,17 @@ def asked_passages(task: Task, passages: Dataset | None, args: Any) -> Dataset |
 
 
 def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> PassageScores:
-    """What the teachers of `args` say of all passages, as one score each: for `hf_tlm.select` with the same `method`.
+    """Score all passages of a subset by the answers of the teachers of `args`, for `hf_tlm.select` with the same `method`.
 
-    The answers are kept as those of `ask_teacher`, and are the same ones. All processes call this.
+    The answers are cached and shared with `ask_teacher`. All processes must call this.
 
     Args:
-        method: "confidence": the probability of the likeliest class, or by `teacher_trust` entropy minus the entropy, in
-            nats. "disagreement": how far several teachers are from their average, see `Answers`.
-        args: with the fields of `TeacherArguments`, of a run.
+        method: "confidence": the probability of the most probable class, or with `teacher_trust` entropy the negative
+            entropy in nats. "disagreement": the divergence of several teachers from their average, see `Answers`.
+        args: arguments of a run, with the fields of `TeacherArguments`.
 
     Raises:
-        ArgumentsError: there is no teacher, or for disagreement only one; the task has pairs of texts; or see
+        ArgumentsError: there is no teacher, or only one for disagreement; the task has pairs of texts; or see
             `ask_teacher`.
     """
     check_task(task)
@@ -254,7 +264,7 @@ def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> Passag
 def _answers(
     teacher: LinearTeacher | ModelTeacher | TableTeacher, task: Task, passages: Dataset | None, ends: np.ndarray, args: Any
 ) -> Answers | None:
-    """What it says, asked by all processes, or found in the cache; None on others than the first."""
+    """Return the teacher's answers, from the cache or by asking it with all processes; None on all but the first process."""
     rank, processes = place_in_job()
     folder = cache_folder() / f"teacher-{_key(teacher.digest, task, passages, ends)}"
     parts = folder.with_name(f"{folder.name}.parts")
@@ -284,9 +294,9 @@ def _say(report: Mapping[str, Any]) -> None:
 
 
 def answered_subset(subset: Subset, teacher: Teacher, label_names: Sequence[str]) -> Subset:
-    """A subset with a column `teacher_probs`, float32 [C] of the passages that a teacher answers for and null of the others.
+    """Add a column `teacher_probs` to a subset: float32 [C] for passages that the teacher answers for, null for others.
 
-    Its manifest says who the teacher is, and of which classes these are the probabilities.
+    The manifest then describes the teacher and names the classes of these probabilities.
     """
     answers: list[list[float] | None] = [None] * len(subset)
     for row, said in zip(teacher.rows.tolist(), teacher.passages.tolist(), strict=True):
@@ -300,7 +310,7 @@ def answered_subset(subset: Subset, teacher: Teacher, label_names: Sequence[str]
 
 
 def _marked(task: Task, passages: Dataset, args: Any) -> Dataset:
-    """Marked sentences of passages; see `asked_passages`."""
+    """Return marked sentences of passages, see `asked_passages`."""
     phrases = MarkedPhrases(task.train["text"][:], read_marks(args.teacher_marks))
     texts = phrases.texts_of(progress(passages["text"], "Marking sentences", " passages"))
     if not texts:
@@ -312,7 +322,7 @@ def _marked(task: Task, passages: Dataset, args: Any) -> Dataset:
 
 
 def _ends(task: Task, passages: Dataset | None, args: Any) -> np.ndarray:
-    """After how many characters each passage ends, for teacher and pupil."""
+    """Return the number of characters of each passage, int64 [M], that teacher and student see."""
     if passages is None:
         return np.zeros(0, dtype=np.int64)
     if args.teacher_passage_length == "task":
@@ -321,7 +331,7 @@ def _ends(task: Task, passages: Dataset | None, args: Any) -> np.ndarray:
 
 
 def _key(digest: str, task: Task, passages: Dataset | None, ends: np.ndarray) -> str:
-    """A digest of all that the answers depend on."""
+    """Return a digest of everything that the answers depend on."""
     key = xxhash.xxh3_128(json.dumps([_FORMAT, digest, task.kind, list(task.label_names)]).encode())
     splits = [task.train, task.validation, *([] if passages is None else [passages])]
     for rows in splits:
@@ -365,7 +375,7 @@ def _of_passages(
     shares: np.ndarray,
     trust: str,
 ) -> dict[str, Any]:
-    """What the report says of passages."""
+    """Return the entries of the report about passages."""
     names, answered = task.label_names, said.sum(1) > 0
     guessed, certain = said.argmax(1), certainty(said, trust)
 
@@ -376,7 +386,7 @@ def _of_passages(
     for label, name in enumerate(names):
         of = np.flatnonzero((guessed == label) & answered)
         of = of[np.argsort(-certain[of], kind="stable")]
-        shown = [*of[:EXAMPLES], *of[EXAMPLES:][-1:]]  # The surest ones, and the least sure.
+        shown = [*of[:EXAMPLES], *of[EXAMPLES:][-1:]]  # The most certain ones, and the least certain one.
         examples[name] = [
             {
                 "text": texts[row][: ends[row]][:SHOWN],
@@ -399,7 +409,7 @@ def _of_passages(
 
 
 def corrected(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The probabilities, float [N, C], with those of the label alone in rows where another class is likelier."""
+    """Replace rows of probabilities, float [N, C], in which the label is not the most probable class, by one-hot labels."""
     wrong = (probabilities.argmax(1) != labels) & (probabilities.sum(1) > 0)
     return np.where(wrong[:, None], np.eye(probabilities.shape[1])[labels], probabilities)
 

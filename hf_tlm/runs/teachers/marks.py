@@ -1,7 +1,7 @@
-"""What marks phrases in a task's texts, as the two entities of a relation, and passages that are marked likewise.
+"""Marks around phrases in a task's texts, such as the two entities of a relation, and sentences with the same marks.
 
-A label that hangs on which phrases are marked cannot be read off a passage. Of its sentences that hold phrases which the
-task's texts mark elsewhere, one can be made into a text of the task's kind, and a teacher answers for it.
+If the label of a text depends on which phrases are marked, a passage without marks has no label. But sentences of passages
+that contain phrases which the task's texts mark can be marked in the same way, and a teacher can answer for these.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ import xxhash
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.utils.texts import UNSPACED_SET
 
-# A mark that so many of the task's texts have, and hardly any passage.
+# A mark that is reported occurs in more than the first share of the task's texts, and less than the second of passages.
 OFTEN, HARDLY = 0.5, 0.01
 _MARK = re.compile(r"([^\w\s])\1+|</?\w+>|\[/?\w+\]|[@$#]\w+[@$#]")
-# Not that of `corpora.passages`, which cuts at abbreviations too: half a sentence would be asked about as a whole one.
+# Unlike the one in `corpora.passages`, this does not split at abbreviations, so that no half sentences are used.
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?![a-z\s])|(?<=[。！？])")
-# What is written without spaces between words, or as Korean with particles at their end, is looked for by characters.
+# Scripts without spaces between words, and Korean, where particles are attached to words, are tokenized by character.
 _UNSPACED = UNSPACED_SET + "\uac00-\ud7af"
 _TOKEN = re.compile(rf"[^\W{_UNSPACED}]+|\w|[^\w\s]")
-# So many texts are made of a sentence at most, of so many ways to mark it.
+# Maximum number of texts built from a sentence, and of ways to mark it that are considered.
 PER_SENTENCE, WAYS = 2, 1000
-# A phrase is looked for in passages if it is marked in so many of the task's sentences that hold it. Others, as pronouns,
-# are phrases of a relation by chance.
+# A phrase is searched in passages if it is marked in at least this share of the task's sentences that contain it. Others,
+# such as pronouns, are part of a relation only by chance.
 LEAST_MARKED = 0.5
-# Sentences are as long as all but so many of the task's shortest and longest texts.
+# Share of the task's shortest, and of its longest texts, which are ignored for the range of lengths of sentences.
 OUTLIERS = 0.02
 
 Phrase = tuple[str, ...]
 
 
 def marks_without_passages(texts: Sequence[str], passages: Sequence[str]) -> list[str]:
-    """List the marks that the task's texts often have and passages hardly ever.
+    """List the marks that more than half of the task's texts have, but less than one percent of passages.
 
-    More than half of the texts have it, and less than one of a hundred passages: where a label depends on it, as on marked
-    entities, the teacher cannot know that of a passage.
+    If the label depends on such a mark, as with marked entities, the teacher cannot label a passage.
     """
     counts = Counter(mark for text in texts for mark in _marks(text))
     often = {mark for mark, count in counts.items() if count > OFTEN * len(texts)}
@@ -50,12 +49,16 @@ def marks_without_passages(texts: Sequence[str], passages: Sequence[str]) -> lis
 
 
 def _marks(text: str) -> set[str]:
-    """What marks entities: <<, [[ and other such runs, <e1>, [E1], @GENE$."""
+    """Find marks of entities in a text: <<, [[ and other repeated characters, <e1>, [E1], @GENE$."""
     return {found[0] for found in _MARK.finditer(text)}
 
 
 def read_marks(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of marks: where a phrase begins, and where it ends, which may be the same; else an ArgumentsError."""
+    """Group words into pairs of marks, for the beginning and end of a phrase; the two may be the same.
+
+    Raises:
+        ArgumentsError: their number is odd, one is blank, or two pairs share a mark.
+    """
     pairs = list(zip(words[::2], words[1::2], strict=False))
     if len(words) % 2 or len(set(words)) < sum(len(set(pair)) for pair in pairs) or not all(word.strip() for word in words):
         raise ArgumentsError(
@@ -66,11 +69,11 @@ def read_marks(words: Sequence[str]) -> list[tuple[str, str]]:
 
 
 class MarkedPhrases:
-    """The phrases that a task's texts mark, and texts of the same kind made of other sentences.
+    """The phrases that a task's texts mark, by which other sentences are marked in the same way.
 
     Args:
         texts: the task's training texts.
-        pairs: of each kind of phrase the marks before and behind it.
+        pairs: for each kind of phrase, the marks before and after it.
 
     Raises:
         ArgumentsError: no text has a phrase of one of the kinds.
@@ -78,9 +81,9 @@ class MarkedPhrases:
 
     def __init__(self, texts: Sequence[str], pairs: Sequence[tuple[str, str]]):
         self.pairs = list(pairs)
-        # The longest first: << is not < twice.
+        # The longest first, so that << is not matched as < twice.
         self.mark = re.compile("|".join(map(re.escape, sorted({mark for pair in pairs for mark in pair}, key=len)[::-1])))
-        # Of each sentence without its marks: the phrases that are marked in it, by kind, whichever text of it marks them.
+        # Sentence without marks -> (phrase, kind) of all phrases that any text with this sentence marks.
         sentences: dict[Phrase, set[tuple[Phrase, int]]] = defaultdict(set)
         spaced = [Counter[bool]() for _ in pairs]
         for text in texts:
@@ -96,16 +99,17 @@ class MarkedPhrases:
             )
         self.spaces = [" " if counts[True] >= counts[False] else "" for counts in spaced]
         self.kinds = _worth_finding(sentences)
-        self.longest: dict[str, int] = {}  # Of the phrases that begin with a token.
+        self.longest: dict[str, int] = {}  # First token -> length in tokens of the longest phrase that begins with it.
         for phrase in self.kinds:
             self.longest[phrase[0]] = max(self.longest.get(phrase[0], 0), len(phrase))
         lengths = [len(self.mark.sub("", text)) for text in texts]
         self.shortest, self.most = np.quantile(lengths, [OUTLIERS, 1 - OUTLIERS])
 
     def texts_of(self, passages: Iterable[str]) -> list[str]:
-        """Their sentences that hold a phrase of every kind, marked in at most `PER_SENTENCE` ways each; none twice.
+        """Return the sentences of passages that contain a phrase of every kind, with marks added; without duplicates.
 
-        Sentences are as long as texts of the task. Which ways are taken depends on the sentence alone.
+        Each sentence is marked in at most `PER_SENTENCE` ways, which depend only on the sentence. Sentences that are shorter
+        or longer than texts of the task are skipped.
         """
         made: dict[str, None] = {}
         for passage in passages:
@@ -118,7 +122,7 @@ class MarkedPhrases:
         return tuple(token.lower() for token in _TOKEN.findall(self.mark.sub(" ", text)))
 
     def _between_marks(self, text: str) -> Iterator[tuple[int, str]]:
-        """(kind, what stands between its marks), of phrases within others too."""
+        """Yield (kind, text between its marks) for all marked phrases, including nested ones."""
         begun: dict[int, int] = {}
         for found in self.mark.finditer(text):
             kind, pair = next((kind, pair) for kind, pair in enumerate(self.pairs) if found[0] in pair)
@@ -143,7 +147,7 @@ class MarkedPhrases:
             yield text
 
     def _phrases(self, sentence: str) -> Iterator[tuple[Phrase, int, int]]:
-        """(phrase, start, end) from left to right, of those that overlap the first, and of those the longest."""
+        """Yield (phrase, start, end) from left to right; of overlapping phrases the first, and of those the longest."""
         tokens = [(match[0].lower(), match.start(), match.end()) for match in _TOKEN.finditer(sentence)]
         position = 0
         while position < len(tokens):
@@ -158,7 +162,7 @@ class MarkedPhrases:
 
 
 def _worth_finding(sentences: dict[Phrase, set[tuple[Phrase, int]]]) -> dict[Phrase, set[int]]:
-    """The phrases that are mostly marked where they are, with the kinds that they are marked as."""
+    """Return phrase -> kinds that it is marked as, for phrases that are marked in most sentences that contain them."""
     kinds: dict[Phrase, set[int]] = defaultdict(set)
     marked, there = Counter[Phrase](), Counter[Phrase]()
     for phrases in sentences.values():

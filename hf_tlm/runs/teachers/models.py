@@ -1,8 +1,8 @@
-"""Models as a teacher: finished ones, any folder that predicts or the average of several, and a linear one on TF-IDF.
+"""Models as teachers: finished models, single or averaged, and a linear model on TF-IDF features.
 
-What a linear model knows of a task gets into a network by way of texts: passages that resemble the task's become training
-texts with the teacher's probabilities for labels. In-fold answers on the task's own texts would be near perfect and teach
-nothing, so each is of a model that has not seen the text.
+A network learns from a linear model by texts: passages that are similar to the task's texts become training texts, with the
+teacher's probabilities as soft labels. On the task's own texts, answers of a model that was trained on them would be near
+perfect and teach nothing, so each answer is from a model that has not seen the text.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ from hf_tlm.utils.seals import checksum
 
 logger = logging.getLogger(__name__)
 
-# Texts that are asked of together; an asking that was interrupted goes on after the last such part.
+# Number of texts that are asked about together; after an interruption, asking resumes after the last finished chunk.
 CHUNK = 1000
-# What is read of a folder before its pickles, where it is there: of a model, and of an adapter.
+# Whether a folder contains an adapter -> its safetensors files, which loaders prefer to pickles.
 _SAFE_WEIGHTS = {False: (SAFE_WEIGHTS, f"{SAFE_WEIGHTS}.index.json"), True: (ADAPTER_WEIGHTS,)}
 _LICENSE = re.compile(r"^license:\s*([\w .+-]{1,60})\s*$", re.MULTILINE)
-# Of the linear model: parts of which each is answered by a model of the others; n-grams, and C, to choose from.
+# For the linear model: number of cross-validation folds, and n-grams and C to choose from.
 FOLDS, N_GRAMS, C = 5, (1, 2), (1.0, 5.0, 25.0, 125.0)
-# Classes above which single words are counted alone: a fit has all features for each class, ten times over in memory.
+# With more classes only single words are counted: a fit needs memory for ten times all features of every class.
 MOST_CLASSES_FOR_PAIRS = 50
-# Texts on which n-grams and C are chosen; of more there is a sample.
+# Maximum number of texts to choose n-grams and C on; more texts are sampled.
 MOST_TEXTS_FOR_CHOICE = 4000
 ITERATIONS = 300
-# Passages that it looks at together.
+# Number of passages that the linear model answers for together.
 PASSAGES_TOGETHER = 10_000
 
 
@@ -77,16 +77,17 @@ class _Model:
 
 
 class ModelTeacher:
-    """Models that have learned the task, whose probabilities (regression: values) are averaged. All processes ask.
+    """A teacher of one or several models trained on the task, whose probabilities (regression: values) are averaged.
 
     Args:
-        names: folders of finished runs or of stock checkpoints, or of these on the Hub, with `@revision` if wanted.
+        names: folders of finished runs or stock checkpoints, or repositories of these on the Hub, with `@revision` if
+            wanted.
         mapping: see `class_matrix`.
-        options: of `FinetuneArguments`, for the machine.
+        options: options of `FinetuneArguments` about the machine.
 
     Raises:
-        ArgumentsError: one is for another kind of task, for pairs where texts are single, without safetensors, or with
-            other classes.
+        ArgumentsError: a model is linear, is for another kind of task, for pairs instead of single texts or vice versa, has
+            no safetensors, or other classes.
         ModelError, HubError, SealError: see `find_source`.
     """
 
@@ -107,10 +108,10 @@ class ModelTeacher:
         self.digest = " ".join(one.digest for one in self.models) + json.dumps(matrices)
 
     def __call__(self, task: Task, passages: Dataset | None, parts: Path) -> Answers:
-        """Its answers; see `Answers`. What it said of validation texts tells how good it is.
+        """Return the teacher's answers; those for the validation texts measure its quality. All processes must call this.
 
         Args:
-            parts: folder of what an interrupted asking left.
+            parts: folder for finished chunks, from which an interrupted call resumes.
         """
         splits = {"validation texts": task.validation, "training texts": task.train}
         if passages is not None:
@@ -130,13 +131,13 @@ class ModelTeacher:
                         own_entropy += entropy(answers) / len(self.models)
                     tokens, seconds, flops = tokens + read, seconds + took, flops + 2.0 * read * predictor.parameters
                 parameters += predictor.parameters
-            # Its precision is the process's until then, and the run's own may be another.
+            # The predictor's precision is global state of the process, and the run's own may differ.
             AcceleratorState._reset_state()
         report: dict[str, Any] = {"parameters": parameters, "tokens": tokens, "flops": flops, "seconds": round(seconds, 3)}
         apart = own_entropy
         if task.kind == "classification":
             report |= held_out("validation texts", said["validation texts"], np.asarray(task.validation["label"][:]))
-            # The mean divergence from the average is the average's entropy less the mean one.
+            # The mean divergence from the average is the entropy of the average minus the mean entropy.
             apart = np.maximum(entropy(said["passages"]) - own_entropy, 0.0)
         return Answers(said["training texts"], said["passages"], report, apart)
 
@@ -168,14 +169,14 @@ def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
 
 
 def _base(folder: Path) -> list[Path]:
-    """The model that an adapter goes on; none where the folder is no adapter."""
+    """Return the folder of an adapter's base model in a list; an empty list if the folder contains no adapter."""
     if not (folder / ADAPTER_FILE).is_file():
         return []
     return [Path(base_folder(folder, read_adapter(folder)))]
 
 
 def _digest(folder: Path) -> str:
-    """A digest of the files that predictions depend on."""
+    """Return a digest of the files in a model's folder that its predictions depend on."""
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in RECORDS]
     files = [path for path in files if any(fnmatch(path.name, pattern) for pattern in FILES)]
     digest = xxhash.xxh3_128()
@@ -185,7 +186,7 @@ def _digest(folder: Path) -> str:
 
 
 def _described(one: _Model) -> dict[str, Any]:
-    """What a card says of it: its name, and of one on the Hub the commit; its licence where its card names one."""
+    """Return the facts about a teacher for a card: name, commit if it is on the Hub, licence if its card has one, digest."""
     name, folder = shown_member(one.name), one.source.folder
     revision: str | None = None
     if (repo := find_repo(one.name, "model")) is not None and is_fetched(folder):
@@ -200,10 +201,10 @@ def _described(one: _Model) -> dict[str, Any]:
 
 
 def _trained(models: Sequence[_Model]) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
-    """FLOPs and seconds of the training of each model, empty where none tells, and who taught them (see `lineage`).
+    """Return FLOPs and seconds of the training of each model (empty if unknown), and their own teachers (see `lineage`).
 
-    A run costs what all of its seeds did, one that is named by its folder `seed-<n>/model` what that one did; and what its
-    own teacher did, which is counted once.
+    The cost of a run is that of all its seeds, or of one seed if the model is its folder `seed-<n>/model`; the cost of the
+    run's own teacher is added, but only once per run.
     """
     costs, earlier, homes = [], [], set()
     for one in models:
@@ -213,10 +214,10 @@ def _trained(models: Sequence[_Model]) -> tuple[list[dict[str, float]], list[dic
             seeds = [find_object(folder.parent / RESULTS_FILE) or {}] if named else run.get("seeds") or run.get("splits")
             parts = run.get("rounds") or [seed["cost"] for seed in seeds or [run]]
             cost = {name: float(sum(part[name] for part in parts)) for name in ("flops", "seconds")}
-            if home not in homes and "rounds" not in run:  # Those have theirs already.
+            if home not in homes and "rounds" not in run:  # The costs of rounds already include their teachers.
                 cost = {name: value + teacher_cost(teacher, name) for name, value in cost.items()}
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            cost = {}  # A stock checkpoint, or an older run's; or a stranger has written it.
+            cost = {}  # A stock checkpoint, a run of an older version, or a record with invalid content.
         costs.append(cost if all(0 <= value < float("inf") for value in cost.values()) else {})
         earlier += [link for link in lineage(teacher) if link not in earlier]
         homes.add(home)
@@ -224,14 +225,15 @@ def _trained(models: Sequence[_Model]) -> tuple[list[dict[str, float]], list[dic
 
 
 def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, description: str) -> tuple[np.ndarray, int, float]:
-    """Its answers in the task's classes, float64 [N, C], the tokens that it read, and the seconds that it took.
+    """Return a model's answers in the task's classes, float64 [N, C], the number of tokens it read, and the seconds it took.
 
-    They are the first process's, which keeps them in files as they come, and counts those of an earlier start too.
+    Only the first process returns these, other processes return empty values. It writes each chunk to a file, and includes
+    the chunks of an earlier start.
     """
     rank, processes = place_in_job()
     starts = range(0, len(rows), CHUNK)
     kept = {start: found for start in starts if (found := _kept(part, start)) is not None} if rank == 0 else {}
-    # What is missing is asked by all processes together, whoever has files.
+    # All processes must compute the same missing chunks, although only the first one knows the files.
     missing = agree([start for start in starts if start not in kept], processes)
     for start in progress(missing, description, f" x {CHUNK} texts"):
         chunk = rows[start : start + CHUNK]
@@ -257,7 +259,7 @@ def _kept(part: Path, start: int) -> tuple[np.ndarray, int, float] | None:
         with np.load(part.with_name(f"{part.name}-{start}.npz"), allow_pickle=False) as kept:
             return kept["answers"], int(kept["tokens"]), float(kept["seconds"])
     except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, BadZipFile):
-        return None  # It is not there, or cut off: it is asked again.
+        return None  # The file is missing or truncated, so the chunk is computed again.
 
 
 def _numbers(predictions: Sequence[Mapping[str, Any]], one: _Model) -> np.ndarray:
@@ -273,13 +275,13 @@ def _numbers(predictions: Sequence[Mapping[str, Any]], one: _Model) -> np.ndarra
 
 
 class LinearTeacher:
-    """Logistic regression on TF-IDF.
+    """A teacher that is a logistic regression on TF-IDF features.
 
-    N-grams (1, 2) and C (1 to 125) have the least cross-entropy on held-out training texts, in folds that keep equal texts
-    together; validation is not used. Of more than 50 classes single words are counted alone.
+    N-grams (1, 2) and C (1 to 125) are chosen by the lowest cross-entropy on held-out training texts, in folds that keep
+    equal texts together; the validation split is not used. For more than 50 classes only single words are counted.
 
     Raises:
-        ArgumentsError: the task is of another kind than classification, or has pairs of texts.
+        ArgumentsError: the task is not classification, or has pairs of texts.
     """
 
     about = {"model": "logistic regression on TF-IDF"}
@@ -291,12 +293,16 @@ class LinearTeacher:
         if task.has_pairs:
             raise ArgumentsError("teacher linear answers for single texts, and this task's are pairs. Leave --teacher out.")
         if by_character(task.train["text"]):
-            self.digest = "linear 2"  # Answers of before characters were words are asked for again.
+            self.digest = "linear 2"  # Invalidates answers cached before such texts were tokenized by character.
         if task.num_labels > MOST_CLASSES_FOR_PAIRS:
-            self.digest = "linear 3"  # And those of before many classes had single words alone.
+            self.digest = "linear 3"  # Invalidates answers cached before many classes were limited to single words.
 
     def __call__(self, task: Task, passages: Dataset | None) -> Answers:
-        """Its answers; an ArgumentsError where there are too few texts to hold any out."""
+        """Return the teacher's answers; those for training texts are out-of-fold.
+
+        Raises:
+            ArgumentsError: there are too few texts to hold any out.
+        """
         texts, labels, classes = list(task.train["text"]), np.asarray(task.train["label"][:]), task.num_labels
         folds = _folds(texts, labels)
         if classes > MOST_CLASSES_FOR_PAIRS:
@@ -323,21 +329,21 @@ class LinearTeacher:
 def _fitted(
     n: int, c: float, texts: Sequence[str], labels: np.ndarray, classes: int
 ) -> Callable[[Sequence[str]], np.ndarray]:
-    """A model fitted to texts, as a function: other texts -> probabilities, float64 [N, C]."""
+    """Fit a model to texts, and return it as a function: other texts -> probabilities, float64 [N, C]."""
     features = tfidf(n, characters=by_character(texts)).fit(texts)
     model = logistic_regression(features.transform(texts), labels, c, ITERATIONS)
     return lambda others: _spread(model, features.transform(others), classes)
 
 
 def _spread(model: LogisticRegression, features: Any, classes: int) -> np.ndarray:
-    """Probabilities of all classes, those among them that the model has not seen."""
+    """Return probabilities of all classes, including those that the model has not seen, float64 [N, C]."""
     found = np.full((features.shape[0], classes), LEAST)
     found[:, model.classes_] = np.maximum(model.predict_proba(features), LEAST)
     return found / found.sum(1, keepdims=True)
 
 
 def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[int, float], int]:
-    """(n, C) of the least cross-entropy on held-out texts, and how many pairs were tried."""
+    """Choose (n, C) by the lowest cross-entropy on held-out texts; also return the number of pairs that were tried."""
     if len(texts) > MOST_TEXTS_FOR_CHOICE:
         sample = np.sort(np.random.default_rng(0).permutation(len(texts))[:MOST_TEXTS_FOR_CHOICE])
         texts, labels = [texts[i] for i in sample], labels[sample]
@@ -357,12 +363,16 @@ def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[i
 
 
 def _folds(texts: Sequence[str], labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(rows to fit, rows held out), in which texts that are equal but for case and spaces stay together."""
+    """Return folds (rows to fit, rows held out) in which texts that differ only in case and spaces stay together.
+
+    Raises:
+        ArgumentsError: there are too few texts, or a fold has texts of only one class to fit.
+    """
     groups = np.unique([" ".join(text.lower().split()) for text in texts], return_inverse=True)[1]
     splitter = StratifiedGroupKFold(max(2, min(FOLDS, groups.max() + 1)), shuffle=True, random_state=0)
     folds = []
-    with warnings.catch_warnings(), contextlib.suppress(ValueError):  # Fewer texts of every class than parts.
-        # Of a class with fewer texts than there are parts: some parts hold none of it out.
+    with warnings.catch_warnings(), contextlib.suppress(ValueError):  # Every class has fewer texts than there are folds.
+        # The warning is about a class with fewer texts than folds, which some folds do not hold out.
         warnings.simplefilter("ignore", UserWarning)
         folds = [(train, test) for train, test in splitter.split(texts, labels, groups) if len(test)]
     if not all(len(train) for train, _ in folds) or not folds:
