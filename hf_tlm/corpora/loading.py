@@ -1,4 +1,4 @@
-"""Reading a corpus: a Hub dataset, local files, or a data set in memory, in batches of columns id, text and source."""
+"""Loading a corpus from a Hub dataset, local files or a dataset in memory, as batches of the columns id, text and source."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from hf_tlm.utils.shown import instead, named_columns
 from hf_tlm.utils.texts import SAMPLE_BY
 
 _SAMPLE = 1 << 16
-# By which file a folder that this package wrote is known.
+# File -> test of its JSON object, by which a directory that this package wrote is recognised.
 _OUTPUTS = {
     MANIFEST_FILE: lambda content: content.get("format") == "hf_tlm.subset",
     "index.json": lambda content: content.get("format") == "hf_tlm.index",
@@ -48,9 +48,9 @@ _OUTPUTS = {
 }
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".md": "text"}
-SMALL = 10 << 20  # Bytes of a text file that `datasets` reads at once.
+SMALL = 10 << 20  # Maximum size in bytes of a text file that is read without `datasets`, which would read it at once too.
 
-Columns = tuple[str, str | None, str]  # Of texts, ids, sources.
+Columns = tuple[str, str | None, str]  # Names of the columns of texts, ids and sources.
 Batch = dict[str, Any]  # A batch's columns, as lists or Arrow arrays.
 
 logger = logging.getLogger(__name__)
@@ -70,25 +70,27 @@ def load_corpus(
     streaming: bool = True,
     skip_bad_files: bool = False,
 ) -> Corpus:
-    """A corpus, without reading it yet.
+    """Open a corpus, without reading it yet.
 
     Args:
-        corpus: files (a path, a folder, or a glob such as `data/*.parquet`; several as a list, or in a text with commas)
-            in parquet, jsonl, json, csv, txt or md (of a folder only where it holds nothing else of these: a README beside
-            data is none), also compressed as .gz or .zst; a Hub dataset id, with `@revision` if wanted; or a
-            `datasets.Dataset`. Hidden folders, and those that this
-            package wrote (subsets, indexes, runs, models) below a folder or glob are left out.
-        text_column: column of the texts. A field of an object has a dotted name, `page.text`, as any column has.
-        id_column: column of unique ids. Default: `<file>:<row>`, files named relative to their common folder.
-        source_column: column that says where a document is from; where it is absent, the file's or data set's name.
-        max_words: cut documents into passages of at most so many words, at sentence ends; 0 is none.
-        sample_by: what of a text file is a document: "line", "paragraph" (blank lines lie between) or "document", the file.
-        split, config_name, revision, streaming: of a Hub dataset. Streaming stores nothing on the way.
-        skip_bad_files: leave out whole files that cannot be read; `Corpus.bad_files` names them.
+        corpus: files (a path, a directory, or a glob such as `data/*.parquet`; several as a list, or as one string with
+            commas) in parquet, jsonl, json, csv, txt or md, also compressed as .gz or .zst; a Hub dataset id, with
+            `@revision` if wanted; or a `datasets.Dataset`. In a directory, .md files are read only if it has no other
+            readable files, since a README beside data is not data. Hidden directories below a directory or glob, and those
+            that this package wrote (subsets, indexes, runs, models), are left out.
+        text_column: column of the texts. For this and the other columns, a dotted name such as `page.text` is a field of an
+            object.
+        id_column: column of unique ids. None: ids are `<file>:<row>`, with files relative to their common directory.
+        source_column: column with the source of a document; if it is missing, the name of the file or dataset is used.
+        max_words: cut documents into passages of at most this many words, at sentence ends; None or 0: do not cut.
+        sample_by: unit of a text file that is a document: "line", "paragraph" (separated by blank lines) or "document", the
+            entire file.
+        split, config_name, revision, streaming: for a Hub dataset. Streaming stores no intermediate files.
+        skip_bad_files: leave out files that cannot be read completely; `Corpus.bad_files` lists them.
 
     Raises:
-        CorpusError: nothing matches, a file type is unknown, max_words or sample_by is none of these. While iterating: a
-            file cannot be read, a column is missing or holds no text, an id of `id_column` is null or repeated.
+        CorpusError: nothing matches, a file type is unknown, max_words or sample_by is invalid. While iterating: a file
+            cannot be read, a column is missing or holds no text, an id of `id_column` is null or repeated.
     """
     if max_words is not None and (wrong := problem("passage_words", max_words)):
         raise CorpusError(f"max_words: {wrong}")
@@ -126,7 +128,11 @@ def load_corpus(
 
 
 def _patterns(corpus: Any) -> tuple[str, list[str]]:
-    """What files, or a Hub id, are called together, and each by itself."""
+    """Return the name of all files, or of a Hub dataset, and the list of the separate patterns.
+
+    Raises:
+        CorpusError: the argument is neither a string, a path, nor a sequence of these.
+    """
     if isinstance(corpus, str):
         return corpus, [part for part in corpus.split(",") if part]
     paths = [corpus] if isinstance(corpus, os.PathLike) else corpus
@@ -138,11 +144,13 @@ def _patterns(corpus: Any) -> tuple[str, list[str]]:
 
 
 def _check_text_files(sample_by: str, files: Sequence[Path], corpus: Any) -> None:
+    """Raise a CorpusError if sample_by is set but the corpus has no text files."""
     if sample_by != "line" and not any(builder_of(file) == "text" for file in files):
         raise CorpusError(f"sample_by {sample_by}: for .txt and .md files, and {corpus} has none. Leave it out.")
 
 
 def _of_rows(rows: Dataset, columns: Columns, max_words: int | None) -> Corpus:
+    """Create the corpus of a dataset in memory; its fingerprint is a hash of the columns' contents."""
     digest = _digest({"columns": columns, "max_words": max_words})
     read = [name if name in rows.column_names else name.partition(".")[0] for name in columns if name is not None]
     for batch in rows.iter(1000):
@@ -155,6 +163,7 @@ def _of_rows(rows: Dataset, columns: Columns, max_words: int | None) -> Corpus:
 def _of_files(
     files: Sequence[Path], name: str, columns: Columns, max_words: int | None, sample_by: str, skip_bad_files: bool
 ) -> Corpus:
+    """Create the corpus of some files, with one part for each."""
     settings = {"columns": columns, "max_words": max_words} | ({} if sample_by == "line" else {"sample_by": sample_by})
     whole, parts = _digest(settings), []
     root = Path(os.path.commonpath([file.parent for file in files]))
@@ -170,13 +179,14 @@ def _of_files(
 
 
 def _one_part(name, fingerprint, rows, prefix: str, source: str, columns: Columns, max_words: int | None) -> Corpus:
-    """A corpus that is not of files; ids begin with `prefix`."""
+    """Create a corpus that does not consist of files; ids begin with `prefix`."""
     documents = partial(read_rows, rows, prefix, source, columns)
     part = Part(name, fingerprint, documents, None, max_words, columns[1])
     return Corpus(name, fingerprint, max_words=max_words, parts=(part,))
 
 
 def _hub_corpus(name, revision, config_name, split, streaming, columns: Columns, max_words: int | None) -> Corpus:
+    """Create the corpus of a Hub dataset, at the commit that the revision names now."""
     from huggingface_hub import HfApi
 
     path, _, at = name.partition("@")
@@ -187,7 +197,7 @@ def _hub_corpus(name, revision, config_name, split, streaming, columns: Columns,
         with explaining(Repo(path, revision, "dataset")):
             sha = HfApi().dataset_info(path, revision=revision).sha
             rows = load_dataset(path, config_name, split=split, revision=sha, streaming=streaming)
-    except Exception as error:  # The readers raise their own types; none is a bug of ours.
+    except Exception as error:  # The readers of `datasets` raise errors of many types, none of which is a bug here.
         raise CorpusError(
             f"Cannot load the corpus {path!r} from the Hub: {error}\nThere is no file or folder of that name here either."
         ) from error
@@ -196,11 +206,16 @@ def _hub_corpus(name, revision, config_name, split, streaming, columns: Columns,
 
 
 def _digest(settings: dict[str, Any]):
+    """Start the hash of a fingerprint with the settings."""
     return hashlib.sha256(json.dumps(settings).encode())
 
 
 def _in_folder(root: Path) -> set[Path]:
-    """The files below a folder that can be read; Markdown where there is nothing else, as it mostly is about the data."""
+    """Return the readable files below a directory.
+
+    .md files are returned only if there is no data, because they mostly describe data. READMEs alone are not returned if
+    there are files of unknown types.
+    """
     there = {path for path in root.rglob("*") if path.is_file() or path.is_symlink()}
     readable = {path for path in there if builder_of(path)}
     pages = {path for path in readable if suffix_of(path) == ".md"}
@@ -217,16 +232,25 @@ def _in_folder(root: Path) -> set[Path]:
 
 
 def _short_name(pattern: str) -> str:
-    """The last two names of a path, none above the working folder: enough to recognise it by, and little of the machine."""
+    """Return the last two components of a path, none above the working directory.
+
+    They are enough to recognise the path, and reveal little of the machine.
+    """
     path, here = os.path.abspath(pattern), os.getcwd()
     inside = here != os.sep and path.startswith(here + os.sep)
     return "/".join(Path(os.path.relpath(path, here) if inside else path).parts[-2:])
 
 
 def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The files of paths, folders and globs, sorted, each once; and those that match none.
+    """Find the files of paths, directories and globs.
 
-    What this package wrote into folders below is left out: a command would read its own output when it is called again.
+    Directories below them that this package wrote are left out, or a command called again would read its own output.
+
+    Returns:
+        The files, sorted, without repetitions; and the patterns that match none.
+
+    Raises:
+        CorpusError: a link is broken, a file type is unknown, or a pattern matches only files that are left out.
     """
     found: set[Path] = set()
     without = []
@@ -249,7 +273,7 @@ def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def _matches(pattern: str) -> tuple[Path, set[Path]]:
-    """The folder that a path, folder or glob is searched from, and what it matches."""
+    """Return the directory in which a path, directory or glob is searched, and the paths that it matches."""
     root = Path(os.path.abspath(pattern))
     if os.path.isdir(pattern):
         return root, _in_folder(root)
@@ -265,7 +289,7 @@ def _matches(pattern: str) -> tuple[Path, set[Path]]:
 
 
 def _is_output(folder: Path) -> bool:
-    """Whether a folder is a subset, an index, a run or a model, or one that is being written."""
+    """Return whether a directory is hidden (as one being written is), or a subset, an index, a run or a model."""
     if folder.name.startswith("."):
         return True
     for name, is_ours in _OUTPUTS.items():
@@ -279,34 +303,34 @@ def _is_output(folder: Path) -> bool:
 def _ends(path: Path) -> bytes:
     """Return the first and last 64 KiB of a file.
 
-    With name and size they are enough to tell files apart without reading a terabyte. What changes in between and leaves the
-    size as it is goes unseen.
+    Together with name and size they distinguish files without reading a terabyte. A change in between that keeps the size is
+    not noticed.
     """
     try:
         with open(path, "rb") as file:
             head = file.read(_SAMPLE)
             file.seek(max(0, path.stat().st_size - _SAMPLE))
             return head + file.read(_SAMPLE)
-    except OSError:  # Which reading it will report.
+    except OSError:  # The error is reported when the file is read.
         return b""
 
 
 def builder_of(path: Path) -> str | None:
-    """The reader for a file name."""
+    """Return the name of the `datasets` builder for a file name; None for an unknown type."""
     return BUILDERS.get(suffix_of(path))
 
 
 def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") -> Iterator[pa.RecordBatch]:
-    """The documents of a file; ids begin with `name`.
+    """Yield the documents of a file; ids begin with `name`.
 
     Args:
-        sample_by: what of a text file is a document, one of `SAMPLE_BY`.
+        sample_by: unit of a text file that is a document, one of `SAMPLE_BY`.
 
     Raises:
         CorpusError: see `read_batches`.
     """
     with told_as(CorpusError, path):
-        if path.stat().st_size == 0:  # A shard without rows; the readers would find no schema in it.
+        if path.stat().st_size == 0:  # A shard without rows: the readers would fail because it has no schema.
             return
         builder = builder_of(path)
         assert builder is not None
@@ -323,18 +347,23 @@ def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") 
 
 
 def read_rows(rows: Dataset | IterableDataset, name: str, source: str, columns: Columns) -> Iterator[pa.RecordBatch]:
-    """The documents of a data set; see `read_batches`."""
+    """Yield the documents of a dataset; see `read_batches`."""
     return read_batches(_checked(rows), name, source, columns)
 
 
 def _checked(rows: Dataset | IterableDataset) -> Iterator[Batch]:
+    """Yield the batches of a dataset after `check_columns`."""
     for batch in rows.iter(BATCH):
         check_columns(batch, rows.info.builder_name)
         yield batch
 
 
 def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Columns) -> Iterator[pa.RecordBatch]:
-    """Columns into documents: ids `<name>:<row>` without an id column, `source` where there is none.
+    """Convert batches of columns into batches of documents.
+
+    Args:
+        name: without an id column, ids are `<name>:<row>`.
+        source: source of documents whose source is missing or null.
 
     Raises:
         CorpusError: a batch cannot be read, or a column is missing or holds no text.
@@ -366,7 +395,7 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
 
 
 def _with_fields(batch: Batch, columns: Columns) -> Batch:
-    """The batch with a column for each that is named as a field of an object: `page.text` for that of `page`."""
+    """Add a column for each dotted column name, with that field of the objects: `page.text` from the column `page`."""
     fields: Batch = {}
     for name in filter(None, columns):
         column, *keys = name.split(".")
@@ -377,7 +406,10 @@ def _with_fields(batch: Batch, columns: Columns) -> Batch:
 
 
 def _parquet(path: Path, columns: Columns) -> Iterator[Batch]:
-    """Without `datasets`, which makes Python objects of every row; columns that are not asked for are None."""
+    """Yield the batches of a parquet file; columns that are not needed are None.
+
+    `datasets` is not used, because it converts every row to Python objects.
+    """
     file = open_parquet(path)
     names = file.schema_arrow.names
     asked = {name if name in names else name.split(".")[0] for name in columns if name is not None}
@@ -386,7 +418,10 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Batch]:
 
 
 def _small_text(path: Path, sample_by: str) -> Iterator[Batch]:
-    """What `datasets` reads of such a file, without what it takes to open each of thousands of pages."""
+    """Yield what `datasets` would read from a small text file, without its overhead of opening a file.
+
+    A corpus may have thousands of pages.
+    """
     with open(path, encoding="utf-8-sig") as file:
         text = file.read()
     if sample_by == "line":
@@ -398,6 +433,7 @@ def _small_text(path: Path, sample_by: str) -> Iterator[Batch]:
 
 
 def _texts(values: list | pa.Array, name: str, position: int, column: str) -> pa.Array:
+    """Return the texts of a column as strings, or raise a CorpusError for a value that is neither a text nor a number."""
     if not _holds_strings(values):
         for row, value in enumerate(_python(values), position):
             if value is not None and not isinstance(value, (str, int, float)):
@@ -412,15 +448,16 @@ def _texts(values: list | pa.Array, name: str, position: int, column: str) -> pa
 
 
 def _strings(values: list | pa.Array) -> pa.Array:
-    """Strings of a column; numbers as Python writes them."""
+    """Convert a column to strings; numbers are formatted by `str`."""
     if not _holds_strings(values):
         return pa.array([None if value is None else str(value) for value in _python(values)], pa.string())
     strings = values.cast(pa.string())
-    strings.validate(full=True)  # Parquet's readers do not look at the encoding.
+    strings.validate(full=True)  # The parquet reader does not check the encoding.
     return strings
 
 
 def _holds_strings(values: list | pa.Array) -> TypeGuard[pa.Array]:
+    """Return whether a column is an Arrow array of strings, possibly dictionary-encoded."""
     if isinstance(values, list):
         return False
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
@@ -428,10 +465,12 @@ def _holds_strings(values: list | pa.Array) -> TypeGuard[pa.Array]:
 
 
 def _python(values: list | pa.Array) -> list:
+    """Convert a column to a list of Python objects."""
     return values if isinstance(values, list) else values.to_pylist()
 
 
 def _stem(path: Path) -> str:
+    """Return a file name without the suffixes of its type and compression."""
     name = path.name
     for suffix in (*COMPRESSIONS, *BUILDERS):
         name = name.removesuffix(suffix)

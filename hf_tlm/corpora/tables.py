@@ -1,4 +1,4 @@
-"""Files of rows, as corpora and tasks read them: compressed streams, CSV, JSON and parquet, none of them damaged."""
+"""Readers of tabular files for corpora and tasks: CSV, JSON, text and parquet, also compressed, with checks for damage."""
 
 from __future__ import annotations
 
@@ -35,29 +35,34 @@ logger = logging.getLogger(__name__)
 DEPTH = 1000
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET = re.compile(rb"[\[{}\]]")
-# Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
+# Only an empty field is null: by default pandas would also read the words "null", "None" and "NA" as null.
 OPTIONS: dict[str, dict[str, Any]] = {
     "csv": {"keep_default_na": False, "na_values": [""]},
     "text": {"encoding": "utf-8-sig"},
 }
 COMPRESSIONS = (".gz", ".zst")
 SEPARATORS = (",", ";", "\t", "|")
-# The first line of a CSV file that is no header: it declares the separator to Excel.
+# A first line of a CSV file that is not its header but declares the separator to Excel.
 _DECLARED = re.compile(r'sep=([^\w\s"]|\t)\s*')
-# Before texts; that of little endian UTF-32 begins as that of UTF-16.
+# Byte order marks. UTF-32 is tested first, because its little-endian mark starts with that of UTF-16.
 _MARKS = {"UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)}
-_BLOCK = 10 << 20  # Bytes of JSON that are read at once, and of a csv that are looked through for odd quotes.
+_BLOCK = 10 << 20  # Bytes of JSON that are read at once, and of a CSV file that are searched for misplaced quotes.
 _write_zstd = compr.get("zstd")
-# Headers that a warning was given of: shards have one header, and are read more than once.
+# Headers warned about: shards share one header, and are read more than once.
 _told: set[tuple[str, ...]] = set()
 _told_of_quotes: set[str] = set()
 
 
 def field_of(cells: Iterable[Any], keys: Iterable[str]) -> list | None:
-    """What a column's objects hold in a field, None where one has none; None where no object of the column has the field.
+    """Return the values of a field of a column's objects.
 
     Args:
-        keys: the names on the way to it, `at` and `url` for `page.at.url` and the column `page`.
+        cells: the column's values.
+        keys: path of the field, `at` and `url` for `page.at.url` and the column `page`.
+
+    Returns:
+        One value per cell, None for a cell without the field; None instead of a list if no object of the column has the
+        field, unless all cells are None.
     """
     cells = list(cells)
     for key in keys:
@@ -68,17 +73,20 @@ def field_of(cells: Iterable[Any], keys: Iterable[str]) -> list | None:
 
 
 def uncompressed(path: Path) -> Path:
-    """A path without the suffix of a compression, by which its file is read."""
+    """Return a path without the suffix of a compression, if it has one."""
     return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix of a file name before a compression's, in small letters."""
+    """Return the lower-case suffix of a file name, without that of a compression."""
     return uncompressed(path).suffix.lower()
 
 
 def opened(path: Path, mode: str = "rb", **options: Any) -> Any:
-    """A file to read, decompressed where its name says so; text is UTF-8, with or without a mark before it."""
+    """Open a file for reading, and decompress it if its name has such a suffix.
+
+    Text is read as UTF-8, with or without a byte order mark.
+    """
     options |= {"encoding": "utf-8-sig"} if "t" in mode else {}
     if uncompressed(path) == path:
         return open(path, mode, **options)
@@ -86,9 +94,9 @@ def opened(path: Path, mode: str = "rb", **options: Any) -> Any:
 
 
 def check_encoding(path: Path) -> None:
-    """Raise a ValueError for a file that begins in UTF-16 or UTF-32, which readers take for UTF-8 with odd characters."""
+    """Raise a ValueError for a file in UTF-16 or UTF-32, which readers would accept as UTF-8 with odd characters."""
     head = b""
-    with suppress(OSError, EOFError, zlib.error):  # Of these the reader tells, and where.
+    with suppress(OSError, EOFError, zlib.error):  # The reader reports these errors, and where they are.
         with opened(path) as file:
             head = file.read(1 << 10)
     if (found := _wide_encoding(head)) is not None:
@@ -99,11 +107,11 @@ def check_encoding(path: Path) -> None:
 
 
 def _wide_encoding(head: bytes) -> str | None:
-    """The encoding of text that has two or four bytes a character, by its mark or by the zeros of its plain letters."""
+    """Detect UTF-16 and UTF-32 by their byte order mark, or by the zero bytes of ASCII letters; None for other encodings."""
     for name, marks in _MARKS.items():
         if head.startswith(marks):
             return name
-    # The share of zeros among the first, second, third and fourth bytes of four.
+    # Shares of zeros among the first, second, third and fourth bytes of groups of four.
     places = [head[place : len(head) // 4 * 4 : 4] for place in range(4)]
     zeros = [place.count(0) / max(1, len(place)) for place in places]
     for order, (first, second, third, fourth) in (("LE", zeros), ("BE", zeros[::-1])):
@@ -115,13 +123,13 @@ def _wide_encoding(head: bytes) -> str | None:
 
 
 def check_lines(path: Path) -> None:
-    """Raise a ValueError for a line of JSON that Arrow cannot read: it is no UTF-8, a row is null, or a value too deep."""
+    """Raise a ValueError for a line of JSON that Arrow cannot read: not UTF-8, a null row, or a value nested too deeply."""
     pending: list[bytes] = []
     brackets = 0
     with opened(path) as file:
         for number, line in enumerate(file, 1):
             if not line.isascii():
-                line.decode("utf-8-sig")  # Arrow does not look: its texts would fail where they are used.
+                line.decode("utf-8-sig")  # Arrow does not check it: the texts would fail where they are used.
             if line[:1] != b"{" and re.match(rb"(\xef\xbb\xbf)?\s*null(?!\w)", line) and not pending:
                 raise ValueError(f"line {number} is null; rows are JSON objects.")
             pending.append(line)
@@ -133,7 +141,7 @@ def check_lines(path: Path) -> None:
 
 
 def _depth(text: bytes) -> int:
-    """How many brackets are open at most, of those that are not within strings."""
+    """Return the maximum nesting depth of brackets outside strings."""
     deepest = depth = 0
     for bracket in _BRACKET.findall(_STRING.sub(b"", text)):
         depth += 1 if bracket in b"[{" else -1
@@ -142,34 +150,34 @@ def _depth(text: bytes) -> int:
 
 
 def _open_zstd(file: BinaryIO, mode: str = "rb", **options: Any) -> BinaryIO:
-    """A zstd stream: all of its frames, and an OSError where one is cut short, as the other compressions have it.
+    """Open a zstd stream that reads all frames and raises an OSError if it is truncated, as other compressions do.
 
-    The reader that fsspec takes gives what a truncated stream still holds, as if that were all.
+    fsspec's own reader would return the contents of a truncated stream as if it were complete.
     """
     if "r" not in mode:
         return _write_zstd(file, mode, **options)
     return io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
 
 
-# `datasets` opens local files and those of the Hub by way of fsspec.
+# `datasets` opens both local files and files of the Hub with fsspec.
 register_compression("zstd", _open_zstd, "zst", force=True)
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """A parquet file, whose pages are compared with their checksums where they have some."""
-    # Without pre_buffer, which holds all of the file's columns in memory.
+    """Open a parquet file; its pages are verified by their checksums, if they have any."""
+    # Without pre_buffer, which would hold all columns of the file in memory.
     return pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
 
 
 def find_separator(path: Path) -> str:
-    """Find what separates the fields of a CSV file: that of comma, semicolon, tab and bar by which its head is a table.
+    """Detect the separator of a CSV file: comma, semicolon, tab or bar.
 
-    That is the one that its first line declares (`sep=;`, which Excel writes and reads). Else it is the one by which the
-    header has the most fields, and the rows after it (20 are looked at) as many; comma where there is none, or where others
-    have no more.
+    It is the one that the first line declares (`sep=;`, which Excel writes and reads). Otherwise it is the one that gives
+    the header the most fields, and the next rows (up to 20) the same number; comma if there is none, or if no other gives
+    more fields.
 
     Raises:
-        UnicodeDecodeError: the head is not UTF-8. By another separator than its own the reader would fail at something else.
+        UnicodeDecodeError: the first rows are not UTF-8. With a wrong separator the reader would fail with another error.
     """
     with suppress(OSError, EOFError):
         if declared := _declared(path):
@@ -188,16 +196,17 @@ def find_separator(path: Path) -> str:
 
 
 def _declared(path: Path) -> str | None:
-    """The separator that the first line of a CSV file declares; None where it declares none."""
+    """Return the separator that the first line of a CSV file declares; None if it declares none."""
     with opened(path, "rt", newline="") as file:
         found = _DECLARED.fullmatch(file.readline())
     return found and found[1]
 
 
 def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
-    """All rows of a CSV, JSON or text file; fields of CSV are texts as they are written, None where they are empty.
+    """Read all rows of a CSV, JSON or text file.
 
-    Readers raise errors of many types, of which `told_as` makes ours.
+    Fields of CSV files are strings as written, None if empty. The readers raise errors of many types, which `told_as`
+    converts to ours.
     """
     if builder == "json" and (array := _array(path)) is not None:
         return Dataset.from_list(array, on_mixed_types="use_json")
@@ -206,8 +215,8 @@ def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
         try:
             return cached_rows(partial(load_dataset, builder, **source, **_options(path, builder, separator)))
         except DatasetGenerationError:
-            # The columns of JSON and their types are those of its first block, at which the reader fails where later rows
-            # have others. Of one block they are those of all rows.
+            # The reader infers the columns of JSON and their types from the first block, and fails at later rows with other
+            # ones. Read as a single block, all rows are considered.
             if builder != "json" or (size := _size(path)) <= _BLOCK:
                 raise
             options = _options(path, builder, separator) | {"chunksize": size}
@@ -215,7 +224,7 @@ def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
 
 
 def _size(path: Path) -> int:
-    """How many bytes a file has, decompressed."""
+    """Return the decompressed size of a file in bytes."""
     with opened(path) as file:
         return sum(map(len, file))
 
@@ -223,10 +232,10 @@ def _size(path: Path) -> int:
 def row_batches(
     path: Path, builder: str, size: int, separator: str = ",", sample_by: str = "line"
 ) -> Iterator[dict[str, list[Any]]]:
-    """The columns of a CSV, JSON or text file in batches of so many rows, as `read_rows` gives them.
+    """Yield the columns of a CSV, JSON or text file in batches of `size` rows, with the values that `read_rows` returns.
 
     Args:
-        sample_by: what of a text file is a row.
+        sample_by: unit of a text file that is a row.
     """
     if builder == "json" and (array := _array(path)) is not None:
         yield from (columns_of(array[start : start + size]) for start in range(0, len(array), size))
@@ -242,12 +251,12 @@ def row_batches(
         except Exception:
             if builder != "json" or _size(path) <= _BLOCK:
                 raise
-    rows = read_rows(path, builder)  # All at once; see there.
+    rows = read_rows(path, builder)  # Read the file at once, because its first block does not have all columns or types.
     yield from rows.select(range(done, len(rows))).iter(size)
 
 
 def _options(path: Path, builder: str, separator: str, sample_by: str = "line") -> dict[str, Any]:
-    """Options of the reader of `datasets`."""
+    """Return the options of the `datasets` builder for a file."""
     own: dict[str, Any] = {"sample_by": sample_by} if builder == "text" and sample_by != "line" else {}
     if builder == "json":
         own = {"chunksize": _BLOCK}
@@ -255,18 +264,18 @@ def _options(path: Path, builder: str, separator: str, sample_by: str = "line") 
         own = {"sep": separator, "skiprows": 1 if _declared(path) else 0}
         with opened(path) as file:
             header = pandas.read_csv(file, nrows=0, **own).columns
-        # Else the type of a column is that of its first 10,000 rows, at which the reader fails where later ones have others.
+        # Otherwise the reader infers types from the first 10,000 rows, and fails at later rows with other types.
         own["features"] = Features({str(name): Value("string") for name in header})
     return {**OPTIONS.get(builder, {}), **own}
 
 
 def columns_of(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Rows with the same keys as columns."""
+    """Convert rows with the same keys to columns."""
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def reading_error(error: Exception) -> str:
-    """Why something cannot be read, in the words of its reader, or why its cache cannot be written."""
+    """Explain why something cannot be read, in the words of its reader, or why its cache cannot be written."""
     if problem := cache_problem(error, config.HF_DATASETS_CACHE):
         return f"{problem}."
     cause = error.__cause__ or error
@@ -285,7 +294,10 @@ def reading_error(error: Exception) -> str:
 
 @contextmanager
 def told_as(kind: type[HfTlmError], what: object) -> Iterator[None]:
-    """Raise an error of ours, which names what cannot be read, for those of readers: they have many types, none our bug."""
+    """Convert errors of readers in the block to an HfTlmError of class `kind` that names what cannot be read.
+
+    The readers raise errors of many types, none of which is a bug here.
+    """
     try:
         yield
     except kind:
@@ -295,9 +307,10 @@ def told_as(kind: type[HfTlmError], what: object) -> Iterator[None]:
 
 
 def _array(path: Path) -> list[dict[str, Any]] | None:
-    """The objects of a JSON file that is one array, each with the keys of all in their order; None of lines of objects.
+    """Read a JSON file that is one array of objects; None if it is not an array (JSON Lines).
 
-    Where a column of an array holds texts beside other values, `datasets` would make JSON of all of them.
+    Every object gets the keys of all objects, in the order of their first occurrence. `datasets` is not used, because it
+    would convert all values of a column with texts and other values to JSON.
     """
     with opened(path) as file:
         head = file.read(1 << 10)
@@ -312,9 +325,9 @@ def _array(path: Path) -> list[dict[str, Any]] | None:
 
 
 def check_columns(names: Iterable[str], builder: str | None) -> None:
-    """Raise a ValueError where pandas took the first of too many fields for an index, so that texts are in wrong columns.
+    """Raise a ValueError if pandas used the first of too many fields as an index, so that texts are in wrong columns.
 
-    Of files that lie here `read_rows` and `row_batches` find that before, and name the line.
+    For local files `read_rows` and `row_batches` find this earlier, and name the line.
     """
     if builder == "csv" and any(str(name).startswith("__index_level_") for name in names):
         raise ValueError("Rows have more fields than the header names. Put fields that hold commas in double quotes.")
@@ -322,10 +335,11 @@ def check_columns(names: Iterable[str], builder: str | None) -> None:
 
 @contextmanager
 def _checking(path: Path, builder: str, separator: str) -> Iterator[None]:
-    """Name the first line of a CSV file with too many fields, and what to do, wherever a reader fails at it.
+    """Check a file before the block reads it, and explain a reader's error by the first CSV row with too many fields.
 
-    Where that is the first row pandas does not fail, and takes the first fields of all rows for an index. What Arrow's
-    reader of JSON would end the process at is named before. On the first process there are warnings.
+    A first row with too many fields is an error before reading, because pandas would not fail but use the first field of
+    every row as an index. JSON lines at which Arrow's reader would end the process are errors before reading too. The first
+    process of a job warns of repeated column names and misplaced quotes.
     """
     if builder == "json":
         check_lines(path)
@@ -345,10 +359,10 @@ def _checking(path: Path, builder: str, separator: str) -> Iterator[None]:
 
 
 def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | None:
-    """Describe the first row of a CSV file that has more fields than the header names; None if there is none.
+    """Describe the first row of a CSV file that has more fields than the header; None if there is none.
 
     Args:
-        rows: how many are looked at; None for all.
+        rows: number of rows to check; None: all.
     """
     with suppress(OSError, ValueError, csv.Error):
         found = _csv_rows(path, separator)
@@ -364,7 +378,7 @@ def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | N
 
 
 def _warn_of_repeated_names(path: Path, separator: str) -> None:
-    """Once for each header."""
+    """Warn of column names that occur more than once, once per header."""
     with suppress(OSError, ValueError, csv.Error):
         _, header, _ = next(_csv_rows(path, separator), (0, [], []))
         repeated = [name for name, count in Counter(header).items() if name.strip() and count > 1]
@@ -377,10 +391,10 @@ def _warn_of_repeated_names(path: Path, separator: str) -> None:
 
 
 def _warn_of_quotes(path: Path, separator: str) -> None:
-    """Once for each file: of lines that a quote which was meant as a letter has run together.
+    """Warn of lines that were joined into one row by a double quote that was meant literally, once per file.
 
-    The field that it begins ends at the next quote, lines later and in the midst of a text. Only the beginning of a large
-    file is looked at: reading it twice would take longer than retrieval from it.
+    Such a quote at the start of a field ends the field at the next quote, lines later and in the middle of a text. Only the
+    beginning of a large file is checked, because reading it twice would take longer than retrieval from it.
     """
     if str(path) in _told_of_quotes:
         return
@@ -403,7 +417,7 @@ def _warn_of_quotes(path: Path, separator: str) -> None:
 
 
 def _ends_in_the_midst(lines: Sequence[str], separator: str) -> bool:
-    """Whether, in a row of several lines, what a quote began ends after the first line and before the end of a field."""
+    """Return whether, in a row of several lines, a quoted field ends after the first line and not at the end of a field."""
     reader = csv.reader(lines, delimiter=separator, strict=True)
     try:
         list(reader)
@@ -413,8 +427,8 @@ def _ends_in_the_midst(lines: Sequence[str], separator: str) -> bool:
 
 
 def _csv_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str], list[str]]]:
-    """(number of its last line, from 1; its fields; its lines) of the header and every row that is not blank."""
-    csv.field_size_limit(2**31 - 1)  # Else a text of more than 128 KiB is an error.
+    """Yield (number of its last line, from 1; its fields; its lines) of the header and of every row that is not blank."""
+    csv.field_size_limit(2**31 - 1)  # By default a field of more than 128 KiB is an error.
     skipped = 1 if _declared(path) else 0
     lines: list[str] = []
 

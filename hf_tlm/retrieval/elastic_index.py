@@ -1,7 +1,7 @@
-"""An index of an Elasticsearch cluster: the connection, errors in words, what it says of itself, a corpus put into it.
+"""Indexes of an Elasticsearch cluster: the connection, error messages, reading an index's layout, indexing a corpus.
 
-The API key is read from the environment when a client is made; no object here holds it, and no message shows it.
-Tested against a loopback server, as `elastic_search` says.
+The API key is read from the environment when a client is created; no object here stores it, and no message shows it.
+Tested against a loopback server; see `elastic_search`.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ T = TypeVar("T")
 
 INSTALL = "pip install 'hf-tlm[elastic]'"
 RETRIED = (408, 429, 502, 503, 504)
-BACKOFF, MAX_BACKOFF = 1.0, 60.0  # seconds before the first repetition, which double, and at most
-STAMP = "hf_tlm"  # key of our entry in an index's _meta
+BACKOFF, MAX_BACKOFF = 1.0, 60.0  # Seconds before the first retry, doubled each time, and their maximum.
+STAMP = "hf_tlm"  # Key of our entry in an index's _meta.
 DEFAULT_WINDOW = 10_000  # Elasticsearch's index.max_result_window
 DEFAULT_SIMILARITY = {"type": "BM25", "k1": 1.2, "b": 0.75}
 STAMP_VERSION = 1
-BULK_ROWS, BULK_BYTES = 500, 10 << 20  # of one _bulk request
+BULK_ROWS, BULK_BYTES = 500, 10 << 20  # Limits of one _bulk request.
 
 
 class Unfinished(Exception):
-    """Part of a request failed for a passing reason and is worth asking for again."""
+    """Raised when part of a request failed for a temporary reason and should be retried."""
 
 
 def connect(settings: ElasticSettings) -> Elasticsearch:
-    """A client, which has not talked to the cluster yet; close it after use.
+    """Create a client; it sends nothing to the cluster yet. Close it after use.
 
     Raises:
-        RetrievalError: the package is missing, no index is named, or the key or certificate file cannot be used.
+        RetrievalError: the package is missing, no index is named, the API key is malformed, or there is no such certificate
+            file.
     """
     try:
         from elasticsearch import Elasticsearch
@@ -71,18 +72,20 @@ def index_corpus(
     fingerprint: str,
     progress: bool = True,
 ) -> int:
-    """Put a corpus into an index, once; the number of its passages.
+    """Index a corpus in the cluster, unless that was done before, and return its number of passages.
 
-    The index carries the corpus's fingerprint and these settings, and at the end a mark that it is complete. If it is
-    there, complete and the same, nothing is done; if its building was interrupted, it is continued, and passages that
-    are in already stay as they are.
+    The index stores the corpus's fingerprint, these settings, and finally a mark that it is complete. If a complete index of
+    the same corpus and settings exists, nothing is done; if indexing was interrupted, it continues, and passages indexed
+    before stay as they are.
 
     Args:
         dataset: string columns id, text, source. An id becomes the `_id`, and a keyword field that breaks ties.
+        corpus_name, fingerprint: identify the corpus.
+        progress: show a progress bar.
 
     Raises:
-        RetrievalError: an index of this name with another corpus or other settings; a passage that the cluster does not
-            take, with its reason; passages that are missing or too many in the end (repeated ids); see `connect`.
+        RetrievalError: the index has another corpus or other settings; the cluster rejects a passage (the message has its
+            reason); in the end passages are missing or too many (repeated ids); see `connect`.
     """
     check_elastic(bm25)
     fields = {
@@ -127,11 +130,12 @@ def index_corpus(
 
 @dataclass(frozen=True)
 class Layout:
-    """What an index says of itself.
+    """The layout of an index: its fields, similarity and limits, as its mapping and settings describe them.
 
-    id_field: a keyword field with the ids, by which ties can be broken; None: only `_id`, which cannot be sorted by.
-    text_path, source_path: where the two are in a document's `_source`; source_path None: nowhere.
-    similarity: type, k1 and b of the text field. stamp: what index_corpus wrote; None for an index of other making.
+    id_field: a keyword field with the ids, to break ties by; None: only `_id`, which cannot be used for sorting.
+    text_path, source_path: paths of the two fields in a document's `_source`; source_path None: there is no source.
+    similarity: type, k1 and b of the text field.
+    stamp: metadata that index_corpus wrote; None for an index not created by hf_tlm.
     """
 
     id_field: str | None
@@ -143,12 +147,12 @@ class Layout:
 
 
 def read_layout(client: Elasticsearch, settings: ElasticSettings) -> Layout:
-    """The layout of the index, or the common one of all behind an alias.
+    """Read the layout of the index, or the common layout of all indices behind an alias.
 
     Raises:
-        RetrievalError: no such index, indices that differ, or fields that cannot be used.
+        RetrievalError: there is no such index, the indices differ, or a field cannot be used.
     """
-    # Nothing listening is a wrong address far more often than a passing trouble: no use in waiting for it.
+    # Do not retry lost connections: a refused one is usually a wrong address, for which waiting does not help.
     answer = with_retries(lambda: client.indices.get(index=settings.index), settings, drops=False)
     if not answer.body:
         raise RetrievalError(f"There is no index {settings.index!r} at {settings.url}. Check the name.")
@@ -168,10 +172,12 @@ def read_layout(client: Elasticsearch, settings: ElasticSettings) -> Layout:
 def with_retries(
     call: Callable[[], T], settings: ElasticSettings, *, statuses: Collection[int] = RETRIED, drops: bool = True
 ) -> T:
-    """`call()`, repeated with back-off after timeouts, lost connections (`drops`), `statuses` and Unfinished.
+    """Return `call()`, retried with exponential back-off after temporary errors.
+
+    Retried are timeouts, responses with one of `statuses`, Unfinished and, if `drops`, lost connections.
 
     Raises:
-        RetrievalError: what failed in the end, and what to do.
+        RetrievalError: the last attempt failed, or the error is not temporary; the message says what to do.
     """
     from elasticsearch import ApiError, ConnectionTimeout, SSLError, TransportError
     from elasticsearch import ConnectionError as Dropped
@@ -195,7 +201,7 @@ def with_retries(
 
 
 def explain(error: Exception, settings: ElasticSettings, repetitions: int = 0) -> str:
-    """What went wrong and what to do about it, without the API key even if the server repeats it."""
+    """Explain an error and what to do about it; the API key is masked, even if the server repeats it."""
     from elasticsearch import ApiError, ConnectionTimeout, SSLError, UnsupportedProductError
     from elasticsearch import ConnectionError as Dropped
 
@@ -241,7 +247,7 @@ def explain(error: Exception, settings: ElasticSettings, repetitions: int = 0) -
 
 
 def reason_of(body: Any) -> str:
-    """The types and reasons in an error of Elasticsearch, outermost first, each once."""
+    """Return the types and reasons in an error response of Elasticsearch, outermost first, without repetitions."""
     found: dict[str, None] = {}
 
     def walk(part: Any) -> None:
@@ -260,6 +266,7 @@ def reason_of(body: Any) -> str:
 
 
 def _layout(name: str, described: dict[str, Any], settings: ElasticSettings) -> Layout:
+    """Read the layout from one index's mapping and settings, or raise a RetrievalError if a field cannot be used."""
     mapping, options = described.get("mappings", {}), described.get("settings", {}).get("index", {})
     properties, stamp = mapping.get("properties", {}), mapping.get("_meta", {}).get(STAMP)
     text = _field(properties, settings.text_field)
@@ -278,7 +285,7 @@ def _layout(name: str, described: dict[str, Any], settings: ElasticSettings) -> 
     chosen = text[0].get("similarity", "default")
     similarity = {**DEFAULT_SIMILARITY, **declared.get(chosen, {} if chosen in ("default", "BM25") else {"type": chosen})}
     if text[0].get("norms") is False:
-        similarity["b"] = 0  # Without norms Lucene takes every length for the mean.
+        similarity["b"] = 0  # Without norms Lucene treats every length as the mean.
     return Layout(
         id_field=settings.id_field or (stamp or {}).get("settings", {}).get("id_field"),
         text_path=text[1],
@@ -290,7 +297,7 @@ def _layout(name: str, described: dict[str, Any], settings: ElasticSettings) -> 
 
 
 def _field(properties: dict[str, Any], path: str) -> tuple[dict[str, Any], str] | None:
-    """(mapping, path in _source) of a field; that of a multi-field is its parent's."""
+    """Return (mapping, path in _source) of a field, or None if it does not exist; a multi-field has its parent's path."""
     head, _, rest = path.partition(".")
     field = properties.get(head)
     if field is None or not rest:
@@ -302,12 +309,13 @@ def _field(properties: dict[str, Any], path: str) -> tuple[dict[str, Any], str] 
 
 
 def _create(client: Elasticsearch, settings: ElasticSettings, bm25: Bm25Settings, stamp: dict[str, Any]) -> None:
+    """Create the index with an analyzer like our `Analyzer`, BM25 similarity and the stamp."""
     filters = ["lowercase", "hf_tlm_storable", *(["hf_tlm_stop"] if bm25.stopwords else [])]
     analysis = {
         # Python's \w\w+: letters, numbers and the underscore.
         "tokenizer": {"hf_tlm_words": {"type": "pattern", "pattern": r"[\p{L}\p{N}_]{2,}", "group": 0}},
         "filter": {
-            # Lucene refuses a passage with a term of more than 32,766 bytes.
+            # Lucene rejects a passage with a term of more than 32,766 bytes.
             "hf_tlm_storable": {"type": "length", "max": 8191},
             "hf_tlm_stop": {"type": "stop", "stopwords": "_english_"},
         },
@@ -317,7 +325,7 @@ def _create(client: Elasticsearch, settings: ElasticSettings, bm25: Bm25Settings
         "index": {
             "similarity": {"hf_tlm": {"type": "BM25", "k1": bm25.k1, "b": bm25.b}},
             "analysis": analysis,
-            "refresh_interval": "-1",  # until all passages are in
+            "refresh_interval": "-1",  # No refresh until all passages are indexed.
         }
     }
     names = stamp["settings"]
@@ -332,7 +340,7 @@ def _create(client: Elasticsearch, settings: ElasticSettings, bm25: Bm25Settings
     }
 
     def create():
-        # 400: it exists, made by another process since we looked, or by this one before an answer was lost.
+        # 400: the index exists, created by another process meanwhile, or by this one if the response was lost.
         answer = client.options(ignore_status=400).indices.create(index=settings.index, settings=options, mappings=mappings)
         if "error" in answer and "resource_already_exists_exception" not in reason_of(answer.body):
             raise RetrievalError(f"Elasticsearch does not create the index {settings.index!r}: {reason_of(answer.body)}.")
@@ -341,7 +349,11 @@ def _create(client: Elasticsearch, settings: ElasticSettings, bm25: Bm25Settings
 
 
 def _same(found: dict[str, Any] | None, stamp: dict[str, Any], settings: ElasticSettings) -> dict[str, Any]:
-    """What was found, or RetrievalError unless the index is one of ours with the same corpus and settings."""
+    """Check that an existing index has our stamp with the same corpus and settings; return the stamp found.
+
+    Raises:
+        RetrievalError: it does not.
+    """
     advice = "Choose another index name, or delete that index."
     if found is None:
         raise RetrievalError(
@@ -364,6 +376,7 @@ def _same(found: dict[str, Any] | None, stamp: dict[str, Any], settings: Elastic
 
 
 def _bulk(client: Elasticsearch, rows: dict[str, list], fields: dict[str, str], settings: ElasticSettings) -> None:
+    """Index a batch of passages; those that exist already are left unchanged."""
     from elasticsearch.helpers import streaming_bulk
 
     actions = [
@@ -390,11 +403,11 @@ def _bulk(client: Elasticsearch, rows: dict[str, list], fields: dict[str, str], 
         )
         for created, result in results:
             item = result["create"]
-            # 409: it is there already, from an earlier run or from a request whose answer was lost.
+            # 409: it exists already, from an earlier run or from a request whose response was lost.
             if not created and item["status"] != 409:
                 raise RetrievalError(
                     f"Elasticsearch did not take passage {item['_id']!r}: {item['status']}, {reason_of(item['error'])}. "
                     "What is indexed stays; run the same again to continue."
                 )
 
-    with_retries(send, settings, statuses=())  # streaming_bulk itself waits out overload; lost connections are left to us
+    with_retries(send, settings, statuses=())  # streaming_bulk itself retries on overload, but not after lost connections.

@@ -1,11 +1,11 @@
-"""Retrieval from an Elasticsearch cluster, for a corpus that is in one already or is put there by `index_corpus`.
+"""Retrieval from an Elasticsearch cluster that already holds the corpus, or that `index_corpus` has added it to.
 
-Scores are Lucene's BM25 with k1 and b of the index, term statistics taken over all shards (`dfs_query_then_fetch`). They
-are those of our own "lucene" variant but for Lucene's storing of lengths in one byte (exact below 40 terms, then within
-an eighth), its float32 arithmetic, deleted passages that still count, and the analyzer of an index of other making.
+Scores are Lucene's BM25 with k1 and b of the index, and term statistics over all shards (`dfs_query_then_fetch`). They
+differ from our own "lucene" variant only in that Lucene stores lengths in one byte (exact below 40 terms, then within an
+eighth), computes in float32 and still counts deleted passages, and that an index not created by hf_tlm has its own analyzer.
 
-Tested against a loopback server that answers like Elasticsearch (tests/support/elastic_server.py), with the official
-client, and not against a real cluster.
+Tested with the official client against a loopback server that answers like Elasticsearch (tests/support/elastic_server.py),
+not against a real cluster.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
 
 FETCH_ROWS = 500
-# What is needed of an answer; an item without hits keeps its status, so items stay aligned with queries.
+# Fields requested of a response. An item without hits keeps its status, so items stay aligned with queries.
 FOUND = "hits.hits._id,hits.hits._score,hits.hits.fields,status,error,timed_out,_shards".split(",")
 FILTER = [*(f"responses.{path}" for path in FOUND), "error", "status"]
 
@@ -49,15 +49,18 @@ def search(
     *,
     query_ids: Sequence[str] | None = None,
 ) -> Iterator[tuple[list[str], np.ndarray]]:
-    """(ids, scores float32) of each query in order, at most top_k, by score descending, then id.
+    """Search the index and yield the hits of each query, in the order of the queries.
 
-    Where the index has a keyword field with the ids, ties at rank K are broken by id as well; else the cluster decides
-    which of several equal passages is the last.
+    If the index has a keyword field with the ids, ties at rank K are broken by id as well; otherwise the cluster decides
+    which of several equally good passages is the last.
+
+    Yields:
+        (ids, scores float32) of at most top_k passages, ordered by score descending, then id.
 
     Raises:
-        RetrievalError: settings the cluster cannot have or the index does not have; top_k above the index's
-            max_result_window; an index that is incomplete; a query that fails, with its number (from 1), its id if
-            query_ids are given, and the reason.
+        RetrievalError: the cluster does not support the settings, or the index has others; top_k is above the index's
+            max_result_window; the index is incomplete; a query fails (the message has its number from 1, its id if query_ids
+            are given, and the reason).
     """
     check_elastic(bm25)
     with connect(settings) as client:
@@ -71,6 +74,7 @@ def search(
 
 
 def _check_layout(layout: Layout, top_k: int, settings: ElasticSettings, bm25: Bm25Settings) -> None:
+    """Check that the index can be searched with these settings, or raise a RetrievalError."""
     index = settings.index
     if top_k > layout.max_result_window:
         raise RetrievalError(
@@ -94,10 +98,10 @@ def _check_layout(layout: Layout, top_k: int, settings: ElasticSettings, bm25: B
 def _search_batch(
     client: Elasticsearch, texts: Sequence[str], names: list[str], top_k: int, settings: ElasticSettings, layout: Layout
 ) -> list[tuple[list[str], np.ndarray]]:
-    """One `_msearch`, and more for the queries of it that fail for a passing reason."""
+    """Send one `_msearch` request, and further ones for its queries that failed for a temporary reason."""
     body: dict[str, Any] = {"size": top_k, "_source": False, "track_total_hits": False}
     if layout.id_field is not None:
-        # Ids from doc values: nothing stored has to be read, one hit at a time, and ties have an order.
+        # Read ids from doc values: no stored fields have to be loaded for every hit, and ties can be sorted.
         body |= {"stored_fields": "_none_", "docvalue_fields": [layout.id_field]}
         body["sort"] = [{"_score": "desc"}, {layout.id_field: "asc"}]
     found: dict[int, tuple[list[str], np.ndarray]] = {}
@@ -106,7 +110,7 @@ def _search_batch(
         pending = [place for place in range(len(texts)) if place not in found]
         searches: list[dict[str, Any]] = []
         for place in pending:
-            # The same preference sends all requests to the same copies of the shards, whose statistics may differ.
+            # The same preference routes all requests to the same shard copies: the statistics of copies may differ.
             query = {"match": {settings.text_field: {"query": texts[place]}}}
             searches += [{"preference": STAMP}, {**body, "query": query}]
         answer = client.msearch(
@@ -129,7 +133,10 @@ def _search_batch(
 
 
 def _problem(item: dict[str, Any]) -> tuple[str | None, bool]:
-    """(what is wrong with one answer or None, whether it may pass). Hits of some of the shards are no answer."""
+    """Return the problem of one response, or None, and whether it is temporary.
+
+    Hits of only some of the shards are a problem too.
+    """
     if "error" in item:
         reason = reason_of(item["error"])
         return f"{item.get('status')}, {reason}", item.get("status") in RETRIED
@@ -142,6 +149,7 @@ def _problem(item: dict[str, Any]) -> tuple[str | None, bool]:
 
 
 def _query_error(name: str, problem: str) -> str:
+    """Return the error message for a query that failed."""
     message = f"Query number {name} failed in the cluster: {problem}."
     if any(sign in problem for sign in ("maxClauseCount", "_clauses", "too many clauses")):
         message += (
@@ -152,6 +160,7 @@ def _query_error(name: str, problem: str) -> str:
 
 
 def _hits(item: dict[str, Any], id_field: str | None) -> tuple[list[str], np.ndarray]:
+    """Return the ids and scores of one response, ordered by score descending, then id."""
     hits = item.get("hits", {}).get("hits", [])
     ids = [hit["_id"] if id_field is None else hit["fields"][id_field][0] for hit in hits]
     scores = np.array([hit["_score"] for hit in hits], np.float32)
@@ -160,10 +169,10 @@ def _hits(item: dict[str, Any], id_field: str | None) -> tuple[list[str], np.nda
 
 
 def fetch(ids: Sequence[str], settings: ElasticSettings) -> list[dict[str, str]]:
-    """{"id", "text", "source"} of passages, in the order of `ids`, which `search` gave.
+    """Fetch passages as {"id", "text", "source"}, in the order of the `ids`, which `search` returned.
 
     Raises:
-        RetrievalError: a passage that is not there any more, is there twice, or has no text.
+        RetrievalError: a passage does not exist any more, exists twice, or has no text.
     """
     rows: list[dict[str, str]] = []
     with connect(settings) as client:
@@ -185,7 +194,7 @@ def fetch(ids: Sequence[str], settings: ElasticSettings) -> list[dict[str, str]]
 
 
 def _fetch_batch(client: Elasticsearch, ids: list[str], settings: ElasticSettings, layout: Layout) -> dict[str, dict]:
-    """Fetch passages by their ids: id -> `_source`, for those that are there."""
+    """Fetch passages by their ids; return id -> `_source` of those that exist."""
     paths = [layout.text_path, *([layout.source_path] if layout.source_path else [])]
     found: dict[str, dict] = {}
 
@@ -221,7 +230,7 @@ def _fetch_batch(client: Elasticsearch, ids: list[str], settings: ElasticSetting
 
 
 def _value(document: dict[str, Any], path: str) -> Any:
-    """A field of `_source`, where "a.b" may be one key or two."""
+    """Return a field of `_source`, in which the path "a.b" may be one key or two nested ones."""
     if path in document or "." not in path:
         return document.get(path)
     head, _, rest = path.partition(".")
@@ -238,18 +247,18 @@ def retrieve_elastic(
     *,
     max_query_terms: int | None = None,
 ) -> RetrievalResult:
-    """The top_k passages of every query, joined as `retrieve` joins them.
+    """Retrieve the union of the top_k passages of every query from the cluster.
 
     Args:
-        query_ids: name a query in errors.
-        max_query_terms: refused, because analysis happens in the cluster.
+        query_ids: ids of the queries for error messages.
+        max_query_terms: must be None, because the cluster analyzes the queries.
 
     Returns:
-        With all queries that found nothing; its counts have the `fingerprint` of the corpus that `index_corpus` put there,
-        None for an index of other making.
+        The passages. `without_hits` has all queries that found nothing, empty ones too; the counts have the `fingerprint` of
+        the corpus that `index_corpus` indexed, None for an index not created by hf_tlm.
 
     Raises:
-        RetrievalError: see `check_elastic` and `search`; no passage at all was found.
+        RetrievalError: see `check_elastic` and `search`; or no query found a passage.
     """
     check_elastic(bm25, max_query_terms)
     positions: dict[str, int] = {}

@@ -1,1 +1,1 @@
-"""Retrieval from a corpus that is larger than one machine, on datatrove's executors."""
+"""Sharded retrieval from a corpus that is larger than one machine, on datatrove's executors."""

@@ -1,8 +1,8 @@
-"""datatrove's executors, quiet on the terminal and safe to kill, behind one function.
+"""datatrove's executors behind one function, without output to the terminal, and safe to kill.
 
-A task's log goes to its stage's folder, and so does its error, by which the run that waits for it can say what happened.
-Two loops are our own: datatrove's local pool waits for ever once a worker is killed, and so does its Ray loop if a node
-leaves while a task starts there.
+A task writes its log and its error to its stage's directory, so that the run waiting for it can report what happened. Two
+loops replace datatrove's: its local pool waits forever once a worker is killed, and so does its Ray loop if a node leaves
+while a task starts there.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from hf_tlm.retrieval.texts import RetrievalError
 from hf_tlm.utils.options import COUNT, Range, check_number
 
 logger = logging.getLogger(__name__)
-# Arguments of datatrove's that are given here, or that our loops have no use for.
+# Arguments of datatrove's executors that are set here, and those that our loops do not use.
 OWN_ARGUMENTS = {"pipeline", "tasks", "logging_dir", "skip_completed", "depends", "depends_job_id", "run_on_dependency_fail"}
 UNUSED_ARGUMENTS = {
     "local": {"local_tasks", "local_rank_offset"},
     "ray": {"nodes_per_task", "tasks_per_job", "time", "log_first"},
 }
-# Numbers among an executor's options: as text some would be taken, and compared or multiplied hours later.
+# Executor options that must be numbers: some would be accepted as text, and fail hours later when computed with.
 _COUNT, _ANY_COUNT = Range(1, COUNT, whole=True), Range(0, COUNT, whole=True)
 NUMBERS = {
     **dict.fromkeys(("cpus_per_task", "nodes_per_task", "tasks_per_job", "max_array_size"), _COUNT),
@@ -56,16 +56,16 @@ NUMBERS = {
     "mem_per_cpu_gb": Range(0, COUNT, above=True),
     "poll_interval": Range(0, COUNT),  # Seconds.
 }
-RAY_RETRIES = 3  # of a task whose node or process is lost
-SLURM_POLL = 10.0  # seconds
-POLL = {True: 0.2, False: 15.0}  # seconds between looks at a local and a remote folder, for the progress bar
+RAY_RETRIES = 3  # Retries of a task whose node or process is lost.
+SLURM_POLL = 10.0  # Seconds.
+POLL = {True: 0.2, False: 15.0}  # Seconds between checks of a local and a remote directory, for the progress bar.
 
 
 def in_queue(job: str | int) -> bool:
-    """Whether Slurm still lists a job.
+    """Return whether Slurm still lists a job.
 
-    Slurm forgets a job some time after its end, and then answers that there is none. Another error, as of a busy controller,
-    says nothing of the job: it is asked for again later.
+    Slurm forgets a job some time after it ends, and then reports an invalid job id. Any other error, such as a busy
+    controller, says nothing about the job, which then counts as listed, so that the caller asks again later.
     """
     if job == -1:
         return False
@@ -79,17 +79,18 @@ def in_queue(job: str | int) -> bool:
 
 
 class _Quiet(PipelineExecutor):
-    """Tasks write to their log only, and leave their error as `errors/<rank>.json`."""
+    """An executor whose tasks write only to their logs, and write their error to `errors/<rank>.json`."""
 
     pipeline: list[PipelineStep]
     _run = PipelineExecutor._run_for_rank
 
     @staticmethod
     def check(options: dict[str, Any]) -> None:
-        """Raise a RetrievalError where this executor cannot work: it has too few options, or is not where it starts."""
+        """Raise a RetrievalError if this executor cannot run: an option is missing, or it cannot be started from here."""
 
     def _run_for_rank(self, rank: int, local_rank: int = 0, node_rank: int = -1):
-        # Their logger takes sys.stderr for its console whenever a task begins or ends.
+        """Run one task; if it fails, write its error for `errors` and raise it."""
+        # datatrove's logger adds sys.stderr as its console whenever a task begins or ends.
         with contextlib.redirect_stderr(io.StringIO()):
             try:
                 return self._run(rank, local_rank, node_rank)
@@ -100,12 +101,12 @@ class _Quiet(PipelineExecutor):
                 raise
 
     def incomplete(self) -> list[int]:
-        """The ranks without a completion marker, as the file system has them now."""
+        """Return the ranks without a completion marker, bypassing the file system's cache."""
         self.logging_dir.fs.invalidate_cache()
         return self.get_incomplete_ranks(skip_completed=True)
 
     def errors(self) -> dict[int, dict[str, Any]]:
-        """{"known": an HfTlmError, "message"} of the tasks that failed in this run."""
+        """Return the errors of the tasks that failed in this run: rank -> {"known": it is an HfTlmError, "message"}."""
         found = {}
         for rank in self.incomplete():
             if self.logging_dir.isfile(path := f"errors/{rank:05d}.json"):
@@ -115,10 +116,15 @@ class _Quiet(PipelineExecutor):
 
 
 class LocalExecutor(_Quiet, LocalPipelineExecutor):
-    """One process per task, `workers` at a time; a single worker is this process."""
+    """An executor that runs each task in a local process, `workers` at a time; a single worker is this process."""
 
     def run(self) -> None:
-        """Raises RetrievalError when a process was killed; other failures are in `errors`."""
+        """Run all incomplete tasks, until one fails; its error is in `errors`.
+
+        Raises:
+            RetrievalError: a process was killed, or ended before its task began.
+            Exception: with a single worker, the error of the task that failed.
+        """
         ranks = self.get_incomplete_ranks()
         if self.workers == 1:
             pipeline = self.pipeline
@@ -159,23 +165,25 @@ class LocalExecutor(_Quiet, LocalPipelineExecutor):
 
 
 def _run_in_process(executor: LocalExecutor, rank: int) -> None:
-    # A task must not outlive a killed run: nobody would stop it.
+    """Run one task in a child process; exit with status 1 if it fails."""
+    # A task must not outlive a killed run, because nothing else would stop it.
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
         executor._run_for_rank(rank)
-    except Exception:  # It is in `errors` and in the log.
+    except Exception:  # The error is in `errors` and in the log.
         os._exit(1)
 
 
 def _exit_with_parent() -> None:
+    """Wait for the parent process to end, then end this one."""
     parent = multiprocessing.parent_process()
-    assert parent is not None  # only in the main process of a run
+    assert parent is not None  # It is None only in the main process of a run.
     parent.join()
     os._exit(1)
 
 
 class RayExecutor(_Quiet, RayPipelineExecutor):
-    """Ray tasks, which Ray itself runs elsewhere when a node is lost, and whose processes serve more than one shard."""
+    """An executor that runs tasks on Ray, which restarts a task if its node is lost, and reuses processes."""
 
     @staticmethod
     def check(options: dict[str, Any]) -> None:
@@ -183,7 +191,11 @@ class RayExecutor(_Quiet, RayPipelineExecutor):
             raise RetrievalError("The ray executor needs Ray: pip install 'hf-tlm[ray]'.")
 
     def run(self) -> None:
-        """Raises RetrievalError when no node of the cluster can hold a task."""
+        """Run all incomplete tasks, until one fails.
+
+        Raises:
+            RetrievalError: no node of the cluster has the resources of a task.
+        """
         import ray
 
         memory = int(self.mem_per_cpu_gb * self.cpus_per_task * 2**30)
@@ -213,7 +225,7 @@ class RayExecutor(_Quiet, RayPipelineExecutor):
                     running.remove(done)
                     try:
                         ray.get(done)
-                    except ray.exceptions.RayError:  # It is in `errors`, or the task was lost too often.
+                    except ray.exceptions.RayError:  # The error is in `errors`, or the task was lost too often.
                         return
         finally:
             for waiting in running:
@@ -221,7 +233,7 @@ class RayExecutor(_Quiet, RayPipelineExecutor):
 
 
 class SlurmExecutor(_Quiet, SlurmPipelineExecutor):
-    """Array jobs; `run` waits for them, also for those of a killed run that are still in the queue."""
+    """An executor that runs tasks in Slurm array jobs; `run` waits for them, also for queued jobs of a killed run."""
 
     @staticmethod
     def check(options: dict[str, Any]) -> None:
@@ -245,11 +257,11 @@ class SlurmExecutor(_Quiet, SlurmPipelineExecutor):
             time.sleep(SLURM_POLL)
 
     def launch_merge_stats(self) -> None:
-        """Nothing: what is worth counting is in the outputs, and a job less is a queue less."""
+        """Do nothing: the outputs have all counts that are needed, and this saves a job in the queue."""
 
 
 class JobsExecutor(_Quiet, JobsPipelineExecutor):
-    """Hugging Face Jobs; everything they share is in a remote folder."""
+    """An executor that runs tasks as Hugging Face Jobs, which share a remote directory."""
 
     _run = JobsPipelineExecutor._run_for_rank
 
@@ -275,11 +287,12 @@ EXECUTORS: dict[str, type[_Quiet]] = {
 
 
 def check_executor(name: str, options: dict[str, Any]) -> None:
-    """Everything that can be refused before anything runs.
+    """Check an executor and its options before anything runs.
 
     Raises:
-        RetrievalError: an unknown executor or option, or a number that is none; slurm without partition and time or without
-            `sbatch`, or inside an array job; jobs without a token or the packages to install; ray is not installed.
+        RetrievalError: the executor or an option is unknown, or an option must be a number and is not; slurm without
+            partition and time, without `sbatch`, or inside an array job; jobs without a token or the packages to install, or
+            inside a Job; ray is not installed.
     """
     if name not in EXECUTORS:
         raise RetrievalError(f"executor must be one of {', '.join(EXECUTORS)}; received {name!r}.")
@@ -301,10 +314,16 @@ def check_executor(name: str, options: dict[str, Any]) -> None:
 def share_out(
     name: str, options: dict[str, Any], workers: int | None, tasks: int, cores: int
 ) -> tuple[dict[str, Any], int | None]:
-    """The options of an executor with the tasks at a time, and the threads of each; None: its machine's.
+    """Choose the number of tasks at a time and the threads of each task.
 
     Args:
-        workers: tasks at a time; None: as many as local ones can have a core of these, elsewhere no limit.
+        name, options: the executor and its options.
+        workers: tasks at a time; None: for local processes one per core, no limit for other executors.
+        tasks: number of tasks.
+        cores: cores of this machine.
+
+    Returns:
+        The options with `workers` set (-1: no limit), and the number of threads; None: all cores of the task's machine.
     """
     threads = None if name == "jobs" else options.get("cpus_per_task", 1)
     if name == "local":
@@ -315,10 +334,10 @@ def share_out(
 
 @contextlib.contextmanager
 def cluster(name: str, options: dict[str, Any], preload: list[str]) -> Iterator[None]:
-    """What the tasks of a run need to be there, for its time.
+    """Start what the tasks of a run need, and stop it after the block.
 
-    local: the process that others fork from, which imports the modules of `preload` while this one goes on. ray: the
-    connection there is, else options["address"], $RAY_ADDRESS, or a cluster of this machine alone.
+    local: the server process that workers are forked from; it imports the modules of `preload` in the background. ray: an
+    existing connection or, if there is none, one to options["address"], $RAY_ADDRESS, or a new cluster on this machine.
 
     Raises:
         RetrievalError: the Ray cluster cannot be reached.
@@ -337,7 +356,7 @@ def cluster(name: str, options: dict[str, Any], preload: list[str]) -> Iterator[
     address = options.get("address") or os.environ.get("RAY_ADDRESS")
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     try:
-        if port.isdecimal():  # Ray itself would try for many minutes.
+        if port.isdecimal():  # Ray itself would retry for many minutes.
             socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except OSError as error:
@@ -349,22 +368,26 @@ def cluster(name: str, options: dict[str, Any], preload: list[str]) -> Iterator[
 
 
 def run_stage(step: Step, tasks: int, name: str, options: dict[str, Any], title: str | None = None) -> None:
-    """One stage: every task's output is there in the end.
+    """Run all tasks of one stage that are not done yet.
 
     Args:
-        name, options: what `check_executor` has looked at.
+        step: the stage's pipeline step.
+        tasks: number of tasks.
+        name, options: the executor and its options, checked by `check_executor`.
+        title: title of the progress bar; None: no progress bar.
 
     Raises:
-        RetrievalError: a task failed, with its message if it is one of ours, else with the place of its log.
+        RetrievalError: a task failed; the message is the task's if its error is an HfTlmError, else it has the path of its
+            log.
     """
-    datatrove_logger.remove()  # Its console; from here on there are only the tasks' logs.
+    datatrove_logger.remove()  # Remove its console: from here on only the tasks' logs are written.
     options = {key: value for key, value in options.items() if key != "address"}
     executor = EXECUTORS[name](pipeline=[step], tasks=tasks, logging_dir=step.workspace.path(f"logs/{step.name}"), **options)
     logs = executor.logging_dir
     for rank in set(range(tasks)).difference(executor.incomplete()):
-        if not step.done(rank):  # What the task's marker stood for is not there.
+        if not step.done(rank):  # The task is marked as complete, but its output is missing: run it again.
             logs.rm(f"completions/{rank:05d}")
-    if logs.isdir("errors"):  # Of an earlier run.
+    if logs.isdir("errors"):  # Errors of an earlier run.
         logs.rm("errors", recursive=True)
     with _progress(executor, title, step.workspace.local):
         try:
@@ -389,7 +412,7 @@ def run_stage(step: Step, tasks: int, name: str, options: dict[str, Any], title:
 
 @contextlib.contextmanager
 def _progress(executor, title: str | None, local: bool) -> Iterator[None]:
-    """A bar of the tasks that are complete; none without a title."""
+    """Show a progress bar of the completed tasks during the block; none without a title."""
     if title is None or not executor.incomplete():
         yield
         return

@@ -1,6 +1,6 @@
-"""A module whose import loads what indexing and searching run, compiled code too.
+"""A module whose import loads all code of indexing and searching, compiled kernels included.
 
-It does so once, in the process that local tasks fork from, rather than for half a second in each of them.
+It is imported once, in the process that local tasks fork from, to save half a second in each task.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from hf_tlm.retrieval.texts import Analyzer
 
 
 def _warm() -> None:
+    """Build and search a tiny index, which loads the compiled kernels."""
     passages = Dataset.from_dict({"id": ["0", "1"], "text": ["two words", "more words"]})
     with tempfile.TemporaryDirectory() as folder:
         index = Index.build(
@@ -27,6 +28,6 @@ def _warm() -> None:
             pass
 
 
-# No space for temporary files is no reason to fail before there is anything to do.
+# A full temporary directory must not fail the run here: warming up is optional.
 with contextlib.suppress(OSError, HfTlmError):
     _warm()

@@ -1,8 +1,9 @@
-"""Retrieval from a corpus that is larger than one machine, on datatrove's executors; the result is the single index's.
+"""Retrieval from a corpus that is larger than one machine, on datatrove's executors.
 
-The corpus is cut into shards. Every shard is indexed by itself; the statistics that scores depend on are summed over the
-shards; every shard is searched under the sums, which makes its scores those of the whole corpus; the best K of all shards
-are the best K; and only the texts of passages in their union are read again. A killed run continues where it was.
+The result is the same as with a single index. The corpus is cut into shards. Every shard is indexed by itself; the
+statistics that scores depend on are summed over the shards; every shard is searched with these sums, so its scores are
+those of the complete corpus; the K best hits of each query are merged from all shards; and only the texts of passages in
+their union are read again. A killed run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ logger = logging.getLogger(__name__)
 FORMAT = "hf_tlm.sharded"
 FORMAT_VERSION = 1
 RUN_FILE = "run.json"
-# Shards of one machine: more of them take longer to start than to do.
+# Maximum number of shards on one machine: more of them take longer to start than to process.
 MOST_LOCAL = 1024
-PRELOAD = ["hf_tlm.retrieval.sharded.preload"]  # once for all local processes
+PRELOAD = ["hf_tlm.retrieval.sharded.preload"]  # Imported once for all local processes.
 
 
 def retrieve_sharded(
@@ -65,21 +66,22 @@ def retrieve_sharded(
     executor_options: dict[str, Any] | None = None,
     cache_dir: str | None = None,
 ) -> RetrievalResult:
-    """The union of the top K of every query, in a corpus cut into shards.
+    """Retrieve the union of the top K passages of every query from a corpus cut into shards.
 
     Args:
-        queries: texts, or what `tokenize_texts` makes of them with the analyser of `settings`.
-        work_dir: what the machines share, and what a killed run continues from; each run has its own. A folder on a
-            disk that all of them see, or for "jobs" a URL such as `hf://buckets/<user>/<bucket>/<folder>`.
-        num_shards: one shard is indexed and searched by one process; its index has to fit on a disk, not in memory.
-        executor: "local" processes, "ray", "slurm", or "jobs" of Hugging Face. The sums, the merge and, but for jobs, the
-            reading of the chosen texts are done by this process.
+        queries: texts, or the result of `tokenize_texts` with the analyzer of `settings`.
+        work_dir: directory that the machines share and that a killed run continues from; each run has its own. A path on a
+            disk that all of them can access, or for "jobs" a URL such as `hf://buckets/<user>/<bucket>/<folder>`.
+        num_shards: number of shards; one process indexes and searches each. The index of a shard must fit on a disk, not in
+            memory.
+        executor: "local" processes, "ray", "slurm", or "jobs" of Hugging Face. This process computes the sums and the merge
+            and, except for jobs, reads the chosen texts.
         workers, executor_options: see `Sharding`.
         max_query_terms, query_batch_size: see `Index.search`.
-        cache_dir: where a corpus that is not of files is kept; None: the cache of `datasets`.
+        cache_dir: cache directory of a corpus that does not consist of files; None: the cache of `datasets`.
 
     Raises:
-        RetrievalError: an argument is wrong, datatrove or what the executor needs is missing, the work_dir belongs to
+        RetrievalError: an argument is wrong, datatrove or a requirement of the executor is missing, the work_dir belongs to
             another run or is in use, a file cannot be read, ids repeat, there is no passage, or a shard failed.
         CorpusError: the corpus cannot be read.
     """
@@ -105,7 +107,7 @@ def retrieve_sharded(
 
     with lock(workspace), cluster(executor, options, PRELOAD):
         claimed = _claim(workspace, _identity(queries, corpus, top_k, settings, max_query_terms, num_shards))
-        if executor in ("local", "ray"):  # Their tasks ended with a run that was killed; nothing reads what they left.
+        if executor in ("local", "ray"):  # Tasks of a killed run ended with it: remove their temporary files.
             for path in Path(workspace.location).glob("*/.*"):
                 shutil.rmtree(path, ignore_errors=True)
         with claimed:
@@ -132,7 +134,7 @@ def retrieve_sharded(
 
 
 def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_query_terms, num_shards) -> dict[str, Any]:
-    """What the outputs of a run depend on."""
+    """Return everything that the outputs of a run depend on."""
     digest = hashlib.sha256(queries.ids.tobytes() + queries.offsets.tobytes() + "\n".join(queries.vocabulary).encode())
     return {
         "format": FORMAT,
@@ -147,7 +149,11 @@ def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_quer
 
 
 def _claim(workspace: Workspace, identity: dict[str, Any]) -> Claim:
-    """Begin a run, or see that the one begun here is the same."""
+    """Start a run in the workspace, or check that the run started there is the same one.
+
+    Raises:
+        RetrievalError: the workspace belongs to another run, holds something else, or is damaged.
+    """
     try:
         found = workspace.read(RUN_FILE)
     except ValueError as error:
@@ -168,7 +174,7 @@ def _claim(workspace: Workspace, identity: dict[str, Any]) -> Claim:
 
 
 def _counts(workspace: Workspace, num_shards: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """(counts of all shards' passages together, errors of the files that were left out by their names)."""
+    """Return the counts of all shards' passages together, and the errors of the files left out, by name."""
     shards = [read_json(workspace.reading(shard_name("passages", i)) / "counts.json") for i in range(num_shards)]
     sources = sum((Counter(own["sources"]) for own in shards), Counter())
     bad_files = dict(sorted(bad for own in shards for bad in own["bad_files"].items()))
@@ -182,7 +188,7 @@ def _counts(workspace: Workspace, num_shards: int) -> tuple[dict[str, Any], dict
 
 
 def _check_bad_files(workspace: Workspace, num_shards: int, skip_bad_files: bool) -> None:
-    """An earlier call may have left out files that this one does not want to miss."""
+    """Warn of files left out, or raise a RetrievalError if this call does not allow it but an earlier one did."""
     _, bad_files = _counts(workspace, num_shards)
     if bad_files and not skip_bad_files:
         raise RetrievalError(
@@ -194,9 +200,10 @@ def _check_bad_files(workspace: Workspace, num_shards: int, skip_bad_files: bool
 
 
 def _result(workspace: Workspace, num_shards: int) -> RetrievalResult:
+    """Read the result of a finished run."""
     union = read_table(workspace.reading("union") / "union.arrow")
     texts = [open_passages(workspace.reading(shard_name("texts", shard))) for shard in range(num_shards)]
-    # The texts are one shard's after another's, each in the shard's order.
+    # The texts are ordered by shard, then row: map each passage of the union to its position among them.
     rows = np.empty(union.num_rows, np.int64)
     rows[np.lexsort((union["row"].to_numpy(), union["shard"].to_numpy()))] = np.arange(union.num_rows)
     passages = concatenate_datasets([part for part in texts if len(part)] or texts[:1])

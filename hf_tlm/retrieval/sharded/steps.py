@@ -1,17 +1,17 @@
-"""The steps of a sharded retrieval, as pipeline steps of datatrove, and the folder in which they meet.
+"""The steps of a sharded retrieval, as pipeline steps of datatrove, and the layout of the directory that they share.
 
-    run.json             what the run is of
-    queries/             the tokenised queries
+    run.json             what the outputs of the run depend on: corpus, queries, settings
+    queries/             the tokenized queries
     passages/<shard>/    passages.arrow (id, text, source), counts.json
     index/<shard>/       the shard's index (none without passages), frequencies of the queries' terms, hashes of the ids
-    statistics/          summed over the shards
-    hits/<shard>/        the shard's top K of every query under the summed statistics
-    union/               union.arrow: the passages in the top K of any query, as (shard, row) and what they got
+    statistics/          corpus statistics, summed over the shards
+    hits/<shard>/        the shard's top K of every query, with the summed statistics
+    union/               union.arrow: the passages in the top K of any query, as (shard, row) with ranks and scores
     texts/<shard>/       passages.arrow: the shard's passages of the union
-    logs/<stage>/        of datatrove: logs and completion markers
+    logs/<stage>/        datatrove's logs and completion markers
 
-Every folder is written as a whole, or it is not there. They hold data only. Under logs, datatrove's slurm and jobs
-executors also leave the pickled pipeline that the tasks they submit will load: let only those write there whom you trust.
+Every directory is written atomically. They hold only data. In logs, datatrove's slurm and jobs executors also store the
+pickled pipeline that their tasks load: only trusted users may have write access there.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ HASH_RANGES = 64
 
 @dataclass(eq=False, repr=False)
 class Step(PipelineStep):
-    """Writes the folder `output(rank)`, unless a killed run has left it whole."""
+    """A step that writes the directory `output(rank)`, unless an earlier run has completed it."""
 
     type = "hf_tlm"
     kind: ClassVar[str]
@@ -67,12 +67,15 @@ class Step(PipelineStep):
         super().__init__()
 
     def output(self, rank: int) -> str:
+        """Return the name of the directory that a task writes."""
         return shard_name(self.kind, rank)
 
     def done(self, rank: int) -> bool:
+        """Return whether a task's output is complete."""
         return self.workspace.has(self.output(rank))
 
     def run(self, data=None, rank: int = 0, world_size: int = 1) -> None:
+        """Run a task, unless its output is complete."""
         with self.track_time(unit="task"):
             if not self.done(rank):
                 with self.workspace.writing(self.output(rank)) as folder:
@@ -80,14 +83,14 @@ class Step(PipelineStep):
 
     @abstractmethod
     def work(self, folder: Path, rank: int, world_size: int) -> None:
-        """Write the output's files into a folder."""
+        """Write the output's files into a directory."""
 
 
 @dataclass(eq=False, repr=False)
 class IndexShard(Step):
-    """Shard r's passages, unless they are there, and their index.
+    """The step that writes a shard's passages, unless they exist, and builds their index.
 
-    pieces: of every shard; None if all passages are there.
+    pieces: the pieces of the corpus of every shard; None if all passages are written already.
     """
 
     name, kind = "index", "index"
@@ -101,7 +104,7 @@ class IndexShard(Step):
     def work(self, folder: Path, rank: int, world_size: int) -> None:
         own = shard_name("passages", rank)
         if not self.workspace.has(own):
-            assert self.pieces is not None  # not all passages are there
+            assert self.pieces is not None  # It is None only if all passages are written.
             with self.workspace.writing(own) as work:
                 write_shard(work, self.pieces[rank], self.skip_bad_files)
         passages = open_passages(self.workspace.reading(own))
@@ -132,7 +135,7 @@ class IndexShard(Step):
 
 @dataclass(eq=False, repr=False)
 class SumStatistics(Step):
-    """The statistics of all shards together; ids that two shards share are an error."""
+    """The step that sums the statistics of all shards; an id that occurs in two shards is an error."""
 
     name, kind = "statistics", "statistics"
 
@@ -167,10 +170,11 @@ class SumStatistics(Step):
 
 @dataclass(eq=False, repr=False)
 class SearchShard(Step):
-    """Shard r's hits, as if it were all passages of the corpus but the other shards'.
+    """The step that searches a shard with the summed statistics.
 
     Files: offsets.npy int64 [Q + 1]; scores.bin float32 and places.bin int32, the hits of query q at offsets[q] to
-    offsets[q + 1], best first; places are those in rows.npy, int32, the rows of the passages that are hit, and ids.arrow.
+    offsets[q + 1], best first; rows.npy int32 and ids.arrow, the rows and ids of the passages that were hit. places.bin has
+    positions in these two.
     """
 
     name, kind = "search", "hits"
@@ -219,7 +223,7 @@ class SearchShard(Step):
 
 @dataclass(eq=False, repr=False)
 class MergeHits(Step):
-    """The K best of all shards for every query, and their union."""
+    """The step that merges the K best hits of every query from all shards, and computes their union."""
 
     name, kind = "merge", "union"
 
@@ -233,7 +237,7 @@ class MergeHits(Step):
         shards = [self.workspace.reading(shard_name("hits", shard)) for shard in range(self.num_shards)]
         rows = [np.load(shard / "rows.npy") for shard in shards]
         ids = pa.concat_tables([read_table(shard / "ids.arrow") for shard in shards])["id"]
-        # A passage's key is its place among all that are hit, by id: it breaks ties, and no string is looked at again.
+        # A passage's key is its position among all hit passages sorted by id: it breaks ties without comparing strings.
         keys = order_of_ids(ids)
         by_id = np.argsort(keys)
         keys_of = np.split(keys, np.cumsum([len(r) for r in rows])[:-1])
@@ -265,7 +269,7 @@ class MergeHits(Step):
 
 
 class GatherTexts(Step):
-    """Shard r's passages of the union, in the shard's order."""
+    """The step that extracts a shard's passages of the union, in the shard's order."""
 
     name, kind = "gather", "texts"
 
@@ -284,9 +288,14 @@ class GatherTexts(Step):
 
 @njit(nogil=True, cache=True)
 def merge_hits(keys, scores, ends, top_k):
-    """The top_k of several lists, each ordered by (score descending, key ascending), in that order: (keys, scores).
+    """Merge several lists, each ordered by (score descending, key ascending), into their top_k in the same order.
 
-    keys, scores: the lists one after another; ends: where each ends.
+    Args:
+        keys, scores: the concatenated lists.
+        ends: end of each list.
+
+    Returns:
+        (keys, scores).
     """
     best_keys, best_scores = keys[:0].copy(), scores[:0].copy()
     start = 0
@@ -311,6 +320,7 @@ def merge_hits(keys, scores, ends, top_k):
 
 @njit(nogil=True, cache=True)
 def _fnv1a(data, offsets, hashes):
+    """Write the 64-bit FNV-1a hash of every string into `hashes`."""
     for i in range(len(hashes)):
         value = np.uint64(0xCBF29CE484222325)
         for at in range(offsets[i], offsets[i + 1]):
@@ -319,7 +329,7 @@ def _fnv1a(data, offsets, hashes):
 
 
 def hash_ids(ids: pa.ChunkedArray) -> np.ndarray:
-    """uint64 [N], FNV-1a."""
+    """Hash passage ids with FNV-1a: uint64 [N]."""
     parts = [np.empty(0, np.uint64)]
     for chunk in ids.chunks:
         parts.append(np.empty(len(chunk), np.uint64))
@@ -328,9 +338,9 @@ def hash_ids(ids: pa.ChunkedArray) -> np.ndarray:
 
 
 def check_ids(shards: list[Path]) -> None:
-    """Raise RetrievalError if an id is in two shards; within a shard the index has seen to it."""
+    """Raise a RetrievalError if an id occurs in two shards; repetitions within a shard are found when it is indexed."""
     hashes = [np.load(shard / "hashes.npy", mmap_mode="r") for shard in shards]
-    # A range of hash values at a time: the corpus's ids need not fit in memory.
+    # Process one range of hash values at a time, so that the corpus's ids need not fit in memory.
     limits = [np.uint64(i * (2**64 // HASH_RANGES)) for i in range(1, HASH_RANGES)]
     cuts = [np.concatenate([[0], np.searchsorted(h, limits), [len(h)]]) for h in hashes]
     for i in range(HASH_RANGES):
@@ -338,7 +348,7 @@ def check_ids(shards: list[Path]) -> None:
         repeated = np.unique(values[1:][values[1:] == values[:-1]])
         if len(repeated) == 0:
             continue
-        owners: dict[str, int] = {}  # Equal hashes need not be equal ids.
+        owners: dict[str, int] = {}  # Compare ids, because equal hashes do not imply equal ids.
         for number, (shard, own) in enumerate(zip(shards, hashes, strict=True)):
             if np.isin(repeated, own).any():
                 ids = read_table(shard / "index" / "ids.arrow")["id"]

@@ -1,6 +1,6 @@
-"""The folder in which the machines of a sharded retrieval meet, and which of them reads what of the corpus into it.
+"""The directory that the machines of a sharded retrieval share, and how the corpus is distributed over its shards.
 
-See `steps` for what is in it.
+See `steps` for its layout.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MARKER = "_complete"
 
 @dataclass(frozen=True)
 class Workspace:
-    """Named folders that are there as a whole or not at all.
+    """A directory of named subdirectories that are written atomically.
 
     location: a path on a disk that all machines share, or a URL of fsspec (`hf://...`, `s3://...`).
     """
@@ -49,18 +49,20 @@ class Workspace:
 
     @property
     def local(self) -> bool:
+        """Whether the location is a path, not a URL."""
         return "://" not in self.location
 
     def path(self, name: str) -> str:
+        """Return the path or URL of a file or subdirectory."""
         return f"{self.location.rstrip('/')}/{name}"
 
     def has(self, name: str) -> bool:
-        """Whether there is such a folder."""
+        """Return whether a subdirectory exists."""
         return Path(self.path(name)).is_dir() if self.local else self._files.exists(self.path(f"{name}/{MARKER}"))
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """A folder to fill, which is there under this name once the block has ended without an error.
+        """Yield a temporary directory to fill, which gets this name once the block ends without an error.
 
         Raises:
             HfTlmError: the disk cannot be written.
@@ -71,7 +73,7 @@ class Workspace:
                     yield folder
                     write_seal(folder)
             except HfTlmError:
-                # A task that was given up for lost may have lived to finish it first, and it is the same.
+                # A task that was considered lost may have finished it first, with the same contents.
                 if not self.has(name):
                     raise
             return
@@ -83,10 +85,10 @@ class Workspace:
             self._files.pipe_file(self.path(f"{name}/{MARKER}"), b"")
 
     def reading(self, name: str) -> Path:
-        """The folder, or a copy of it that lasts as long as this process.
+        """Return the path of a subdirectory or, if it is remote, of a local copy that is deleted when this process exits.
 
         Raises:
-            RetrievalError: a file in it has changed since it was written; a process looks once at a folder.
+            RetrievalError: a file in it has changed since it was written. A process checks each directory only once.
         """
         if self.local:
             return _sound(Path(self.path(name)), self.location)
@@ -100,7 +102,7 @@ class Workspace:
         return _sound(copy, self.location)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A JSON file beside the folders; None if it is not there, a ValueError if it holds no object."""
+        """Read a JSON file of the workspace; None if it does not exist. Raise a ValueError if it holds no object."""
         if self.local:
             found = read_json(Path(self.path(name))) if Path(self.path(name)).is_file() else None
         else:
@@ -110,7 +112,7 @@ class Workspace:
         return found
 
     def write(self, name: str, value: dict[str, Any]) -> None:
-        """A JSON file beside the folders."""
+        """Write a JSON file of the workspace."""
         if self.local:
             atomic_write(self.path(name), _json(value))
         else:
@@ -118,6 +120,7 @@ class Workspace:
 
     @property
     def _files(self):
+        """The fsspec file system of a remote location, with a fresh cache."""
         from fsspec.core import url_to_fs
 
         files = url_to_fs(self.location)[0]
@@ -126,8 +129,12 @@ class Workspace:
 
 
 def _sound(folder: Path, location: str) -> Path:
-    """A folder, after a look at its seal: kernels and memory maps read without looking where."""
-    with contextlib.suppress(OSError):  # It has none: an earlier version wrote it.
+    """Return a directory after checking its seal, because kernels and memory maps do no bounds checks.
+
+    Raises:
+        RetrievalError: the directory is damaged.
+    """
+    with contextlib.suppress(OSError):  # There is no seal if an earlier version wrote the directory.
         status = os.stat(folder / SEAL)
         if (problem := _problem(str(folder), status.st_ino, status.st_mtime_ns)) is not None:
             raise RetrievalError(
@@ -138,21 +145,23 @@ def _sound(folder: Path, location: str) -> Path:
 
 @functools.cache
 def _problem(folder: str, *_: int) -> str | None:
+    """Return `seal_problem(folder)`, cached; the further arguments are only cache keys."""
     return seal_problem(folder)
 
 
 @functools.cache
 def _copies(location: str) -> Path:
+    """Return the temporary directory of a remote location's copies, deleted when this process exits."""
     folder = tempfile.mkdtemp(prefix="hf-tlm-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
 def open_workspace(work_dir: str | os.PathLike, executor: str) -> Workspace:
-    """Return the workspace at `work_dir`: a remote location for the executor jobs, a folder for others.
+    """Return the workspace at `work_dir`: a remote location for the executor jobs, a directory for others.
 
     Raises:
-        RetrievalError: the machines of this executor cannot all see it.
+        RetrievalError: the machines of this executor cannot all access it.
     """
     location = str(work_dir)
     if ("://" in location) != (executor == "jobs"):
@@ -167,11 +176,13 @@ def open_workspace(work_dir: str | os.PathLike, executor: str) -> Workspace:
 
 @contextlib.contextmanager
 def lock(workspace: Workspace) -> Iterator[None]:
-    """One run at a time; the system drops the lock when a run is killed. A remote folder has none.
+    """Lock the workspace during the block, so that one run uses it at a time.
+
+    The system releases the lock when a run is killed. A remote workspace is not locked.
 
     Raises:
         LockError: see `locked`.
-        RetrievalError: the folder cannot be made.
+        RetrievalError: the directory cannot be created.
     """
     if not workspace.local:
         yield
@@ -188,10 +199,10 @@ def lock(workspace: Workspace) -> Iterator[None]:
 
 @dataclass
 class Piece:
-    """A part of a corpus, or every `of`-th batch of its documents, from the `number`-th.
+    """A piece of a part of a corpus: every `of`-th batch of its documents, starting with batch `number`.
 
-    A piece reads the whole part, which takes a third of the time of indexing it: so the pieces of a bad file agree that it
-    is bad, as one reader would.
+    A piece reads the complete part, which takes a third of the time of indexing it. So all pieces of an unreadable file
+    find that it is unreadable, as a single reader would.
     """
 
     part: Part
@@ -201,14 +212,16 @@ class Piece:
 
     @property
     def name(self) -> str:
+        """The name of the part."""
         return self.part.name
 
     @property
     def size(self) -> float:
+        """The piece's share of the size of the part, in bytes."""
         return (self.part.size or 0) / self.of
 
     def passages(self) -> Iterator[pa.RecordBatch]:
-        """As `Part.passages`; then `skipped` has the part's number, counted in one piece only."""
+        """Yield the piece's passages, see `Part.passages`, then set `skipped`: the part's for its first piece, else 0."""
         documents = replace(self.part, max_words=None)
         own = (batch for at, batch in enumerate(documents.passages()) if at % self.of == self.number)
         yield from replace(self.part, documents=lambda: own, id_column=None).passages()
@@ -216,10 +229,10 @@ class Piece:
 
 
 def plan(parts: Iterable[Part], num_shards: int) -> list[list[Piece]]:
-    """Distribute the parts of a corpus over shards of about equal size; the parts are files.
+    """Distribute the parts of a corpus, which are files, over shards of about equal size.
 
-    The largest pieces go first, always to the shard that has least. A file that is larger than what a shard should have is
-    cut.
+    A file larger than the mean size of a shard is cut into pieces. The pieces are assigned in order of size, largest first,
+    always to the smallest shard.
     """
     parts = list(parts)
     fair = max(1, sum(part.size or 0 for part in parts) / num_shards)
@@ -235,15 +248,15 @@ def plan(parts: Iterable[Part], num_shards: int) -> list[list[Piece]]:
 
 
 def write_shard(folder: Path, pieces: Iterable[Piece], skip_bad_files: bool) -> None:
-    """A shard's passages and their counts.
+    """Write a shard's passages and their counts.
 
     Raises:
-        CorpusError: a file cannot be read, unless it is to be skipped; then nothing of it is written.
+        CorpusError: a file cannot be read. With skip_bad_files it is left out completely instead.
     """
     sources: Counter[str] = Counter()
     skipped, bad_files = 0, {}
     with open(folder / PASSAGES_FILE, "wb") as file, pa.ipc.new_stream(file, FEATURES.arrow_schema) as writer:
-        # The schema goes with the first batch, and has to stay if the first file does not.
+        # The schema is written with the first batch; write it now, so that it stays if the first file is truncated away.
         writer.write_batch(pa.RecordBatch.from_pylist([], schema=FEATURES.arrow_schema))
         for piece in pieces:
             start, own = file.tell(), Counter[str]()
@@ -264,9 +277,9 @@ def write_shard(folder: Path, pieces: Iterable[Piece], skip_bad_files: bool) -> 
 
 
 def spread(corpus: Corpus, workspace: Workspace, num_shards: int, cache_dir: str | None = None) -> None:
-    """Write every shard's passages from here, in equal shares.
+    """Write every shard's passages from this process, in equal shares.
 
-    This is for a corpus that is not of files, or whose files the shards cannot see.
+    This is for a corpus that does not consist of files, or whose files the shards cannot access.
 
     Raises:
         CorpusError: see `Corpus.to_dataset`.
@@ -290,23 +303,26 @@ def spread(corpus: Corpus, workspace: Workspace, num_shards: int, cache_dir: str
 
 
 def shard_name(kind: str, shard: int) -> str:
+    """Return the name of a shard's subdirectory."""
     return f"{kind}/{shard:05d}"
 
 
 def write_queries(folder: Path, queries: TokenizedTexts) -> None:
+    """Write tokenized queries to a directory."""
     np.save(folder / "ids.npy", queries.ids)
     np.save(folder / "offsets.npy", queries.offsets)
     write_json(folder / "vocabulary.json", {"terms": queries.vocabulary})
 
 
 def read_queries(workspace: Workspace) -> TokenizedTexts:
+    """Read the tokenized queries of a run."""
     folder = workspace.reading("queries")
     terms = read_json(folder / "vocabulary.json")["terms"]
     return TokenizedTexts(np.load(folder / "ids.npy"), np.load(folder / "offsets.npy"), terms)
 
 
 def read_statistics(workspace: Workspace) -> Statistics:
-    """Of all shards together."""
+    """Read the statistics of all shards together."""
     folder = workspace.reading("statistics")
     counts = read_json(folder / "counts.json")
     frequencies = np.load(folder / "frequencies.npy")
@@ -314,31 +330,34 @@ def read_statistics(workspace: Workspace) -> Statistics:
 
 
 def open_passages(folder: Path) -> Dataset:
-    """Memory-mapped."""
+    """Open the passages of a directory, memory-mapped."""
     return Dataset.from_file(str(folder / PASSAGES_FILE))
 
 
 def write_table(path: Path, table: pa.Table) -> None:
+    """Write an Arrow table to a file."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
 
 
 def read_table(path: Path) -> pa.Table:
-    """Memory-mapped."""
+    """Read an Arrow table from a file, memory-mapped."""
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source).read_all()
 
 
 def read_array(path: Path, kind: type) -> np.ndarray:
-    """A file of numbers only, memory-mapped."""
+    """Open a file of raw numbers as a memory-mapped array; an empty array for an empty file."""
     return np.memmap(path, kind, "r") if path.stat().st_size else np.empty(0, kind)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an object to a JSON file."""
     path.write_text(_json(value), encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Read an object from a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -347,7 +366,7 @@ def _json(value: dict[str, Any]) -> str:
 
 
 def _sources_of(rows: pa.RecordBatch | pa.Table) -> Counter[str]:
-    """Passages per source."""
+    """Count the passages of each source."""
     return Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(rows["source"]).to_pylist()})
 
 
