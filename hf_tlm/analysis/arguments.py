@@ -45,18 +45,22 @@ class _CheckedArguments:
 class AnalyzeArguments(_CheckedArguments):
     """What to analyze, and the settings that all analyses share."""
 
-    what: list[str] = option(factory=lambda: ["report"], help=f"One or several of {', '.join(WHAT)}.", choices=WHAT)
+    what: list[str] = option(
+        factory=lambda: ["report"], help=f"Analyses to run: one or several of {', '.join(WHAT)}.", choices=WHAT
+    )
     run: list[str] | None = option(None, f"Folders of runs: {NAMED}.")
     models: list[str] | None = option(
-        None, f"Encoders, by folder or Hub id (@revision if wanted): {NAMED}. Default: of the runs."
+        None, f"Encoders, by folder or Hub id (@revision if wanted): {NAMED}. Default: those of --run."
     )
     subsets: list[str] | None = option(None, f"Subsets, by folder or Hub id: {NAMED}.")
     texts: str | None = option(None, "File of texts (parquet, jsonl, csv, txt) to run models on. Default: the task's.")
-    output_dir: str | None = option(None, "Folder of figures, tables, reports. Default: analysis in the first run, or here.")
-    max_texts: int = option(2000, "Texts that a model reads, drawn at random with the seed.")
+    output_dir: str | None = option(
+        None, "Folder for figures, tables and reports. Default: analysis in the first run, or here."
+    )
+    max_texts: int = option(2000, "Most texts that a model reads, drawn at random with the seed.")
     batch_size: int = option(32, "Texts in a batch.")
-    max_length: int = option(128, "Longest text in tokens: longer ones are truncated.")
-    seed: int = option(0, "Of whatever is drawn.")
+    max_length: int = option(128, "Most tokens of a text: longer ones are truncated.")
+    seed: int = option(0, "Random seed of everything that is drawn.")
     trust_remote_code: bool = option(False, "Run code that comes with a model.")
 
     @property
@@ -120,7 +124,7 @@ class HeadsArguments(_CheckedArguments):
     """Attention heads (--what heads)."""
 
     heads_text: str | None = option(None, "Text whose attention maps are drawn. Default: the first that is short enough.")
-    heads_tokens: int = option(24, "Tokens of that text at most: longer ones are truncated.")
+    heads_tokens: int = option(24, "Most tokens of that text: longer ones are truncated.")
 
     def __post_init__(self):
         super().__post_init__()
@@ -132,8 +136,8 @@ class HeadsArguments(_CheckedArguments):
 class WordsArguments(_CheckedArguments):
     """Task-influential words (--what words)."""
 
-    top_words: int = option(5, "Words of a label.")
-    min_count: int = option(10, "Leave out words that are rarer in the training texts.")
+    top_words: int = option(5, "Number of words per label.")
+    min_count: int = option(10, "Leave out words with fewer occurrences in the training texts.")
 
 
 @dataclass
@@ -141,35 +145,37 @@ class EmbeddingsArguments(_CheckedArguments):
     """Embeddings (--what embeddings)."""
 
     pooling: str = option(
-        "cls", "A text's vector: of [CLS], as in the papers, or the mean over its tokens.", choices=POOLINGS
+        "cls", "Vector of a text: that of [CLS], as in the papers, or the mean over its tokens.", choices=POOLINGS
     )
-    layer: int = option(-1, "Layer of the vectors: -1 is the last, 0 the embedding layer.")
+    layer: int = option(-1, "Layer that vectors are from: -1 is the last, 0 the embedding layer.")
     embedding_split: str | None = option(
         None, "Split of the task (default: test, or validation without one).", choices=SPLITS
     )
     similar_from: float | None = option(
         None,
-        "Score from which on a pair of texts is similar, of tasks with scores. Default: four fifths of the "
-        "largest, 4 of STS-B's 5; COCO-LM takes 5.",
+        "Least score of a similar pair of texts, for tasks with scores. Default: four fifths of the largest, 4 of "
+        "STS-B's 5; COCO-LM uses 5.",
     )
     similar_label: str | None = option(
-        None, "Class whose pairs of texts are similar, as of MRPC. Default: texts of one class are similar."
+        None, "Class of similar pairs, for tasks of text pairs such as MRPC. Default: texts of one class are similar."
     )
-    max_pairs: int = option(10_000, "Pairs drawn: random ones, of --texts if given, and those of one class.")
-    perplexity: float = option(30.0, "Of t-SNE; at most a third of the number of texts.")
+    max_pairs: int = option(10_000, "Most pairs that are drawn: random ones, of --texts if given, and those of one class.")
+    perplexity: float = option(30.0, "Perplexity of t-SNE; at most a third of the number of texts.")
 
 
 @dataclass
 class CurvesArguments(_CheckedArguments):
     """Training curves (--what curves)."""
 
-    x: str = option("steps", f"One of {', '.join(AXES)}.", choices=tuple(AXES))
+    x: str = option("steps", f"Axis to draw curves against: one of {', '.join(AXES)}.", choices=tuple(AXES))
     quantities: list[str] | None = option(
-        None, "What is drawn: names as logged, with or without `corpus/` and `task/`, or patterns such as *_loss."
+        None, "Quantities to draw: names as logged, with or without `corpus/` and `task/`, or patterns such as *_loss."
     )
-    smoothing: int = option(1, "Draw means of as many points, those before and after it equally.")
+    smoothing: int = option(1, "Points of a centred running mean, an odd number; 1 for none.")
     spread: str = option(
-        "band", "Of several seeds: their standard deviation around the mean, or lines of their own.", choices=SPREADS
+        "band",
+        "For several seeds: a band of the standard deviation around the mean, or a line for each seed.",
+        choices=SPREADS,
     )
 
     def __post_init__(self):
@@ -182,12 +188,12 @@ class CurvesArguments(_CheckedArguments):
 class CostArguments(_CheckedArguments):
     """Average score against training FLOPs (--what cost)."""
 
-    cost_split: str = option("test", f"Whose scores: {' or '.join(SCORED_SPLITS)}.", choices=SCORED_SPLITS)
+    cost_split: str = option("test", f"Split whose scores are used: {' or '.join(SCORED_SPLITS)}.", choices=SCORED_SPLITS)
     cost_tasks: list[str] | None = option(None, "Tasks to average over. Default: those that all compared runs have.")
     pretraining_flops: list[str] | None = option(
         None,
-        "`checkpoint=FLOPs` of checkpoints that runs started from, by the last part of their names, where their "
-        "own results are not at hand.",
+        "`checkpoint=FLOPs` pairs for checkpoints that runs started from, by the last part of their names. Needed "
+        "only if their own results are not found.",
     )
     published: bool = option(True, "Draw the papers' published points too, hollow.")
 
@@ -196,10 +202,10 @@ class CostArguments(_CheckedArguments):
 class SubsetsArguments(_CheckedArguments):
     """Views of subsets: case study, size against K, sources, rank against influence, overlap (--what subsets)."""
 
-    case_studies: int = option(10, "Task texts of the case study; 0 leaves it out. Needs --task.")
-    case_passages: int = option(2, "Passages that are shown of a task text at most.")
-    top_sources: int = option(10, "Sources that are shown; the others are one.")
-    rank_bins: int = option(10, "Groups of BM25 ranks that influence is averaged over.")
+    case_studies: int = option(10, "Number of task texts in the case study; 0 leaves it out. Needs --task.")
+    case_passages: int = option(2, "Most passages shown for a task text.")
+    top_sources: int = option(10, "Number of sources shown; all others are grouped into one.")
+    rank_bins: int = option(10, "Number of groups of BM25 ranks that influence is averaged over.")
 
 
 @dataclass
@@ -207,13 +213,13 @@ class TablesArguments(_CheckedArguments):
     """Sensitivity tables (--what tables)."""
 
     table_rows: list[str] | None = option(
-        None, "Settings whose values are rows: rho1, rho2, top_k, fraction, subset, ... Default: what differs."
+        None, "Settings whose values are rows: rho1, rho2, top_k, fraction, subset, ... Default: those that differ."
     )
-    table_columns: list[str] | None = option(
-        None, "Settings whose values are columns. Default: task, where there are several."
-    )
+    table_columns: list[str] | None = option(None, "Settings whose values are columns. Default: task, if there are several.")
     table_split: str = option(
-        "validation", f"Whose scores: {' or '.join(SCORED_SPLITS)}. The papers' are on validation.", choices=SCORED_SPLITS
+        "validation",
+        f"Split of the scores: {' or '.join(SCORED_SPLITS)}. The papers' are on validation.",
+        choices=SCORED_SPLITS,
     )
 
 
@@ -221,9 +227,11 @@ class TablesArguments(_CheckedArguments):
 class ReportPageArguments(_CheckedArguments):
     """One page for any browser about a run, alone or beside a second (--what report)."""
 
-    report_rows: int = option(300, "Rows of a table of texts, at most.")
-    report_characters: int = option(500, "Characters after which the page cuts a text.")
-    rare_below: int = option(5, "Fewer training texts than these have a rare word: errors are told apart by them.")
+    report_rows: int = option(300, "Most rows in a table of texts.")
+    report_characters: int = option(500, "Characters after which a text is truncated.")
+    rare_below: int = option(
+        5, "A word is rare if fewer training texts than this have it; scores are grouped by rare words."
+    )
 
 
 @dataclass
@@ -233,7 +241,7 @@ class ReportArguments:
     report: bool = option(
         False,
         "Write analysis/report.html into output_dir: one page for any browser, with scores, cost, errors and "
-        "curves. hf-tlm analyze --what report makes it later, too.",
+        "curves. hf-tlm analyze --what report writes it later, too.",
     )
 
     def write(self, output_dir: str | os.PathLike, task: Task | None = None, subset: Subset | None = None) -> Path | None:
