@@ -1,4 +1,4 @@
-"""The papers' tables at a budget of one's own: arms x tasks x seeds, and the published figures beside them."""
+"""Reproduction of the papers' tables at a chosen budget: arms x tasks x seeds, with the published figures beside them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""How a recipe says what a table has."""
+"""Options of a table of runs, for recipes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hf_tlm.experiments.plan import Plan
 
 
-# What ends stage 1, as options of train_tlm.py.
+# Options of train_tlm.py that decide when stage 1 ends.
 BUDGETS = frozenset(("max_steps", "max_flops", "max_tokens", "max_hours", "num_train_epochs"))
 
 
@@ -88,19 +88,19 @@ class TableArguments:
 
     @property
     def budget(self) -> dict[str, Any]:
-        """What the command line says of it, as options of train_tlm."""
+        """The budget given on the command line, as options of train_tlm."""
         given = {name: getattr(self, name) for name in ("max_steps", "max_tokens", "max_flops")}
         given = {name: value for name, value in given.items() if value is not None}
         return {"max_steps": 0, **given} if given else {}
 
     def plan(self, corpus_args: CorpusArguments, output_dir: str, files: Sequence[str]) -> Plan:
-        """The plan of the table.
+        """Return the plan of the table.
 
         Args:
-            files: configuration files with the options of the recipes that make its steps.
+            files: configuration files with the options of the recipes that run the plan's steps.
 
         Raises:
-            ReproductionError: tasks_dir is no folder; see `Arm.read`, `TaskEntry.read`, `read_objective` and `make_plan`.
+            ReproductionError: tasks_dir is not a folder; see `Arm.read`, `TaskEntry.read`, `read_objective` and `make_plan`.
         """
         from hf_tlm.experiments.plan import make_plan
 
@@ -126,13 +126,14 @@ class TableArguments:
         )
 
     def check_budget(self, files: Sequence[str]) -> None:
-        """Whether somebody chose how long stage 1 is: a table is made at a scale, not at train_tlm.py's default.
+        """Check that the length of stage 1 was chosen: a table needs a scale instead of train_tlm.py's default.
 
         Args:
-            files: as of `plan`.
+            files: see `plan`.
 
         Raises:
-            ReproductionError: neither the files nor the command line or an arm trained from scratch say it.
+            ReproductionError: the length is given neither by the files nor by the command line, nor by an arm that is
+                trained from scratch.
         """
         if self.budget or BUDGETS & set(read_configs(files, "train_tlm")):
             return
@@ -145,7 +146,7 @@ class TableArguments:
                 )
 
     def _arms(self, files: Sequence[str]) -> list[Arm]:
-        """The arms, of which one that the files have under its name is theirs, also where the command line only names it."""
+        """Return the arms; an arm that is defined by name in the files has the files' definition."""
         named = {str(entry.get("name") or entry.get("subset")): entry for entry in _entries(files, "arms")}
         of_files = {name.lower(): entry for name, entry in named.items()}
         arms = []
@@ -161,7 +162,7 @@ class TableArguments:
         return arms
 
     def _tasks(self, files: Sequence[str]) -> list[TaskEntry]:
-        """The tasks, likewise; on how many seeds is not the task's own where the command line names it."""
+        """Return the tasks, with the files' definitions; a task named on the command line has the table's seeds."""
         of_files = {entry.get("task"): entry for entry in _entries(files, "tasks")}
         return [
             TaskEntry.read(json.dumps({**of_files[text], "seeds": None}) if text in of_files else text)
@@ -170,13 +171,13 @@ class TableArguments:
 
 
 def _entries(files: Sequence[str], name: str) -> list[dict[str, Any]]:
-    """What files say of a table's tasks or arms as mappings; the rest are names."""
+    """Return the entries of a table's tasks or arms in files that are mappings; other entries are only names."""
     entries = read_configs(files, "reproduce").get(name)
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def _changed(options: Any) -> dict[str, Any]:
-    """The fields that are not at their defaults."""
+    """Return the fields that are not at their defaults."""
     return {
         entry.name: getattr(options, entry.name)
         for entry in fields(options)

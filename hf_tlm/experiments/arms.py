@@ -1,4 +1,4 @@
-"""An arm of an experiment as data: what a model is trained on, how, and which published figures go with it."""
+"""Arms of an experiment as data: what a model is trained on, how, and which published figures belong to it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments.published import BESIDE, PUBLISHED
 from hf_tlm.objective_specs import OBJECTIVES
 
-# What an arm can set: the options of these recipes, by their names, as in a YAML file.
+# The recipes whose options an arm can set, under the recipe's name, as in a YAML file.
 SECTIONS = ("retrieve", "select_influence", "train_tlm", "finetune")
 PRETRAINED = "pretrained"
 # Arms without a network, by their names.
 BASELINES = ("majority class", "linear")
 METHODS = {"bm25": "bm25-rank", **{name: name for name in ("iss", "dsir", "random", "confidence", "disagreement")}}
 _SELECTION = re.compile(rf"(?:bm25 \+ )?({'|'.join(METHODS)}) (\d+(?:\.\d+)?)%", re.IGNORECASE)
-# Whose vocabulary an arm has: the one that all of a task share, or one of its own texts.
+# The vocabulary of an arm: the one that all arms of a task share, or one trained on its own texts.
 TOKENIZERS = ("shared", "own")
 _ARM_KEYS = ("name", "subset", "objective", PRETRAINED, "teacher", "tokenizer", "average", "published", *SECTIONS)
 _TASK_KEYS = ("task", "seeds", *SECTIONS)
@@ -28,15 +28,15 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 
 class ReproductionError(HfTlmError):
-    """A table that cannot be planned, or runs that are not its own."""
+    """Raised when a table cannot be planned, or existing runs do not belong to it."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Corpus data of an arm: passages retrieved by BM25 or at random, or what a method keeps of those of BM25.
+    """The corpus data of an arm: passages retrieved by BM25 or at random, or a selection from those of BM25.
 
     retriever: bm25, random; None for task data only.
-    method, fraction: of `hf_tlm.influence.select`; None for the whole subset.
+    method, fraction: arguments of `hf_tlm.influence.select`; None for the complete subset.
     """
 
     retriever: str | None
@@ -45,13 +45,14 @@ class Selection:
 
     @classmethod
     def read(cls, text: str) -> Selection:
-        """From the way tables name them: none, random, BM25, BM25 + ISS 20%, DSIR 20%, BM25 20%, random 20%.
+        """Parse the name that tables use: none, random, BM25, BM25 + ISS 20%, DSIR 20%, BM25 20%, random 20%.
 
-        `random` are as many passages of the corpus as BM25 finds, `random 20%` and `BM25 20%` (the best ranked) are of those
-        that BM25 finds, and so are `confidence 20%` and `disagreement 20%`, by the teacher in `select_influence`'s options.
+        `random` draws as many passages of the corpus as BM25 finds. `random 20%` and `BM25 20%` (the best ranked) are parts
+        of what BM25 finds, and so are `confidence 20%` and `disagreement 20%`, by the teacher in the options of
+        `select_influence`.
 
         Raises:
-            ReproductionError: it is none of these.
+            ReproductionError: the text is none of these names.
         """
         simple = {"none": None, "task only": None, "random": "random", "bm25": "bm25"}
         if text.lower() in simple:
@@ -68,18 +69,18 @@ class Selection:
 
 @dataclass(frozen=True)
 class Arm:
-    """What the runs of one line of a table have in common.
+    """An arm: the settings that the runs of one line of a table share.
 
-    subset: None where a pretrained encoder is fine-tuned, or without a network.
-    pretrained: its folder or Hub id; "" for the one that the whole table is given.
-    objective: of the language-modelling loss; None for those of the table.
+    subset: the corpus data; None if a pretrained encoder is fine-tuned, or for a baseline without a network.
+    pretrained: folder or Hub id of the encoder; "" for the encoder that the whole table uses.
+    objective: the language-modelling objective; None for the objectives of the table.
     baseline: one of `BASELINES`.
-    teacher: the arm of the table whose model of the same task and seed teaches this one's; of an `average` all of its models
-        together teach every seed's.
-    tokenizer: one of `TOKENIZERS`; its own is what `hf-tlm train` makes of the task's texts and the subset.
-    average: the arm of the table whose seeds' models this one is the average of: nothing is trained.
-    settings: recipe -> options, on top of the configuration files.
-    published: keys of `PUBLISHED`, rows of the papers' tables to be shown beside this arm.
+    teacher: the arm of the table whose model of the same task and seed teaches this arm's model. If that arm is an
+        `average`, all of its models together teach the model of every seed.
+    tokenizer: one of `TOKENIZERS`; "own" is trained by `hf-tlm train` on the task's texts and the subset.
+    average: the arm of the table whose seeds' models are averaged; nothing is trained.
+    settings: recipe -> options, which override the configuration files.
+    published: keys of `PUBLISHED`, rows of the papers' tables to show beside this arm.
     """
 
     name: str
@@ -95,13 +96,13 @@ class Arm:
 
     @classmethod
     def read(cls, text: str) -> Arm:
-        """An arm by the name of its subset, or as a JSON object.
+        """Parse an arm from the name of its subset, or from a JSON object.
 
-        `task only`, `pretrained`, `majority class`, `linear`, and what `Selection.read` takes, with the papers' figures of
-        `BESIDE`. An object has the keys name, subset (default: the name), objective, pretrained (true, or a checkpoint),
-        teacher (the name of another arm), tokenizer (shared, own), published, and options under the names of their recipes:
-        `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`. An average of the seeds of another arm has
-        nothing else: `{"name": "BM25, averaged", "average": "BM25"}`.
+        Names are `task only`, `pretrained`, `majority class`, `linear`, and those that `Selection.read` accepts; they get
+        the papers' figures in `BESIDE`. An object has the keys name, subset (default: the name), objective, pretrained
+        (true, or a checkpoint), teacher (the name of another arm), tokenizer (shared, own), published, and options under the
+        names of their recipes: `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`. An average of the seeds
+        of another arm has no other keys: `{"name": "BM25, averaged", "average": "BM25"}`.
 
         Raises:
             ReproductionError: an unknown key, subset or published row.
@@ -148,10 +149,10 @@ class Arm:
         )
 
     def with_objectives(self, objectives: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Arm]:
-        """This arm with each objective of the table, which is in its name if there are several.
+        """Return a copy of this arm for each objective of the table; with several objectives, the names contain them.
 
-        An arm that has an objective of its own, or is not trained from scratch, stays alone. Published figures stay with
-        the masked LM, whose they are.
+        An arm that sets its objective, or is not trained from scratch, is returned alone and unchanged. Published figures
+        are kept for the masked LM only, with which the papers trained.
 
         Args:
             objectives: from `read_objective`.
@@ -171,7 +172,7 @@ class Arm:
 
 
 def check_arms(arms: Sequence[Arm]) -> dict[str, Arm]:
-    """The arms of a table by their names; a ReproductionError where a teacher, or what is averaged, is none of them."""
+    """Return the arms of a table by name; raise a ReproductionError if a teacher or an averaged arm is not one of them."""
     by_name = {arm.name: arm for arm in arms}
     for arm in arms:
         teacher = by_name.get(arm.teacher or "")
@@ -194,7 +195,7 @@ def check_arms(arms: Sequence[Arm]) -> dict[str, Arm]:
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A task of a table. seeds: None for those of the table. settings: recipe -> options, which those of an arm override."""
+    """A task of a table. seeds: None for the table's seeds. settings: recipe -> options; an arm's options override them."""
 
     task: str
     seeds: tuple[int, ...] | None = None
@@ -202,10 +203,10 @@ class TaskEntry:
 
     @classmethod
     def read(cls, text: str) -> TaskEntry:
-        """A task as recipes take it, or a JSON object: `{"task": "imdb", "seeds": [0], "train_tlm": {"rho1": 19}}`.
+        """Parse a task as recipes accept it, or a JSON object: `{"task": "imdb", "seeds": [0], "train_tlm": {"rho1": 19}}`.
 
         Raises:
-            ReproductionError: an unknown key, no task, or seeds that are none.
+            ReproductionError: a key is unknown, the task is missing, or seeds are not valid.
         """
         values = _read_object(text, "A task", _TASK_KEYS)
         if values is None:
@@ -224,7 +225,14 @@ class TaskEntry:
 
 
 def read_objective(text: str) -> tuple[str, dict[str, Any]]:
-    """(name, options) of an objective by name, or a JSON object: `{"objective": "cocolm", "model_config": ...}`."""
+    """Parse an objective from its name, or a JSON object such as `{"objective": "cocolm", "model_config": ...}`.
+
+    Returns:
+        The name and the options of the objective.
+
+    Raises:
+        ReproductionError: the objective is unknown, or the JSON is not valid.
+    """
     values = _read_object(text, "An objective", None)
     options = {"objective": text} if values is None else dict(values)
     name = options.pop("objective", None)
@@ -234,12 +242,12 @@ def read_objective(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def slug(text: str) -> str:
-    """A name for a folder: `BM25 + ISS 20%` -> `bm25-iss-20`."""
+    """Return a folder name for a text: `BM25 + ISS 20%` -> `bm25-iss-20`."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def _read_object(text: str, what: str, keys: Sequence[str] | None) -> dict[str, Any] | None:
-    """The object that a text is the JSON of; None for a text that does not begin like one."""
+    """Parse a text as a JSON object with these keys; return None for a text that does not begin with a brace."""
     if not text.lstrip().startswith("{"):
         return None
     try:

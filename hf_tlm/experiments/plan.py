@@ -1,4 +1,4 @@
-"""The runs that a table needs: tokenizers and subsets first, each once, then one training per seed, task and arm."""
+"""The plan of a table: the tokenizers and subsets that it needs, each once, and one training per seed, task and arm."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from hf_tlm.training.teacher_arguments import NONE
 _OF_ALL = {"task": "--tasks", "output_dir": "--output_dir"}
 _OF_ARM = dict.fromkeys(("subset", "method", "fraction"), "an arm's own key `subset`")
 _SEEDS = {"seed": "--seeds", "seeds": "--seeds"}
-# Recipe -> option -> where the table has it from.
+# Recipe -> option -> what gives the option in a table.
 _GIVEN = {
     "retrieve": _OF_ALL,
     "select_influence": _OF_ALL | _OF_ARM | {"tokenizer_name": "--tokenizer_name"},
     "train_tlm": _OF_ALL | _SEEDS | {"subset": _OF_ARM["subset"], "tokenizer_name": "--tokenizer_name"},
     "finetune": _OF_ALL | _SEEDS | {"model_name_or_path": "--pretrained, or an arm's own key `pretrained`"},
 }
-# Of train_tlm's options those of the tokenizer, which arms of a task share unless they have one of their own.
+# Options of train_tlm for the tokenizer, which the arms of a task share unless they have their own.
 OF_TOKENIZER = ("vocab_size", "lowercase")
 TOKENIZER = "tokenizer"
-# The options that say what a task is, beside where it is.
+# The options that describe a task, apart from its name or folder.
 OF_TASK = tuple(entry.name for entry in fields(TaskArguments) if entry.name != "task")
-# The average of an arm's seeds, which no recipe makes.
+# The kind of a step that averages an arm's seeds; there is no recipe for it.
 AVERAGE = "average"
 TRAININGS = ("train_tlm", "finetune", "baseline", AVERAGE)
-# Options that may differ between two starts: they change what is printed or stored, or how fast, not what is computed.
+# Options that may differ between two starts: they change output, storage or speed, but not what is computed.
 _FREE = (
     "report_to disable_tqdm log_level logging_steps save_strategy save_steps save_total_limit dataloader_num_workers "
     "per_device_eval_batch_size index_dir num_threads query_batch_size work_dir score_batch_size"
@@ -52,7 +52,7 @@ def check_options(
     files: Sequence[str],
     objective_options: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Raise a ReproductionError for an option that the table gives, the shared tokenizer's, or one that nothing reads."""
+    """Raise a ReproductionError for an option that the table sets, one of the shared tokenizer, or one that is not read."""
     for recipe in _GIVEN:
         _check(f"Section {recipe} of {', '.join(files)}", recipe, read_configs(files, recipe))
         for entry in tasks:
@@ -66,7 +66,7 @@ def check_options(
 
 
 def _check_read(arm: Arm) -> None:
-    """Whether an arm reads what is given to it alone; files and tasks have options for other arms too."""
+    """Raise a ReproductionError for an arm's own option that it does not read; files and tasks serve other arms too."""
     method, steps = arm.subset and arm.subset.method, {"finetune"}
     if arm.subset is not None:
         steps = {"train_tlm", *(["retrieve"] if arm.subset.retriever else []), *(["select_influence"] if method else [])}
@@ -79,7 +79,7 @@ def _check_read(arm: Arm) -> None:
         raise ReproductionError(f"Arm {arm.name}: a checkpoint has its tokenizer. Leave the key tokenizer out.")
     given = arm.settings.get("select_influence", {})
     idle = without_effect(method, given) if method else []
-    if method not in (None, "iss", *BY_TEACHER):  # They train no score model.
+    if method not in (None, "iss", *BY_TEACHER):  # These methods train no score model.
         own = {entry.name for cls in (SelectionArguments, TaskArguments) for entry in fields(cls)} | {"teacher"}
         idle += [f"{name} {value}" for name, value in given.items() if name not in own]
     if idle:
@@ -87,7 +87,7 @@ def _check_read(arm: Arm) -> None:
 
 
 def _check(where: str, recipe: str, options: Mapping[str, Any], shared: bool = False) -> None:
-    """shared: the tokenizer is not of what these options are for alone."""
+    """Raise a ReproductionError for an option that the table sets, or that belongs to a `shared` tokenizer."""
     for name in options:
         if source := _GIVEN[recipe].get(name):
             raise ReproductionError(f"{where}: {recipe}'s {name} is given by the table ({source}). Leave it out.")
@@ -100,14 +100,14 @@ def _check(where: str, recipe: str, options: Mapping[str, Any], shared: bool = F
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to make, in a folder of its own.
+    """A step of a plan, which writes its own folder.
 
-    kind: the recipe that makes it from its command line, or `tokenizer`.
-    name: task/subsets/bm25, task/arm/seed-0, ...: the folder below the table's.
-    task: as recipes take it.
-    options: of the recipe, on top of the configuration files.
-    inputs: option -> name of the step whose folder is its value; of several teachers each is `teacher <number>`.
-    arm, seed: of a training.
+    kind: the recipe that runs it from a command line, or `tokenizer` or `average`.
+    name: task/subsets/bm25, task/arm/seed-0, ...: its folder below the table's.
+    task: the task's name or folder, as recipes accept it.
+    options: options of the recipe, which override the configuration files.
+    inputs: option -> name of the step whose folder is the option's value; several teachers are `teacher <number>`.
+    arm, seed: the arm and the seed of a training.
     """
 
     kind: str
@@ -124,20 +124,20 @@ class Step:
 
     @property
     def teachers(self) -> list[str]:
-        """Names of the trainings whose model, or whose models' average, teaches this one."""
+        """Names of the trainings whose model teaches this one; if there are several, the average of their models does."""
         return [name for option, name in self.inputs.items() if option.partition(" ")[0] == "teacher"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be made, where.
+    """The steps of a table and their folders.
 
-    phases: steps of one phase need those of earlier ones only.
+    phases: groups of steps; the steps of a phase need only steps of earlier phases.
     output_dir: folder of the steps' folders.
     files: configuration files, whose sections are the options of the recipes.
     left_out: what is not run, and why.
     records_dir: folder of the steps' JSON records and of the table; None for `output_dir`.
-    table_name: of the table's files there; several tables may share both folders.
+    table_name: name of the table's files in that folder; several tables may share both folders.
     """
 
     phases: tuple[tuple[Step, ...], ...]
@@ -175,12 +175,12 @@ class Plan:
         return self.output_dir / step.name
 
     def record_file(self, step: Step) -> Path:
-        """Where the step's JSON record is; it is written last."""
+        """Return the path of the step's JSON record, the last file that a step writes."""
         kind = "runs" if step.kind in TRAININGS else "preparations"
         return self.records / kind / f"{step.name.replace('/', '.')}.json"
 
     def values(self, step: Step) -> dict[str, Any]:
-        """All options of the step's recipe that the configuration files leave to the plan."""
+        """Return all options of the step's recipe that the plan sets, in addition to the configuration files."""
         inputs: dict[str, Any] = {
             option: str(self.output_dir / name) for option, name in step.inputs.items() if name not in step.teachers
         }
@@ -189,39 +189,39 @@ class Plan:
         return {"task": step.task, **inputs, **step.options}
 
     def command(self, step: Step) -> str | None:
-        """What a user would type for this step alone; None for a tokenizer or an average, which have no recipe."""
+        """Return the command that runs this step alone; None for a tokenizer or an average, which have no recipe."""
         if step.kind in (TOKENIZER, AVERAGE):
             return None
         parts = ["hf-tlm", str(command_of(step.kind)), *(["--config", *self.files] if self.files else [])]
         values = self.values(step)
         if step.kind == "retrieve" and "passage_words" not in {**read_configs(self.files, step.kind), **values}:
-            values["passage_words"] = 0  # As tables have it; the recipe's own default is another.
+            values["passage_words"] = 0  # The value in tables, which differs from the recipe's default.
         for name, value in {**values, "output_dir": str(self.folder(step))}.items():
             parts += [f"--{name}", *map(written, value if isinstance(value, list) else [value])]
         return shlex.join(parts)
 
     def settings(self, step: Step) -> dict[str, Any]:
-        """By what a finished step is known again: options of the files and of the plan, as JSON values.
+        """Return the settings that identify a finished step: options of the files and of the plan, as JSON values.
 
-        A null is the option's own default, as if it was not given.
+        A null stands for the option's default, as if it were not given, and is left out.
         """
         merged = {**read_configs(self.files, step.kind), **step.options, **step.inputs}
         given = {name: value for name, value in merged.items() if name not in _FREE and value is not None}
         return json.loads(json.dumps(given, default=str))
 
     def fingerprint(self, step: Step) -> str:
-        """Of what a step is made of: its recipe, its task's name, settings, model configuration, and the same of its inputs.
+        """Return a digest of the step's recipe, task name and settings, and of the fingerprints of its inputs.
 
-        Runs of two tables with one fingerprint are the same run, whatever their arms are called. Files that settings name
-        are known by their paths alone; the data of tasks are compared by `check`.
+        Runs of two tables with equal fingerprints are the same run, whatever their arms are called. Files in settings count
+        by their paths only; `check` compares the data of tasks.
         """
         return self._fingerprints[step.name]
 
     @cached_property
     def _fingerprints(self) -> Mapping[str, str]:
-        """Of all steps by name. They are asked for at every look at what is left, and read the configuration files."""
+        """The fingerprints of all steps by name; cached, because computing them reads the configuration files."""
         found: dict[str, str] = {}
-        for step in self.steps:  # What a step is made from is of an earlier phase.
+        for step in self.steps:  # The inputs of a step belong to earlier phases.
             settings = self.settings(step) | {option: found[name] for option, name in step.inputs.items()}
             made_of = {"kind": step.kind, "task": step.task_name, "settings": settings}
             found[step.name] = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
@@ -245,25 +245,25 @@ def make_plan(
     records_dir: str | Path | None = None,
     table_name: str = "results",
 ) -> Plan:
-    """The plan of a table; of data only the names in the folder `tasks_dir` are read.
+    """Return the plan of a table, without reading data, except for the folder names in `tasks_dir`.
 
-    Steps that several arms need are there once. Trainings are in the order of seeds, so that every arm has its first before
-    any has its second.
+    A step that several arms need appears once. Trainings are ordered by seed, so that every arm has its first seed before
+    any arm has its second.
 
     Args:
-        tasks_dir: a task whose name is a folder there is taken from there.
+        tasks_dir: folder of tasks; a task whose name is a folder in it is read from there.
         corpus: options of `CorpusArguments`.
-        objective_options: objective -> options of train_tlm for the arms that name it: a body, a learning rate.
-        pretrained: checkpoint of the arms that fine-tune one and do not name it; None leaves those out.
-        tokenizer_name: of every model that is trained from scratch, but for arms with one of their own; None: one is
-            trained for each task, on its training texts and `tokenizer_passages` random passages of the corpus, so that
-            arms differ in nothing but what they are named by.
+        objective_options: objective -> options of train_tlm for the arms with this objective: a body, a learning rate.
+        pretrained: checkpoint of the arms that fine-tune an encoder and do not name one; None leaves these arms out.
+        tokenizer_name: tokenizer of every model that is trained from scratch, except in arms with their own. None: for each
+            task one is trained on its training texts and `tokenizer_passages` random passages of the corpus, so that arms
+            differ only in what their names say.
         budget: options of train_tlm for all arms.
         records_dir, table_name: see `Plan`.
 
     Raises:
-        ReproductionError: no task, arm or seed, or the same one twice; or no arm is left; or no name for the table's files;
-            or see `check_options`.
+        ReproductionError: there is no task, arm or seed, one is given twice, no arm is left, or the table's name is not
+            valid; or see `check_arms` and `check_options`.
     """
     if not table_name or slug(table_name).replace("-", "_") != table_name:
         raise ReproductionError(f"A table's name has lower-case letters, digits and `_`; received {table_name!r}.")
@@ -300,9 +300,9 @@ def make_plan(
 
 
 def _without_encoder(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
-    """The arms that fine-tune no encoder of the table, which has none, nor need such an arm; what is left out, and why."""
+    """Remove the arms that need the table's encoder, which is not given; return the others, and why arms are left out."""
     missing = [arm.name for arm in arms if arm.pretrained == ""]
-    for kind in ("average", "teacher", "average"):  # An average may teach, and of pupils there may be one.
+    for kind in ("average", "teacher", "average"):  # An average may teach, and pupils may be averaged.
         missing += [arm.name for arm in arms if arm.name not in missing and getattr(arm, kind) in missing]
     left = [arm for arm in arms if arm.name not in missing]
     if not left:
@@ -311,24 +311,27 @@ def _without_encoder(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
 
 
 class _Task:
-    """A task of the table. name: in folders. path: as recipes take it. seeds: of a task without seeds of its own."""
+    """A task of the table. name: used in folder names. path: the name or folder that recipes accept.
+
+    seeds: the table's seeds, for a task without its own.
+    """
 
     def __init__(self, entry: TaskEntry, tasks_dir: str | None, seeds: Sequence[int]):
         local = Path(tasks_dir or "", entry.task)
         self.path = str(local) if tasks_dir is not None and local.is_dir() else entry.task
-        # Of a registered task, a folder, or a Hub id with a revision.
+        # The entry is the name of a registered task, a folder, or a Hub id with a revision.
         self.name = slug(Path(entry.task.partition("@")[0]).name).replace("-", "_")
         self.seeds = entry.seeds or seeds
         self.settings: Settings = dict.fromkeys(SECTIONS, {}) | dict(entry.settings)
 
     def run(self, arm: str, seed: int) -> str:
-        """The name of an arm's training."""
+        """Return the name of an arm's training."""
         return f"{self.name}/{slug(arm)}/seed-{seed}"
 
 
 @dataclass
 class _Steps:
-    """The steps of a table's arms, those that they have in common made as they are asked for.
+    """A builder of the steps of a table's arms, which adds shared steps when they are first needed.
 
     budget, objective_options: options of train_tlm that tasks and arms may override.
     select_influence, train_tlm: the sections of the configuration files.
@@ -347,25 +350,25 @@ class _Steps:
 
     @property
     def phases(self) -> list[list[Step]]:
-        """Tokenizers; what is retrieved; what is drawn or chosen in comparison with that."""
+        """Three phases: tokenizers; retrieved subsets; subsets that are drawn or selected in comparison with those."""
         phases: list[list[Step]] = [[], [], []]
         for step in self.shared.values():
             phases[0 if step.kind == TOKENIZER else 2 if {"like", "subset"} & set(step.inputs) else 1].append(step)
         return phases
 
     def trainings(self, tasks: Sequence[_Task], arms: Sequence[Arm]) -> list[Step]:
-        """The trainings of all tasks and arms, the first seeds' first."""
+        """Return the trainings of all tasks and arms, ordered by the position of their seed."""
         return [
             self.training(task, arm, task.seeds[place])
             for place in range(max(len(task.seeds) for task in tasks))
             for task in tasks
             for arm in arms
-            # Nothing of a baseline is random.
+            # A baseline is deterministic and needs one seed.
             if place < len(task.seeds) and arm.average is None and (arm.baseline is None or place == 0)
         ]
 
     def training(self, task: _Task, arm: Arm, seed: int) -> Step:
-        """The training of one seed."""
+        """Return the training of one seed."""
         folder = task.run(arm.name, seed)
         if arm.baseline is not None:
             return Step("baseline", folder, task.path, {**self._of_data(task), "baseline": arm.baseline}, {}, arm, seed)
@@ -386,7 +389,7 @@ class _Steps:
         return Step("train_tlm", folder, task.path, options, inputs, arm, seed)
 
     def averages(self, tasks: Sequence[_Task], arms: Sequence[Arm]) -> tuple[list[Step], list[str]]:
-        """The averages of all tasks and arms, each in the place of its first seed; what is left out, and why."""
+        """Return the averages of all tasks and arms, each named by its first seed; and what is left out, and why."""
         averages, left_out = [], []
         for task, arm in product(tasks, [arm for arm in arms if arm.average is not None]):
             if len(task.seeds) == 1:
@@ -398,12 +401,12 @@ class _Steps:
         return averages, left_out
 
     def _of_data(self, task: _Task) -> dict[str, Any]:
-        """Of a task's options those of its data, which a section of train_tlm says too."""
+        """Return the options of a task that describe its data; the files' section train_tlm may give them too."""
         given = {**self.train_tlm, **task.settings["train_tlm"]}
         return {name: given[name] for name in OF_TASK if name in given}
 
     def _teachers(self, task: _Task, arm: Arm, seed: int) -> dict[str, str]:
-        """The inputs of a pupil: its teacher's training of the same seed, or all that a teacher is the average of."""
+        """Return a pupil's teacher inputs: the training of the same seed, or all trainings that an average teacher has."""
         if arm.teacher is None:
             return {}
         teacher = self.arms[arm.teacher]
@@ -412,7 +415,7 @@ class _Steps:
         return {f"teacher {number}": task.run(teacher.average, one) for number, one in enumerate(task.seeds)}
 
     def _tokenizer(self, task: _Task) -> tuple[dict[str, str], dict[str, str]]:
-        """As an option, or as an input."""
+        """Return the tokenizer of a task, as options and inputs of a step: one of the two is empty."""
         if self.tokenizer_name is not None:
             return {"tokenizer_name": self.tokenizer_name}, {}
         passages = self.tokenizer_passages if self.corpus.get("corpus") else 0
@@ -423,7 +426,7 @@ class _Steps:
         return {}, {"tokenizer_name": self._add(step)}
 
     def _subset(self, task: _Task, arm: Arm) -> str | None:
-        """The step of an arm's subset; None for task data only."""
+        """Return the name of the step of an arm's subset; None for task data only."""
         chosen = arm.subset
         assert chosen is not None
         if chosen.retriever is None:
@@ -460,7 +463,7 @@ class _Steps:
 
 
 def _check_teacher(arm: str, method: str, named: Any) -> None:
-    """Whether those that a selection's options name can select by this method, one of `BY_TEACHER`."""
+    """Raise a ReproductionError if the teachers in a selection's options cannot select by this method of `BY_TEACHER`."""
     teachers = named if isinstance(named, list) and named else [named or NONE]
     if teachers == [NONE] or (method == "disagreement" and len(teachers) < 2):
         needs, such = ("a teacher", "linear") if method == "confidence" else ("two teachers or more", "[runs/a, runs/b]")
@@ -471,7 +474,7 @@ def _check_teacher(arm: str, method: str, named: Any) -> None:
 
 
 def _suffix(options: Mapping[str, Any]) -> str:
-    """What distinguishes a subset in the name of its folder: `-top_k=50`."""
+    """Return the part of a subset's folder name that gives its own options: `-top_k=50`."""
     return "".join(f"-{name}=" + re.sub(r"[^A-Za-z0-9.-]+", "_", str(value)) for name, value in options.items())
 
 

@@ -1,4 +1,4 @@
-"""Figures that the papers print, by paper, table and row. They are shown beside ours, marked as published.
+"""Figures that the papers print, by paper, table and row; tables show them beside our results, marked as published.
 
 Scores are in percent, `mean±standard deviation` as printed; a missing figure is `-`. Names of tasks are the registry's.
 """
@@ -21,11 +21,12 @@ _SUFFIXES = {"M": 1e6, "G": 1e9, "GB": 1e9}
 
 @dataclass(frozen=True)
 class Published:
-    """One row of a table.
+    """One row of a paper's table.
 
-    measure: what the numbers are: `test` and `validation` scores in percent, or `subset hours`, `GPU-hours`.
-    cells: task -> number as printed; `average` is over the paper's tasks, where it prints one.
-    parameters, flops: of the model and of all its training; data: bytes of text it was trained on. None where not printed.
+    measure: the kind of its numbers: `test` and `validation` scores in percent, or `subset hours`, `GPU-hours`.
+    cells: task -> number as printed; `average` is over the paper's tasks, if the paper prints one.
+    parameters, flops, data: number of the model's parameters, FLOPs of all its training, bytes of text that it was trained
+        on; None if not printed.
     """
 
     paper: str
@@ -42,7 +43,7 @@ class Published:
         return f"{self.paper} {self.table}"
 
     def score(self, task: str) -> tuple[float, float | None] | None:
-        """(mean, standard deviation or None) of a task; None where the row has no figure for it."""
+        """Return the mean and the standard deviation (or None) of a task; None if the row has no figure for it."""
         cell = self.cells.get(task.removeprefix("glue_"))
         if cell is None:
             return None
@@ -50,13 +51,13 @@ class Published:
         return float(mean), float(deviation) if deviation else None
 
     def show(self, task: str) -> str | None:
-        """`80.01 ± 0.72 (TLM Table 5: rho1 = 3)`; None where the row has no figure for the task."""
+        """Return a task's figure as `80.01 ± 0.72 (TLM Table 5: rho1 = 3)`; None if the row has no figure for it."""
         cell = self.cells.get(task.removeprefix("glue_"))
         return None if cell is None else f"{cell.replace('±', ' ± ')} ({self.source}: {self.row})"
 
 
 def _table(paper: str, table: str, measure: str, columns: str, rows: Mapping[str, str]) -> dict[str, Published]:
-    """Rows as they are printed, by `paper table: row`."""
+    """Parse printed rows of a table; return them by `paper table: row`."""
     names, found = columns.split(), {}
     for row, text in rows.items():
         cells = dict(zip(names, text.split(), strict=True))
@@ -73,10 +74,10 @@ def _amount(cell: str) -> float:
 
 # (paper, table, measure, columns) -> row -> its cells, as printed.
 _PRINTED: dict[tuple[str, str, str, str], dict[str, str]] = {
-    # 8 GPUs for 42 hours and 1,000 for one day, as it is printed.
+    # The paper prints 8 GPUs for 42 hours, and 1,000 GPUs for one day.
     ("TLM", "Table 1", "GPU-hours", "average"): {"TLM": "336", "PLMs": "24000"},
-    # In text extracted from the paper the row "TLM (large-scale)" is shifted by a column from ACL on. ACL and SciERC here
-    # are those of Table A.2, which repeats the row, and with them the printed average is right.
+    # In text extracted from the paper, the row "TLM (large-scale)" is shifted by a column from ACL on. The values of ACL and
+    # SciERC here are from Table A.2, which repeats the row; with them the printed average is right.
     ("TLM", "Table 2", "test", f"parameters flops data {EIGHT}"): {
         "BERT-Base": "109M 2.79E19 16GB 93.50±0.15 91.93±1.74 69.11±0.17 93.77±0.22 69.45±2.90 80.98±1.07 81.94±0.38 "
         "87.00±0.06 83.46",
@@ -169,7 +170,7 @@ _PRINTED: dict[tuple[str, str, str, str], dict[str, str]] = {
         "TLM 60%": "94.07±0.09 83.05±0.20 81.80±0.41",
         "TLM 80%": "94.27±0.09 81.75±0.15 81.86±0.47",
     },
-    # Figure 3 prints no numbers; Table 7 has the time that scoring took with the gradients of each of its layers.
+    # Figure 3 prints no numbers; Table 7 gives the time of scoring with the gradients of each layer in the figure.
     ("ISS", "Table 7", "subset hours", "chemprot"): {
         "Embedding": "2.0",
         "3-th Transformer": "1.8",
@@ -193,7 +194,7 @@ _PRINTED: dict[tuple[str, str, str, str], dict[str, str]] = {
 }
 PUBLISHED: dict[str, Published] = {name: row for head, rows in _PRINTED.items() for name, row in _table(*head, rows).items()}
 
-# Shown beside an arm that is given by its name alone. Both papers train masked LMs.
+# Published rows shown beside an arm that is given only by its name. Both papers train masked LMs.
 BESIDE: dict[str, tuple[str, ...]] = {
     "task only": ("TLM Table 4: Only Task Data",),
     "random": ("TLM Table 3: Random w/ C_BERT",),

@@ -1,4 +1,4 @@
-"""Work through a plan, with any number of processes, keep its table up to date, and measure its models in 8 bits."""
+"""Execution of a plan by any number of processes: run its steps, update its table, and measure its models in 8 bits."""
 
 from __future__ import annotations
 
@@ -46,41 +46,42 @@ from hf_tlm.utils.shown import shown_argument
 logger = logging.getLogger(__name__)
 
 FINISHED, FAILED = "finished", "failed"
-# What only the first process of a job does; the others go on to the next step, where they wait for it.
+# Steps that only the first process of a job runs; the others continue with the next step and wait there for the first.
 _ALONE = (TOKENIZER, "retrieve", AVERAGE)
-INT8 = "int8"  # Of a record: what `int8_price` gives, and the processor.
+INT8 = "int8"  # Key of a record: the result of `int8_price`, and the processor.
 _MEASURED = ("score", "drop", "milliseconds", "texts_per_second", "memory_megabytes")
 
 
 def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool = False, export_int8: bool = False) -> Table:
-    """Make everything that is not finished, and the table of all of it.
+    """Run every step of a plan that is not finished, and write the table of all steps.
 
-    Every step leaves a JSON record in `runs/` or `preparations/` of the plan's records, and the table, `<table_name>.md` and
-    `.json`, is written anew after each. A run that has a record is not repeated, wherever its folder is now, and that of an
-    equal run, of another table for instance, is taken over; what was interrupted continues, and other processes that are
-    given the same plan take their share (see `run_shared`). A step begins as soon as those that it is made from have ended,
-    whatever else is left. Of tokenizers and subsets those are made that a run still needs, again where they are damaged. A
-    step that fails is named in the table, as are those that needed it, and the others go on; the next start tries it again.
+    Every step writes a JSON record to `runs/` or `preparations/` of the plan's records, and after each step the table,
+    `<table_name>.md` and `.json`, is written again. A run that has a record is not repeated, even if its folder has moved,
+    and the record of an equal run, for example of another table, is adopted. Interrupted runs continue, and other processes
+    with the same plan share the work (see `run_shared`). A step begins as soon as its inputs are finished. Tokenizers and
+    subsets are built only if a run still needs them, and again if they are damaged. A step that fails, and the steps that
+    need it, are listed in the table, while the others continue; the next start tries it again.
 
     Args:
-        prepare_only: stop after tokenizers and subsets, and when the data of every model from scratch are tokenised in the
-            cache of `datasets`: a machine whose time is dear, and that sees the same folders and cache, only trains.
-            Subsets by influence or a teacher, in half precision that takes a GPU, are left to it where none is here.
-        keep_checkpoints: of finished runs, and models between stages; by default only their models and results are kept.
-        export_int8: at the end, measure what every finished model costs and loses in 8 bits (see `int8_price`), of runs that
-            were finished before too, while their models are there. One that cannot be exported is said in a line.
+        prepare_only: stop after tokenizers and subsets, and after tokenising the data of every model from scratch into the
+            cache of `datasets`, so that an expensive machine that sees the same folders and cache only trains. Subsets by
+            influence or a teacher in half precision are left to that machine if this one has no GPU.
+        keep_checkpoints: keep the checkpoints of finished runs and the models between stages; by default only final models
+            and results are kept.
+        export_int8: at the end, measure what every finished model costs and loses in 8 bits (see `int8_price`), also of runs
+            that were finished before, if their models exist. A model that cannot be exported is reported in one line.
 
     Raises:
-        HfTlmError: before anything is begun, an option that a recipe lacks or refuses, a task that there is not or that TLM
-            has no use for, records of steps that were made with other settings, of other inputs or on other data, or
-            something else where the table goes; or see `check_exports`; with `prepare_only`, at the end, steps that failed;
-            without it, those that failed and of which a full disk has kept no record.
+        HfTlmError: before any work: an option is unknown to a recipe or refused, a task does not exist or is not suitable
+            for TLM, records of steps have other settings, inputs or data, or another file is where the table is to be
+            written; or see `check_exports`. At the end: steps failed, with `prepare_only`; without it, steps failed of which
+            a full disk has kept no record.
     """
     if export_int8:
         check_exports(plan, prepare_only)
     check(plan, prepare_only)
     _check_table_file(plan)
-    write_table(plan)  # A folder of records that cannot be written is refused before there is work to lose.
+    write_table(plan)  # Fails early if the folder of records cannot be written.
     _tell_of_missing_teachers(plan)
     failed = None
     needed = _needed(plan)
@@ -119,10 +120,10 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
 
 
 def _left_to_others(plan: Plan, steps: Sequence[Step]) -> set[str]:
-    """Names of the selections that another machine can make and this one cannot, in half precision of a GPU that it lacks.
+    """Return the names of selections that this machine cannot run, because it lacks a GPU for half precision.
 
     Args:
-        steps: which `check` let pass as another machine's.
+        steps: steps that `check` has accepted for another machine.
     """
     left = set()
     for step in steps:
@@ -136,7 +137,7 @@ def _left_to_others(plan: Plan, steps: Sequence[Step]) -> set[str]:
 
 
 def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
-    """What these trainings would tokenise first; the seeds of an arm read the same."""
+    """Tokenise the data of trainings, once for each arm and task, because all seeds of an arm use the same data."""
     first_seeds: dict[tuple[str, str], Step] = {}
     for step in trainings:
         assert step.arm is not None
@@ -145,7 +146,7 @@ def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
 
     def tokenise_step(step: Step) -> None:
         logger.warning("Tokenising for %s.", step.name.rpartition("/")[0])
-        # Its teacher answers when it trains.
+        # Teachers are needed only when the step trains.
         _check_made(plan, [name for name in step.inputs.values() if name not in step.teachers])
         tokenise(plan, step)
         tokenised.add(step.name)
@@ -160,10 +161,10 @@ def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
 
 
 def check(plan: Plan, prepare_only: bool = False) -> None:
-    """Everything that can be refused before the first step.
+    """Check options, records and tasks of a plan before its first step.
 
     Args:
-        prepare_only: trainings are another machine's, and selections may be, see `reproduce`.
+        prepare_only: trainings, and possibly selections, will run on another machine, see `reproduce`.
 
     Raises:
         HfTlmError: see `reproduce`.
@@ -192,7 +193,10 @@ def check(plan: Plan, prepare_only: bool = False) -> None:
 
 
 def _check_settings(plan: Plan, step: Step, record: Mapping[str, Any]) -> None:
-    """Whether a finished step is what the plan asks for. Inputs of an equal run that was taken over may have other names."""
+    """Raise a ReproductionError if a finished step has other settings than the plan.
+
+    The fingerprint is compared first, because the inputs of an adopted equal run may have other names.
+    """
     if record.get("fingerprint") == plan.fingerprint(step):
         return
     there, here = record["settings"], plan.settings(step)
@@ -211,7 +215,7 @@ def _check_settings(plan: Plan, step: Step, record: Mapping[str, Any]) -> None:
 
 
 def _check_table_file(plan: Plan) -> None:
-    """Raise a ReproductionError where the table would take the place of something else, such as a run's results."""
+    """Raise a ReproductionError if the table would overwrite something else, such as a run's results."""
     path = plan.records / f"{plan.table_name}.json"
     if "rows" not in (find_object(path) or {"rows": []}):
         raise ReproductionError(
@@ -220,7 +224,7 @@ def _check_table_file(plan: Plan) -> None:
 
 
 def write_table(plan: Plan) -> Table:
-    """The page and the JSON file of what is finished now."""
+    """Write the table of the finished steps as Markdown and JSON, and return it."""
     records = {step.name: read_record(plan.record_file(step)) for step in plan.steps}
     table = Table(plan, records)
     if int(os.environ.get("RANK", "0")) == 0:
@@ -230,9 +234,10 @@ def write_table(plan: Plan) -> Table:
 
 
 def _finished(plan: Plan, step: Step) -> bool:
-    """A run once it has a record; what other steps read, while it is there too; an average while it is of these runs.
+    """Return whether a step is finished.
 
-    Tokenizers and subsets have to be as they were made.
+    A training is finished if it has a record of success, and an average only if its runs are those of this plan. Tokenizers
+    and subsets also need an undamaged folder.
     """
     record = read_record(plan.record_file(step))
     if step.kind == AVERAGE and record is not None and record.get("fingerprint") != plan.fingerprint(step):
@@ -243,7 +248,7 @@ def _finished(plan: Plan, step: Step) -> bool:
 
 
 def _find_equal(plan: Plan, step: Step) -> dict[str, Any] | None:
-    """The record of a finished run that is made of the same as this one, whatever its arm is called."""
+    """Return the record of a finished run with the same fingerprint as this one, whatever its arm is called; else None."""
     if step.kind not in TRAININGS:
         return None
     fingerprint = plan.fingerprint(step)
@@ -253,9 +258,9 @@ def _find_equal(plan: Plan, step: Step) -> dict[str, Any] | None:
 
 
 def _taken_over(plan: Plan, step: Step) -> bool:
-    """Whether an equal run is finished; its record is then this run's too, which says whose it is."""
+    """Return whether an equal run is finished; if so, write a copy of its record, with its name, for this run."""
     record = _find_equal(plan, step)
-    if record is not None and record["name"] != step.name:  # Its own, if another process finished it in this moment.
+    if record is not None and record["name"] != step.name:  # The names are equal if another process has just finished it.
         assert step.arm is not None
         own = {"name": step.name, "arm": step.arm.name, "same_run_as": record.get("same_run_as", record["name"])}
         atomic_write(plan.record_file(step), json.dumps({**record, **own}, indent=2) + "\n")
@@ -263,7 +268,7 @@ def _taken_over(plan: Plan, step: Step) -> bool:
 
 
 def _needed(plan: Plan) -> set[str]:
-    """Names of all trainings, and of what those that are not finished are made from."""
+    """Return the names of all trainings, and of the direct and indirect inputs of those that are not finished."""
     needed = {step.name for step in plan.trainings}
     left = [step for step in plan.trainings if not _finished(plan, step) and _find_equal(plan, step) is None]
     while left:
@@ -274,7 +279,7 @@ def _needed(plan: Plan) -> set[str]:
 
 
 def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
-    """Make a step, and its record, whether it succeeds or fails."""
+    """Run a step and write its record, whether it succeeds or fails."""
     first = int(os.environ.get("RANK", "0")) == 0
     if step.kind in _ALONE and not first:
         return
@@ -302,7 +307,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
         _check_made(plan, step.inputs.values())
         _check_teachers(plan, step)
         record |= make_step(plan, step)
-    except Exception as reason:  # Whatever ends one run, memory that does not suffice for instance, leaves the others.
+    except Exception as reason:  # An error of one run, for example insufficient memory, must not stop the others.
         error = reason
         if not isinstance(reason, HfTlmError):
             logger.exception("%s failed.", step.name)
@@ -315,7 +320,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
         atomic_write(plan.record_file(step), json.dumps(record, indent=2, default=str) + "\n")
         write_table(plan)
     if torch.cuda.is_available():
-        # The next run's model finds its memory free.
+        # Free the memory for the next run's model.
         gc.collect()
         torch.cuda.empty_cache()
     if error is not None:
@@ -323,7 +328,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
 
 
 def _check_made(plan: Plan, inputs: Iterable[str]) -> None:
-    """Whether the steps that another is made from, by their names, are finished."""
+    """Raise a ReproductionError if a step's inputs, given by name, are not all finished."""
     for name in inputs:
         if not _finished(plan, plan.by_name[name]):
             reason = (read_record(plan.record_file(plan.by_name[name])) or {}).get("error", "it was not made")
@@ -331,11 +336,11 @@ def _check_made(plan: Plan, inputs: Iterable[str]) -> None:
 
 
 def _check_teachers(plan: Plan, step: Step) -> None:
-    """Whether the models of a pupil's teachers are there: that of a run recorded elsewhere may not be."""
+    """Raise a ReproductionError if a teacher's model is missing, as may happen if its run was recorded elsewhere."""
     for name in step.teachers:
         file = plan.record_file(plan.by_name[name])
         record = read_record(file)
-        if record is None or record["status"] != FINISHED:  # It is made before its pupil.
+        if record is None or record["status"] != FINISHED:  # The teacher is still to be trained, before its pupil.
             continue
         if not (folder := model_folder(plan, record)).is_dir():
             raise ReproductionError(
@@ -345,7 +350,7 @@ def _check_teachers(plan: Plan, step: Step) -> None:
 
 
 def _tell_of_missing_teachers(plan: Plan) -> None:
-    """Say before hours of work, not after them, which runs will lack a teacher's model, and what to do about it."""
+    """Warn before the work starts which runs will lack a teacher's model, and what to do about it."""
     lacking: dict[str, list[str]] = {}
     for step in plan.trainings:
         if not _finished(plan, step) and _find_equal(plan, step) is None:
@@ -358,7 +363,7 @@ def _tell_of_missing_teachers(plan: Plan) -> None:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that the package is imported from, with `+` for changes; None outside of one."""
+    """Return the commit of the checkout that the package is imported from, with `+` for changes; None without a checkout."""
     folder = Path(hf_tlm.__file__).parent
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10)
@@ -372,11 +377,11 @@ def commit() -> str | None:
 
 
 def check_exports(plan: Plan, prepare_only: bool = False) -> None:
-    """Whether exporting is possible here; runs whose models are gone are named in a line.
+    """Check that models can be exported here, and warn of runs whose models no longer exist.
 
     Raises:
         ModelError: the extra [onnx] is not installed.
-        ReproductionError: nothing is trained, or this is a job of several processes.
+        ReproductionError: nothing is trained (`prepare_only`), or this is a job of several processes.
     """
     if prepare_only:
         raise ReproductionError("--export_int8: with --prepare_only there are no models to export. Leave one of them out.")
@@ -391,7 +396,7 @@ def check_exports(plan: Plan, prepare_only: bool = False) -> None:
 
 
 def unpriced(plan: Plan, step: Step, *, gone: bool = False) -> dict[str, Any] | None:
-    """The record of a finished network that has no price in 8 bits, and whose model is there, or, with `gone`, is not."""
+    """Return the record of a finished network without a price in 8 bits whose model exists (or, with `gone`, does not)."""
     record = read_record(plan.record_file(step)) if step.kind in ("train_tlm", "finetune") else None
     if record is None or record["status"] != FINISHED or INT8 in record:
         return None
@@ -400,9 +405,9 @@ def unpriced(plan: Plan, step: Step, *, gone: bool = False) -> dict[str, Any] | 
 
 
 def add_int8_price(plan: Plan, step: Step) -> None:
-    """Export a finished run's model beside its folder, and add the price in 8 bits to its record and the table.
+    """Export a finished run's model beside its folder, and add its price in 8 bits to its record and the table.
 
-    A model that cannot be exported, for whatever reason, is said in a line, and its run stays as it is.
+    A model that cannot be exported, for whatever reason, is reported in one line, and its record is unchanged.
     """
     record = unpriced(plan, step)
     assert record is not None
@@ -413,7 +418,7 @@ def add_int8_price(plan: Plan, step: Step) -> None:
         if task.fingerprint != record.get("task_fingerprint", task.fingerprint):
             raise ReproductionError("it was trained on other data than the task has now")
         price = int8_price(model_folder(plan, record), task, folder.with_name(f".{folder.name}.{INT8}"))
-    except Exception as error:  # Of any class: the exporter's own too, of models that are not ours.
+    except Exception as error:  # Exporters raise errors of any class, for models of other libraries.
         logger.warning("%s has no price in 8 bits: %s", step.name, " ".join(str(error).split())[:500])
         return
     record[INT8] = {**price, "processor": environment(use_cpu=True)["processor"]}
@@ -422,22 +427,23 @@ def add_int8_price(plan: Plan, step: Step) -> None:
 
 
 def int8_price(model: Path, task: Task, scratch: Path) -> dict[str, Any]:
-    """What a prediction of a finished model costs in 8 bits, by onnxruntime on one thread of this machine.
+    """Measure what a prediction of a finished model costs in 8 bits, with onnxruntime on one thread of this machine.
 
     Args:
         model: see `export_onnx`.
-        task: whose texts it is checked on; nothing is refused for what it loses.
-        scratch: folder for the export, beside others; what a kill left there is removed, and the folder at the end.
+        task: the task on whose texts the export is checked; no loss of score is refused.
+        scratch: temporary folder for the export; the remains of a killed export are removed first, and the folder at the
+            end.
 
     Returns:
-        megabytes of the graph, the configuration and the tokenizer; score and drop, the points that it loses, on
+        megabytes of the graph, the configuration and the tokenizer; score and drop (the points that the export loses) on
         checked_on; milliseconds and texts_per_second, see `hf_tlm.runs.price.onnx_price`, and memory_megabytes, see
         `onnx_memory` there.
 
     Raises:
         HfTlmError: see `export_onnx`.
     """
-    shutil.rmtree(scratch, ignore_errors=True)  # Of a removal that was killed too, which `export_onnx` takes for no export.
+    shutil.rmtree(scratch, ignore_errors=True)  # Also after a killed removal, whose remains `export_onnx` would refuse.
     try:
         record = export_onnx(model, scratch, task=task, max_drop=100).record
         file = record["files"][ONNX_FILES["int8"]]

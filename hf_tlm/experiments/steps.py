@@ -1,4 +1,4 @@
-"""How each step of a plan is made: what its recipe does, in this process."""
+"""Execution of the steps of a plan: each runs what its recipe does, in this process."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ from hf_tlm.utils.seals import SEAL, seal_problem, write_seal
 
 logger = logging.getLogger(__name__)
 
-SUBSETS = ("retrieve", "select_influence")  # Steps that leave one.
+SUBSETS = ("retrieve", "select_influence")  # Kinds of steps that write a subset.
 SAMPLE_SEED = 0
-MOST_ANSWERS = 10_000  # Texts of a split whose answers a record keeps, to stay small.
+MOST_ANSWERS = 10_000  # Records stay small: a split with more texts has no predictions in them.
 COSTS = ("steps", "tokens", "real_tokens", "flops", "seconds")
 
 
 @dataclass
 class TokenizerArguments:
-    """A WordPiece vocabulary that all arms of a task share."""
+    """Settings of the WordPiece vocabulary that all arms of a task share."""
 
     passages: int = option(help="Random passages of the corpus, beside the task's training texts.")
     vocab_size: int = ModelArguments.vocab_size
@@ -61,21 +61,21 @@ class TokenizerArguments:
 
 
 def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
-    """The step's arguments, as its recipe would have them.
+    """Parse the step's arguments as its recipe would.
 
     Args:
-        elsewhere: a training, or a selection, is another machine's, whose GPU this one need not have.
+        elsewhere: trainings and selections will run on another machine, so this one needs no GPU for them.
 
     Raises:
-        HfTlmError: an option that its recipe lacks, or values that it refuses.
+        HfTlmError: an option is unknown to the recipe, or the recipe refuses a value.
     """
     values = plan.values(step)
     if elsewhere and step.kind in ("select_influence", "train_tlm", "finetune"):
-        values |= {"use_cpu": True, "tf32": None}  # Else bf16 and tf32 are refused here.
+        values |= {"use_cpu": True, "tf32": None}  # Without these, a machine without a GPU refuses bf16 and tf32.
     elif step.kind == "select_influence" and step.options["method"] not in ("iss", *BY_TEACHER):
-        values |= {"bf16": False, "tf32": None}  # It computes nothing in them.
+        values |= {"bf16": False, "tf32": None}  # These methods compute nothing in these precisions.
     if values.get("retriever") == "random":
-        values["index_dir"] = None  # BM25's, with which a random subset shares its options.
+        values["index_dir"] = None  # An option of BM25 only; a random subset shares BM25's options.
     if step.kind == "train_tlm":
         values.pop("subset", None)
     if step.teachers:
@@ -86,13 +86,13 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
         values = {name: value for name, value in values.items() if name not in step.inputs}
     if step.kind not in ("retrieve", "baseline", TOKENIZER, AVERAGE):
         values["output_dir"] = str(plan.folder(step))
-    # The sections of the files are those of the recipe; what no recipe makes has none.
+    # Files have sections for recipes only, not for tokenizers and averages.
     files = ["--config", *plan.files] if plan.files and step.kind not in (TOKENIZER, AVERAGE) else []
     return parse(*RECIPES[step.kind][1], recipe=step.kind, description="", args=files, values=values)
 
 
 def parse_task(plan: Plan, step: Step) -> TaskArguments:
-    """The step's task, without the other arguments of its recipe."""
+    """Parse the step's task, without the other arguments of its recipe."""
     values = {**read_configs(plan.files, step.kind), **plan.values(step)}
     own = {entry.name: values[entry.name] for entry in fields(TaskArguments) if entry.name in values}
     (task_args,) = parse(TaskArguments, recipe=step.kind, description="", args=[], values=own)
@@ -100,19 +100,19 @@ def parse_task(plan: Plan, step: Step) -> TaskArguments:
 
 
 def model_folder(plan: Plan, record: Mapping[str, Any]) -> Path:
-    """Where a recorded run lies: one that was taken over from another arm or table, where the run lies that it equals."""
+    """Return the folder of a recorded run; for a record adopted from an equal run, the folder of that run."""
     return plan.output_dir / record.get("same_run_as", record["name"])
 
 
 def make_step(plan: Plan, step: Step) -> dict[str, Any]:
-    """Make a step's folder; returns what its record says beside what the plan knows, such as scores and cost."""
+    """Run a step, which writes its folder; return what its record adds to the plan's facts, such as scores and cost."""
     return RECIPES[step.kind][0](plan, step, *parse_step(plan, step))
 
 
 def _make_tokenizer(
     plan: Plan, step: Step, task_args: TaskArguments, corpus_args: CorpusArguments, args: TokenizerArguments
 ) -> dict[str, Any]:
-    """The texts are the task's and a sample of the whole corpus: no arm's subset has words that another arm lacks."""
+    """Train a task's tokenizer on its texts and a sample of the whole corpus, so that it favours no arm's subset."""
     rows = task_args.load().train
     texts = [text for name in columns_of_texts(rows) for text in rows[name][:]]
     made: dict[str, Any] = {"task_texts": len(texts), "corpus_passages": 0, "corpus": None}
@@ -131,9 +131,10 @@ def _make_tokenizer(
 
 
 def damage(plan: Plan, step: Step) -> str | None:
-    """What is wrong with what a finished step has left for others to read, in a line; None where nothing is, or it is gone.
+    """Return what is wrong with the output of a finished step, in one line; None if nothing is wrong, or it does not exist.
 
-    A tokenizer of before there were seals is taken as it is. What a training leaves is looked at where it is read.
+    A tokenizer without a seal, from a version without seals, is accepted. The output of a training is checked when it is
+    read.
     """
     folder = plan.folder(step)
     if step.kind == TOKENIZER and (folder / SEAL).is_file():
@@ -142,7 +143,7 @@ def damage(plan: Plan, step: Step) -> str | None:
 
 
 def _save_subset(plan: Plan, step: Step, subset: Subset) -> None:
-    """Save the subset of a step, also where there is a damaged one of it."""
+    """Save the subset of a step; a damaged one in its folder is replaced."""
     record = read_record(plan.record_file(step))
     if record is not None and record["status"] == "finished":
         discard_damaged(plan.folder(step))
@@ -167,11 +168,11 @@ def _make_selection(
     args: Any,
 ) -> dict[str, Any]:
     task, subset = task_args.load(), Subset.open(selection.subset)
-    # Selections of one task share a score model and its scores in the cache, which one of them makes and the others find.
+    # Selections of one task share a score model and its scores in the cache: one computes them, and the others wait.
     together: AbstractContextManager = awaited(plan.folder(step).with_name("influence"))
     together = together if selection.method == "iss" and args.process_index == 0 else nullcontext()
     with together:
-        begun = time.time()  # What is waited for is another selection's time.
+        begun = time.time()  # The wait for another selection is not counted.
         smaller = select_part(task, subset, selection, args, model_args)
     if args.process_index == 0:
         _save_subset(plan, step, smaller)
@@ -193,10 +194,10 @@ def _subset_of(plan: Plan, step: Step) -> Subset | None:
 
 
 def tokenise(plan: Plan, step: Step) -> None:
-    """Tokenise what the training of a model from scratch does before its first step, into the cache of `datasets`."""
+    """Tokenise the data of a training from scratch into the cache of `datasets`, as it does before its first step."""
     task_args, model_args, args = parse_step(plan, step, elsewhere=True)
     subset = _subset_of(plan, step)
-    # First weights are not kept, and would be counted in vain.
+    # Use default initialization options: initial weights would be computed in vain, as they are not kept.
     of_init = {entry.name: entry.default for entry in fields(InitializationArguments)}
     model_args = replace(model_args, **of_init)
     prepare(task_args.load(), None if subset is None else subset.dataset, args, model_args)
@@ -220,7 +221,7 @@ def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: Basel
 
 
 def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str, Any]:
-    """The scores are of the predictions that the seeds left; what they cost is added up."""
+    """Score the average of the seeds' stored predictions, and add up the seeds' costs."""
     steps = [plan.by_name[name] for name in step.inputs.values()]
     records = [record for made in steps if (record := read_record(plan.record_file(made)))]
     seeds = [seed_folder(model_folder(plan, record), record["seed"]) for record in records]
@@ -241,18 +242,18 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
 
 
 def _taught_and_priced(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the teachers of all these runs cost, and what all their models together, of what their records have."""
+    """Return the total cost of the teachers of these runs, and the total price of their models, if all records have one."""
     found: dict[str, Any] = {}
     if teachers := [record["teacher"] for record in records if "teacher" in record]:
         found["teacher"] = _teachers_together(teachers)
     if all("price" in record for record in records):
-        of_each = ("megabytes", "parameters", "milliseconds")  # Not texts a second, which do not add up.
+        of_each = ("megabytes", "parameters", "milliseconds")  # Not texts per second, which cannot be added.
         found["price"] = _added([{name: record["price"].get(name, {}) for name in of_each} for record in records])
     return found
 
 
 def _teachers_together(teachers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What they cost: each is asked anew; one that all seeds share was trained once."""
+    """Return the total cost of teachers: predicting counts for each, and training once for a teacher that seeds share."""
     asking = [{**one, "training": None} for one in teachers]
     trained = {str(one["training"]): {"training": one["training"]} for one in teachers if one.get("training")}
     parts = [*asking, *trained.values()]
@@ -260,7 +261,7 @@ def _teachers_together(teachers: Sequence[Mapping[str, Any]]) -> dict[str, float
 
 
 def _added(several: Sequence[Any]) -> dict[str, Any]:
-    """Sums of the numbers that all of these mappings have, and of those in mappings of theirs."""
+    """Sum the numbers that all of these mappings have, recursively in nested mappings."""
     total: dict[str, Any] = {}
     for name in several[0]:
         values = [one.get(name) for one in several]
@@ -271,7 +272,7 @@ def _added(several: Sequence[Any]) -> dict[str, Any]:
     return total
 
 
-# Kind of a step -> what makes it, and of which arguments.
+# Kind of a step -> the function that runs it, and the classes of its arguments.
 RECIPES: Mapping[str, tuple[Callable[..., dict[str, Any]], tuple[type, ...]]] = {
     TOKENIZER: (_make_tokenizer, (TaskArguments, CorpusArguments, TokenizerArguments)),
     "retrieve": (_make_retrieval, (TaskArguments, CorpusArguments, RetrievalArguments)),
@@ -284,7 +285,7 @@ RECIPES: Mapping[str, tuple[Callable[..., dict[str, Any]], tuple[type, ...]]] = 
 
 
 def _of_run(run: Any, task: Task) -> dict[str, Any]:
-    """The one seed's record of a run, what it answered, and where and on what it ran."""
+    """Return the record of a run with one seed: its scores, its predictions, the task's facts and the environment."""
     names = ("task_fingerprint", "metric", "environment", "teacher")
     details = {name: run.details[name] for name in names if name in run.details}
     (record,) = run.seeds
@@ -295,7 +296,7 @@ def _of_run(run: Any, task: Task) -> dict[str, Any]:
 
 
 def _compared(task: Task, said: Mapping[str, Answers | None]) -> dict[str, Any]:
-    """What a table compares models by: their answers, split by split, and what they score with the linear model."""
+    """Return what a table compares models by: their predictions, and their scores when averaged with the linear model."""
     if any(answers is None for answers in said.values()):
         return {}
     answers = {split: answers for split, answers in said.items() if answers is not None}
@@ -305,7 +306,10 @@ def _compared(task: Task, said: Mapping[str, Answers | None]) -> dict[str, Any]:
 
 
 def _answers(task: Task, classes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """The classes of the last split as texts of numbers; nothing of a large one. classes: split -> an index a row."""
+    """Return labels and predictions of the last split as strings of numbers; empty for a large split.
+
+    classes: split -> class indices, one for each row.
+    """
     split = list(classes)[-1]
     if len(classes[split]) > MOST_ANSWERS:
         return {}
@@ -314,7 +318,7 @@ def _answers(task: Task, classes: Mapping[str, Sequence[int]]) -> dict[str, Any]
 
 
 def describe_subset(subset: Subset) -> dict[str, Any]:
-    """What a table says of a subset: how it was made, of how much, and its size."""
+    """Return what a table shows of a subset: how it was retrieved and selected, from which corpus, and its size."""
     made = subset.manifest
     names = ("method", "fraction", "layer", "parameters", "score_model", "size", "of")
     selection = made.get("selection")
@@ -328,9 +332,9 @@ def describe_subset(subset: Subset) -> dict[str, Any]:
 
 
 def discard_checkpoints(folder: Path) -> None:
-    """Remove what only an unfinished run is continued from: checkpoints, and the models at the ends of stages.
+    """Remove what only an unfinished run needs: checkpoints, and the models at the ends of stages.
 
-    That of stage 1 stays where the run's result is an adapter, whose base it is.
+    The model of stage 1 is kept if the run's result is an adapter, because it is the adapter's base.
     """
     adapter = (folder / "adapter_config.json").is_file()
     for pattern in ("seed-*/**/checkpoint-*", "seed-*/stage2/model" if adapter else "seed-*/stage*/model"):
@@ -340,7 +344,7 @@ def discard_checkpoints(folder: Path) -> None:
 
 
 def read_record(file: Path) -> dict[str, Any] | None:
-    """The record of a step; None where it has none yet, or, with a warning, a damaged one."""
+    """Return the record of a step; None if it has none yet or, with a warning, a damaged one."""
     record = find_object(file)
     if record is None or _is_record(record):
         return record
@@ -349,7 +353,7 @@ def read_record(file: Path) -> dict[str, Any] | None:
 
 
 def _is_record(found: Mapping[str, Any]) -> bool:
-    """Whether an object has the fields of a record that tables are made of."""
+    """Return whether an object has the fields of a record that tables need."""
     if found.get("status") not in ("finished", "failed") or not isinstance(found.get("settings"), dict):
         return False
     ended = found["status"] == "finished"

@@ -1,4 +1,4 @@
-"""The table of a plan: mean and deviation over seeds, what it cost, and the papers' figures beside ours."""
+"""The table of a plan: mean and deviation over seeds, costs, and the papers' figures beside ours."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     import jinja2
 
 SCORES = ("validation", "test")
-MEASURES = (*SCORES, "subset hours")  # of published figures
+MEASURES = (*SCORES, "subset hours")  # Measures of published figures.
 OVER_LINEAR, WITH_LINEAR = "over linear", "with linear"
-_PRICED = "128"  # tokens of the text whose time is shown
-MAX_COMMANDS = 4  # that a page names; processes that share a table may each have another
+_PRICED = "128"  # Number of tokens of the text whose time is shown.
+MAX_COMMANDS = 4  # Most commands that a page names; processes that share a table may have different ones.
 
 
 @dataclass
 class Row:
     """One arm on one task.
 
-    subset_seconds: what its subset took, by the clock; of one that is a part of BM25's, without those of BM25's.
-    seeds: how many runs it has when it is done.
+    subset_seconds: wall-clock seconds of its subset; for a part of BM25's subset, without the seconds of BM25.
+    seeds: number of runs that it will have.
     runs: records of its finished runs. failed: (seed, error).
-    lead: over the linear model of the same task, where the records of all runs have their answers.
+    lead: its lead over the linear model of the same task, if the records of all runs have predictions.
     """
 
     task: str
@@ -49,34 +49,34 @@ class Row:
 
     @property
     def finished(self) -> str:
-        """How many seeds are finished; of an average of which it is."""
+        """How many seeds are finished; for an average, how many models it averages."""
         if self.runs and "averaged" in self.runs[0]:
             return f"all {self.runs[0]['averaged']}"
         return f"{len(self.runs)}" + (f" of {self.seeds}" if len(self.runs) < self.seeds else "")
 
     def score(self, split: str) -> dict[str, Any] | None:
-        """Mean, deviation, n and values of the task's metric; None where no run has one."""
+        """Return mean, deviation, n and values of the task's metric; None if no run has a score."""
         scores = [run[split] for run in self.runs if split in run]
         return aggregate(scores)[self.runs[0]["metric"]] if scores else None
 
     @property
     def with_linear(self) -> dict[str, Any] | None:
-        """What each model scores on the last split, averaged with the linear one: mean, deviation, n and values."""
+        """Scores of each model averaged with the linear one, on the last split: mean, deviation, n and values."""
         found = [entry(run, "with_linear", "test" if "test" in run else "validation", run["metric"]) for run in self.runs]
         known = found and all(isinstance(one, float) for one in found)
         return aggregate([{"score": one} for one in found])["score"] if known else None
 
     def cost(self, name: str) -> float | None:
-        """Mean over seeds of an entry of `Cost`."""
+        """Return the mean over seeds of an entry of `Cost`."""
         return fmean(run["cost"][name] for run in self.runs) if self.runs else None
 
     def teacher_cost(self, name: str) -> float | None:
-        """Seconds or FLOPs of asking the teacher and of training it, mean over seeds; None without one."""
+        """Return seconds or FLOPs of the teacher's predictions and training, mean over seeds; None without a teacher."""
         taught = [teacher_cost(run["teacher"], name) for run in self.runs if "teacher" in run]
         return fmean(taught) if taught else None
 
     def beside(self, measure: str) -> list[str]:
-        """The published figures of this arm for its task, each with its table."""
+        """Return the published figures of this arm for its task, each with its table."""
         shown = [PUBLISHED[name].show(self.task) for name in self.published if PUBLISHED[name].measure == measure]
         return [text for text in shown if text is not None]
 
@@ -102,10 +102,10 @@ class Row:
 
 
 class Table:
-    """Rows of all tasks and arms of a plan.
+    """The rows of all tasks and arms of a plan.
 
     Args:
-        records: of the plan's steps by name; None for one that has not ended.
+        records: records of the plan's steps, by name; None for a step that has not ended.
     """
 
     def __init__(self, plan: Plan, records: Mapping[str, dict[str, Any] | None]):
@@ -152,19 +152,20 @@ class Table:
             "rows": [row.to_dict() for row in self.rows],
             "failures": self.failures,
             "left_out": list(self.plan.left_out),
-            # What was answered to every text is in the records alone.
+            # Predictions for every text are only in the records.
             "runs": [{name: value for name, value in record.items() if name != "answers"} for record in self.records],
         }
 
     def to_text(self) -> str:
-        """Markdown: the table, what failed or is missing, and what the numbers are."""
+        """Return Markdown: the table, what failed or is missing, and what the numbers are."""
         table = format_table([self._cells(row) for row in self.rows], self._columns)
         return "\n\n".join([table, *self._progress(), *filter(None, [self._notes()])])
 
     def to_summary(self) -> str:
-        """What fits on a screen: scores in percent, an arm a line and a task a column, and what failed or is missing.
+        """Return a summary for a screen: scores in percent, a line for each arm, and what failed or is missing.
 
-        They are of test, or of a task without of validation; of a single task of both.
+        There is one column for each task, with test scores, or validation scores of a task without a test split. A table of
+        a single task has columns for both.
         """
         rows = {(row.task, row.arm): row for row in self.rows}
         tasks, arms = list(dict.fromkeys(row.task for row in self.rows)), list(dict.fromkeys(row.arm for row in self.rows))
@@ -182,7 +183,7 @@ class Table:
         return "\n\n".join([format_table(lines, ["arm", *heads]), *self._progress()])
 
     def _progress(self) -> list[str]:
-        """How many runs are finished, what failed and what is left out."""
+        """Return paragraphs that say how many runs are finished, what failed and what is left out."""
         finished = sum(len(row.runs) for row in self.rows)
         rest = self.total - finished - len(self.failures)
         state = f"{finished} of {self.total} runs are finished" + f", {len(self.failures)} failed" * bool(self.failures)
@@ -197,7 +198,7 @@ class Table:
     def _columns(self) -> list[str]:
         beside = [f"published {m}" for m in MEASURES if any(row.beside(m) for row in self.rows)]
         costs = ("passages", "subset hours", "real tokens", "FLOPs", "hours")
-        # Records of before there was a price have none, and earlier ones of 8 bits no memory.
+        # Records of earlier versions have no price, or a price in 8 bits without memory.
         memory = ("memory MB int8",) if self._priced("int8", "memory_megabytes") else ()
         price = ("MB", "ms a text") if self._priced("price") else ()
         int8 = ("MB int8", *memory, "ms a text int8", "int8 drop") if self._priced("int8") else ()
@@ -234,7 +235,7 @@ class Table:
         }
 
     def _notes(self) -> str:
-        """How the runs were made, what each column says that is there, and by how much the papers' were larger."""
+        """Return notes on how the runs were made, on the table's columns, and on how much larger the papers' runs were."""
         runs = [run for row in self.rows for run in row.runs]
         scratch = [run for run in runs if run["kind"] == "train_tlm"]
         places = [run["environment"] for run in runs]
@@ -242,9 +243,9 @@ class Table:
         text = _template().render(
             **{"runs": runs, "rows": self.rows, "scratch": scratch, "columns": self._columns, "published": self.published},
             most=MAX_COMMANDS,
-            # Another table's too, of runs that are in both.
+            # Includes commands of other tables whose runs are also in this one.
             commands=Counter(run["started_by"] for run in runs).most_common(),
-            # 12 digits, and `+` where there were changes.
+            # 12 digits, and `+` if there were changes.
             commits=dict.fromkeys(run["commit"][:12] + run["commit"][40:] for run in runs if run["commit"]),
             machines=dict.fromkeys(on.get("accelerator") or f"{on['processor']}, {on['cpu_cores']} cores" for on in places),
             stage_1=any(list(run.get("stages", ())) == ["1"] for run in runs),
@@ -259,7 +260,7 @@ class Table:
 
 @cache
 def _template() -> jinja2.Template:
-    """The notes below a table."""
+    """Return the template of the notes below a table."""
     import jinja2
 
     environment = jinja2.Environment(loader=jinja2.PackageLoader("hf_tlm.experiments"), trim_blocks=True)
@@ -269,7 +270,7 @@ def _template() -> jinja2.Template:
 
 
 def _score(row: Row | None, split: str) -> str:
-    """A score, and how many seeds have it where others have not."""
+    """Format a score, with the number of finished seeds if some are missing."""
     if row is None or not row.runs:
         return "failed" if row and row.failed else ""
     score = row.score(split)
@@ -277,7 +278,7 @@ def _score(row: Row | None, split: str) -> str:
 
 
 def _lead(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> Lead | None:
-    """The lead of runs over others of the same task; None where answers are missing, or are of other texts."""
+    """Return the lead of runs over others of the same task; None if predictions are missing, or are of other texts."""
     sides = [[run["answers"] for run in side if _is_answers(run.get("answers"))] for side in (runs, others)]
     if not all(sides) or [len(side) for side in sides] != [len(runs), len(others)]:
         return None
@@ -288,7 +289,7 @@ def _lead(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 
 
 def _is_answers(value: Any) -> bool:
-    """Whether it is what a record keeps of a run's answers: as many numbers of predictions as of labels."""
+    """Return whether a value holds a run's predictions as records store them: as many predictions as labels."""
     if not isinstance(value, Mapping) or not all(isinstance(value.get(n), str) for n in ("split", "labels", "predictions")):
         return False
     labels, predictions = value["labels"].split(), value["predictions"].split()
@@ -298,14 +299,14 @@ def _is_answers(value: Any) -> bool:
 
 @cache
 def _lead_of(metric: str, labels: str, first: tuple[str, ...], second: tuple[str, ...]) -> Lead:
-    """A table is made anew after every run: a lead of before is not."""
+    """Compute a lead by paired bootstrap; cached, because the table is built again after every run."""
     truth = [int(label) for label in labels.split()]
     ours, others = ([scorer(metric, truth, list(map(int, one.split()))) for one in side] for side in (first, second))
     return paired_bootstrap(ours, others, len(truth))
 
 
 def _times(ratio: float) -> str:
-    """Two significant digits: 290,000, 21, 0.35."""
+    """Format a ratio with two significant digits: 290,000, 21, 0.35."""
     return f"{float(f'{ratio:.1e}'):,.15g}"
 
 
@@ -314,7 +315,7 @@ def _hours(seconds: float | None) -> str:
 
 
 def _mean(row: Row, *names: str) -> str:
-    """Mean over seeds of an entry that the records of all of them have, by the names on the way to it."""
+    """Format the mean over seeds of an entry of the records, by its nested keys; empty if a record lacks it."""
     found = [value for run in row.runs if (value := entry(run, *names)) is not None]
     return f"{fmean(found):.3g}" if found and len(found) == len(row.runs) else ""
 
