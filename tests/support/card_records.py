@@ -1,4 +1,4 @@
-"""What runs and subsets leave, as cards read it."""
+"""Records that runs and subsets leave, as inputs of cards."""
 
 COST = {
     "steps": 460,

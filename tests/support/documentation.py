@@ -1,4 +1,4 @@
-"""Pages of documentation as tests read them: code blocks with their directives, commands, links, anchors."""
+"""Parse and run pages of the documentation: code blocks with their directives, commands, links, anchors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTROL = {"&&", "||", ";", "|", "&"}
 
 
 def pages() -> list[Path]:
-    """Every page that a person reads: those of the top folder and of docs/."""
+    """Return all pages for readers: those in the top directory and in docs/."""
     return [*sorted(ROOT.glob("*.md")), *sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)]
 
 
@@ -41,14 +41,14 @@ class Block:
 
     @property
     def skipped(self) -> str | None:
-        """Why no test runs the block, or None."""
+        """Why tests do not run the block, or None."""
         return next((rest or "no reason" for name, rest in self.directives if name == "skip"), None)
 
     def runnable(self) -> str:
-        """The text with what its directives replace and append.
+        """Return the text after applying its directives, which replace and append.
 
         Raises:
-            AssertionError: an unknown directive, or a replacement of what is not there.
+            AssertionError: a directive is unknown, or replaces text that the block does not have.
         """
         text = self.text.rstrip("\n")
         for name, rest in self.directives:
@@ -64,7 +64,7 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """The fenced blocks of a page in their order."""
+    """Return the fenced blocks of a page in order."""
     found = []
     for match in FENCE.finditer(text):
         directives = []
@@ -79,12 +79,15 @@ def blocks(text: str) -> list[Block]:
 
 
 def without_blocks(text: str) -> str:
-    """The page with every fenced block left out."""
+    """Return the page without its fenced blocks."""
     return FENCE.sub("", text)
 
 
 def shell_commands(text: str) -> list[list[str]]:
-    """The simple commands of a bash block, each as its words, without assignments before it and redirections after it."""
+    """Return the simple commands of a bash block as lists of words, without variable assignments before them.
+
+    Redirections stay among the words.
+    """
     found = []
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&")
@@ -104,7 +107,7 @@ def shell_commands(text: str) -> list[list[str]]:
 
 
 def _expanded(word: str) -> list[str]:
-    """Braces as bash expands them: {a,b}.yaml is a.yaml and b.yaml."""
+    """Expand braces as bash does: {a,b}.yaml becomes a.yaml and b.yaml."""
     match = re.search(r"\{([^{}\s\"':]*,[^{}\s\"':]*)\}", word)
     if match is None:
         return [word]
@@ -112,16 +115,16 @@ def _expanded(word: str) -> list[str]:
 
 
 def inline_code(text: str) -> list[str]:
-    """What stands between backticks, outside fenced blocks."""
+    """Return the texts between backticks, outside fenced blocks."""
     return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", without_blocks(text))
 
 
-# Pictures too, and links whose text is one.
+# A link or an image, or a link around an image.
 LINK = re.compile(r"(?<!\\)\[(?:[^\[\]]|\[[^\[\]]*\]|!\[[^\]]*\]\([^)]*\))*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 
 
 def links(text: str) -> list[str]:
-    """The targets of a page's links and pictures."""
+    """Return the targets of a page's links and images."""
     text = re.sub(r"(?<!`)`[^`\n]+`(?!`)", "", without_blocks(text))
     inner = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", text)
     return list(dict.fromkeys([*LINK.findall(text), *inner, *re.findall(r"^\[[^\]]+\]:\s+(\S+)", text, re.M)]))
@@ -129,7 +132,7 @@ def links(text: str) -> list[str]:
 
 @cache
 def anchors(path: Path) -> frozenset[str]:
-    """The anchors of a page: its headings as GitHub names them, and `<a id=...>`."""
+    """Return the anchors of a page: its headings as GitHub names them, and `<a id=...>`."""
     text = path.read_text(encoding="utf-8")
     found: dict[str, int] = {}
     names = set(re.findall(r"""<a (?:id|name)=["']([^"']+)["']""", text)) | set(re.findall(r"^\(([\w-]+)\)=$", text, re.M))
@@ -142,9 +145,10 @@ def anchors(path: Path) -> frozenset[str]:
 
 
 def run_page(text, folder, monkeypatch, capfd):
-    """Run a page's blocks in `folder`; a block that is not for a shell or Python is for the eye.
+    """Run a page's shell and Python blocks in `folder`; other blocks are only for reading.
 
-    Python blocks share their names, as in one session. A shell runs what needs one; in other blocks `hf-tlm` starts warm.
+    Python blocks share their variables, as in one session. Blocks that need a shell run in one; in others `hf-tlm` starts
+    warm.
     """
     monkeypatch.chdir(folder)
     names = {"__name__": "__main__"}
@@ -167,7 +171,7 @@ def run_page(text, folder, monkeypatch, capfd):
 
 
 def _plain(code: str) -> list[list[str]]:
-    """The commands of a block with one of ours, one after the other, that asks nothing more of a shell; else none."""
+    """Return the commands of a block that runs `hf-tlm` and needs no shell, to run one after another; else an empty list."""
     commands = shell_commands(code)
     if re.search(r"[;|&<>$`*?#(]", code.replace("&&", "")) or not any(words[0] == "hf-tlm" for words in commands):
         return []

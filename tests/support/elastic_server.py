@@ -1,8 +1,8 @@
-"""A loopback server that answers like Elasticsearch 9 to what hf_tlm asks of it, for want of a real one.
+"""A loopback server that answers hf_tlm's requests like Elasticsearch 9, in place of a real one.
 
 It keeps indices in memory, shows passages only after a refresh, scores with BM25 in float64 rounded to float32, and is
 strict: an unknown route, parameter or field, a sort without doc values, or a window too large gets the error that
-Elasticsearch gives. Two things are simpler than there: lengths are exact, and an index is one shard.
+Elasticsearch gives. Two things are simpler than in Elasticsearch: lengths are exact, and an index has one shard.
 """
 
 import json
@@ -21,7 +21,7 @@ PARAMETERS = {"filter_path", "search_type", "_source_includes"}
 
 
 class Failure(Exception):
-    """An error answer."""
+    """Raised to send an error as the response."""
 
     def __init__(self, status, kind, reason, **more):
         self.status = status
@@ -30,12 +30,17 @@ class Failure(Exception):
 
 
 class ElasticServer:
-    """Use as a context manager. What tests set and read:
+    """The server, a context manager.
 
-    api_key: required of every request if not None. fail: called with (method, path) before every request; returns None,
-    a Failure to answer with, or "drop" to close the connection. fail_item: called with (api, key), where key is the
-    query's text for _msearch and the id for _bulk and _mget; returns None or a Failure. requests: (method, path, headers,
-    body as text). max_clause_count: terms a query may have. version: of the server.
+    Attributes:
+        api_key: required of every request unless None.
+        fail: called with (method, path) before every request; returns None, a Failure to answer with, or "drop" to close
+            the connection.
+        fail_item: called with (api, key), where key is the query's text for _msearch and the id for _bulk and _mget;
+            returns None or a Failure; for _msearch also fields to add to the response.
+        requests: (method, path, headers, body as text) of all requests.
+        max_clause_count: most terms in a query.
+        version: major version of the server.
     """
 
     def __init__(self):
@@ -58,11 +63,11 @@ class ElasticServer:
         return [path for _, path, _, _ in self.requests if path.endswith(end)]
 
     def add(self, name, documents, properties, **settings):
-        """An index of somebody else's making; documents: id -> source."""
+        """Add an index that hf_tlm did not create; documents: id -> source."""
         self.indices[name] = {"mappings": {"properties": properties}, "settings": {"index": settings}}
         self.indices[name] |= {"documents": dict(documents), "visible": dict(documents)}
 
-    # One method a route; `names` are the indices that the path means.
+    # One method per route; `names` are the indices that the path refers to.
 
     def info(self):
         return {"version": {"number": f"{self.version}.0.0"}, "tagline": "You Know, for Search"}
@@ -160,7 +165,7 @@ class ElasticServer:
             hits += [(score, key, self.indices[name]["visible"][key]) for key, score in self._matches(name, body["query"])]
         order = [next(iter(key)) for key in body.get("sort", [])]
         assert order in ([], ["_score", *order[1:]])
-        # Without a tie-breaker the order of equal scores is nobody's promise: here the last one in comes first.
+        # Without a tie-breaker the order of equal scores is undefined: here the last document added comes first.
         hits.reverse()
         hits = sorted(hits, key=lambda hit: (-hit[0], *(hit[2][field] for field in order[1:])))[:size]
         found = []
@@ -184,7 +189,7 @@ class ElasticServer:
         return field.get("fields", {}).get(rest, {}) if rest else field
 
     def _matches(self, name, query):
-        """(id, score) of the visible passages: BM25 in a few lines, term frequencies and lengths counted afresh."""
+        """Return (id, score) of the matching visible passages, by a plain BM25 that counts terms and lengths each time."""
         index = self.indices[name]
         if "terms" in query:
             ((field, wanted),) = query["terms"].items()
@@ -215,7 +220,7 @@ class ElasticServer:
         return scored
 
     def answer(self, method, path, query, body, kind):
-        """The JSON of one request."""
+        """Return the JSON response to a request."""
         assert set(query) <= PARAMETERS, query
         place = path.strip("/").split("/")
         if place == [""]:
@@ -248,7 +253,7 @@ class ElasticServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet
+    wbufsize = -1  # Headers and body in one packet.
 
     def handle_any(self):
         elastic, parts = self.elastic, urlsplit(self.path)
@@ -293,7 +298,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _filtered(part, paths):
-    """filter_path: only the parts named, and nothing that is empty after it."""
+    """Apply filter_path: keep only the named parts, without those that become empty."""
     if [] in paths:
         return part
     if isinstance(part, list):
@@ -306,6 +311,6 @@ def _filtered(part, paths):
 
 
 def _strings(body):
-    """Elasticsearch gives the numbers in settings back as text."""
+    """Convert the numbers in settings to strings, as Elasticsearch returns them."""
     settings = json.loads(json.dumps(body["settings"]), parse_float=str, parse_int=str)
     return {"mappings": body["mappings"], "settings": settings}

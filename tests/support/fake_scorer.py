@@ -14,7 +14,10 @@ def vector(parts):
 
 
 class FakeScorer:
-    """Counts what it is asked for in `fitted`, `loaded` and `scored`; `fail_after` rows scoring ends in an error."""
+    """A fake scorer that counts calls in `fitted` and `loaded`, and lists ids in `scored`.
+
+    It raises KeyboardInterrupt instead of scoring more than `fail_after` rows.
+    """
 
     def __init__(self, tokenizer, *, layer=2, parameters=("attention.output.dense.weight",), seed=0, fail_after=None):
         self.tokenizer, self.seed = tokenizer, seed

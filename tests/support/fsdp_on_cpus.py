@@ -1,7 +1,7 @@
-"""Runs a recipe under FSDP on CPUs: `accelerate launch --config_file fsdp.yaml fsdp_on_cpus.py recipe.py ...`.
+"""Run a recipe under FSDP on CPUs: `accelerate launch --config_file fsdp.yaml fsdp_on_cpus.py recipe.py ...`.
 
-accelerate 1.15 knows FSDP for accelerators only and falls back to DDP on CPUs, although torch's FSDP2 works with gloo; so
-it is told that these processes have GPUs. All else, the Trainer's part too, is what happens on GPUs.
+accelerate 1.15 supports FSDP on accelerators only and falls back to DDP on CPUs, although torch's FSDP2 works with gloo; so
+these processes pretend to have GPUs. Everything else, including the Trainer's part, runs as on GPUs.
 """
 
 import runpy

@@ -1,4 +1,4 @@
-"""The device that tests/gpu compare with the CPU, and how: one model on both, the same batches, losses and all gradients."""
+"""Compare a GPU with the CPU, for tests/gpu: the same model and batches on both, losses and all gradients."""
 
 import os
 from copy import deepcopy
@@ -8,13 +8,13 @@ import torch
 from hf_tlm.models.cpu_kernels import set_dropout
 from support.training_runs import trainer
 
-# What HF_TLM_TEST_GPU says: nothing (all tests skip), cpu (both sides are the CPU), or anything else (a GPU).
+# HF_TLM_TEST_GPU: empty (all tests skip), cpu (both sides are the CPU), or anything else (a GPU).
 WANTED = os.environ.get("HF_TLM_TEST_GPU", "")
 DEVICE = torch.device("cpu" if WANTED in ("", "cpu") else "cuda")
 ON_CPU, ON_DEVICE = {"use_cpu": True}, {"use_cpu": DEVICE.type == "cpu"}
-# By default a batch is laid out otherwise on a CPU than on a GPU.
+# Set explicitly, because the default batch layout differs between CPU and GPU.
 LAYOUT = {"packing": "group"}
-# Relative to a tensor's largest number, and to the largest of all of a model's gradients: some are 0 but for rounding.
+# Tolerances relative to a tensor's largest value, and to the largest of all gradients: some are 0 except for rounding.
 CLOSE, OF_ALL = 1e-4, 1e-6
 
 
@@ -32,7 +32,7 @@ def without_dropout(model):
 
 
 def on_both(model, loss_of, batch):
-    """(loss, gradients by name) on the CPU and on the device, all brought to the CPU."""
+    """Return (loss, gradients by name) on the CPU, then on the device, all moved to the CPU."""
     found = []
     for device in (torch.device("cpu"), DEVICE):
         own = deepcopy(model).to(device)
@@ -59,9 +59,9 @@ def assert_same_steps(model, loss_of, batch):
 
 
 def trainers(tmp_path, data, tokenizer, **settings):
-    """What trains on the CPU, then on the device: each is made when it is asked for, since accelerate knows one device.
+    """Yield a trainer on the CPU, then one on the device, each built when needed, as accelerate supports one device.
 
-    Without any dropout, whose numbers every device draws for itself: ALBERT's classifier has some of its own.
+    All dropout is off, as devices draw different random numbers: ALBERT's classifier has a dropout of its own.
     """
     for name, where in (("cpu", ON_CPU), ("device", ON_DEVICE)):
         run = trainer(tmp_path / name, data, tokenizer, **{**LAYOUT, **settings, **where})
@@ -70,7 +70,7 @@ def trainers(tmp_path, data, tokenizer, **settings):
 
 
 def apart(ours, expected, before):
-    """How far two ends of a training are from each other, relative to the way from where both began."""
+    """Return the distance between the final weights of two trainings, relative to the distance from their start."""
     names = [name for name, value in before.items() if value.is_floating_point()]
     ways = [
         torch.cat([(end[name].cpu() - before[name].cpu()).double().flatten() for name in names]) for end in (ours, expected)

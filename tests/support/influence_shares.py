@@ -1,4 +1,4 @@
-"""Scores of a small corpus with the influence scorer itself, by one process or by several, each its share."""
+"""Score a small corpus with the influence scorer, in one process or in several that take a share each."""
 
 import pytest
 from datasets import Dataset

@@ -1,4 +1,4 @@
-"""Tiny tokenizers, stock models and tasks of the kinds that read tokens."""
+"""Tiny tokenizers, stock models and tasks of the kinds that work on tokens."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ ARGS = {"max_length": 48, "max_query_length": 12, "max_answer_length": 10, "doc_
 
 
 def arguments(**changes):
-    """What `encode` and `decode` read of the arguments of fine-tuning."""
+    """Return the fine-tuning arguments that `encode` and `decode` read."""
     return SimpleNamespace(**{**ARGS, "null_threshold": None, "crf": False, "option_apart": False, **changes})
 
 
@@ -33,7 +33,7 @@ def wordpiece():
 
 
 def byte_level():
-    """As of ModernBERT: the space before a word belongs to its offsets, and there are no token types."""
+    """Train a tokenizer like ModernBERT's: offsets include the space before a word, and there are no token types."""
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(TEXTS, vocab_size=300, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     tokenizer = trained._tokenizer
@@ -49,7 +49,7 @@ def byte_level():
 
 
 def xlnet():
-    """[CLS] at the end, padding on the left, accents dropped."""
+    """Train a tokenizer like XLNet's: [CLS] at the end, padding on the left, accents dropped."""
     special = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eop>", "<eod>"]
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -66,7 +66,7 @@ TOKENIZERS = {"bert": wordpiece, "modernbert": byte_level, "xlnet": xlnet, "coco
 
 
 def tiny_model(family, auto_class, **values):
-    """A stock model of a kind with random weights, larger than usual so that logits differ; in evaluation mode."""
+    """Build a stock model with random weights, larger than usual so that logits differ, in evaluation mode."""
     from transformers import AutoConfig
 
     from hf_tlm import models  # noqa: F401  registers cocolm
@@ -82,7 +82,7 @@ def tiny_model(family, auto_class, **values):
 
 
 def predict(model, features, collate, batch_size=3):
-    """What the Trainer's `predict` returns: batch after batch, padded on the right with -100."""
+    """Return what the Trainer's `predict` returns: outputs of all batches, padded on the right with -100."""
     import numpy as np
     from transformers.trainer_pt_utils import nested_concat
 
@@ -101,7 +101,7 @@ def predict(model, features, collate, batch_size=3):
 
 
 def task_of(kind, rows, label_names=(), train=None, **values):
-    """A task whose train and validation are the same rows, unless others are given."""
+    """Build a task whose train and validation splits have the same rows, unless `train` is given."""
     rows = rows if isinstance(rows, Dataset) else Dataset.from_list(rows)
     train = rows if train is None else Dataset.from_list(train)
     spec = TaskSpec(name="toy", path="memory", kind=kind, **values)
@@ -109,7 +109,7 @@ def task_of(kind, rows, label_names=(), train=None, **values):
 
 
 def rows_of(kind, count):
-    """Rows with a rule; every third question has no answer."""
+    """Return rows with a learnable rule; every third question has no answer."""
     rows = []
     for index in range(count):
         subject, other = SUBJECTS[index % 8], SUBJECTS[(3 * index + 1) % 8]

@@ -1,4 +1,4 @@
-"""Recipes as a user starts them: two steps, toy files."""
+"""Run recipes as a user starts them, for two steps on toy files."""
 
 import contextlib
 import io
@@ -21,9 +21,9 @@ PRETRAIN += ["--config", "recipes/configs/pretrain/tiny.yaml"]
 
 
 def run_recipe(recipe, *arguments, processes=1, status=0):
-    """Run a recipe in processes of its own, which start warm; its standard output, or its error where it has to fail.
+    """Run a recipe in new processes, which start warm; return its standard output, or its error if it has to fail.
 
-    What `accelerate launch` itself does is `launch`.
+    `launch` starts it with `accelerate launch` itself.
     """
     environment = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "OMP_NUM_THREADS": "1"}
     done = warm.recipe(recipe, arguments, environment=environment, processes=processes, limit=480)
@@ -32,9 +32,10 @@ def run_recipe(recipe, *arguments, processes=1, status=0):
 
 
 def launch(*arguments, config=None, processes=1, status=0):
-    """Run a recipe under `accelerate launch`, as `run_recipe` does otherwise.
+    """Run a recipe with `accelerate launch`; otherwise like `run_recipe`.
 
-    config: of `recipes/configs/accelerate`; on CPUs whatever it is for.
+    Args:
+        config: name of a file in `recipes/configs/accelerate`; it runs on CPUs in any case.
     """
     command = [sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision", "no", "--dynamo_backend", "no"]
     command += ["--num_machines", "1", "--num_processes", str(processes)]
@@ -54,7 +55,7 @@ def launch(*arguments, config=None, processes=1, status=0):
 
 
 def run_benchmark(benchmark, *arguments):
-    """Run a benchmark as `run_recipe` does; the Python programs that it starts one after the other start warm too."""
+    """Run a benchmark like `run_recipe`; the Python programs that it starts one after another start warm too."""
     done = warm.call(_start_warm, benchmark, list(map(str, arguments)), limit=480)
     assert done.status == 0, done.stdout[-3000:] + done.stderr[-6000:]
 
@@ -77,7 +78,10 @@ def _start_warm(benchmark, arguments):
 
 
 def fails(recipe, *arguments, message):
-    """A recipe ends with this message and without a traceback. In this process: a new one imports for ten seconds."""
+    """Check that a recipe ends with this message and without a traceback.
+
+    It runs in this process, as a new one imports for ten seconds.
+    """
     errors = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as stop:
         patch.chdir(ROOT)

@@ -1,8 +1,8 @@
-"""A Hub on this machine, in memory, for the real client: repositories, branches, tags, LFS, tokens, faults on demand.
+"""An in-memory Hugging Face Hub on localhost for the real client: repositories, branches, tags, LFS, tokens, faults.
 
-It answers what `huggingface_hub`, `transformers` and `datasets` ask when they create, list, push to and read from
-repositories; their requests are recorded, and any one of them can be made to fail. `tests/conftest.py` starts one and
-has the fixture `hub`.
+It answers the requests with which `huggingface_hub`, `transformers` and `datasets` create, list, push to and read from
+repositories; it records them, and any one of them can be made to fail. `tests/conftest.py` starts one and has the fixture
+`hub`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ LARGE = (
     "*.gz",
     "*.zst",
     "*.model",
-)  # kept as LFS
-# What a process reads of a logged-in user and his cache; `constants` has what libraries have read of it before.
+)  # Stored as LFS.
+# Variables from which a process learns the logged-in user and the cache; `constants` has what libraries derived from them.
 VARIABLES = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HOME")
 DATE = "2026-01-01T00:00:00.000Z"
 PAGES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
@@ -45,7 +45,7 @@ FILE = r"/(?P<kind>datasets/|spaces/)?(?P<name>[^/]+/[^/]+)"
 
 
 class Refusal(Exception):
-    """An error that is an answer."""
+    """Raised to send an error as the response."""
 
     def __init__(self, status: int, message: str, code: str | None = None, **headers: str):
         super().__init__(message)
@@ -79,7 +79,7 @@ class Blob:
 
     @property
     def oid(self) -> str:
-        """git's own name of it."""
+        """Git's id of the blob."""
         data = self.pointer if self.large else self.data
         return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
@@ -110,7 +110,7 @@ class Repository:
         return self.commits[commit]
 
     def history(self, revision: str = "main") -> list[Commit]:
-        """Newest first."""
+        """Return the commits, newest first."""
         commits, commit = [], self.find(revision)
         while True:
             commits.append(commit)
@@ -127,17 +127,17 @@ class Fault:
 
 
 class LoopbackHub:
-    """The store, what was asked of it, and the server.
+    """The store, the log of requests, and the server.
 
     Attributes:
         log: (method, path with query) of every request since the last `reset`.
-        part_size: bytes; LFS objects larger than this are sent in parts.
-        page_size: entries of a listing; further ones are on further pages.
-        retry_after: seconds that an injected 429 asks for.
+        part_size: bytes; larger LFS objects are uploaded in parts.
+        page_size: entries per page of a listing.
+        retry_after: seconds in the Retry-After header of an injected 429.
     """
 
     def __init__(self):
-        # The port is this process's from now on; nothing answers there before `start`.
+        # Reserve the port for this process; nothing answers there before `start`.
         self._server = _Server(("127.0.0.1", 0), Handler, bind_and_activate=False)
         self._server.server_bind()
         self._server.hub = self
@@ -164,32 +164,32 @@ class LoopbackHub:
             self.part_size, self.page_size, self.retry_after = 1 << 20, 1000, 3
 
     def add_user(self, name: str, organisations: tuple[str, ...] = (), role: str = "write") -> str:
-        """A token of a (new) user; a user may have several, with different roles."""
+        """Create a token for a user, new or not; a user may have several, with different roles."""
         token = f"hf_{name}{secrets.token_hex(12)}"
         self.users[token] = User(name, tuple(organisations), role)
         return token
 
     def grant(self, user: str, name: str) -> None:
-        """Let a user into a gated repository."""
+        """Give a user access to a gated repository."""
         self.granted.add((user, name))
 
     def fail(self, when: int | Callable[[str, str], bool], how: str | int, times: int = 1) -> None:
-        """Let requests fail.
+        """Make requests fail.
 
         Args:
-            when: the n-th request from the last `reset` or clearing of `log` (1 is the first), or a predicate of
+            when: the n-th request since the last `reset` or clearing of `log` (1 is the first), or a predicate of
                 method and path.
-            how: a status (429 with Retry-After); "reset": the connection breaks and nothing has happened; "lost": it has
-                happened and the answer is lost; "truncate": the connection breaks within the body; "page": a
-                gateway's error page with status 502; "html": a page with status 200.
-            times: so many requests that match, or the n-th and the ones after it.
+            how: a status (429 with Retry-After); "reset": the connection breaks before the request takes effect; "lost":
+                the request takes effect, and the response is lost; "truncate": the connection breaks within the body;
+                "page": a gateway's error page with status 502; "html": a page with status 200.
+            times: number of matching requests, or of requests from the n-th on.
         """
         self.faults.append(Fault(when, how, times))
 
     def put(
         self, name: str, files: Mapping[str, bytes | str], type: str = "model", revision: str = "main", **settings
     ) -> str:
-        """Commit files without a request; the repository and the branch are made if needed. Returns the commit."""
+        """Commit files without a request, creating the repository and the branch if needed; return the commit id."""
         repository = self.repositories.get((type, name)) or self.create(name, type)
         for key, value in settings.items():
             setattr(repository, key, value)
@@ -208,7 +208,7 @@ class LoopbackHub:
     def commit(
         self, repository: Repository, branch: str, title: str, author: str, changes: Mapping[str, Blob | None]
     ) -> Commit:
-        """`changes`: path -> new content, None to delete it."""
+        """Add a commit to a branch; `changes`: path -> new content, or None to delete it."""
         parent = repository.branches.get(branch)
         files = {**(repository.commits[parent].files if parent else {}), **changes}
         commit = Commit(secrets.token_hex(20), parent, title, author, {p: b for p, b in sorted(files.items()) if b})
@@ -220,19 +220,21 @@ class LoopbackHub:
         return self.repositories[type, name]
 
     def files(self, name: str, type: str = "model", revision: str = "main") -> dict[str, bytes]:
-        """Contents at a revision, without `.gitattributes`."""
+        """Return the contents of files at a revision, without `.gitattributes`."""
         files = self.repository(name, type).find(revision).files
         return {path: blob.data for path, blob in files.items() if path != ".gitattributes"}
 
     def history(self, name: str, type: str = "model", revision: str = "main") -> list[str]:
-        """Commits, newest first; the last one is the Hub's own initial commit."""
+        """Return commit ids, newest first; the last one is the Hub's own initial commit."""
         return [commit.id for commit in self.repository(name, type).history(revision)]
 
 
 def constants(cache: Path, offline: bool = False) -> dict[str, Any]:
-    """By dotted name, what libraries have from the environment of their import and has to be otherwise on this Hub.
+    """Return dotted name -> value of the constants that libraries read from the environment when they are imported.
 
-    offline: as it is where no Hub is on, with `cache` as HF_HOME.
+    Args:
+        cache: the directory of HF_HOME.
+        offline: True for the values without a running Hub.
     """
     return {
         "huggingface_hub.constants.HF_HUB_OFFLINE": offline,
@@ -247,11 +249,11 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def server_bind(self):
-        socketserver.TCPServer.server_bind(self)  # HTTPServer asks the resolver for a name, which may take seconds.
+        socketserver.TCPServer.server_bind(self)  # HTTPServer resolves its host name, which may take seconds.
         self.server_name, self.server_port = self.server_address[:2]
 
     def handle_error(self, request, client_address):
-        """Clients may hang up whenever they like."""
+        """Ignore errors: clients may disconnect at any time."""
 
 
 def is_large(path: str) -> bool:
@@ -355,7 +357,7 @@ class Handler(BaseHTTPRequestHandler):
                 return result if isinstance(result, tuple) else (200, {}, json.dumps(result).encode())
         raise Refusal(404, f"no route for {self.command} {path}")
 
-    # Who asks, and what they may.
+    # Authentication and permissions.
 
     def user(self) -> User | None:
         given = self.headers.get("Authorization")
@@ -366,7 +368,7 @@ class Handler(BaseHTTPRequestHandler):
         return user
 
     def find(self, kind: str | None, name: str, write: bool = False, content: bool = False) -> Repository:
-        """A repository that the user may see, write to, or read the files of."""
+        """Return a repository that the user may see, write to (`write`), or read the files of (`content`)."""
         user, type = self.user(), (kind or "models").rstrip("/").removesuffix("s")
         repository = self.hub.repositories.get((type, name))
         owner = user is not None and user.owns(name.split("/")[0])
@@ -387,7 +389,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(400, f"not JSON: {error}") from error
 
     def page(self, entries: list) -> tuple[int, dict[str, str], bytes]:
-        """One page of a listing; the header Link has the next one."""
+        """Return one page of a listing; the Link header points to the next one."""
         start, size = int(self.query.get("cursor", ["0"])[0]), self.hub.page_size
         headers = {}
         if start + size < len(entries):
@@ -531,7 +533,7 @@ class Handler(BaseHTTPRequestHandler):
         folders = {file[: match.start()] for file in files for match in re.finditer("/", file)}
         return [_entry(path, files) for path in wanted if path in files or path in folders]
 
-    # What is pushed: LFS objects first, then one commit.
+    # Pushing: LFS objects first, then one commit.
 
     @route("POST", f"/api/{REPO}/preupload/(?P<revision>[^/]+)")
     def choose_upload_modes(self, kind, name, revision):
@@ -622,7 +624,7 @@ class Handler(BaseHTTPRequestHandler):
         url = f"{self.hub.url}/{PAGES[repository.type]}{name}/commit/{commit.id}"
         return {"success": True, "commitOid": commit.id, "commitUrl": url, "hookOutput": ""}
 
-    # What is read.
+    # Reading files.
 
     @route("GET", f"{FILE}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
     def read_file(self, kind, name, revision, path):
@@ -632,7 +634,7 @@ class Handler(BaseHTTPRequestHandler):
         blob = commit.files[path]
         headers = {"X-Repo-Commit": commit.id, "ETag": f'"{blob.oid}"', "Accept-Ranges": "bytes"}
         headers["Content-Type"] = "application/octet-stream"
-        headers["Access-Control-Allow-Origin"] = self.headers.get("Origin", "*")  # Pages read files, too.
+        headers["Access-Control-Allow-Origin"] = self.headers.get("Origin", "*")  # Web pages read files too.
         if blob.large:
             headers |= {"X-Linked-Etag": f'"{blob.sha256}"', "X-Linked-Size": str(len(blob.data))}
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
@@ -652,7 +654,7 @@ def _lfs(blob: Blob, key: str) -> dict:
 
 
 def _entry(path: str, files: Mapping[str, Blob]) -> dict:
-    """A file or folder of a listing."""
+    """Return a file or directory as an entry of a listing."""
     if path not in files:
         return {"type": "directory", "path": path, "size": 0, "oid": hashlib.sha1(path.encode()).hexdigest()}
     blob = files[path]

@@ -1,4 +1,4 @@
-"""Folders as recipes leave them, made without training."""
+"""Folders in the layout that recipes write, built without training."""
 
 import json
 import runpy
@@ -16,7 +16,11 @@ def write(path, content):
 def make_run(
     folder, task, scores, metric="macro_f1", flops=1e12, model=None, subset=None, splits=("validation", "test"), **arguments
 ):
-    """A finished run. scores: seed -> share of 1, on every split, or split -> seed -> share."""
+    """Write a finished run.
+
+    Args:
+        scores: seed -> share of 1, for every split, or split -> seed -> share.
+    """
     by_split = scores if isinstance(next(iter(scores.values())), dict) else dict.fromkeys(splits, scores)
     seeds = [
         {"seed": seed, "cost": {"steps": 10, "flops": flops}}
@@ -36,7 +40,7 @@ def make_run(
 
 
 def make_record(folder, task, arm, seed, score=None, error=None, **settings):
-    """One run of `reproduce.py`; failed with an error."""
+    """Write the record of one run of `reproduce.py`, failed if `error` is given."""
     name = f"{task}/{arm}/seed-{seed}"
     record = {"status": "failed" if error else "finished", "name": name, "kind": "train_tlm", "task": task, "arm": arm}
     record |= {"seed": seed, "settings": {**settings, "seed": seed}}
@@ -52,7 +56,7 @@ def make_state(file, entries):
 
 
 def run_analyze(*arguments):
-    """The recipe in this process."""
+    """Run the recipe analyze.py in this process."""
     before = sys.argv
     sys.argv = ["analyze.py", *map(str, arguments)]
     try:

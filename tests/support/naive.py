@@ -1,4 +1,4 @@
-"""Influence the slow and obvious way: one backward pass per passage and per task batch, all gradients formed."""
+"""Reference influence: one backward pass per passage and per task batch, with all gradients formed explicitly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.toys import TINY_CONFIGS
 
 SEED, MASKED = 3, 0.3
 FAMILIES = ["bert", "roberta", "electra", "albert", "modernbert", "distilbert", "cocolm"]
-# What names in the body begin with in layers 0, 1 and 2, of two.
+# Prefixes of parameter names in layers 0, 1 and 2, for a body of two layers.
 PLACES = {
     "bert": ("embeddings.", "encoder.layer.0.", "encoder.layer.1."),
     "modernbert": ("embeddings.", "layers.0.", "layers.1."),
@@ -30,7 +30,7 @@ PAD, CLS, SEP = 0, 2, 3
 
 @cache
 def tiny(model_type, dtype=torch.float64, seed=0, **changes):
-    """A tiny model whose LayerNorms and biases are not all ones and zeros, and whose weights are not all tiny."""
+    """Build a tiny model whose LayerNorms and biases differ from ones and zeros, and whose weights are not all tiny."""
     set_seed(seed)
     model = TlmModel.from_config(AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], **changes}))
     with torch.no_grad():
@@ -44,7 +44,10 @@ def tiny(model_type, dtype=torch.float64, seed=0, **changes):
 
 @cache
 def passages(count=7, seed=1):
-    """Of different lengths, with token types; the fourth has special tokens only, the sixth a padding token in its midst."""
+    """Return passages of different lengths, with token types.
+
+    The fourth has special tokens only; the sixth has a padding token in its middle.
+    """
     rng = np.random.default_rng(seed)
     rows = []
     for number in range(count):
@@ -58,7 +61,7 @@ def passages(count=7, seed=1):
 
 @cache
 def task_texts(count=5, seed=2, labels=(0, 1, 2)):
-    """The second has a padding token in its midst."""
+    """Return labelled texts; the second has a padding token in its middle."""
     rng = np.random.default_rng(seed)
     rows = []
     for number in range(count):
@@ -77,7 +80,10 @@ def gradients(model, loss):
 
 
 def passage_gradients(model, tokenizer, rows):
-    """Of each passage by name; None where nothing is masked. Each is a batch of its own, without padding."""
+    """Return the gradients of each passage by parameter name, None where nothing is masked.
+
+    Each passage is a batch of its own, without padding.
+    """
     model.requires_grad_(True)
     collator = TlmCollator(tokenizer, mlm_probability=MASKED, seed=SEED)
     found = []
@@ -105,7 +111,7 @@ def task_gradients(model, tokenizer, rows, task_batch_size):
 
 
 def products(of_passages, of_tasks, chosen):
-    """[N, T], from the gradients of the parameters whose names in the body `chosen` accepts."""
+    """Return inner products, [N, T], of the gradients of the parameters whose names in the body `chosen` accepts."""
     scores = np.full((len(of_passages), len(of_tasks)), np.nan)
     for i, p in enumerate(of_passages):
         for j, t in enumerate(of_tasks):
@@ -124,7 +130,7 @@ def references(model_type, dtype, task_batch_size, tokenizer):
 
 
 def assert_close(scores, expected, tolerance):
-    """Relative to the largest score."""
+    """Compare scores with a tolerance relative to the largest score."""
     assert scores.shape == expected.shape
     assert (np.isnan(scores) == np.isnan(expected)).all()
     largest = np.nanmax(np.abs(expected))

@@ -1,4 +1,4 @@
-"""What pages are made of, by npm, as `npm install` lays it out: python tests/support/page_runtime.py FOLDER."""
+"""Lay out the npm packages of exported pages as `npm install` does: python tests/support/page_runtime.py FOLDER."""
 
 import sys
 from pathlib import Path

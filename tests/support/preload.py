@@ -1,4 +1,4 @@
-"""What the server of `support.warm` imports, and makes, before it forks: what a process would make once for itself."""
+"""Imports and objects that the server of `support.warm` prepares before it forks, as each process would need them."""
 
 import importlib
 import pkgutil
@@ -18,9 +18,9 @@ from support import quick
 
 torch.set_num_threads(1)
 quick.change()
-tqdm.monitor_interval = 0  # No thread of its own, which a fork would not have.
+tqdm.monitor_interval = 0  # It would have a thread, which does not survive a fork.
 transformers.utils.logging.disable_progress_bar()
-# All modules; the one that workers of sharded retrieval load makes an index, and so loads numba's kernels.
+# Import all modules; the one for workers of sharded retrieval also builds an index, which compiles numba's kernels.
 for module in pkgutil.walk_packages(hf_tlm.__path__, "hf_tlm."):
     importlib.import_module(module.name)
 

@@ -34,7 +34,7 @@ def wordpiece():
 
 
 def byte_level():
-    """RoBERTa's kind: a word after a space is another piece than without."""
+    """Train a tokenizer of RoBERTa's kind: a word after a space is encoded differently from one without."""
     trainer = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trainer.train_from_iterator(TEXTS, vocab_size=400, min_frequency=2, special_tokens=special, show_progress=False)

@@ -1,4 +1,4 @@
-"""What takes libraries time and shows nothing in tests is changed, in their process and in those that start warm."""
+"""Speed up libraries in tests, in their process and in those that start warm, by changing what tests do not check."""
 
 import os
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from datasets.table import InMemoryTable
 
 from hf_tlm.runs import price
 
-# Of what a dataset of theirs is, beside its rows.
+# Attributes of a dataset that its fingerprint covers, beside its rows.
 _REST = (
     "_format_columns",
     "_format_kwargs",
@@ -26,9 +26,9 @@ _REST = (
 
 
 def fingerprint(dataset):
-    """Of a dataset in memory, equal for equal rows as that of `datasets`, which pickles code with every table.
+    """Compute the fingerprint of an in-memory dataset, equal for equal rows like that of `datasets`, but faster.
 
-    That took a twelfth of the time of the tests.
+    `datasets` pickles code with every table, which took a twelfth of the time of the tests.
     """
     parts = vars(dataset)
     plain = type(dataset._data) is InMemoryTable and dataset._indices is None and not dataset._indexes
@@ -43,9 +43,9 @@ def fingerprint(dataset):
 
 
 def change():
-    """Change it, once in a process."""
-    os.fsync = lambda descriptor: None  # No test has a power cut, and a disk takes milliseconds for each of many thousand.
-    # Every Trainer collects garbage before it trains, for the memory of a GPU: a tenth of the time of these tests.
+    """Apply the changes, once per process."""
+    os.fsync = lambda descriptor: None  # Tests survive no power cut, and fsync takes milliseconds for thousands of files.
+    # Every Trainer collects garbage before training, to free GPU memory: a tenth of the time of these tests.
     accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: 0)
-    price.SECONDS = 0.0  # One pass is enough where nobody looks at the time.
+    price.SECONDS = 0.0  # One pass is enough, as no test checks times.
     datasets.arrow_dataset.generate_fingerprint = fingerprint

@@ -1,4 +1,4 @@
-"""A folder in the layout of the released COCO-LM checkpoints, of any size, with weights from a formula."""
+"""Write a folder in the layout of the released COCO-LM checkpoints, of any size, with weights from a formula."""
 
 import json
 
@@ -23,7 +23,7 @@ CONFIG = {
 
 
 def shapes(config):
-    """Of the body's weights, by their names there."""
+    """Return the shapes of the body's weights by their names in the checkpoint."""
     width, inner = config["hidden_size"], config["intermediate_size"]
     found = {
         "embeddings.word_embeddings.weight": (config["vocab_size"], width),
@@ -47,11 +47,11 @@ def shapes(config):
 
 
 def weights(shapes):
-    """Numbers that look random and are the same everywhere; of the size that a trained model's have."""
+    """Return weights that look random, are the same on every machine, and are as large as a trained model's."""
     state = {}
     for place, (name, shape) in enumerate(shapes.items()):
         count = torch.Size(shape).numel()
-        # The fractional parts of multiples of the golden ratio, squared so that neighbours differ in more than a step.
+        # Fractional parts of multiples of the golden ratio; the index is squared so that neighbours do not differ by a step.
         spread = (torch.arange(1, count + 1, dtype=torch.float64).square() * 0.6180339887498949 + place * 0.7320508).frac()
         scale = 2.0 if "relative" in name else 1.5 / shape[-1] ** 0.5 if len(shape) > 1 and "embed" not in name else 0.3
         state[name] = ((spread - 0.5) * 2 * scale + (1.0 if name.endswith("LayerNorm.weight") else 0.0)).float()
@@ -67,7 +67,7 @@ def write(folder, state, config=CONFIG):
 
 
 def batch(vocab_size, lengths, width):
-    """Padded on the right with 1, [PAD]."""
+    """Build a batch, padded on the right with 1, [PAD]."""
     ids = torch.ones(len(lengths), width, dtype=torch.long)
     for row, length in enumerate(lengths):
         ids[row, :length] = (torch.arange(length) * 7 + row * 11 + 3) % vocab_size
@@ -76,7 +76,7 @@ def batch(vocab_size, lengths, width):
 
 
 def write_tokenizer(folder):
-    """sp.model and dict.txt: a dictionary of 60 symbols at most, in another order than sentencepiece's."""
+    """Write sp.model and dict.txt: a dictionary of at most 60 symbols, ordered differently from sentencepiece's."""
     from sentencepiece import SentencePieceTrainer
 
     texts = [f"{row['text']}, it's the model; we'll see." for row in sentences(60, seed=2)]

@@ -1,4 +1,4 @@
-"""A tiny network as the TLM paper released it, and the labels of one that it released."""
+"""A tiny network with the architecture that the TLM paper released, and the labels of a released one."""
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ class Published(BertForMaskedLM):
 
 
 def published(seed=0, **values):
-    """Weights as large as those of a trained model: differences between the two classes would show."""
+    """Build the network with weights as large as a trained model's, so that differences between implementations show."""
     torch.manual_seed(seed)
     model = Published(BertConfig(**{**SIZES, **values})).eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Folders of runs as recipes leave them, made without training: who is wrong where is decided by the test."""
+"""Folders of runs in the layout that recipes write, built without training; tests choose which rows are predicted wrong."""
 
 import json
 
@@ -25,7 +25,7 @@ def log(steps=(3, 5, 10), **last):
 
 
 def text_task(rows, name="toy"):
-    """rows: split -> (text, label) pairs. Ids are `<split>-<row>`."""
+    """Build a task from (text, label) pairs per split; ids are `<split>-<row>`."""
     splits = {
         split: Dataset.from_list([{"text": text, "label": label} for text, label in pairs]) for split, pairs in rows.items()
     }
@@ -33,7 +33,7 @@ def text_task(rows, name="toy"):
 
 
 def record_of(task, seeds, scores, **more):
-    """results.json of a run with these test scores; validation is 0.1 lower."""
+    """Return the results.json of a run with these test scores; validation scores are 0.1 lower."""
     metric = task.metric
 
     def summary(values):
@@ -54,7 +54,7 @@ def record_of(task, seeds, scores, **more):
 
 
 def classified(task, split, wrong, sure=0.9):
-    """Predictions of a split: the next class for rows in `wrong`, with growing probability."""
+    """Return predictions of a split: the next class for the rows in `wrong`, with increasing probability."""
     names, lines = task.label_names, []
     for at, (identifier, label) in enumerate(zip(task.splits[split]["id"], task.splits[split]["label"], strict=True)):
         predicted = names[(label + (at in wrong)) % len(names)]
@@ -65,7 +65,11 @@ def classified(task, split, wrong, sure=0.9):
 
 
 def tlm_run(folder, task, wrong, scores, subset=None):
-    """A finished run of recipes/train_tlm.py. wrong: seed -> rows of every split that it gets wrong."""
+    """Write a finished run of recipes/train_tlm.py.
+
+    Args:
+        wrong: seed -> rows of every split that it predicts wrong.
+    """
     write_json(folder / "results.json", record_of(task, list(wrong), scores, subset=subset))
     write_json(folder / "settings.json", {"task": task.name, "subset": subset})
     for seed, rows in wrong.items():
@@ -80,7 +84,11 @@ def tlm_run(folder, task, wrong, scores, subset=None):
 
 
 def kind_run(folder, task, lines, score=0.5, **seed):
-    """A finished run of recipes/finetune.py of any kind of task. lines: split -> predictions."""
+    """Write a finished run of recipes/finetune.py for a task of any kind.
+
+    Args:
+        lines: split -> predictions.
+    """
     record = record_of(task, [0], [score], kind=task.kind, further_metrics=[])
     for split in ("validation", "test"):
         if split not in lines:

@@ -1,4 +1,4 @@
-"""Corpora of random words for sharded retrieval, and the result of one index over everything to compare it with."""
+"""Corpora of random words for sharded retrieval, and the reference result of a single index over everything."""
 
 import json
 
@@ -26,7 +26,7 @@ def random_texts(number, seed=0, longest=30):
 
 
 def write_parts(folder, texts, parts):
-    """A corpus of jsonl files of very different sizes."""
+    """Write a corpus of jsonl files of very different sizes, and load it."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = rows_of(texts)
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -38,7 +38,10 @@ def write_parts(folder, texts, parts):
 
 
 def single(queries, corpus, top_k, bm25, folder, **options):
-    """What one index over everything finds: (ids, rank, score, n_queries, best_query)."""
+    """Search a single index over everything.
+
+    Returns (ids in order, [rank, score, n_queries, best_query], id -> text).
+    """
     passages = corpus.to_dataset(folder / "single")
     index = Index.build(
         folder / "single" / "index",

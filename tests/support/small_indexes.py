@@ -1,4 +1,4 @@
-"""BM25 indexes of a few hundred made-up passages, what a set of queries finds in one, and the bytes of its files."""
+"""BM25 indexes of a few hundred made-up passages, search results of some queries in them, and the bytes of their files."""
 
 from datasets import Dataset
 

@@ -1,4 +1,4 @@
-"""A saved subset without a retrieval."""
+"""A saved subset that no retrieval has produced."""
 
 from datasets import Dataset, Features, Value
 
@@ -7,7 +7,7 @@ from hf_tlm.retrieval.subset_files import COLUMNS, FORMAT, FORMAT_VERSION
 
 
 def save_subset(folder, passages=1):
-    """Passages drawn at random from a corpus that there is not."""
+    """Save a subset of made-up passages, as if drawn at random from a corpus."""
     features = Features({name: Value(kind) for name, kind in COLUMNS.items()})
     unasked = {"score": None, "n_queries": 0, "best_query": None}
     rows = [{"id": f"p{row}", "text": f"text {row}", "source": "toy", "rank": row + 1, **unasked} for row in range(passages)]

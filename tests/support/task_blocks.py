@@ -1,4 +1,4 @@
-"""What scorers make of their task gradients, block by block, and a kill between two of them."""
+"""Count the blocks of task gradients that scorers compute, and kill a scorer between two of them."""
 
 from dataclasses import dataclass, field
 
@@ -6,19 +6,23 @@ from hf_tlm.influence import InfluenceScorer
 
 
 class Killed(BaseException):
-    """What no handler catches: as far as files go, a kill."""
+    """Raised in place of a kill: no handler catches it, so files are left as by a kill."""
 
 
 @dataclass
 class TaskBlocks:
-    """The first task text of each block in the order they are `made`; with as many as `stop`, the next is `Killed`."""
+    """The blocks computed so far.
+
+    made: the first task text of each block, in order.
+    stop: number of blocks after which the next one raises `Killed`.
+    """
 
     made: list[int] = field(default_factory=list)
     stop: int | None = None
 
 
 def count_blocks(monkeypatch, *, texts):
-    """From now on scorers have blocks of so many task texts, and they are counted."""
+    """Set the block size of scorers to `texts` task texts, and count their blocks from now on."""
     monkeypatch.setattr("hf_tlm.influence.scorer.BLOCK_TEXTS", texts)
     blocks, block = TaskBlocks(), InfluenceScorer._block
 

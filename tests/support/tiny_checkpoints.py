@@ -1,4 +1,4 @@
-"""Tiny pretrained checkpoints, and runs on them in a second or two."""
+"""Tiny pretrained checkpoints, and fine-tuning runs on them that take a second or two."""
 
 from transformers import AutoConfig, AutoModel, set_seed
 
@@ -22,7 +22,7 @@ FAST = {
 
 
 def pretrained(folder, tokenizer, model_type="bert", auto_class=AutoModel, **changes):
-    """A body with random weights, so large that [CLS] hears of the other tokens, and its tokenizer beside it."""
+    """Save a body with random weights, large enough for [CLS] to depend on the other tokens, and its tokenizer."""
     set_seed(0)
     values = {name: value for name, value in CONFIGS[model_type].items() if name != "num_labels"}
     model = auto_class.from_config(AutoConfig.for_model(model_type, **{"initializer_range": 0.2, **values, **changes}))

@@ -1,4 +1,4 @@
-"""Tiny models of every family, and what is compared of two of them: what they read, their losses and every gradient."""
+"""Tiny models of every family, and the quantities to compare: inputs, losses and every gradient."""
 
 import pytest
 from transformers import AutoConfig, set_seed
@@ -23,7 +23,7 @@ def loss_and_gradients(model, objective, batch):
 
 
 def main_input(model, inputs):
-    """The ids that the main model reads, and which of them were replaced, caught on their way into its body."""
+    """Return the ids that the main model reads, caught by a hook on its body, and the model's output."""
     caught = {}
     hook = model.main.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: caught.update(kwargs), with_kwargs=True

@@ -1,4 +1,4 @@
-"""Texts as token ids, as a collator takes them."""
+"""Texts as token ids, in the form that a collator reads."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ def rows(tokenizer, *texts, **extra):
 
 
 def texts(labelled, pairs=False, count=9):
-    """Random ones of 3 to 21 tokens."""
+    """Return random texts of 3 to 21 tokens."""
     rng = np.random.default_rng(5)
     found = []
     for draw in range(count):

@@ -1,4 +1,4 @@
-"""Tiny configs and data that the tests share."""
+"""Tiny configs and data shared by the tests."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from datasets import Dataset
 
 COMMON = {"vocab_size": 120, "pad_token_id": 0, "num_labels": 3, "max_position_embeddings": 40}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-# One tiny config per family, as `AutoConfig.for_model` takes it.
+# One tiny config per family, for `AutoConfig.for_model`.
 TINY_CONFIGS = {
     "bert": {**COMMON, **SIZES},
     "roberta": {**COMMON, **SIZES},
@@ -33,7 +33,7 @@ TINY_CONFIGS = {
         "relative_attention_max_distance": 12,
     },
 }
-# A run of both stages in a second.
+# Settings for a run of both stages that takes a second.
 FAST = {
     "report_to": "none",
     "disable_tqdm": True,
@@ -58,7 +58,7 @@ VERBS = {
 
 
 def sentences(count: int, seed: int = 0) -> list[dict[str, str]]:
-    """Short labelled sentences with a learnable rule: the verb gives the label."""
+    """Return short labelled sentences with a learnable rule: the verb determines the label."""
     import random
 
     rng = random.Random(seed)
@@ -84,9 +84,10 @@ def make_task(train=48, validation=24, test=24, name="toy", metric="macro_f1"):
 
 
 def write_files(folder, train=48, held_out=24, **config):
-    """A task's folder `task`, `corpus.parquet` and a BERT's `model.json`, for recipes.
+    """Write a task's folder `task`, `corpus.parquet` and a BERT config `model.json`, for recipes.
 
-    config: of the model, on top of the tiny one's.
+    Args:
+        config: values of the model's config that replace those of the tiny one.
     """
     (folder / "task").mkdir()
     for split, count in (("train", train), ("validation", held_out), ("test", held_out)):
@@ -97,7 +98,7 @@ def write_files(folder, train=48, held_out=24, **config):
 
 
 def code_blocks(card, folder):
-    """Execute every Python block of a card with `folder` in place of the repo id. Returns how many there were."""
+    """Execute every Python block of a card with `folder` in place of the repo id; return the number of blocks."""
     blocks = re.findall(r"```python\n(.*?)```", card, flags=re.S)
     for block in blocks:
         assert "path/or/repo-id" in block

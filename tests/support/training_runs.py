@@ -1,4 +1,4 @@
-"""Tiny trainings: whole runs and stages of them, in this process and in others, and what is seen of them."""
+"""Tiny trainings: complete runs and single stages, in this process and in others, and helpers that inspect them."""
 
 import json
 import math
@@ -41,7 +41,7 @@ from support.toys import TINY_CONFIGS, make_task, sentences
 
 QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-# What `trainer` takes for each.
+# Arguments of `trainer` for each objective.
 OBJECTIVES = {
     "mlm": {"model_type": "bert", "objective": "mlm"},
     "span": {"model_type": "bert", "objective": "span"},
@@ -52,7 +52,7 @@ OBJECTIVES = {
 
 
 def network(args, tokenizer, model_type, config):
-    """The model that an objective trains, as large as the tokenizer needs it."""
+    """Build the model that an objective trains, with the tokenizer's vocabulary size."""
     config = AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], "vocab_size": len(tokenizer), **config})
     if args.objective in ("mlm", "span"):
         return TlmModel.from_config(config)
@@ -93,7 +93,7 @@ def weights(run):
 
 
 class At(TrainerCallback):
-    """Does something with the model when a step (counted from 1) begins."""
+    """A callback that applies an action to the model when a step (counted from 1) begins."""
 
     def __init__(self, step, action):
         self.step, self.action = step, action
@@ -104,7 +104,7 @@ class At(TrainerCallback):
 
 
 class StopAfter(TrainerCallback):
-    """Ends training after a step, as if the run had been that short."""
+    """A callback that ends training after a step, as if the run had been that short."""
 
     def __init__(self, step):
         self.step = step
@@ -114,7 +114,7 @@ class StopAfter(TrainerCallback):
 
 
 class Gradients(TrainerCallback):
-    """Keeps the gradients of the first optimizer step, as the optimizer sees them (clipping is off)."""
+    """A callback that keeps the gradients of the first optimizer step, as the optimizer sees them (clipping is off)."""
 
     def __init__(self):
         self.first = None
@@ -129,7 +129,7 @@ def sigterm(model):
 
 
 def poison(model):
-    """One embedding that is not a number: that of a word of every text."""
+    """Set one embedding to NaN: that of a word of every text."""
     with torch.no_grad():
         model.get_input_embeddings().weight[2] = math.nan
 
@@ -145,10 +145,13 @@ def tokenized(tokenizer, corpus_rows):
 
 
 def run_processes(target, *arguments, processes=1, patience=120, kill_after=None):
-    """Call `target(*arguments)` in processes of their own, with torch.distributed where they are several.
+    """Call `target(*arguments)` in new processes, joined by torch.distributed if there are several; return the exit codes.
 
-    kill_after: seconds until SIGKILL. When one
-    process is killed, so are the others. Returns the exit codes.
+    When one process is killed, so are the others.
+
+    Args:
+        patience: seconds after which all are killed.
+        kill_after: the same if given, for runs that are meant to be killed.
     """
     started = warm.start(partial(target, *arguments), processes)
     deadline = time.monotonic() + (patience if kill_after is None else kill_after)
@@ -162,7 +165,7 @@ def run_processes(target, *arguments, processes=1, patience=120, kill_after=None
 
 
 def two_are_one(tmp_path, tokenizer, corpus_rows, settings, *names):
-    """Trains with `settings` for four steps of 8 texts in one process, then in two, and compares their logs."""
+    """Train with `settings` for four steps of 8 texts in one process, then in two, and compare their logs."""
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     logs = []
     for processes in (1, 2):
@@ -186,7 +189,10 @@ def _four_steps(folder, tokenizer_folder, corpus_rows, settings, names):
 
 
 def evaluated(folder, tokenizer_folder, corpus_rows, settings):
-    """The terms of the corpus objective on numbers of passages that do and do not divide by the batch, in two layouts."""
+    """Evaluate the corpus objective, and write its terms to scores.json.
+
+    The numbers of passages are multiples of the batch size and others, in two batch layouts.
+    """
     tokenizer, scores = AutoTokenizer.from_pretrained(tokenizer_folder), {}
     data = tokenized(tokenizer, corpus_rows)
     for packing in ("none", "group"):
@@ -204,7 +210,7 @@ def evaluated(folder, tokenizer_folder, corpus_rows, settings):
 
 
 def die_in_write(number):
-    """SIGKILL this process when it has half written its `number`-th file of checkpoints."""
+    """SIGKILL this process when half of its `number`-th checkpoint file is written."""
     count = 0
 
     def wrap(owner, name, place):
@@ -227,7 +233,7 @@ def die_in_write(number):
 
 
 def die_in_rotation():
-    """SIGKILL this process when it has half removed an older checkpoint."""
+    """SIGKILL this process when half of an older checkpoint is removed."""
 
     def removing(path, **kwargs):
         for file in sorted(Path(path).iterdir())[::2]:
@@ -245,9 +251,10 @@ def die_in_rotation():
 def both_stages(
     folder, tokenizer_folder, corpus_rows, fault=None, number=None, objective="mlm", max_steps=(7, 9), stop=None
 ):
-    """Stage 1 and stage 2 with dropout, as `run_tlm` does one seed.
+    """Train stage 1 and stage 2 with dropout, as `run_tlm` does for one seed.
 
-    stop: the stage in which the last process is told to end after three steps.
+    Args:
+        stop: the stage in which the last process gets SIGTERM at its third step.
     """
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     data = StageData(**tokenized(tokenizer, corpus_rows))
@@ -290,7 +297,7 @@ def _same(model):
 
 
 def stopped_in_each_stage(folder, tokenizer_folder, corpus_rows):
-    """One process of two, for every objective: both stages, and both again with an end by SIGTERM in each."""
+    """Train both stages for every objective, then with a SIGTERM in each stage; run in one of two processes."""
     for objective in OBJECTIVES:
         train = partial(
             both_stages,
@@ -307,9 +314,11 @@ def stopped_in_each_stage(folder, tokenizer_folder, corpus_rows):
 
 
 def streamed(folder, tokenizer_folder, corpus_rows, *runs):
-    """Pretraining, with dropout and over the corpus's end, on blocks that a thread of the first process makes meanwhile.
+    """Pretrain with dropout, past the end of the corpus, on blocks that a thread of the first process builds meanwhile.
 
-    runs: (name, number of the file in whose middle the first process is killed, or None) of each, one after the other.
+    Args:
+        runs: (name, number) of each run, one after another; the first process is killed in the middle of writing the file
+            of that number, unless it is None.
     """
     from datasets import config
 
@@ -332,7 +341,7 @@ def streamed(folder, tokenizer_folder, corpus_rows, *runs):
 
 
 def outcome(stage_folder, weights_files="model/**/*.safetensors"):
-    """What a run computed: its log without times, its best score and where, and the bytes of its weights."""
+    """Return a run's results: its log without times, its best score and step, and the bytes of its weights."""
     state = json.loads((stage_folder / "trainer_state.json").read_text())
     timed = ("runtime", "per_second", "flops", "mfu", "seconds", "train_loss", "epoch")
     log = [
@@ -344,7 +353,7 @@ def outcome(stage_folder, weights_files="model/**/*.safetensors"):
     return [entry for entry in log if len(entry) > 1], state["best_metric"], state["best_global_step"], files
 
 
-# Of two processes: with dropout, and a best checkpoint.
+# Settings for two processes: with dropout, and a best checkpoint.
 PAIR = {
     **{"rho1": 1, "max_steps": 7, "per_device_train_batch_size": 6, "config": {}, "gradient_accumulation_steps": 2},
     **{"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2},
@@ -353,7 +362,7 @@ PAIR = {
 
 
 def pair(folder, tokenizer_folder, corpus_rows, case, *details):
-    """One process of two: trains in `folder/case` as the case says, and writes how that ended on it."""
+    """Train in `folder/case` as the case says, and write how the run ended; run in one of two processes."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     data, second = tokenized(tokenizer, corpus_rows), os.environ["RANK"] == "1"
 
@@ -375,7 +384,7 @@ def pair(folder, tokenizer_folder, corpus_rows, case, *details):
             die_in_write(*details)
         train("cut")
         return
-    # One after the other, as starting processes takes longest.
+    # One after another, as starting processes takes the most time.
     train("whole")
     train("sigterm", sigterm if second else None)
     ends = [(Path(folder) / "sigterm" / f"end-{rank}").read_text() for rank in range(2)]
@@ -384,7 +393,7 @@ def pair(folder, tokenizer_folder, corpus_rows, case, *details):
     train("nan", poison if second else None)
 
     def fill(model):
-        # More than the model takes, less than the optimizer's state.
+        # Enough for the model, too little for the optimizer's state.
         size = (Path(folder) / "whole" / "model.safetensors").stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10_000, resource.RLIM_INFINITY))
 
@@ -392,7 +401,7 @@ def pair(folder, tokenizer_folder, corpus_rows, case, *details):
 
 
 def taught(data, tokenizer):
-    """Texts of the trainers' data, of which some have no answer of a teacher, and passages."""
+    """Return the trainers' data with a teacher's answers: some texts have none, and passages are added."""
     generator, task = np.random.default_rng(0), make_task()
     train, said = (generator.dirichlet([1, 1, 1], count).astype(np.float32) for count in (48, 30))
     train[::5] = 0

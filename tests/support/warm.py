@@ -1,9 +1,9 @@
-"""Processes that start warm: forked from one that has imported everything heavy, which takes a new one seven seconds.
+"""Start processes quickly, by forking a server that has imported everything heavy; a new Python takes seven seconds.
 
-One runs a recipe, or calls a function, from the repository root as a user starts it, and shares nothing with the process of
-the tests. Its environment is the one that the server was started in, before the first test. Of what a test sets the three
-variables of `VARIABLES` reach it, whether the fixture `hub` is on or has ended, with what libraries have read of them, and
-what `call` is given as `environment`; other variables that a test sets do not.
+A process runs a recipe, or calls a function, in the repository root like a user's, and shares nothing with the process of
+the tests. Its environment is the one in which the server was started, before the first test. Of the variables that a test
+sets, only those in `VARIABLES` reach it, with the values that libraries derive from them, whether the fixture `hub` is
+active or not, and those passed to `call` as `environment`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @dataclass
 class Outcome:
-    """status: None after a hang. seconds: of the processor, without what was imported before."""
+    """The result of a process.
+
+    status: None after a timeout. seconds: CPU time, without the preloaded imports.
+    """
 
     status: int | None
     stdout: str
@@ -46,10 +49,10 @@ class Outcome:
 
 @functools.cache
 def server():
-    """The context whose processes are forked from one with everything of `support.preload`."""
+    """Return the context whose processes are forked from a server that has imported `support.preload`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["support.preload"])
-    # The server of Python 3.11 does not take over sys.path, and passes over in silence what it cannot import.
+    # The server of Python 3.11 does not inherit sys.path, and silently skips modules that it cannot import.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [before])])
     try:
@@ -63,17 +66,17 @@ def server():
 
 
 def recipe(path: str | Path, arguments: Sequence[Any], **options: Any) -> Outcome:
-    """Run a file with a command line; options: as those of `call`."""
+    """Run a file with a command line; options: those of `call`."""
     return call(run_file, str(path), [str(argument) for argument in arguments], **options)
 
 
 def command(arguments: Sequence[Any], **options: Any) -> Outcome:
-    """Run `hf-tlm` with these arguments; options: as those of `call`."""
+    """Run `hf-tlm` with these arguments; options: those of `call`."""
     return call(_command, [str(argument) for argument in arguments], **options)
 
 
 def program(text: str, arguments: Sequence[Any], **options: Any) -> Outcome:
-    """Run a program with a command line, as `python -c` does; options: as those of `call`."""
+    """Run a program text with a command line, as `python -c` does; options: those of `call`."""
     return call(run_program, text, [str(argument) for argument in arguments], **options)
 
 
@@ -85,9 +88,11 @@ def call(
     folder: str | Path = ROOT,
     limit: float = 60,
 ) -> Outcome:
-    """Call a function in a process of its own, or in several that torch.distributed joins, and tell what came of it.
+    """Call a function in a new process, or in several joined by torch.distributed, and return the outcome.
 
-    environment: variables beside those that reach it anyway, see above. limit: seconds until it is a hang, and killed.
+    Args:
+        environment: further variables, beside those that reach it anyway; see the module's docstring.
+        limit: seconds after which it counts as hanging and is killed.
     """
     with tempfile.TemporaryDirectory() as kept:
         files = [Path(kept, name) for name in ("out", "err", "spent")]
@@ -99,7 +104,7 @@ def call(
 
 
 def start(target: Callable[[], None], processes: int) -> list:
-    """Processes that call `target`; what joins several is in their environments, as torchrun puts it there."""
+    """Start processes that call `target`; if several, with the environment that torchrun sets for torch.distributed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -111,7 +116,10 @@ def start(target: Callable[[], None], processes: int) -> list:
 
 
 def ended(started: list, limit: float) -> int | None:
-    """Wait for processes: the status of the first that failed, and then the others are killed, or 0; None after `limit`."""
+    """Wait for processes, and kill the others when one fails.
+
+    Returns 0, the status of the first that failed, or None after `limit` seconds.
+    """
     deadline = time.monotonic() + limit
     while any(process.is_alive() for process in started):
         multiprocessing.connection.wait([p.sentinel for p in started if p.is_alive()], max(0, deadline - time.monotonic()))
@@ -125,9 +133,9 @@ def ended(started: list, limit: float) -> int | None:
 
 
 def take_over(variables: Mapping[str, str | None]) -> None:
-    """The `VARIABLES` of the tests' process, None where there is none, and what libraries have read of them.
+    """Set the `VARIABLES` of the tests' process, None for unset ones, and what libraries have read from them.
 
-    The server may have been started while the fixture `hub` was on, or before.
+    The server may have been started while the fixture `hub` was active, or before.
     """
     for name, value in variables.items():
         if value is None:
@@ -140,7 +148,7 @@ def take_over(variables: Mapping[str, str | None]) -> None:
 
 
 def _joined(target: Callable[[], None], rank: int, processes: int, port: int, of_hub: Mapping[str, str | None]) -> None:
-    gc.freeze()  # Every Trainer collects garbage, for which a child would copy all that the server has imported.
+    gc.freeze()  # Else a Trainer's garbage collection would copy the memory that the child shares with the server.
     torch.set_num_threads(1)
     take_over(of_hub)
     if processes > 1:
@@ -174,11 +182,11 @@ def _child(
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     with open(spent, "a") as file:
         file.write(f"{sum(usage.ru_utime + usage.ru_stime for usage in used)}\n")
-    sys.exit(status)  # Locks that are known to the system by a name are given back.
+    sys.exit(status)  # A normal exit releases named locks of the system.
 
 
 def run_file(path: str, arguments: list[str]) -> None:
-    """Run a file in this process as Python runs a program."""
+    """Run a file in this process as Python runs a script."""
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
     runpy.run_path(path, run_name="__main__")
