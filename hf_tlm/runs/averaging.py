@@ -156,7 +156,8 @@ def of_one_class(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) ->
     """Return the entry of `results.json` for seeds whose models predict one class for all validation texts.
 
     Returns:
-        {"one_class": {seed: class}}; an empty dict where there is no such seed, or the validation split has one class only.
+        {"one_class": {seed: class}}; an empty dict where there is no such seed, where the validation split has only one
+        class, or where the task is no classification.
     """
     if task.spec.kind != "classification" or len(set(task.validation["label"])) < 2:
         return {}

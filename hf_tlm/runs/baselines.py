@@ -222,9 +222,9 @@ def majority_class(task: Task) -> Baseline:
 def linear_model(task: Task) -> Baseline:
     """Fit a linear support vector machine on TF-IDF features of words and punctuation marks.
 
-    In languages written without spaces the features are of characters. The longest n-grams (1, 2, 3), C (0.05 to 5) and
-    whether classes are weighted by inverse frequency are chosen by the task's metric on validation; of ties the first. The
-    model learns from the training split only, and from texts without truncation. Each text of a pair has its own features.
+    In scripts without spaces between words the tokens are characters. The maximal length of n-grams (1, 2, 3), C (0.05 to 5)
+    and whether classes are weighted by inverse frequency are chosen by the task's metric on validation; of ties the first.
+    Only the training split is used, and texts are not truncated. Each text of a pair has its own features.
     One core takes one to four seconds per thousand abstracts or sentences, depending on the number of classes. With more
     than 50 classes, C and weights are chosen for unigrams, and with these the n-grams are lengthened as long as that helps:
     500 classes take five seconds per thousand sentences, and 35 with the complete grid.
@@ -294,7 +294,7 @@ def _most(task: Task) -> int:
 def _features(
     task: Task,
 ) -> Iterator[tuple[int, dict[str, tuple[list[str], np.ndarray]], dict[str, sparse.csr_matrix]]]:
-    """Yield the TF-IDF features of all splits with n-grams of up to n words, for n = 1, 2, ...; texts are tokenized once.
+    """Yield the TF-IDF features of all splits with n-grams of up to n words, for n = 1, 2, ...; texts are tokenised once.
 
     Yields:
         n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F].

@@ -314,7 +314,8 @@ def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: 
 
     `grid.json` is written last: it marks the folder as complete.
     """
-    (output_dir / GRID_FILE).unlink(missing_ok=True)  # One of another grid would mark a half-written folder as complete.
+    # An old one, of another grid or from before a kill, would mark a half-written folder as complete.
+    (output_dir / GRID_FILE).unlink(missing_ok=True)
     copy_best_model(seed_folder(chosen.output_dir, chosen.best["seed"]) / "model", output_dir)
     for name in (RESULTS_FILE, CARD_FILE):
         atomic_write(output_dir / name, (chosen.output_dir / name).read_bytes())

@@ -160,7 +160,7 @@ class LinearModel:
         return found
 
     def _fits(self) -> bool:
-        """Return whether the parts match in shape and dtype, and all numbers are finite."""
+        """Return whether shapes, dtypes and classes are consistent, and all numbers are finite."""
         if list(self.terms) not in (["text"], list(COLUMNS)) or not all(self.terms.values()):
             return False
         if self.classes.ndim != 1 or len(self.classes) < 2:

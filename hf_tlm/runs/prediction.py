@@ -104,7 +104,7 @@ def predict(
         data: file (csv, tsv, xlsx, jsonl, json, parquet, or txt with one text per line), or Hub dataset, with the columns of
             the task; labels are not read. See `hf_tlm.tasks.unlabelled`, also for `drop_bad_rows`.
         output: a file, for `glue` a folder; earlier predictions there are replaced. Default: a file named like the data, in
-            the folder `predictions` beside the model, or of the working directory for several models or one on the Hub.
+            the subfolder `predictions` of the model's folder, or of the working directory for a model on the Hub or several.
         predict_format: jsonl, csv, tsv, parquet, xlsx: a table. txt: one prediction per line. glue: a file for GLUE's
             leaderboard, under its name there. squad: a JSON object, id -> answer, and another in `<name>_null_odds.json`,
             id -> score of no answer minus score of the best answer. Default: the format of the suffix of `output`; jsonl
@@ -357,7 +357,7 @@ def _sources(names: Sequence[str], graph: str | None, **options: Any) -> list[So
     graph: the file of an export for onnxruntime; None: the weights for torch.
 
     Raises:
-        ModelError: a model is not found, is an export without `graph`, or several cannot be averaged.
+        ModelError: a model is an export and `graph` is None, or several cannot be averaged; see also `find_source`.
     """
     files = FILES if graph is None else [*TOKENIZER_FILES, CRF_FILE, WEIGHTS_FILE, graph]
     sources = [find_source(name, files=files, **options) for name in names]

@@ -39,7 +39,7 @@ BATCH = 32
 SECONDS = 0.1
 # Batches that would take longer are not measured.
 MOST_SECONDS = 2.0
-# Larger models are not timed: nobody runs them on one core.
+# Models with more parameters are not timed: they are not used on one core.
 MOST_PARAMETERS = 10**9
 # Time limit of the process whose memory is measured.
 MEMORY_SECONDS = 60.0

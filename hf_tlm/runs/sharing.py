@@ -96,7 +96,7 @@ def run_shared(
                 continue
         if ended:
             break
-        if looked_too_early:  # The free points have been finished meanwhile, so others may have become free.
+        if looked_too_early:  # The points that were free have just been finished, and others may be free now.
             continue
         if rank == 0 and others != awaited:
             held = ", ".join(sorted(work.names[i] for i in others))

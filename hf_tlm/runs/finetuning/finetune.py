@@ -167,7 +167,7 @@ def finetune(
         records = share_seeds(args, seeds.train, seeds.has_all, alone=args.pushes_checkpoints)
     if args.process_index == 0:
         details |= {**averaged_seeds(task, output_dir, records), **of_one_class(task, output_dir, records)}
-        if args.train_fraction == 1:  # With a fraction the baselines are means over samples, which leave no predictions.
+        if args.train_fraction == 1:  # Otherwise the linear model, fitted to all texts, would not be comparable.
             details |= beside(task, output_dir, records, details["baselines"])
     run = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir).write(args, finetuned_card)
     pushes.check()
