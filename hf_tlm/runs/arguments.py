@@ -30,17 +30,19 @@ class CheckpointArguments(LoraArguments):
     model_name_or_path: str = field(
         kw_only=True,
         metadata={
-            "help": "The pretrained encoder: folder, or Hub id with @revision if wanted. finetune: a pattern, such "
-            "as 'runs/cocolm/training/checkpoint-*', each of those folders."
+            "help": "The pretrained encoder: a folder, or a Hub id with @revision if wanted. finetune also accepts a "
+            "pattern of folders, such as 'runs/cocolm/training/checkpoint-*', and fine-tunes each of them."
         },
     )
     model_revision: str | None = option(None, "Branch, tag or commit of the checkpoint, instead of @revision.")
     tokenizer_name: str | None = option(
-        None, "Tokenizer by folder, or Hub id with @revision if wanted. Default: the checkpoint's."
+        None, "The tokenizer: a folder, or a Hub id with @revision if wanted. Default: the checkpoint's."
     )
     trust_remote_code: bool = option(False, "Run code that comes with the checkpoint.")
     attn_implementation: str | None = option(
-        None, "sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. Default: sdpa."
+        None,
+        "Attention implementation: sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. "
+        "Default: sdpa.",
     )
     use_peft: bool = option(False, "Train a LoRA adapter and the head of the task instead of all weights.")
 
@@ -66,7 +68,8 @@ class BaselineArguments:
 
     baseline: str = option(
         "all",
-        "majority class: the training split's largest. linear: a support vector machine on TF-IDF, chosen on validation.",
+        "majority class: predict the largest class of the training split. linear: a support vector machine on TF-IDF, with "
+        "settings chosen on validation.",
         choices=["all", MAJORITY, LINEAR],
     )
 
@@ -79,9 +82,9 @@ def names_of(baseline: str) -> list[str]:
 def _format(output: str) -> dict[str, Any]:
     """Return the metadata of the option `predict_format`; output: the name of the option for the path of the predictions."""
     return {
-        "help": "jsonl, csv, tsv, parquet, xlsx: the rows, with predictions and probabilities beside them. txt: a "
-        f"prediction a line. glue: a file for GLUE's leaderboard; {output} is its folder. squad: a JSON object, id "
-        f"-> answer. Default: what the name of {output} says; without one jsonl.",
+        "help": "jsonl, csv, tsv, parquet, xlsx: the rows with predictions and probabilities as further columns. txt: one "
+        f"prediction per line. glue: a file for GLUE's leaderboard; {output} is its folder. squad: a JSON object, id "
+        f"-> answer. Default: the suffix of {output}; without {output} jsonl.",
         "choices": ["jsonl", "csv", "tsv", "parquet", "xlsx", "txt", "glue", "squad"],
     }
 
@@ -92,10 +95,10 @@ class PredictArguments:
 
     predict: str | None = option(
         None,
-        "File, or Hub dataset, to predict on with the finished model; it has the columns of the task, and needs no labels.",
+        "File or Hub dataset to predict on with the finished model, with the columns of the task; labels are not needed.",
     )
     predict_output: Annotated[str | None, _WITHOUT_PREDICT] = option(
-        None, "Where predictions go. Default: a file of that name in output_dir/predictions."
+        None, "Path of the predictions. Default: a file named like the data in output_dir/predictions."
     )
     predict_format: Annotated[str | None, _WITHOUT_PREDICT] = field(default=None, metadata=_format("predict_output"))
 
@@ -112,43 +115,44 @@ class PredictorArguments:
     """Settings of predictions: the data, the model and the output file."""
 
     model_name_or_path: list[str] = option(
-        help="The folder of a finished run (train_tlm, finetune, few_shot; adapters too), of baseline (its linear model), "
-        "or a stock checkpoint with the head of a task; or one of these on the Hub, with @revision if wanted. Several, "
-        "such as runs/a/seed-*/model: their probabilities are averaged.",
+        help="The folder of a finished run (train_tlm, finetune, few_shot; adapters too) or of baseline (its linear model), "
+        "or a stock checkpoint with the head of a task; or one of these on the Hub, with @revision if wanted. The "
+        "probabilities of several models, such as runs/a/seed-*/model, are averaged.",
         nargs="+",
     )
     data: str = option(
-        help="File (csv, tsv, xlsx, jsonl, parquet, or txt with a text a line), or Hub dataset, in the columns that "
+        help="File (csv, tsv, xlsx, jsonl, parquet, or txt with one text per line) or Hub dataset, with the columns that "
         "the model was trained on; labels are not needed.",
     )
     output: str | None = option(
         None,
-        "Where predictions go: a file ending with .csv, .tsv, .xlsx, .jsonl, .parquet or .txt. Default: a "
-        ".jsonl called like the data, in the folder predictions beside the model; of several models in predictions here.",
+        "Path of the predictions, ending with .csv, .tsv, .xlsx, .jsonl, .parquet or .txt. Default: a .jsonl named like the "
+        "data, in the subfolder predictions of the model's folder; for several models, or one on the Hub, in ./predictions.",
     )
     predict_format: str | None = field(default=None, metadata=_format("output"))
-    text_column: str | None = option(None, "Column of the texts. Default: that of the training; of stock checkpoints text.")
+    text_column: str | None = option(None, "Column of the texts. Default: as in training; for stock checkpoints text.")
     text_pair_column: str | None = option(None, "Column of the second texts of pairs.")
     separator: str | None = option(
-        None, "What separates the fields of csv and tsv files: ; or tab, say. Default: it is looked for."
+        None, "Separator of the fields in csv and tsv files, such as ; or tab. Default: detected."
     )
     max_length: int | None = option(
-        None, "Tokens after which a text is cut. Default: as in training; of stock checkpoints the longest they take."
+        None,
+        "Number of tokens to which texts are truncated. Default: as in training; for stock checkpoints their longest input.",
     )
     drop_bad_rows: bool = option(False, "Leave out rows with null or blank texts.")
     backend: str = option(
         "torch",
-        "torch; or onnx: the model is a folder of hf-tlm export, and onnxruntime computes, on the CPU.",
+        "torch; or onnx: the model is a folder written by hf-tlm export, which onnxruntime runs on the CPU.",
         choices=["torch", "onnx"],
     )
     onnx_dtype: Annotated[str, _OF_ONNX] = option(
-        "fp32", "Which of the export's files: fp32, int8, fp16.", choices=["fp32", "int8", "fp16"]
+        "fp32", "File of the export to run: fp32, int8, fp16.", choices=["fp32", "int8", "fp16"]
     )
-    num_threads: Annotated[int | None, _OF_ONNX] = option(None, "Threads of onnxruntime. Default: one a core.")
+    num_threads: Annotated[int | None, _OF_ONNX] = option(None, "Threads of onnxruntime. Default: one per core.")
     trust_remote_code: Annotated[bool, _OF_TORCH] = option(False, "Run code that comes with the checkpoint.")
     per_device_eval_batch_size: int = option(64, "Texts per device and batch.")
     dataloader_num_workers: Annotated[int, _OF_TORCH] = option(0, "Processes that prepare batches.")
-    use_cpu: Annotated[bool, _OF_TORCH] = option(False, "Leave a GPU alone.")
+    use_cpu: Annotated[bool, _OF_TORCH] = option(False, "Compute on the CPU even if there is a GPU.")
     bf16_full_eval: Annotated[bool, _OF_TORCH] = option(False, "Compute in bfloat16.")
     fp16_full_eval: Annotated[bool, _OF_TORCH] = option(False, "Compute in float16.")
 
@@ -170,14 +174,14 @@ class ExportArguments:
 
     model_name_or_path: list[str] = option(
         help="The folder of a finished run (train, finetune, few-shot, pretrain; adapters too), its masked LM in "
-        "mlm, or a stock checkpoint with a head; or one of these on the Hub, with @revision if wanted. Several, such "
-        "as runs/a/seed-*/model, become one graph: their probabilities are averaged.",
+        "mlm, or a stock checkpoint with a head; or one of these on the Hub, with @revision if wanted. Several models, such "
+        "as runs/a/seed-*/model, become one graph that averages their probabilities.",
         nargs="+",
     )
     output_dir: str | None = option(
         None,
-        "Folder to write; an earlier export there is replaced. Default: beside the model (or the run "
-        "that it is in), NAME-onnx.",
+        "Folder to write; an earlier export there is replaced. Default: NAME-onnx beside the model, or beside the run that "
+        "contains it.",
     )
     dtypes: list[str] = option(
         help="fp32: onnx/model.onnx. int8: weights in 8 bits, onnx/model_quantized.onnx. fp16: for GPUs and WebGPU, "
@@ -188,17 +192,17 @@ class ExportArguments:
     )
     data: str | None = option(
         None,
-        "Instead of --task: file (or Hub dataset) of texts without labels, in the columns of the model's task or in "
-        "--text_column. How many predictions stay as they are is measured then, of the first 10,000 rows.",
+        "Instead of --task: file (or Hub dataset) of texts without labels, with the columns of the model's task or "
+        "--text_column. The share of unchanged predictions is then measured, on the first 10,000 rows.",
     )
     max_drop: float = option(
         0.5,
-        "Points of the task's metric that int8 and fp16 may lose, or one answer where that is more; one that loses more is "
-        "refused.",
+        "Maximal loss of int8 and fp16, in points of the task's metric, or one answer where that is more; a file that loses "
+        "more is refused.",
     )
-    per_channel: bool = option(True, "int8: a scale for every output of a matrix; false: one for the whole matrix.")
+    per_channel: bool = option(True, "int8: one scale for each output of a matrix; false: one scale per matrix.")
     keep_float: list[str] = option(
-        help="int8: what keeps its float32: embeddings, the token vectors; head, the last matrix.",
+        help="int8: parts that stay in float32: embeddings, the token vectors; head, the last matrix.",
         factory=list,
         nargs="+",
         choices=["embeddings", "head"],
@@ -208,7 +212,7 @@ class ExportArguments:
         "Folder for a web page that classifies in the browser, from its own files alone; an earlier page there is replaced.",
     )
     page_texts: Annotated[list[str], _OF_PAGE] = option(
-        help="Examples on the page, which whoever opens it reads.", factory=list, nargs="+"
+        help="Example texts on the page, which everyone who opens it can read.", factory=list, nargs="+"
     )
     page_runtime: Annotated[str | None, _OF_PAGE] = option(
         None,
@@ -216,12 +220,14 @@ class ExportArguments:
     )
     page_model: Annotated[str | None, _OF_PAGE] = option(
         None,
-        "Public repository of the Hub (owner/name, with @revision if wanted) that the page loads the model from, as "
-        "`hf-tlm publish` puts the export there. Default: from the page's own folder.",
+        "Public repository of the Hub (owner/name, with @revision if wanted) from which the page loads the model, uploaded "
+        "by `hf-tlm publish`. Default: from the page's own folder.",
     )
-    opset: int = option(23, "Version of ONNX's operators.")
+    opset: int = option(23, "Version of the ONNX operator set.")
     max_length: int | None = option(
-        None, "Tokens after which loaders cut a text. Default: as in training; of stock checkpoints the longest."
+        None,
+        "Number of tokens to which loaders truncate texts. Default: as in training; for stock checkpoints their longest "
+        "input.",
     )
     per_device_eval_batch_size: int = option(64, "Texts per batch of the check.")
     trust_remote_code: bool = option(False, "Run code that comes with the checkpoint.")

@@ -177,24 +177,23 @@ def _read_yaml(source: str | os.PathLike) -> Any:
 
 @dataclass
 class GridArguments:
-    """Settings of a grid, whose values are chosen by their scores on validation."""
+    """Settings of a grid of hyperparameters, chosen by their scores on validation."""
 
     grid: str | None = option(
         None,
-        "Lists of values by argument, every combination of which is run: a YAML file, or YAML as it is, such as "
+        "Lists of values by argument; every combination is run. A YAML file, or YAML text such as "
         "'{learning_rate: [2e-5, 3e-5], num_train_epochs: [3, 10]}'. A file may also hold {grid: ..., seeds: ..., "
-        "select_by: ...}. Processes that are given the same --output_dir share the work.",
+        "select_by: ...}. Processes with the same --output_dir share the work.",
     )
     grid_select_by: Annotated[str | None, _WITHOUT_GRID] = option(
         None,
-        "Which figure of a point's validation scores over the seeds has to be highest: median (default), mean or best.",
+        "Choose the point whose validation scores have the highest median (default), mean or best over the seeds.",
         choices=list(SELECTIONS),
     )
     optuna_trials: Annotated[int | None, _WITHOUT_GRID] = option(
         None,
-        "Instead of every combination: so many trials of one seed each, drawn by Optuna (extra [search]); the "
-        "best of them is run with all seeds. The grid may hold ranges too: {learning_rate: {min: 1e-5, max: 1e-4, log: "
-        "true}}.",
+        "Number of trials, of one seed each, that Optuna (extra [search]) draws instead of every combination; the best one "
+        "is run with all seeds. The grid may also hold ranges: {learning_rate: {min: 1e-5, max: 1e-4, log: true}}.",
     )
 
     def __post_init__(self):

@@ -15,17 +15,18 @@ from hf_tlm.utils.run_files import SEED_FIGURES
 
 @dataclass(repr=False)
 class FinetuneArguments(TeacherArguments, SeedsArguments):
-    """Settings of fine-tuning, and options of the Trainer with other defaults.
+    """Settings of fine-tuning and of its Trainer.
 
-    Defaults are those of BERT (Devlin et al., NAACL 2019, appendix A.3) where it has one.
+    Options of the Trainer are repeated here where their defaults differ. Defaults are those of BERT (Devlin et al., NAACL
+    2019, appendix A.3) where it has one.
     """
 
     fits_micro_batch: ClassVar[bool] = True
 
     train_fraction: float = option(
         1.0,
-        "Share of the training examples to learn from, as many of every class as that is (at least one), drawn "
-        "by the seed: the same ones for every model.",
+        "Share of the training examples to train on: this share of every class (at least one example), drawn by the seed, "
+        "and the same examples for every model.",
     )
     select_by: str = option(
         "best",
@@ -35,13 +36,13 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
     )
 
     early_stopping_patience: int = option(
-        0, "Stop after so many evaluations without a better validation score; 0: take all steps."
+        0, "Stop after this number of evaluations without a better validation score; 0: train all steps."
     )
 
     seed_figure: str = option(
         "mean",
-        "What is said of several seeds: the mean and its deviation, the median (COCO-LM), or the maximum (ALE), "
-        "called that, in summary, results.json, card, report and tables; the mean is beside it.",
+        "Figure to report for several seeds: the mean with its standard deviation, the median (COCO-LM), or the maximum "
+        "(ALE), labelled as such in summary, results.json, card, report and tables, with the mean beside it.",
         choices=list(SEED_FIGURES),
     )
 
@@ -56,27 +57,27 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
         "epoch", "When to evaluate: epoch; steps, every eval_steps (a share of all steps below 1); or no."
     )
     train_sampling_strategy: str = option(
-        "group_by_length", "group_by_length: texts of similar length share a step. random: any do."
+        "group_by_length", "group_by_length: the texts of a step have similar lengths. random: they are drawn at random."
     )
 
     # Question answering.
     doc_stride: int = option(
-        128, "Question answering: tokens that neighbouring windows of a long context have in common; half a window at most."
+        128, "Question answering: tokens by which neighbouring windows of a long context overlap; at most half a window."
     )
-    max_query_length: int = option(64, "Question answering: tokens after which a question is cut.")
+    max_query_length: int = option(64, "Question answering: number of tokens to which questions are truncated.")
     max_answer_length: int = option(30, "Question answering: longest answer in tokens.")
-    n_best: int = option(20, "Question answering: the best answers to a question, which share its probability.")
+    n_best: int = option(20, "Question answering: number of best answers to a question; the softmax is over their scores.")
     null_threshold: float | None = option(
         None,
-        "Question answering with unanswerable questions: no answer where the score of none is so much above "
-        "that of the best answer. Default: the threshold best on validation.",
+        "Question answering with unanswerable questions: predict no answer where its score exceeds that of the best answer "
+        "by more than this. Default: the threshold that is best on validation.",
     )
 
     # Multiple choice.
     option_apart: bool = option(
         False,
-        "Multiple choice: [CLS] context [SEP] question [SEP] option [SEP], blanks as they are (ALE, for BERT). "
-        "Default: question and option are one part, the option in the question's blank.",
+        "Multiple choice: encode [CLS] context [SEP] question [SEP] option [SEP] and keep blanks (ALE, for BERT). "
+        "Default: question and option are one part, with the option in the question's blank.",
     )
 
     # Tagging.
