@@ -1,10 +1,10 @@
-r"""See what happened: figures and tables of runs, models and subsets, and a report of a run that opens in any browser.
+r"""Make figures and tables of runs, models and subsets, and a report of a run that opens in any browser.
 
     hf-tlm analyze --what report --run runs/scierc
     hf-tlm analyze --what heads --models tlm=runs/scierc bert=path/or/repo-id --texts texts.jsonl
     hf-tlm analyze --what words subsets --task path/to/scierc --subsets BM25=runs/bm25 ISS=runs/iss
 
-Every figure is written as PNG and SVG, with its numbers as csv beside it.
+Every figure is written as PNG and SVG, with its numbers in a CSV file beside it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-r"""What a task's score is without a network, in seconds: before a model is trained, to know what it has to beat.
+r"""Score a task without a network, in seconds: the scores that a model has to beat, known before it is trained.
 
     hf-tlm baseline --task path/to/scierc
     hf-tlm baseline --task path/to/scierc --baseline linear --output_dir runs/scierc-linear
 
-Both are arms of `hf-tlm reproduce` too. With --output_dir the linear model is kept, and `hf-tlm predict` takes it, alone
-or beside networks.
+The baselines are arms of `hf-tlm reproduce` too. With --output_dir the linear model is saved, and `hf-tlm predict` accepts
+it, alone or together with networks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hf_tlm.utils.options import option
 
 @dataclass
 class OutputArguments:
-    """Where the result goes."""
+    """Where the results are written."""
 
     output_dir: str | None = option(
         None, "Folder for scores, predictions and the linear model, one in it for each. Default: none are written."
     )
 
     def folder(self, name: str) -> Path:
-        """Where a baseline goes; for where there is an output_dir."""
+        """Return the folder of a baseline; needs an output_dir."""
         assert self.output_dir is not None
         return Path(self.output_dir) / name.replace(" ", "-")
 
@@ -43,23 +43,23 @@ def main() -> None:
     classes = (TaskArguments, BaselineArguments, OutputArguments)
     task_args, baseline_args, args = parse(*classes, recipe="baseline", description=__doc__)
     if int(os.environ.get("RANK", "0")) > 0:
-        return  # One process has nothing to share with others that `accelerate launch` started.
+        return  # The work is for one process; others that `accelerate launch` started have nothing to do.
 
     with contextlib.ExitStack() as stack:
-        # 2. Where they go. What cannot be written in the end is refused before anything is fitted.
+        # 2. The output folders. They are checked and locked before anything is fitted.
         if args.output_dir is not None:
             for folder in map(args.folder, names_of(baseline_args.baseline)):
                 check_writable(folder)
                 stack.enter_context(owned(folder))
 
-        # 3. The task, and its scores without a network; with --output_dir they are saved.
+        # 3. The task, and its scores without a network, which are saved with --output_dir.
         task = task_args.load("A baseline", "classification")
         made = runs.make_baselines(task, baseline_args.baseline)
         if args.output_dir is not None:
             for one in made:
                 one.save(args.folder(one.name), task)
 
-    # 4. What came of it.
+    # 4. The results.
     rows = []
     for one in made:
         scores = {f"{split} {task.metric}": f"{100 * score[task.metric]:.2f}" for split, score in one.scores.items()}

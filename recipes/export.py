@@ -5,10 +5,10 @@ r"""Export a finished model to ONNX, in float32 and in 8 bits, for onnxruntime a
     hf-tlm export --model_name_or_path owner/name --dtypes fp32
     hf-tlm export --model_name_or_path owner/name --task reviews.csv --page pages/reviews
 
-Every file is checked when it is made: float32 gives torch's logits within 1e-4 on the task's validation texts, or on those
-of --data, or without either on random tokens. The score of int8 is measured; one that loses more than --max_drop is refused.
-The task is that of the run, where its data are still what it was trained on; else give --task with the options that it had
-in training. Nothing changes in the folder that is read. Needs the extra [onnx].
+Every exported file is checked: the logits of float32 must equal torch's within 1e-4 on the task's validation texts, on the
+texts of --data, or without either on random tokens. The score of int8 is measured; an export that loses more than --max_drop
+is refused. The task is that of the run if its data have not changed since; otherwise give --task with the options that it
+had in training. The model's folder is not changed. Needs the extra [onnx].
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hf_tlm.utils.options import option
 
 @dataclass
 class CheckArguments(TaskArguments):
-    """The labelled task whose validation texts the files are checked on."""
+    """The labelled task on whose validation texts the files are checked."""
 
     task: str | None = option(
         None,
@@ -41,7 +41,7 @@ def main() -> None:
     # 1. Arguments: YAML files, then the command line.
     args, task_args = parse(ExportArguments, CheckArguments, recipe="export", description=__doc__)
     if int(os.environ.get("RANK", "0")) > 0:
-        return  # One process has nothing to share with others that `accelerate launch` started.
+        return  # The work is for one process; others that `accelerate launch` started have nothing to do.
     check_models(args.model_name_or_path)
     columns = text_columns(task_args.text_column, task_args.text_pair_column) if args.data is not None else None
     of_data = ("text_column", "text_pair_column") if args.data is not None else ()
@@ -66,7 +66,7 @@ def main() -> None:
     # 3. Export, and check.
     exported = runs.export_onnx(args.model_name_or_path, args.output_dir, task=task, text_columns=columns, **args.options())
 
-    # 4. What came of it.
+    # 4. The results.
     checked = exported.record["checked_on"]
     print(exported.to_text())
     print(f"checked on  {checked['what']}" + (f" ({checked['texts']:,} texts)" if checked["texts"] else ""))

@@ -1,11 +1,11 @@
-r"""Learn a task from k labelled examples a class, by filling a prompt (LM-BFF), and test it: mean and deviation over splits.
+r"""Learn a task from k labelled examples per class with a prompt (LM-BFF), and test it: mean and deviation over splits.
 
     hf-tlm few-shot --config few_shot/lm_bff --task sst2 --model_name_or_path path/to/masked_lm --k 16 --splits 5 \
         --output_dir runs/sst2-prompt
     hf-tlm few-shot --task path/to/reviews --template '{text} All in all, it was {mask}.' \
         --label_words neg=bad pos=good --model_name_or_path path/to/masked_lm --output_dir runs/reviews-prompt
 
-The model is any masked LM, or the folder of a run whose `mlm/` holds one (TLM, masked LM pretraining, COCO-LM). --method
+The model is any masked LM, or the folder of a run that has one in `mlm/` (TLM, masked LM pretraining, COCO-LM). --method
 finetune is the baseline with a classification head, --method zero_shot the prompt without training. On several devices:
 `accelerate launch recipes/few_shot.py ...`, or --num_processes. Run the same command again to continue an interrupted run,
 or several times at once to share its trainings.
@@ -28,7 +28,7 @@ def main() -> None:
     if args.process_index == 0:
         print(task.to_text())
 
-    # 2. For every split: its examples, the grid, and a test of what is best on its validation examples.
+    # 2. For every split: draw its examples, run the grid, and test the model that is best on its validation examples.
     result = runs.run_few_shot(task, checkpoint, args)
 
     # 3. The table, and with --report the page.

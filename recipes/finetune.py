@@ -4,13 +4,13 @@ r"""Fine-tune a pretrained encoder on a labelled task of any kind, and evaluate 
     hf-tlm finetune --task path/to/glue_mrpc --model_name_or_path path/or/repo-id --seeds 0 1 2 3 4 --output_dir runs/mrpc \
         --predict path/to/unlabelled.jsonl
 
-A pattern fine-tunes every checkpoint of a pretraining, whose scores `hf-tlm analyze --what curves` draws against its steps:
+A pattern fine-tunes every checkpoint of a pretraining; `hf-tlm analyze --what curves` plots their scores against its steps:
 
     hf-tlm finetune --task path/to/glue_mnli --model_name_or_path 'runs/cocolm/training/checkpoint-*' --output_dir runs/mnli
 
-With --grid every combination of its values is run, and the best on validation is published; the papers' are presets
+With --grid every combination of its values is run, and the best on validation is published; the papers' grids are presets
 (`hf-tlm presets finetune`). On several devices: `accelerate launch recipes/finetune.py ...`, or --num_processes. Run the
-same command again to continue an interrupted run; a finished one only predicts.
+same command again to continue an interrupted run; a finished run only predicts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hf_tlm.tasks import TaskArguments
 
 
 def main() -> None:
-    # 1. Arguments: YAML files, then the command line; and what can be said against them before there are data.
+    # 1. Arguments: YAML files, then the command line; checked as far as possible before data are loaded.
     task_args, checkpoint, grid_args, subset_args, predicting, report_args, args = parse(
         *(TaskArguments, CheckpointArguments, GridArguments, SubsetArguments, PredictArguments, ReportArguments),
         "hf_tlm.runs.FinetuneArguments",
@@ -38,7 +38,7 @@ def main() -> None:
     if grid is None:
         runs.check_finetuning(checkpoint, args)
 
-    # 2. The labelled task. What could not be predicted on in the end is refused before the training.
+    # 2. The labelled task. Data that could not be predicted on at the end are refused before the training.
     task = task_args.load()
     runs.check_predictable(task, predicting, args.output_dir, drop_bad_rows=task_args.drop_bad_rows)
     if args.process_index == 0:
@@ -47,7 +47,7 @@ def main() -> None:
     if args.process_index == 0:
         print(data.unseen_words_line(task, None if subset is None else subset.dataset))
 
-    # 3. Training and evaluation, once per seed, and the best model exported; of a grid's points that of the best one.
+    # 3. Training and evaluation, once per seed, and export of the best model (of a grid: of its best point).
     if grid is None:
         result = runs.finetune(task, checkpoint, args, subset=subset)
     else:

@@ -1,11 +1,11 @@
-r"""Predict with a finished model: a table of texts -> the same table with predictions and probabilities.
+r"""Predict with a finished model: read a table of texts, and write the same table with predictions and probabilities.
 
     hf-tlm predict --model_name_or_path runs/tickets --data new.csv --output answered.csv
     hf-tlm predict --model_name_or_path owner/name --data new.parquet --output answered.parquet --text_column body
 
 On several devices: `accelerate launch recipes/predict.py ...`, or --num_processes. The model is the folder of a finished
-run (train_tlm, finetune, few_shot; adapters too), of baseline, a stock checkpoint of transformers with the head of a task,
-or one of these on the Hub. Its folder says what columns it reads and where texts are cut.
+run (train_tlm, finetune, few_shot; adapters too) or of a baseline, a stock checkpoint of transformers with a task's head,
+or one of these on the Hub. Its folder says which columns it reads and at which length texts are truncated.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def main() -> None:
     (args,) = parse(PredictorArguments, recipe="predict", description=__doc__)
     check_models(args.model_name_or_path)
 
-    # 2. Predictions, chunk by chunk; the file appears whole.
+    # 2. Predictions, chunk by chunk; the file is written atomically.
     path = runs.predict(args.model_name_or_path, args.data, args.output, **args.options())
 
-    # 3. Where they are.
+    # 3. Where the predictions are.
     if int(os.environ.get("RANK", "0")) == 0:
         print(f"predictions  {path}")
 

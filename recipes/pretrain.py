@@ -6,7 +6,7 @@ r"""Pretrain a text model on a general corpus, without a task: masked language m
     hf-tlm pretrain --subset runs/scierc-iss --model_name_or_path path/or/repo-id --max_steps 50000 \
         --output_dir runs/minilm-scierc
 
-The folder loads with the Auto classes of transformers, and as --model_name_or_path of `hf-tlm train`. On several devices:
+The result loads with the Auto classes of transformers, and as --model_name_or_path of `hf-tlm train`. On several devices:
 `accelerate launch recipes/pretrain.py ...`, or --num_processes. Run the same command again to continue an interrupted run.
 """
 

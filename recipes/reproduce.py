@@ -1,4 +1,4 @@
-r"""The papers' comparisons at a budget of your own: arms x tasks x seeds -> one table, published figures beside it.
+r"""Repeat the papers' comparisons at your own budget: arms x tasks x seeds in one table, with published figures beside it.
 
     hf-tlm reproduce --config tlm/coffee reproduce/cpu reproduce/main \
         --tasks_dir path/to/tasks --corpus 'path/to/corpus/*.parquet' --output_dir runs/main
@@ -6,12 +6,12 @@ r"""The papers' comparisons at a budget of your own: arms x tasks x seeds -> one
         --arms 'task only' random BM25 'BM25 + ISS 20%' --objectives mlm electra --seeds 0 1 2 --max_flops 2e13 \
         --tasks_dir path/to/tasks --corpus 'path/to/corpus/*.parquet' --output_dir runs/objectives
 
-Sections retrieve, select_influence, train_tlm and finetune of the YAML files are the options of those recipes, equal for
-all arms: a scale (`hf-tlm presets tlm`), what the other recipes have beside it, a table. The result is results.md and
-results.json, or has the name that its file says (main.md); the runs are runs/*.json. Start the same command again to
-continue, and several times at once, one for each GPU for instance, to share the work.
-Several tables, each with a --table_name, may share an --output_dir (and a --records_dir): what one of them has finished is
-not repeated for another.
+The sections retrieve, select_influence, train_tlm and finetune of the YAML files are the options of those recipes, equal for
+all arms: give a scale (`hf-tlm presets tlm`), options of the other recipes, and a table. The result is results.md and
+results.json, or has the name that the table's file gives (main.md); the records of runs are runs/*.json. Start the same
+command again to continue, or several times at once, for instance once for each GPU, to share the work.
+Several tables, each with a --table_name, may share an --output_dir (and a --records_dir): a run that one of them has
+finished is not repeated for another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hf_tlm.utils.options import option
 
 @dataclass
 class ReproduceArguments:
-    """Where it goes, and how far."""
+    """Where the results are written, and which steps are run."""
 
     output_dir: str = option(help="Folder of the table, its subsets and its runs.")
     prepare_only: bool = option(
@@ -56,7 +56,7 @@ def main() -> None:
     if first:
         print(f"{len(plan.preparations)} tokenizers and subsets, {len(plan.trainings)} trainings.")
 
-    # 3. Whatever is not finished.
+    # 3. Run every step that is not finished.
     table = reproduction.reproduce(
         plan, prepare_only=args.prepare_only, keep_checkpoints=args.keep_checkpoints, export_int8=args.export_int8
     )

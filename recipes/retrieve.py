@@ -1,12 +1,12 @@
-r"""Retrieve the passages of a general corpus that resemble a labelled task: task + corpus -> subset.
+r"""Retrieve the passages of a general corpus that resemble a labelled task, as a subset.
 
     hf-tlm retrieve --config tlm/coffee --task path/to/scierc --corpus 'path/to/corpus/*.parquet' \
         --output_dir runs/scierc-bm25
     hf-tlm retrieve --config tlm/coffee --task path/to/scierc --corpus 'path/to/corpus/*.parquet' \
         --retriever random --like runs/scierc-bm25 --output_dir runs/scierc-random
 
-Documents are cut to passages of the length that is trained on (--passage_words); a preset of tlm says how many are taken.
-The folder loads with `hf_tlm.Subset.load` and with `datasets.load_dataset`; its `report.md` says what was found.
+Documents are split into passages of the length used in training (--passage_words); a preset of tlm sets how many are
+retrieved. The folder loads with `hf_tlm.Subset.load` and with `datasets.load_dataset`; its `report.md` says what was found.
 --push_to_hub --hub_dataset_id owner/name publishes it.
 """
 
@@ -26,14 +26,14 @@ from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
 from hf_tlm.utils.texts import count_words, share_beyond
 
-# What a model sees of a passage in 128 tokens, the default of training, about.
+# About how many words of a passage fit into 128 tokens, the default length of training.
 WORDS = 100
-SAMPLE = 2000  # Passages, by which it is said how long they are.
+SAMPLE = 2000  # Number of passages from which their length is estimated.
 
 
 @dataclass
 class RetrieveArguments:
-    """Where the result goes."""
+    """Where the results are written."""
 
     output_dir: str = option(help="Folder of the subset; one that holds a subset is replaced.")
     num_examples: int = option(3, "Retrieved passages to print; the report has ten.")
@@ -49,7 +49,7 @@ def main() -> None:
         *classes, recipe="retrieve", description=__doc__
     )
     if int(os.environ.get("RANK", "0")) > 0:
-        return  # Retrieval uses all cores of one process; others that `accelerate launch` started have nothing to do.
+        return  # One process uses all cores for retrieval; others that `accelerate launch` started have nothing to do.
     hub_args.check()
     retrieval_args.check(args.output_dir)
 
@@ -61,13 +61,13 @@ def main() -> None:
         # 3. Retrieve.
         subset = retrieval_args.retrieve(task, corpus)
 
-        # 4. Save, and say what was found.
+        # 4. Save the subset, and print what was found.
         subset.save(args.output_dir, report=retrieval.retrieval_report(subset, task if args.quote_task_texts else None))
         print("\n" + subset.summary())
         for query, passage, score in subset.examples(task, args.num_examples):
             print(f"\n  task text: {query:.200}\n  retrieved: {passage:.200}  (BM25 {score:.1f})")
         sample = subset.dataset.select(range(0, len(subset.dataset), 1 + len(subset.dataset) // SAMPLE))["text"][:]
-        whole = corpus is not None and corpus.max_words is None  # Passages of an index of elasticsearch are what they are.
+        whole = corpus is not None and corpus.max_words is None  # Passages of an Elasticsearch index cannot be split.
         if whole and corpus_args.passage_words != 0 and (unseen := share_beyond(sample, WORDS)) > 0.1:
             print(
                 f"\n{unseen:.0%} of the passages' words are beyond the first {WORDS}, which is what training on 128 tokens "

@@ -1,4 +1,4 @@
-r"""Keep the most influential part of a subset (ISS): task + subset -> smaller subset.
+r"""Select the passages of a subset that influence the task most (ISS), as a smaller subset.
 
     hf-tlm select-influence --task path/to/scierc --subset runs/scierc-bm25 --fraction 0.2 \
         --model_config models/bert_tiny --output_dir runs/scierc-iss
@@ -10,9 +10,9 @@ r"""Keep the most influential part of a subset (ISS): task + subset -> smaller s
         --score_model runs/score-model --work_dir /shared/scierc-scores --executor slurm --num_shards 16 \
         --executor_options '{"partition": "gpu", "time": "2:00:00"}' --output_dir runs/scierc-iss
 
-A score model is trained on the task (--score_model scratch; the options of training are its own), or given. Every
-process (`accelerate launch recipes/select_influence.py ...`, or --num_processes), or every task of an executor, scores its
-share of the passages. Run the same command again to continue an interrupted run.
+A score model is trained on the task (--score_model scratch; the training options apply to it), or given. Every process
+(`accelerate launch recipes/select_influence.py ...`, or --num_processes), or every task of an executor, scores its share of
+the passages. Run the same command again to continue an interrupted run.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def main() -> None:
         hub_args.check()
 
     with owned(args.output_dir):
-        # 2. The labelled task, whose validation split decides, and the subset to choose from.
+        # 2. The labelled task, on whose validation split influence is measured, and the subset to select from.
         task, subset = task_args.load("Selection by influence", "classification"), retrieval.Subset.open(selection.subset)
         selection.check(task, subset, args.output_dir, args.teacher if args.taught else None)
 
-        # 3. The score model, and every passage's influence; or what a teacher says of it. The controls need neither.
-        from hf_tlm.runs.score_model import select_part  # With torch and the Trainer, which --help does without.
+        # 3. The score model and every passage's influence, or a teacher's scores. The control methods need neither.
+        from hf_tlm.runs.score_model import select_part  # Imports torch and the Trainer, which --help does not need.
 
         smaller = select_part(task, subset, selection, args, model_args)
 
-        # 4. Save, say what was kept, and publish it with --push_to_hub.
+        # 4. Save the smaller subset, print what was kept, and publish it with --push_to_hub.
         if args.process_index == 0:
             smaller.save(
                 args.output_dir, report=retrieval.retrieval_report(smaller, task if selection.quote_task_texts else None)

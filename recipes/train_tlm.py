@@ -21,15 +21,15 @@ from hf_tlm.training import ModelArguments
 
 
 def main() -> None:
-    # 1. Arguments: YAML files, then the command line; and what can be said against a model before there are data.
+    # 1. Arguments: YAML files, then the command line; the model is checked before data are loaded.
     classes = (TaskArguments, SubsetArguments, ModelArguments, PredictArguments, ReportArguments)
     task_args, subset_args, model_args, predicting, report_args, args = parse(
         *classes, "hf_tlm.training.TlmArguments", recipe="train_tlm", description=__doc__
     )
     training.check_model(args, model_args)
 
-    # 2. Data: the labelled task, and the subset of the corpus that was retrieved for it. What could not be predicted on in
-    # the end is refused before the training.
+    # 2. The labelled task, and the subset of the corpus that was retrieved for it. Data that could not be predicted on at
+    # the end are refused before the training.
     task = task_args.load("TLM", "classification")
     runs.check_predictable(task, predicting, args.output_dir, drop_bad_rows=task_args.drop_bad_rows)
     if args.process_index == 0:
@@ -38,7 +38,7 @@ def main() -> None:
     if args.process_index == 0:
         print(data.unseen_words_line(task, None if subset is None else subset.dataset))
 
-    # 3. Stage 1 (joint), stage 2 (task only), evaluation; once per seed, and the best model exported.
+    # 3. Stage 1 (joint), stage 2 (task only) and evaluation, once per seed, and export of the best model.
     result = runs.run_tlm(task, subset, args, model_args)
 
     # 4. The summary, and with --report the page.
