@@ -294,7 +294,9 @@ def _most(task: Task) -> int:
 def _features(
     task: Task,
 ) -> Iterator[tuple[int, dict[str, tuple[list[str], np.ndarray]], dict[str, sparse.csr_matrix]]]:
-    """Yield the TF-IDF features of all splits with n-grams of up to n words, for n = 1, 2, ...; texts are tokenised once.
+    """Yield the TF-IDF features of all splits with n-grams of up to n words, for n = 1, 2, ...
+
+    They equal those of `tfidf(n)`, but the texts are tokenised only once.
 
     Yields:
         n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F].

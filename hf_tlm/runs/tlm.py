@@ -216,7 +216,7 @@ class _Seeds:
             )
             stages[str(stage)] = {"cost": cost.to_dict(), "validation": scores, "max_length": stage_args.max_length}
             total += cost
-        assert model is not None  # There is a stage.
+        assert model is not None  # `args.stages` has at least one stage.
         trainer = TlmTrainer(
             model,
             stage_args,

@@ -122,8 +122,8 @@ def set_token_types(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
     """Make a tokenizer return token types if the body has embeddings of two or more types, and none otherwise.
 
     The setting is saved with the tokenizer, which does not know the body: the tokenizers of ALBERT and XLNet leave token
-    types out (in transformers 5), and a trained WordPiece tokenizer returns them for every body. If a body of an unknown
-    family has no two types, its tokenizer is left unchanged.
+    types out (in transformers 5), and a trained WordPiece tokenizer returns them for every body. If a body without two
+    types is of a family that is not in `FAMILIES`, its tokenizer does not change.
     """
     names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     if config.model_type == "xlnet" or getattr(config, "type_vocab_size", 0) > 1:

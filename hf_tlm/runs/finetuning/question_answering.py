@@ -168,7 +168,7 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
             f"max_length must leave room for question and context beside {special} special tokens; received "
             f"{args.max_length}. Raise it: 384 is usual."
         )
-    # The question takes at most half of a window.
+    # The question fills at most half of a window.
     limit = min(args.max_query_length, (args.max_length - special) // 2)
 
     def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
