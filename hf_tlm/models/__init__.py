@@ -1,4 +1,4 @@
-"""Encoders, heads, corrupting pairs of them, adapters, spectral initialisation, and export to stock classes."""
+"""Encoders with their heads, generator-discriminator pairs, adapters, initialisation, and export to stock classes."""
 
 from typing import TYPE_CHECKING
 

@@ -31,7 +31,7 @@ from hf_tlm.utils.json_files import Unfit, listed, maybe, one_of, read_fields, r
 logger = logging.getLogger(__name__)
 
 ADAPTER, ADAPTER_WEIGHTS = "default", "adapter_model.safetensors"
-# A stranger may have written the file, which can name modules to import and expressions that never end.
+# The file may be a stranger's: it could name modules to import, or regular expressions that never end.
 _NAME = words(200)
 _NAMES = maybe(listed(_NAME, 1000))
 _MODULES = re.compile(r"\w+\\\.\(\?!pooler\\b\)\(\.\*\\\.\)\?\([\w|\\]+\)|[\w.]+|all-linear")
@@ -40,7 +40,7 @@ _READ = {
     **{"lora_alpha": real(0, 1e6), "bias": one_of("none", "all", "lora_only"), "modules_to_save": _NAMES},
     **{"use_rslora": truth, "use_dora": truth, "fan_in_fan_out": truth},
 }
-# Of the Trainer, of the first weights, or of the library.
+# Fields that need not have their default: they concern training, the initial weights or the library itself.
 _OF_TRAINING = ("lora_dropout", "inference_mode", "peft_version", "auto_mapping", "runtime_config", "init_lora_weights")
 
 
@@ -52,19 +52,19 @@ def add_lora(
     *,
     classifier: bool = True,
 ) -> PeftModel:
-    """`model` with a LoRA adapter in its body, in place: the adapter and the head of the task are all that is trained.
+    """Add a LoRA adapter to the body of `model`, in place; only the adapter and the head of the task are trained.
 
-    The head includes the pooler of BERT and ALBERT: it feeds the classifier alone, and many checkpoints do not have it.
-    Seed it with `transformers.set_seed`.
+    The head includes the pooler of BERT and ALBERT, as only the classifier reads it and many checkpoints do not have it.
+    Seed the adapter's initial weights with `transformers.set_seed`.
 
     Args:
         model: a `TlmModel`, or a stock model with a head for a task of any kind.
         base: Hub id or folder of the checkpoint that `model` was loaded from, to which the adapter belongs.
         revision: of that checkpoint.
-        classifier: False for pretraining, in which the head learns nothing: it is no part of the adapter.
+        classifier: False for pretraining, in which the head learns nothing and is not part of the adapter.
 
     Raises:
-        ModelError: the body has no linear layer of a name in `lora.lora_target_modules`.
+        ModelError: a name in `lora.lora_target_modules` is not that of a linear layer of the body.
     """
     body = model.base_model_prefix
     wanted = _targets(body_of(model), lora)
@@ -72,15 +72,15 @@ def add_lora(
     head += [POOLER] if getattr(model.base_model, POOLER, None) is not None else []
     config = LoraConfig(
         r=lora.lora_r,
-        lora_alpha=lora.lora_alpha,  # type: ignore[arg-type]  # A factor, which need not be whole.
+        lora_alpha=lora.lora_alpha,  # type: ignore[arg-type]  # A factor, which may be fractional.
         lora_dropout=lora.lora_dropout,
-        # One expression that holds for the stock classifier too, where the head has layers of the same names.
+        # One regular expression that fits the stock classifier too, whose head has layers of the same names.
         target_modules=rf"{body}\.(?!{POOLER}\b)(.*\.)?({'|'.join(map(re.escape, sorted(wanted)))})",
         modules_to_save=head if classifier else None,
         revision=revision,
     )
-    # peft takes modules by the ends of their names, and ModernBERT's `head` would be `mlm_head` as well. That head stays
-    # as it is: the adapter is for the stock classifier, which has no place for another one.
+    # peft matches modules by the ends of their names, so that ModernBERT's `head` would match `mlm_head` as well. The
+    # masked-LM head stays frozen: the adapter is for the stock classifier, which has none.
     mlm_head = model.mlm_head.requires_grad_(False) if isinstance(model, TlmModel) else None
     if mlm_head is not None:
         del model.mlm_head
@@ -95,14 +95,14 @@ def add_lora(
 
 
 def check_targets(lora: LoraArguments, config: PreTrainedConfig, trust_remote_code: bool = False) -> None:
-    """Raise a ModelError if a body with this config lacks the layers that are to be adapted, told without its weights."""
+    """Raise a ModelError if a body with this config lacks the layers to adapt; the check needs no weights."""
     if lora.lora_target_modules is not None:
         with torch.device("meta"):
             _targets(AutoModel.from_config(config, trust_remote_code=trust_remote_code), lora)
 
 
 def _targets(body: PreTrainedModel, lora: LoraArguments) -> set[str]:
-    """The last names of the linear layers that get an adapter."""
+    """Return the names of the linear layers that get an adapter, without the paths of their parents."""
     linear = {
         name.rpartition(".")[2]
         for name, module in body.named_modules()
@@ -118,7 +118,7 @@ def _targets(body: PreTrainedModel, lora: LoraArguments) -> set[str]:
 
 
 def trained_parameters(model: nn.Module) -> int:
-    """How many numbers the optimizer changes."""
+    """Return the number of parameters that the optimizer changes."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -130,28 +130,28 @@ def export_adapter(
     *,
     task_type: str | None = "SEQ_CLS",
 ) -> Path:
-    """Write the adapter, and the head of the task it has, as a folder for stock classes; the folder appears at once.
+    """Write the adapter, with its task head if it has one, to a folder for stock classes; the folder appears atomically.
 
     It holds `adapter_config.json`, `adapter_model.safetensors`, `config.json` (the classes) and the tokenizer, and
     `PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(base, config=config), output_dir)`
-    gives the logits of `model`, of other tasks with their own Auto class. One without a head goes on the base as a masked
-    LM instead.
+    gives the logits of `model`; other kinds of tasks need their own Auto class. An adapter without a head is loaded onto
+    the base as a masked LM instead.
 
     Args:
         files: further text files to put in the folder, name -> content (the card, the results).
-        task_type: what peft calls the head's task; None where it has no name for it.
+        task_type: peft's name for the head's task; None if peft has no name for it.
 
     Raises:
-        HfTlmError: the disk cannot be written; an earlier folder there is intact.
+        HfTlmError: the disk cannot be written; an existing folder stays intact.
     """
     output_dir = Path(output_dir)
     with atomic_directory(output_dir) as folder:
-        # The embeddings are the base's; left to itself peft would ask the Hub whether they are.
+        # The embeddings are the base's; by default peft would ask the Hub whether they are.
         model.save_pretrained(str(folder), save_embedding_layers=False)
         (folder / "README.md").unlink(missing_ok=True)
         config = deepcopy(model.peft_config[ADAPTER])
-        assert isinstance(config, LoraConfig)  # as `add_lora` makes it
-        # While it is trained, `TlmModel.forward` must get its own arguments; the stock classifier has the usual ones.
+        assert isinstance(config, LoraConfig)  # as `add_lora` creates it
+        # Only now: in training `TlmModel.forward` must get its own arguments; the stock classifier has the usual ones.
         config.task_type, config.inference_mode = task_type if config.modules_to_save else None, True
         config.save_pretrained(str(folder))
         model.config.save_pretrained(folder)
@@ -162,10 +162,11 @@ def export_adapter(
 
 
 def read_adapter(folder: str | os.PathLike) -> LoraConfig:
-    """What a LoRA adapter is, and on what it goes, of the file that `export_adapter` or peft wrote.
+    """Read the config of a LoRA adapter, which names its base model, from the file that `export_adapter` or peft wrote.
 
     Raises:
-        ModelError: there is none, or it is of another kind, or has options that recipes leave as they are.
+        ModelError: the file cannot be read, is of another kind of adapter, or sets options that recipes leave at their
+            defaults.
     """
     path = Path(folder) / ADAPTER_FILE
     plain = LoraConfig()
@@ -187,15 +188,15 @@ def _modules(value: Any) -> Any:
 
 
 def base_folder(folder: str | os.PathLike, adapter: LoraConfig, *, trust_remote_code: bool = False) -> str:
-    """The folder of the model that the adapter in `folder`, of `read_adapter`, goes on.
+    """Return the folder of the base model of the adapter in `folder`, whose config `read_adapter` returned.
 
     Raises:
-        ModelError: it is not there.
+        ModelError: the base model is missing.
         HubError: see `check_named`, `checkpoint_folder`.
     """
     base = str(adapter.base_model_name_or_path)
     check_named(base, folder)
-    # A name alone, such as bert-base-uncased, is one of the Hub's older models.
+    # A name without an owner, such as bert-base-uncased, is one of the Hub's older models.
     if find_repo(base, "model") is None and Path(base).name != base and not os.path.isdir(base):
         raise ModelError(
             f"The adapter in {folder} goes on the model {base}, which is not there. Put it back, or name its place in "
@@ -207,9 +208,10 @@ def base_folder(folder: str | os.PathLike, adapter: LoraConfig, *, trust_remote_
 def load_merged(
     folder: str | os.PathLike, auto_class: str, trust_remote_code: bool = False, **options: Any
 ) -> PreTrainedModel:
-    """The stock model of an adapter's base, by the name of its Auto class, with the adapter merged into it.
+    """Load the base model of an adapter as a stock model and merge the adapter into it.
 
     Args:
+        auto_class: name of an Auto class of transformers.
         options: for `from_pretrained` of the base.
 
     Raises:
@@ -224,12 +226,12 @@ def load_merged(
         **options,
     )
     merged = PeftModel.from_pretrained(model, folder, config=adapter).merge_and_unload()
-    assert isinstance(merged, PreTrainedModel)  # The base.
+    assert isinstance(merged, PreTrainedModel)  # The base model.
     return merged
 
 
 def load_adapter(model: PeftModel, folder: str | os.PathLike) -> PeftModel:
-    """`model`, made by `add_lora` on the same base, with the weights that `export_adapter` wrote to `folder`."""
+    """Load the weights that `export_adapter` wrote to `folder` into `model`, which `add_lora` built on the same base."""
     with reading_pickles(folder, ModelError):
         weights = load_peft_weights(str(folder), device="cpu")
     set_peft_model_state_dict(model, weights, adapter_name=ADAPTER)
@@ -242,7 +244,7 @@ def export_model(
     output_dir: str | os.PathLike,
     files: dict[str, str] | None = None,
 ) -> Path:
-    """`export_adapter` of a model with an adapter, `export_stock` of one without."""
+    """Export a model to a folder: by `export_adapter` if it has an adapter, else by `export_stock`."""
     if isinstance(model, PeftModel):
         return export_adapter(model, tokenizer, output_dir, files)
     return export_stock(model, tokenizer, output_dir, files)

@@ -1,4 +1,4 @@
-"""Options of models that several recipes have, light to import: LoRA adapters, and how weights from scratch begin."""
+"""Model options that several recipes share, light to import: LoRA adapters, and initial weights from scratch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RANDOM = NoEffect("embedding_init", ("random",), "with embedding_init random. L
 
 @dataclass
 class LoraArguments:
-    """Low-rank adaptation (Hu et al., ICLR 2022, https://arxiv.org/abs/2106.09685): W + (lora_alpha / lora_r) B A."""
+    """Settings of LoRA adapters (Hu et al., ICLR 2022, https://arxiv.org/abs/2106.09685): W + (lora_alpha / lora_r) B A."""
 
     use_peft: bool = option(
         False,
@@ -36,7 +36,7 @@ class LoraArguments:
 
 @dataclass
 class InitializationArguments:
-    """How the weights of a model from scratch begin (ours): by default as in the papers."""
+    """Settings of the initial weights of a model from scratch (ours); the defaults are the papers'."""
 
     embedding_init: str = option(
         "random",
@@ -76,16 +76,16 @@ class InitializationArguments:
 
     @property
     def needs_texts(self) -> bool:
-        """Whether the run's texts are counted before the first step."""
+        """Whether the tokens of the run's texts are counted before the first step."""
         return self.embedding_init == "spectral" or self.lm_head_init == "frequencies"
 
     @property
     def needs_initialization(self) -> bool:
-        """Whether anything is written into a model that its config does not say."""
+        """Whether weights are written into the new model, beyond what its config determines."""
         return self.needs_texts or self.attention_init != "random" or self.classifier_init != "random"
 
     def chosen(self) -> Iterator[str]:
-        """The options that are not at their default, as "name value"."""
+        """Yield the options that are not at their default, as "name value"."""
         for name in ("embedding_init", "weight_init", "attention_init", "lm_head_init", "classifier_init"):
             if getattr(self, name) != getattr(InitializationArguments, name):
                 yield f"{name} {getattr(self, name)}"

@@ -1,6 +1,6 @@
-"""What the trainer needs of every model it trains, and passes of its body: whole, or of the tokens alone that a loss reads.
+"""The base class of trained models, and passes of their bodies, for all tokens or for those alone that a loss reads.
 
-In the end of the last layer no token sees another: only tokens that are read need to be computed there.
+After the attention of the last layer tokens are independent: only tokens that a loss reads need to be computed there.
 
 Shapes: R rows, S positions in a row, M chosen tokens, H hidden size, V vocabulary, E size of the input embedding.
 """
@@ -26,24 +26,24 @@ from hf_tlm.errors import ModelError
 from hf_tlm.models.families import EncodedTexts, family_of
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS
 
-# What follows attention in a layer, called with attention's result and the residual.
+# The modules that follow attention in a layer, called with the result of attention and the residual.
 _AFTER_ATTENTION = (BertSelfOutput, ElectraSelfOutput, RobertaSelfOutput)
 
 
 def body_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The `base_model` of a model, which transformers types as any module."""
+    """Return the `base_model` of a model, typed as a model; transformers types it as any module."""
     return getattr(model, model.base_model_prefix, model)
 
 
 def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
-    """The weight of a model's input embedding, float [V, E]."""
+    """Return the weight of a model's input embedding, float [V, E]."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     return weight
 
 
 class TrainedModel(PreTrainedModel):
-    """A model whose losses the objectives compute: `TlmModel`, `GeneratorDiscriminator`."""
+    """Base class of the models whose losses the objectives compute: `TlmModel`, `GeneratorDiscriminator`."""
 
     config_class = PreTrainedConfig
     main_input_name = "input_ids"
@@ -54,20 +54,20 @@ class TrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    # Most logits of the vocabulary that are in memory at any time, see `linear_cross_entropy`.
+    # Maximum number of vocabulary logits in memory at any time, see `linear_cross_entropy`.
     max_logits = MAX_LOGITS
 
     def _tie(self, ties: dict[str, str]) -> None:
-        """Make the parameters of `ties` (target -> source) one, also when checkpoints are written and read."""
+        """Tie the parameters of `ties` (target -> source), also when checkpoints are written and read."""
         self._tied_weights_keys = ties
         self.all_tied_weights_keys = dict(ties)
-        # One tensor under several names: checkpoints hold it once, and loading does not miss the others.
+        # Checkpoints hold a tied tensor under one name, and loading reports none of its other names as missing.
         self._keys_to_ignore_on_save = set(ties)
         self.tie_weights(recompute_mapping=False)
 
     @property
     def further_parameters(self) -> float:
-        """How many more parameters a training step applies than forward and backward once each: passes x parameters."""
+        """Parameters that a step applies beyond one forward and backward pass of the model, as passes x parameters."""
         return 0.0
 
     @cached_property
@@ -75,20 +75,20 @@ class TrainedModel(PreTrainedModel):
         return applied_parameters(self)
 
     def floating_point_ops(self, inputs: dict, exclude_embeddings: bool = False) -> int:
-        """6 x tokens computed (padding included) x applied parameters: TLM Table 2's formula at the batch's real size.
+        """Return 6 x tokens (padding included) x applied parameters: the formula of TLM, Table 2, at the real batch size.
 
-        The Trainer sums it as `total_flos`. The paper's figure, at the nominal sequence length, is
-        `hf_tlm.training.cost`'s.
+        The Trainer sums it as `total_flos`. The paper's figure, at the nominal sequence length, is computed by
+        `hf_tlm.training.cost`.
         """
         return 6 * inputs["input_ids"].numel() * self._parameter_count
 
 
 def applied_parameters(model: nn.Module) -> int:
-    """Count the parameters of a model, each as often as it is applied.
+    """Return the number of parameters of a model, each counted as often as it is applied.
 
-    That is more than once for those that ALBERT shares between layers, and those of COCO-LM's further passes.
+    Parameters that ALBERT shares between layers, and those of COCO-LM's further passes, are applied more than once.
 
-    6 x tokens x parameters is the cost of a step because every weight takes part in one product a token; a layer that is
+    6 x tokens x parameters is the cost of a step because every weight takes part in one product per token; a layer that is
     applied twelve times takes part in twelve.
     """
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -103,7 +103,7 @@ def applied_parameters(model: nn.Module) -> int:
 
 
 def attended(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, text_ids: torch.Tensor | None) -> torch.Tensor:
-    """The attention mask of a batch, int64 [R, S]: without one that of all tokens, in packed rows of all but padding."""
+    """Return the attention mask of a batch, int64 [R, S]; default: all tokens, or in packed rows all but padding."""
     if attention_mask is not None:
         return attention_mask
     return torch.ones_like(input_ids) if text_ids is None else (text_ids > 0).to(input_ids.dtype)
@@ -112,17 +112,17 @@ def attended(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, text_
 def packed_attention_mask(
     text_ids: torch.Tensor, config: PreTrainedConfig, dtype: torch.dtype
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """The block-diagonal mask by which the texts of a row do not see each other, as the body takes it.
+    """Return the block-diagonal mask that keeps the packed texts of a row apart, in the form that the body expects.
 
-    BERT and its kin attend across the texts of a row when only `position_ids` restart; a mask with four dimensions is
-    used as it is. Padding sees padding, so that no row of the attention is empty.
+    BERT and similar models attend across the texts of a row if only `position_ids` restart; they use a mask with four
+    dimensions as it is. Padding attends to padding, so that no row of the attention is empty.
 
     Args:
         text_ids: int64 [R, S]; dtype: that of the model's weights.
 
     Returns:
-        [R, 1, S, S]: bool, True where a token (third dimension) sees another; for eager attention 0 there and the
-        smallest number elsewhere. For bodies with layers of local attention one for each kind of layer, by its name.
+        [R, 1, S, S]: bool, True where a token (third dimension) attends to another; for eager attention 0 instead of True,
+        and the smallest number elsewhere. For bodies with layers of local attention, one mask per kind of layer, by name.
     """
     sees = text_ids[:, None, :, None] == text_ids[:, None, None, :]
     masks = {"full_attention": sees}
@@ -148,10 +148,10 @@ def encode(
     text_ids: torch.Tensor | None = None,
     first_tokens: torch.Tensor | None = None,
 ) -> EncodedTexts:
-    """One pass of a body over a padded or packed batch, see `TlmCollator`; shapes as in `TlmModel.forward`.
+    """Run a body once over a padded or packed batch, see `TlmCollator`; shapes as in `TlmModel.forward`.
 
     Raises:
-        ModelError: of what a packed batch has beside a padded one some is there and some is not.
+        ModelError: only some of the inputs that mark a packed batch are given.
     """
     config = body.config
     if not (position_ids is None) == (text_ids is None) == (first_tokens is None):
@@ -161,7 +161,7 @@ def encode(
         )
     attention_mask = attended(input_ids, attention_mask, text_ids)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    # A trained WordPiece tokenizer types the two texts of a pair; DistilBERT and ModernBERT have no use for that.
+    # A trained WordPiece tokenizer gives the two texts of a pair token types; DistilBERT and ModernBERT use none.
     if token_type_ids is not None and getattr(config, "type_vocab_size", 0) > 1:
         inputs["token_type_ids"] = token_type_ids
     if text_ids is None:
@@ -180,9 +180,9 @@ def encode(
 def _without_padding(
     body: PreTrainedModel, inputs: dict[str, torch.Tensor], real: torch.Tensor, position_ids: torch.Tensor
 ) -> torch.Tensor:
-    """Hidden states float [R, S, H], zero at padding, by attention kernels for texts of varying lengths.
+    """Return hidden states float [R, S, H], zero at padding, from attention kernels for texts of varying lengths.
 
-    They take all texts in one row and where each begins, instead of a mask.
+    Instead of a mask, these kernels take all texts in one row and the offset of each text.
 
     Args:
         inputs: int64 [R, S] each; real: bool [R, S], False at padding; position_ids: int64 [R, S], 0 where a text begins.
@@ -193,7 +193,7 @@ def _without_padding(
     longest = int(places.max()) + 1
     row = {name: value[real][None] for name, value in inputs.items() if name != "attention_mask"}
     if getattr(body.config, "type_vocab_size", 0) > 0:
-        # Left out, they are cut from a table as long as the longest text.
+        # Without them the body would cut them from a table that is only as long as the longest text.
         row.setdefault("token_type_ids", torch.zeros_like(row["input_ids"]))
     hidden = body(
         **row,
@@ -207,22 +207,23 @@ def _without_padding(
 
 
 def layer_stack(body: nn.Module) -> nn.ModuleList:
-    """The layers of a body, the one that reads the embeddings first; of ALBERT the groups that layers share."""
+    """Return the layers of a body in order, from the embeddings on; for ALBERT the groups that layers share."""
     return next(module for module in body.modules() if isinstance(module, nn.ModuleList))
 
 
 def layer_classes(body: nn.Module) -> set[str]:
-    """Names of the classes of the body's layers: what FSDP shards as one unit."""
+    """Return the class names of the body's layers, each of which FSDP shards as one unit."""
     return {type(layer).__name__ for layer in layer_stack(body)}
 
 
 class Tail:
-    """All that comes after attention in a body's last layer: two thirds of its products, in a forward pass and a backward.
+    """The modules after attention in the last layer of a body: two thirds of its products, forward and backward.
 
-    Only layers that are built like BERT's have a place where tokens can be left out; of others the tail is empty. So it is
-    with flash attention, whose kernels for texts of varying lengths take them in one row, where tokens stand elsewhere.
+    Tokens can be left out only in layers that are built like BERT's; for other layers the tail is empty. It is also empty
+    with flash attention, whose kernels for texts of varying lengths take all texts in one row, so that indices differ.
 
-    modules: those that see only the tokens that are left.
+    Attributes:
+        modules: the modules that see only the chosen tokens.
     """
 
     def __init__(self, body: PreTrainedModel):
@@ -237,11 +238,12 @@ class Tail:
 
     @contextmanager
     def only(self, chosen: torch.Tensor) -> Iterator[None]:
-        """Leave out the tokens that are not chosen: the modules see float [1, M, H].
+        """Leave out the tokens that are not chosen, within the block: the modules see float [1, M, H].
 
-        chosen: int64 [M], places in the flattened rows.
+        Args:
+            chosen: int64 [M], indices in the flattened rows.
         """
-        assert self._first is not None  # An empty tail leaves nothing out.
+        assert self._first is not None  # Else the tail is empty and cannot leave tokens out.
 
         def leave_out(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             return tuple(x.flatten(0, 1)[chosen][None] for x in inputs)
@@ -253,15 +255,15 @@ class Tail:
             handle.remove()
 
 
-# How many there are differs from batch to batch: compiled, it would be compiled again and again.
+# Not compiled: M differs from batch to batch, so that it would be compiled again and again.
 @torch.compiler.disable
 def places(chosen: torch.Tensor) -> torch.Tensor:
-    """Where bool [R, S] is True in the flattened rows, int64 [M], ascending.
+    """Return the indices at which bool [R, S] is True in the flattened rows, int64 [M], ascending.
 
-    A GPU has to be waited for until it has counted them: once, before a pass begins, and not wherever they are read.
+    Their number makes the CPU wait for the GPU: so it does once, before a pass begins, and not wherever they are read.
     """
     found = chosen.flatten().nonzero().squeeze(1)
-    torch._dynamo.maybe_mark_dynamic(found, 0)  # Else what is compiled with the first number of them is compiled once more.
+    torch._dynamo.maybe_mark_dynamic(found, 0)  # Else code compiled for the first M is compiled once more.
     return found
 
 
@@ -271,13 +273,13 @@ def encode_masked_positions(
     input_ids: torch.Tensor,
     *inputs: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the hidden states of the M chosen tokens, float [M, H], where nothing reads the others'.
+    """Return the hidden states of the M chosen tokens, float [M, H], for a loss that reads no others.
 
-    `chosen` are their `places`, int64 [M]. The states are those of `encode` with the same arguments. Where the body allows
-    it, the tail is computed for them alone.
+    `chosen` are the indices that `places` returns, int64 [M]. The states are those of `encode` with the same arguments.
+    Where the body allows it, its `Tail` is computed for the chosen tokens alone.
     """
-    # What is compiled must not depend on M. A layer that is computed again in the backward pass, for its gradient, would be
-    # computed whole. BERT's pooler wants a first token, whatever it is.
+    # Compiled code must not depend on M. Gradient checkpointing would recompute the layer in the backward pass with all
+    # tokens. BERT's pooler needs a first token, whichever it is.
     whole = torch.compiler.is_compiling() or (body.training and body.is_activation_checkpointing) or not len(chosen)
     if not whole and (tail := Tail(body)).modules:
         with tail.only(chosen):
@@ -291,23 +293,23 @@ def _choose(hidden: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike, model_type: str) -> None:
-    """Write a tokenizer's files for a model: for one that takes no token types, files that make none.
+    """Save a tokenizer for a model; for a model without token types, as a tokenizer that returns none.
 
-    transformers 4.57 gives DistilBERT whatever its tokenizer makes, and DistilBERT refuses `token_type_ids`.
+    transformers 4.57 passes DistilBERT all that its tokenizer returns, and DistilBERT refuses `token_type_ids`.
     """
     if model_type == "distilbert":
-        tokenizer = copy.copy(tokenizer)  # The caller's goes on as it is.
+        tokenizer = copy.copy(tokenizer)  # The caller's tokenizer stays unchanged.
         names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
         tokenizer.init_kwargs = {**tokenizer.init_kwargs, "model_input_names": names}
-        tokenizer.model_input_names = names  # Else that of the class is written over it.
+        tokenizer.model_input_names = names  # Else the attribute of the class overwrites it.
     tokenizer.save_pretrained(folder)
 
 
 @contextmanager
 def refusals_of(config: PreTrainedConfig) -> Iterator[None]:
-    """Raise as a ModelError what transformers raises, within the block, for a config that it cannot make a model of.
+    """Raise a ModelError in place of errors that transformers raises within the block for a config it cannot build.
 
-    It refuses an attention implementation that is not there, for instance.
+    It refuses an attention implementation that is not available, for instance.
     """
     try:
         yield

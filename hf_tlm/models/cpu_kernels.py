@@ -1,25 +1,27 @@
-"""What is faster on CPUs: products of linear layers by oneDNN, dropout whose random numbers cost little, and attention.
+"""Faster kernels for CPUs: linear layers by oneDNN, dropout with cheap random numbers, and attention.
 
-torch gives float32 products to the linear algebra library that it was built with, MKL in its x86 wheels, which uses no
-AVX-512 on processors of other makers; those of bf16 it gives to oneDNN, which does.
+torch computes float32 products with the linear algebra library that it was built with, MKL in its x86 wheels, which does
+not use AVX-512 on processors of other makers; it computes bf16 products with oneDNN, which does.
 
 For dropout torch draws a uniform number for every element, one after the other on one core. Here torch's generator draws
-one seed for a whole tensor, and numpy's SFC64 fills it, several times faster. What is computed is dropout: each element is
-kept independently with probability 1 - p (p in steps of 2^-16) and divided by it. Being seeded by torch's generator it
-repeats where that does: after a resume, and where activations are checkpointed. Elsewhere, compiled, and where nothing is
-dropped, torch and transformers do as they always do. `set_dropout` sets its rate in a model, on any device.
+one seed per tensor, and numpy's SFC64 fills the tensor, several times faster. The result is dropout all the same: each
+element is kept independently with probability 1 - p (p in steps of 2^-16) and divided by that probability. As torch's
+generator draws the seed, the noise repeats where torch's would: after a resume, and where activations are checkpointed. On
+other devices, in compiled code, and where nothing is dropped, torch and transformers compute it as usual. `set_dropout`
+sets the dropout rate of a model, on any device.
 
-torch's own kernel of attention has no dropout on CPUs, and a slow backward pass (benchmarks/results/modernbert.md). In
-training attention is plain products here, and where no others are seen it is of near tokens alone. Such steps are memory's
-work more than the processor's, so what is done here is to go over it less often. Where a layer of ModernBERT sees so many
-tokens to either side and no more, rows are attended to in blocks, of which each has the keys near it. And its rotary
-positions are added in one pass, which leaves queries, keys and values as the products need them.
+torch's own attention kernel has no dropout on CPUs, and its backward pass is slow (benchmarks/results/modernbert.md). In
+training, attention is computed here by plain products, and local attention for the near tokens alone. Such steps are bound
+by memory rather than by the processor, so these kernels pass over memory less often. Where a layer of ModernBERT sees a
+limited number of tokens to either side, rows are computed in blocks, each with the keys near it. Rotary positions are
+applied in one pass, which leaves queries, keys and values in the layout that the products need.
 
-Elsewhere (GPUs, compiled code, layers that see everything when a text is scored or is long and has no dropout) transformers'
-own attention is computed. Rotated numbers are transformers' to the last bit up to float32, attention's outputs differ by
-rounding; where a row sees nothing, as padding far from its text, they are 0 as in torch's kernel, and have no gradient.
+In all other cases (GPUs, compiled code, full attention when a text is scored, or is long and has no dropout) transformers'
+own attention is used. Rotated numbers equal those of transformers to the last bit up to float32; outputs of attention
+differ by rounding. Where a row sees nothing, as padding far from its text, outputs are 0 as in torch's kernel, and have no
+gradient.
 
-`faster_kernels` is for any device: the context that a step's passes run in.
+`faster_kernels` is for any device: it returns the context in which the passes of a step run.
 """
 
 from __future__ import annotations
@@ -40,21 +42,21 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.modernbert.modeling_modernbert import ModernBertAttention
 
-# The attention of `sdpa`, but for what is said above.
+# Name of the attention that replaces `sdpa`, as described above.
 ATTENTION = "hf_tlm_sdpa"
-# Longer rows, where all is seen, would take memory by the square.
+# Longest row of full attention by plain products, whose memory is quadratic in the length.
 LONGEST_PLAIN = 1024
-# Rows of so many times the keys of a block are attended to by blocks: below, a few large products are as fast.
+# Minimum ratio of a row's length to the keys of a block: in shorter rows a few large products are as fast as blocks.
 BLOCKS_PAY = 3
 # Elements that are rotated at a time: 1 MiB of float32, which stay in a processor's cache.
 ROTATED = 1 << 18
 
 
 class OneDnnLinear(TorchFunctionMode):
-    """A context in which `F.linear` of float32 on a CPU is oneDNN's, and so are its gradients, if that is faster here.
+    """A context in which float32 `F.linear` on a CPU and its gradients use oneDNN, if that is faster on this machine.
 
-    Results differ by rounding. The gradients are not differentiable themselves. Not for code that is compiled, or
-    that gradient checkpointing runs again in the backward pass, where no such context is seen.
+    Results differ by rounding. The gradients are not differentiable themselves. It is not for compiled code, nor for code
+    that gradient checkpointing runs again in the backward pass, where the context is not active.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -102,7 +104,7 @@ def _suits(*tensors: torch.Tensor | None) -> bool:
 
 @cache
 def is_faster() -> bool:
-    """Whether this build of torch has oneDNN, and takes MKL for float32 on a processor whose AVX-512 that does not use."""
+    """Return whether torch has oneDNN, and uses MKL for float32 on a processor whose AVX-512 MKL does not use."""
     has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if not has_onednn or not torch.backends.mkl.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
@@ -113,14 +115,14 @@ def is_faster() -> bool:
 
 
 def faster_kernels(device: torch.device, products: bool = True) -> AbstractContextManager[object]:
-    """A context in which a model's passes take the kernels that are faster on a device.
+    """Return a context in which the passes of a model use the kernels that are faster on a device.
 
-    On a CPU linear layers are `OneDnnLinear`'s, where that is faster; elsewhere no such mode is on, in which every operation
-    costs microseconds more. On a GPU attention is not cuDNN's, which makes a plan for every shape that it has not seen:
-    batches of texts keep having new ones.
+    On a CPU, linear layers use `OneDnnLinear` where that is faster; otherwise that mode is off, as it costs every operation
+    microseconds. On a GPU, cuDNN's attention is off: it builds a plan for every new shape, and batches of texts keep having
+    new shapes.
 
     Args:
-        products: leave linear layers alone if false, of code that is compiled or run again in the backward pass.
+        products: False leaves linear layers alone, for code that is compiled or run again in the backward pass.
     """
     if device.type == "cuda":
         return _without_cudnn_attention()
@@ -129,7 +131,10 @@ def faster_kernels(device: torch.device, products: bool = True) -> AbstractConte
 
 @contextmanager
 def _without_cudnn_attention() -> Iterator[None]:
-    """What a caller has switched off stays so: where nothing but cuDNN's attention is left, it is what was asked for."""
+    """Disable cuDNN's attention within the block, unless the caller has disabled all other implementations.
+
+    What the caller has disabled stays disabled.
+    """
     flags = torch.backends.cuda
     others = flags.flash_sdp_enabled() or flags.mem_efficient_sdp_enabled() or flags.math_sdp_enabled()
     before = flags.cudnn_sdp_enabled()
@@ -141,25 +146,25 @@ def _without_cudnn_attention() -> Iterator[None]:
 
 
 def dropout_noise(like: torch.Tensor, p: float) -> torch.Tensor:
-    """What dropout multiplies by: 0 with probability p, else 1 / (1 - p). Of the shape and type of `like`, on the CPU.
+    """Return the factors of dropout, 0 with probability p, else 1 / (1 - p), with the shape and dtype of `like`, on the CPU.
 
-    p is rounded to a multiple of 2^-16, in both places.
+    p is rounded to a multiple of 2^-16, both as the probability and in the factor.
     """
     seed = int(torch.empty((), dtype=torch.int64).random_())
     bits = np.random.SFC64(seed).random_raw((like.numel() + 3) // 4).view(np.int16)[: like.numel()]
     count = max(1, round((1.0 - p) * 2**16))
-    # As bytes, which torch turns into numbers twice as fast as its bools.
+    # As bytes, which torch converts to floats twice as fast as bools.
     kept = torch.from_numpy((bits < count - 2**15).view(np.int8))
     return kept.view(like.shape).to(like.dtype).mul_(2**16 / count)
 
 
 def is_drawn_here(tensor: torch.Tensor, p: float) -> bool:
-    """Whether dropout of probability p on a tensor takes `dropout_noise`."""
+    """Return whether dropout of probability p on a tensor uses `dropout_noise`."""
     return 0.0 < p < 1.0 and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` with `dropout_noise`."""
+    """`nn.Dropout` that draws its noise by `dropout_noise` on a CPU."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.training and is_drawn_here(hidden, self.p):
@@ -168,9 +173,9 @@ class Dropout(nn.Dropout):
 
 
 def set_dropout(model: nn.Module, p: float) -> None:
-    """Give every dropout of a model the probability p, and its configs, so that an export says it.
+    """Set the probability of every dropout of a model to p, also in its configs, so that an export records it.
 
-    A LoRA adapter's own stays. Heads of other tasks that a config has fields for are meant too.
+    The dropout of LoRA adapters stays. Config fields for the heads of other tasks are set too.
     """
     for path, parent in list(model.named_modules()):
         if path.endswith("lora_dropout"):
@@ -178,9 +183,9 @@ def set_dropout(model: nn.Module, p: float) -> None:
         for name, child in parent.named_children():
             if isinstance(child, nn.Dropout):
                 child.p = p
-            elif name == "out_drop":  # What stock ModernBERT puts where its config has no dropout of attention.
+            elif name == "out_drop":  # Not a dropout in stock ModernBERT if its config has none for attention.
                 setattr(parent, name, Dropout(p))
-        if isinstance(vars(parent).get("attention_dropout"), int | float):  # ModernBERT's: handed to the attention function.
+        if isinstance(vars(parent).get("attention_dropout"), int | float):  # ModernBERT's: an argument of attention.
             parent.attention_dropout = p
         config = vars(parent).get("config")
         if isinstance(config, PreTrainedConfig):
@@ -189,7 +194,7 @@ def set_dropout(model: nn.Module, p: float) -> None:
 
 
 def _blocks(length: int, window: int | None) -> Iterator[tuple[slice, slice]]:
-    """Which rows are attended to together, and the keys that they may see: all at once, or by blocks of 2 x `window`."""
+    """Yield slices of rows, and of the keys that they may see: all at once, or in blocks of 2 x `window` rows."""
     if window is None:
         yield slice(None), slice(None)
         return
@@ -199,7 +204,7 @@ def _blocks(length: int, window: int | None) -> Iterator[tuple[slice, slice]]:
 
 
 class _Attend(torch.autograd.Function):
-    """softmax(scaling x query @ key^T + mask) @ value, with dropout of the weights, which are kept with its noise."""
+    """softmax(scaling x query @ key^T + mask) @ value with dropout; backward reads the saved weights and their noise."""
 
     @staticmethod
     def forward(ctx, query, key, value, mask, scaling, dropout, window):
@@ -241,7 +246,7 @@ class _Attend(torch.autograd.Function):
         gradient = gradient.transpose(1, 2).flatten(0, 1)
         blocks = list(_blocks(length, ctx.window))
         of_query, of_mask = torch.empty_like(query), None
-        if len(blocks) > 1:  # A key is near rows of two blocks: their sum is rounded once.
+        if len(blocks) > 1:  # A key is near rows of two blocks, whose gradients are summed with one rounding.
             of_key, of_value = torch.zeros_like(key), torch.zeros_like(value)
         remaining = iter(kept)
         for rows, near in blocks:
@@ -270,10 +275,10 @@ class _Attend(torch.autograd.Function):
 
 
 def _window(module: nn.Module, mask: torch.Tensor | None, length: int, sliding_window: int | None) -> int | None:
-    """How many tokens to either side a row sees, if going over it by blocks is faster; else None."""
+    """Return how many tokens to either side a row sees if computing it in blocks is faster, else None."""
     if sliding_window is None or mask is None or mask.dtype != torch.bool:
         return None
-    # What masks are made of, transformers' and ours; what attention is handed is larger by one.
+    # The window of masks, transformers' and ours; the one that attention gets as an argument is larger by one.
     config: Any = module.config
     window = config.sliding_window
     return window if 0 < BLOCKS_PAY * 4 * window <= length else None
@@ -306,9 +311,9 @@ def attention(
 
     Args:
         query: float [R, heads, S, D]; key, value: float [R, heads, K, D], K = S in a text's attention to itself.
-        attention_mask: [R, 1, S, K] or of any shape that spreads to the scores': bool, True where a token sees another, or
-            numbers to add.
-        sliding_window: of a layer that sees no further, else None. Its mask is [R, 1, S, S] and says so too.
+        attention_mask: [R, 1, S, K], or any shape that broadcasts to the scores: bool, True where a token attends to
+            another, or float, added to the scores.
+        sliding_window: of a layer with local attention, else None. Its mask is [R, 1, S, S] and excludes the same tokens.
 
     Returns:
         (float [R, S, heads, D], None)
@@ -327,7 +332,7 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 class _Rotate(torch.autograd.Function):
-    """Queries, keys and values of ModernBERT's joint product, the first two turned by their positions."""
+    """The split of ModernBERT's joint product into queries, keys and values, the first two rotated by their positions."""
 
     @staticmethod
     def forward(ctx, joint, cosines, sines, heads):
@@ -351,12 +356,12 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turn(parts: Any, cosines: torch.Tensor, sines: torch.Tensor, turned: torch.Tensor) -> None:
-    """Write (query, key, value), float [R, heads, S, D] each, to [3, R, heads, S, D], the first two turned.
+    """Write (query, key, value), float [R, heads, S, D] each, to `turned` [3, R, heads, S, D], the first two rotated.
 
-    In float32 at least, as transformers does, some texts at a time.
+    They are rotated in float32 or wider, as in transformers, a few texts at a time.
 
     Args:
-        cosines, sines: float32 or wider [R or 1, 1, S, D], of which both halves are the same.
+        cosines, sines: float32 or wider [R or 1, 1, S, D], whose two halves along D are equal.
     """
     texts, heads, length, size = parts[0].shape
     half, step = size // 2, max(1, ROTATED // (heads * length * size))
@@ -377,7 +382,7 @@ def _turn(parts: Any, cosines: torch.Tensor, sines: torch.Tensor, turned: torch.
 
 
 class RotaryAttention(ModernBertAttention):
-    """ModernBERT's attention, whose positions are added in one pass on a CPU."""
+    """ModernBERT's attention with rotary positions applied in one pass on a CPU."""
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
         if not (_here(hidden_states) and self.config._attn_implementation == ATTENTION):
@@ -398,8 +403,8 @@ class RotaryAttention(ModernBertAttention):
 
 
 def use_cpu_kernels(model: PreTrainedModel) -> None:
-    """Give a model this dropout, in its modules and, where it attends by `sdpa`, this attention."""
-    by_sdpa = model.config._attn_implementation in ("sdpa", ATTENTION)  # A config that another model was made of.
+    """Replace the dropout of a model by `Dropout` and, if it uses `sdpa`, its attention by `attention`, in place."""
+    by_sdpa = model.config._attn_implementation in ("sdpa", ATTENTION)  # ATTENTION: another model has this config.
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Dropout:

@@ -1,4 +1,4 @@
-"""From a trained model to stock checkpoints that load where hf_tlm is not installed, and back."""
+"""Export of trained models as stock checkpoints, which load without hf_tlm, and loading of these exports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from hf_tlm.utils.files import atomic_directory, check_writable
 from hf_tlm.utils.json_files import one_of, read_fields, real, truth
 from hf_tlm.utils.options import check_given, named
 
-# Of corruption.json: the arguments of `GeneratorDiscriminator`.
+# The fields of corruption.json: arguments of `GeneratorDiscriminator`.
 _FIELDS = {
     **{"heads": one_of("rtd", "rtd_linear", "clm"), "temperature": real(0, 1e6), "apart": truth, "frozen": truth},
     "share_embedding_norm": truth,
@@ -51,21 +51,22 @@ def export_stock(
     *,
     classifier: bool = True,
 ) -> Path:
-    """Write stock checkpoints of a model: config, safetensors weights and tokenizer. The whole folder appears at once.
+    """Write stock checkpoints of a model: config, safetensors weights and tokenizer; the folder appears atomically.
 
-    Of a `TlmModel` `output_dir` holds the sequence classifier and `output_dir/mlm` the masked LM of the same body. Of a
-    `GeneratorDiscriminator` it holds the main model as a classifier, `discriminator` the main model as stock
-    `ElectraForPreTraining` (of bodies other than ELECTRA the body alone, and the head beside it in
-    `rtd_head.safetensors`), and `generator` the auxiliary model as a masked LM. A COCO-LM body that corrects tokens is in
-    `mlm` instead, as `CocoLmForMaskedLM`; of others the heads beside the body are in `clm_heads.safetensors`. They load with
-    the Auto classes without missing or unexpected keys. For `load_exported`, `corruption.json` says how texts are corrupted.
+    For a `TlmModel`, `output_dir` holds the sequence classifier and `output_dir/mlm` the masked LM of the same body. For a
+    `GeneratorDiscriminator`, it holds the main model as a classifier, `discriminator` the main model as stock
+    `ElectraForPreTraining` (for bodies other than ELECTRA the body alone, with the head in `rtd_head.safetensors`), and
+    `generator` the auxiliary model as a masked LM. A COCO-LM body that corrects tokens is in `mlm` instead, as
+    `CocoLmForMaskedLM`; for other bodies the correcting heads are in `clm_heads.safetensors`. All checkpoints load with the
+    Auto classes without missing or unexpected keys. `corruption.json` tells `load_exported` how texts are corrupted.
 
     Args:
         files: further text files to put in the folder, name -> content (the card, the results).
-        classifier: False for a model that has learned no task: `output_dir` then is the other model of that body.
+        classifier: False for a model that has learned no task: `output_dir` itself then holds what else would be in `mlm` or
+            `discriminator`.
 
     Raises:
-        HfTlmError: the disk cannot be written; an earlier folder there is intact. Or one of the arguments is something else.
+        HfTlmError: the disk cannot be written, and an existing folder stays intact; or an argument has the wrong type.
     """
     if not isinstance(model, TrainedModel):
         raise ModelError(
@@ -83,7 +84,7 @@ def export_stock(
             save_tokenizer(tokenizer, path, stock.config.model_type)
             if composite is not None and name == DISCRIMINATOR and not hasattr(stock, "discriminator_predictions"):
                 heads, file = _heads(composite)
-                # Tied weights are views of one: a copy each.
+                # Tied weights are views of one tensor: each gets a copy.
                 save_file({key: value.clone() for key, value in _state(heads).items()}, path / file)
         if composite is not None:
             (folder / CORRUPTION_FILE).write_text(json.dumps(_corruption(composite), indent=2) + "\n", encoding="utf-8")
@@ -93,12 +94,12 @@ def export_stock(
 
 
 def check_replaceable(output_dir: str | os.PathLike, released: str | os.PathLike) -> None:
-    """Check that a folder may be replaced by a converted model: it is not there, is empty, or holds a model.
+    """Check that a folder may be replaced by a converted model: it is missing, is empty, or holds a model.
 
     Raises:
-        ModelError: the folder is that of the released model, or holds something else than a model (with its masked LM in
-            `mlm`), which writing another there would remove.
-        ArgumentsError: it cannot be written, see `check_writable`.
+        ModelError: the folder is that of the released model, or holds anything other than a model (with its masked LM in
+            `mlm`), which would be deleted.
+        ArgumentsError: the folder cannot be written, see `check_writable`.
     """
     output_dir = Path(output_dir)
     if Path(released).resolve() == output_dir.resolve():
@@ -118,13 +119,13 @@ def check_replaceable(output_dir: str | os.PathLike, released: str | os.PathLike
 def load_exported(
     folder: str | os.PathLike, *, id2label: dict[int, str], attn_implementation: str | None = None
 ) -> TrainedModel:
-    """The model that `export_stock` wrote to a local folder, ready to be trained further: it corrupts texts as it did.
+    """Load a model that `export_stock` wrote to a local folder, for further training; it corrupts texts as before.
 
-    Only the head of `scl_projection`, which is not exported, begins anew.
+    Only the head of `scl_projection`, which is not exported, is initialised at random.
 
     Raises:
-        ModelError: the folder has an auxiliary model, and does not say, as recipes do, how it corrupts; see also
-            `from_checkpoint` of both classes.
+        ModelError: the folder has an auxiliary model, but no readable `corruption.json`; see also `from_checkpoint` of both
+            classes.
     """
     folder = Path(named("folder", folder, ModelError, needed=True, what="a folder"))
     if not (folder / GENERATOR / "config.json").is_file():
@@ -142,7 +143,7 @@ def load_exported(
 
 
 def _corruption(model: GeneratorDiscriminator) -> dict[str, Any]:
-    """The arguments of the class."""
+    """Return the arguments of `GeneratorDiscriminator` that `model` was built with, for corruption.json."""
     return {
         "heads": "clm" if model.rtd_head is None else "rtd" if model.rtd_head.dense is not None else "rtd_linear",
         "temperature": model.temperature,
@@ -159,7 +160,7 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _heads(model: GeneratorDiscriminator) -> tuple[torch.nn.Module, str]:
-    """What is beside the main model's stock modules, and its file."""
+    """Return the heads of the main model that no stock class has, and the name of their file."""
     if model.rtd_head is not None:
         return model.rtd_head, RTD_HEAD_FILE
     assert model.clm_heads is not None
@@ -170,7 +171,7 @@ def _stock(
     auto_class: type[_BaseAutoModelClass], config: PreTrainedConfig, state: dict[str, torch.Tensor], dtype: torch.dtype
 ) -> PreTrainedModel:
     stock = auto_class.from_config(config)
-    # Each class takes its own entries (a masked LM has no pooler); strict, so that none can be missing.
+    # Each class loads its own entries only (a masked LM has no pooler); strict, so that none can be missing.
     stock.load_state_dict({name: state[name] for name in stock.state_dict()}, strict=True)
     return stock.to(dtype)
 

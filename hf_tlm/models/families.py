@@ -1,8 +1,8 @@
-"""The encoder families TLM trains: what each does between its body's hidden states and its logits.
+"""The encoder families that TLM trains: what each computes between the hidden states of its body and its logits.
 
 The stock classes compute body and head in one `forward`; TLM needs two heads on one pass of the body, so the part after
-the body is spelled out here, once per family. A test compares it with the stock `forward` of every family. What they read is
-`EncodedTexts`, which knows where the texts of a batch are: padded, one a row, or packed, several a row (see
+the body is written out here, once per family. A test compares it with the stock `forward` of every family. The heads read
+`EncodedTexts`, which knows where the texts of a batch are: padded, one per row, or packed, several per row (see
 `hf_tlm.data.collator`).
 
 Shapes: R rows, S positions in a row, B texts (R = B when padded), H hidden size, M masked positions, E size of the output
@@ -26,9 +26,12 @@ from hf_tlm.errors import ModelError
 
 @dataclass
 class EncodedTexts:
-    """Hidden states of a batch, and each text's own.
+    """The hidden states of a batch, from which those of each text can be read.
 
-    hidden: float [R, S, H]; attention_mask: int64 [R, S]; text_ids, first_tokens: of a packed batch, else None.
+    Attributes:
+        hidden: float [R, S, H].
+        attention_mask: int64 [R, S].
+        text_ids, first_tokens: int64 [R, S] and [B] for a packed batch, else None.
     """
 
     hidden: torch.Tensor
@@ -37,37 +40,38 @@ class EncodedTexts:
     first_tokens: torch.Tensor | None = None
 
     def first(self) -> torch.Tensor:
-        """The first token's hidden state of each text, [B, 1, H]: a sequence of one, as classification heads take it."""
+        """Return the hidden state of each text's first token, [B, 1, H]: a sequence of one, as heads expect it."""
         if self.first_tokens is None:
             return self.hidden[:, :1]
         return self.hidden.flatten(0, 1)[self.first_tokens].unsqueeze(1)
 
     def mean(self) -> torch.Tensor:
-        """The mean of each text's hidden states, [B, H]."""
+        """Return the mean of each text's hidden states, [B, H]."""
         if self.text_ids is None or self.first_tokens is None:
             weights = self.attention_mask.unsqueeze(-1)
             return (self.hidden * weights).sum(dim=1) / weights.sum(dim=1)
         count = len(self.first_tokens)
-        # Row 0 gathers the padding.
+        # Row 0 collects the padding.
         sums = self.hidden.new_zeros(count + 1, self.hidden.shape[-1])
         sums = sums.index_add(0, self.text_ids.flatten(), self.hidden.flatten(0, 1))
         sizes = torch.bincount(self.text_ids.flatten(), minlength=count + 1)
         return sums[1:] / sizes[1:, None]
 
 
-# Modules of stock classes, each with its own: torch types what is in a module as any tensor or module.
+# The type of stock modules, whose attributes torch types as any tensor or module.
 Stock = Any
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a `TlmModel` needs to know of its body and heads.
+    """How the heads of an encoder family are computed, and how it counts positions.
 
-    classify: (model, texts) -> class logits [B, C], as the family's `ForSequenceClassification`.
-    transform: (mlm_head, hidden states [M, H]) -> [M, E], what its `ForMaskedLM` does before the output embedding.
-    decoder: mlm_head -> the output embedding, a `Linear` from E to V.
-    first_position: (config) -> the position id of a text's first token.
-    rotary: positions are angles and not weights, so that a model from scratch has as many as are asked for.
+    Attributes:
+        classify: (model, texts) -> class logits [B, C], as the family's `ForSequenceClassification`.
+        transform: (mlm_head, hidden states [M, H]) -> [M, E], what its `ForMaskedLM` does before the output embedding.
+        decoder: mlm_head -> the output embedding, a `Linear` from E to V.
+        first_position: (config) -> the position id of a text's first token.
+        rotary: positions are angles and not weights, so that a model from scratch can have any number of them.
     """
 
     classify: Callable[[Stock, EncodedTexts], torch.Tensor]
@@ -142,13 +146,13 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(config: PreTrainedConfig) -> Family:
-    """The family of a config, as `check_family` lets it pass."""
+    """Return the family of a config, or raise a ModelError as `check_family` does."""
     check_family(config.model_type)
     return FAMILIES[config.model_type]
 
 
 def check_family(model_type: str) -> None:
-    """Raise a ModelError unless there is a family of encoders with this `model_type`."""
+    """Raise a ModelError unless encoders of this `model_type` are supported."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
             f"TLM trains encoders of the types {', '.join(FAMILIES)}; received the type {model_type!r:.80}. "
@@ -157,7 +161,7 @@ def check_family(model_type: str) -> None:
 
 
 def longest_input(config: PreTrainedConfig) -> int | None:
-    """Tokens that an encoder's positions suffice for; None where there is no limit."""
+    """Return the longest input of an encoder in tokens, by its positions; None if there is no limit."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions < 1:
         return None

@@ -1,4 +1,4 @@
-"""Two transformers, of which one corrupts a text and the other says what was done to it (Clark et al. 2020)."""
+"""A generator that corrupts texts, and a discriminator that detects or corrects replaced tokens (Clark et al. 2020)."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ TEMPERATURE = 0.8
 
 @contextmanager
 def _apart(device: torch.device) -> Iterator[None]:
-    """Without gradients, and with random numbers that are given back."""
+    """Run the block without gradients, and restore the state of the random number generators after it."""
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
 
 
 def _check_embeddings(main: PreTrainedModel, auxiliary: PreTrainedModel, *, corrects: bool, frozen: bool) -> None:
-    """Raise a ModelError if token embeddings are of another size than what they are multiplied or shared with."""
+    """Raise a ModelError if the sizes of the token embeddings do not fit the body, or those of the other model."""
     (tokens, width), (auxiliary_tokens, auxiliary_width) = (embedding_weight(model).shape for model in (main, auxiliary))
     if corrects and width != main.config.hidden_size:
         raise ModelError(
@@ -86,34 +86,34 @@ def _check_embeddings(main: PreTrainedModel, auxiliary: PreTrainedModel, *, corr
 class GeneratorDiscriminator(TrainedModel):
     """A generator that corrupts texts and a discriminator that reads them: ELECTRA, ALE or COCO-LM.
 
-    COCO-LM calls them the auxiliary and the main model, and so do options and the names of parameters. They are the two
-    networks of ELECTRA (Clark et al. 2020, section 2), of ALE (Shao, section II.E) and of COCO-LM (Meng et al., NeurIPS
-    2021, section 3.3).
+    COCO-LM calls them the auxiliary and the main model, and so do options and parameter names. They are the two networks of
+    ELECTRA (Clark et al. 2020, section 2), of ALE (Shao, section II.E) and of COCO-LM (Meng et al., NeurIPS 2021, section
+    3.3).
 
-    `auxiliary` is a masked LM. At the masked positions tokens are drawn from its softmax, and `main` reads the result.
-    No gradient goes through the draw. `main` is a stock `ForSequenceClassification` model, so that a labelled task can be
-    learned together with the corruption (TLM). Beside it is `rtd_head`, which tells replaced tokens from original ones, or
-    `clm_heads`, which correct them.
+    `auxiliary` is a masked LM. At the masked positions tokens are sampled from its softmax, and `main` reads the result.
+    No gradient flows through the sampling. `main` is a stock `ForSequenceClassification` model, so that a labelled task can
+    be learned together with the corruption (TLM). Its hidden states are also read by `rtd_head`, which detects replaced
+    tokens, or by `clm_heads`, which correct them.
 
-    Token embeddings are shared, and those of positions and types where their shapes are equal.
+    The models share the token embeddings, and position and type embeddings if their shapes are equal.
 
     Build one with `from_config` or `from_checkpoint`.
 
     Args:
-        temperature: of the softmax that replacements are drawn from (0.8 in the ALE paper, section IV.B; 1 in ELECTRA's);
-            0 takes the most likely token.
+        temperature: of the softmax that replacements are sampled from (0.8 in the ALE paper, section IV.B; 1 in ELECTRA's);
+            0 selects the most likely token.
         heads: `rtd`; `rtd_linear`, whose head is one linear layer (COCO-LM's ablations); or `clm`, which needs a body as
-            wide as its token embeddings (COCO-LM's, ModernBERT); the loss of its LM head is then that of `lm_loss`, which
-            `TlmTrainer` takes from its `CorrectiveLm`.
-        apart: tokens are drawn in a pass of their own, without dropout and gradient, and the auxiliary model's loss is that
+            wide as its token embeddings (COCO-LM's, ModernBERT) and computes the loss of its LM head by `lm_loss`, which
+            `TlmTrainer` sets from its `CorrectiveLm`.
+        apart: tokens are sampled in a separate pass, without dropout and gradient, and the auxiliary model's loss is that
             of a second pass (COCO-LM); False: one pass serves both (ELECTRA).
         replacements: `sampled`; or `random`, any token with equal probability (COCO-LM, Table 3): the auxiliary model
-            learns as ever, and nothing depends on it.
-        frozen: the auxiliary model stays as it is, with embeddings of its own and without dropout (Table 3, "w. Converged
+            learns as before, but nothing depends on it.
+        frozen: the auxiliary model is not trained; it has embeddings of its own and no dropout (Table 3, "w. Converged
             Auxiliary").
         share_embedding_norm: the LayerNorm of the embeddings is shared too, as in Google's ELECTRA.
-        scl_projection: `none`, the vectors of sequence contrastive learning are the first tokens' hidden states (the paper);
-            or `mlp`, a head makes them of those (the published code).
+        scl_projection: `none`: the vectors of sequence contrastive learning are the first tokens' hidden states (the paper);
+            or `mlp`: a head projects these hidden states (the published code).
 
     Raises:
         ModelError: the two have different token embeddings; or an argument is out of range, or does not fit the body.
@@ -147,20 +147,20 @@ class GeneratorDiscriminator(TrainedModel):
         self.rtd_head = self.clm_heads = None
         if heads == "clm":
             if main.config.model_type == "cocolm":
-                main.config.update({"copy_head": True, "lm_transform": False})  # As which it is exported.
+                main.config.update({"copy_head": True, "lm_transform": False})  # For the export.
             self.clm_heads = ClmHeads(main.config)
         else:
             self.rtd_head = RtdHead(main.config, dense=heads == "rtd")
         self.scl_head = ContrastHead(main.config) if scl_projection == "mlp" else nn.Identity()
         self.temperature, self.apart, self.replacements = temperature, apart, replacements
         self.scl_projection, self.share_embedding_norm = scl_projection, share_embedding_norm
-        # What the LM head of `clm_heads` computes, `CorrectiveLm.lm_loss`.
+        # The loss function of the LM head in `clm_heads`, `CorrectiveLm.lm_loss`.
         self.lm_loss: LmLoss | None = None
-        # The second view's share of the tokens of the first (`TlmCollator.crop_fraction`): what `applied_parameters` needs.
+        # Tokens of the second view as a share of the first's (`TlmCollator.crop_fraction`), for `applied_parameters`.
         self.second_view = 0.0
-        # False: it is read without a gradient, and training goes as if it were not there.
+        # False: the second view is read without a gradient and has no influence on training.
         self.second_view_learns = True
-        # Of the random numbers for batches that bring none; None is torch's global one.
+        # Draws random numbers for batches without `uniforms`; None is torch's global generator.
         self.generator: torch.Generator | None = None
         self._no_split_modules = layer_classes(main.base_model) | layer_classes(auxiliary.base_model)
         ties = shared_parameters(main, auxiliary, frozen, share_embedding_norm)
@@ -181,11 +181,11 @@ class GeneratorDiscriminator(TrainedModel):
         temperature: float = TEMPERATURE,
         **options,
     ) -> GeneratorDiscriminator:
-        """A randomly initialised model (seed it with `transformers.set_seed`).
+        """Build a randomly initialised model (seed it with `transformers.set_seed`).
 
         Args:
             generator_config: see `hf_tlm.models.generator_config`; or a checkpoint, Hub id or folder, of a masked LM.
-            options: further ones of the class.
+            options: further arguments of the class.
 
         Raises:
             ModelError: a `model_type` is not a supported encoder; see also the class.
@@ -213,22 +213,22 @@ class GeneratorDiscriminator(TrainedModel):
         attn_implementation: str | None = None,
         **options,
     ) -> GeneratorDiscriminator:
-        """Both transformers from checkpoints: Hub ids, or folders, also those that `export_stock` wrote.
+        """Load both transformers from checkpoints: Hub ids or folders, including those that `export_stock` wrote.
 
         Heads that a checkpoint lacks, and a classifier for other classes, are initialised at random. Shared embeddings
-        are the main model's. The weights are float32, whatever the checkpoints' are.
+        are the main model's. The weights are float32, whatever the dtype of the checkpoints.
 
         Args:
             model_name_or_path: a discriminator such as google/electra-small-discriminator, or any encoder.
             auxiliary_name_or_path: a masked LM with the same vocabulary and width of the token embeddings. Default: the
-                folder `generator` in the other.
+                folder `generator` in `model_name_or_path`.
             revision: of `model_name_or_path`.
-            options: further ones of the class.
+            options: further arguments of the class.
 
         Raises:
             HubError: see `checkpoint_folder`.
-            ModelError: one cannot be loaded or lacks weights of its body, or the two do not fit; one is no name; or
-                `id2label` names no classes from 0 on.
+            ModelError: a checkpoint cannot be loaded or lacks weights of its body, or the two do not fit; a name is not
+                valid; or `id2label` does not name the classes from 0 on.
         """
         name = named("model_name_or_path", model_name_or_path, ModelError, needed=True)
         auxiliary_name = named("auxiliary_name_or_path", auxiliary_name_or_path, ModelError)
@@ -252,7 +252,10 @@ class GeneratorDiscriminator(TrainedModel):
 
     @property
     def further_parameters(self) -> float:
-        """A forward pass is a third of forward and backward: what sampling apart adds, and a frozen model does not need."""
+        """Parameters applied by sampling apart and by the second view, less those that a frozen model does not need.
+
+        A forward pass counts as a third of a forward and backward pass.
+        """
         shared = set(self.main.parameters())
         auxiliary = sum(value.numel() for value in self.auxiliary.parameters() if value not in shared)
         thirds = -2 if self.auxiliary.frozen else int(self.apart)
@@ -263,7 +266,7 @@ class GeneratorDiscriminator(TrainedModel):
         return self.main.get_input_embeddings()
 
     def reset_classifier(self) -> None:
-        """Initialise the classification head afresh; everything else stays."""
+        """Reinitialise the classification head at random; everything else stays."""
         renew_classifier(self.main)
 
     def forward(
@@ -279,16 +282,16 @@ class GeneratorDiscriminator(TrainedModel):
         uniforms: torch.FloatTensor | None = None,
         **crops: torch.LongTensor,
     ) -> CorruptionOutput:
-        """With `mlm_labels` corrupt and predict; without them, class logits of the texts as they are.
+        """Corrupt the texts and predict what was replaced, given `mlm_labels`; else classify the texts as they are.
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, text_ids, first_tokens: see `TlmModel.forward`.
             mlm_labels: int64 [R, S], the original token where `input_ids` is masked, -100 elsewhere.
-            labels: int64 [B]. Given, or `mlm_labels` not given: class logits.
-            uniforms: float [R, S], in [0, 1): what replacements are drawn with at masked positions. Default: drawn from
-                `self.generator`.
-            crops: another view of the same texts, which the main model reads too: `crop_input_ids`,
-                `crop_attention_mask`, ..., the first six with `crop_` before them; rows of their own shape.
+            labels: int64 [B]. Class logits are computed if it is given, or if `mlm_labels` is not.
+            uniforms: float [R, S], in [0, 1): random numbers that sample the replacements at masked positions. Default:
+                drawn from `self.generator`.
+            crops: another view of the same texts, which the main model reads too: the first six arguments with the prefix
+                `crop_` (`crop_input_ids`, `crop_attention_mask`, ...); their rows have a shape of their own.
         """
         mask = attended(input_ids, attention_mask, text_ids)
         inputs = (mask, token_type_ids, position_ids, text_ids, first_tokens)
@@ -320,9 +323,11 @@ class GeneratorDiscriminator(TrainedModel):
         mlm_labels: torch.Tensor,
         uniforms: torch.Tensor | None,
     ) -> tuple[CorruptionOutput, torch.Tensor]:
-        """The auxiliary model's part of the output, and the ids that the main model reads, int64 [R, S].
+        """Return the auxiliary model's part of the output, and the ids that the main model reads, int64 [R, S].
 
-        hidden: float [M, H], of the masked tokens; masked, real: int64 [M] and [T], places of these and of the real ones.
+        Args:
+            hidden: float [M, H], of the masked tokens.
+            masked, real: int64 [M] and [T], indices of the masked tokens and of those that are not padding.
         """
         originals = mlm_labels.flatten()[masked]
         if uniforms is None:
@@ -359,7 +364,7 @@ class GeneratorDiscriminator(TrainedModel):
         read: torch.Tensor | None = None,
         mlm_labels: torch.Tensor | None = None,
     ) -> CorruptionOutput:
-        """The main model's part of the output; real: int64 [T], read, mlm_labels: [R, S], None for texts as they are."""
+        """Add the main model's part to the output; real: int64 [T], read, mlm_labels: [R, S], None if not corrupted."""
         if mlm_labels is not None and read is not None:
             hidden, ids, originals = (rows.flatten(0, 1)[real] for rows in (texts.hidden, read, mlm_labels))
             if self.rtd_head is not None:

@@ -1,9 +1,10 @@
-"""The parts of a `GeneratorDiscriminator`, where they are in an exported folder or a checkpoint, and how they are read.
+"""The parts of a `GeneratorDiscriminator`, and how they are read from an exported folder or a checkpoint.
 
-The generator (COCO-LM's auxiliary model) is a masked LM: its config, what it shares, and tokens drawn from it. The heads of
-the main model are for what it learns from a corrupted text: which tokens were replaced, or by what.
+The generator (COCO-LM's auxiliary model) is a masked LM: this module has its config, the parameters that it shares, and the
+sampling of tokens. The heads of the main model learn which tokens of a corrupted text were replaced, or what the original
+tokens were.
 
-Shapes: M masked positions, T real tokens, B texts, H hidden size, V vocabulary.
+Shapes: M masked positions, T tokens that are not padding, B texts, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from hf_tlm.models.tlm import MLM_SUBFOLDER, MlmHead, TlmOutput
 
 logger = logging.getLogger(__name__)
 
-# Folders inside an exported model (see `hf_tlm.models.export`), the files of heads that no stock class has, and that which
-# says how texts are corrupted.
+# Folders inside an exported model (see `hf_tlm.models.export`), files of heads that no stock class has, and the file that
+# records how texts are corrupted.
 DISCRIMINATOR, GENERATOR = "discriminator", "generator"
 RTD_HEAD_FILE, CLM_HEADS_FILE = "rtd_head.safetensors", "clm_heads.safetensors"
 CORRUPTION_FILE = "corruption.json"
@@ -48,27 +49,27 @@ LmLoss = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    r"""One token a row from softmax(logits / temperature), by inverting its distribution function.
+    r"""Sample one token per row from softmax(logits / temperature), by inverting its cumulative distribution.
 
-    One uniform number a token is all the randomness there is, so that a sample is reproducible wherever its number is,
-    whatever else is in the batch (`hf_tlm.data.masking.uniforms`).
+    The only randomness is one uniform number per token, so that a sample is reproducible if its number is, whatever else is
+    in the batch (`hf_tlm.data.masking.uniforms`).
 
     Args:
         logits: float [M, V].
         uniforms: float [M], in [0, 1).
-        temperature: 0, or a number too small to divide by, takes the most likely token.
+        temperature: 0, or a number too small to divide by, selects the most likely token.
 
     Returns:
-        int64 [M]. A token of probability 0 is never drawn. Of logits that are not finite some token: their loss is not
-        finite either, and is what ends the run.
+        int64 [M]. A token of probability 0 is never sampled. Logits that are not finite give any token: their loss is not
+        finite either, and ends the run.
     """
     if temperature < torch.finfo(logits.dtype).tiny:
         return logits.argmax(dim=-1)
-    # Any sum but 1 would do: the numbers are scaled to it.
+    # Not normalised: the uniform numbers are scaled to the sum of the weights instead.
     weights = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp_()
-    # Rounding must not reach the total, which no token exceeds.
+    # Rounding must not raise a number to the total, which is above the last token's interval.
     if torch.are_deterministic_algorithms_enabled():
-        # Sums of floats depend on their order, which a GPU does not keep, so that torch refuses them; these do not.
+        # Sums of floats depend on their order, which varies on a GPU, so that torch refuses them; sums of integers do not.
         cumulative = (weights.double() * 2**40).long().cumsum(dim=-1)
         total = cumulative[:, -1:]
         below = torch.minimum((uniforms[:, None].double() * total).long(), total - 1)
@@ -82,18 +83,19 @@ def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: flo
 
 
 def generator_config(config: PreTrainedConfig, size: float = 0.25, layers: int | None = None) -> PreTrainedConfig:
-    """A narrower or shallower model of the same family, vocabulary, positions, embedding size and dropout.
+    """Return the config of a narrower or shallower model; family, vocabulary, positions, embedding size and dropout stay.
 
     ELECTRA (Clark et al., ICLR 2020, section 3.2 and appendix A) multiplies hidden size, FFN size and attention heads by
-    `size` and keeps the depth and the size of a head. A model has whole heads, at least one: the number nearest to
-    `size` x heads decides the width, and the FFN follows it.
+    `size` and keeps the depth and the size of a head. The number of heads is the integer nearest to `size` x heads, at
+    least one; it determines the hidden size and the FFN size.
 
-    COCO-LM's (Meng et al., NeurIPS 2021, section 3.3 and appendix D) is as wide and shallower, with relative positions of
-    its own and BERT's masked-LM head. Of a COCO-LM body, whose embeddings are as wide as it, the narrower one is an ELECTRA
-    generator with embeddings of that width (Table 3, "w. ELECTRA's Auxiliary"), without relative positions.
+    COCO-LM's auxiliary model (Meng et al., NeurIPS 2021, section 3.3 and appendix D) is as wide as the main one and
+    shallower, with relative positions of its own and BERT's masked-LM head. The embeddings of a COCO-LM body are as wide as
+    the body, so a narrower auxiliary model for it is an ELECTRA generator with embeddings of that width (Table 3, "w.
+    ELECTRA's Auxiliary"), without relative positions.
 
     Args:
-        config: the main model's; left as it is.
+        config: the main model's; it is not changed.
         size: width as a share of the main model's, in (0, 1].
         layers: depth; None: the main model's.
 
@@ -112,7 +114,7 @@ def generator_config(config: PreTrainedConfig, size: float = 0.25, layers: int |
         generator.copy_head, generator.lm_transform = False, True
         if size < 1:
             generator = _electra(config)
-    # Only where there is a projection between them can the width differ from that of the shared embeddings.
+    # The width can differ from that of the shared embeddings only if there is a projection between them.
     if size < 1 and not hasattr(generator, "embedding_size"):
         raise ModelError(
             f"The token embeddings of a {config.model_type} body are as wide as the body, so an auxiliary model that "
@@ -135,7 +137,7 @@ def generator_config(config: PreTrainedConfig, size: float = 0.25, layers: int |
 
 
 def _electra(config: PreTrainedConfig) -> ElectraConfig:
-    """ELECTRA's of the size of a COCO-LM body, which has every value that it has but the embeddings' width."""
+    """Return an ELECTRA config with the values of a COCO-LM config, and embeddings as wide as its body."""
     names = set(ElectraConfig().to_dict()) - {"model_type", "transformers_version", "architectures", "auto_map"}
     values = {name: value for name, value in config.to_dict().items() if name in names}
     values |= {"embedding_size": config.hidden_size, "type_vocab_size": max(1, config.type_vocab_size)}
@@ -144,9 +146,10 @@ def _electra(config: PreTrainedConfig) -> ElectraConfig:
 
 
 class Generator(nn.Module):
-    """A stock masked LM's modules: the body under its own name, the head as an `MlmHead`.
+    """The modules of a stock masked LM: the body under its own name, the head as an `MlmHead`.
 
-    frozen: it does not learn, and is always in evaluation mode.
+    Args:
+        frozen: the model is not trained, and is always in evaluation mode.
     """
 
     def __init__(self, lm: PreTrainedModel, frozen: bool = False):
@@ -170,7 +173,7 @@ class Generator(nn.Module):
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
-        """And without gradients."""
+        """Run the block without dropout and without gradients."""
         self.eval()
         try:
             with torch.no_grad():
@@ -180,32 +183,32 @@ class Generator(nn.Module):
 
 
 def _token_embeddings(body: PreTrainedModel) -> str:
-    """The name of their module."""
+    """Return the name of the module that holds the token embeddings of a body."""
     return next(name for name, module in body.named_modules() if module is body.get_input_embeddings())
 
 
 def shared_parameters(main: PreTrainedModel, generator: PreTrainedModel, frozen: bool, norm: bool = False) -> dict[str, str]:
     """Return the parameters that the two models share, target -> source, by their names in `GeneratorDiscriminator`.
 
-    Of a frozen generator none are the main one's.
+    The generator's own tied weights are among them. A frozen generator shares none with the main model.
 
     Args:
-        norm: the embeddings' LayerNorm is among them.
+        norm: the LayerNorm of the embeddings is shared too.
 
     Raises:
-        ModelError: it shall be, and the two have none of one name and width.
+        ModelError: `norm` is set, and the generator is frozen, or the two have no such LayerNorm of the same name and width.
     """
     body, source_body = f"{generator.base_model_prefix}.", f"main.{main.base_model_prefix}."
     theirs = dict(main.base_model.named_modules())
 
     def alike(kind: type[nn.Module]) -> list[str]:
-        """Names of the modules of a kind that both bodies have, with weights of one shape."""
+        """Return the names of the modules of a kind that both bodies have, with weights of the same shape."""
         own = {name: module for name, module in generator.base_model.named_modules() if isinstance(module, kind)}
         return [name for name in own if name in theirs and own[name].weight.shape == theirs[name].weight.shape]
 
     shared: dict[str, str] = {}
     if not frozen:
-        # Families may name those of tokens differently.
+        # Families may name the token embeddings differently.
         tokens = {_token_embeddings(body_of(generator)): _token_embeddings(body_of(main))}
         same = {name: name for name in alike(nn.Embedding)} | tokens
         shared = {f"{body}{name}.weight": f"{source_body}{source}.weight" for name, source in same.items()}
@@ -229,14 +232,14 @@ def shared_parameters(main: PreTrainedModel, generator: PreTrainedModel, frozen:
 
 
 def load_auxiliary(name_or_path: str | None, main: str | None = None, **options) -> PreTrainedModel:
-    """A masked LM in float32 from a checkpoint; name_or_path None: the folder `generator` of the checkpoint `main`.
+    """Load a masked LM in float32 from a checkpoint, by default from the folder `generator` of the checkpoint `main`.
 
     Args:
         options: of `from_pretrained`; `revision` is that of `main`.
 
     Raises:
         HubError: see `checkpoint_folder`.
-        ModelError: it cannot be loaded, or lacks weights of its body.
+        ModelError: the checkpoint cannot be loaded, or lacks weights of its body.
     """
     trusted, revision = options.get("trust_remote_code", False), options.pop("revision", None)
     name, place, advice = name_or_path, {}, ""
@@ -257,17 +260,18 @@ def load_auxiliary(name_or_path: str | None, main: str | None = None, **options)
 
 @dataclass
 class CorruptionOutput(TlmOutput):
-    """What `GeneratorDiscriminator` returns.
+    """The output of a `GeneratorDiscriminator`.
 
     Attributes:
         logits, mlm_loss: as in `TlmOutput`, of the main transformer and of the auxiliary one.
-        replaced: bool [T], of each of the batch's T real tokens, row by row: it differs from the original.
-        guesses: int64 scalar, masked positions at which the auxiliary model's most likely token is the original.
-        rtd_logits: float [T], how much each token looks replaced; None without a head for that.
+        replaced: bool [T], True where a token differs from the original, for the batch's T tokens that are not padding, row
+            by row.
+        guesses: int64 scalar, number of masked positions at which the auxiliary model's most likely token is the original.
+        rtd_logits: float [T], positive where a token looks replaced; None without a head for that.
         copy_logits, lm_loss, lm_right: float [T], scalar, bool [T], of corrective language modelling, see
             `hf_tlm.objectives.CorrectiveLm`; None without its heads.
-        corrupted_vectors, cropped_vectors: float [B, H], of each text, corrupted and cropped, the first token's hidden
-            state, or what a `ContrastHead` makes of it; None for a batch without crops.
+        corrupted_vectors, cropped_vectors: float [B, H], the first token's hidden state, or its projection by a
+            `ContrastHead`, of each corrupted and each cropped text; None for a batch without crops.
     """
 
     replaced: torch.Tensor | None = None
@@ -281,31 +285,31 @@ class CorruptionOutput(TlmOutput):
 
 
 class RtdHead(nn.Module):
-    """ELECTRA's head for replaced tokens, with the names of stock `ElectraForPreTraining.discriminator_predictions`.
+    """ELECTRA's head for replaced token detection, named like stock `ElectraForPreTraining.discriminator_predictions`.
 
     Args:
-        dense: False leaves its first layer out: a linear layer alone, as COCO-LM's ablations have it (Meng et al., NeurIPS
-            2021, section 3.1).
+        dense: False leaves out the first layer, so that the head is a single linear layer, as in COCO-LM's ablations (Meng
+            et al., NeurIPS 2021, section 3.1).
     """
 
     def __init__(self, config: PreTrainedConfig, dense: bool = True):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size) if dense else None
-        self.activation = get_activation(getattr(config, "hidden_act", "gelu"))  # ModernBERT's has another name.
+        self.activation = get_activation(getattr(config, "hidden_act", "gelu"))  # ModernBERT's field has another name.
         self.dense_prediction = nn.Linear(config.hidden_size, 1)
         for linear in filter(None, (self.dense, self.dense_prediction)):
             nn.init.normal_(linear.weight, std=config.initializer_range)
             nn.init.zeros_(linear.bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits float [T] of hidden states float [T, H]."""
+        """Return the logits float [T] of hidden states float [T, H]."""
         if self.dense is not None:
             hidden = self.activation(self.dense(hidden))
         return self.dense_prediction(hidden).squeeze(-1)
 
 
 class ClmHeads(nn.Module):
-    """The two heads of corrective language modelling, with the names of `CocoLmForMaskedLM`'s, on any body."""
+    """The two heads of corrective language modelling, named as in `CocoLmForMaskedLM`, for any body."""
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__()
@@ -325,7 +329,7 @@ class ClmHeads(nn.Module):
         lm_loss: LmLoss,
         max_logits: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Copy logits float [T], and what `lm_loss` gives.
+        """Return the copy logits float [T], and the two results of `lm_loss`.
 
         Args:
             hidden: float [T, H]; labels, input_ids: int64 [T], the original tokens and those that were read; masked: bool
@@ -339,8 +343,7 @@ class ClmHeads(nn.Module):
 class ContrastHead(nn.Module):
     """The head between [CLS] and the cosine of sequence contrastive learning.
 
-    It is what the published COCO-LM model has there and the paper has not. It is as wide as the body (the published one 768
-    in every size).
+    The published COCO-LM model has it; the paper does not. It is as wide as the body (the published one: 768 in every size).
     """
 
     def __init__(self, config: PreTrainedConfig):
@@ -351,12 +354,15 @@ class ContrastHead(nn.Module):
         nn.init.zeros_(self.dense.bias)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Float [B, H] of hidden states float [B, H]."""
+        """Return the projections float [B, H] of hidden states float [B, H]."""
         return self.LayerNorm(gelu(self.dense(vectors)))
 
 
 def rtd_head_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] | None:
-    """The weights of a checkpoint's head for replaced tokens, in its folder `discriminator` or at its top; or None."""
+    """Return the weights of a checkpoint's head for replaced token detection, or None.
+
+    They are in its folder `discriminator` or at its top level.
+    """
     for folder in (DISCRIMINATOR, ""):
         if not _there(name_or_path, folder, options):
             continue
@@ -372,9 +378,9 @@ def rtd_head_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] 
 
 
 def clm_heads_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] | None:
-    """The weights of a checkpoint's heads for corrective language modelling; or None.
+    """Return the weights of a checkpoint's heads for corrective language modelling, or None.
 
-    Those of a COCO-LM body are in its folder `mlm` or at its top, those of others beside the body in `discriminator`.
+    For a COCO-LM body they are in its folder `mlm` or at its top level, for other bodies in `discriminator`.
     """
     if file := _there(name_or_path, DISCRIMINATOR, options, CLM_HEADS_FILE):
         return load_file(file)
@@ -393,6 +399,6 @@ def clm_heads_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor]
 
 
 def _there(name_or_path: str, folder: str, options: dict, file: str = "config.json") -> str | None:
-    """The path of a checkpoint's file, if it has it."""
+    """Return the path of a file of a checkpoint, or None if the checkpoint lacks it."""
     missing_is_fine = {"_raise_exceptions_for_missing_entries": False, "revision": options["revision"]}
     return cached_file(name_or_path, file, subfolder=folder, **missing_is_fine)

@@ -1,12 +1,11 @@
-"""How weights begin, so that a small model leaves the plateau of word frequencies within its first steps.
+"""Initial weights with which a small model leaves the plateau of word frequencies within its first steps.
 
-A masked LM from BERT's random weights predicts word frequencies for its first millions of tokens: its output bias has to
-find them, and its heads have to find the neighbours of a token and to pass on what is there. All of that can be given.
-Nothing here changes an architecture: every weight is one of the stock model and is trained like any other. Token embeddings
-from counts are in `hf_tlm.models.spectral`. These are additions of hf_tlm to the published methods.
+A masked LM with BERT's random weights predicts word frequencies for its first millions of tokens: its output bias has to
+learn them, and its heads have to learn to find the neighbours of a token and to copy their content. All of this can be
+initialised instead. No architecture changes: every weight is one of the stock model and is trained like any other. Token
+embeddings from counts are in `hf_tlm.models.spectral`. These are additions of hf_tlm to the published methods.
 
-V vocabulary, E token embedding size, H hidden size, P dimensions of position codes, K those of the rest in a hidden state,
-D size of a head.
+Shapes: V vocabulary, E token embedding size, H hidden size, P dimensions of position codes, D size of a head.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ from hf_tlm.models.base import embedding_weight, layer_stack
 from hf_tlm.models.families import Stock, family_of
 from hf_tlm.models.spectral import token_chunks
 
-# BERT's initializer_range, and the width that it is for.
+# BERT's initializer_range, and the hidden size that it is meant for.
 BERT_RANGE, BERT_WIDTH = 0.02, 768
-# Offsets that the first heads of a layer look at before training; further heads begin at random.
+# Relative offsets that the first heads of a layer attend to before training; further heads are initialised at random.
 OFFSETS = ((-1,), (1,), (-2, -3, -4), (2, 3, 4))
-# Position codes have a quarter of the dimensions, and not more than this.
+# Maximum number of dimensions of position codes, which have a quarter of all dimensions.
 MOST_POSITION_DIMS = 64
-# How far the score of the offset lies above that of a far token, whose e-th power is the ratio of their attention.
+# Score of a token at the offset minus that of a far token; its exponential is the ratio of their attention weights.
 SHARPNESS = 10.0
-# Of the transform before the output embedding.
+# Scale of the identity in the transform before the output embedding.
 IDENTITY = 0.2
 
 
 def scale_to_width(config: PreTrainedConfig) -> None:
     """Set `initializer_range` to 0.02 x sqrt(768 / H), in place.
 
-    With it a product of a random matrix and a vector of H numbers is as large at any width as it is in BERT-base.
+    The product of a random matrix and a vector of H numbers is then as large at any width as it is in BERT-base.
     """
     config.initializer_range = BERT_RANGE * math.sqrt(BERT_WIDTH / config.hidden_size)
 
 
 def token_counts(texts: Iterable[Sequence[int]], vocab_size: int) -> np.ndarray:
-    """How often each token id occurs in texts, int64 [V]."""
+    """Return how often each token id occurs in texts, int64 [V]."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for chunk in token_chunks(texts, "Counting tokens"):
         counts += np.bincount(np.concatenate(chunk), minlength=vocab_size)
@@ -56,13 +55,13 @@ def token_counts(texts: Iterable[Sequence[int]], vocab_size: int) -> np.ndarray:
 def unigram_bias(decoder: nn.Linear, counts: np.ndarray, ignore: Collection[int] = ()) -> None:
     """Set the bias of an output embedding to the log frequencies of the tokens, in place.
 
-    Every token counts as seen once more than it was, so that none is impossible.
+    One is added to every count, so that no token is impossible.
 
     Args:
         counts: int [V]; ignore: ids that are never predicted, which get the smallest bias.
 
     Raises:
-        ModelError: the output embedding has no bias, or another size.
+        ModelError: the output embedding has no bias, or not V outputs.
     """
     if decoder.bias is None or len(decoder.bias) != len(counts):
         size = None if decoder.bias is None else len(decoder.bias)
@@ -77,13 +76,13 @@ def unigram_bias(decoder: nn.Linear, counts: np.ndarray, ignore: Collection[int]
 
 
 def near_identity(dense: nn.Linear, carried: torch.Tensor) -> None:
-    """Set the layer before an output embedding to 0.2 times what turns a hidden state back into an embedding, in place.
+    """Set the layer before an output embedding to 0.2 times the map from hidden states back to embeddings, in place.
 
-    To that its random weights are added, made half as large. The activation that follows is nearly linear for numbers so
-    small, and the LayerNorm after it makes them large again: a transform that begins as next to none.
+    Its random weights are added, scaled to half that size. The activation that follows is nearly linear for such small
+    numbers, and the LayerNorm after it rescales them, so that the transform is nearly the identity at first.
 
     Args:
-        dense: H numbers to E. carried: float [H, E], how an embedding lies in a hidden state; the identity where E is H.
+        dense: a layer from H to E. carried: float [H, E], the map from an embedding to a hidden state, see `carried_by`.
     """
     with torch.no_grad():
         noise = dense.weight * (0.5 * IDENTITY / dense.weight.norm(dim=1).mean())
@@ -95,8 +94,8 @@ class AttentionWeights:
     """The matrices of one attention layer, as views.
 
     Attributes:
-        query, key, value: float [H, H], a head's D rows one after another.
-        output: float [H, H], a head's D columns one after another.
+        query, key, value: float [H, H], the D rows of a head one after another.
+        output: float [H, H], the D columns of a head one after another.
     """
 
     query: torch.Tensor
@@ -107,19 +106,19 @@ class AttentionWeights:
 
 
 def layers_of(body: PreTrainedModel) -> list[nn.Module]:
-    """The layers of a body, the one that reads the embeddings first; of ALBERT those that groups share, once each."""
+    """Return the layers of a body in order, from the embeddings on; for ALBERT the shared layers, once each."""
     return [inner for layer in layer_stack(body) for inner in (getattr(layer, "albert_layers", None) or [layer])]
 
 
 def attention_weights(layer: nn.Module, heads: int) -> AttentionWeights:
-    """The attention matrices of a layer of any supported family; a ModelError for a layer of another kind."""
+    """Return the attention matrices of a layer of any supported family, or raise a ModelError for other layers."""
     attention: Stock = getattr(layer, "attn", None) or getattr(layer, "attention", None)
     if hasattr(attention, "Wqkv"):  # ModernBERT
         query, key, value = attention.Wqkv.weight.chunk(3)
         return AttentionWeights(query, key, value, attention.Wo.weight, heads)
     if hasattr(attention, "q_lin"):  # DistilBERT
         modules = (attention.q_lin, attention.k_lin, attention.v_lin, attention.out_lin)
-    elif hasattr(attention, "self"):  # BERT and what is built like it
+    elif hasattr(attention, "self"):  # BERT and similar
         own = attention.self
         modules = (own.query, own.key, own.value, attention.output.dense)
     elif hasattr(attention, "query"):  # ALBERT
@@ -131,10 +130,10 @@ def attention_weights(layer: nn.Module, heads: int) -> AttentionWeights:
 
 
 def copying_heads(body: PreTrainedModel) -> None:
-    """Let every head of a body write what it reads: random orthogonal values, and outputs that turn them back.
+    """Initialise every head of a body to copy what it reads: random orthogonal values, and outputs that invert them.
 
-    Before training a head then adds the mean of what it attends to, projected on D random directions, to the hidden state,
-    in the place of random mixtures of it. Of ALBERT the shared layers are meant.
+    Before training, a head then adds the mean of the states that it attends to, projected on D random directions, to the
+    hidden state, instead of random mixtures of it. For ALBERT this changes the shared layers.
     """
     with torch.no_grad():
         for layer in layers_of(body):
@@ -145,43 +144,43 @@ def copying_heads(body: PreTrainedModel) -> None:
 
 
 def position_embeddings(body: PreTrainedModel) -> nn.Embedding | None:
-    """The learned absolute positions of a body; None where it has others."""
+    """Return the learned absolute position embeddings of a body, or None if it has other positions."""
     return getattr(getattr(body, "embeddings", None), "position_embeddings", None)
 
 
 def position_dims(embedding_size: int) -> int:
-    """P, the last dimensions of a token embedding, which position codes have for themselves: a quarter, at most 64, even."""
+    """Return P, the number of embedding dimensions, the last ones, for position codes: a quarter, at most 64, even."""
     return min(embedding_size // 4, MOST_POSITION_DIMS) // 2 * 2
 
 
 def frequencies(count: int) -> np.ndarray:
-    """Radians a token of the sines and cosines of a position code, float64 [count].
+    """Return the frequencies of the sines and cosines of a position code, in radians per token, float64 [count].
 
-    pi ((k - 1/2) / count)^1.5: unevenly spread over all that whole offsets can tell apart, so that the inner product of two
-    codes is large at one offset and small at all others of some hundred tokens.
+    They are pi ((k - 1/2) / count)^1.5: unevenly spread over all frequencies that integer offsets can distinguish, so that
+    the inner product of two codes is large at one offset and small at all others within some hundred tokens.
     """
     return np.pi * ((np.arange(count) + 0.5) / count) ** 1.5
 
 
 def position_codes(positions: int, dims: int) -> np.ndarray:
-    """Sinusoidal codes of the positions 0, 1, ..., float64 [positions, dims]: half of them sines, then the cosines."""
+    """Return sinusoidal codes of the positions 0, 1, ..., float64 [positions, dims]: one half sines, then the cosines."""
     angles = np.outer(np.arange(positions), frequencies(dims // 2))
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
 def start_at_neighbors(body: PreTrainedModel, seen: Collection[int] | None = None) -> list[tuple[int, ...]]:
-    """Let the first layer of a body with learned positions look at neighbouring tokens, before any training.
+    """Initialise the first layer of a body with learned positions to attend to neighbouring tokens, in place.
 
-    Position embeddings become sinusoidal codes in the last `position_dims` dimensions, which token embeddings leave free.
-    The first heads' queries turn the code of a position into that of its neighbours (`OFFSETS`), and the keys are the
-    codes, so that nearly all attention goes there. What such a head reads it writes, without the codes. A projection
-    between embeddings and body keeps lengths as far as the body has room.
+    Position embeddings become sinusoidal codes in the last `position_dims` dimensions, which are zeroed in the token
+    embeddings. The queries of the first heads rotate the code of a position to those of its neighbours (`OFFSETS`), and the
+    keys are the codes, so that nearly all attention goes to the neighbours. Such a head copies what it reads, without the
+    codes. A projection between embeddings and body is replaced by one that keeps lengths, as far as the body is wide enough.
 
     Args:
-        seen: ids of the tokens that the texts hold, whose embeddings the codes are to be as large as; None: all.
+        seen: ids of the tokens in the texts, whose embeddings determine the scale of the codes; None: all.
 
     Returns:
-        The offsets that a head looks at, for each of the first heads.
+        The offsets that each of the first heads attends to.
 
     Raises:
         ModelError: the body has no learned positions.
@@ -201,7 +200,7 @@ def start_at_neighbors(body: PreTrainedModel, seen: Collection[int] | None = Non
             types.weight[:, content:] = 0.0
         # Position dimensions vary as much as those of a token embedding, random or spectral.
         scale = tokens[slice(None) if seen is None else list(seen)].norm(dim=1).median().item()
-        # By how much less they are after the LayerNorm, as a segment's embedding is added.
+        # The factor by which they are smaller after the LayerNorm, as a token type embedding is added.
         shrunk = math.hypot(scale, 0.0 if types is None else types.weight[0].norm().item()) / scale
         first = family_of(body.config).first_position(body.config)
         codes = position_codes(len(positions.weight) - first, dims) * scale * math.sqrt(2.0 / content)
@@ -209,7 +208,7 @@ def start_at_neighbors(body: PreTrainedModel, seen: Collection[int] | None = Non
         positions.weight[first:, content:] = torch.from_numpy(codes).to(positions.weight)
         keep_lengths(body)
         carried = carried_by(body)
-        # An orthonormal basis of where the rest of an embedding lies in a hidden state.
+        # An orthonormal basis of the subspace of hidden states that holds the rest of an embedding.
         space = carried[:, :content] if carried.shape[0] >= carried.shape[1] else torch.eye(len(carried))[:, dims:]
         weights = attention_weights(layers_of(body)[0], body.config.num_attention_heads)
         head = len(weights.query) // weights.heads
@@ -225,23 +224,24 @@ def start_at_neighbors(body: PreTrainedModel, seen: Collection[int] | None = Non
 
 
 def _projection(body: PreTrainedModel) -> nn.Linear | None:
-    """What makes hidden states of embeddings where these are of another size (ELECTRA), and always in ALBERT."""
+    """Return the projection of embeddings to hidden states: ELECTRA has one if sizes differ, ALBERT always, others None."""
     return getattr(body, "embeddings_project", None) or getattr(
         getattr(body, "encoder", None), "embedding_hidden_mapping_in", None
     )
 
 
 def carried_by(body: PreTrainedModel) -> torch.Tensor:
-    """How an embedding lies in the hidden states that a body begins with, float [H, E]."""
+    """Return the map from an embedding to the first hidden state of a body, float [H, E]."""
     projection = _projection(body)
     size = embedding_weight(body).shape[1]
     return torch.eye(size) if projection is None else projection.weight.detach().clone().cpu()
 
 
 def keep_lengths(body: PreTrainedModel) -> None:
-    """Make the projection between embeddings and body one with orthonormal columns, in place, where there is one.
+    """Replace the projection between embeddings and body, if there is one, by orthonormal columns, in place.
 
-    Of a narrower body the first P dimensions carry position codes as they are, the others a projection of the rest.
+    In a body narrower than the embeddings, the first P dimensions carry the position codes unchanged, the others a
+    projection of the rest.
     """
     projection = _projection(body)
     if projection is None:
@@ -259,12 +259,12 @@ def keep_lengths(body: PreTrainedModel) -> None:
 
 
 def _orthonormal(rows: int, columns: int) -> torch.Tensor:
-    """A random matrix with orthonormal rows, or columns if there are fewer, float [rows, columns]."""
+    """Return a random matrix with orthonormal rows, or columns if there are fewer, float [rows, columns]."""
     return nn.init.orthogonal_(torch.empty(rows, columns))
 
 
 def _paired(dims: int, head: int) -> np.ndarray:
-    """The position dimensions that a head has room for, sines with their cosines, evenly spread over the frequencies."""
+    """Return the position dimensions that fit into a head, sines with their cosines, evenly spread over frequencies."""
     half = dims // 2
     chosen = np.linspace(0, half - 1, min(half, head // 2)).round().astype(int)
     return np.concatenate([chosen, chosen + half])
@@ -273,15 +273,15 @@ def _paired(dims: int, head: int) -> np.ndarray:
 def _look_at(
     offsets: Sequence[int], weights: AttentionWeights, rows: slice, codes: torch.Tensor, used: np.ndarray, shrunk: float
 ) -> None:
-    """Set the queries and keys of one head.
+    """Set the queries and keys of one head so that it attends to some offsets.
 
     Args:
-        codes: float [H, P], where the dimensions of the position codes are in a hidden state.
-        used: of the P dimensions those that this head compares.
-        shrunk: a code has 1 / shrunk of its amplitude.
+        codes: float [H, P], the map from the dimensions of position codes to a hidden state.
+        used: indices of the P dimensions that this head compares.
+        shrunk: the factor by which the LayerNorm reduces the amplitude of codes.
     """
     head, pairs, dims = rows.stop - rows.start, len(used) // 2, codes.shape[1]
-    # The score of a neighbour, as a share of that of one offset alone.
+    # The highest score at one of these offsets, as a share of that for a single offset.
     kernel = np.cos(np.outer(np.arange(-8, 9), frequencies(dims // 2)[used[:pairs]])).mean(axis=1)
     peak = max(np.mean([kernel[8 + at - offset] for offset in offsets]) for at in offsets)
     # After the LayerNorm of the embeddings a code has amplitude sqrt(2), so that two equal ones have the product 2 x pairs.
@@ -293,7 +293,7 @@ def _look_at(
 
 
 def _rotation(offsets: Sequence[int], dims: int) -> np.ndarray:
-    """What makes the code of position i the mean of the codes at i + each offset, float64 [dims, dims]."""
+    """Return the matrix that maps the code of position i to the mean of those at i + each offset, float64 [dims, dims]."""
     half = dims // 2
     angles = np.outer(offsets, frequencies(half))
     sine, cosine = np.sin(angles).mean(axis=0), np.cos(angles).mean(axis=0)

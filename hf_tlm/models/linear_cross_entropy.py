@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear layer's logits without ever holding all of them."""
+"""Cross-entropy of a linear layer's logits without holding all of them in memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ CACHED_LOGITS, CACHED_ROWS = 1 << 20, 512
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The gradients are made with the loss, block of rows by block, so that no block is kept for the backward pass."""
+    """Cross-entropy with gradients computed in the forward pass, by blocks of rows, so that no block is kept."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, max_logits, visit, outer):
         inputs = (hidden, weight, bias)
         of_hidden, of_weight, of_bias = (ctx.needs_input_grad[i] and inputs[i] is not None for i in range(3))
-        # The first block makes the weight's gradient, the others add to it.
+        # The first block creates the gradient of the weight, the others add to it.
         gradients = [torch.zeros_like(hidden) if of_hidden else None, None, torch.zeros_like(bias) if of_bias else None]
-        # Sums of half precision numbers are taken in float32.
+        # Half-precision numbers are summed in float32.
         total = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
         if visit is None and not (of_weight or of_bias):
             losses, ctx.gradients = _without_weights(*inputs, labels, max_logits, outer, total.dtype, of_hidden)
@@ -37,7 +37,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 visit(block, logits)
             largest = logits.amax(dim=1, keepdim=True)
             chosen = logits.gather(1, targets) - largest
-            # From here on in the logits' own memory.
+            # From here on in place, in the memory of the logits.
             change = logits.sub_(largest).exp_()
             normalizer = change.sum(dim=1, keepdim=True)
             chosen = (chosen - normalizer.log()).squeeze(1)
@@ -76,11 +76,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _without_weights(hidden, weight, bias, labels, max_logits, outer, dtype, of_hidden):
-    """The loss, and the gradients, of which only that of `hidden` can be asked for.
+    """Return the loss and the gradients, for calls in which only the gradient of `hidden` may be needed.
 
-    By blocks of rows and of classes, whose softmax is corrected as larger logits come, so that logits stay in the cache and
-    a block of the weight is read once for both products. The weight's own gradient would need the normalizer, which is
-    known at the end.
+    It works in blocks of rows and of classes, and corrects the softmax when larger logits come, so that logits stay in the
+    cache and a block of the weight is read once for both products. The gradient of the weight would need the normalizer,
+    which is known only at the end.
     """
     total, gradient = hidden.new_zeros((), dtype=dtype), torch.empty_like(hidden) if of_hidden else None
     if hidden.device.type == "cpu":
@@ -125,18 +125,18 @@ def linear_cross_entropy(
     visit: Callable[[slice, torch.Tensor], None] | None = None,
     outer: Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None,
 ) -> torch.Tensor:
-    """`F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="sum")`, a scalar in float32 or wider.
+    """Return `F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="sum")`, a scalar in float32 or wider.
 
-    At most `max_logits` logits exist at any time (one row of them at least), in the forward and in the backward pass; fewer
-    on a CPU where neither weight nor bias needs a gradient.
-    The result can be differentiated once. Under autocast the products are in its precision.
+    At most `max_logits` logits (and at least one row) exist at any time, in the forward and in the backward pass; fewer on
+    a CPU if neither weight nor bias needs a gradient. The result can be differentiated once. Under autocast the products
+    are in its precision.
 
     Args:
         hidden: float [M, H]; M may be 0.
         weight: float [V, H]; bias: float [V] or None; labels: int64 [M], all of them classes.
-        visit: called with every block of logits while it is there, (rows of the block, logits float [rows, V]), without
+        visit: called with every block of logits while it exists, as (rows of the block, logits float [rows, V]), without
             gradient; it must not change them.
-        outer: another loss of each row than -log p of its label: called with (rows of the block, log p float [rows]), it
-            returns that loss and its derivative by log p, float [rows] each. `visit` is called before it.
+        outer: replaces the loss of each row, -log p of its label: called with (rows of the block, log p float [rows]), it
+            returns the loss and its derivative with respect to log p, float [rows] each. `visit` is called before it.
     """
     return _LinearCrossEntropy.apply(hidden, weight, bias, labels, max_logits, visit, outer)

@@ -1,11 +1,11 @@
-"""A classifier that begins as a linear model of its tokens.
+"""Initialisation of a classifier as a linear model of its tokens.
 
-What a linear model knows of a task is a few numbers for each token. Written into dimensions of the token embeddings that
-are kept free for them, they reach the classifier by the residual stream and by the mean over tokens, which the stock class
-takes anyway. So before its first step the network classifies like that model. Every weight stays one of the stock model and
-is trained like any other. An addition of hf_tlm to the published methods.
+A linear model of a task is a few numbers for each token. Written into dimensions of the token embeddings that are reserved
+for them, they reach the classifier through the residual stream and the mean over tokens, which the stock class computes
+anyway. So before its first step the network classifies like the linear model. Every weight is one of the stock model and is
+trained like any other. This is an addition of hf_tlm to the published methods.
 
-N texts, V vocabulary, C classes, R dimensions of evidence, H hidden size.
+Shapes: N texts, V vocabulary, C classes, R dimensions of evidence, H hidden size.
 """
 
 from __future__ import annotations
@@ -31,33 +31,41 @@ from hf_tlm.models.initialization import layers_of
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
 
-# Inverse strength of the penalty, for shares of a text's tokens times SCALE and their idf. Once logits are scaled, more or
-# less of it hardly matters on held-out texts (SciERC, ChemProt, Reuters R8), and more certain ones on the training texts
-# leave less to learn.
+# Inverse strength of the penalty, for features that are shares of a text's tokens times SCALE and idf. Once logits are
+# scaled, its value hardly matters on held-out texts (SciERC, ChemProt, Reuters R8), and more confident logits on the
+# training texts leave less to learn.
 C, SCALE = 1.0, 10.0
 ITERATIONS = 500
-# Texts of a split that are looked at.
+# Maximum number of texts of a split that are used.
 MOST_TEXTS = 30_000
-# Of the numbers of an embedding at most so many are evidence.
+# Maximum share of an embedding's dimensions that hold evidence.
 MOST_DIMS = 1 / 8
-# Root mean square of a token's evidence, as a share of the norm of its embedding; no token's has more than MOST.
+# Root mean square of a token's evidence, as a share of the norm of its embedding; MOST is the maximum for any token.
 STRENGTH, MOST = 0.25, 0.95
-# What the head's first layer makes of evidence: about as large as what it makes of everything else.
+# Weight of evidence in the head's first layer, whose result is then about as large as that of all other dimensions.
 GAIN = 0.5
-# Texts, and tokens of each, by which the network's logits are made as large as the linear model's.
+# Texts, and tokens of each, on which the network's logits are scaled to the size of the linear model's.
 MEASURED, LENGTH = 8, 128
 
 
 @dataclass
 class LabelledTexts:
-    """ids: token ids of each text, as they are trained on. labels: int [N]."""
+    """Tokenised texts and their labels.
+
+    Attributes:
+        ids: token ids of each text, as they are trained on.
+        labels: int [N].
+    """
 
     ids: Sequence[Sequence[int]]
     labels: np.ndarray
 
     @classmethod
     def of(cls, rows: Dataset) -> LabelledTexts:
-        """Those of a tokenised split, columns `input_ids` and `label`; of more than 30,000 a sample, which is in memory."""
+        """Read a tokenised split, columns `input_ids` and `label`, into memory; of more than 30,000 texts a sample.
+
+        Texts without tokens are left out.
+        """
         if len(rows) > MOST_TEXTS:
             rows = rows.select(np.sort(np.random.default_rng(0).permutation(len(rows))[:MOST_TEXTS]))
         pairs = [(ids, label) for ids, label in zip(rows["input_ids"], rows["label"], strict=True) if len(ids)]
@@ -66,11 +74,13 @@ class LabelledTexts:
 
 @dataclass
 class LinearStart:
-    """What a linear model has found.
+    """A fitted linear model of the tokens, which can be written into a classifier.
 
-    evidence: float32 [V, R]; the mean over a text's tokens, times readout, are its logits.
-    readout: float32 [R, C].
-    sample: token ids of some texts, by which the network's logits are made as large.
+    Attributes:
+        evidence: float32 [V, R]; the mean over a text's tokens, times readout, gives its logits.
+        readout: float32 [R, C].
+        sample: token ids of some texts, on which the network's logits are scaled to the size of these.
+        report: number of dimensions and accuracy on the held-out texts.
     """
 
     evidence: np.ndarray
@@ -79,12 +89,12 @@ class LinearStart:
     report: dict[str, Any]
 
     def write_to(self, classifier: PreTrainedModel) -> None:
-        """Let a stock classifier, with random weights or pretrained ones, begin as this linear model, in place.
+        """Write this linear model into a stock classifier with random or pretrained weights, in place.
 
-        Embeddings get the length that they have in the median, so that the LayerNorm after them changes nothing but their
-        scale; evidence takes the last dimensions, into which no layer writes any more; the head's first layer reads each of
-        them twice, with both signs, as GELU(x) - GELU(-x) = x; the classifier reads only these, and its logits are as large
-        as the linear model's. What else a pretrained body computes is there as it was, but for those dimensions.
+        All embeddings get their median length, so that the LayerNorm after them changes only their scale. Evidence takes
+        the last dimensions, and no layer writes into these any more. The head's first layer reads each of them twice, with
+        both signs, as GELU(x) - GELU(-x) = x. The classifier reads only these outputs, and its logits are scaled to the size
+        of the linear model's. Whatever else a pretrained body computes stays, except in those dimensions.
         """
         stock: Stock = classifier
         weight, dims = embedding_weight(classifier), self.evidence.shape[1]
@@ -129,7 +139,7 @@ class LinearStart:
 
 
 def check_linear_start(config: PreTrainedConfig) -> None:
-    """Raise a ModelError unless this config's stock classifier reads the mean over tokens, in a head with GELU."""
+    """Raise a ModelError unless this config's stock classifier reads the mean over tokens and its head has GELU."""
     pooling = getattr(config, "classifier_pooling", None)
     if config.model_type != "modernbert" or pooling != "mean":
         raise ModelError(
@@ -148,16 +158,16 @@ def check_linear_start(config: PreTrainedConfig) -> None:
 def fit_linear_start(
     train: LabelledTexts, held_out: LabelledTexts, *, vocab_size: int, classes: int, hidden_size: int
 ) -> LinearStart:
-    """Fit a linear model of the tokens of texts: logistic regression on their shares of a text, weighted by idf.
+    """Fit a linear model of the tokens of texts: logistic regression on each token's share of a text, weighted by idf.
 
-    Beyond `hidden_size` / 8 dimensions, evidence for many classes is approximated by those that most of it lies in.
+    If the classes need more than `hidden_size` / 8 dimensions, evidence is approximated by its leading singular vectors.
 
     Args:
-        held_out: other texts. The scale of all logits has the least cross-entropy on them, with 1 as what is expected
-            beforehand: few texts do not move it far.
+        held_out: other texts. The scale of all logits minimises the cross-entropy on them, with a prior around 1, so that
+            few texts do not move it far.
 
     Raises:
-        ModelError: the task has values for classes, or its training texts have a single class.
+        ModelError: the task has values instead of classes, or its training texts have a single class.
     """
     if classes < 2:
         raise ModelError("classifier_init linear is for classes, and this task has values. Leave it out.")
@@ -181,7 +191,7 @@ def fit_linear_start(
 
 
 def _shares(ids: Sequence[Sequence[int]], vocab_size: int) -> sp.csr_matrix:
-    """What share of each text's tokens each token is, float64 [N, V]."""
+    """Return the share of each token among the tokens of each text, float64 [N, V]."""
     lengths = np.array([len(row) for row in ids])
     rows = np.repeat(np.arange(len(ids)), lengths)
     tokens = np.concatenate([np.asarray(row) for row in ids])
@@ -189,7 +199,10 @@ def _shares(ids: Sequence[Sequence[int]], vocab_size: int) -> sp.csr_matrix:
 
 
 def logistic_regression(features: sp.csr_matrix, labels: np.ndarray, c: float, iterations: int) -> LogisticRegression:
-    """Fit a classifier; after so many iterations probabilities hardly move, whatever the gradient is."""
+    """Fit a logistic regression without convergence warnings.
+
+    After `iterations` probabilities hardly move, whatever the gradient is.
+    """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -199,10 +212,10 @@ def logistic_regression(features: sp.csr_matrix, labels: np.ndarray, c: float, i
 
 
 def _fit(features: sp.csr_matrix, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The weights float64 [V, C] and [C] of logistic regression, with all classes."""
+    """Return the weights float64 [V, C] and biases [C] of a logistic regression, for all classes."""
     model = logistic_regression(features, labels, C, ITERATIONS)
     found, bias = model.coef_.T, model.intercept_
-    if found.shape[1] == 1:  # Of two classes sklearn has the difference.
+    if found.shape[1] == 1:  # For two classes sklearn has only their difference.
         found, bias = np.hstack([-found, found]) / 2, np.concatenate([-bias, bias]) / 2
     # A class without training texts is less likely than any other.
     coefficients, intercept = np.zeros((features.shape[1], classes)), np.full(classes, bias.min() - 1.0)
@@ -211,7 +224,7 @@ def _fit(features: sp.csr_matrix, labels: np.ndarray, classes: int) -> tuple[np.
 
 
 def _best_scale(logits: np.ndarray, labels: np.ndarray) -> float:
-    """What logits float64 [N, C] are to be multiplied with: the most probable scale; its logarithm is normal beforehand."""
+    """Return the most probable scale of logits float64 [N, C], with a log-normal prior around 1 of deviation log 2."""
     values, classes = torch.from_numpy(logits), torch.as_tensor(labels)
 
     def cost(scale: float) -> float:
@@ -222,14 +235,14 @@ def _best_scale(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _reset(norm: Stock, read: slice) -> None:
-    """Let a LayerNorm pass these dimensions on as they are, whatever was learned."""
+    """Reset what a LayerNorm has learned for some dimensions: weight 1 and bias 0."""
     norm.weight[read] = 1.0
     if norm.bias is not None:
         norm.bias[read] = 0.0
 
 
 def _logits(classifier: Stock, ids: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Logits of some texts, float64 [N, C]; without dropout, by the attention that every processor has."""
+    """Return the logits of some texts, float64 [N, C], without dropout, by `sdpa`, which works on every device."""
     training, config = classifier.training, body_of(classifier).config
     attention, config._attn_implementation = config._attn_implementation, "sdpa"
     classifier.eval()

@@ -1,6 +1,6 @@
-"""Where models come from: configs that fit a tokenizer and a task, and checkpoints, pickles among them, with errors.
+"""Loading of model configs, which are fitted to a tokenizer and a task, and of checkpoints, including pickles.
 
-The errors say which config or checkpoint could not be read, and why.
+Errors say which config or checkpoint could not be read, and why.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from hf_tlm.models.families import check_family, family_of, longest_input
 from hf_tlm.utils.shown import few, suggestion
 
 WEIGHTS, SAFE_WEIGHTS = "pytorch_model.bin", "model.safetensors"
-TRAINER_STATE = "trainer_state.json"  # Of a folder checkpoint-*.
-# Names there of what is not the body -> in a stock class.
+TRAINER_STATE = "trainer_state.json"  # A file of the Trainer's checkpoint-* folders.
+# Prefixes of head parameters in such folders -> in a stock class.
 _OF_CHECKPOINTS = {"mlm_head.": "", "clm_heads.": "", "rtd_head.": "discriminator_predictions."}
-POOLER = "pooler"  # It feeds the classifier alone, and many checkpoints do not have it.
-# Models that learn have weights of this type, whatever a checkpoint's are: updates are too small for half precision.
+POOLER = "pooler"  # Only the classifier reads it, and many checkpoints do not have it.
+# Trained models have weights of this dtype, whatever a checkpoint's is: updates are too small for half precision.
 DTYPE = torch.float32
 # What transformers, huggingface_hub and safetensors raise for a model that cannot be loaded.
 UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError, SafetensorError)
-# Of older configs, without an effect where they have these values.
+# Keys of older configs that have no effect with these values.
 _LEFT = {"position_embedding_type": "absolute", "gradient_checkpointing": False}
-# What configs of transformers read beside their fields.
+# Keys that configs of transformers read beside their fields.
 _ALSO_READ = (
     *("model_type", "num_labels", "torch_dtype", "attn_implementation", "auto_map"),
     *("rope_theta", "rope_scaling", "global_rope_theta", "local_rope_theta", "global_attn_every_n_layers"),
@@ -55,11 +55,11 @@ _ALSO_READ = (
 
 
 def read_config(model_config: str | os.PathLike | dict | PreTrainedConfig) -> PreTrainedConfig:
-    """The config that `build_config` fits to a tokenizer, as it is written; of a config a copy.
+    """Read a model config as it is written, before `build_config` fits it to a tokenizer; a config object is copied.
 
     Raises:
-        ModelError: not readable, no `model_type`, or an unsupported one; an impossible value, or in a file a key that
-            this type of model has not.
+        ModelError: the config cannot be read, or has no `model_type`, an unsupported one, an impossible value or, in a
+            file, a key that this type of model does not have.
     """
     values: dict[str, Any] | None
     if isinstance(model_config, PreTrainedConfig):
@@ -100,17 +100,16 @@ def build_config(
     id2label: dict[int, str],
     max_length: int,
 ) -> PreTrainedConfig:
-    """Architecture from `model_config`; vocabulary and special ids from the tokenizer; classes from the task.
+    """Build a config: architecture from `model_config`, vocabulary and special ids from the tokenizer, classes of the task.
 
     Args:
-        model_config: a JSON file, a preset (`models/bert_tiny`) or a mapping of config values with `model_type`, a
-            config, which stays as it is, or a Hub id, with `@revision` if wanted, whose config is taken (its weights are
-            not).
-        max_length: longest sequence in tokens; the config must have that many positions, or gets them where they are
+        model_config: a JSON file; a preset (`models/bert_tiny`); a mapping of config values with `model_type`; a config,
+            which is not changed; or a Hub id, optionally with `@revision`, whose config is used (not its weights).
+        max_length: longest sequence in tokens; the config must have that many positions, or gets them if they are
             rotary.
 
     Raises:
-        ModelError: see `read_config`; there are too few positions; or `id2label` names no classes from 0 on.
+        ModelError: see `read_config`; there are too few positions; or `id2label` does not name the classes from 0 on.
     """
     id2label = classes_of(id2label)
     values = {
@@ -155,9 +154,10 @@ def _shown(model_config: str | os.PathLike | dict) -> str:
 
 
 def _check_names(values: Mapping[str, Any], config: PreTrainedConfig, path: str) -> None:
-    """Every key of a file must be one that the config's class reads: transformers keeps others, and uses the default.
+    """Raise a ModelError for a key of a file that the config's class does not read.
 
-    Configs that are read by name, as those of the Hub, may hold keys of other versions.
+    transformers would keep such a key, and use the default. Configs read by name, such as those of the Hub, are not checked:
+    they may hold keys of other versions.
     """
     known = {field.name for field in dataclasses.fields(config)} | {*config.attribute_map, *_ALSO_READ}
     known |= set(type(config)().to_dict())
@@ -168,7 +168,7 @@ def _check_names(values: Mapping[str, Any], config: PreTrainedConfig, path: str)
 
 
 def _check_values(config: PreTrainedConfig, shown: str) -> None:
-    """Sizes are positive, probabilities below 1, other numbers finite, and the activations known."""
+    """Raise a ModelError unless sizes are positive, dropouts below 1, other numbers finite, and activations known."""
     problems = []
     for name, value in config.to_dict().items():
         if name.endswith(("activation", "hidden_act")) and isinstance(value, str) and value not in ACT2FN:
@@ -190,18 +190,20 @@ def _check_values(config: PreTrainedConfig, shown: str) -> None:
 
 
 def weights_file(folder: Path) -> Path:
-    """The file of a checkpoint's weights: safetensors where somebody has converted them, else the pickle."""
+    """Return the file of a checkpoint's weights: safetensors if somebody has converted them, else the pickle."""
     safe = folder / SAFE_WEIGHTS
     return safe if safe.is_file() else folder / WEIGHTS
 
 
 @contextmanager
 def reading_pickles(path: str | os.PathLike | None, refusal: type[HfTlmError]) -> Iterator[None]:
-    """Raise as a `refusal` what torch raises, within the block, for a pickle that it does not read.
+    """Raise a `refusal` in place of the error that torch raises, within the block, for a pickle that it refuses.
 
-    It reads no more of one than tensors and numbers. What it says of others ends with how to run their code.
+    torch reads only tensors and numbers from a pickle; no code of a refused one was run. Its own message is not shown, as
+    it ends with how to run such code.
 
-    path: the file or folder that is read. Nothing of what is refused was run.
+    Args:
+        path: the file or folder that is read.
     """
     try:
         yield
@@ -215,13 +217,13 @@ def reading_pickles(path: str | os.PathLike | None, refusal: type[HfTlmError]) -
 
 
 def read_weights(path: Path, advice: str) -> dict[str, torch.Tensor]:
-    """The tensors of a file by their names, on the CPU. Pickled code is not run.
+    """Read the tensors of a file by name, on the CPU. Pickled code is not run.
 
     Args:
-        advice: ends the message about a file that is not there.
+        advice: end of the error message about a missing file.
 
     Raises:
-        ModelError: the file is missing or damaged, or holds something else.
+        ModelError: the file is missing or damaged, or holds anything other than tensors by name.
     """
     try:
         if path.suffix == ".safetensors":
@@ -240,10 +242,10 @@ def read_weights(path: Path, advice: str) -> dict[str, torch.Tensor]:
 def weight_problems(
     state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]], unexpected: Sequence[str]
 ) -> str:
-    """What keeps a file's weights out of a model, such as "missing: a, b, c and 2 more; unexpected: d"; else empty.
+    """Return why a file's weights do not fit a model, such as "missing: a, b, c and 2 more; unexpected: d"; "" if they do.
 
     Args:
-        shapes: that weights have to have.
+        shapes: the expected shape of each weight, by name.
     """
     problems = {
         "missing": [name for name in shapes if name not in state],
@@ -259,14 +261,14 @@ def weight_problems(
 
 @contextmanager
 def reading(what: str, advice: str = "") -> Iterator[None]:
-    """Raise as a ModelError, which ends with `advice`, what is raised within the block for a model that cannot be loaded."""
+    """Raise a ModelError, which ends with `advice`, for errors within the block about a model that cannot be loaded."""
     try:
         with reading_pickles(what, ModelError):
             yield
     except HfTlmError:
         raise
     except (*UNREADABLE, StrictDataclassError) as error:
-        # That a field of a config has another type is said in several lines.
+        # The error about a config field of the wrong type has several lines.
         told = " ".join(str(error).split())
         if isinstance(error, SafetensorError):
             told = f"its weights are cut short or damaged ({told:.200}). Get them again, or make them again."
@@ -274,10 +276,10 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
 
 
 def classes_of(id2label: Any) -> dict[int, str]:
-    """Names of classes by their indices; a list of them, and indices that are texts, as in JSON, are taken too.
+    """Return class names by index, from a mapping or a list of names; indices may be strings, as in JSON.
 
     Raises:
-        ModelError: they are something else, or the indices are not all from 0 on.
+        ModelError: `id2label` is something else, or its indices are not 0, 1, ... without a gap.
     """
     listed = isinstance(id2label, Iterable) and not isinstance(id2label, (str, Mapping))
     given = dict(enumerate(id2label)) if listed else id2label if isinstance(id2label, Mapping) else {}
@@ -291,19 +293,19 @@ def classes_of(id2label: Any) -> dict[int, str]:
 
 
 def class_names(config: PreTrainedConfig) -> list[str]:
-    """The names of a classifier's classes, in the order of its outputs."""
+    """Return the names of a classifier's classes, in the order of its outputs."""
     return [name for _, name in sorted((config.id2label or {}).items())]
 
 
 def hub_options(revision: str | None, trust_remote_code: bool, attn_implementation: str | None) -> dict:
-    """Keyword arguments of `from_pretrained`; transformers takes no None for an attention implementation."""
+    """Return keyword arguments of `from_pretrained`, which accepts no None as the attention implementation."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     return options if attn_implementation is None else options | {"attn_implementation": attn_implementation}
 
 
 @contextmanager
 def without_reports() -> Iterator[None]:
-    """Leave out what transformers says of weights that a class does not have, or that begin at random."""
+    """Silence transformers' reports, within the block, about unused weights and weights initialised at random."""
     shown = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -313,9 +315,14 @@ def without_reports() -> Iterator[None]:
 
 
 def load_classifier(folder: str, name: str, *, id2label: dict[int, str], **options) -> tuple[PreTrainedModel, bool]:
-    """A checkpoint as a stock classifier in float32, and whether some of its head, missing or of other classes, is random.
+    """Load a checkpoint as a stock classifier in float32, and return it and whether some of its head is random.
 
-    name: what errors call it; options: see `hub_options`. Errors are those of `family_of`, `new_weights` and `reading`.
+    Weights of the head are random if the checkpoint lacks them or has other classes. Errors are those of `family_of`,
+    `new_weights` and `reading`.
+
+    Args:
+        name: the name of the checkpoint in errors.
+        options: see `hub_options`.
     """
     label2id = {label: index for index, label in id2label.items()}
     config = AutoConfig.from_pretrained(folder, id2label=id2label, label2id=label2id, **options)
@@ -325,15 +332,14 @@ def load_classifier(folder: str, name: str, *, id2label: dict[int, str], **optio
 
 
 def load_stock(auto_class: Any, folder: str, config: PreTrainedConfig, **options) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A checkpoint as a stock class in float32, and the loading info of `from_pretrained`.
+    """Load a checkpoint as a stock class in float32, and return it and the loading info of `from_pretrained`.
 
-    Weights that it lacks, or has in other shapes, begin at random. A folder `checkpoint-*` of a run that has not come to its
-    end loads as what the run would export there: of a pair of models the main one; a classifier that learned no task is left
-    out.
+    Weights that it lacks, or has in other shapes, are initialised at random. A folder `checkpoint-*` of an unfinished run
+    loads like what the run would export: of a pair of models the main one; a classifier that learned no task is left out.
 
     Args:
         auto_class: such as `AutoModelForSequenceClassification`.
-        config: of the model, its labels those of a task.
+        config: of the model, with the labels of the task.
         options: of `from_pretrained`.
     """
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True, "dtype": DTYPE}
@@ -344,7 +350,7 @@ def load_stock(auto_class: Any, folder: str, config: PreTrainedConfig, **options
     with torch.device("meta"):
         stock = type(auto_class.from_config(config, **trust))
     body = f"{stock.base_model_prefix}."
-    # Nameless classes are those of a run without a task.
+    # Classes without names are those of a run without a task.
     labels = AutoConfig.from_pretrained(folder, **trust).id2label
     learned = any(label != f"LABEL_{index}" for index, label in labels.items())
     state = {}
@@ -360,7 +366,7 @@ def load_stock(auto_class: Any, folder: str, config: PreTrainedConfig, **options
 
 
 def _trainer_weights(folder: str) -> dict[str, torch.Tensor] | None:
-    """The weights of a `checkpoint-*` folder with this package's models, of a pair the main one's; None of anything else."""
+    """Return the weights of a `checkpoint-*` folder of this package's models, of a pair the main one's; else None."""
     file = Path(folder) / SAFE_WEIGHTS_NAME
     if not (file.is_file() and (Path(folder) / TRAINER_STATE).is_file()):
         return None
@@ -371,13 +377,13 @@ def _trainer_weights(folder: str) -> dict[str, torch.Tensor] | None:
 
 
 def new_weights(model: PreTrainedModel, info: Mapping[str, Any], name: str) -> set[str]:
-    """The weights that the checkpoint `name` lacks or has in other shapes, so that they begin at random.
+    """Return the weights that the checkpoint `name` lacks or has in other shapes, so that they are initialised at random.
 
     Args:
-        info: what `from_pretrained` gave with the model (`output_loading_info`).
+        info: the loading info that `from_pretrained` returned with the model (`output_loading_info`).
 
     Raises:
-        ModelError: some are of the model's body, its pooler apart.
+        ModelError: some of them belong to the model's body, other than its pooler.
     """
     new = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
     body = f"{model.base_model_prefix}."
@@ -413,5 +419,5 @@ def check_positions(config: PreTrainedConfig, name: str, max_length: int) -> Non
 
 
 def head_is_new(model: PreTrainedModel, new: Iterable[str]) -> bool:
-    """Whether some of the parameters `new` are not of the model's body."""
+    """Return whether some of the parameters `new` are outside of the model's body."""
     return any(not name.startswith(f"{model.base_model_prefix}.") for name in new)

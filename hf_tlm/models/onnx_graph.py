@@ -1,8 +1,8 @@
 """ONNX graphs of stock models, by torch's own exporter, and 8-bit and half-precision versions of them.
 
-Graphs have operators of ONNX alone and their weights inside. Bytes are equal for equal weights and versions: the exporter's
-notes, which name files and lines of this machine, are taken out. Attention is traced in few operators, none of which
-processors are slow at. What runs them is `hf_tlm.models.onnx_session`.
+Graphs use only ONNX's own operators and contain their weights. Their bytes are equal for equal weights and versions: the
+exporter's notes, which name files and lines of this machine, are removed. Attention is traced to few operators, none of
+which is slow on processors. `hf_tlm.models.onnx_session` runs the graphs.
 
 Shapes: B texts, S tokens, C choices of a question, H heads, D dimensions of a head.
 """
@@ -31,17 +31,18 @@ from transformers.models.modernbert import modeling_modernbert
 from hf_tlm.errors import ModelError
 from hf_tlm.models.families import FAMILIES
 
-# How far below the largest of its row a masked score is kept. exp(-60) = 9e-27 is nothing beside 1 in float32; what is much
-# lower is a denormal number, at which the softmax of onnxruntime, and the product after it, are many times slower.
+# Masked scores are clamped to this much below the largest of their row. exp(-60) = 9e-27 is nothing beside 1 in float32;
+# much lower scores give denormal numbers, with which the softmax of onnxruntime, and the product after it, are many times
+# slower.
 DEPTH = 60.0
 ROTARY_OPSET = 23  # The first with an operator for rotary positions.
 _NAME = "hf_tlm_onnx"
-_LOCK = threading.RLock()  # Of what a class and a module of transformers hold meanwhile.
+_LOCK = threading.RLock()  # Guards names that are replaced in modules of transformers for the time of an export.
 # The first with an operator for rotary positions; 20 is the first with one for GELU.
 OPSET = 23
-LARGEST = 2 << 30  # Bytes of a protobuf, in which a graph has its weights.
+LARGEST = 2 << 30  # Maximum bytes of a protobuf, which holds a graph and its weights.
 PARTS = ("embeddings", "head")
-LEAST_SHARE = 1e-30  # Of a class, whose logarithm is taken.
+LEAST_SHARE = 1e-30  # Minimum probability of a class, before its logarithm.
 _MANY = 1 << 20
 
 
@@ -54,7 +55,7 @@ def _attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """softmax(query key^T scaling + mask) value, float [B, S, H, D], of float [B, H, S, D] each."""
+    """Return softmax(query key^T scaling + mask) value, float [B, S, H, D], of inputs float [B, H, S, D] each."""
     scores = (query @ key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if attention_mask is not None:
         scores = scores + attention_mask
@@ -71,10 +72,10 @@ def _mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> torch.Tensor | None:
-    """What is added to scores: 0 for a token that is seen, else the least number, float [B, 1, 1 or S, S].
+    """Return the additive attention mask: 0 for a token that is seen, else the lowest number, float [B, 1, 1 or S, S].
 
-    transformers' own looks every pair of places up in the padding: a tenth of the operators of a small graph, each with a
-    cost of its own for a single text.
+    transformers' own function looks up every pair of positions in the padding: a tenth of the operators of a small graph,
+    each with a cost of its own even for a single text.
     """
     if attention_mask is None or any(others.get(name) for name in ("use_vmap", "q_offset", "kv_offset")):
         others |= {"kv_length": kv_length, "mask_function": mask_function, "dtype": dtype, "device": device}
@@ -94,10 +95,11 @@ AttentionMaskInterface.register(_NAME, _mask)
 
 @contextlib.contextmanager
 def exportable_attention(model: Any, opset: int) -> Iterator[None]:
-    """With attention as products and a softmax: torch's fused one is traced with a test of every weight for nan.
+    """Trace attention, within the block, as products and a softmax; torch's fused one would test every weight for NaN.
 
-    Of a padded text no row is masked whole, which that test is for. A body that is none of ours (heads may share keys, or
-    scores be capped), or does not take transformers' attention functions (COCO-LM's own), has the plain one of its class.
+    That test is for rows that are masked completely, which a padded text does not have. A body of another family (heads may
+    share keys, or scores be capped), or one that does not use transformers' attention functions (COCO-LM's own), has the
+    eager attention of its class.
     """
     before = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if before is None:
@@ -113,13 +115,13 @@ def exportable_attention(model: Any, opset: int) -> Iterator[None]:
 
 
 def _fixed_angles(config: Any) -> bool:
-    """Whether rotary positions turn by the same angles at any length."""
+    """Return whether the angles of rotary positions are the same at any length."""
     kinds = (getattr(config, "rope_parameters", None) or {}).values()
     return not any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds if isinstance(kind, dict))
 
 
 class _SortedSet(set):
-    """A set that is gone through in the order of what is in it, where that has one, not in that of hashes."""
+    """A set that iterates in sorted order if its elements can be sorted, not in the order of hashes."""
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -130,7 +132,10 @@ class _SortedSet(set):
 
 @contextlib.contextmanager
 def _sorted_sets(model: nn.Module) -> Iterator[None]:
-    """With sets in the code of the model in order: ModernBERT goes through one of its types of layers, and not it alone."""
+    """Let `set` in the module of the model iterate in sorted order within the block, so that graphs are reproducible.
+
+    ModernBERT, for instance, iterates over a set of its types of layers.
+    """
     names = vars(sys.modules[type(model).__module__])
     with _LOCK:
         before = names.get("set")
@@ -146,13 +151,13 @@ def _sorted_sets(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _rotary_operator(model: nn.Module) -> Iterator[None]:
-    """With rotary positions of ModernBERT as one operator, where stock code is seven of them for queries, and for keys.
+    """Trace ModernBERT's rotary positions within the block as one operator; stock code has seven each for queries and keys.
 
-    Of the modules of `model` alone: another thread's model of the class computes what it did.
+    Only the modules of `model` are changed, so that another thread's model of the class computes as before.
     """
 
     def angles(self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, float [1, S, D / 2]: stock code has them twice, side by side."""
+        """Return cosines and sines, float [1, S, D / 2]; stock code has them twice, side by side."""
         found = position_ids[..., None].float() * getattr(self, f"{layer_type}_inv_freq")
         scaling = getattr(self, f"{layer_type}_attention_scaling")
         return found.cos() * scaling, found.sin() * scaling
@@ -164,7 +169,7 @@ def _rotary_operator(model: nn.Module) -> Iterator[None]:
         attention_mask: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Queries, keys and values are moved together, and queries and keys turned together; stock code does each alone."""
+        """Transpose queries, keys and values together, rotate queries and keys together; stock code does each separately."""
         batch, length, _ = hidden_states.shape
         heads = self.config.num_attention_heads
         states = self.Wqkv(hidden_states).view(batch, length, 3 * heads, self.head_dim).transpose(1, 2)
@@ -189,7 +194,7 @@ def _rotary_operator(model: nn.Module) -> Iterator[None]:
 
 
 def check_installed() -> None:
-    """Raise a ModelError where something that exporting needs is not installed."""
+    """Raise a ModelError if a package that exporting needs is not installed."""
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -202,7 +207,7 @@ def check_installed() -> None:
 
 
 class _Logits(nn.Module):
-    """A stock model as a function of tensors in a fixed order to its logits alone."""
+    """A stock model as a function from input tensors in a fixed order to the named outputs alone."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[str], outputs: Sequence[str]):
         super().__init__()
@@ -214,7 +219,7 @@ class _Logits(nn.Module):
 
 
 def check_size(models: Sequence[nn.Module]) -> None:
-    """Raise a ModelError where the weights of models do not go into one graph together."""
+    """Raise a ModelError if the weights of the models together are too large for one graph."""
     if sum(parameter.numel() for model in models for parameter in model.parameters()) * 4 > LARGEST:
         which, hint = ("this model", "") if len(models) == 1 else ("these models together", " Give fewer models.")
         raise ModelError(f"A graph holds its weights in one file of at most 2 GiB, and those of {which} are more.{hint}")
@@ -229,18 +234,18 @@ def to_onnx(
     longest: int | None = None,
     opset: int = OPSET,
 ) -> Any:
-    """The graph (`onnx.ModelProto`) of a stock model in float32.
+    """Export a stock model in float32 as an ONNX graph (`onnx.ModelProto`).
 
     Args:
-        model: of transformers, in evaluation mode.
+        model: of transformers; it is exported in evaluation mode.
         inputs: names of its arguments, int64 [B, S] each.
-        outputs: names of what it returns.
+        outputs: names of the outputs.
         choices: inputs are int64 [B, C, S].
-        longest: S at most; None: no limit.
+        longest: maximum of S; None: no limit.
         opset: of ONNX's own operators.
 
     Raises:
-        ModelError: the exporter cannot trace the model, or not write it in this opset; it is too large for one file.
+        ModelError: the exporter cannot trace the model or cannot write it in this opset; or it is too large for one file.
     """
     check_size([model])
     shape = (2, 3, 7) if choices else (2, 7)
@@ -276,7 +281,7 @@ def to_onnx(
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the exporter's notes for its developers."""
+    """Silence the exporter's logs and warnings, which are for its developers, within the block."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -299,7 +304,7 @@ def _strip(model: Any) -> None:
 
 
 def check_plain(model: Any, opset: int | None = None) -> None:
-    """Raise a ModelError unless a graph has operators of ONNX alone, of this `opset`, and all of its weights in itself."""
+    """Raise a ModelError unless a graph uses only ONNX's own operators, of this `opset`, and contains all of its weights."""
     others = {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain not in ("", "ai.onnx")}
     others |= {f"function {function.name}" for function in model.functions}
     others |= {f"{tensor.name} in another file" for tensor in model.graph.initializer if tensor.data_location}
@@ -313,25 +318,25 @@ def check_plain(model: Any, opset: int | None = None) -> None:
 
 
 def save(model: Any, path: Path) -> None:
-    """Write a graph."""
+    """Write a graph to a file; equal graphs give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def quantized(model: Any, *, per_channel: bool = True, keep_float: Sequence[str] = ()) -> Any:
-    """The graph with weights in 8 bits; activations are quantised as they come (dynamically).
+    """Return the graph with 8-bit weights; activations are quantised dynamically.
 
-    Weights of matrix products take 7 of the 8 bits: with all of them, processors without VNNI overflow 16-bit sums, and
-    answers would depend on the machine.
+    Weights of matrix products use 7 of the 8 bits: with 8, 16-bit sums overflow on processors without VNNI, and results
+    would depend on the machine.
 
     Args:
         model: of `to_onnx`.
-        per_channel: a scale for every output of a matrix, not one for all of it.
-        keep_float: of `PARTS`, what keeps its float32.
+        per_channel: one scale for every output of a matrix, instead of one for the matrix.
+        keep_float: the `PARTS` that stay in float32.
     """
     import onnx
 
-    # It calls the product of a Gemm, which it takes apart, otherwise.
+    # onnxruntime splits a Gemm, and names its product with this suffix.
     excluded = [name + end for part in keep_float for name in _nodes_of(model, part) for end in ("", "_MatMul")]
     with tempfile.TemporaryDirectory() as scratch, _process_as_it_was():
         from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -353,9 +358,9 @@ def quantized(model: Any, *, per_channel: bool = True, keep_float: Sequence[str]
 
 @contextlib.contextmanager
 def _process_as_it_was() -> Iterator[None]:
-    """What onnxruntime's tools change for the whole process is afterwards as before: logging, and where modules are found.
+    """Undo, after the block, what onnxruntime's tools change for the process: logging, and `sys.path`.
 
-    They log by the root logger, which takes a handler where it has none: a program's `logging.basicConfig` would then do
+    They log by the root logger, which gets a handler if it has none: a program's `logging.basicConfig` would then do
     nothing. Their advice to optimise the graph first, which the exporter has done, is not shown.
     """
     disabled, handlers, path = logging.root.manager.disable, list(logging.root.handlers), list(sys.path)
@@ -363,14 +368,14 @@ def _process_as_it_was() -> Iterator[None]:
     try:
         yield
     finally:
-        logging.disable(disabled)  # Not the attribute alone: loggers keep what was disabled until they are told.
+        logging.disable(disabled)  # Not only the attribute: loggers cache what is disabled until this call.
         for handler in set(logging.root.handlers).difference(handlers):
             logging.root.removeHandler(handler)
         sys.path[:] = path
 
 
 def _nodes_of(model: Any, part: str) -> list[str]:
-    """Names of nodes: look-ups in tables of vectors, or the products with weights after the last layer normalisation."""
+    """Return the names of the nodes of a part: the look-ups in embeddings, or the last product with weights, the head."""
     weights = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}
     if part == "embeddings":
         return [node.name for node in model.graph.node if node.op_type == "Gather" and node.input[0] in weights]
@@ -379,11 +384,11 @@ def _nodes_of(model: Any, part: str) -> list[str]:
 
 
 def half(model: Any) -> Any:
-    """The graph with weights and activations in float16; its logits are float32."""
+    """Return the graph with weights and activations in float16; its logits are float32."""
     with warnings.catch_warnings(), _process_as_it_was():
         from onnxruntime.transformers.float16 import convert_float_to_float16
 
-        warnings.simplefilter("ignore")  # Of weights too small for float16.
+        warnings.simplefilter("ignore")  # About weights too small for float16.
         made = convert_float_to_float16(model, keep_io_types=True)
     _strip(made)
     check_plain(made)
@@ -391,11 +396,12 @@ def half(model: Any) -> Any:
 
 
 def averaged(models: Sequence[Any], *, shares: bool) -> Any:
-    """One graph of several with the same inputs: each computes as it did, and the answer is their average.
+    """Join several graphs with the same inputs to one, which returns the average of what each of them computes.
 
     Args:
         models: of `to_onnx`, `quantized` or `half`, with an output `logits`.
-        shares: of classes: the average is of their probabilities, and `logits` are its logarithms. Otherwise of the values.
+        shares: True for classes: the average is of probabilities, and `logits` are its logarithms. False: the average is of
+            the values themselves.
     """
     import onnx
     from onnx import helper

@@ -1,4 +1,4 @@
-"""Exported models in onnxruntime."""
+"""Exported ONNX models, run by onnxruntime on the CPU."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from hf_tlm.errors import ModelError
 from hf_tlm.utils.options import check_numbers
 from hf_tlm.utils.run_files import ONNX_FILES
 
-# Tokens, padding included, that a core computes at once, so that what lies between two operators may stay in its own cache.
-# More were slower (benchmarks/results/deploy.md).
+# Tokens per core in a batch, padding included, so that values between two operators can stay in the core's own cache. More
+# were slower (benchmarks/results/deploy.md).
 TOKENS_A_CORE = 256
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_dtypes(dtypes: Iterable[str]) -> None:
-    """Raise a ModelError for a type of numbers that graphs are not written with."""
+    """Raise a ModelError for a dtype that graphs are not exported in."""
     if others := [dtype for dtype in dtypes if dtype not in ONNX_FILES]:
         raise ModelError(f"The types are {', '.join(ONNX_FILES)}; received {others[0]!r:.60}.")
 
 
 class OnnxModel:
-    """An exported model on the CPU: a batch in, its logits out.
+    """An exported model on the CPU, which maps a batch to its logits.
 
-    A file of a stranger runs no code: operators are onnxruntime's own, and weights in other files are read from beside it
-    alone.
+    A file from a stranger runs no code: operators are onnxruntime's own, and weights in other files are read only from
+    beside it.
 
     Args:
-        folder: that `hf_tlm.runs.export_onnx` wrote, or another one of that layout.
+        folder: a folder that `hf_tlm.runs.export_onnx` wrote, or another one with that layout.
         dtype: of `ONNX_FILES`.
-        num_threads: None for as many as there are cores.
+        num_threads: None: one per core.
 
-    most_tokens: that a batch should have, padding included; more are slower.
+    Attributes:
+        most_tokens: recommended maximum of tokens in a batch, padding included; more are slower.
 
     Raises:
-        ModelError: onnxruntime is not installed, `num_threads` is below 1, the file is not there, or is none that it can
-            run.
+        ModelError: onnxruntime is not installed, `num_threads` is below 1, or the file is missing or cannot be run.
     """
 
     def __init__(self, folder: Path, dtype: str = "fp32", num_threads: int | None = None):
@@ -73,13 +73,13 @@ class OnnxModel:
         self.most_tokens = TOKENS_A_CORE * (num_threads or cores())
 
     def __call__(self, batch: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
-        """The logits of a batch, float32, one array for each output.
+        """Return the logits of a batch, float32, one array for each output.
 
         Args:
-            batch: int64 arrays or tensors, by name; those that the graph does not take are left out.
+            batch: int64 arrays or tensors, by name; those that are no input of the graph are ignored.
 
         Raises:
-            ModelError: one that it takes is missing, or the graph does not fit them.
+            ModelError: an input of the graph is missing, or the graph cannot run on these inputs.
         """
         if missing := [name for name in self.inputs if name not in batch]:
             raise ModelError(

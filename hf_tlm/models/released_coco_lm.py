@@ -1,6 +1,6 @@
-"""The released COCO-LM checkpoints (microsoft/cocolm-base and -large) as our models.
+"""Loading and conversion of the released COCO-LM checkpoints (microsoft/cocolm-base and -large).
 
-Names and layout are those of the code published with them (github.com/microsoft/COCO-LM, folder `huggingface`).
+Their names and layout are those of the code published with them (github.com/microsoft/COCO-LM, folder `huggingface`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hf_tlm.utils.options import named
 
 CONFIG = "config.json"
 BODY = "cocolm."
-# What a key of theirs may lack in config.json, and is then.
+# The values of keys that are missing in their config.json.
 PUBLISHED_DEFAULTS = {
     "vocab_size": 30522,
     "hidden_size": 256,
@@ -57,11 +57,13 @@ CONTRASTIVE_HEAD = f"{BODY}scl_head."
 
 
 class Released(NamedTuple):
-    """What a folder held.
+    """A released COCO-LM checkpoint as our model.
 
-    model: in float32 and evaluation mode; `CocoLmForMaskedLM` where there is the bias of the LM head, with the copy head
-        if that is there too, else `CocoLmModel` without a pooler.
-    left_out: names of weights that our classes have no place for, such as the head of sequence contrastive learning.
+    Attributes:
+        model: in float32 and evaluation mode; `CocoLmForMaskedLM` if the file has the bias of the LM head, with the copy
+            head if it has that too, else `CocoLmModel` without a pooler.
+        tokenizer: the tokenizer of the checkpoint.
+        left_out: names of weights that our classes do not have, such as the head of sequence contrastive learning.
     """
 
     model: CocoLmPreTrainedModel
@@ -70,9 +72,9 @@ class Released(NamedTuple):
 
 
 def load_released(folder: str | os.PathLike) -> Released:
-    """Model and tokenizer of a folder with `pytorch_model.bin`, `config.json`, `sp.model` and `dict.txt`.
+    """Load model and tokenizer from a folder with `pytorch_model.bin`, `config.json`, `sp.model` and `dict.txt`.
 
-    The hidden states are those of the published code, to rounding, at every token; the buckets of relative positions are
+    The hidden states equal those of the published code, to rounding, at every token; the buckets of relative positions are
     `signed`. Pickled code in the weights is not run. The tokenizer needs the extra [sentencepiece].
 
     Raises:
@@ -95,22 +97,23 @@ def load_released(folder: str | os.PathLike) -> Released:
         # More positions than the config has are not used.
         state[POSITIONS] = state[POSITIONS][: config.max_position_embeddings]
     if config.relative_attention_mode is not None and BUCKETS in state:
-        # With fewer positions than reach the last bucket their rows begin below ours; what ours then lack no text reads.
+        # If no distance reaches the outermost bucket, their first row is a later one of ours; the rows that wrap around are
+        # those of distances that no text has.
         state[BUCKETS] = state[BUCKETS].roll(_first_bucket(config), dims=0)
     return Released(model.eval(), tokenizer, _load_weights(model, state, file))
 
 
 def convert_released(folder: str | os.PathLike, output_dir: str | os.PathLike) -> Released:
-    """Write what `load_released` reads to a folder, which appears as a whole: safetensors, tokenizer, and their code.
+    """Convert a released checkpoint to a folder of safetensors, tokenizer and their code, which appears atomically.
 
-    It loads with the Auto classes of transformers: with `trust_remote_code=True`, or after
+    The folder loads with the Auto classes of transformers: with `trust_remote_code=True`, or after
     `import hf_tlm.models.coco_lm`.
 
     Raises:
-        HfTlmError: see `load_released`; `output_dir` is `folder`, or holds something else than a model; or the disk cannot
-            be written, and an earlier folder there is intact.
+        HfTlmError: see `load_released`; `output_dir` is `folder`, or holds anything other than a model; or the disk cannot
+            be written, and an existing folder stays intact.
     """
-    from hf_tlm.models.export import check_replaceable  # Which knows all families, and this one among them.
+    from hf_tlm.models.export import check_replaceable  # Imports all families, including this one.
 
     folder = named("folder", folder, ModelError, needed=True, what="a folder")
     check_replaceable(output_dir, folder)
@@ -122,14 +125,14 @@ def convert_released(folder: str | os.PathLike, output_dir: str | os.PathLike) -
 
 
 def released_name(name: str) -> str:
-    """The name of the released weight that our parameter `name` is, or is a third of."""
+    """Return the name of the released weight that is our parameter `name`, or has it as one of its three parts."""
     for ours, theirs in RENAMED.items():
         name = name.replace(ours, theirs)
     return name
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Their values, by their names."""
+    """Read the values of a released config.json under their own names, with defaults for missing keys."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -153,7 +156,11 @@ def _read_tokenizer(folder: Path) -> CocoLmTokenizer:
 
 
 def _config(values: dict[str, Any], tokenizer: CocoLmTokenizer, state: dict[str, torch.Tensor]) -> CocoLmConfig:
-    """Our config of theirs, with the heads that have weights. Raises TypeError or ValueError where there is none."""
+    """Convert the values of a released config to our config, with the heads that have weights.
+
+    Raises:
+        TypeError, ValueError: the values make no valid config, or the dictionary has more symbols than the embedding.
+    """
     values = dict(values)
     bins, max_distance = values.pop("rel_pos_bins"), values.pop("max_rel_pos")
     if bins > 0:
@@ -174,14 +181,14 @@ def _config(values: dict[str, Any], tokenizer: CocoLmTokenizer, state: dict[str,
 
 
 def _first_bucket(config: CocoLmConfig) -> int:
-    """Our bucket of the smallest distance in a text of full length, from which theirs are counted."""
+    """Return our bucket of the smallest distance in a text of full length, from which theirs are counted."""
     bins, distance = config.relative_attention_num_buckets, config.relative_attention_max_distance
     return int(relative_position_buckets(torch.tensor(1 - config.max_position_embeddings), "signed", bins, distance))
 
 
 @torch.no_grad()
 def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], file: Path) -> list[str]:
-    """Fill the model; returns the names of what it has no place for."""
+    """Copy the weights into the model, and return the names of those that it does not have."""
     prefix = "" if hasattr(model, BODY.removesuffix(".")) else BODY
     holders = defaultdict(list)
     for name, parameter in model.named_parameters():

@@ -1,10 +1,10 @@
-"""The TLM paper's released checkpoints (yxchar/tlm-<task>-<scale>-scale) as stock ELECTRA.
+"""Loading and conversion of the TLM paper's released checkpoints (yxchar/tlm-<task>-<scale>-scale) to stock ELECTRA.
 
 They hold a BERT body without a pooler, BERT's masked-LM head, and a classifier on the first token's hidden state: linear,
 GELU, linear (names and layout: github.com/yaoxingcheng/TLM, src/model.py). ELECTRA whose embeddings are as wide as its body
-computes the same: its body is BERT's, its generator head is the masked-LM head with GELU, its classifier is that one.
+computes the same: its body is BERT's, its generator head is the masked-LM head with GELU, its classifier is the same.
 
-`convert_legacy` converts what either paper released: it tells these and COCO-LM's apart.
+`convert_legacy` converts the checkpoints of both papers: TLM's and COCO-LM's.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from hf_tlm.tasks.spec import TaskSpec, registered_task, released_length
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.options import named
 
-# What configs raise for values that they cannot have.
+# Errors that configs raise for invalid values.
 UNUSABLE = (TypeError, ValueError, StrictDataclassError)
-# With one of them a folder has a BERT tokenizer.
+# A folder with one of these files has a BERT tokenizer.
 BERT_TOKENIZERS = ("tokenizer.json", "vocab.txt")
 ADVICE = "Give the folder of a checkpoint that the TLM paper released."
-# One name of each part, from which on names are theirs; what comes before depends on how the model was wrapped.
+# One name of each part of the model; the prefix before it in a file depends on how the model was wrapped.
 PARTS = ("embeddings.position_embeddings.weight", "predictions.transform.dense.weight", "cls_layer.0.weight")
 BODY, MLM_HEAD, CLASSIFIER = PARTS
-# Beginnings of names: ours, theirs, and the part they are of.
+# Prefixes of names: ours -> (theirs, the part that they belong to).
 RENAMED = {
     "electra.": ("", BODY),
     "mlm_head.generator_predictions.": ("predictions.transform.", MLM_HEAD),
@@ -51,27 +51,29 @@ RENAMED = {
     "classifier.out_proj.": ("cls_layer.2.", CLASSIFIER),
 }
 BIAS_AGAIN = "predictions.decoder.bias"
-# Pairs of names that are one tensor unless the two differ, of which a file may have either: part and name.
+# Pairs of weights, (part, name) each, that are tied unless both are in a file and differ; a file may have either.
 TWINS = (
     ((BODY, "embeddings.word_embeddings.weight"), (MLM_HEAD, "predictions.decoder.weight")),
     ((MLM_HEAD, "predictions.bias"), (MLM_HEAD, BIAS_AGAIN)),
 )
-# What the parts may hold beyond our model's weights: positions, zeros, and a layer that the classifier passes by.
+# What the parts may hold beyond our model's weights: position ids, zeros, and a layer that the classifier does not read.
 UNUSED = ("embeddings.position_ids", "embeddings.token_type_ids", "pooler.")
 SHARED = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
     "attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps pad_token_id"
 ).split()
-# Of either paper's release, what is fetched.
+# The files that are fetched of a release of either paper.
 FILES = [*TOKENIZER_FILES, WEIGHTS, SAFE_WEIGHTS]
 RELEASED_NAME = re.compile(r"tlm-(.+)-(?:small|medium|large)-scale")
 
 
 class ReleasedTlm(NamedTuple):
-    """What a folder held.
+    """A released TLM checkpoint as our model.
 
-    model: in float32 and evaluation mode, of type `electra`.
-    left_out: names of weights that the model has no use for.
+    Attributes:
+        model: in float32 and evaluation mode, of type `electra`.
+        tokenizer: the tokenizer of the checkpoint, or the one named instead.
+        left_out: names of weights that the model does not use.
     """
 
     model: TlmModel
@@ -82,9 +84,9 @@ class ReleasedTlm(NamedTuple):
 def load_released_tlm(
     folder: str | os.PathLike, *, label_names: Sequence[str] | None = None, tokenizer_name: str | None = None
 ) -> ReleasedTlm:
-    """Model and tokenizer of a folder with `pytorch_model.bin`, `config.json` and a BERT tokenizer.
+    """Load model and tokenizer from a folder with `pytorch_model.bin`, `config.json` and a BERT tokenizer.
 
-    Logits of both heads are those of the published code, to rounding. Pickled code in the weights is not run.
+    Logits of both heads equal those of the published code, to rounding. Pickled code in the weights is not run.
 
     Args:
         label_names: the classes in the order of their indices; None names them "0" .. "n-1".
@@ -92,7 +94,7 @@ def load_released_tlm(
 
     Raises:
         ModelError: a file is missing or damaged; weights are missing, unexpected or of another shape than config.json
-            says; there are not as many labels as classes; or the model computes what ELECTRA cannot.
+            says; the numbers of labels and classes differ; or the model computes what ELECTRA cannot.
         TokenizerError: see `load_tokenizer`.
     """
     folder = Path(named("folder", folder, ModelError, needed=True, what="a folder"))
@@ -106,7 +108,7 @@ def load_released_tlm(
         config = ElectraConfig(
             **{name: getattr(bert, name) for name in SHARED},
             embedding_size=bert.hidden_size,
-            classifier_dropout=0.0,  # Theirs has none.
+            classifier_dropout=0.0,  # Theirs has no dropout.
             tie_word_embeddings=_are_one(state, embedding, output),
             id2label=dict(enumerate(names)),
             label2id={name: index for index, name in enumerate(names)},
@@ -127,13 +129,13 @@ def convert_released_tlm(
     label_names: Sequence[str] | None = None,
     tokenizer_name: str | None = None,
 ) -> ReleasedTlm:
-    """Write what `load_released_tlm` reads to a folder, which appears as a whole, see `export_stock`.
+    """Convert a released checkpoint to a folder of stock models, which appears atomically, see `export_stock`.
 
     `output_dir` holds a stock `ElectraForSequenceClassification`, `output_dir/mlm` the `ElectraForMaskedLM` of its body.
 
     Raises:
-        HfTlmError: see `load_released_tlm`; `output_dir` is `folder`, or holds something else than a model; or the disk
-            cannot be written, and an earlier folder there is intact.
+        HfTlmError: see `load_released_tlm`; `output_dir` is `folder`, or holds anything other than a model; or the disk
+            cannot be written, and an existing folder stays intact.
     """
     folder = named("folder", folder, ModelError, needed=True, what="a folder")
     check_replaceable(output_dir, folder)
@@ -153,16 +155,18 @@ def convert_legacy(
     """Convert a checkpoint of the TLM paper (`convert_released_tlm`) or of COCO-LM (`convert_released`), by its config.json.
 
     Args:
-        checkpoint: its folder, or its Hub id with `@revision` if wanted; its weights are pickled, and read as tensors only.
-        task: of a TLM checkpoint, the registered task whose classes it tells apart, by our name or that of the release.
-            None: the one in a name such as `tlm-sciie-small-scale`, if there is one.
+        checkpoint: its folder, or its Hub id, optionally with `@revision`; its weights are pickled, and only tensors are
+            read from them.
+        task: for a TLM checkpoint, the registered task whose classes it predicts, by our name or that of the release.
+            None: the task in a name such as `tlm-sciie-small-scale`, if there is one.
         label_names: its classes in the order of their indices, instead of the task's.
+        tokenizer_name: see `load_released_tlm`.
 
-    The release numbers the classes and does not name them: the registry's names are taken in alphabetical order.
+    The release numbers the classes and does not name them: the registry's names are used in alphabetical order.
 
     Raises:
-        HubError: the repository cannot be had.
-        ModelError: the task is not registered, options of TLM for a COCO-LM checkpoint, or see the two functions.
+        HubError: the repository cannot be fetched.
+        ModelError: the task is not registered; options for TLM are given for a COCO-LM checkpoint; or see the two functions.
     """
     folder = local_folder(checkpoint, "model", allow_patterns=FILES, allow_pickle=True)
     if not _is_bert(folder):
@@ -184,10 +188,10 @@ def convert_legacy(
 
 
 def legacy_length(checkpoint: str, task: str | None = None) -> int | None:
-    """Tokens after which the texts of a TLM checkpoint's task were cut; None where its task is not known.
+    """Return the length in tokens to which a TLM checkpoint's texts were truncated; None if its task is not known.
 
     Args:
-        checkpoint, task: as of `convert_legacy`.
+        checkpoint, task: as in `convert_legacy`.
     """
     spec = _task(checkpoint, task)
     return None if spec is None else released_length(spec.name)
@@ -199,7 +203,7 @@ def _read_config(folder: Path) -> BertConfig:
         config = BertConfig.from_json_file(path)
     except OSError as error:
         raise ModelError(f"Cannot read {path}: {error.strerror}. {ADVICE}") from error
-    except (*UNUSABLE, AttributeError) as error:  # The last for JSON that is no object.
+    except (*UNUSABLE, AttributeError) as error:  # AttributeError for JSON that is not an object.
         raise ModelError(f"{path} cannot be used: {error}. Download it again.") from error
     positions = getattr(config, "position_embedding_type", "absolute")
     if config.hidden_act != "gelu" or positions != "absolute" or config.is_decoder:
@@ -211,7 +215,7 @@ def _read_config(folder: Path) -> BertConfig:
 
 
 def _prefix(state: dict[str, torch.Tensor], part: str, file: Path) -> str:
-    """What comes before a part's names."""
+    """Return the prefix of the names of a part in a file."""
     found = [name for name in state if name == part or name.endswith(f".{part}")]
     if len(found) != 1:
         raise ModelError(f"{file} must hold one weight named [...]{part}; found {', '.join(found) or 'none'}. {ADVICE}")
@@ -219,7 +223,7 @@ def _prefix(state: dict[str, torch.Tensor], part: str, file: Path) -> str:
 
 
 def _complete(state: dict[str, torch.Tensor], prefixes: dict[str, str]) -> list[tuple[str, str]]:
-    """The names of `TWINS` in this file; where it has one of two, both are in `state` afterwards."""
+    """Return the names of `TWINS` in this file; if it has only one of a pair, add the other to `state`."""
     pairs = [(prefixes[one] + name, prefixes[two] + other) for (one, name), (two, other) in TWINS]
     for first, second in pairs:
         for name, other in ((first, second), (second, first)):
@@ -251,7 +255,7 @@ def _label_names(
 
 @torch.no_grad()
 def _load_weights(model: TlmModel, state: dict[str, torch.Tensor], prefixes: dict[str, str], file: Path) -> list[str]:
-    """Fill the model; returns the names of what it has no use for."""
+    """Copy the weights into the model, and return the names of those that it does not use."""
     values = {_released_name(name, prefixes): tensor for name, tensor in model.state_dict().items()}
     others = [name for name in state if name not in values and name != prefixes[MLM_HEAD] + BIAS_AGAIN]
     own = [prefixes[BODY] + name for name in ("embeddings.", "encoder.")]
@@ -266,7 +270,7 @@ def _load_weights(model: TlmModel, state: dict[str, torch.Tensor], prefixes: dic
 
 
 def _released_name(name: str, prefixes: dict[str, str]) -> str:
-    """The name of the released weight that our weight `name` is."""
+    """Return the name of the released weight that corresponds to our weight `name`."""
     ours = next(ours for ours in RENAMED if name.startswith(ours))
     theirs, part = RENAMED[ours]
     return prefixes[part] + theirs + name.removeprefix(ours)
@@ -302,7 +306,7 @@ def _is_bert(folder: Path) -> bool:
     try:
         return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type") == "bert"
     except (OSError, ValueError, AttributeError):
-        return False  # The reader of COCO-LM's says what is wrong with the file.
+        return False  # The COCO-LM reader reports what is wrong with the file.
 
 
 def _task(checkpoint: str, task: str | None) -> TaskSpec | None:

@@ -4,7 +4,7 @@ A masked LM spends its first millions of tokens on what counting finds in second
 token embeddings start as a truncated SVD of the positive pointwise mutual information (PPMI) of those counts (Levy and
 Goldberg 2014; Levy et al. 2015 for the context exponent). This is an addition of hf_tlm to the published methods.
 
-V vocabulary, D embedding dimension.
+Shapes: V vocabulary, D embedding dimension.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from hf_tlm.models.base import embedding_weight
 
 _CHUNK_TOKENS = 1 << 20
 WINDOW, CONTEXT_POWER = 5, 0.75
-# Pairs in one direction, 12 bytes each while they are counted. Making them symmetric and taking the PMI needs about five
+# Pairs in one direction, 12 bytes each while they are counted. Making them symmetric and computing the PMI needs about five
 # times as much at once: 2 GB at the limit, which a million passages of 100 words do not reach at a vocabulary of 30,000.
 MAX_NONZEROS = 30_000_000
 
 
 @dataclass
 class SpectralEmbeddings:
-    """vectors: float32 [V, D], each row of norm `scale`, zero for a token without statistics.
+    """Token embeddings computed from co-occurrence counts.
 
-    report: what they were made from, for logs and cards.
+    Attributes:
+        vectors: float32 [V, D], each row of norm `scale`, zero for a token without statistics.
+        report: how they were computed, for logs and cards.
     """
 
     vectors: np.ndarray
@@ -63,7 +65,7 @@ class SpectralEmbeddings:
             weight[torch.from_numpy(self.known)] = torch.from_numpy(self.vectors[self.known]).to(weight)
 
     def padded(self, size: int) -> SpectralEmbeddings:
-        """The same with zeros behind, as vectors float32 [V, size]."""
+        """Return these embeddings with zeros appended, vectors float32 [V, size]."""
         return replace(self, vectors=np.pad(self.vectors, ((0, 0), (0, size - self.vectors.shape[1]))))
 
 
@@ -75,13 +77,13 @@ def cooccurrence(
     ignore: Collection[int] = (),
     max_nonzeros: int = MAX_NONZEROS,
 ) -> tuple[sp.csr_matrix, float]:
-    """Symmetric counts of token pairs at most `window` positions apart in one text, each weighted by 1 / distance.
+    """Count token pairs at most `window` positions apart in one text, symmetrically and weighted by 1 / distance.
 
     Ignored ids keep their positions but are in no pair. Texts are read in chunks. When more than `max_nonzeros` pairs
-    are held, the rarest are forgotten until half remain, so memory is bounded whatever the number of texts.
+    are held, the rarest are dropped until half remain, so memory is bounded whatever the number of texts.
 
     Returns:
-        (counts float64 CSR [V, V], the weight that was forgotten as a share of all).
+        The counts, float64 CSR [V, V], and the dropped weight as a share of the total.
 
     Raises:
         ModelError: window or max_nonzeros too small, or an id outside the vocabulary.
@@ -90,7 +92,7 @@ def cooccurrence(
         raise ModelError(f"window must be at least 1 and max_nonzeros 2; received {window} and {max_nonzeros}.")
     ignored = np.zeros(vocab_size, dtype=bool)
     ignored[list(ignore)] = True
-    # Each pair once, the smaller id as the row: half the memory, and forgetting treats both directions alike.
+    # Each pair once, the smaller id as the row: half the memory, and `_forget` treats both directions alike.
     counts = sp.csr_matrix((vocab_size, vocab_size), dtype=np.float64)
     forgotten = 0.0
     for chunk in token_chunks(texts, "Counting co-occurrences"):
@@ -113,7 +115,7 @@ def cooccurrence(
 
 
 def _forget(counts: sp.csr_matrix, keep: int) -> float:
-    """Drop all but the `keep` largest counts in place (of equal ones the first); the weight that was dropped."""
+    """Drop all but the `keep` largest counts in place (of equal ones the first), and return the dropped weight."""
     threshold = np.partition(counts.data, counts.nnz - keep)[counts.nnz - keep]
     stays = counts.data > threshold
     stays[np.flatnonzero(counts.data == threshold)[: keep - int(stays.sum())]] = True
@@ -124,7 +126,7 @@ def _forget(counts: sp.csr_matrix, keep: int) -> float:
 
 
 def token_chunks(texts: Iterable[Sequence[int]], description: str) -> Iterable[list[np.ndarray]]:
-    """Lists of texts of about a million tokens in all, int64 each, empty texts left out.
+    """Yield lists of texts with about a million tokens per list, each text int64; empty texts are left out.
 
     Args:
         description: of the progress bar.
@@ -143,7 +145,7 @@ def token_chunks(texts: Iterable[Sequence[int]], description: str) -> Iterable[l
 
 
 def ppmi(counts: sp.csr_matrix) -> sp.csr_matrix:
-    """max(0, log p(t, c) / (p(t) p'(c))), with p' from context counts to the power `CONTEXT_POWER`; float32 CSR [V, V]."""
+    """Return the PPMI, max(0, log p(t, c) / (p(t) p'(c))), p' from counts^`CONTEXT_POWER`, float32 CSR [V, V]."""
     tokens = np.asarray(counts.sum(axis=1)).ravel()
     contexts = np.asarray(counts.sum(axis=0)).ravel() ** CONTEXT_POWER
     rows = np.repeat(np.arange(counts.shape[0]), np.diff(counts.indptr))
@@ -162,7 +164,7 @@ def spectral_embeddings(
     scale: float = 1.0,
     ignore: Collection[int] = (),
 ) -> SpectralEmbeddings:
-    """U sqrt(S) of the randomised SVD of the PPMI matrix, rows normalised to length `scale`.
+    """Compute token embeddings: U sqrt(S) of the randomised SVD of the PPMI matrix, rows normalised to length `scale`.
 
     Args:
         texts: token ids of each text.
@@ -182,7 +184,7 @@ def spectral_embeddings(
     rank = min(dim, vocab_size - 1)
     # In float32, the matrix's own precision: two to three times as fast, and the same subspace.
     left, singular, _ = randomized_svd(matrix, n_components=rank, random_state=0)
-    # Directions of the null space and tokens without any association are rounding errors: they have nothing to say.
+    # Directions of the null space and tokens without any association hold only rounding errors: they become zero.
     singular = np.where(singular > singular[0] * vocab_size * np.finfo(np.float32).eps, singular, 0.0)
     known = np.diff(matrix.indptr) > 0
     vectors = np.zeros((vocab_size, dim), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""One encoder, two heads: a stock classifier that also carries the masked-LM head of its family."""
+"""The network of TLM: one encoder with a stock classification head and the masked-LM head of its family."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ MLM_SUBFOLDER = "mlm"
 
 @dataclass
 class TlmOutput(ModelOutput):
-    """What `TlmModel` returns.
+    """The output of a `TlmModel`.
 
     Attributes:
         logits: class logits, float [B, C]; None for a batch without a classification loss.
-        mlm_loss: the masked-LM loss summed over the masked tokens, a float32 scalar; None for a batch without. A sum,
-            because the mean is over the whole optimizer step (`hf_tlm.objectives`); a loss and not logits, because they are
-            never all in memory.
+        mlm_loss: the masked-LM loss summed over the masked tokens, a float32 scalar; None for a batch without one. It is a
+            sum because the mean is over the complete optimizer step (`hf_tlm.objectives`), and a loss instead of logits
+            because these are never all in memory.
     """
 
     logits: torch.Tensor | None = None
@@ -61,9 +61,9 @@ class TlmOutput(ModelOutput):
 
 
 class MlmHead(nn.ModuleDict):
-    """The head modules of a family's stock `ForMaskedLM` under their own names; called, they give the loss.
+    """The head modules of a family's stock `ForMaskedLM` under their own names; calling it returns the loss.
 
-    A module with a `forward` of its own, so that FSDP gathers the output embedding for it like any other weight.
+    It is a module with a `forward` of its own, so that FSDP gathers the output embedding for it like any other weight.
     """
 
     def __init__(self, modules: dict[str, nn.Module], family: Family):
@@ -82,9 +82,10 @@ class MlmHead(nn.ModuleDict):
         max_logits: int,
         visit: Callable[[slice, torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
-        """The masked-LM loss of hidden states float [M, H] and labels int64 [M], summed, a scalar.
+        """Return the masked-LM loss of hidden states float [M, H] and labels int64 [M], summed, a scalar.
 
-        max_logits, visit: see `linear_cross_entropy`.
+        Args:
+            max_logits, visit: see `linear_cross_entropy`.
         """
         decoder = self.family.decoder(self)
         hidden = self.family.transform(self, hidden)
@@ -101,8 +102,9 @@ class TlmModel(TrainedModel):
 
     Build one with `from_config` (from scratch) or `from_checkpoint`.
 
-    classifier_is_new, mlm_head_is_new: whether `from_checkpoint` found no such head there, or a classifier of other
-        classes, so that it begins at random.
+    Attributes:
+        classifier_is_new, mlm_head_is_new: whether `from_checkpoint` initialised the head at random, because the checkpoint
+            lacks it or its classifier has other classes.
     """
 
     classifier_is_new = mlm_head_is_new = False
@@ -127,10 +129,10 @@ class TlmModel(TrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any = None, *model_args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: a checkpoint has one stock model, and this is of two.
+        """Raise a ModelError: a checkpoint holds one stock model, and this network consists of two.
 
         Raises:
-            ModelError: always; it says what to call.
+            ModelError: always; it says what to call instead.
         """
         raise ModelError(
             f"TlmModel has no from_pretrained: TlmModel.from_checkpoint({str(pretrained_model_name_or_path)!r:.60}, ...) "
@@ -140,7 +142,7 @@ class TlmModel(TrainedModel):
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> TlmModel:
-        """A randomly initialised model (seed it with `transformers.set_seed`).
+        """Build a randomly initialised model (seed it with `transformers.set_seed`).
 
         Raises:
             ModelError: the config's `model_type` is not a supported encoder.
@@ -159,18 +161,18 @@ class TlmModel(TrainedModel):
         trust_remote_code: bool = False,
         attn_implementation: str | None = None,
     ) -> TlmModel:
-        """Body and heads of a checkpoint: any encoder on the Hub, or a folder that `export_stock` or the Trainer wrote.
+        """Load body and heads of a checkpoint: an encoder on the Hub, or a folder that `export_stock` or the Trainer wrote.
 
         Heads that the checkpoint lacks, and a classifier for other classes, are initialised at random. The weights are
-        float32, whatever the checkpoint's are.
+        float32, whatever the dtype of the checkpoint.
 
         Args:
-            model_name_or_path: folder, or Hub id with `@revision` if wanted.
+            model_name_or_path: folder, or Hub id, optionally with `@revision`.
 
         Raises:
             HubError: see `checkpoint_folder`.
-            ModelError: it cannot be loaded, lacks weights of its body, or is not of a supported `model_type`; it is no name;
-                or `id2label` names no classes from 0 on.
+            ModelError: the checkpoint cannot be loaded, lacks weights of its body, or has no supported `model_type`; its
+                name is not valid; or `id2label` does not name the classes from 0 on.
         """
         name = named("model_name_or_path", model_name_or_path, ModelError, needed=True)
         id2label = classes_of(id2label)
@@ -180,7 +182,7 @@ class TlmModel(TrainedModel):
         folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code))
         # Our own exports keep the masked-LM head beside the classifier.
         beside = (folder / MLM_SUBFOLDER / "config.json").is_file()
-        # Each class has weights of its own head alone: of the other's there would be a report.
+        # Each class loads its own head only: transformers would report the weights of the other as unused.
         with without_reports(), reading(f"a model from {name!r}"):
             classifier, classifier_is_new = load_classifier(str(folder), name, id2label=id2label, **options)
             lm, info = AutoModelForMaskedLM.from_pretrained(
@@ -198,7 +200,7 @@ class TlmModel(TrainedModel):
 
     @classmethod
     def _from_trainer(cls, folder: str, id2label: dict[int, str], options: dict) -> TlmModel:
-        """A checkpoint-* folder holds this network under its own names, which no stock class has."""
+        """Load a checkpoint-* folder of the Trainer, which holds this network under names that no stock class has."""
         with reading(f"the checkpoint {folder!r}"):
             config = AutoConfig.from_pretrained(
                 folder, id2label=id2label, label2id={v: k for k, v in id2label.items()}, **options
@@ -215,11 +217,11 @@ class TlmModel(TrainedModel):
         return body_of(self).get_input_embeddings()
 
     def get_output_embeddings(self) -> MlmHead:
-        """The masked-LM head: what FSDP shards together with the input embedding where they share the weight."""
+        """Return the masked-LM head, which FSDP shards together with the input embedding if they share the weight."""
         return self.mlm_head
 
     def reset_classifier(self) -> None:
-        """Initialise the classification head afresh; body and masked-LM head stay."""
+        """Reinitialise the classification head at random; body and masked-LM head stay."""
         renew_classifier(self)
 
     def forward(
@@ -233,14 +235,15 @@ class TlmModel(TrainedModel):
         mlm_labels: torch.LongTensor | None = None,
         labels: torch.LongTensor | None = None,
     ) -> TlmOutput:
-        """One pass of the body for the heads that this batch asks for.
+        """Run the body once, and those heads that this batch needs.
 
         Args:
-            input_ids, attention_mask, token_type_ids: int64 [R, S], one text a row, or several with the three below. Without
-                a mask all tokens are read, as in stock models; of packed rows all that are of a text.
+            input_ids, attention_mask, token_type_ids: int64 [R, S], one text per row, or several with the next three
+                arguments. Without a mask all tokens are read, as in stock models; in packed rows all but padding.
             position_ids, text_ids, first_tokens: int64 [R, S], [R, S], [B] of a packed batch, see `TlmCollator`.
-            mlm_labels: int64 [R, S], -100 where nothing is predicted. Given: the masked-LM loss elsewhere.
-            labels: int64 [B]. Given, or `mlm_labels` not given: class logits.
+            mlm_labels: int64 [R, S], -100 where nothing is predicted. If given, the masked-LM loss of the other positions is
+                computed.
+            labels: int64 [B]. Class logits are computed if it is given, or if `mlm_labels` is not.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
         masked = None if mlm_labels is None else places(mlm_labels != -100)
@@ -259,12 +262,15 @@ class TlmModel(TrainedModel):
 
     @torch.compiler.disable
     def _mlm_loss(self, hidden: torch.Tensor, masked: torch.Tensor, mlm_labels: torch.Tensor) -> torch.Tensor:
-        """hidden: float [M, H], of the masked positions: projecting these alone is most of the speed of a small model."""
+        """Return the summed masked-LM loss of the masked positions, whose hidden states are float [M, H].
+
+        Projecting these positions alone to the vocabulary is most of the speed of a small model.
+        """
         return self.mlm_head(hidden, mlm_labels.flatten()[masked], self.max_logits)
 
 
 def renew_classifier(model: PreTrainedModel) -> None:
-    """Initialise the classification head of a model with a stock classifier's modules afresh; everything else stays."""
+    """Reinitialise the classification head of a model with a stock classifier's modules at random; the rest stays."""
     fresh = AutoModelForSequenceClassification.from_config(model.config)
     for name, child in fresh.named_children():
         if name != model.base_model_prefix:
@@ -276,10 +282,10 @@ def renew_classifier(model: PreTrainedModel) -> None:
 
 
 def gather_fsdp(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model, or where FSDP2 has sharded it a whole copy on each process, all of which must call this.
+    """Return the model or, if FSDP2 has sharded it, a complete copy on each process; all processes must call this.
 
-    FSDP shards a model in place and for good, and what follows a stage needs all of it: the export, and the next stage,
-    which shards it anew.
+    FSDP shards a model in place and permanently, and what follows a stage needs all of it: the export, and the next stage,
+    which shards it again.
     """
     if not isinstance(model, FSDPModule):
         return model

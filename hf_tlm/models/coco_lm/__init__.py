@@ -1,8 +1,8 @@
-"""COCO-LM's model family. Importing it makes the Auto classes of transformers know the model type `cocolm`.
+"""COCO-LM's model family; importing it registers the model type `cocolm` with the Auto classes of transformers.
 
-Configuration, modeling and tokenization files import nothing of hf_tlm outside this folder, and each other relatively:
-transformers copies them into the folder of a saved model, which then loads with `trust_remote_code=True` where hf_tlm is not
-installed.
+Configuration, modeling and tokenization files import nothing of hf_tlm outside this folder, and import each other
+relatively: transformers copies them into the folder of a saved model, which then loads with `trust_remote_code=True` where
+hf_tlm is not installed.
 """
 
 import transformers
@@ -40,7 +40,7 @@ __all__ = [
 
 transformers.AutoConfig.register("cocolm", CocoLmConfig)
 CocoLmConfig.register_for_auto_class()
-# For folders that name this tokenizer; any other that a folder names is loaded as what it is.
+# For folders that name this tokenizer; a folder that names another tokenizer loads that one.
 transformers.AutoTokenizer.register(CocoLmConfig, CocoLmTokenizer)
 CocoLmTokenizer.register_for_auto_class()
 for _auto, _name in AUTO_CLASSES.items():

@@ -1,4 +1,4 @@
-"""A COCO-LM model without relative positions as the stock BERT that it is."""
+"""Conversion of a COCO-LM model without relative positions to the equivalent stock BERT."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ STOCK = {
 
 
 def as_bert(model: CocoLmPreTrainedModel) -> PreTrainedModel:
-    """A stock BERT with the outputs of `model` at every token that is not padding, in the model's precision and mode.
+    """Return a stock BERT with the outputs of `model` at all tokens but padding, in the model's precision and mode.
 
-    What the model lacks and BERT has, token types and perhaps positions, is zero.
+    Weights that BERT has and the model lacks, of token types and perhaps of positions, are zero.
 
     Raises:
         ModelError: the model has relative positions, or is a masked LM: stock BERT's has a transform before the output
-            embedding, which this one has not.
+            embedding, which this one does not have.
     """
     own = model.config
     if own.relative_attention_mode is not None:
@@ -60,7 +60,7 @@ def as_bert(model: CocoLmPreTrainedModel) -> PreTrainedModel:
     names = set(BertConfig().to_dict()) - {"model_type", "transformers_version", "architectures", "id2label", "label2id"}
     values = {name: value for name, value in own.to_dict().items() if name in names}
     values |= {"attn_implementation": own._attn_implementation}
-    if type(model) is not CocoLmForQuestionAnswering:  # Stock BERT's has two outputs only where there are two labels.
+    if type(model) is not CocoLmForQuestionAnswering:  # Stock BERT's has two outputs only if there are two labels.
         values |= {"id2label": own.id2label, "label2id": own.label2id}
     stock = STOCK[type(model)](BertConfig(**values | {"type_vocab_size": max(2, own.type_vocab_size)}))
     if type(model) is CocoLmModel and model.pooler is None:
@@ -74,10 +74,10 @@ def as_bert(model: CocoLmPreTrainedModel) -> PreTrainedModel:
 
 
 def export_bert(model: CocoLmPreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_dir: str | os.PathLike) -> Path:
-    """Write `as_bert(model)` and the tokenizer to a folder, which appears as a whole.
+    """Write `as_bert(model)` and the tokenizer to a folder, which appears atomically.
 
     Raises:
-        HfTlmError: see `as_bert`; or the disk cannot be written, and an earlier folder there is intact.
+        HfTlmError: see `as_bert`; or the disk cannot be written, and an existing folder stays intact.
     """
     output_dir, stock = Path(output_dir), as_bert(model)
     with atomic_directory(output_dir) as folder:
