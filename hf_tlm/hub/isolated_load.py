@@ -102,7 +102,7 @@ def compare_models(asked: dict) -> dict[str, dict]:
 
 
 def digests(name: str, config: str, hub: dict) -> dict[str, tuple[int, str]]:
-    """Split -> (rows, digest of them)."""
+    """Return split of a dataset -> (number of rows, digest of the rows)."""
     import datasets
 
     splits = {}

@@ -67,7 +67,7 @@ def class_names(labels: Iterable[int | None], names: Sequence[str]) -> list[str 
 
 
 def column_of(spec: TaskSpec, role: str, rows: Dataset) -> str | None:
-    """Return the column with this role: the one that the spec names, or the first existing one of its default names."""
+    """Return the column with this role: the one that the spec names, or the first default name that exists, or None."""
     if role in spec.columns:
         return spec.columns[role]
     return next((name for name in ROLES[spec.kind][role] if name in rows.column_names), None)
