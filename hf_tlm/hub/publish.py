@@ -73,13 +73,11 @@ _PUSHED = NoEffect("repo_id", (None,), "without --repo_id. Leave it out.")
 class SubsetHubArguments:
     """Settings of publishing a subset to the Hub, with the names that the Trainer uses."""
 
-    push_to_hub: bool = option(False, "Publish the subset as a dataset of the Hub.")
-    hub_dataset_id: str | None = option(None, "push_to_hub: the repository, owner/name.")
-    hub_private_repo: bool | None = option(
-        None, "push_to_hub: whether a repository that is made now is private; default: yes."
-    )
-    hub_revision: str | None = option(None, "push_to_hub: branch; made if it is not there.")
-    hub_token: str | None = option(None, "push_to_hub: token; default: HF_TOKEN, or that of `hf auth login`.")
+    push_to_hub: bool = option(False, "Publish the subset as a dataset on the Hub.")
+    hub_dataset_id: str | None = option(None, "With push_to_hub: repository to publish to, owner/name.")
+    hub_private_repo: bool | None = option(None, "With push_to_hub: whether a new repository is private; default: yes.")
+    hub_revision: str | None = option(None, "With push_to_hub: branch to publish to; created if it does not exist.")
+    hub_token: str | None = option(None, "With push_to_hub: token. Default: HF_TOKEN, or the token of `hf auth login`.")
 
     def __post_init__(self):
         names = ("hub_dataset_id", "hub_private_repo", "hub_revision", "hub_token")
@@ -121,52 +119,54 @@ class PublishArguments:
 
     model: str | None = option(None, "Folder of a finished run, or of an export (hf-tlm export).")
     subset: str | None = option(None, "Folder of a subset (hf-tlm retrieve, select-influence).")
-    space: str | None = option(None, "Folder of a page (hf-tlm export --page), to become a static Space.")
+    space: str | None = option(None, "Folder of a web page (hf-tlm export --page), to publish as a static Space.")
     legacy_checkpoint: str | None = option(
         None,
-        "Hub id, with @revision if wanted, or folder of a released checkpoint: pytorch_model.bin, config.json, "
+        "Released checkpoint to convert: Hub id, with @revision if wanted, or folder with pytorch_model.bin, config.json "
         "and a tokenizer (COCO-LM: sp.model and dict.txt).",
     )
     output_dir: Annotated[str | None, _CONVERTED] = option(
-        None, "legacy_checkpoint: folder to write; an earlier model there is replaced."
+        None, "With legacy_checkpoint: folder for the converted model; an earlier model in it is replaced."
     )
     task: Annotated[str | None, _CONVERTED] = option(
-        None, "TLM: registered task whose classes it tells apart. Default: the one in the checkpoint's name."
+        None, "For a TLM checkpoint: registered task with its classes. Default: the task in the checkpoint's name."
     )
     label_names: Annotated[list[str] | None, _CONVERTED] = option(
-        None, "TLM: names of the classes by their indices, instead of --task.", nargs="+"
+        None, "For a TLM checkpoint: class names in the order of their indices, instead of --task.", nargs="+"
     )
     tokenizer_name: Annotated[str | None, _CONVERTED] = option(
-        None, "TLM: tokenizer by Hub id or folder, if the checkpoint has none."
+        None, "For a TLM checkpoint without a tokenizer: Hub id or folder of its tokenizer."
     )
     evaluate_on: Annotated[str | None, _CONVERTED] = option(
-        None, "TLM: labelled task (name, Hub id or folder) to score the converted model on."
+        None, "For a TLM checkpoint: labelled task (name, Hub id or folder) to score the converted model on."
     )
     evaluate_length: Annotated[int | None, _EVALUATED] = option(
         None,
-        "evaluate_on: tokens after which a text is cut. Default: as TLM's scripts cut those of the checkpoint's task, or of "
-        "evaluate_on where that is not known: 512 for IMDB, else 128.",
+        "With evaluate_on: maximum length of a text in tokens. Default: that of TLM's scripts for the checkpoint's task, or "
+        "for evaluate_on if that is unknown: 512 for IMDB, otherwise 128.",
     )
     repo_id: str | None = option(None, "Repository to publish to, owner/name.")
     config_name: Annotated[str | None, _SUBSET] = option(
-        None, "subset: its configuration (small, large) in a repository of several."
+        None, "For a subset: its configuration (small, large) in a repository of several subsets."
     )
     private: Annotated[bool | None, _PUSHED] = option(None, "Whether a new repository is private; default: yes.")
-    revision: Annotated[str | None, _PUSHED] = option(None, "Branch to publish to; made if it is not there.")
-    tag: Annotated[str | None, _PUSHED] = option(None, "Tag of what is published, for a release (v1).")
-    license: Annotated[str | None, _PUSHED] = option(None, "Licence, for the card. Default: the card's, or none.")
+    revision: Annotated[str | None, _PUSHED] = option(None, "Branch to publish to; created if it does not exist.")
+    tag: Annotated[str | None, _PUSHED] = option(None, "Tag for the published commit, for a release (v1).")
+    license: Annotated[str | None, _PUSHED] = option(None, "Licence for the card. Default: the card's, or none.")
     language: Annotated[str | None, _PUSHED] = option(
-        None, "Language of the texts (en), for the card. Default: the card's, or none."
+        None, "Language of the texts (en) for the card. Default: the card's, or none."
     )
     dataset: Annotated[str | None, _PUSHED] = option(
-        None, "model: repo id of the subset it was trained on, with @revision if known."
+        None, "For a model: repo id of the subset that it was trained on, with @revision if known."
     )
     widget_texts: Annotated[list[str] | None, _PUSHED] = option(
-        None, "model: texts of your own that its page offers to try; no text of the task is published otherwise.", nargs="+"
+        None, "For a model: your own texts that its page offers to try; no texts of the task are published.", nargs="+"
     )
-    dry_run: Annotated[bool, _PUSHED] = option(False, "Show what would be pushed, and push nothing; needs no network.")
-    verify: Annotated[bool, _PUSHED] = option(False, "Load what was published elsewhere, and compare it.")
-    hub_token: Annotated[str | None, _PUSHED] = option(None, "Default: HF_TOKEN, or that of `hf auth login`.")
+    dry_run: Annotated[bool, _PUSHED] = option(False, "Show what would be published, without publishing; needs no network.")
+    verify: Annotated[bool, _PUSHED] = option(
+        False, "Load what was published, without this package, and compare it with the local folder."
+    )
+    hub_token: Annotated[str | None, _PUSHED] = option(None, "Token. Default: HF_TOKEN, or the token of `hf auth login`.")
 
     def __post_init__(self):
         check_ranges(self, HubError)

@@ -20,49 +20,49 @@ class TaskArguments:
     """Settings of the labelled task."""
 
     task: str = option(
-        help="A table of texts and labels (csv, tsv, xlsx, jsonl, parquet), some of which are held out for "
-        "validation and test; a folder with train, validation and test files (these, SQuAD's json, CoNLL, CoNLL-U); a "
-        f"Hub dataset id (@revision if wanted); or a registered task ({', '.join(TASKS)}).",
+        help="A table of texts and labels (csv, tsv, xlsx, jsonl, parquet), from which validation and test texts are held "
+        "out; a folder with train, validation and test files (of these types, SQuAD's json, CoNLL, CoNLL-U); a Hub dataset "
+        f"id (with @revision if wanted); or a registered task ({', '.join(TASKS)}).",
     )
     task_kind: str | None = option(
-        None, f"One of {', '.join(KINDS)} (default: the registered task's, else what the columns tell).", choices=KINDS
+        None, f"One of {', '.join(KINDS)} (default: the registered task's, else inferred from the columns).", choices=KINDS
     )
     text_column: str | None = option(None, "Column of the texts (default: text).")
     text_pair_column: str | None = option(None, "Column of the second texts of pairs.")
     label_column: str | None = option(None, "Column of the labels (default: label).")
     label_names: list[str] | None = option(
-        None, "Names of classes that the data only number, in the order of the numbers.", nargs="+"
+        None, "Names for classes that are only numbers in the data, in the order of the numbers.", nargs="+"
     )
     columns: list[str] | None = option(
         None,
         "Columns of question answering (context question answers starts), multiple choice (context question "
         "options label) and tagging (tokens tags), as role=column pairs: context=article options=choices. In CoNLL "
-        "files a column is a number: tokens=0 tags=-1.",
+        "files columns are numbers: tokens=0 tags=-1.",
     )
     id_column: str | None = option(None, "Column of ids (default: id, if there is one).")
     metric: str | None = option(
         None,
-        f"One of {', '.join(METRICS)} (default: the registered task's, else the usual one of its kind). Or "
-        "task=metric pairs, 'mrpc=accuracy stsb=spearman': of the registered tasks that they name.",
+        f"One of {', '.join(METRICS)} (default: the registered task's, else the default of its kind). Or "
+        "task=metric pairs for registered tasks: 'mrpc=accuracy stsb=spearman'.",
     )
     task_config: str | None = option(None, "Configuration of a Hub dataset.")
     task_revision: str | None = option(None, "Branch, tag or commit of a Hub dataset.")
     separator: str | None = option(
-        None, "What separates the fields of csv and tsv files: ; or tab, say. Default: it is looked for."
+        None, "Field separator of csv and tsv files, such as ; or tab. Default: tab for tsv, detected for csv."
     )
     validation_share: float | None = option(
         None,
-        "Of a table, or a task without a validation split, hold out so many texts for it, of every class "
+        "Share of the texts of each class to hold out for validation, from a table or a task without a validation split "
         "(default for a table: 0.1).",
     )
-    test_share: float | None = option(None, "The same for test (default for a table: 0.1; 0: there is none).")
+    test_share: float | None = option(None, "The same for test (default for a table: 0.1; 0: no test split).")
     max_train_samples: int | None = option(
         None,
-        "Train on so many examples of the training split at most, of every class its share, the same in every run (default: "
-        "all). Those of a smaller number are among those of a larger one.",
+        "Maximum number of training examples: a sample stratified by class, the same in every run (default: all). A larger "
+        "sample contains every smaller one.",
     )
     max_eval_samples: int | None = option(
-        None, "The same of the validation split, by which checkpoints and settings are chosen (default: all)."
+        None, "The same for the validation split, which chooses checkpoints and settings (default: all)."
     )
     drop_bad_rows: bool = option(
         False, "Leave out rows with null or blank texts, unknown labels, misplaced answers or repeated ids."

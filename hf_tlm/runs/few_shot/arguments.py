@@ -44,37 +44,38 @@ class FewShotArguments(BaseArguments):
 
     method: str = option(
         "prompt",
-        "prompt: fine-tune a masked LM to fill the prompt. finetune: with a classification head, the baseline, "
-        "on the same examples. zero_shot: fill the prompt without training; k, splits and the grid have no effect then.",
+        "prompt: fine-tune a masked LM to fill the prompt. finetune: fine-tune a classification head on the same examples, "
+        "as a baseline. zero_shot: fill the prompt without training; the grid has no effect, and without demonstrations "
+        "neither have k and splits.",
         choices=["prompt", "finetune", "zero_shot"],
     )
 
     # The examples.
-    k: int = option(16, "Training examples of each class, and as many for validation.")
-    splits: int = option(5, "How many samples of examples: the first of split_seeds.")
+    k: int = option(16, "Training examples per class, and as many for validation.")
+    splits: int = option(5, "Number of samples of examples to run, with the first seeds of split_seeds.")
     split_seeds: list[int] = option(
-        help="Seeds of samples and their training.", factory=lambda: [13, 21, 42, 87, 100], nargs="+"
+        help="Seeds of the samples of examples, and of their training.", factory=lambda: [13, 21, 42, 87, 100], nargs="+"
     )
 
     # The prompt.
     template: Annotated[str | None, _NO_PROMPT] = option(
         None,
-        "Such as '{text} It was {mask}.'; {text:bare} is without its final punctuation, {text_pair:lower} "
-        "begins small. Default: LM-BFF's for GLUE's tasks and SNLI.",
+        "Template, such as '{text} It was {mask}.'; {text:bare} removes the final punctuation, {text_pair:lower} makes the "
+        "first letter lower case. Default: LM-BFF's for GLUE's tasks and SNLI.",
     )
     label_words: Annotated[list[str] | None, _NO_PROMPT] = option(
-        None, "class=word for every class. Default: LM-BFF's for GLUE's tasks and SNLI.", nargs="+"
+        None, "A word for every class, as class=word. Default: LM-BFF's for GLUE's tasks and SNLI.", nargs="+"
     )
     demonstrations: Annotated[bool, _NO_PROMPT] = option(
-        False, "One answered example of each class follows the text that is asked about."
+        False, "Add an example of each class with its label word to the input, after the text to classify."
     )
     demonstration_sets: Annotated[int, _NO_PROMPT, _NO_DEMONSTRATIONS] = option(
-        16, "With demonstrations: how many sets of them are averaged over in evaluation."
+        16, "With demonstrations: number of sets of demonstrations to average over in evaluation."
     )
     similarity_model: Annotated[str | None, _NO_PROMPT, _NO_DEMONSTRATIONS] = option(
         None,
-        "With demonstrations: a sentence encoder, folder or Hub id; examples are of the half most similar to "
-        "the text by its mean-pooled vectors. Default: any.",
+        "With demonstrations: a sentence encoder, folder or Hub id; they are drawn from the half of the examples of a class "
+        "that is most similar to the text, by its mean-pooled vectors. Default: from all examples.",
     )
 
     # The grid. For every split, the point that is best on its validation examples is used.
@@ -88,27 +89,31 @@ class FewShotArguments(BaseArguments):
     # Overridden defaults.
     max_steps: Annotated[int, _NO_TRAINING] = option(1000, "Optimizer steps of each training.")
     eval_steps: Annotated[float | None, _NO_TRAINING] = option(
-        100, "Evaluate every so many steps (a share of all below 1); the best checkpoint is kept."
+        100, "Number of steps between evaluations (below 1: a share of all steps); the best checkpoint is kept."
     )
-    max_length: int = option(128, "Longest input in tokens: texts are cut, the longest first, the prompt never.")
+    max_length: int = option(
+        128, "Maximum length of an input in tokens: texts are truncated, the longest first; the prompt never is."
+    )
     truncation: str = option(
         "longest",
-        "Of inputs longer than max_length. longest: texts are cut, the longest first. tail: all ends after so "
-        "many tokens, demonstrations too, as in LM-BFF's code; the mask stays.",
+        "How to shorten inputs longer than max_length. longest: truncate texts, the longest first. tail: cut off everything "
+        "after max_length tokens, demonstrations too, as in LM-BFF's code; the mask is kept.",
         choices=["longest", "tail"],
     )
     first_text_limit: int | None = option(
         None,
-        "Tokens after which the first text of the row that is asked about is cut before anything else: LM-BFF has 240 for "
-        "RTE, of 256.",
+        "Maximum length in tokens of the first text of the row to classify, applied before max_length. LM-BFF uses 240 for "
+        "RTE, with max_length 256.",
     )
     other_text_limit: int | None = option(
-        None, "The same for all other texts: the second one of a pair, and those of demonstrations."
+        None, "The same for all other texts: the second texts of pairs, and the texts of demonstrations."
     )
     optim: str = option("adamw_torch_fused", "One of the Trainer's optimizers: adamw_torch_fused, adamw_torch, ...")
-    per_device_train_batch_size: int = option(8, "Texts per device and micro-batch, at most.")
-    logging_steps: float = option(100, "Log every so many optimizer steps.")
-    save_total_limit: int | None = option(1, "Checkpoints to keep beside the best one; they go when a training is finished.")
+    per_device_train_batch_size: int = option(8, "Maximum number of texts per device and micro-batch.")
+    logging_steps: float = option(100, "Number of optimizer steps between logs.")
+    save_total_limit: int | None = option(
+        1, "Number of checkpoints to keep in addition to the best one; all are deleted when a training is finished."
+    )
     hub_strategy: str = option("end", argparse.SUPPRESS)  # push_to_hub is refused.
 
     def __post_init__(self):
