@@ -1,10 +1,10 @@
-"""What a shape that was not seen before costs attention on a GPU, by cuDNN and by torch's own kernels.
+"""Measure what batches of new shapes cost attention on a GPU, with cuDNN and with torch's own kernels.
 
     python benchmarks/attention.py
 
-Twelve calls of `scaled_dot_product_attention` and their backward passes in bf16, 12 heads of 64, as a pass of a BERT-Base
-has them. The shapes are of 15 batches: all of 109 rows of 128 tokens; of ever more rows; of ever more and longer rows.
-Medians after the third. Writes benchmarks/results/attention_gpu.json and .md.
+Times twelve calls of `scaled_dot_product_attention` with their backward passes in bf16, 12 heads of 64, as in one pass of a
+BERT-Base. Each series has 15 batches: all of 109 rows of 128 tokens; with ever more rows; with ever more and longer rows.
+Figures are medians of the batches after the third. Writes benchmarks/results/attention_gpu.json and .md.
 """
 
 from __future__ import annotations

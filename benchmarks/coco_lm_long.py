@@ -1,11 +1,11 @@
-"""A longer pretraining of COCO-LM's tiny model: what it logs, Figures 7 and 8 of its paper.
+"""Pretrain COCO-LM's tiny model for longer, and show what it logs (Figures 7 and 8 of its paper).
 
     python benchmarks/coco_lm_long.py --threads 1 --work_dir runs/coco_lm
 
 Runs recipes/pretrain.py with recipes/configs/pretrain/cocolm_tiny.yaml on passages of the corpus in HF_TLM_DATA (default
-../shared/data), in the settings that leave the plateau of masked language modelling soonest here: small steps, a high rate,
-a small vocabulary, embeddings that begin as spectral ones. Writes benchmarks/results/coco_lm_long.json, .md and .png (extra
-[analysis]) from the run's log. A finished run is not repeated, an interrupted one continues.
+../shared/data), with the settings that leave the plateau of masked language modelling soonest here: small batches, a high
+learning rate, a small vocabulary, spectral initialisation of embeddings. Writes benchmarks/results/coco_lm_long.json, .md
+and .png (extra [analysis]) from the run's log. A finished run is not repeated, an interrupted one continues.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SETTINGS = {
 
 
 class Benchmark:
-    """One method per section: its rows."""
+    """The benchmark; one method per section, which returns its rows."""
 
     def __init__(self, options: argparse.Namespace):
         self.options = options

@@ -1,4 +1,4 @@
-"""What differs between two folders: tensors and tables by their bits, JSON exactly, other files by their bytes."""
+"""Compare two folders: tensors and tables bit by bit, JSON exactly, other files byte by byte."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-# What differs between two runs of one checkout, or says only how and where it ran.
+# Keys whose values differ between two runs of one checkout, or only say how and where it ran.
 KEYS = re.compile(r"(milli)?seconds|command|environment|versions|Clock|\w+_runtime|\w+_per_second")
-# Words for people, pictures, the code of a model, what holds times and paths in a form of its own, digests of other files.
+# Files that are not compared: texts and figures for readers, code of models, formats with times and paths, digests of files.
 NOT_READ = (".md", ".html", ".png", ".svg", ".py", ".bin", "seal.json")
 FLOATS = {"F32": "<f4", "F64": "<f8"}
 
 
 def compare_folders(before: Path, after: Path, names: Mapping[str, str] | None = None) -> tuple[Counter, list[str]]:
-    """(how many equal values of which sort, the differences) of what a command left on either side.
+    """Compare what a command wrote on either side.
 
-    names: of folders of both sides, in place of which a word stands in texts.
+    Args:
+        names: path of a folder of either side -> the word that replaces it in texts.
+
+    Returns:
+        (number of equal values by sort, the differences).
     """
     old, new = (
         {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         for folder in (before, after)
     )
     counts, found = Counter(), []
-    # Records of the whole run come before those of its parts, and weights last: they say that, not what.
+    # Records of the complete run come before those of its parts, and weights last: they show that results differ, not why.
     for file in sorted({*old, *new}, key=lambda file: (file.endswith(".safetensors"), file.count("/"), file)):
         if file not in old or file not in new:
             found.append(f"{file}: only {'before' if file in old else 'after'}")
@@ -42,7 +46,7 @@ def compare_folders(before: Path, after: Path, names: Mapping[str, str] | None =
 
 
 def values_of(path: Path, names: Mapping[str, str]) -> tuple[str, dict[str, object]]:
-    """(what is counted, place -> value to be compared) of a file."""
+    """Return (sort of the values, location -> value to compare) of a file."""
     if path.suffix == ".safetensors":
         from safetensors import deserialize
 
@@ -51,7 +55,7 @@ def values_of(path: Path, names: Mapping[str, str]) -> tuple[str, dict[str, obje
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
-        # How Python writes a float tells it from all others, -0.0 from 0.0 too.
+        # repr distinguishes all floats, also -0.0 from 0.0.
         table = pq.read_table(path)
         cells = {f"{name}[{row}]": repr(v) for name in table.column_names for row, v in enumerate(table[name].to_pylist())}
         return "values", {"types": str(table.schema.remove_metadata()), **cells}
@@ -68,7 +72,7 @@ def values_of(path: Path, names: Mapping[str, str]) -> tuple[str, dict[str, obje
 
 
 def leaves(value: object, place: str = "") -> Iterator[tuple[str, str]]:
-    """(place, value) of all that a JSON value holds; 1 and 1.0 are not the same."""
+    """Yield (location, value) of all leaves of a JSON value; 1 and 1.0 differ."""
     if isinstance(value, dict) and value:
         for key in value:
             if not KEYS.fullmatch(key):
@@ -81,7 +85,7 @@ def leaves(value: object, place: str = "") -> Iterator[tuple[str, str]]:
 
 
 def difference(old: object, new: object) -> str:
-    """Two values that are not the same, in a few words."""
+    """Describe the difference of two values in a few words."""
     if old is None or new is None:
         return "only before" if new is None else "only after"
     if isinstance(old, bytes):

@@ -1,4 +1,4 @@
-"""Where the data of benchmarks is, and the text that those of pretraining read."""
+"""Locate the data of the benchmarks, and draw the sample of the corpus for those that pretrain."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from results_file import ROOT
 
 
 def data_dir() -> Path:
-    """The folder with tasks/ and corpus/."""
+    """Return the directory with tasks/ and corpus/."""
     return Path(os.environ.get("HF_TLM_DATA", ROOT.parent / "shared" / "data"))
 
 
 def corpus_sample(path: Path, passages: int) -> str:
-    """At most so many passages of the real corpus, drawn at random, as a Parquet file: made where it is not, and then the
-    same for every model."""
+    """Return the path of a Parquet file with at most `passages` passages of the real corpus, drawn at random.
+
+    It is written if it does not exist, and then the same for every model.
+    """
     import pyarrow.parquet as pq
 
     from hf_tlm.corpora import load_corpus

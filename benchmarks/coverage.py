@@ -1,10 +1,10 @@
-"""What the corpus holds of each task: how much of the test texts that training has not shown is in what is retrieved.
+"""Measure what the corpus holds for each task: how much of the test texts that training lacks is in the retrieved passages.
 
     python benchmarks/coverage.py
 
-Of each low-resource task BM25's subset (K = 50), random passages of the same number, and the whole corpus: the share of its
-passages that are of the task's own field, and of the words and pairs of neighbouring words in test texts that no training
-text has, the share that the passages have. No labels are used and nothing is trained. Writes
+For each low-resource task, compares BM25's subset (K = 50), as many random passages, and the complete corpus:
+the share of passages from the task's own field; and, of the words and pairs of neighbouring words in test texts that no
+training text has, the share that occurs in the passages. Uses no labels and trains nothing. Writes
 benchmarks/results/coverage.json and .md.
 """
 
@@ -20,7 +20,7 @@ from results_file import run_sections
 
 from hf_tlm import load_corpus, load_task, retrieve
 
-# The part of the corpus that is of a task's field: papers on language processing, biomedicine, news.
+# The part of the corpus from a task's field: papers on language processing, biomedicine, news.
 FIELDS = {"chemprot": "biomedical", "acl_arc": "cs_nlp", "scierc": "cs_nlp", "hyperpartisan": "news_reviews"}
 TITLES = {name: f"The corpus and {name}" for name in FIELDS}
 NOTE = (
@@ -32,7 +32,7 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 def words_and_pairs(texts: Iterable[str]) -> tuple[set[str], set[tuple[str, str]]]:
-    """What occurs at least once."""
+    """Return the words and the pairs of neighbouring words that occur in the texts."""
     words: set[str] = set()
     pairs: set[tuple[str, str]] = set()
     for text in texts:
@@ -43,7 +43,7 @@ def words_and_pairs(texts: Iterable[str]) -> tuple[set[str], set[tuple[str, str]
 
 
 class Coverage:
-    """The sections, one a task."""
+    """The benchmark; one section per task."""
 
     def __init__(self, options: argparse.Namespace):
         self.corpus = load_corpus(f"{data_dir()}/corpus/*.parquet")

@@ -1,9 +1,10 @@
-"""Seconds that scoring a validation split takes: its texts as they come, and longest first.
+"""Measure the seconds to score a validation split, with its texts in their order and sorted by length, longest first.
 
     python benchmarks/evaluation.py --tasks_dir ../shared/data/tasks
 
-The Trainer's own `predict` on a ModernBERT of 3 x 128 with random weights, as the scale tlm/coffee has it, on one thread in
-batches of 64 texts. Both orders by turns, `--repeats` times; medians. Writes benchmarks/results/evaluation.json and .md.
+Runs the Trainer's own `predict` on a ModernBERT of 3 x 128 with random weights, as in the scale tlm/coffee, on one thread in
+batches of 64 texts. The two orders alternate, `--repeats` times; figures are medians. Writes
+benchmarks/results/evaluation.json and .md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from statistics import median
 
 from results_file import ROOT, run_sections
 
-# Task -> tokens after which a text is cut in stage 2.
+# Task -> tokens to which a text is truncated in stage 2.
 TASKS = {"imdb": 512, "hyperpartisan": 512, "agnews": 128, "rct_ei": 128, "chemprot": 128, "scierc": 128}
 TITLES = {"evaluation": "Scoring a validation split, texts as they come and longest first"}
 NOTES = {

@@ -1,10 +1,10 @@
-r"""A pretrained encoder fine-tuned on the real tasks: the scores that training from scratch is compared with.
+r"""Fine-tune a pretrained encoder on the real tasks, for scores to compare training from scratch with.
 
     python benchmarks/finetune.py --model_name_or_path path/to/encoder --seeds 0 1 2
 
 Runs recipes/finetune.py on the data in HF_TLM_DATA (default ../shared/data) and writes benchmarks/results/finetune.json and
-.md, a row for each task as soon as it is finished; what is finished in --work_dir is not repeated. The processor should
-multiply in bf16 (lscpu names avx512_bf16 or amx_bf16), else take `--bf16 true` out of COMMON.
+.md, a row for each task as soon as it is finished; finished runs in --work_dir are not repeated. The processor should
+support bf16 products (lscpu lists avx512_bf16 or amx_bf16); otherwise remove `--bf16 true` from COMMON.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from corpus_sample import ROOT, data_dir
 from results_file import ResultsFile
 
-# The same for all; the learning rate is the best of three on validation (acl_arc, one seed: 5e-5, 1e-4, 3e-4).
+# Common to all tasks; the learning rate is the best of three on validation (acl_arc, one seed: 5e-5, 1e-4, 3e-4).
 COMMON = "--learning_rate 1e-4 --total_batch_size 16 --bf16 true --use_cpu true"
-# Passes, more of them over less data; the length of texts; and the share of a large task.
+# Epochs, more for smaller data; maximum lengths; and the fraction of a large task.
 BASELINE = {
     "glue_mrpc": "--num_train_epochs 4",
     "glue_rte": "--num_train_epochs 6",
@@ -65,7 +65,7 @@ def row_of(task: str, encoder: str, seeds: list[str], work_dir: str, threads: in
     command += [*shlex.split(COMMON), *shlex.split(own), "--seeds", *seeds]
     command += ["--report_to", "none", "--disable_tqdm", "true", "--output_dir", str(output)]
     environment = os.environ if threads is None else {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=True)  # It repeats nothing.
+    subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=True)  # A finished run is not repeated.
     run = json.loads((ROOT / output / "results.json").read_text(encoding="utf-8"))
     metrics, cost = [run["metric"], *run["further_metrics"]], run["seeds"][0]["cost"]
     return {

@@ -1,11 +1,11 @@
-r"""Further pretraining of a real encoder on a task's subsets, then fine-tuning (ISS, section 4.2).
+r"""Pretrain a real encoder further on a task's subsets, then fine-tune it (ISS, section 4.2).
 
     python benchmarks/further_pretraining.py --model_name_or_path path/to/encoder --task scierc \
         --subsets 'ISS 20%=runs/cpu/scierc/subsets/iss-20' 'BM25=runs/cpu/scierc/subsets/bm25'
 
-Runs recipes/pretrain.py on each subset, for equal steps, and recipes/finetune.py on what comes out and on the encoder
-itself, on the data in HF_TLM_DATA (default ../shared/data); writes benchmarks/results/further_pretraining.json and .md, a
-row as soon as it is finished. What is finished in --work_dir is not repeated.
+Runs recipes/pretrain.py on each subset, for the same number of steps, and recipes/finetune.py on the results and on the
+encoder itself, with the data in HF_TLM_DATA (default ../shared/data); writes benchmarks/results/further_pretraining.json and
+.md, a row as soon as it is finished. Finished runs in --work_dir are not repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from results_file import ResultsFile
 NONE = "none"
 MACHINE = "--report_to none --disable_tqdm true --use_cpu true"
 PRETRAIN = f"--max_length 128 --total_batch_size 32 --warmup_steps 0.1 {MACHINE}"
-# As benchmarks/finetune.py has it for this encoder.
+# As in benchmarks/finetune.py for this encoder.
 FINETUNE = f"--learning_rate 1e-4 --total_batch_size 16 --num_train_epochs 5 {MACHINE}"
 TITLES = {"further": "An encoder pretrained further on subsets, then fine-tuned"}
 NOTES = {
@@ -34,7 +34,7 @@ NOTES = {
 
 
 def recipe(name: str, output: Path, *arguments: str) -> dict:
-    """The results of a recipe, which repeats nothing that is finished."""
+    """Run a recipe, which does not repeat finished work, and return its results."""
     command = [sys.executable, f"recipes/{name}.py", *arguments, "--output_dir", str(output)]
     subprocess.run(command, cwd=ROOT, check=True)
     return json.loads((ROOT / output / "results.json").read_text(encoding="utf-8"))

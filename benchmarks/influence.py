@@ -1,12 +1,13 @@
-"""Influence scores: passages a second against one backward pass each, a bare forward pass and bergson; memory.
+"""Measure influence scores: speed against a backward pass per passage, a bare forward pass and bergson; memory.
 
     python benchmarks/influence.py --sections speed memory layers projection
 
-BERT 4 x 256 and 12 x 768 at random weights, a vocabulary of 30,522, the weight of attention's output projection in the last
-layer, masks of 10%, in evaluation mode, float32; texts of 128 random tokens (`full`) and of 25 to 128 (`mixed`). The naive
-sides are stock `BertForMaskedLM`, a passage a time. The sides take turns in a fresh process for each row of settings; the
-first turn is not counted, figures are medians of `--repeats`. Writes benchmarks/results/influence.json and .md. The section
-`peer` needs an environment of its own, see influence_peer.py. On a GPU:
+Models are BERT 4 x 256 and 12 x 768 with random weights and a vocabulary of 30,522; the gradient is that of attention's
+output projection in the last layer, with masks of 10%, in evaluation mode, in float32; texts have 128 random tokens (`full`)
+or 25 to 128 (`mixed`). The naive sides are stock `BertForMaskedLM`, one passage at a time. The sides alternate in a fresh
+process for each row of settings; the first round is not counted, figures are medians of `--repeats`. Writes
+benchmarks/results/influence.json and .md. The section `peer` needs an environment of its own, see influence_peer.py. On a
+GPU:
 
     python benchmarks/influence.py --sections speed memory layers projection --name influence_gpu \
         --device cuda --dtype bfloat16 --batch_size 256
@@ -79,7 +80,7 @@ def memory(options: argparse.Namespace) -> list[dict]:
             if side != "ours":
                 plain, plain_grown = run["peak"], grown
             where = {"layer": layer, "task gradients": tasks} if side == "ours" else {"layer": None, "task gradients": None}
-            # A pass that fits into what was free already has grown by nothing.
+            # A pass that fits into memory that was already free has grown by nothing.
             ratios = {"ratio": run["peak"] / plain, "ratio above before": grown / plain_grown if plain_grown else None}
             rows.append({"body": body, "side": side, **where, **run, **ratios})
             print(rows[-1])

@@ -1,14 +1,15 @@
-"""Influence scores against bergson (EleutherAI's gradient attribution): the section `peer` of benchmarks/influence.py.
+"""Compare influence scores with bergson (EleutherAI's gradient attribution): section `peer` of benchmarks/influence.py.
 
-bergson wants an environment of its own, with the same torch and transformers:
+bergson needs an environment of its own, with the same torch and transformers:
 
     python -m venv bergson-env
     bergson-env/bin/pip install -c constraints.txt -e . bergson==2.5.1
     bergson-env/bin/python benchmarks/influence.py --sections peer --name influence_peer --threads 1
 
-Both sides have the same weights, masked texts and task gradients (bergson takes those of a language model only, so ours are
-handed to it), float32, no projection. bergson knows causal language models: it takes the logits of a place for the next
-token, and hands the model no attention mask. So its labels are moved by one place, and all texts are of one length.
+Both sides have the same weights, masked texts and task gradients (bergson computes those of a language model only, so ours
+are passed to it), float32, no projection. bergson supports causal language models: it uses the logits of a position for the
+next token, and passes no attention mask to the model. So its labels are shifted by one position, and all texts have the same
+length.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from statistics import median
 
 import influence_measures as measures
 
-# What needs a gradient: as bergson's own workers have it, the input embedding, which makes the backward pass go through the
-# whole model; or the weight alone.
+# The parameter that requires a gradient: the input embedding, as in bergson's own workers, which sends the backward pass
+# through the complete model; or only the weight itself.
 SIDES = {"bergson": "bert.embeddings.word_embeddings.weight", "bergson, that weight's gradient alone": None}
-# Its default, 2,048 tokens: with more at a time it is slower.
+# bergson's default of 2,048 tokens: it is slower with more at a time.
 BATCH = 2048 // measures.LENGTH
 
 
 def installed() -> bool:
-    """Whether there is a bergson; where not, says so."""
+    """Return whether bergson is installed; if not, say so on stderr."""
     if find_spec("bergson"):
         return True
     print("The section `peer` is skipped: bergson is not installed, see benchmarks/influence_peer.py.", file=sys.stderr)
@@ -37,11 +38,11 @@ def installed() -> bool:
 
 
 def _bergson(model, batch: dict, task_gradients, parameter: str | None):
-    """Its scores of a masked batch, a function that gives float [N, T].
+    """Return a function that computes bergson's scores of a masked batch, float [N, T].
 
     Args:
         task_gradients: float [T, H * H].
-        parameter: the one that needs a gradient, default the weight that is looked at.
+        parameter: the one that requires a gradient; default: the weight whose gradient is used.
     """
     from bergson import CollectorComputer, GradientProcessor, IndexConfig, InMemoryCollector, Scorer
     from bergson.score.score_writer import InMemorySequenceScoreWriter
@@ -50,7 +51,7 @@ def _bergson(model, batch: dict, task_gradients, parameter: str | None):
     stock = measures.stock_model(model).requires_grad_(False)
     module = f"encoder.layer.{model.config.num_hidden_layers - 1}.attention.output.dense"
     stock.get_parameter(parameter or f"bert.{module}.weight").requires_grad_(True)
-    # The last token is never masked: no label gets lost.
+    # The last token is never masked, so no label is lost.
     labels = batch["mlm_labels"].roll(1, dims=1)
     data = Dataset.from_dict({"input_ids": batch["input_ids"].tolist(), "labels": labels.tolist()})
     batches = [list(range(start, min(start + BATCH, len(data)))) for start in range(0, len(data), BATCH)]
@@ -76,7 +77,7 @@ def _bergson(model, batch: dict, task_gradients, parameter: str | None):
 
 
 def peer(*, body: str, tasks: int, repeats: int, threads: int, vocabulary: int, passages: int) -> list[dict]:
-    """Passages a second of each side, by turns, and how well their scores agree with ours."""
+    """Measure passages per second of each side, alternating, and the agreement of their scores with ours."""
     import torch
 
     from hf_tlm.influence import InfluenceScorer

@@ -1,4 +1,4 @@
-"""How benchmarks measure: a process for each side, its memory, and seconds."""
+"""Helpers of the benchmarks for measuring: fresh processes, memory, and seconds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from pathlib import Path
 
 
 def fresh(function, *values, **arguments):
-    """Run a function in a process of its own."""
+    """Run a function in a new process and return its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *values, **arguments).result()
 
 
 class Memory:
-    """Megabytes: resident `before` and at the `peak`, and the peak of the `anonymous` part as seen every 10 ms. Linux."""
+    """Measure a block's memory in megabytes (Linux).
+
+    Attributes:
+        before: resident memory at the start.
+        peak: largest resident memory.
+        anonymous: largest anonymous memory, sampled every 10 ms.
+    """
 
     def __enter__(self):
         self.before = self.now("VmRSS")
@@ -29,7 +35,7 @@ class Memory:
         self._stop.set()
         self._thread.join()
         self.anonymous = max(self.anonymous, self.now("RssAnon"))
-        # The kernel counts in batches: right after the peak began anew it can be a little below what was resident.
+        # The kernel updates counters in batches: just after a reset, the peak can be slightly below the resident memory.
         self.peak = max(self.before, self.now("VmHWM"))
 
     def _watch(self):
@@ -43,7 +49,7 @@ class Memory:
 
 
 class GpuMemory:
-    """Megabytes that torch has allocated on the GPU: `before`, and at the `peak`."""
+    """Measure the megabytes that torch has allocated on the GPU in a block: `before` it, and at the `peak`."""
 
     def __enter__(self):
         import torch

@@ -1,9 +1,9 @@
-"""Milliseconds of a pass of a small ModernBERT on one core: stock transformers and ours.
+"""Measure the milliseconds of a pass of a small ModernBERT on one core: stock transformers against ours.
 
     python benchmarks/modernbert.py
 
-Forward and backward pass of a classifier on random texts of one length, and the forward pass alone as texts are scored, on
-one thread. Both sides have the same weights and take turns, `--repeats` times; medians. Writes
+Times the forward and backward pass of a classifier on random texts of one length, and the forward pass alone as in scoring,
+on one thread. Both sides have the same weights and alternate, `--repeats` times; figures are medians. Writes
 benchmarks/results/modernbert.json and .md.
 """
 
@@ -16,7 +16,7 @@ from statistics import median
 
 from results_file import ROOT, run_sections
 
-# What is done -> (texts, tokens of a text, dropout).
+# Kind of pass -> (texts, tokens of a text, dropout).
 PASSES = {
     "training, stage 1": (32, 128, 0.0),
     "training, stage 2": (16, 128, 0.1),
@@ -72,7 +72,7 @@ class Benchmark:
             set_dropout(model, dropout)
         ids = torch.randint(5, 8000, (texts, tokens))
         mask = torch.ones_like(ids)
-        mask[1::4, tokens * 3 // 4 :] = 0  # As batches of similar length have it.
+        mask[1::4, tokens * 3 // 4 :] = 0  # As in batches of texts of similar length.
         labels = torch.arange(texts) % 3
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
         training = name.startswith("training")
@@ -94,7 +94,7 @@ class Benchmark:
                 begun = time.perf_counter()
                 with faster_kernels(device) if side == "ours" else nullcontext():
                     run(model)
-                if repeat:  # The first asks for the memory.
+                if repeat:  # The first repeat allocates memory.
                     seconds[side].append(time.perf_counter() - begun)
         ratios = [stock / ours for stock, ours in zip(seconds["stock"], seconds["ours"], strict=True)]
         row = {

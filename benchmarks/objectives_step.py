@@ -1,7 +1,7 @@
-"""Time and memory of a step of corrupt-and-predict against the passes that it consists of, see objectives.py.
+"""Time and memory of a step of corrupt-and-predict against the passes that it consists of; used by objectives.py.
 
-By plain modules. ELECTRA: one pass of each stock model. COCO-LM: two of the auxiliary model, to sample (forward only)
-and to learn, and two of the main model, of the corrupted and of the cropped texts, by `CocoLmForMaskedLM`.
+The passes run on plain models. ELECTRA: one pass of each stock model. COCO-LM: two of the auxiliary model, to sample
+(forward only) and to learn, and two of the main model, on corrupted and on cropped texts, by `CocoLmForMaskedLM`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIDES = ("composite", "auxiliary", "main", "auxiliary's body", "main body")
 
 
 def _batch():
-    """A batch of random tokens, full rows, masked as the collator does: int64 [BATCH, LENGTH] and the like."""
+    """Return a batch of random tokens without padding, masked as by the collator: int64 [BATCH, LENGTH] and the like."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -40,7 +40,7 @@ def _batch():
 
 
 def _side(model_name: str, side: str):
-    """(model, function of the batch that gives the loss) of one side."""
+    """Return (model, function of the batch that returns the loss) of one side."""
     from transformers import AutoConfig
 
     from hf_tlm.models import generator_config
@@ -111,7 +111,7 @@ def _uncropped(batch: dict) -> dict:
 
 
 def _step(model, loss, batch) -> float:
-    """Seconds of forward, loss and backward."""
+    """Return the seconds of forward, loss and backward."""
     begin = time.perf_counter()
     loss(batch).backward()
     elapsed = time.perf_counter() - begin
@@ -125,7 +125,7 @@ def _times(model_name: str, repeats: int, threads: int) -> dict[str, list[float]
     torch.set_num_threads(threads)
     batch, sides = _batch(), {side: _side(model_name, side) for side in SIDES}
     times: dict[str, list[float]] = {side: [] for side in SIDES}
-    # The first round is not counted: kernels are chosen, buffers allocated.
+    # The first round is not counted: it chooses kernels and allocates buffers.
     for repeat in range(repeats + 1):
         for side, (model, loss) in sides.items():
             elapsed = _step(model, loss, batch)
@@ -147,7 +147,7 @@ def _memory(model_name: str, side: str, threads: int) -> float:
 
 
 def measure_step(models: list[str], *, repeats: int, threads: int) -> list[dict]:
-    """Rows: seconds and memory of each composite, and of the passes of the plain models and of their bodies alone."""
+    """Return rows with the seconds and memory of each composite, of the plain models' passes, and of their bodies alone."""
     rows = []
     for model in models:
         times = fresh(_times, model, repeats, threads)

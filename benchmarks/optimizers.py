@@ -1,10 +1,10 @@
-"""What a step of Muon costs beside one of AdamW, and beside the forward and backward pass of the same batch.
+"""Compare the cost of a Muon step with that of an AdamW step, and with the forward and backward pass of the same batch.
 
     OMP_NUM_THREADS=1 python benchmarks/optimizers.py
     python benchmarks/optimizers.py --device cuda --rounds 30
 
-Every model is a ModernBERT trained as a masked LM on random tokens, 32 texts of 128 in bf16; both optimizers step the same
-model in turn, on the gradients of the pass before. Medians over rounds. Writes optimizers.json and .md.
+Every model is a ModernBERT trained as a masked LM on random tokens, 32 texts of 128 in bf16; both optimizers update the same
+model in turn, with the gradients of the preceding pass. Medians over rounds. Writes optimizers.json and .md.
 """
 
 from __future__ import annotations

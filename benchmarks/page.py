@@ -1,12 +1,12 @@
-r"""How soon the page of `hf-tlm export --page` answers, in a real Chromium on this machine, and in real time.
+r"""Measure how soon the page of `hf-tlm export --page` answers, in a real Chromium on this machine, and in real time.
 
     hf-tlm export --model_name_or_path runs/models/scierc --output_dir runs/scierc-onnx --page runs/page
     python benchmarks/page.py --page runs/page
 
-A new Chromium with an empty profile opens the page from a plain server on loopback. A text of some thirty tokens is put into
-its box as soon as the page is ready, in other visits a second later. Seconds are counted from opening on, by the page's own
-clock. Writes benchmarks/results/page.json and .md. Where other programs run meanwhile, `chrt -r 1 taskset -c 0 python
-benchmarks/page.py ...` keeps one core for it, as root.
+A new Chromium with an empty profile opens the page from a plain server on loopback. A text of about thirty tokens is typed
+as soon as the page is ready, or, in other visits, a second later. Seconds are counted from opening the page, by the
+page's own clock. Writes benchmarks/results/page.json and .md. If other programs run meanwhile, `chrt -r 1 taskset -c 0
+python benchmarks/page.py ...` reserves one core for it, as root.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOTES = {
         "compiled itself."
     )
 }
-# What a person would do, and when; the page's policy lets it tell its own server alone.
+# Acts like a user, with timing; the page's policy lets it send data only to its own server.
 PERSON = """
 const at = (id) => document.getElementById(id), pause = (ms) => new Promise((done) => setTimeout(done, ms));
 const until = async (test) => { while (!test()) await pause(5); };
@@ -57,7 +57,7 @@ await fetch("measured", { method: "POST", body: JSON.stringify({ state, ready, t
 
 
 def visit(page: Path, browser: str, pause: int, limit: float) -> dict:
-    """What the page measured in one visit.
+    """Visit the page once, and return what it measured.
 
     Raises:
         SystemExit: it did not become ready in `limit` seconds.

@@ -1,4 +1,4 @@
-"""The real corpus of HF_TLM_DATA at any size: a random part of it, or more than all of it through perturbed copies."""
+"""Build a corpus of any size from that of HF_TLM_DATA: a random part of it, or all of it and perturbed copies."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-CHANGED = 0.2  # share of the words of a copy that are another passage's
+CHANGED = 0.2  # Share of a copy's words that are replaced by words of other passages.
 BATCH = 10_000
 
 
 def make_corpus(data: Path, work_dir: Path, size: int) -> tuple[Path, int]:
-    """(Arrow stream file with columns id, text, source; how many of its `size` passages are real). Written once.
+    """Return (Arrow stream file with columns id, text, source; how many of its `size` passages are real).
 
-    Passages are in one random order, so that a smaller corpus is a sample of the larger one. Once all are used, copies
-    follow: every word of a copy is, with probability CHANGED, a word of another passage. Lengths stay, and so do the
-    frequencies of words on the whole, so that a larger corpus costs what a larger real one would; no two copies are equal.
+    The file is written once. Passages have one random order, so that a smaller corpus is a sample of a larger one. After all
+    real ones, copies follow: each word of a copy is replaced, with probability CHANGED, by a word of another passage.
+    Lengths stay, as do the overall word frequencies, so that a larger corpus costs as much as a larger real one; no two
+    copies are equal.
 
     Raises:
         FileNotFoundError: there is no corpus/*.parquet in `data`.
@@ -54,7 +55,7 @@ def make_corpus(data: Path, work_dir: Path, size: int) -> tuple[Path, int]:
 
 
 def perturb(text: str, pool: np.ndarray, rng: np.random.Generator) -> str:
-    """The text with about CHANGED of its words taken from the pool."""
+    """Return the text with about a share CHANGED of its words replaced by words from the pool."""
     words = np.array(text.split(), object)
     changed = rng.random(len(words)) < CHANGED
     words[changed] = pool[rng.integers(0, len(pool), int(changed.sum()))]

@@ -1,9 +1,9 @@
-"""The quickstart's table over seeds: each is another draw of the task's 100 texts, of the random passages, and of weights.
+"""Average the quickstart's table over seeds, which draw the task's 100 texts, the random passages, and the weights.
 
     python benchmarks/quickstart.py --seeds 0 1 2
 
-Runs recipes/quickstart.py with each seed, into a folder of its own below --output_dir; one that has its table is not
-repeated. Writes benchmarks/results/quickstart.json and .md. --options are the command's, for a try in seconds.
+Runs recipes/quickstart.py with each seed, in a folder of its own below --output_dir; a seed that has its table is not
+repeated. Writes benchmarks/results/quickstart.json and .md. --options are passed to the command, for a trial in seconds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Benchmark:
         return rows
 
     def _table(self, seed: int) -> list[dict[str, Any]]:
-        """The rows that the command left, made first where there are none."""
+        """Return the rows of a seed's table, running the command first if there is none."""
         folder = Path(self.options.output_dir) / f"seed-{seed}"
         if not (folder / "table.json").is_file():
             command = [sys.executable, ROOT / "recipes" / "quickstart.py", "--seed", seed, "--output_dir", folder]

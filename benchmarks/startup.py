@@ -1,9 +1,9 @@
-"""How long starting takes: importing the package, `--help` of every recipe, and what a run imports before its first step.
+"""Measure how long starting takes: importing the package, `--help` of every recipe, and the imports of a run.
 
     python benchmarks/startup.py
 
-Wall time of whole fresh processes, the interpreter included, medians of `--repeats`; the processes take turns, after one
-round that fills the disk cache and is not counted. Writes benchmarks/results/startup.json and .md.
+Measures the wall time of complete new processes, the interpreter included, as medians of `--repeats`; the processes
+alternate, after one round that fills the disk cache and is not counted. Writes benchmarks/results/startup.json and .md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARSER = "from transformers import HfArgumentParser, TrainingArguments; HfArgume
 
 
 def commands() -> dict[str, list[str]]:
-    """What is measured -> the arguments of Python."""
+    """Return name of a measurement -> the arguments of Python."""
     recipes = {f"{path.stem}.py --help": [str(path), "--help"] for path in sorted((ROOT / "recipes").glob("*.py"))}
     return {
         "an empty program": ["-c", ""],
