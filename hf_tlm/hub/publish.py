@@ -71,7 +71,7 @@ _PUSHED = NoEffect("repo_id", (None,), "without --repo_id. Leave it out.")
 
 @dataclass(repr=False)  # A repr would show the token.
 class SubsetHubArguments:
-    """Settings of publishing a subset to the Hub, with the names that the Trainer uses."""
+    """Settings of publishing the subset to the Hub, with the same names as those of the Trainer."""
 
     push_to_hub: bool = option(False, "Publish the subset as a dataset on the Hub.")
     hub_dataset_id: str | None = option(None, "With push_to_hub: repository to publish to, owner/name.")
@@ -115,7 +115,7 @@ class SubsetHubArguments:
 
 @dataclass(repr=False)  # A repr would show the token.
 class PublishArguments:
-    """Settings of `hf-tlm publish`: what to publish, and to which repository."""
+    """Settings of publishing: the folder to publish, and the repository to publish it to."""
 
     model: str | None = option(None, "Folder of a finished run, or of an export (hf-tlm export).")
     subset: str | None = option(None, "Folder of a subset (hf-tlm retrieve, select-influence).")

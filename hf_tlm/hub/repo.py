@@ -312,8 +312,8 @@ class Verification:
     """The result of `verify`: what was loaded from a repository, and how it compares with the local original.
 
     loaded: subfolder of a model ("" for the repository's root), or config/split of a dataset -> its description.
-    differences: the same keys -> largest absolute difference between the models' outputs; for a dataset, 0 if all rows are
-        equal and infinity if not. Empty without a local original.
+    differences: the same keys -> largest absolute difference between the models' outputs; for a dataset 0, as all rows are
+        equal. Empty without a local original.
     """
 
     repo: Repo

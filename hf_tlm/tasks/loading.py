@@ -169,7 +169,8 @@ def _plain(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, D
             f"Task {spec.name}: {'the data' if lazy == [TABLE] else lazy[0]} has a transform (with_transform), which is not "
             "read. Apply it with map."
         )
-    return {name: rows.with_format(None) for name, rows in splits.items()}  # Two tensors of one class are not equal.
+    # In a tensor format, two labels of the same class would not be equal.
+    return {name: rows.with_format(None) for name, rows in splits.items()}
 
 
 def _name_of(data: Any) -> str:

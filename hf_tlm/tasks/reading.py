@@ -342,7 +342,7 @@ def _load_hub(spec: TaskSpec, streaming: bool = False) -> Mapping[str, Dataset |
         for rows in splits.values():
             check_columns(rows.column_names or (), rows.info.builder_name)
         return splits
-    except Exception as error:  # The readers raise their own types; none is a bug of ours.
+    except Exception as error:  # The readers raise errors of many types, none of which is a bug of this package.
         raise TaskError(f"Cannot load task {spec.name} from the Hub dataset {spec.path!r}: {error}\n{LOCAL}") from error
 
 

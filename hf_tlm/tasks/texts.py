@@ -73,7 +73,9 @@ def checked_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
 
 
 def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> None:
-    """Raise a TaskError unless the labels are at least two classes, and exactly two for the metric f1.
+    """Raise a TaskError unless the labels are usable as classes: names or integers, at least two, exactly two for f1.
+
+    Names that differ only in spaces are refused too.
 
     Args:
         found: labels of the rows, or names of the `ClassLabel` feature.

@@ -1,4 +1,4 @@
-// The exported model in the browser: texts in, token ids and probabilities out. transformers.js reads tokenizer and model.
+// Runs the exported model in the browser with transformers.js: computes token ids and probabilities of texts.
 import { AutoModelForSequenceClassification, PreTrainedTokenizer, Tensor, env, softmax } from "@huggingface/transformers";
 
 env.allowRemoteModels = false;
@@ -14,7 +14,7 @@ async function json(name) {
   return response.json();
 }
 
-// What tokenizers in Python keep of two texts that have `room` tokens together: the longer one is cut first.
+// Number of tokens of two texts that tokenizers in Python keep if both must fit into `room`: the longer one is cut first.
 function shares(first, second, room) {
   if (first + second <= room) return [first, second];
   let [short, long] = first > second ? [second, first] : [first, second];
@@ -23,8 +23,8 @@ function shares(first, second, room) {
   return first > second ? [long, short] : [short, long];
 }
 
-// The same tokenizer for a language whose lower case looks at the neighbours of a letter: at the end of a word toLowerCase
-// makes a final sigma of the capital one, and tokenizers in Python never do. So it is lowered by itself, ahead of the others.
+// Makes a tokenizer lower-case Greek as in Python. At the end of a word, toLowerCase converts a capital sigma to a final
+// sigma, which tokenizers in Python never do; so the capital sigma is replaced separately, before all other letters.
 export function loweredAsInPython(words) {
   const sigma = { type: "Replace", pattern: { String: "\u03a3" }, content: "\u03c3" };
   const steps = (one) => {
@@ -37,7 +37,7 @@ export function loweredAsInPython(words) {
 
 export async function load() {
   const page = await json("page.json");
-  const [place, name] = page.model; // Beside the page, or a revision in a repository of the Hub.
+  const [place, name] = page.model; // A folder next to the page, or a revision of a repository on the Hub.
   env.localModelPath = place;
   const files = ["export.json", "config.json", "tokenizer.json", "tokenizer_config.json"];
   const [record, config, words, settings, model] = await Promise.all([
@@ -45,18 +45,18 @@ export async function load() {
     AutoModelForSequenceClassification.from_pretrained(name, {
       dtype: page.dtype,
       device: "wasm",
-      // The exporter has fused most that is worth it in one model: the first answer comes sooner without the optimiser, and
-      // later ones take little longer. An average of several gains more from it at every answer.
+      // The exporter has already fused most of a single model: without the optimiser, the first answer is available sooner,
+      // and later ones take little longer. An average of several models gains more from it at every answer.
       session_options: { graphOptimizationLevel: page.averaged ? "all" : "disabled" },
     }),
   ]);
-  // tokenizer.json says all that there is to say; of classes transformers.js knows names of its own.
+  // tokenizer.json is a complete description. The class that it belongs to may have another name in transformers.js.
   const tokenizer = new PreTrainedTokenizer(loweredAsInPython(words), settings);
   const types = record.inputs.includes("token_type_ids");
   const names = Object.keys(config.id2label).map((index) => config.id2label[index]);
   const plain = (text) => tokenizer(text, { add_special_tokens: false, return_tensor: false }).input_ids.length;
 
-  // Ids and types of a text, or a pair, without those after `max_length` tokens; special tokens stay.
+  // Token ids and types of a text, or a pair, truncated to `max_length` tokens; special tokens are kept.
   function encode(text, pair = null) {
     const options = { text_pair: pair, return_tensor: false, return_token_type_ids: types };
     const whole = tokenizer(text, options);
@@ -65,7 +65,7 @@ export async function load() {
     if (length > record.max_length) {
       const [first, second] = [plain(text), pair === null ? 0 : plain(pair)];
       const [one, two] = shares(first, second, record.max_length - (length - first - second));
-      const end = length - 1 - second; // One special token at either end, the others between the texts.
+      const end = length - 1 - second; // There is one special token at each end, and the others are between the texts.
       kept = kept.filter((place) => !(place > one && place <= first) && !(pair !== null && place >= end + two && place < length - 1));
     }
     return Object.fromEntries(Object.entries(whole).map(([name, values]) => [name, kept.map((place) => values[place])]));

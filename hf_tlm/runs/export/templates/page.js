@@ -1,10 +1,10 @@
-// A box for a text, and a bar for every class.
+// The page: a box for a text, and a bar for the probability of every class.
 import { load } from "./model.js";
 
 const at = (id) => document.getElementById(id);
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
-// What came over the network or from the browser's cache.
+// Sizes of the files that came over the network or from the browser's cache.
 function loaded() {
   let [runtime, others] = [0, 0];
   for (const { name, encodedBodySize } of performance.getEntriesByType("resource")) {
@@ -69,7 +69,7 @@ async function start() {
   at("text").disabled = at("pair").disabled = false;
   await answer();
   document.body.dataset.ready = "true";
-  // The first answer compiles what the runtime runs, for tenths of a second: that is done while a person reads or types.
+  // The first answer takes some tenths of a second longer to compile, so it is computed while the user reads or types.
   if (!at("text").value) setTimeout(() => classify("a", page.pairs ? "a" : null).catch(() => {}), 50);
 }
 
