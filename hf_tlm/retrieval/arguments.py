@@ -27,7 +27,7 @@ _ELASTIC = OnlyWith("retriever", ("elasticsearch",), ignored=("random",))
 
 @dataclass
 class RetrievalArguments:
-    """Settings of how passages are chosen from a corpus."""
+    """Settings of the retrieval of passages from a corpus."""
 
     retriever: str = option("bm25", "Ours (bm25), another engine, sharded, or random.", choices=list(RETRIEVERS))
     top_k: int | None = option(
@@ -145,6 +145,7 @@ class RetrievalArguments:
         )
 
     def _check(self) -> None:
+        """Raise a RetrievalError for options that conflict, or that have no effect with the chosen retriever."""
         if self.like is not None and self.retriever != "random":
             raise RetrievalError("--like gives the size of a random subset: add --retriever random.")
         if self.like is not None and self.num_passages is not None:
@@ -171,7 +172,7 @@ class RetrievalArguments:
 
 @dataclass
 class SubsetArguments:
-    """Settings of which subset of a corpus to read."""
+    """Settings of the subset of a corpus to read."""
 
     subset: str | None = option(
         None,

@@ -26,7 +26,7 @@ BATCH_CHARACTERS = 1 << 20
 BETWEEN, LETTER, WORD = range(3)
 PLANES = (range(0x40000), range(0xE0000, 0xE1000))  # The other planes have no letters, numbers or marks.
 CODE_BASE, WORD_BASE = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
-FILTER_BITS = (16, 27)  # at most 128 MiB
+FILTER_BITS = (16, 27)  # Minimum and maximum of log2 of the filter's size: at most 128 MiB.
 # Minimum share of the pairs at the threshold that LSH must propose. A false candidate costs one comparison of two texts; a
 # missed pair stays in the subset.
 RECALL = 0.9

@@ -149,6 +149,7 @@ class HitUnion:
         }
 
     def _grow(self, size: int) -> None:
+        """Enlarge the arrays to `size` passages."""
         longer = HitUnion(size)
         for name, array in vars(self).items():
             getattr(longer, name)[: len(array)] = array
@@ -194,6 +195,7 @@ class RetrievalResult:
 
 @njit(nogil=True, cache=True)
 def _add(query, documents, scores, best_rank, score_at_best_rank, best_score, best_query, n_queries):
+    """Add the hits of one query to the arrays of a HitUnion."""
     for i in range(len(documents)):
         document, score, rank = documents[i], scores[i], i + 1
         n_queries[document] += 1

@@ -33,7 +33,7 @@ CONTEXT_LETTERS = ("Σ", "İ")
 PACKED = 7
 LONG = -(2**63)
 MULTIPLIER = 0x2545F4914F6CDD1D
-FULL = 0.5  # share of the slots in use at which their number is doubled
+FULL = 0.5  # Share of slots in use at which their number is doubled.
 
 
 @njit(nogil=True, cache=True, inline="always")
