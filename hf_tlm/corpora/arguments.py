@@ -19,25 +19,29 @@ class CorpusArguments:
 
     corpus: str | None = option(
         None,
-        "Files: a folder, a path or a glob, several separated by commas (parquet, jsonl, csv, txt or md with a text a line; "
-        ".gz and .zst too); or a Hub dataset id (@revision if wanted). Needed but for retrieval from Elasticsearch.",
+        "Files: a folder, path or glob, or several separated by commas (parquet, jsonl, csv, txt or md with one text per "
+        "line; also .gz and .zst); or a Hub dataset id, with @revision if wanted. Required, except for retrieval from "
+        "Elasticsearch.",
     )
     corpus_text_column: str = option("text", "Column of the texts.")
     corpus_id_column: str | None = option(None, "Column of unique ids. Default: file name and row number.")
-    corpus_source_column: str = option("source", "Column that says where a text is from.")
+    corpus_source_column: str = option("source", "Column with the source of a text.")
     passage_words: int | None = option(
         None,
-        "Cut documents into passages of at most so many words, at sentence ends. Default and 0: whole documents.",
+        "Cut documents into passages of at most this many words, at sentence ends. Default, and 0: do not cut them.",
     )
     corpus_sample_by: str = option(
         "line",
-        "What of a .txt or .md file is a text: a line, a paragraph (blank lines lie between), or the whole file (document).",
+        "Unit of a .txt or .md file that is one text: a line, a paragraph (separated by blank lines), or the entire file "
+        "(document).",
         choices=SAMPLE_BY,
     )
     corpus_split: str = option("train", "Split of a Hub dataset.")
     corpus_config: str | None = option(None, "Configuration of a Hub dataset.")
     corpus_revision: str | None = option(None, "Branch, tag or commit of a Hub dataset.")
-    skip_bad_files: bool = option(False, "Leave out whole files of the corpus that cannot be read, and name them.")
+    skip_bad_files: bool = option(
+        False, "Leave out files of the corpus that cannot be read completely, and warn with their names."
+    )
 
     def __post_init__(self):
         from hf_tlm.corpora.corpus import CorpusError
@@ -77,8 +81,8 @@ class PassageArguments(CorpusArguments):
 
     passage_words: int | None = option(
         100,
-        "Cut documents into passages of at most so many words, at sentence ends: of what a model is trained on, which is "
-        "some 100 for 128 tokens. 0: whole documents.",
+        "Cut documents into passages of at most this many words, at sentence ends: the length that a model is trained on, "
+        "some 100 words for 128 tokens. 0: do not cut them.",
     )
 
 
@@ -88,25 +92,27 @@ class BlockArguments:
 
     blocks: str = option(
         "contiguous",
-        "contiguous: texts one after the other, cut every max_length tokens. sentences: whole sentences, as "
-        "many as fit. Both keep texts apart by a [SEP].",
+        "contiguous: texts are concatenated and cut every max_length tokens. sentences: as many complete sentences as fit. "
+        "Both separate texts by a [SEP].",
         choices=["contiguous", "sentences"],
     )
     validation_share: float = option(
-        0.005, "Share of the corpus's documents kept for evaluation, chosen by their ids. 0: no evaluation."
+        0.005, "Share of the corpus's documents held out for evaluation, chosen by their ids. 0: no evaluation."
     )
-    max_validation_blocks: int = option(1000, "Blocks to evaluate on, at most.")
+    max_validation_blocks: int = option(1000, "Maximum number of blocks to evaluate on.")
     vocab_texts: int = option(
-        200_000, "A vocabulary that is trained is trained on at most so many passages, chosen by their ids."
+        200_000, "Maximum number of passages that a new vocabulary is trained on, chosen by their ids."
     )
-    shard_size: int = option(1 << 14, "Blocks are stored in files of so many; preparation continues after the last one.")
+    shard_size: int = option(
+        1 << 14, "Number of blocks per stored file. An interrupted preparation continues after the last file."
+    )
     streaming_blocks: bool = option(
         False,
-        "Begin to train when the first blocks are stored, while a thread makes the next ones; a pass takes them "
-        "file by file, shuffled within each. Contiguous blocks only; a vocabulary is trained on some of the first 10 x "
+        "Start training when the first blocks are stored, while a thread prepares the next ones. A pass reads them file by "
+        "file, shuffled within each file. Only for contiguous blocks. A new vocabulary is trained on some of the first 10 x "
         "vocab_texts passages.",
     )
-    shards_ahead: int = option(2, "streaming_blocks: files that are made ahead of training, at most.")
+    shards_ahead: int = option(2, "streaming_blocks: maximum number of files prepared ahead of training.")
 
     def __post_init__(self):
         check_ranges(self, BlocksError)

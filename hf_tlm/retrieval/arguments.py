@@ -29,52 +29,65 @@ _ELASTIC = OnlyWith("retriever", ("elasticsearch",), ignored=("random",))
 class RetrievalArguments:
     """Settings of the retrieval of passages from a corpus."""
 
-    retriever: str = option("bm25", "Ours (bm25), another engine, sharded, or random.", choices=list(RETRIEVERS))
+    retriever: str = option(
+        "bm25",
+        "Search engine: our own BM25 index (bm25), one of another package, sharded or elasticsearch; or random.",
+        choices=list(RETRIEVERS),
+    )
     top_k: int | None = option(
-        None, "Passages per training text. Default, the paper's: 5000 under 5K training texts, 50 over 100K, else 500."
+        None,
+        "Passages retrieved per training text. Default, the paper's: 5000 under 5K training texts, 50 over 100K, else 500.",
     )
-    query_mode: str = option("text", "The whole text, or its RAKE key phrases.", choices=list(QUERY_MODES))
+    query_mode: str = option(
+        "text", "Query of a training text: the full text, or its RAKE key phrases.", choices=list(QUERY_MODES)
+    )
     max_query_terms: int | None = option(
-        None, "Keep only so many terms of a query, the rarest: faster, not the same subset."
+        None, "Maximum number of terms kept of a query, the rarest ones. Faster, but gives another subset."
     )
-    bm25_variant: str = option("lucene", "lucene, robertson, atire, bm25l, bm25+, okapi.")
-    k1: float = option(1.2, "BM25's term frequency saturation.")
+    bm25_variant: str = option("lucene", "BM25 variant: lucene, robertson, atire, bm25l, bm25+ or okapi.")
+    k1: float = option(1.2, "BM25's saturation of the term frequency.")
     b: float = option(0.75, "BM25's length normalisation.")
-    delta: float | None = option(None, "Lower bound of bm25l (default 0.5) and bm25+ (default 1).")
+    delta: float | None = option(
+        None, "BM25's lower bound for a term that occurs, of bm25l (default 0.5) and bm25+ (default 1)."
+    )
     keep_stopwords: bool = option(False, "Keep English stop words.")
     stemmer: str | None = option(None, "Snowball stemmer, such as english. Default: none.")
     decontaminate: bool = option(True, "Leave out passages that hold validation or test texts of the task.")
     deduplicate: float | None = option(
-        None, "Leave out passages this similar to a better one (Jaccard of 5-grams, e.g. 0.8)."
+        None, "Leave out passages whose similarity to a better one is at least this (Jaccard of 5-grams, e.g. 0.8)."
     )
-    num_passages: int | None = option(None, "Size of a random subset.")
-    like: str | None = option(None, "Take the size of a random subset from this one: folder or Hub id.")
+    num_passages: int | None = option(None, "Number of passages of a random subset.")
+    like: str | None = option(None, "Subset that a random subset gets its number of passages from: folder or Hub id.")
     seed: int = option(0, "Seed of a random subset.")
 
-    index_dir: str | None = option(None, "Folder of the index, built if it is not there. Default: the cache.")
+    index_dir: str | None = option(None, "Folder of the index, built if it does not exist. Default: in the cache.")
     num_threads: Annotated[int | None, _BM25] = option(
-        None, "Threads; default, all cores. Indexing takes some 100 MB for each."
+        None, "Number of threads. Default: all cores. Indexing needs some 100 MB of memory per thread."
     )
     query_batch_size: Annotated[int | None, _OURS] = option(
-        None, "Queries a thread searches at once, 24 bytes x top_k each; fewer are slower."
+        None, "Queries that a thread searches at once; each needs 24 bytes x top_k of memory. Small batches are slower."
     )
-    num_shards: Annotated[int, _SHARDED] = option(2, "sharded: parts, each indexed and searched by one process.")
+    num_shards: Annotated[int, _SHARDED] = option(
+        2, "sharded: number of shards; one process indexes and searches each of them."
+    )
     executor: Annotated[str, _SHARDED] = option(
-        "local", "sharded: where it runs.", choices=["local", "ray", "slurm", "jobs"]
+        "local", "sharded: executor that runs the shards.", choices=["local", "ray", "slurm", "jobs"]
     )
-    workers: Annotated[int | None, _SHARDED] = option(None, "sharded: shards at a time.")
+    workers: Annotated[int | None, _SHARDED] = option(None, "sharded: number of shards processed at a time.")
     work_dir: Annotated[str | None, _SHARDED] = option(
-        None, "sharded: folder all machines see, which a killed run continues from."
+        None, "sharded: folder that all machines can access, from which a killed run continues."
     )
     executor_options: Annotated[str, _SHARDED] = option(
-        "{}", 'sharded: of datatrove\'s executor, e.g. \'{"partition": "cpu", "time": "2:00:00"}\'.'
+        "{}", 'sharded: options of datatrove\'s executor, e.g. \'{"partition": "cpu", "time": "2:00:00"}\'.'
     )
-    elastic_url: Annotated[str, _ELASTIC] = option("http://localhost:9200", "elasticsearch: the cluster.")
-    elastic_index: Annotated[str | None, _ELASTIC] = option(None, "elasticsearch: the index.")
-    elastic_text_field: Annotated[str, _ELASTIC] = option("text", "elasticsearch: field of the texts.")
-    elastic_id_field: Annotated[str | None, _ELASTIC] = option(None, "elasticsearch: field of the ids. Default: _id.")
-    elastic_source_field: Annotated[str, _ELASTIC] = option("source", "elasticsearch: field of the sources.")
-    elastic_ca_certs: Annotated[str | None, _ELASTIC] = option(None, "elasticsearch: certificates to trust.")
+    elastic_url: Annotated[str, _ELASTIC] = option("http://localhost:9200", "elasticsearch: URL of the cluster.")
+    elastic_index: Annotated[str | None, _ELASTIC] = option(None, "elasticsearch: name of the index.")
+    elastic_text_field: Annotated[str, _ELASTIC] = option("text", "elasticsearch: field with the texts.")
+    elastic_id_field: Annotated[str | None, _ELASTIC] = option(None, "elasticsearch: field with the ids. Default: _id.")
+    elastic_source_field: Annotated[str, _ELASTIC] = option("source", "elasticsearch: field with the sources.")
+    elastic_ca_certs: Annotated[str | None, _ELASTIC] = option(
+        None, "elasticsearch: file with the certificate authority to trust."
+    )
 
     def __post_init__(self):
         check_ranges(self, RetrievalError)
@@ -176,9 +189,9 @@ class SubsetArguments:
 
     subset: str | None = option(
         None,
-        "Folder of a subset (hf-tlm retrieve, select-influence), or a dataset of the Hub: owner/name, "
-        "owner/name:config, either with @revision. Training: without one, task data only (rho1 0). Pretraining: instead "
-        "of --corpus. Fine-tuning: for a teacher to label.",
+        "Folder of a subset (from hf-tlm retrieve or select-influence), or a dataset of the Hub: owner/name, "
+        "owner/name:config, either with @revision. Training: without one, only task data (rho1 0). Pretraining: "
+        "used instead of --corpus. Fine-tuning: passages for a teacher to label.",
     )
 
     def open(self) -> Subset | None:
