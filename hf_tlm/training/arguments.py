@@ -39,91 +39,96 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
     rho2: float = option(20, "Weight of the masked-LM loss on task data in stage 1.")
     loss_normalization: str = option(
         "mean",
-        "Task batches: mean is (rho2 L_mlm + L_task)/(rho2 + 1), the released code's; sum is the paper's.",
+        "Loss of task batches. mean: (rho2 L_mlm + L_task)/(rho2 + 1), as in the released code. sum: without the "
+        "division, as in the paper.",
         choices=["mean", "sum"],
     )
-    corpus_max_length: int | None = option(None, "Longest corpus passage in tokens. Default: max_length.")
+    corpus_max_length: int | None = option(None, "Maximum length of corpus passages in tokens. Default: max_length.")
     stage: str = option(
         "both",
-        "1: joint training only. 2: fine-tuning only (give --model_name_or_path a stage-1 model). both.",
+        "Stages to run. 1: joint training only. 2: fine-tuning only, with a stage-1 model as --model_name_or_path. "
+        "both: one after the other.",
         choices=["1", "2", "both"],
     )
     teacher_output: Annotated[str | None, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
-        None, "Folder for the subset with the teacher's answers in a column teacher_probs, to be published like any."
+        None,
+        "Folder to write the subset to, with the teacher's answers in a column teacher_probs; it can be published "
+        "like any subset.",
     )
     teacher_rounds: Annotated[int, WITHOUT_TEACHER] = option(
         1,
-        "Whole runs one after the other, each taught by the one before; that which is best on validation is the result. "
-        "With teacher self the first is untaught, and there are two at least.",
+        "Number of complete runs, each taught by the previous one; the result is the one that is best on validation. "
+        "With teacher self, the first run has no teacher, and there are at least two.",
     )
 
     # Stage 2: the task loss alone, on unmasked task texts; the checkpoint best on validation is kept.
-    stage2_max_steps: int = option(-1, "Stage 2: optimizer steps. -1: by epochs.")
-    stage2_num_train_epochs: float = option(10.0, "Stage 2: passes over the training split.")
-    stage2_min_steps: int = option(0, "Stage 2 by epochs: at least so many optimizer steps, for tasks of few texts.")
+    stage2_max_steps: int = option(-1, "Stage 2: number of optimizer steps. -1: by stage2_num_train_epochs.")
+    stage2_num_train_epochs: float = option(10.0, "Stage 2: epochs over the training split.")
+    stage2_min_steps: int = option(0, "Stage 2 by epochs: minimum number of optimizer steps, for tasks with few texts.")
     stage2_learning_rate: float = option(2e-5, "Stage 2: peak learning rate.")
     stage2_muon_learning_rate: Annotated[float | None, _WITH_MUON] = option(
-        None, "Stage 2: as muon_learning_rate. Default: stage2_learning_rate."
+        None, "Stage 2: the value of muon_learning_rate. Default: stage2_learning_rate."
     )
     stage2_weight_decay: float = option(0.0, "Stage 2: weight decay.")
     stage2_layerwise_lr_decay: float = option(
-        1.0, "Stage 2: as layerwise_lr_decay; ELECTRA's fine-tuning has 0.8, its large model 0.9."
+        1.0, "Stage 2: the value of layerwise_lr_decay; ELECTRA is fine-tuned with 0.8, its large model with 0.9."
     )
-    stage2_warmup_steps: float = option(0, "Stage 2: warm-up steps, or a share below 1.")
+    stage2_warmup_steps: float = option(0, "Stage 2: number of warm-up steps; below 1, a share of all steps.")
     stage2_lr_scheduler_type: str | None = option(
         None,
-        "Stage 2: schedule of the learning rate, one of lr_scheduler_type's that need no lr_scheduler_kwargs. Default: "
+        "Stage 2: learning rate schedule, a value of lr_scheduler_type that needs no lr_scheduler_kwargs. Default: "
         "that of stage 1, with its kwargs.",
     )
     stage2_total_batch_size: int = option(32, "Stage 2: texts per optimizer step.")
     stage2_eval_steps: float = option(
-        0.05, "Stage 2: evaluate and save every so many steps, or a share of all steps below 1."
+        0.05, "Stage 2: number of steps between evaluations, each with a checkpoint; below 1, a share of all steps."
     )
     stage2_early_stopping_patience: int = option(
-        0, "Stage 2: stop after so many evaluations without a better validation score; 0: take all steps."
+        0, "Stage 2: number of evaluations without a better validation score after which training stops; 0: take all steps."
     )
     stage2_reset_classifier: bool = option(
-        False, "Start stage 2 from a fresh classification head, as the released scripts do."
+        False, "Start stage 2 with a newly initialised classification head, as the released scripts do."
     )
     stage2_max_length: int | None = option(
         None,
-        "Stage 2 and scoring: longest text in tokens. 0: the task's own, which 99%% of its training texts keep "
-        "to. Default: max_length.",
+        "Stage 2 and scoring: maximum length of texts in tokens. 0: the length that 99%% of the task's training "
+        "texts do not exceed. Default: max_length.",
     )
     stage2_rho2: float = option(
         0.0,
-        "Stage 2: weight of the language-modelling loss on the task's texts, which are then masked as in stage "
-        "1; 0: the task loss alone, on unmasked texts.",
+        "Stage 2: weight of the language-modelling loss on the task's texts, which are then masked as in stage 1. 0: "
+        "the task loss alone, on unmasked texts.",
     )
     stage2_class_balance: float = option(
         0.0,
-        "Stage 2: classes count by their frequency to the power of minus this: 0 as frequent as they are, 1 all "
-        "alike, which macro-averaged scores do.",
+        "Stage 2: exponent a of the class weights, which are frequency^-a. 0: no weights. 1: all classes count "
+        "equally, as in macro-averaged scores.",
     )
     stage2_dropout: float | None = option(
         None, "Stage 2: all dropout probabilities of the model. Default: those of stage 1."
     )
     stage2_label_smoothing: float | None = option(
-        None, "Stage 2: so much of each label's weight goes to all classes alike. Default: label_smoothing_factor."
+        None,
+        "Stage 2: share of each label's weight that is spread evenly over all classes. Default: label_smoothing_factor.",
     )
     stage2_rdrop: float = option(
         0.0,
-        "Stage 2: every text passes twice under other dropout, and so many times their divergence is added to "
-        "the loss (R-Drop's alpha).",
+        "Stage 2: weight of R-Drop (its alpha): every text is passed through the model twice with different dropout, "
+        "and this many times the divergence of the two outputs is added to the loss.",
     )
     stage2_ema_decay: float = option(
         0.0,
-        "Stage 2: weights are scored and kept as their exponential moving average, of which so much is left "
-        "after a step; 0.99 for some 2,000 steps.",
+        "Stage 2: decay per step of an exponential moving average of the weights, which is evaluated and saved "
+        "instead of the weights; 0.99 suits some 2,000 steps. 0: no average.",
     )
     stage2_classifier_pooling: str | None = option(
         None,
-        "Stage 2 and after: what the classifier reads, the first token (cls) or the mean over tokens; bodies of "
-        "the type modernbert. Default: as in stage 1.",
+        "Stage 2 and later: input of the classifier, the first token (cls) or the mean over tokens (mean); for "
+        "bodies of the type modernbert. Default: as in stage 1.",
         choices=["cls", "mean"],
     )
     stage2_teacher_passages: Annotated[bool, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
-        True, "Stage 2: the teacher's passages are training texts there too."
+        True, "Stage 2: train on the teacher's passages too."
     )
 
     def __post_init__(self):
@@ -227,16 +232,18 @@ class ScoreModelArguments(TlmArguments):
     output_dir: str | None = option("", "Folder of the smaller subset.")
     push_to_hub: bool = option(False, "Publish the smaller subset as a dataset of the Hub.")
     hub_dataset_id: str | None = option(None, "push_to_hub: the repository, owner/name.")
-    max_steps: int = option(-1, "Score model: optimizer steps. -1: by num_train_epochs. 0: by a budget.")
-    num_train_epochs: float = option(15.0, "Score model: passes over the training split.")
+    max_steps: int = option(
+        -1, "Score model: number of optimizer steps. -1: by num_train_epochs. 0: 10,000, or as many as a budget allows."
+    )
+    num_train_epochs: float = option(15.0, "Score model: epochs over the training split.")
     learning_rate: float = option(5e-5, "Score model: peak learning rate.")
     weight_decay: float = option(0.0, "Score model: weight decay.")
-    warmup_steps: float = option(0.1, "Score model: warm-up steps, or a share below 1.")
+    warmup_steps: float = option(0.1, "Score model: number of warm-up steps; below 1, a share of all steps.")
     per_device_train_batch_size: int = option(16, "Score model: texts per device and micro-batch.")
     mlm_probability: float = option(0.1, "Score model: share of tokens chosen for prediction.")
     rho1: float = option(0, "Score model: corpus batches per task batch; 0 is task data only.")
     rho2: float = option(3, "Score model: weight of the masked-LM loss.")
-    stage: str = option("1", "Score model: 1, joint training; both, fine-tuning after it too.")
+    stage: str = option("1", "Score model: stages to train. 1: joint training. both: fine-tuning after it too.")
 
 
 @dataclass(repr=False)

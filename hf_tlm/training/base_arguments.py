@@ -49,7 +49,7 @@ class BaseArguments(TrainingArguments):
 
     output_dir: str | None = option(None, "Folder of the run: its model and results. Default: trainer_output.")
     per_device_eval_batch_size: int = option(64, "Texts per device when evaluating.")
-    logging_nan_inf_filter: bool = option(False, "Not here: such a loss ends the run.")
+    logging_nan_inf_filter: bool = option(False, "Not supported: a loss that is not finite ends the run.")
     # The Trainer's columns of labels, which a run sets itself; the option of this name is the task's, for class names.
     label_names: list[str] | None = field(default=None, init=False)
 
@@ -210,35 +210,34 @@ class PublishedArguments(BaseArguments):
     weight_decay: float = option(0.01, "Weight decay (TLM: of stage 1).")
     layerwise_lr_decay: float = option(
         1.0,
-        "Every layer learns at so many times the rate of the one above it; ELECTRA's fine-tuning has 0.8, its "
-        "large model 0.9 (TLM: in stage 1).",
+        "Factor between a layer's learning rate and that of the layer above it; ELECTRA is fine-tuned with 0.8, its "
+        "large model with 0.9 (TLM: in stage 1).",
     )
     optim: str = option(
         "adamw_torch_fused",
-        "Optimizer: muon (matrices of the layers; AdamW for all else), lamb (extra [optim]), or one of the "
-        "Trainer's: adamw_torch_fused, adamw_torch, ...",
+        "Optimizer: muon (for the matrices of the layers; AdamW for all other parameters), lamb (extra [optim]), or "
+        "one of the Trainer's: adamw_torch_fused, adamw_torch, ...",
     )
     muon_learning_rate: Annotated[float | None, _WITH_MUON] = option(
         None,
-        "optim muon: peak learning rate of the matrices, whose steps are as long as AdamW's (TLM: of stage 1). "
+        "optim muon: peak learning rate of the matrices, whose steps have the size of AdamW's (TLM: of stage 1). "
         "Default: learning_rate.",
     )
-    per_device_train_batch_size: int = option(32, "Texts per device and micro-batch, at most.")
-    logging_steps: float = option(50, "Log every so many optimizer steps (TLM: in both stages).")
+    per_device_train_batch_size: int = option(32, "Maximum number of texts per device and micro-batch.")
+    logging_steps: float = option(50, "Number of optimizer steps between logs (TLM: in both stages).")
     save_total_limit: int | None = option(
-        2, "Checkpoints to keep, the best one among them; 2: there is one before the newest."
+        2, "Number of newest checkpoints to keep; the best one is kept too. With 2, there is one before the newest."
     )
-    seed: int = option(0, "Seed; `seeds`, where there is that option, takes precedence.")
+    seed: int = option(0, "Random seed; the option `seeds`, if a command has it, takes precedence.")
     push_to_hub: bool = option(False, "Publish the finished model on the Hub.")
     hub_model_id: str | None = option(None, "push_to_hub: the repository, owner/name.")
-    hub_private_repo: bool | None = option(
-        None, "push_to_hub: whether a repository that is made now is private; default: yes."
-    )
-    hub_revision: str | None = option(None, "push_to_hub: branch; made if it is not there.")
+    hub_private_repo: bool | None = option(None, "push_to_hub: whether a newly created repository is private. Default: yes.")
+    hub_revision: str | None = option(None, "push_to_hub: branch to push to, which is created if it does not exist.")
     hub_strategy: str = option(
         "end",
-        "push_to_hub: end, once the run is finished. checkpoint, also after every save, to the branch "
-        "<hub_revision or main>-checkpoints, which --resume_from_checkpoint owner/name@main-checkpoints continues from.",
+        "push_to_hub: when to push. end: once the run is finished. checkpoint: also after every save, to the branch "
+        "<hub_revision or main>-checkpoints, from which --resume_from_checkpoint owner/name@main-checkpoints "
+        "continues.",
     )
 
     @property
@@ -253,7 +252,8 @@ class SeedsArguments(PublishedArguments):
 
     seeds: list[int] | None = option(
         None,
-        "One whole run per seed, then mean and standard deviation. Processes of the same command share them.",
+        "One complete run per seed, then mean and standard deviation. Several processes of the same command divide "
+        "the seeds among them.",
         nargs="+",
     )
 

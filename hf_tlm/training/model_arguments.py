@@ -24,55 +24,60 @@ class ModelArguments(InitializationArguments, LoraArguments):
 
     model_config: str = option(
         "recipes/configs/models/bert_tiny.json",
-        "JSON file with a transformers config, a preset (models/bert_tiny), or a Hub id (@revision if wanted) "
-        "whose architecture is used, not its weights.",
+        "JSON file with a transformers config, a preset (models/bert_tiny), or a Hub id (optionally with @revision), "
+        "of which the architecture is used, not the weights.",
     )
     model_name_or_path: str | None = option(
-        None, "Start from this checkpoint instead of from scratch: folder, or Hub id with @revision if wanted."
+        None, "Checkpoint to start from, instead of from scratch: a folder, or a Hub id, optionally with @revision."
     )
     model_revision: str | None = option(None, "Branch, tag or commit of the checkpoint, instead of @revision.")
     auxiliary_size: float | None = option(
         None,
-        "electra, ale, cocolm, from scratch: width of the auxiliary model (hidden, heads, FFN) over the "
-        "model's. Default: 0.25, and 1 with cocolm.",
+        "electra, ale, cocolm, from scratch: width of the auxiliary model (hidden size, heads, FFN) relative to the "
+        "model's. Default: 0.25; cocolm: 1.",
     )
     auxiliary_layers: int | None = option(
-        None, "electra, ale, cocolm, from scratch: its layers. Default: as many as the model, and with cocolm a third."
+        None,
+        "electra, ale, cocolm, from scratch: number of layers of the auxiliary model. Default: as many as the model; "
+        "cocolm: a third.",
     )
     auxiliary_name_or_path: str | None = option(
         None,
-        "electra, ale, cocolm, from a checkpoint (or with freeze_auxiliary): that of the auxiliary model. "
-        "Default: its folder generator/.",
+        "electra, ale, cocolm, from a checkpoint (or with freeze_auxiliary): checkpoint of the auxiliary model. "
+        "Default: the folder generator/ in the model's checkpoint.",
     )
     freeze_auxiliary: bool = option(
-        False, "electra, ale, cocolm: the auxiliary model, from a checkpoint, does not learn and shares nothing."
+        False, "electra, ale, cocolm: do not train the auxiliary model, which comes from a checkpoint and shares no weights."
     )
     share_embedding_norm: Annotated[bool, _SHARING] = option(
         False,
-        "electra, ale: both models share the LayerNorm of their embeddings too, as in Google's ELECTRA. "
-        "Default: token, position and type embeddings alone, as transformers' classes have them.",
+        "electra, ale: share the LayerNorm of the embeddings between both models too, as in Google's ELECTRA. "
+        "Default: share token, position and type embeddings only, as transformers' classes do.",
     )
     temperature: float | None = option(
         None,
-        "electra, ale, cocolm: of the softmax that replacements are drawn from; 0 is argmax. Default: 0.8, "
-        "and 1 with cocolm.",
+        "electra, ale, cocolm: temperature of the softmax from which replacements are drawn; 0 is argmax. Default: "
+        "0.8; cocolm: 1.",
     )
     replacements: str = option(
         "sampled",
-        "electra, ale, cocolm: sampled by the auxiliary model, or random tokens of the vocabulary.",
+        "electra, ale, cocolm: replacement tokens. sampled: from the auxiliary model. random: random tokens of the "
+        "vocabulary.",
         choices=["sampled", "random"],
     )
     attn_implementation: str | None = option(
-        None, "sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. Default: sdpa."
+        None,
+        "Attention implementation: sdpa, eager, flash_attention_2, ...; the last one needs its package, a GPU and "
+        "bf16. Default: sdpa.",
     )
     trust_remote_code: bool = option(False, "Run code that comes with the checkpoint.")
     tokenizer_name: str | None = option(
         None,
-        "Tokenizer by folder, or Hub id with @revision if wanted. Default: the checkpoint's; from scratch, a "
+        "Tokenizer: a folder, or a Hub id, optionally with @revision. Default: the checkpoint's; from scratch, a "
         "WordPiece vocabulary trained on the run's own texts.",
     )
-    vocab_size: int = option(8000, "Size of a vocabulary that is trained.")
-    lowercase: bool = option(True, "A vocabulary that is trained is lower-cased.")
+    vocab_size: int = option(8000, "Size of the vocabulary, if one is trained.")
+    lowercase: bool = option(True, "Whether the vocabulary is lower-cased, if one is trained.")
 
     def __post_init__(self):
         if hasattr(self.model_config, "to_json_string"):  # A config object of transformers; records are JSON.

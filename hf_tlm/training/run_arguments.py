@@ -37,61 +37,67 @@ class RunArguments(PublishedArguments):
 
     # Overridden defaults.
     max_steps: int = option(
-        0, "Optimizer steps (TLM: of stage 1). 0: 10,000, or as many as the budget allows. -1: by num_train_epochs."
+        0,
+        "Number of optimizer steps (TLM: of stage 1). 0: 10,000, or as many as the budget allows. -1: by num_train_epochs.",
     )
     learning_rate: float = option(1e-4, "Peak learning rate (TLM: of stage 1).")
 
     # The language-modelling loss, and the size of a step.
     objective: str = option(
         "mlm",
-        "Language-modelling loss. mlm: masked tokens are predicted. span: masked spans of "
-        "tokens, one to ten long, are predicted. electra: a small auxiliary model predicts "
-        "and replaces them, and the model tells which tokens were replaced. ale: the same on an ALBERT body. cocolm: "
-        "the model corrects the replaced tokens, and two views of a text are drawn together.",
+        "Language-modelling loss. mlm: predict masked tokens. span: masked spans of 1-10 tokens. electra: a small auxiliary "
+        "model predicts and replaces masked tokens, the model detects replaced ones. ale: the same on an ALBERT body. "
+        "cocolm: the model corrects replaced tokens and aligns two views of a text.",
         choices=list(OBJECTIVES),
     )
     rtd_weight: Annotated[float, _ALL_TOKEN] = option(
         50.0,
-        "electra, ale: weight of replaced token detection beside the auxiliary model's loss. cocolm: of the "
+        "electra, ale: weight of replaced token detection, beside the auxiliary model's loss. cocolm: weight of the "
         "copy loss (lambda_copy), or with clm rtd of the detection.",
     )
     clm: str = option(
         "full",
-        "cocolm: token-level loss of the model. full: corrective language modelling. no_copy: its LM loss does "
-        "without the copy probability. all_token: its LM loss on all tokens, alone. rtd: replaced token detection.",
+        "cocolm: token-level loss of the model. full: corrective language modelling. no_copy: without the copy "
+        "probability in its LM loss. all_token: its LM loss alone, on all tokens. rtd: replaced token detection.",
         choices=["full", "no_copy", "all_token", "rtd"],
     )
     rtd_head: Annotated[str | None, _WITHOUT_RTD] = option(
         None,
-        "cocolm with clm rtd: the head that tells replaced tokens. linear (default): one layer, the paper's. "
-        "electra: a dense layer and an activation before it.",
+        "cocolm with clm rtd: head that detects replaced tokens. linear (default): one layer, as in the paper. "
+        "electra: with a dense layer and an activation before it.",
         choices=["linear", "electra"],
     )
     stop_gradient: bool = option(True, "cocolm with clm full: the LM loss does not train the copy head.")
     scl: bool = option(
-        True, "cocolm: sequence contrastive learning too; negatives are all processes' texts of a micro-batch."
+        True, "cocolm: add sequence contrastive learning; negatives are the texts of a micro-batch on all processes."
     )
     scl_cosines: Annotated[bool, _WITH_SCL] = option(
         False,
-        "cocolm with scl false: log the cosines of a text's two views all the same (Figure 7a), at the cost of "
-        "a forward pass without gradient; training is the same.",
+        "cocolm with scl false: log the cosines of a text's two views nevertheless (Figure 7a), at the cost of a "
+        "forward pass without gradient; training does not change.",
     )
-    scl_temperature: Annotated[float, _WITHOUT_SCL] = option(1.0, "cocolm with scl: what the cosines are divided by.")
+    scl_temperature: Annotated[float, _WITHOUT_SCL] = option(
+        1.0, "cocolm with scl: temperature by which the cosines are divided."
+    )
     scl_projection: Annotated[str, _WITHOUT_SCL] = option(
         "none",
-        "cocolm with scl. none: cosines are of [CLS] (the paper). mlp: of what a dense layer, GELU and LayerNorm"
-        " make of it (the published code); that head is trained, not exported, and begins anew from a checkpoint.",
+        "cocolm with scl: vectors whose cosines are used. none: [CLS] (the paper). mlp: [CLS] after a dense layer, "
+        "GELU and LayerNorm (the published code); this head is trained but not exported, and starts anew from a "
+        "checkpoint.",
         choices=["none", "mlp"],
     )
     crop_fraction: Annotated[float, _WITHOUT_SCL] = option(
-        0.9, "cocolm with scl: how much of a text its second view keeps, in (0, 1]."
+        0.9, "cocolm with scl: share of a text that its second view keeps, in (0, 1]."
     )
     mlm_probability: float = option(0.15, "Share of tokens chosen for prediction.")
     mlm_probability_end: float | None = option(
-        None, "Share at the end of training (TLM: of stage 1), which mlm_probability nears step by step. Default: it stays."
+        None,
+        "Share at the end of training (TLM: of stage 1), to which mlm_probability changes linearly. Default: no change.",
     )
-    whole_word_mask: bool = option(False, "Choose the tokens of a word together, not each for itself.")
-    max_length: int = option(128, "Longest text in tokens: longer ones are truncated. In pretraining the length of a block.")
+    whole_word_mask: bool = option(False, "Choose all tokens of a word together, instead of each token independently.")
+    max_length: int = option(
+        128, "Maximum length of texts in tokens: longer ones are truncated. In pretraining, the length of a block."
+    )
     total_batch_size: int | None = option(
         None, "Texts per optimizer step over all processes; sets gradient_accumulation_steps."
     )
@@ -101,29 +107,30 @@ class RunArguments(PublishedArguments):
         "most per_device_train_batch_size x max_length of them.",
     )
     max_flops: float | None = option(
-        None, "The step that reaches so many FLOPs (6 x tokens x parameters) is the last (TLM: of stage 1)."
+        None, "Budget of FLOPs (6 x tokens x parameters): the step that reaches it is the last one (TLM: of stage 1)."
     )
     max_tokens: float | None = option(
-        None, "The step that reaches so many tokens, padding not counted, is the last (TLM: of stage 1)."
+        None, "Budget of tokens, padding not counted: the step that reaches it is the last one (TLM: of stage 1)."
     )
     max_hours: float | None = option(
-        None, "Training (TLM: stage 1) ends after so many hours; the schedule follows the clock."
+        None, "Budget of hours, after which training ends (TLM: stage 1); the learning rate schedule follows the clock."
     )
     track_energy: bool = option(
-        False, "Read the machine's electricity during training (codecarbon, no network; extra `energy`)."
+        False, "Measure the machine's electricity during training (codecarbon, no network; extra `energy`)."
     )
     energy_country: Annotated[str | None, _WITHOUT_ENERGY] = option(
-        None, "Three-letter ISO code, such as FRA: tell the CO2 by that country's energy mix too."
+        None, "Three-letter ISO code of a country, such as FRA: also report the CO2 by its energy mix."
     )
     packing: str = option(
         "auto",
-        "What is done about padding. pack: several texts share a row and do not see each other. group: texts "
-        "of similar length share a step. none: texts are padded to the longest of their batch. auto: group on CPUs, "
+        "Treatment of padding. pack: several texts share a row without attending to each other. group: texts of "
+        "similar length share a step. none: texts are padded to the longest of their batch. auto: group on CPUs, "
         "else pack.",
         choices=["auto", "none", "group", "pack"],
     )
     max_logits: int = option(
-        1 << 25, "Most vocabulary logits in memory at any time, forward or backward; 2^25 are 128 MiB of float32."
+        1 << 25,
+        "Maximum number of vocabulary logits in memory at any time, forward or backward; 2^25 are 128 MiB of float32.",
     )
 
     # Without type annotations, so that they are not options: values of stage 2 of TLM (`TlmArguments.for_stage`), and the

@@ -21,56 +21,58 @@ class TeacherArguments:
 
     teacher: list[str] = option(
         factory=lambda: [NONE],
-        help="Who answers for the task's texts and for passages of the subset, which then are training texts too. "
-        "linear: a linear model on TF-IDF, on the task's texts out of fold. A finished run's folder, or a classifier of "
-        "the Hub (owner/name, with @revision if wanted); of several the average. A file (csv, jsonl, parquet, ...) with "
-        "id or text and a probability a class. self (hf-tlm train): this run's own seeds together, in a second round. none.",
+        help="Models that label the task's texts and passages, to train on both. linear: TF-IDF, out of fold on the task's "
+        "texts. Run folders or Hub models (owner/name[@revision]), averaged. A file (csv, jsonl, ...) with id or text and "
+        "class probabilities. self (hf-tlm train): this run's seeds, in round 2. none.",
         nargs="+",
     )
     teacher_labels: Annotated[list[str] | None, WITHOUT_TEACHER] = option(
         None,
-        "Where the teacher's classes have other names: its name=the task's, for every one; several may be one "
-        "class of the task.",
+        "Names of the teacher's classes if they differ from the task's: its name=the task's, for every class; "
+        "several may map to one class of the task.",
         nargs="+",
     )
     teacher_weight: Annotated[float, WITHOUT_TEACHER] = option(
-        1.0, "Weight of the cross-entropy against the teacher's answers beside the task loss."
+        1.0, "Weight of the cross-entropy with the teacher's answers, which is added to the task loss."
     )
     teacher_temperature: Annotated[float, WITHOUT_TEACHER] = option(
-        1.0, "Above 1 both answers are compared softened, so that unlikely classes count; below 1 sharpened."
+        1.0,
+        "Temperature of both distributions in the teacher's loss: above 1 softens them, so that unlikely classes "
+        "count; below 1 sharpens them.",
     )
     teacher_passages: Annotated[int, WITHOUT_TEACHER] = option(
         4000,
-        "Passages that the teacher answers for: those it is most certain of, in proportion to the task's "
+        "Number of passages that the teacher labels: those it is most certain of, in proportion to the task's "
         "classes. 0: the task's texts alone.",
     )
     teacher_candidates: Annotated[int | None, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
         None,
-        "Passages that the teacher is asked of, the best-ranked first (default: all of the subset). A large teacher may "
-        "take longer over them than training does.",
+        "Number of passages that the teacher is asked about, the best-ranked first. Default: the complete subset. A "
+        "large teacher may take longer for them than training does.",
     )
     teacher_trust: Annotated[str, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
         "confidence",
-        "How certain the teacher is of a passage: by the probability of its class (confidence), or by how "
-        "little is spread over all classes (entropy).",
+        "Measure of the teacher's certainty of a passage: the probability of its class (confidence), or the entropy "
+        "over all classes, the lower the more certain (entropy).",
         choices=["confidence", "entropy"],
     )
     teacher_passage_length: Annotated[str, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
         "whole",
-        "whole: passages as they are. task: each is cut, before the teacher is asked, to a length that texts of "
-        "the task have.",
+        "Length of the passages. whole: uncut. task: each is cut, before the teacher is asked, to a length that "
+        "texts of the task have.",
         choices=["whole", "task"],
     )
     teacher_marks: Annotated[list[str] | None, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
         None,
-        "What marks phrases in the task's texts, before and behind each, such as '<<' '>>' '[[' ']]': the teacher answers "
-        "for sentences of passages in which phrases that are marked there stand, and marked likewise, instead of passages.",
+        "Marks before and after phrases in the task's texts, such as '<<' '>>' '[[' ']]'. The teacher then labels "
+        "sentences of passages that contain phrases marked in the task's texts, with the same marks, instead of "
+        "passages.",
         nargs="+",
     )
     teacher_share: Annotated[float, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
         0.5,
-        "Of the texts of an epoch of task batches at most so many, below 1, are the teacher's passages: the task's own are "
-        "repeated until that is so.",
+        "Maximum share of the teacher's passages, below 1, among the texts of an epoch of task batches: the task's "
+        "own texts are repeated until it is met.",
     )
 
     def __post_init__(self):
