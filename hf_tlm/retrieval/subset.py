@@ -66,15 +66,13 @@ _PASSAGE = re.compile(r"#\d+$")
 class Subset:
     """A subset of a corpus: passages with their retrieval ranks and scores, ordered by (rank, score descending, id).
 
-    dataset columns: id, text, source; rank (int32, best over the queries, from 1); score (float32, best over the
-    queries); n_queries (int32, number of queries that hit it); best_query (id of the training example that gave the best
-    rank).
-    Random subsets have the order of drawing as rank, 0 as n_queries, and null as score and best_query.
-    Released subsets (`from_hub`) have null as score, n_queries and best_query.
-    Subsets selected by influence also have influence (float32) and influence_rank (int32), see `hf_tlm.influence.select`.
-
+    dataset: passages with the columns id, text, source; rank (int32, best over the queries, from 1); score (float32, best
+        over the queries); n_queries (int32, number of queries that hit it); best_query (id of the training example that
+        gave the best rank). Random subsets have the order of drawing as rank, 0 as n_queries, and null as score and
+        best_query. Released subsets (`from_hub`) have null as score, n_queries and best_query. Subsets selected by influence
+        also have influence (float32) and influence_rank (int32), see `hf_tlm.influence.select`.
     manifest: corpus, task, method, counts and versions as plain values, without times and machine paths. Its count of
-    passages (`union`) is the length of `dataset`, and is updated if passages were removed since.
+        passages (`union`) is the length of `dataset`, and is updated if passages were removed since.
 
     Raises:
         RetrievalError: a column is missing or has another type, or the manifest lacks corpus, task, retriever or counts.

@@ -212,7 +212,8 @@ def search_batch(
 
     Args:
         tile_of: returns a tile by number, with its norms and order.
-        sample: a uniform sample of all N passages, to estimate thresholds from; None: thresholds start without one.
+        sample: a uniform sample of all N passages, to estimate thresholds from; None: thresholds are not estimated, but
+            rise during the search.
         by_place: int32 [N], the passages sorted by id.
     """
     batch = Batch(queries, top_k)
