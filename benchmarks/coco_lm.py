@@ -1,11 +1,11 @@
-"""COCO-LM's tiny model, pretrained with and without sequence contrastive learning (SCL): Figures 7 and 8 of its paper.
+"""Pretrain COCO-LM's tiny model with and without sequence contrastive learning (SCL): Figures 7 and 8 of its paper.
 
     python benchmarks/coco_lm.py --steps 600 --threads 1 --work_dir runs/coco_lm
 
-Pretrains recipes/configs/pretrain/cocolm_tiny.yaml as recipes/pretrain.py does, on passages of the corpus in HF_TLM_DATA
-(default ../shared/data), once as it is and once with `--scl false`, and keeps checkpoints. All checkpoints of both are
-measured in one way, on the same held-out blocks with the same masks and crops: a run without SCL has no crops, and logs no
-cosines. Writes benchmarks/results/coco_lm.json, .md and .png (extra [analysis]). A finished run is not repeated.
+Pretrains recipes/configs/pretrain/cocolm_tiny.yaml like recipes/pretrain.py, on passages of the corpus in HF_TLM_DATA
+(default ../shared/data), once as it is and once with `--scl false`, and keeps checkpoints. All checkpoints of both runs are
+evaluated in the same way, on the same held-out blocks with the same masks and crops, because a run without SCL has no crops
+and logs no cosines. Writes benchmarks/results/coco_lm.json, .md and .png (extra [analysis]). A finished run is not repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from results_file import run_sections
 CONFIGS = ["recipes/configs/pretrain/tiny.yaml", "recipes/configs/pretrain/cocolm_tiny.yaml"]
 SCL, NO_SCL = "with SCL", "without SCL"
 ARMS = {SCL: [], NO_SCL: ["--scl", "false"]}
-# Of the log's names, those of the table.
+# Logged name -> column of the table.
 COSINES = {"cosine_positive": "cosine, positive pairs", "cosine_negative": "cosine, negative pairs"}
 COPY = {"copy_accuracy_replaced": "copy accuracy, replaced", "copy_accuracy_original": "copy accuracy, original"}
 LM = {"lm_accuracy_replaced": "LM accuracy, replaced", "lm_accuracy_original": "LM accuracy, original"}
@@ -41,7 +41,7 @@ NOTES = {
 
 
 class Benchmark:
-    """One method per section: its rows."""
+    """The benchmark; one method per section, which returns its rows."""
 
     def __init__(self, options: argparse.Namespace):
         import torch
@@ -65,7 +65,7 @@ class Benchmark:
         return self.folder / arm.lower().replace(" ", "_")
 
     def _arguments(self, arm: str) -> tuple:
-        """What recipes/pretrain.py makes of its command line."""
+        """Parse the arguments as recipes/pretrain.py does."""
         from hf_tlm.config import parse
         from hf_tlm.corpora import CorpusArguments
         from hf_tlm.data import BlockArguments
@@ -81,7 +81,7 @@ class Benchmark:
             "per_device_eval_batch_size": options.batch_size,
             "max_validation_blocks": options.validation_blocks,
             "seed": options.seed,
-            # Checkpoints are to be measured, all of them; none is to be resumed from.
+            # Keep all checkpoints, for measuring only: none is resumed from.
             **{"save_strategy": "steps", "save_steps": options.every, "save_total_limit": options.steps},
             **{"save_only_model": "true", "logging_steps": options.every, "report_to": "none", "disable_tqdm": "true"},
         }
@@ -94,7 +94,7 @@ class Benchmark:
         )
 
     def _measured(self, arm: str) -> list[dict]:
-        """A row for the model before the first step, and for every checkpoint."""
+        """Return a row for the model before the first step, and for every checkpoint."""
         from transformers import set_seed
 
         from hf_tlm.data import BlockShards, load_tokenizer
@@ -102,7 +102,7 @@ class Benchmark:
         from hf_tlm.training import TlmTrainer, model_factory
         from hf_tlm.training.checkpoints import checkpoints_in
 
-        # With SCL in both cases: here it is measured, and the two models have the same parameters.
+        # Measured with SCL in both cases; the two models have the same parameters.
         corpus_args, block_args, model_args, args = self._arguments(SCL)
         run = self._folder(arm)
         tokenizer = load_tokenizer(str(run / TOKENIZER))
@@ -117,7 +117,7 @@ class Benchmark:
             model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length)(),
             args.for_trainer(self.folder / "measuring", args.seed),
             train_dataset=None,
-            # Neighbours are of one document; the texts of a step in training are not.
+            # Neighbouring blocks are from one document, unlike the texts of a training step.
             eval_dataset=shards.validation(block_args.max_validation_blocks, progress=False).shuffle(seed=0),
             processing_class=tokenizer,
         )
@@ -136,22 +136,22 @@ class Benchmark:
 
 
 def entropy(share: float) -> float:
-    """The copy loss of who knows the share of replaced tokens, and of no token whether it is one. Nats."""
+    """Return the copy loss, in nats, of a model that knows the share of replaced tokens, but not which ones they are."""
     return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
 
 
 def load(model, checkpoint: Path) -> None:
-    """Read a checkpoint's weights into a model of the same kind."""
+    """Load a checkpoint's weights into a model of the same architecture."""
     from safetensors.torch import load_file
 
     missing, unexpected = model.load_state_dict(load_file(checkpoint / "model.safetensors"), strict=False)
-    # Parameters that are one are in the file once.
+    # The file has tied parameters only once.
     if unexpected or not set(missing) <= set(model.all_tied_weights_keys):
         raise ValueError(f"{checkpoint} is not of this model: missing {missing}, unexpected {unexpected}.")
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """One panel for each of PANELS: colours are what is measured, solid lines the arm with SCL."""
+    """Draw one panel for each of PANELS: colours stand for measures, solid lines for the arm with SCL."""
     from matplotlib.figure import Figure
 
     from hf_tlm.utils.files import atomic_write

@@ -1,16 +1,16 @@
-"""Whether two checkouts leave the same bits: tiny commands of every recipe run in both, and what they leave is compared.
+"""Check whether two checkouts produce the same bits: run tiny commands of every recipe in both, and compare the results.
 
     python benchmarks/compare_checkouts.py BEFORE AFTER
     python benchmarks/compare_checkouts.py main . --only train_tlm retrieve-bm25 --keep runs/compared
 
-BEFORE and AFTER are folders or git revisions of this repository, as before and after a redesign. One line a command:
-`identical`, or the first differences; status 0 if all are identical, else 1. Compared are tensors and the columns of tables
-by their bits, JSON exactly and all other files by their bytes, but for KEYS and NOT_READ of compare_folders.py. A command
-that takes what another left takes it from its own checkout, so a difference in a subset goes on to what is trained on it.
-Seconds are without the import of torch, transformers and datasets, which the commands of a side share.
+BEFORE and AFTER are folders or git revisions of this repository, such as before and after a redesign. Prints one line per
+command: `identical`, or the first differences; the exit status is 0 if all are identical, else 1. Tensors and table columns
+are compared bit by bit, JSON exactly and all other files byte by byte, except for KEYS and NOT_READ of compare_folders.py. A
+command that uses another's output uses that of its own checkout, so a difference in a subset propagates to what is trained
+on it. Seconds exclude the import of torch, transformers and datasets, which the commands of a side share.
 
-All of it takes some 5 minutes of one core. Elasticsearch, the Hub, several processes, GPUs and tables of runs
-(recipes/reproduce.py) are left out.
+Everything takes about 5 minutes of one core. Elasticsearch, the Hub, several processes, GPUs and tables of runs
+(recipes/reproduce.py) are not covered.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SHOWN = 5
 
 TASK = "--task @data/classification"
 QUIET = "--report_to none --use_cpu true --disable_tqdm true"
-RETRIEVE = f"retrieve.py {TASK} --corpus @data/corpus.parquet --passage_words 0"  # Both checkouts: the default was another.
-# Defaults stay wherever they cost no time, so that a changed one is found.
+RETRIEVE = f"retrieve.py {TASK} --corpus @data/corpus.parquet --passage_words 0"  # As the defaults of checkouts differ.
+# Defaults are kept wherever they cost no time, so that a changed default is found.
 STEPS = f"--max_steps 8 --learning_rate 1e-2 --max_length 32 --per_device_train_batch_size 4 --logging_steps 2 {QUIET}"
 TLM = f"train_tlm.py {TASK} --subset @retrieve-bm25 --vocab_size 150 --stage2_max_steps 6 --stage2_eval_steps 2 {STEPS}"
 TLM += " --stage2_learning_rate 1e-2 --stage2_total_batch_size 8"
@@ -50,7 +50,7 @@ STAGE2 = (
 )
 STAGE2 += " --stage2_reset_classifier true --stage2_layerwise_lr_decay 0.9 --stage2_max_length 24 --stage2_weight_decay 0.1"
 STARTS = "--embedding_init spectral --weight_init width --attention_init neighbors --lm_head_init frequencies"
-# Name -> recipe and arguments. @data is the folder of the data, @name what the command of that name left.
+# Name -> recipe and arguments. @data is the folder of the data, @name the output of the command of that name.
 COMMANDS = {
     "retrieve-bm25": f"{RETRIEVE} --top_k 6",
     "retrieve-bm25s": f"{RETRIEVE} --top_k 6 --retriever bm25s",
@@ -100,8 +100,8 @@ MODELS = {
     "cocolm": {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12},
     "modernbert": {"global_attn_every_n_layers": 2, "local_attention": 8},
 }
-# Imports what recipes need of other packages, once, and forks for each line of arguments: importing takes longer than a
-# command does. The child is this program's end, so that a recipe ends as it does when a user starts it.
+# Imports the packages that recipes need once, and forks for each line of arguments, because importing takes longer than a
+# command. The child runs to this program's end, so that a recipe exits as it does when a user starts it.
 STARTER = """
 import json, os, runpy, sys
 from importlib.util import find_spec
@@ -125,7 +125,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def rows_of(kind: str, count: int, seed: int) -> list[dict]:
-    """Labelled examples of a kind of task with a rule that can be learned."""
+    """Return labelled examples for a kind of task, with a learnable rule."""
     rng, rows = random.Random(f"{kind} {seed}"), []
     for number in range(count):
         label = sorted(VERBS)[number % 3]
@@ -156,7 +156,7 @@ def rows_of(kind: str, count: int, seed: int) -> list[dict]:
 
 
 def write_data(folder: Path) -> None:
-    """A task of each kind, a corpus and configs of models, the same each time."""
+    """Write a task of each kind, a corpus and model configs, always the same."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -175,13 +175,13 @@ def write_data(folder: Path) -> None:
 
 
 class Side:
-    """One checkout: its commands, each in a process of its own, and where they write."""
+    """One checkout: its commands, each in a process of its own, and their output folder."""
 
     def __init__(self, checkout: Path, folder: Path, data: Path):
-        # The last two folders of a run's path are its name elsewhere, so both sides have the same.
+        # Names of runs come from the last two parts of their paths, so both sides need the same.
         self.checkout, self.folder, self.data = checkout, folder / "results", data
         self.folder.mkdir(parents=True)
-        # A cache of its own: an index or tokens that one side made must not serve the other.
+        # A cache of its own: one side's indexes and tokens must not be used by the other.
         environment = {**os.environ, "HF_HOME": str(folder / "cache"), "PYTHONPATH": str(checkout), "HF_HUB_OFFLINE": "1"}
         for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE"):
             environment.pop(name, None)
@@ -192,17 +192,17 @@ class Side:
         self._answer()
 
     def run(self, name: str) -> float | None:
-        """Seconds the command took; None if it failed."""
+        """Run a command; return its seconds, or None if it failed."""
         start, done = perf_counter(), self._once(name)
         if done and name.endswith("-resumed"):
             done = self._resume(name)
         return perf_counter() - start if done else None
 
     def _resume(self, name: str) -> bool:
-        """Once more, with what is on disk of a run that was killed after the first checkpoint of stage 1."""
+        """Run a command again, after reducing its output to that of a run killed after stage 1's first checkpoint."""
         run, problem = self.folder / name, "There is no stage1/checkpoint-4 to continue from."
         if kept := next(run.rglob("stage1/checkpoint-4"), None):
-            for path in sorted(run.rglob("*"), reverse=True):  # what is in a folder before the folder
+            for path in sorted(run.rglob("*"), reverse=True):  # Contents of a folder before the folder.
                 if path.is_dir() and not any(path.iterdir()):
                     path.rmdir()
                 elif path.is_file() and kept not in path.parents and path != run / "settings.json":
@@ -244,7 +244,7 @@ class Side:
 
 
 def wanted(only: list[str] | None) -> list[str]:
-    """Names of commands, in an order in which each comes after what it takes."""
+    """Return the names of the chosen commands and those that they need, each after the ones that it needs."""
     chosen = [n for n in COMMANDS if not only or any(n == each or n.startswith(f"{each}-") for each in only)]
     ordered: dict[str, None] = {}
 
@@ -264,7 +264,7 @@ def needs(name: str) -> list[str]:
 
 @contextlib.contextmanager
 def checkout(place: str, worktree: Path) -> Iterator[Path]:
-    """The folder of a checkout; of a revision one that is made in `worktree` and removed afterwards."""
+    """Yield the folder of a checkout; a revision is checked out into `worktree`, which is removed afterwards."""
     if Path(place).is_dir():
         if not (Path(place) / "recipes").is_dir():
             raise SystemExit(f"{place} is no checkout: it has no folder recipes.")
@@ -280,7 +280,7 @@ def checkout(place: str, worktree: Path) -> Iterator[Path]:
 
 
 def compare(sides: dict[str, Side], names: list[str]) -> bool:
-    """Run the commands on both sides, a line each; whether all that they left is identical."""
+    """Run the commands on both sides, printing a line for each; return whether all results are identical."""
     paths = {str(path): word for side in sides.values() for path, word in ((side.folder, "@"), (side.checkout, "."))}
     width, odd = max(map(len, names)), {}
     for name in names:
@@ -297,9 +297,13 @@ def compare(sides: dict[str, Side], names: list[str]) -> bool:
 def compare_command(
     name: str, sides: dict[str, Side], paths: dict[str, str], differing: list[str]
 ) -> tuple[str, str, list[str]]:
-    """Run one command on both sides: identical, differs or failed, what is said of it, and the lines below that.
+    """Run one command on both sides.
 
-    differing: commands whose results it takes, which differ already.
+    Args:
+        differing: commands whose results it uses, and which differ already.
+
+    Returns:
+        ("identical", "differs" or "failed"; a text about it; the lines to print below).
     """
     seconds = {label: side.run(name) for label, side in sides.items()}
     if bad := [label for label, taken in seconds.items() if taken is None]:

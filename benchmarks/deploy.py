@@ -1,18 +1,18 @@
-r"""The price of a prediction: megabytes, memory and time of what answers for a text, each in a process of its own.
+r"""Measure the price of a prediction: size, memory and time of models that classify a text, each in a process of its own.
 
     python benchmarks/deploy.py --models scierc=runs/deploy/scierc acl_arc=runs/deploy/acl_arc \
         --encoders scierc=runs/minilm/scierc acl_arc=runs/minilm/acl_arc \
         --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --output_dir runs/deploy
 
-Models of the scale tlm/coffee that were trained on tasks are exported, float and int8, and answer the test split beside
-TF-IDF with a linear support vector machine (n-grams and C chosen on validation), and so are MiniLM encoders (6 layers x 384,
-30,522 words) that were fine-tuned on them. Without these MiniLM is of random weights, and its scores are of the records in
-benchmarks/results/cpu.jsonl. Speed depends on the sizes and not on what was learned: the body of reproduce/small_body
-(2 x 64), the scale tlm/night and static embeddings for model2vec (of MiniLM's words, 256 wide as potion-base-8M's, with a
-logistic regression) have random weights always. model2vec is left out where it is not installed.
+Exports models of the scale tlm/coffee that were trained on tasks, in float and int8, and scores them on the test split with
+TF-IDF with a linear support vector machine (n-grams and C chosen on validation) and, with --encoders, MiniLM encoders (6
+layers x 384, 30,522 words) fine-tuned on the tasks. Without --encoders MiniLM has random weights, and its scores are of the
+records in benchmarks/results/cpu.jsonl. Speed depends on sizes and not on what was learned: the body of reproduce/small_body
+(2 x 64), the scale tlm/night and static embeddings for model2vec (for MiniLM's words, 256 wide like potion-base-8M's, with a
+logistic regression) always have random weights. model2vec is left out if it is not installed.
 
-Everything is timed from the text on, tokenising included, on one thread: texts of the first task, cut to 32 and 128 tokens
-of its own tokenizer. Writes benchmarks/results/deploy.json, .md, and the picture deploy.svg.
+All times include tokenising, on one thread: texts of the first task, cut to 32 and 128 tokens of the model's own tokenizer.
+Writes benchmarks/results/deploy.json, .md, and the picture deploy.svg.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pathlib import Path
 from hf_tlm.runs.onnx_process import classifier, encoder, peak_megabytes
 
 LENGTHS, SIZES, ONE_BY_ONE, TEXTS, ROUNDS = (32, 128), (1, 2, 8, 32, 64), 200, 64, 3
-TOKENS = 256  # Of a batch, as `hf-tlm predict --backend onnx` has it.
+TOKENS = 256  # Most tokens of a batch, as in `hf-tlm predict --backend onnx`.
 PASSES = 50
-# What operators of onnxruntime are, once it has fused those of the graph.
+# Kinds of onnxruntime's operators, after its fusions.
 KINDS = {
     "products with weights": "DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger DynamicQuantizeLinear Gemm".split(),
     "products and softmax of attention": "MatMul FusedMatMul Softmax".split(),
@@ -37,7 +37,7 @@ KINDS = {
     "moving numbers": "Transpose Split Slice Reshape Concat Expand Gather Where Cast Squeeze Unsqueeze".split(),
     "rotary positions": "RotaryEmbedding".split(),
 }
-# Of the small body, of the scale tlm/night, of MiniLM's shape, and how wide static embeddings are.
+# Vocabulary sizes of the small body, the scale tlm/night and MiniLM, and the width of static embeddings.
 SMALL_WORDS, NIGHT_WORDS, MINILM_WORDS, STATIC_WIDTH = 8_000, 16_000, 30_522, 256
 SECTIONS = {
     "price": "What a prediction costs",
@@ -67,7 +67,7 @@ NOTES = {
 
 
 def measure(side: str, folder: str, texts_file: str) -> dict:
-    """Times and memory of one side. Only what it needs is imported."""
+    """Measure times and memory of one side; only what it needs is imported."""
     answer = {"torch": _torch, "fp32": _onnx, "int8": _onnx, "tfidf": _tfidf, "static": _static}[side](side, Path(folder))
     with open(texts_file, encoding="utf-8") as file:
         texts = json.load(file)
@@ -80,7 +80,7 @@ def measure(side: str, folder: str, texts_file: str) -> dict:
             times.append(time.perf_counter() - begun)
         found[f"ms, {length} tokens"] = 1000 * sorted(times[20:])[ONE_BY_ONE // 2]
     speeds: dict = {str(length): {} for length in LENGTHS}
-    # Memory grows with a batch: the larger ones come when it has been looked at.
+    # Memory grows with the batch: larger batches come after it has been read.
     for length, size in sorted(product(LENGTHS, SIZES), key=lambda pair: pair[0] * pair[1]):
         if length * size > TOKENS:
             found.setdefault("memory MB", peak_megabytes())
@@ -97,7 +97,7 @@ def measure(side: str, folder: str, texts_file: str) -> dict:
 
 
 def profile(graph: str) -> dict:
-    """Weights of a graph's matrices, texts a second of onnxruntime alone, and percent of its time by kind of operator."""
+    """Return the number of a graph's weights, onnxruntime's own texts per second, and its time by operator in percent."""
     import collections
     import tempfile
     from statistics import median
@@ -176,7 +176,7 @@ def _static(side: str, folder: Path):
 
 
 def main() -> None:
-    # What only the driver needs: the sides are measured in processes of this same file.
+    # Imports of the driver only: the sides are measured in processes of this same file.
     import importlib.util
 
     from results_file import ROOT, ResultsFile
@@ -197,7 +197,7 @@ def main() -> None:
     if "price" not in options.sections:
         return
 
-    # 2. The models whose sizes alone matter. Of each the folder that torch loads, and that of its graphs.
+    # 2. The models that only matter by size: the folder that torch loads, and that of the graphs.
     texts = _texts(tasks[first], models[first], output / "texts.json")
     sizes = {
         "2 x 64": (ROOT / "recipes/configs/models/modernbert_2x64.json", SMALL_WORDS),
@@ -211,7 +211,7 @@ def main() -> None:
         name, encoder = next(iter(encoders.items()))
         sides["MiniLM"] = (encoder, output / f"{name}-minilm-onnx")
 
-    # 3. Each is measured in a process of its own.
+    # 3. Measure each in a process of its own.
     rows = []
     for name, (stock, exported) in sides.items():
         for side in ("torch", "fp32", "int8"):
@@ -239,7 +239,7 @@ def main() -> None:
 
 
 def _arguments(results_dir: str):
-    """The options, and by task the folders of models and of encoders."""
+    """Return the options, and task -> folder of the models and of the encoders."""
     import argparse
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -318,7 +318,7 @@ def _tested(folder: Path, task, dtype: str) -> float:
 
 
 def _fit_linear(task, settings: dict, folder: Path) -> None:
-    """The linear model that was chosen, as scikit-learn has it."""
+    """Fit the chosen linear model with scikit-learn."""
     import joblib
     from sklearn.svm import LinearSVC
 
@@ -332,7 +332,7 @@ def _fit_linear(task, settings: dict, folder: Path) -> None:
 
 
 def _texts(task, model: Path, file: Path) -> Path:
-    """Texts of exactly 32 and 128 tokens, special ones included, cut from all of the task's, one after the other."""
+    """Write texts of exactly 32 and 128 tokens, special ones included, cut from the concatenation of the task's texts."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -361,7 +361,7 @@ def _vocabulary(corpus: str, words: int, folder: Path):
 
 
 def _shape(config_file: Path, words: int, corpus: str, folder: Path) -> Path:
-    """A classifier with random weights, and its graphs."""
+    """Build a classifier with random weights and its graphs."""
     from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
 
     from hf_tlm.models.onnx_graph import quantized, save, to_onnx
@@ -380,7 +380,7 @@ def _shape(config_file: Path, words: int, corpus: str, folder: Path) -> Path:
 
 
 def _embeddings(words_of: Path, task, folder: Path) -> Path:
-    """Static embeddings of random numbers for the words of a tokenizer, and a logistic regression on them."""
+    """Build static embeddings of random numbers for a tokenizer's words, and a logistic regression on them."""
     import joblib
     import numpy as np
     from model2vec import StaticModel
@@ -407,7 +407,7 @@ def _row(name: str, side: str, folder: Path, texts: Path, parameters: int | None
 
 
 def _of_process(*arguments: str) -> dict:
-    """What a process of this file prints."""
+    """Run this file in a process and return what it prints."""
     import os
     import subprocess
 
@@ -437,7 +437,7 @@ def _path() -> str:
 
 
 def _picture(rows: list[dict], scores: list[dict], file: Path) -> None:
-    """Score against megabytes, and against texts of 128 tokens a second."""
+    """Draw the score against megabytes, and against texts of 128 tokens per second."""
     from statistics import fmean
 
     from hf_tlm.analysis.figures import MARKERS, PALETTE, WIDTH, label_decades, new_figure, style, to_svg
@@ -450,7 +450,7 @@ def _picture(rows: list[dict], scores: list[dict], file: Path) -> None:
         "MiniLM": ("MiniLM", "ONNX"),
         "MiniLM int8": ("MiniLM", "ONNX int8"),
     }
-    # Whose speed was measured, on the tasks that have scores of all of them.
+    # Models with measured speed, on the tasks for which all of them have scores.
     names = {column: where for column, where in columns.items() if where in places and any(one[column] for one in scores)}
     whole = [one for one in scores if all(one[column] is not None for column in names)]
     shown = {column: fmean(one[column] for one in whole) for column in names}

@@ -1,15 +1,15 @@
-r"""RESULTS.md: what the tables of recipes/reproduce.py say, in one page.
+r"""Write RESULTS.md, one page with the tables of recipes/reproduce.py.
 
     python recipes/reproduce.py --config recipes/configs/{tlm/coffee,reproduce/cpu,reproduce/cpu_bf16,reproduce/main}.yaml \
         --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --pretrained runs/minilm \
         --output_dir runs/coffee --records_dir benchmarks/results/coffee
     python benchmarks/evidence.py --runs runs/coffee --scale coffee
 
-Reads the records in benchmarks/results/coffee, of cpu, the scale before it, and of gpu, where they are there, and writes
-benchmarks/results/RESULTS.md and the pictures of score against cost. Whatever is finished is shown; nothing is trained here.
-What is found in these numbers can be written to benchmarks/results/findings.md, which then stands first on the page. Paths
-should be relative: records and pages name them. With --runs, where the models and subsets are, the cards of the best model
-of each task and of the subsets of the main table go to model_cards/.
+Reads the records in benchmarks/results/coffee and, if they exist, in cpu, the preceding scale, and in gpu, and writes
+benchmarks/results/RESULTS.md and the pictures of score against cost. It shows whatever is finished, and trains nothing.
+Findings about these numbers can be written to benchmarks/results/findings.md, which then comes first on the page. Paths
+should be relative, as records and pages contain them. With --runs, the folder of the models and subsets, it also writes the
+cards of the best model of each task and of the subsets of the main table to model_cards/.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SCALES = {
     "cpu": "Two CPU cores, BERT of 3 x 128: the scale before it (recipes/configs/reproduce/cpu.yaml at its commits)",
     "gpu": "One GPU, BERT-Base (recipes/configs/reproduce/gpu.yaml)",
 }
-TUNING = ("tuning", "tuning_seeds", "tuning_objectives")  # Arms are compared by validation alone.
+TUNING = ("tuning", "tuning_seeds", "tuning_objectives")  # Arms are compared by validation scores only.
 TABLES = {
     "main": "What retrieval, selection and pretraining buy (TLM, Table 2; ISS, Table 3)",
     "stages": "One stage or two (TLM, Table 7)",
@@ -59,7 +59,7 @@ TABLES = {
     "tuning_seeds": "Two of these learning rates over three seeds, by validation",
     "tuning_objectives": "Learning rates of the other language-modelling losses, by validation",
 }
-# What the picture of score against cost is an average over: those with three seeds, of which the papers have scores too.
+# The picture of score against cost averages over these tasks, which have three seeds and scores in the papers.
 LOW_RESOURCE = ("chemprot", "acl_arc", "scierc", "hyperpartisan")
 DIFFERS = """What differs from the papers, beside a corpus of 0.47 GB for their 16 and 160 GB, and models and budgets:
 
@@ -80,7 +80,7 @@ DIFFERS = """What differs from the papers, beside a corpus of 0.47 GB for their 
 - The coffee scale was chosen on the validation splits of SciERC and ChemProt, with BM25's subset (plateau.md); learning
   rates and budget of the one before it on SciERC's, with BM25's subset and with the task alone (the tables at the end). All
   arms from scratch have them. The rate of the pretrained encoder was chosen on ACL-ARC."""
-# (this arm, minus that one)
+# (arm, arm that is subtracted)
 PAIRS = (("BM25", "task only"), ("BM25", "random"), ("BM25 + ISS 20%", "BM25"), ("pretrained", "BM25"))
 TLM_SMALL = PUBLISHED["TLM Table 2: TLM (small-scale)"]
 BUDGETS = (  # name, hours, cores (None: a GPU)
@@ -89,9 +89,9 @@ BUDGETS = (  # name, hours, cores (None: a GPU)
     ("workstation day: 24 hours, 16 cores", 24, 16),
     ("GPU-hour: H200, bf16", 1, None),
 )
-GPU_RATE, GPU_SHARE = 790e12, 0.4  # FLOP/s of dense bf16 products there, and the share of it that is assumed
-GPU_RUN = 1e17  # FLOPs of stage 1 of a run of gpu.yaml
-SUBSETS = ("bm25", "iss-20")  # folders of those of the main table that have cards
+GPU_RATE, GPU_SHARE = 790e12, 0.4  # FLOP/s of dense bf16 products on it, and the assumed utilisation.
+GPU_RUN = 1e17  # FLOPs of stage 1 of a run of gpu.yaml.
+SUBSETS = ("bm25", "iss-20")  # Folders of the main table's subsets that have cards.
 Row = Mapping[str, Any]
 
 
@@ -101,7 +101,7 @@ def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def score(row: Row | None, split: str) -> str:
-    """Mean and deviation in percent, with how many runs there are where some are left."""
+    """Format mean and deviation in percent, with the number of finished runs if some are missing."""
     if row is None or row[split] is None:
         return ""
     left = "" if len(row["finished"]) == row["seeds"] else f" ({len(row['finished'])} of {row['seeds']})"
@@ -109,14 +109,14 @@ def score(row: Row | None, split: str) -> str:
 
 
 def published(row: Row | None, measure: str) -> str:
-    """The papers' numbers for this arm and task, without their sources, which the full table names."""
+    """Return the papers' scores for this arm and task, without their sources, which the full table names."""
     names = [name for name in (row or {"published": {}})["published"] if PUBLISHED[name].measure == measure]
     shown = [row["published"][name] for name in names if row["published"][name]]
     return "; ".join(text.partition(" (")[0] for text in shown)
 
 
 def by_task(rows: Sequence[Row], split: str) -> str:
-    """A line for each task, ours and the published, a column for each arm."""
+    """Format a table with a column for each arm, and for each task a line of our scores and one of published ones."""
     arms, tasks = (list(dict.fromkeys(row[key] for row in rows)) for key in ("arm", "task"))
     cells = {(row["task"], row["arm"]): row for row in rows}
     metrics = {row["task"]: row["metric"] for row in rows if row["metric"]}
@@ -130,7 +130,7 @@ def by_task(rows: Sequence[Row], split: str) -> str:
 
 
 def by_arm(rows: Sequence[Row], splits: Sequence[str]) -> str:
-    """A line for each arm, columns of scores on the splits and of published ones for each task."""
+    """Format a table with a line for each arm, and for each task columns of our and of published scores."""
     arms, tasks = (list(dict.fromkeys(row[key] for row in rows)) for key in ("arm", "task"))
     cells = {(row["task"], row["arm"]): row for row in rows}
     columns = {
@@ -144,7 +144,7 @@ def by_arm(rows: Sequence[Row], splits: Sequence[str]) -> str:
 
 
 def differences(rows: Sequence[Row]) -> str:
-    """Whether one arm beats another by more than runs differ: by sqrt(s1^2 + s2^2) of the deviations over seeds."""
+    """Format the differences of arms; bold if larger than sqrt(s1^2 + s2^2) of their deviations over seeds."""
     cells = {(row["task"], row["arm"]): row for row in rows}
     lines = []
     for task in dict.fromkeys(row["task"] for row in rows):
@@ -164,7 +164,7 @@ def differences(rows: Sequence[Row]) -> str:
 
 
 def hours(rows: Sequence[Row]) -> str:
-    """What the choice of each arm's subset took, ours and the published."""
+    """Format a table of the hours that selecting each arm's subset took, ours and published ones."""
     lines = [
         [row["arm"], f"{row['subset_seconds'] / 3600:.2g}", published(row, "subset hours")]
         for row in rows
@@ -174,7 +174,7 @@ def hours(rows: Sequence[Row]) -> str:
 
 
 def averages(rows: Sequence[Row]) -> str:
-    """The papers' averages over their tasks, which are not ours."""
+    """Format a table of the papers' averages over their tasks, which are not ours."""
     arms = {row["arm"]: row["published"] for row in rows}
     lines = [
         [arm, PUBLISHED[name].cells["average"], name]
@@ -186,7 +186,7 @@ def averages(rows: Sequence[Row]) -> str:
 
 
 def costs(rows: Sequence[Row]) -> str:
-    """What a run of each arm costs, and its subset once for all seeds, means over tasks."""
+    """Format a table of the cost of a run of each arm, and of its subset, once for all seeds, as means over tasks."""
     retrieval = {row["task"]: row["subset_seconds"] for row in rows if row["arm"] == "BM25"}
     lines = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
@@ -205,7 +205,10 @@ def costs(rows: Sequence[Row]) -> str:
 
 
 def budgets(runs: Sequence[Row]) -> str:
-    """What times on machines buy. More cores take more runs at once, which is measured; other models are told by FLOPs."""
+    """Format what given times on machines suffice for.
+
+    More cores run more runs in parallel, which is measured; for other models it is extrapolated by FLOPs.
+    """
     scratch = [run for run in runs if run["kind"] == "train_tlm" and not run["environment"].get("accelerator")]
     if not scratch:
         return ""
@@ -236,16 +239,16 @@ def budgets(runs: Sequence[Row]) -> str:
 
 
 def _three_digits(number: float) -> str:
-    """2,390, 199, 6.21."""
+    """Format a number with three significant digits: 2,390, 199, 6.21."""
     return f"{float(f'{number:.3g}'):,.15g}"
 
 
 @style()
 def budget_picture(folder: Path, rows: Sequence[Row]) -> str:
-    """budget.png, .svg and .csv: a curve for each subset, of the test score by FLOPs."""
+    """Write budget.png, .svg and .csv, a curve of the test score by FLOPs for each subset; return a link to it."""
     points: dict[str, list[tuple[float, float, float | None]]] = {}
     for row in rows:
-        if row["test"] is not None and row["arm"] not in BASELINES:  # Of which FLOPs are not counted.
+        if row["test"] is not None and row["arm"] not in BASELINES:  # Their FLOPs are not counted.
             mean, deviation = row["test"]["mean"], row["test"]["std"]
             point = (row["cost"]["flops"], 100 * mean, None if deviation is None else 100 * deviation)
             points.setdefault(row["arm"].partition(",")[0], []).append(point)
@@ -265,21 +268,24 @@ def budget_picture(folder: Path, rows: Sequence[Row]) -> str:
 
 
 def picture(folder: Path, rows: Sequence[Row]) -> str:
-    """cost.png, .svg and .csv of the main table's arms, over those of the low-resource tasks that all of them have."""
+    """Write cost.png, .svg and .csv of the main table's arms, averaged over low-resource tasks that all of them have.
+
+    Returns a link to it, and its table.
+    """
     arms = {row["arm"] for row in rows} - set(BASELINES)
     scored = {(row["task"], row["arm"]) for row in rows if row["test"] is not None}
     tasks = [task for task in LOW_RESOURCE if all((task, arm) in scored for _, arm in scored)] if scored else []
     results = [result for result in find_results({folder.name: folder}) if result.arm in arms]
     try:
         found = compare(results, tasks=tasks or None)
-    except AnalysisError as error:  # Too little is finished.
+    except AnalysisError as error:  # Too few runs are finished.
         return str(error)
     save_figure(cost_figure(found), folder, "cost", to_rows(found))
     return f"![Average test score against training FLOPs]({folder.name}/cost.png)\n\n{to_markdown(found)}"
 
 
 def scale(folder: Path) -> list[str]:
-    """The sections of one scale."""
+    """Return the sections of one scale."""
     tables = read_tables(folder)
     parts = [f"# {SCALES[folder.name]}"]
     if missing := [name for name in TABLES if name not in tables]:
@@ -324,11 +330,11 @@ def scale(folder: Path) -> list[str]:
 
 
 def write_cards(records: Path, runs: Path, cards: Path) -> None:
-    """The card of the model best on validation of those trained from scratch, of each task, and those of the subsets.
+    """Write the card of each task's model from scratch that is best on validation, and the cards of the subsets.
 
-    Arms with ISS do not stand for a choice: their subsets were chosen with the validation examples. A model's card has the
-    mean over its arm's seeds beside its own scores, which are the best of several.
-    A model or subset that is on another machine keeps the card that it has. Cards of subsets show no passages.
+    Arms with ISS are left out, because their subsets were selected with the validation examples. A model's card has the mean
+    over its arm's seeds beside its own scores, which are the best of several. A model or subset that is on another machine
+    keeps its existing card. Cards of subsets show no passages.
     """
     table = read_tables(records).get("main")
     if table is None:

@@ -1,4 +1,4 @@
-"""What benchmarks/influence.py measures. Each function runs in a process of its own."""
+"""Measurements of benchmarks/influence.py; each function runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,29 +13,34 @@ from training_measures import BODIES
 
 VOCABULARY, LENGTH, BATCH = 30_522, 128, 32
 CLASSES, CLS, SEP, FIRST_WORD = 8, 2, 3, 5
-# Of the passages, whose share two rankings have in common is looked at.
+# Share of the best passages that two rankings are compared by.
 BEST = 0.2
-# Passages that a turn scores, and those of them that the naive sides take. On a CPU they need a second for one of the large
-# body; with few their speed wanders.
+# Passages that a round scores, and how many of them the naive sides score. On a CPU these take a second per passage of the
+# large body; with few passages their speed varies.
 PASSAGES, NAIVE = {"2x64": 40, "4x256": 128, "12x768": 32}, {"2x64": 2, "4x256": 32, "12x768": 3}
 PASSAGES_ON_GPU, NAIVE_ON_GPU = 4096, 64
-# Only the one weight's gradient; padded to LENGTH.
+# Side -> (whether only the weight's gradient is computed, whether texts are padded to LENGTH).
 NAIVE_SIDES = {
     "naive, padded": (False, True),
     "naive, unpadded": (False, False),
     "naive, unpadded, one weight's gradient": (True, False),
 }
-# Of projections and masks, over which figures are averaged.
+# Number of seeds of projections and masks that figures are averaged over.
 SEEDS = 5
-# After which gradients are not those of random weights: at 4 x 256 the masked-LM loss is 6.5 of 10.4, all classes are told.
+# Enough for gradients unlike those of random weights: at 4 x 256 the masked-LM loss falls from 10.4 to 6.5, and all classes
+# are predicted correctly.
 TRAINING_STEPS, LEARNING_RATE = 30, 1e-3
-# Of a random number in [0, 1), for the place of a token in its part of the vocabulary: of half of all tokens the first 0.4%.
+# Exponent of a uniform random number that gives a token's index in its part of the vocabulary: the first 0.4% of the words
+# make up half of all tokens.
 SKEW = 8
 
 
 @dataclass(frozen=True)
 class Setting:
-    """passages: that a turn scores; None leaves it to the body and the device. batch_size: texts at a time."""
+    """The model and device of a measurement.
+
+    passages: number that a round scores; None chooses by body and device. batch_size: texts at a time.
+    """
 
     body: str
     threads: int
@@ -58,7 +63,7 @@ class Setting:
         return min(self.count, NAIVE_ON_GPU if self.on_gpu else NAIVE[self.body])
 
     def model(self):
-        """Where and as the setting says; torch gets its threads."""
+        """Build the model on the setting's device, and set torch's number of threads."""
         import torch
 
         torch.set_num_threads(self.threads)
@@ -85,7 +90,7 @@ def tokenizer(vocabulary: int):
 
 
 def random_rows(kind: str, count: int, vocabulary: int, **columns):
-    """Random tokens: `full` texts have LENGTH of them, `mixed` ones between a fifth of that and all."""
+    """Return random tokens: `full` texts have LENGTH of them, `mixed` ones between a fifth of that and LENGTH."""
     import numpy as np
     from datasets import Dataset
 
@@ -96,7 +101,7 @@ def random_rows(kind: str, count: int, vocabulary: int, **columns):
 
 
 def telling_rows(count: int, vocabulary: int, seed: int):
-    """Full texts of random tokens from their label's part of the vocabulary, few of them, as in real texts, frequent."""
+    """Return full texts of random tokens from their label's part of the vocabulary, a few frequent, as in real texts."""
     import numpy as np
     from datasets import Dataset
 
@@ -118,7 +123,7 @@ def tlm_model(body: str, vocabulary: int):
 
 
 def stock_model(model):
-    """`BertForMaskedLM` with the model's weights, where they are."""
+    """Return a `BertForMaskedLM` with the model's weights, on its device."""
     from transformers import BertForMaskedLM
 
     stock = BertForMaskedLM(model.config).eval().to(model.device, model.dtype)
@@ -128,7 +133,7 @@ def stock_model(model):
 
 
 def finished(function) -> None:
-    """Call it, and wait for what it has begun on a GPU."""
+    """Call a function, and wait until the GPU has finished its work."""
     import torch
 
     function()
@@ -141,7 +146,11 @@ def on_device(batch: dict, device) -> dict:
 
 
 def by_turns(sides: dict, repeats: int) -> dict[str, list[float]]:
-    """Seconds per passage of each side, a function and its passages; the first turn is not counted."""
+    """Return the seconds per passage of each side, alternating; the first round is not counted.
+
+    Args:
+        sides: side -> (function, number of passages that it scores).
+    """
     times: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(repeats + 1):
         for side, (function, count) in sides.items():
@@ -150,13 +159,13 @@ def by_turns(sides: dict, repeats: int) -> dict[str, list[float]]:
 
 
 def _naive(model, masked, tasks, weight_only: bool, pad: bool):
-    """The scores of a row by a backward pass of its own through stock BertForMaskedLM with the model's weights, a function.
+    """Return a function that scores a row with its own backward pass through stock BertForMaskedLM with the model's weights.
 
-    As the released code does it, every parameter gets a gradient, of which one weight's is looked at; or only that weight's
-    is asked for.
+    As in the released code, every parameter gets a gradient, of which one weight's is used; or only that weight's gradient
+    is computed.
 
     Args:
-        masked: gives the masked batch of rows.
+        masked: function that returns the masked batch of rows.
         tasks: float [T, H * H], the task gradients.
     """
     import torch
@@ -180,7 +189,7 @@ def _naive(model, masked, tasks, weight_only: bool, pad: bool):
 
 
 def task_gradients(model, batches):
-    """float [T, H * H], of the weight that is looked at."""
+    """Return the task gradients of attention's output projection in the last layer, float [T, H * H]."""
     import torch
     import torch.nn.functional as F
 
@@ -196,7 +205,7 @@ def task_gradients(model, batches):
 
 
 def speed(setting: Setting, *, texts: str, tasks: int, repeats: int) -> list[dict]:
-    """Passages a second of each side, by turns, and how far the scores of ours are from the naive ones."""
+    """Measure passages per second of each side, alternating, and the difference of our scores from the naive ones."""
     import numpy as np
     import torch
 
@@ -250,7 +259,7 @@ def speed(setting: Setting, *, texts: str, tasks: int, repeats: int) -> list[dic
 
 
 def layers(setting: Setting, *, tasks: int, repeats: int) -> list[dict]:
-    """Passages a second for the embeddings and every quarter of the layers, by turns."""
+    """Measure passages per second for the embeddings and every quarter of the layers, alternating."""
     model, rows, task_rows = setting.model(), setting.rows("full", setting.count), setting.task_rows("full", tasks)
     last = model.config.num_hidden_layers
     scorers = {}
@@ -272,7 +281,7 @@ def layers(setting: Setting, *, tasks: int, repeats: int) -> list[dict]:
 
 
 def agreement(scores, ours) -> dict[str, float]:
-    """Of two float [N, T]: means over task gradients, and the largest difference."""
+    """Return the agreement of two score matrices, float [N, T]: means over task gradients, and the largest difference."""
     import numpy as np
     from scipy.stats import spearmanr
 
@@ -286,7 +295,7 @@ def agreement(scores, ours) -> dict[str, float]:
 
 
 def train_a_little(model, setting: Setting) -> None:
-    """With both losses."""
+    """Train the model with both losses for `TRAINING_STEPS` steps."""
     import torch
     import torch.nn.functional as F
 
@@ -305,13 +314,13 @@ def train_a_little(model, setting: Setting) -> None:
 
 
 def projection(setting: Setting, *, tasks: int, dimensions: list[int]) -> list[dict]:
-    """How near scores by projected gradients are to the exact ones, and what they save, in the last layer and the first."""
+    """Measure how close scores by projected gradients are to exact ones, and the savings, in the last and first layer."""
     model = setting.model()
     train_a_little(model, setting)
     rows, task_rows = telling_rows(setting.count, setting.vocabulary, 2), telling_rows(tasks, setting.vocabulary, 3)
 
     def scored(**options):
-        """Scores float [N, T], seconds and the bytes of the task gradients."""
+        """Return scores float [N, T], seconds, and the bytes of the task gradients."""
         scorer, found = setting.scorer(model, **options), []
         with tempfile.TemporaryDirectory() as folder:
 
@@ -353,7 +362,7 @@ def projection(setting: Setting, *, tasks: int, dimensions: list[int]) -> list[d
 
 
 def memory(setting: Setting, *, side: str, layer: int, tasks: int) -> dict[str, float]:
-    """Peak while two batches pass through the body, or are scored, MB."""
+    """Measure the peak memory, MB, while two batches pass through the body, or are scored."""
     import torch
 
     from hf_tlm.models.base import encode
@@ -362,7 +371,7 @@ def memory(setting: Setting, *, side: str, layer: int, tasks: int) -> dict[str, 
     rows, task_rows = setting.rows("full", 2 * size), setting.task_rows("full", tasks)
     scorer = setting.scorer(model, layer=layer)
     if not setting.on_gpu:
-        # Making the model takes more than a pass does: the peak begins anew.
+        # Building the model needs more memory than a pass: reset the peak.
         Path("/proc/self/clear_refs").write_text("5")
     with GpuMemory() if setting.on_gpu else Memory() as watched:
         if side == "ours":

@@ -1,12 +1,12 @@
-"""BERT small, ELECTRA small and ALE small, scaled down, at equal measured FLOPs: pretrained, then fine-tuned on GLUE.
+"""Pretrain BERT small, ELECTRA small and ALE small, scaled down, at equal measured FLOPs, then fine-tune them on GLUE.
 
     python benchmarks/objectives.py --sections pretrain finetune step --work_dir runs/objectives
 
-The comparison of Table IV of the ALE paper at a budget of minutes. All three read the same blocks of the same corpus
-(HF_TLM_DATA, default ../shared/data) with the same vocabulary, and a model's steps are the budget over the FLOPs of one of
-its steps, as `torch.utils.flop_counter` counts them on a real batch. `step` times a step of ELECTRA small and of COCO-LM
-small, full size, against the passes of plain models that it consists of. Writes benchmarks/results/objectives.json and .md;
-what is finished in --work_dir is not repeated.
+This is the comparison of Table IV of the ALE paper at a budget of minutes. All three read the same blocks of the same corpus
+(HF_TLM_DATA, default ../shared/data) with the same vocabulary; the number of a model's steps is the budget divided by the
+FLOPs of one of its steps, as `torch.utils.flop_counter` counts them on a real batch. `step` compares the time of a step of
+ELECTRA small and of COCO-LM small, full size, with the passes of plain models that it consists of. Writes
+benchmarks/results/objectives.json and .md; finished work in --work_dir is not repeated.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from objectives_step import CONFIGS, measure_step
 from results_file import run_sections
 
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-# `minutes` is the paper's 12 x 256 at half the width and a third of the depth: some five minutes a model on two cores, which
-# sees a few million tokens. `paper` is its small size, for a GPU: the budget is what the time allows.
+# `minutes` is the paper's 12 x 256 at half the width and a third of the depth: about five minutes a model on two cores, for
+# a few million tokens. `paper` is its small size, for a GPU, with a budget for the available time.
 SIZES = {
     "minutes": {
         "body": {
@@ -40,14 +40,14 @@ SIZES = {
         **{"vocabulary": 30_522, "passages": 1_000_000, "flops": 1e16, "batch": 128, "learning_rate": 5e-4},
     },
 }
-# Objective, and what the body has of its own: embeddings of another size than the body are the electra body's.
+# Objective and model config: embeddings of another size than the body's are supported by the electra body.
 MODELS = {
     "BERT small": ("mlm", {"model_type": "electra"}),
     "ELECTRA small": ("electra", {"model_type": "electra"}),
     "ALE small": ("ale", {"model_type": "albert", "num_hidden_groups": 1}),
 }
 MAX_LENGTH, WARM_UP = 128, 0.1
-# Fine-tuning: the metrics of the paper's Table II, and texts of training where they are not all taken.
+# Fine-tuning: the metrics of the paper's Table II, and the number of training texts if not all are used.
 TASKS = {
     "cola": {"metric": "matthews"},
     "sst2": {"metric": "accuracy", "rows": 8000},
@@ -82,7 +82,7 @@ NOTES = {
 
 
 class Benchmark:
-    """One method per section: its rows."""
+    """The benchmark; one method per section, which returns its rows."""
 
     def __init__(self, options: argparse.Namespace):
         import torch
@@ -92,7 +92,7 @@ class Benchmark:
         self.options, self.size, self.folder = options, SIZES[options.size], Path(options.work_dir)
         self.flops = options.flops or self.size["flops"]
         self.quiet = {"report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": torch.cuda.is_available()}
-        # What a checkpoint of another objective has and lacks is known here.
+        # Suppress warnings about missing and unexpected weights, which are expected between objectives.
         logging.set_verbosity_error()
         logging.disable_progress_bar()
 
@@ -100,7 +100,7 @@ class Benchmark:
         return {**MODELS[model][1], **self.size["body"]}
 
     def _pretrained(self, model: str, steps: int, name: str) -> dict:
-        """The record of a pretraining run in the folder `name`, made where it is not."""
+        """Return the record of a pretraining in the folder `name`; a finished one is not repeated."""
         from hf_tlm.corpora import load_corpus
         from hf_tlm.data import BlockArguments
         from hf_tlm.runs import run_pretraining
@@ -163,7 +163,7 @@ class Benchmark:
         return rows
 
     def _finetuned(self, model: str, task: str) -> list[float]:
-        """The score of every seed."""
+        """Fine-tune a model on a task, and return the score of every seed."""
         from hf_tlm.runs import finetune
         from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments
         from hf_tlm.tasks import load_task
@@ -199,7 +199,7 @@ def slug(model: str) -> str:
 
 
 def trunk(config: dict, vocab_size: int) -> int:
-    """Parameters of a body without its pooler."""
+    """Return the number of a body's parameters, without its pooler."""
     import torch
     from transformers import AutoConfig, AutoModel
 

@@ -3,13 +3,13 @@ r"""How soon stage 1 leaves the plateau of word frequencies, with today's recipe
     python benchmarks/plateau.py --task scierc --output_dir runs/plateau
     python benchmarks/plateau.py --task scierc --levers bert modernbert --output_dir runs/plateau
 
-Every lever of benchmarks/plateau.yaml is some options of recipes/train_tlm.py. It is trained on BM25's subset of the task
-(K = 50) until its FLOPs are spent; meanwhile the masked-LM loss is measured on passages that were taken out of the corpus
+Every lever of benchmarks/plateau.yaml is a set of options of recipes/train_tlm.py. It is trained on the task's BM25 subset
+(K = 50) until its FLOPs are spent; meanwhile the masked-LM loss is measured on passages that were removed from the corpus
 before retrieval, always the same with the same masks. Tokens (padding not counted), FLOPs and seconds of one core are those
-of training alone. Then stage 2 is run, and scored on validation; on test only with `--test`. A JSON file a run is kept in
-benchmarks/results/plateau, and in git a line a run in plateau.jsonl beside it (records.py); a finished run is not repeated,
-and the page is made of all of them, with findings.md before.
-`--share 0/2` and `1/2` run every second lever each, for two processes side by side.
+of training alone. Then stage 2 runs, and is scored on validation, on test only with `--test`. Each run writes a JSON file
+to benchmarks/results/plateau, which git keeps as a line of plateau.jsonl beside it (records.py); a finished run is not
+repeated, and the page is computed from all runs, with findings.md at its top.
+With `--share 0/2` and `1/2`, two parallel processes run every second lever each.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from hf_tlm.utils.files import atomic_write
 
 LEVERS = ROOT / "benchmarks" / "plateau.yaml"
 RESULTS = ROOT / "benchmarks" / "results" / "plateau"
-FINDINGS = "findings.md"  # In RESULTS: written by hand, it stands first on the page.
-# The part of the corpus that held-out passages are of: the task's own domain.
+FINDINGS = "findings.md"  # In RESULTS: written by hand, for the top of the page.
+# The part of the corpus that held-out passages are from: the task's own domain.
 DOMAINS = {"scierc": "cs_nlp", "acl_arc": "cs_nlp", "chemprot": "biomedical", "rct_ei": "biomedical"}
 HELD_OUT = 384
 LOSSES = (6.0, 5.5, 5.0, 4.5, 4.0)
-TEACHERS = (0, 1, 2)  # The seeds of a lever that teach another together.
+TEACHERS = (0, 1, 2)  # Seeds of a lever that together teach another lever.
 
 
 def read_levers() -> dict[str, dict[str, Any]]:
-    """Name -> options of train_tlm, those of its `base` first, and of the section `common` before all."""
+    """Return name -> options of train_tlm: those of the section `common`, then of its `base`, then its own."""
     content = yaml.safe_load(LEVERS.read_text(encoding="utf-8"))
     levers: dict[str, dict[str, Any]] = {}
     for name, options in content["levers"].items():
@@ -68,7 +68,7 @@ def read_levers() -> dict[str, dict[str, Any]]:
 
 
 class Texts:
-    """What all levers of a task share: held-out passages, the subset, the tokenizer. Made once, in `folder`."""
+    """Data that all levers of a task share: held-out passages, subset and tokenizer, built once in `folder`."""
 
     def __init__(self, task_name: str, folder: Path, vocab_size: int, added_tokens: Sequence[str]):
         self.task = load_task(str(data_dir() / "tasks" / task_name))
@@ -89,7 +89,7 @@ class Texts:
             tokenizer.save_pretrained(self.tokenizer_folder)
 
     def _held_out(self, domain: str) -> list[str]:
-        """Passages of one part of the corpus, and the corpus without them as files."""
+        """Return held-out passages of one part of the corpus, after writing the corpus without them."""
         file = self.folder / "held_out.json"
         if not file.is_file():
             rows = load_corpus(f"{data_dir()}/corpus/{domain}.parquet").to_dataset()
@@ -106,7 +106,7 @@ class Texts:
 
 
 class HeldOutLoss(TrainerCallback):
-    """The masked-LM loss of the model as it is, at some tens of points of a run, and what training had cost until then.
+    """Measures the masked-LM loss of the model, and the cost of training so far, at some tens of steps of a run.
 
     batches: collated and masked once.
     """
@@ -141,7 +141,7 @@ class HeldOutLoss(TrainerCallback):
                 "loss": round(self._loss(), 4),
             }
         )
-        # Close together where losses fall fast, and 2% apart later.
+        # Frequent while the loss falls fast, later every 2% more tokens.
         self._next = tokens + max(60_000, 0.02 * tokens)
         self._started = time.process_time()
 
@@ -163,10 +163,10 @@ def _length(row: dict) -> int:
 
 
 class LeverRun:
-    """One lever with one seed: both stages, and what is recorded of them.
+    """One lever with one seed: both stages and their record.
 
-    The model at the end of stage 1 is kept: levers of stage 2 alone (`stage1: another lever`) start from it. So is that of
-    stage 2, which teaches levers of `teachers: another lever`, with two seeds more.
+    The model at the end of stage 1 is kept: levers of stage 2 alone (`stage1: another lever`) start from it. So is the model
+    at the end of stage 2, which teaches the levers with `teachers: another lever`, together with two more seeds.
     """
 
     def __init__(self, name: str, options: dict[str, Any], task_name: str, folder: Path, seed: int):
@@ -197,7 +197,7 @@ class LeverRun:
         }
 
     def run(self, test: bool) -> dict[str, Any]:
-        """test: score the test split too."""
+        """Train, and return the record; test: whether to score the test split too."""
         kept = self.texts.folder / "stage1" / f"{self.source or self.name}-seed-{self.seed}"
         stage_args = self._stage_args(1)
         if self.source is None:
@@ -221,14 +221,14 @@ class LeverRun:
         return self.record
 
     def _final(self, lever: str, seed: int) -> Path:
-        """The folder of a lever's model at the end, for levers that it teaches."""
+        """Return the folder of a lever's final model, for the levers that it teaches."""
         return self.texts.folder / "final" / f"{lever}-seed-{seed}"
 
     def _stage_args(self, stage: int):
         return self.args.for_stage(stage, f"{self.args.output_dir}/stage{stage}", self.seed, self.task.metric)
 
     def _shared(self, stage: int) -> dict[str, Any]:
-        """What trainers of a stage have in common."""
+        """Return the arguments that trainers of a stage share."""
         return {
             "compute_metrics": compute_metrics_for(self.task.metric),
             "processing_class": self.setup.tokenizer,
@@ -268,7 +268,7 @@ class LeverRun:
 
 
 def until(points: list[dict[str, float]], loss: float) -> dict[str, float] | None:
-    """The first point from which on the loss is not above this one again at the next; None where it is never reached."""
+    """Return the first point at which the loss is at most `loss` and stays so at the next point; None if there is none."""
     for point, after in zip(points, [*points[1:], *points[-1:]], strict=True):
         if point["loss"] <= loss and after["loss"] <= loss:
             return point
@@ -276,7 +276,7 @@ def until(points: list[dict[str, float]], loss: float) -> dict[str, float] | Non
 
 
 def page(records: list[dict[str, Any]], findings: str = "") -> str:
-    """The results as Markdown: what was found in them, and one table a task."""
+    """Format the results as Markdown: the findings, and one table per task."""
     parts = [__doc__.split("\n\n")[0] + "\n", *([findings] if findings else [])]
     parts.append(
         "Made by `python benchmarks/plateau.py` from the records in plateau.jsonl; benchmarks/plateau.yaml says what a "
@@ -305,7 +305,7 @@ def page(records: list[dict[str, Any]], findings: str = "") -> str:
 
 
 def records_in(folder: Path) -> list[dict[str, Any]]:
-    """All records, in the order of the levers' file."""
+    """Return all records, in the order of the levers' file."""
     order = list(read_levers())
     found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
     return sorted(found, key=lambda r: (order.index(r["lever"]) if r["lever"] in order else len(order), r["seed"]))

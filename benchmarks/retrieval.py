@@ -1,10 +1,10 @@
-"""Retrieval against its peers: speed of search, seconds and memory of the index, sharding, and how all of it grows.
+"""Compare retrieval with other engines: speed of search, time and memory of the index, sharding, and growth with size.
 
     python benchmarks/retrieval.py --sections search build memory sharded scale terms --work_dir runs/retrieval_benchmark
 
-Queries are the ChemProt training texts, passages the corpus of HF_TLM_DATA (default ../shared/data), beyond its size with
-perturbed copies (see perturbed_corpus.py). Both sides run in turn in one process, or each in a fresh one where memory is
-measured; every figure is the median of `--repeats`. A section that is not asked for keeps its earlier figures. Writes
+Queries are the ChemProt training texts; passages are the corpus of HF_TLM_DATA (default ../shared/data), extended beyond its
+size with perturbed copies (see perturbed_corpus.py). Both sides alternate in one process, or, for memory, each run in a new
+one; every figure is the median of `--repeats`. Sections that are not requested keep their earlier figures. Writes
 benchmarks/results/retrieval.json and .md. Indexes and corpora stay in `--work_dir`.
 """
 
@@ -44,13 +44,13 @@ NOTES = {
 
 
 class Benchmark:
-    """One method per section: its rows."""
+    """The benchmark; one method per section, which returns its rows."""
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
         self.data = str(data_dir())
         self.work_dir = Path(options.work_dir).absolute()
-        # Where `datasets` keeps its copies, of child processes too.
+        # The cache of `datasets`, for child processes too.
         os.environ["HF_DATASETS_CACHE"] = str(self.work_dir / "datasets")
         self.stop_words = [{"kept": None, "removed": "en"}[name] for name in options.stop_words]
         self.common = {"data": self.data, "num_queries": options.num_queries}

@@ -1,6 +1,6 @@
-"""What benchmarks/retrieval.py measures: our index and its peers behind the same few functions.
+"""Measurements of benchmarks/retrieval.py: our index and other engines behind the same few functions.
 
-Each `measure_...` runs in a process of its own; it gets paths and numbers, and gives numbers back.
+Each `measure_...` runs in a process of its own, with paths and numbers as arguments, and returns numbers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def bm25s_search(engine, texts: list[str], top_k: int, stopwords: str | None):
 
 
 class Tantivy:
-    """Tantivy with the same tokens for the queries; k1 and b are fixed there. One thread, one segment where it can."""
+    """Tantivy, searched with our tokens of the queries; its k1 and b are fixed. One thread, and one segment if possible."""
 
     def __init__(self, corpus: str, folder: Path):
         import tantivy
@@ -97,7 +97,7 @@ class Tantivy:
 
 
 def check_agreement(ours: list, theirs, top_k: int) -> None:
-    """The same scores rank by rank, and the same documents where no tie at the cut can change them.
+    """Check that both sides have the same scores at each rank, and the same documents except for ties at the cut-off.
 
     Raises:
         RuntimeError: the two sides disagree.
@@ -107,7 +107,7 @@ def check_agreement(ours: list, theirs, top_k: int) -> None:
     for query, (documents, scores) in enumerate(ours):
         hits = theirs.scores[query] > 0
         other, other_scores = theirs.documents[query][hits], theirs.scores[query][hits]
-        # bm25s adds up in float32.
+        # bm25s accumulates in float32.
         same = len(scores) == len(other_scores) and np.allclose(scores, other_scores, rtol=1e-4)
         margin = scores[-1] * (1 + 2e-4) if len(scores) == top_k else 0
         if (
@@ -167,7 +167,7 @@ def measure_search(*, data, corpus, work_dir, size, stopwords, top_ks, num_queri
 
 
 def warm_up(folder: str) -> None:
-    """Load libraries and compiled kernels before the clock starts."""
+    """Load libraries and compile kernels before timing."""
     from datasets import Dataset
 
     from hf_tlm.retrieval.bm25.index import Index
@@ -220,7 +220,7 @@ def make_index(*, corpus, folder, stopwords) -> int:
 
 
 def measure_whole(*, data, corpus, folder, stopwords, top_k, num_queries, shards) -> dict:
-    """From passages to the texts of the union: `shards` local processes, or one index where shards is None."""
+    """Measure retrieval from passages to the texts of the union, with `shards` local processes or, for None, one index."""
     import numpy as np
     from datasets import Dataset, disable_progress_bars
 

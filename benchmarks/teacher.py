@@ -1,13 +1,13 @@
-r"""What a teacher is worth: a scale of our own with and without one, on BM25's passages, on random ones, and on none.
+r"""Measure what a teacher is worth: a scale of our own with and without one, on BM25's, on random and on no passages.
 
     python benchmarks/teacher.py --seeds 0 1 2 --output_dir runs/teacher
     python benchmarks/teacher.py --seeds 0 --output_dir runs/teacher --section controls \
         --arms 'BM25, teacher' 'BM25, teacher, cut' 'random, teacher' 'task only, teacher'
     python benchmarks/teacher.py --teacher runs/encoder --section network --output_dir runs/taught
 
-On Reuters R8 with 40 examples a class, or with --task on another, for which --corpus has the passages. The teacher is the
-linear model, or what --teacher names. Writes benchmarks/results/teacher.json and .md after every arm; finished seeds are not
-repeated.
+The task is Reuters R8 with 40 examples a class, or that of --task, with passages from --corpus. The teacher is the linear
+model, or the one that --teacher names. Writes benchmarks/results/teacher.json and .md after every arm; finished seeds are
+not repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECTIONS = {
     "linear_start": "A classifier that begins as a linear model, without a teacher and with one",
     "network": "A network as the teacher",
 }
-# Name -> (passages, whether a teacher, options of train_tlm and of its model).
+# Name -> (passages, whether it has a teacher, options of train_tlm and of its model).
 ARMS = {
     "BM25": ("bm25", False, {}),
     "BM25, teacher on the task's texts alone": ("bm25", True, {"teacher_passages": 0}),

@@ -1,5 +1,6 @@
-r"""Task data only, a random subset, a BM25 subset, each with random and spectral embeddings, at equal steps; and what
-influence (ISS) and its controls keep of the BM25 subset.
+r"""Compare task data only, a random subset and a BM25 subset at equal steps, with random and with spectral embeddings.
+
+Also compares what influence (ISS) and its controls keep of the BM25 subset.
 
     python benchmarks/tlm_tiny.py --tasks chemprot acl_arc scierc --seeds 0 1 2 --output_dir runs/tlm_tiny
     python benchmarks/tlm_tiny.py --arms 'BM25 subset' 'ISS 20%' 'BM25 20%' 'random 20%' --embeddings spectral \
@@ -7,7 +8,7 @@ influence (ISS) and its controls keep of the BM25 subset.
 
 Runs recipes/retrieve.py, recipes/select_influence.py and recipes/train_tlm.py with recipes/configs/tlm/tiny.yaml on the
 data in HF_TLM_DATA (default ../shared/data) and writes benchmarks/results/tlm_tiny.json and .md with the scores and the
-exact commands. `--jobs` trainings run side by side, with one thread each; times are not reported. Finished runs are not
+exact commands. `--jobs` trainings run in parallel, with one thread each; times are not reported. Finished runs are not
 repeated.
 """
 
@@ -35,7 +36,7 @@ METHODS = {"ISS": "iss", "DSIR": "dsir", "BM25": "bm25-rank", "random": "random"
 
 
 class Subset(NamedTuple):
-    """A folder's name after the task's, and the recipe and arguments that make it."""
+    """A subset: the suffix of its folder's name after the task's, and the recipe and arguments that build it."""
 
     name: str
     recipe: str
@@ -43,9 +44,10 @@ class Subset(NamedTuple):
 
 
 def subset_of(arm: str) -> Subset | None:
-    """What an arm is trained on; `{bm25}` in the arguments stands for the folder of the BM25 subset.
+    """Return the subset that an arm is trained on; `{bm25}` in the arguments stands for the folder of the BM25 subset.
 
-    `ISS 20%`, and of one layer's gradients `ISS 20% layer 1`; `DSIR 20%`, `BM25 20%`, `random 20%`: kept of the BM25 subset.
+    Parts of the BM25 subset are named `ISS 20%`, with a layer's gradients `ISS 20% layer 1`, `DSIR 20%`, `BM25 20%` and
+    `random 20%`.
     """
     if arm == "task only":
         return None
@@ -64,7 +66,7 @@ def subset_of(arm: str) -> Subset | None:
 
 
 def call(recipe: str, *arguments: str, threads: int | None = None) -> str:
-    """Run a recipe from the repository root; the command as a user would type it."""
+    """Run a recipe from the repository root; return the command as a user would type it."""
     command = [f"recipes/{recipe}.py", "--config", CONFIG, *arguments]
     environment = dict(os.environ)
     if threads is not None:
@@ -98,7 +100,7 @@ def main() -> None:
 
 
 def make_subsets(tasks: list[str], subsets: list[Subset], data: str, runs: Path) -> list[str]:
-    """Make what is not there, BM25's first, which the others are kept of; the commands of all."""
+    """Build the subsets that do not exist, BM25's first, as others are selected from it; return the commands of all."""
     commands = []
     made = dict.fromkeys([subset_of("BM25 subset"), *subsets]) if subsets else {}
     for task, subset in itertools.product(tasks, made):
@@ -115,7 +117,7 @@ def make_subsets(tasks: list[str], subsets: list[Subset], data: str, runs: Path)
 
 
 def train(task: str, subset: Subset | None, embeddings: str, seeds: list[str], data: str, runs: Path) -> dict:
-    """Train an arm's seeds on one thread; what the table has of them."""
+    """Train an arm's seeds on one thread; return its results for the table."""
     output = runs / f"{task}-{subset.name if subset else 'task'}-{embeddings}"
     source = ["--subset", str(runs / f"{task}-{subset.name}")] if subset else ["--rho1", "0"]
     arguments = ["--task", f"{data}/tasks/{task}", *source, "--embedding_init", embeddings]
@@ -140,7 +142,7 @@ def train(task: str, subset: Subset | None, embeddings: str, seeds: list[str], d
 
 
 def write(rows: list[dict], subset_commands: list[str], options: argparse.Namespace) -> None:
-    """The JSON file and the page."""
+    """Write the JSON file and the page."""
     RESULTS.mkdir(exist_ok=True)
     record = {"config": (ROOT / CONFIG).read_text(encoding="utf-8"), "subset_commands": subset_commands, "rows": rows}
     (RESULTS / f"{options.name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -1,15 +1,16 @@
-"""The training engine against the plain Trainer: real tokens per second, loss curves, overhead over a bare loop, memory.
+"""Compare the training engine with the plain Trainer: real tokens per second, loss curves, overhead, memory.
 
     python benchmarks/training.py --sections throughput curves ceiling overhead precision pipeline step memory corpus
     python benchmarks/training.py --sections gpu kernels --device cuda --bf16
 
-Masked language modelling from scratch on the passages retrieved for ChemProt (HF_TLM_DATA, default ../shared/data): whole
-(most are cut at 128 tokens), and as short texts, pairs of their sentences. BERT 4 x 256 and 12 x 768 with a vocabulary of
-30,522, 32 texts of at most 128 tokens a step, float32 by default, fused AdamW, clipping. The plain side is `Trainer` with
-`BertForMaskedLM` and `DataCollatorForLanguageModeling`, padded to 128. The sides take turns, each run in a fresh process;
-figures are medians of `--repeats`. Writes benchmarks/results/training.json and .md.
+Masked language modelling from scratch on the passages retrieved for ChemProt (HF_TLM_DATA, default ../shared/data): complete
+ones (most are truncated at 128 tokens), and short texts, pairs of their sentences. BERT 4 x 256 and 12 x 768 with a
+vocabulary of 30,522, 32 texts of at most 128 tokens per step, float32 by default, fused AdamW, clipping. The plain side is
+`Trainer` with `BertForMaskedLM` and `DataCollatorForLanguageModeling`, padded to 128. Overhead is that over a bare loop. The
+sides alternate, each run in a new process; figures are medians of `--repeats`. Writes benchmarks/results/training.json and
+.md.
 
-What is tokenised once in `--work_dir` serves every later command, on a machine without the corpus too.
+Texts are tokenised once in `--work_dir` and reused by later commands, also on a machine without the corpus.
 """
 
 from __future__ import annotations
@@ -80,15 +81,15 @@ NOTES = {
     "kernels": "Ten steps of the fastest of our arms of `gpu`, by torch's profiler. What a step takes in `gpu` beyond the "
     "sum of these milliseconds is time in which no kernel ran.",
 }
-# Steps that are timed, by body: the plain side needs minutes for a few of the large one.
+# Timed steps by body: the plain side needs minutes for a few of the large one.
 STEPS = {"2x64": 4, "4x256": 20, "12x768": 3}
-# Whole rounds of three corpus batches and a task batch.
+# Complete rounds of three corpus batches and a task batch.
 OVERHEAD_STEPS, OVERHEAD_WARM = {"2x64": 8, "4x256": 40, "12x768": 12}, 12
 CURVE_STEPS = {"2x64": 20, "4x256": 20, "12x768": 5}
 
 
 class Benchmark(GpuSections):
-    """One method per section: its rows."""
+    """The benchmark; one method per section, which returns its rows."""
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
@@ -133,7 +134,7 @@ class Benchmark(GpuSections):
         return range(self.options.repeats or default)
 
     def _short(self, function, **arguments):
-        """What a function gives in a process of its own, for the short texts."""
+        """Run a function in a new process on the short texts, and return its result."""
         return fresh(function, **arguments, **self.data["short"])
 
     def throughput(self) -> list[dict]:

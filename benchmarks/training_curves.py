@@ -1,4 +1,4 @@
-"""Loss curves of both sides of benchmarks/training.py on the same texts with the same masks."""
+"""Compute loss curves of both sides of benchmarks/training.py on the same texts with the same masks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from training_measures import MAX_LENGTH, Setting, Watch, load, ours, plain
 
 
 def _padded(tokenizer, seed: int):
-    """A collator for the stock model: texts masked as ours are, one a row of `MAX_LENGTH`."""
+    """Return a collator for the stock model: texts are masked as ours are, one per row of `MAX_LENGTH`."""
     import torch.nn.functional as F
 
     from hf_tlm.data.collator import TlmCollator
@@ -27,8 +27,11 @@ def _padded(tokenizer, seed: int):
 def curves(
     *, body: str, packing: str, steps: int, seed: int, setting: Setting, rows: str, tokenizer: str
 ) -> dict[str, list[float]]:
-    """The loss of every step: `ours`, and `plain`, the stock Trainer on those texts in that order, padded, with those masks,
-    from the same weights, by the same optimizer. No dropout."""
+    """Return the loss of every step on both sides, without dropout.
+
+    `plain` is the stock Trainer on the texts of `ours` in the same order, padded, with the same masks, initial weights and
+    optimizer.
+    """
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     our_trainer = ours(rows, tokenizer, body, steps, seed, packing, setting, dropout=0.0)
     theirs = plain(

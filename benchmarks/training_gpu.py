@@ -1,4 +1,4 @@
-"""The sections of benchmarks/training.py for a GPU: every arm's speed, MFU and memory, and the kernels of the best one."""
+"""Sections of benchmarks/training.py for a GPU: speed, MFU and memory of every arm, and the kernels of the best one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import training_measures as measures
 from training_measures import Setting
 
 FLASH = "flash_attention_2"
-# Steps that are not timed, in which compiled arms see enough lengths; that are timed; that the profiler sees.
+# Steps: untimed, long enough for compiled arms to see several lengths; timed; profiled.
 WARM, STEPS, PROFILED_STEPS = 10, 50, 10
-# Rows of the table of kernels, and characters of a name: templates of C++ have hundreds.
+# Rows of the table of kernels, and characters of a kernel's name: C++ templates have hundreds.
 MOST, WIDTH = 10, 70
 
 
 class GpuSections:
-    """Methods of `Benchmark`."""
+    """Section methods of `Benchmark`."""
 
     def gpu(self) -> list[dict]:
         return self._arms
@@ -45,7 +45,7 @@ class GpuSections:
 
     @cached_property
     def _arms(self) -> list[dict]:
-        """The rows of section gpu, each printed when it is there: the time on a GPU may be limited."""
+        """The rows of section gpu; each is printed as soon as it is measured, as time on a GPU may be limited."""
         options, rows = self.options, []
         attentions = [options.attn] if options.attn else ["sdpa", *([FLASH] if find_spec("flash_attn") else [])]
         ways = (False, True) if options.compile is None else (options.compile,)
@@ -54,7 +54,7 @@ class GpuSections:
             base = None
             arms = [("plain", "sdpa", compiled) for compiled in dict.fromkeys((False, *ways))]
             arms += itertools.product(ours, attentions, ways)
-            # What compiles takes longest, and comes last.
+            # Compiled arms take longest and come last.
             for side, attention, compiled in sorted(arms, key=lambda arm: arm[2]):
                 row = self._measured(body, side, attention, compiled)
                 if side == "plain" and not compiled:
@@ -71,7 +71,7 @@ class GpuSections:
             arguments = {"side": side, "body": body, "steps": steps, "warm": WARM}
             run = self._short(measures.train, seed=0, setting=self._arm(attention, compiled), **arguments)
         except Exception as error:
-            # One arm that this GPU or this torch cannot run must not cost the figures of the others.
+            # If this GPU or torch cannot run one arm, the others' figures must not be lost.
             failed = type(error).__name__
             traceback.print_exc()
         return {
@@ -98,8 +98,11 @@ class GpuSections:
 def longest_kernels(
     *, side: str, body: str, steps: int, warm: int, setting: Setting, rows: str, tokenizer: str
 ) -> list[dict]:
-    """The kernels (on a CPU: the operators) that take most of the time of `steps` steps after `warm` ones, and the others
-    together: how often each runs in a step, its milliseconds a step, and its share of all kernels' time."""
+    """Profile `steps` steps after `warm` ones; return the kernels (on a CPU: operators) that take the most time.
+
+    Each row has how often a kernel runs per step, its milliseconds per step, and its share of all kernels' time; the last
+    row sums all other kernels.
+    """
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
     from transformers import TrainerCallback

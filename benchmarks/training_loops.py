@@ -1,5 +1,8 @@
-"""Bare training loops for benchmarks/training.py: what the Trainer adds to one, where a step goes, what padding costs at
-least, and what half precision and compilation bring. Each function runs in a process of its own."""
+"""Bare training loops for benchmarks/training.py; each function runs in a process of its own.
+
+They measure the Trainer's overhead over a loop, the parts of a step, the least cost of padding, and the gain from half
+precision and compilation.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from training_measures import COMPILED_WARM, LEARNING_RATE, WARM, WEIGHT_DECAY, 
 
 
 class Loop:
-    """A training loop with its batches ready: forward, loss, backward, clipping, optimizer, schedule and nothing else."""
+    """A training loop with prepared batches: forward, loss, backward, clipping, optimizer and schedule only."""
 
     def __init__(self, model, objectives, setting: Setting, steps: int):
         import torch
@@ -24,7 +27,7 @@ class Loop:
         self.schedule = get_scheduler("linear", self.optimizer, num_warmup_steps=1, num_training_steps=steps)
 
     def loss(self, batch: dict):
-        """The objective of the batch's stream, as `TlmTrainer` computes it."""
+        """Compute the objective of the batch's stream, as `TlmTrainer` does."""
         with self.setting.autocast():
             outputs = self.model(**batch)
         return self.objectives[_stream_of(batch)](outputs, batch)["loss"]
@@ -34,7 +37,7 @@ class Loop:
             self.loss(batch).backward()
 
     def step(self, batch: dict) -> float:
-        """Seconds."""
+        """Run one step and return its seconds."""
         import torch
 
         begin = self.setting.now()
@@ -46,8 +49,11 @@ class Loop:
         return self.setting.now() - begin
 
     def touch(self, batches: list[dict]) -> None:
-        """Ask for the memory of each stream's longest batch, which the process keeps: whoever first has a longer one waits
-        for it. Not before the optimizers have their moments, which would be put there."""
+        """Allocate the memory for each stream's longest batch, which the process keeps.
+
+        Otherwise the side that first has a longer batch pays for it. Call this after the optimizers have allocated their
+        moments, which would otherwise use this memory.
+        """
         longest = {_stream_of(batch): batch for batch in sorted(batches, key=lambda batch: batch["input_ids"].numel())}
         for batch in longest.values():
             self.backward(batch)
@@ -59,7 +65,7 @@ def _stream_of(batch: dict) -> str:
 
 
 def texts_of(trainer, steps: int) -> list[list[dict]]:
-    """The tokenised texts of each of the first steps of a run of ours."""
+    """Return the tokenised texts of each of the first steps of a run of our Trainer."""
     from hf_tlm.data.interleave import InterleavedDataset
 
     texts = InterleavedDataset(trainer.train_dataset, trainer.corpus_dataset)
@@ -67,7 +73,7 @@ def texts_of(trainer, steps: int) -> list[list[dict]]:
 
 
 def batches_of(trainer, steps: int, setting: Setting) -> list[dict]:
-    """The batches of those steps."""
+    """Return the batches of the first steps of a run of our Trainer, on the device."""
     batches = map(trainer.data_collator, texts_of(trainer, steps))
     return [{name: values.to(setting.device) for name, values in batch.items()} for batch in batches]
 
@@ -75,10 +81,12 @@ def batches_of(trainer, steps: int, setting: Setting) -> list[dict]:
 def overhead(
     *, body: str, steps: int, warm: int, seed: int, setting: Setting, rows: str, task: str, tokenizer: str
 ) -> dict[str, list[float]]:
-    """Seconds of each step of our Trainer with task batches between corpus batches, and of a bare loop's step with the same
-    batch and losses, of the same model: with a model for each side, equal operators took a percent or two longer on one.
-    The loop comes after the Trainer's step, and before the next one's, as who comes second may find memory that the first
-    had to ask for. The Trainer logs once in a round of both streams."""
+    """Measure the seconds of each step of our Trainer, and of a bare loop with the same batches, losses and model.
+
+    Task batches come between corpus batches. Both sides share a model because, with one for each side, equal operators were
+    a percent or two slower on one. The sides alternate in being first, because the second may find memory that the first
+    had to allocate. The Trainer logs once per round of both streams.
+    """
     from datasets import load_from_disk
     from transformers import TrainerCallback
 
@@ -94,14 +102,14 @@ def overhead(
     times = {"trainer": [], "loop": []}
 
     class Between(TrainerCallback):
-        # When the Trainer's last step ended, and seconds of the loop's step within the next.
+        # End of the Trainer's last step, and seconds of a loop step within its next one.
         end, loops = None, 0.0
 
         def take(self, step: int) -> None:
             times["loop"].append(loop.step(batches[step]))
 
         def loop_first(self, step: int) -> bool:
-            """By turns, in rounds of four with a task batch too."""
+            """Return whether the loop is first in this step; it alternates, shifted by one each round of four."""
             return (step + step // 4) % 2 == 1
 
         def on_step_begin(self, args, state, control, **kwargs):
@@ -127,8 +135,11 @@ def overhead(
 def full_rows(
     *, body: str, steps: int, seed: int, length: int | None, setting: Setting, rows: str, tokenizer: str
 ) -> dict[str, float]:
-    """Tokens per second of a bare loop on the texts of a run one after the other in rows of `length` tokens (None: as many
-    as a text has on average), of which none is padding."""
+    """Measure tokens per second of a bare loop on a run's texts, concatenated into rows of `length` tokens without padding.
+
+    Args:
+        length: None for the average length of a text.
+    """
     import torch
 
     from hf_tlm.utils.process import keep_freed_memory
@@ -155,8 +166,10 @@ def full_rows(
 def precision(
     *, body: str, steps: int, seed: int, packing: str, setting: Setting, rows: str, tokenizer: str
 ) -> dict[str, dict]:
-    """Arm -> seconds of each timed step, and how many graphs were compiled in them. All arms begin with the same weights and
-    take their steps on the same batches by turns."""
+    """Return arm -> seconds of each timed step, and the number of graphs compiled in these steps.
+
+    All arms start from the same weights, and take turns on the same batches.
+    """
     from hf_tlm.utils.process import keep_freed_memory
 
     rows, tokenizer = load(rows, tokenizer, setting.threads)
@@ -183,8 +196,10 @@ def precision(
 
 
 def pipeline(*, packing: str, workers: int, batches: int, setting: Setting, rows: str, tokenizer: str) -> float:
-    """Seconds for a batch of our Trainer's loader (reading the Arrow file, grouping or packing, masking, padding), when
-    nobody else wants the processor."""
+    """Measure the seconds per batch of our Trainer's loader, on an otherwise idle processor.
+
+    This includes reading the Arrow file, grouping or packing, masking and padding.
+    """
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     options = {"dataloader_num_workers": workers}
     loader = ours(rows, tokenizer, "2x64", batches + WARM, 0, packing, setting, **options).get_train_dataloader()
@@ -197,7 +212,7 @@ def pipeline(*, packing: str, workers: int, batches: int, setting: Setting, rows
     return (setting.now() - begin) / batches
 
 
-# Operators of torch by what they are for; random numbers are drawn by `hf_tlm.models.cpu_kernels` or by `bernoulli_`.
+# Operators of torch by purpose; random numbers come from `hf_tlm.models.cpu_kernels` or from `bernoulli_`.
 PARTS = {
     "matrix products": "aten::mm aten::addmm aten::addmm_ aten::bmm aten::baddbmm mkldnn::_linear_pointwise".split(),
     "dropout's random numbers": {"dropout_noise", "aten::bernoulli_"},
@@ -206,7 +221,7 @@ PARTS = {
 
 
 def step(*, body: str, packing: str, steps: int, repeats: int, setting: Setting, rows: str, tokenizer: str) -> list[dict]:
-    """Milliseconds of a step with torch's dropout and with ours, on the same batches by turns, and where they go."""
+    """Measure a step with torch's dropout and with ours, on the same batches in turns: milliseconds, and shares of parts."""
     import torch
     from torch.profiler import profile, record_function
 

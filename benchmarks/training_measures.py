@@ -1,4 +1,4 @@
-"""What benchmarks/training.py measures: its data, its two sides and their runs, each in a process of its own."""
+"""Measurements of benchmarks/training.py: its data, its two sides and their runs, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BODIES = {
     "4x256": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
     "12x768": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
 }
-# The first steps that are not timed: kernels are chosen, buffers allocated; compiled, at the second length of rows a graph
-# for all lengths is made.
+# Untimed first steps, which choose kernels and allocate buffers; compiled, the second length of rows triggers a graph for
+# all lengths.
 WARM, COMPILED_WARM = 2, 5
-# Steps whose mean loss is shown.
+# Last steps whose mean loss is shown.
 LAST = 5
 LEARNING_RATE, WEIGHT_DECAY = 5e-4, 0.01
-# FLOP/s of half-precision matrix products that an H200 was seen to reach, of which MFU is a share.
+# FLOP/s of half-precision matrix products measured on an H200; MFU is relative to them.
 PEAK_FLOPS = 790e12
 
 
@@ -31,9 +31,9 @@ PEAK_FLOPS = 790e12
 class Setting:
     """How both sides of a measurement compute.
 
-    device: cpu or cuda. bf16: under autocast; weights stay float32. compile: by `torch.compile` with `backend`.
-    attention: of the bodies. batch: texts a step. threads: of the CPU. onednn: our side's float32 products on a CPU are
-    oneDNN's where that is faster, as in our Trainer; bare loops only.
+    device: cpu or cuda. bf16: autocast; weights stay float32. compile: whether to use `torch.compile`, with `backend`.
+    attention: implementation in the bodies. batch: texts per step. threads: of the CPU. onednn: whether our side's float32
+    products on a CPU use oneDNN where that is faster, as in our Trainer; bare loops only.
     """
 
     threads: int
@@ -46,18 +46,18 @@ class Setting:
     onednn: bool = True
 
     def arguments(self) -> dict:
-        """Of the Trainers."""
+        """Return the arguments for the Trainers."""
         compiled = {"torch_compile": True, "torch_compile_backend": self.backend} if self.compile else {}
         batch = {"per_device_train_batch_size": self.batch}
         return {"use_cpu": self.device == "cpu", "bf16": self.bf16, **batch, **compiled}
 
     @property
     def warm(self) -> int:
-        """Steps that are not timed."""
+        """Number of untimed steps."""
         return COMPILED_WARM if self.compile else WARM
 
     def prepared(self, model):
-        """A model for a bare loop, as the Trainers prepare theirs."""
+        """Prepare a model for a bare loop as the Trainers do."""
         import torch
 
         model = model.to(self.device).train()
@@ -79,7 +79,7 @@ class Setting:
         return OneDnnLinear() if self.onednn and not self.compile else nullcontext()
 
     def now(self) -> float:
-        """Seconds, when the device has done what it was given."""
+        """Return the time in seconds, after waiting for the device to finish its work."""
         if self.device == "cuda":
             import torch
 
@@ -87,7 +87,7 @@ class Setting:
         return time.perf_counter()
 
     def graphs(self) -> int:
-        """How many graphs this process has compiled so far."""
+        """Return how many graphs this process has compiled so far."""
         if not self.compile:
             return 0
         from torch._dynamo.utils import counters
@@ -102,8 +102,9 @@ def prepare(*, data: str, work_dir: str, passages: int, vocab_size: int) -> dict
     """Retrieve, train the vocabulary and tokenise, once.
 
     Returns:
-        for `whole` passages, most of them longer than 128 tokens, and `short` texts, pairs of their sentences, the folders
-        of the tokenised texts (`rows`) and of the `tokenizer`; under `labelled` that of ChemProt's training texts (`task`).
+        for `whole` passages, most of them longer than 128 tokens, and for `short` texts, pairs of their sentences, the
+        folders of the tokenised texts (`rows`) and of the `tokenizer`; under `labelled` that of ChemProt's training texts
+        (`task`).
     """
     import re
 
@@ -120,7 +121,7 @@ def prepare(*, data: str, work_dir: str, passages: int, vocab_size: int) -> dict
         corpus = load_corpus(f"{data}/corpus/*.parquet").to_dataset().shuffle(seed=0)
         corpus = load_corpus(corpus.select(range(min(passages, len(corpus)))))
         task = load_task(f"{data}/tasks/chemprot")
-        found = retrieve(task, corpus, top_k=50).dataset["text"][:]  # A list: a lazy column would be read a row a time.
+        found = retrieve(task, corpus, top_k=50).dataset["text"][:]  # A list: a lazy column would be read row by row.
         tokenizer = train_wordpiece(found, vocab_size, max_length=MAX_LENGTH)
         tokenizer.save_pretrained(tokenizer_dir)
         sentences = [re.split(r"(?<=[.!?])\s+", text) for text in found]
@@ -158,7 +159,7 @@ def _config(body: str, vocab_size: int, setting: Setting, dropout: float, num_la
 
 def _arguments(setting: Setting, steps: int, seed: int, options: dict) -> dict:
     return {
-        # Nothing is saved, but the Trainers make the folder.
+        # Nothing is saved, but the Trainers create the folder.
         "output_dir": str(Path(tempfile.gettempdir()) / "hf_tlm_training_benchmark"),
         "max_steps": steps,
         "learning_rate": LEARNING_RATE,
@@ -177,7 +178,7 @@ def _arguments(setting: Setting, steps: int, seed: int, options: dict) -> dict:
 def ours(
     rows, tokenizer, body: str, steps: int, seed: int, packing: str, setting: Setting, *, task=None, dropout=0.1, **options
 ):
-    """Our Trainer on the texts of `rows` alone, or by turns with labelled ones (`rho1` of the options)."""
+    """Build our Trainer on the texts of `rows` alone, or alternating with labelled ones (`rho1` in the options)."""
     from transformers import set_seed
 
     from hf_tlm.models import TlmModel
@@ -194,7 +195,7 @@ def ours(
 
 
 def plain(rows, tokenizer, body: str, steps: int, seed: int, setting: Setting, *, collator=None, dropout=0.1, **options):
-    """The stock Trainer with `BertForMaskedLM`; rows padded to `MAX_LENGTH` and masked in the stock way by default."""
+    """Build the stock Trainer with `BertForMaskedLM`; by default rows are padded to `MAX_LENGTH` and masked in its way."""
     from transformers import BertForMaskedLM, DataCollatorForLanguageModeling, Trainer, TrainingArguments, set_seed
 
     set_seed(seed)
@@ -209,16 +210,16 @@ def plain(rows, tokenizer, body: str, steps: int, seed: int, setting: Setting, *
 
 
 def side_of(side: str):
-    """What makes the Trainer of `plain` or `ours, <packing>`."""
+    """Return the function that builds the Trainer of `plain` or `ours, <packing>`."""
     return plain if side == "plain" else partial(ours, packing=side.removeprefix("ours, "))
 
 
 class Watch:
-    """What every step of a Trainer's run really computed (it fetches one batch ahead), and when it ended.
+    """Records what every step of a Trainer's run computed (it fetches one batch ahead), and when it ended.
 
-    Losses and counts stay on the device until they are read, and it is waited for only where timing begins and ends.
+    Losses and counts stay on the device until they are read; the device is synchronised only where timing begins and ends.
 
-    times: seconds, at each step's end; exact at those of steps `warm` and the last. graphs: how many had been compiled.
+    times: seconds at the end of each step, exact for steps `warm` and the last. graphs: compiled so far at each step.
     """
 
     def __init__(self, trainer, setting: Setting, warm: int):
@@ -232,7 +233,7 @@ class Watch:
 
         def counted(model, inputs, *args, **kwargs):
             mask = inputs["attention_mask"]
-            # A text of n tokens has places 0 to n - 1, over which 2 place + 1 sums to n^2.
+            # A text of n tokens has positions 0 to n - 1, over which 2 position + 1 sums to n^2.
             places = inputs.get("position_ids", torch.arange(mask.shape[1], device=mask.device))
             self._counts.append((mask.numel(), mask.sum(), ((2 * places + 1) * mask).sum()))
             loss = step(model, inputs, *args, **kwargs)
@@ -253,13 +254,16 @@ class Watch:
         return [float(loss) for loss in self._losses]
 
     def counts(self, first: int) -> tuple[int, int, int]:
-        """From step `first` on: places computed, real tokens, and the sum of the squares of the texts' lengths."""
+        """Return, from step `first` on: positions computed, real tokens, and the sum of the texts' squared lengths."""
         return tuple(sum(int(count[i]) for count in self._counts[first:]) for i in range(3))
 
 
 def needed_flops(body, tokens: int, squares: int) -> float:
-    """FLOPs of training a body on real tokens: 6 x parameters of its layers x tokens, and attention's products of queries
-    with keys and of weights with values, 12 x layers x hidden size x the sum of squared lengths. No embeddings, no heads."""
+    """Return the FLOPs of training a body on real tokens, without embeddings and heads.
+
+    They are 6 x parameters of its layers x tokens, plus attention's products of queries with keys and of weights with
+    values, 12 x layers x hidden size x the sum of squared lengths.
+    """
     from hf_tlm.models.base import applied_parameters
 
     attention = 12 * body.config.num_hidden_layers * body.config.hidden_size * squares
@@ -269,8 +273,10 @@ def needed_flops(body, tokens: int, squares: int) -> float:
 def train(
     *, side: str, body: str, steps: int, seed: int, setting: Setting, rows: str, tokenizer: str, warm: int | None = None
 ) -> dict:
-    """One run of one side of `warm` steps (None: the setting's) and `steps` timed ones: its speed, fill, MFU, losses, memory
-    (MB), and how many graphs were compiled in the timed steps."""
+    """Run one side for `warm` steps (None: the setting's) and `steps` timed ones.
+
+    Returns its speed, fill, MFU, losses, memory (MB), and the number of graphs compiled in the timed steps.
+    """
     warm = warm or setting.warm
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     with setting.memory() as memory:
@@ -294,7 +300,10 @@ def train(
 
 
 def train_on_size(*, megabytes: int, threads: int, work_dir: str) -> dict[str, float]:
-    """Three steps on an Arrow file of so many MB of token ids: peak and anonymous memory, MB, and seconds to start."""
+    """Run three steps on an Arrow file of `megabytes` MB of token ids.
+
+    Returns peak and anonymous memory, MB, and the seconds to the end of the first step.
+    """
     import numpy as np
     import pyarrow as pa
     import torch

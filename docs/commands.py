@@ -1,6 +1,6 @@
-"""What each command of hf_tlm takes: for the reference, and for the checks of the pages.
+"""Find what each command of hf_tlm accepts, for the reference and for the checks of the pages.
 
-A command's classes are those that its recipe hands to `hf_tlm.config.parse`; the recipe is stopped there.
+A command's classes are those that its recipe passes to `hf_tlm.config.parse`; the recipe is stopped at that call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Command:
-    """What a command hands to `hf_tlm.config.parse`: the dataclasses of its options, its recipe's name, its docstring."""
+    """What a command passes to `hf_tlm.config.parse`: the dataclasses of its options, its recipe's name, its docstring."""
 
     name: str
     recipe: str
@@ -28,12 +28,12 @@ class Command:
 
 
 class _ParserReachedError(Exception):
-    """The recipe is about to parse."""
+    """Raised in place of parsing, to stop a recipe."""
 
 
 @functools.cache
 def read_command(name: str) -> Command:
-    """A command by its name in `hf_tlm.commands.COMMANDS`, without running it.
+    """Read a command by its name in `hf_tlm.commands.COMMANDS`, without running it.
 
     Raises:
         KeyError: there is no such command.
@@ -43,7 +43,7 @@ def read_command(name: str) -> Command:
     spec = importlib.util.spec_from_file_location(module_name, recipes_folder() / f"{recipe}.py")
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # Dataclasses look their module up.
+    sys.modules[module_name] = module  # Dataclasses look up their module.
     spec.loader.exec_module(module)
     found: dict[str, Any] = {}
 

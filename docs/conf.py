@@ -1,9 +1,9 @@
-"""Sphinx's settings. Build with `sphinx-build -W -b html docs docs/_build/html`.
+"""Settings of Sphinx. Build with `sphinx-build -W -b html docs docs/_build/html`.
 
-The pages are Markdown that GitHub shows as it is. So that they need no directives, three things are done here while a page
-is read: the index page of a section gets a toctree of the pages that it links, in its order, and of those that it does not;
-links to files outside docs/, which a reader of the built pages does not have, become plain text; and the pages of the Python
-interface get the docstrings.
+The pages are Markdown that GitHub shows as it is. To keep them free of directives, three changes are made when a page is
+read: the index page of a section gets a toctree of the pages that it links, in its order, followed by the others; links to
+files outside docs/, which readers of the built pages do not have, become plain text; and the pages of the Python API get the
+docstrings.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 html_show_sourcelink = False
 html_math_renderer = "mathml"
-smartquotes = False  # -- is the beginning of an option.
+smartquotes = False  # Options begin with --.
 
 myst_enable_extensions = ["amsmath", "dollarmath", "deflist"]
-myst_heading_anchors = 4  # As GitHub names them.
+myst_heading_anchors = 4  # As on GitHub.
 copybutton_exclude = ".linenos, .gp, .go"
 
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 autodoc_inherit_docstrings = False
-default_role = "py:obj"  # What stands between backticks in docstrings: a link where it is documented, else code.
+default_role = "py:obj"  # Names between backticks in docstrings become links where they are documented, else code.
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 
 SECTIONS = ("tutorials", "how_to", "explanation", "reference", "results")
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
-LONGEST_SIGNATURE = 400  # Classes of arguments have a hundred, which their own lines tell.
+LONGEST_SIGNATURE = 400  # Classes of arguments have a hundred fields, which are documented one by one.
 
 
 def read_page(app, docname: str, source: list[str]) -> None:
-    """Complete a page; called by Sphinx with the page's text in `source`."""
+    """Complete a page, given in `source`; called by Sphinx."""
     folder = DOCS / posixpath.dirname(docname)
 
     def without_outside(link: re.Match) -> str:
@@ -78,21 +78,21 @@ def read_page(app, docname: str, source: list[str]) -> None:
 
 
 def toctree(names: list[str]) -> str:
-    """A hidden toctree: the side bar's."""
+    """Return a hidden toctree, for the side bar."""
     return "\n\n```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n"
 
 
 def shorten_signature(app, what, name, obj, options, signature, return_annotation):
-    """Leave the longest signatures out; called by Sphinx for every name."""
+    """Replace very long signatures by (...); called by Sphinx for every name."""
     return ("(...)" if signature and len(signature) > LONGEST_SIGNATURE else signature), return_annotation
 
 
 def prepare_docstring(app, what, name, obj, options, lines: list[str]) -> None:
-    """Make what napoleon reads of a docstring; called by Sphinx before it, for every name.
+    """Adapt a docstring for napoleon; called by Sphinx for every name, before napoleon.
 
     A class's list of fields, a paragraph with lines of `field: what it is`, becomes a section "Attributes".
     """
-    if what == "property":  # napoleon takes what stands before a colon for its type.
+    if what == "property":  # napoleon reads the text before a colon as the type.
         lines[:1] = [lines[0].replace(": ", " -- ")]
     fields = {field for cls in getattr(obj, "__mro__", ()) for field in vars(cls).get("__annotations__", ())}
     for place in range(1, len(lines) if what == "class" else 0):
@@ -104,10 +104,10 @@ def prepare_docstring(app, what, name, obj, options, lines: list[str]) -> None:
 
 
 def write_math(writer, node) -> None:
-    """Write a formula as MathML, which browsers show by themselves; called by Sphinx for every formula.
+    """Write a formula as MathML, which browsers render natively; called by Sphinx for every formula.
 
     Raises:
-        SkipNode: always, as there is nothing more to write of it.
+        SkipNode: always, as nothing more is to be written.
     """
     is_block = isinstance(node, nodes.math_block)
     written = tex2mathml(node.astext(), as_block=is_block)
@@ -116,7 +116,7 @@ def write_math(writer, node) -> None:
 
 
 def setup(app) -> None:
-    """Connect what is above; called by Sphinx."""
+    """Connect the functions above to Sphinx's events; called by Sphinx."""
     app.add_html_math_renderer("mathml", inline_renderers=(write_math, None), block_renderers=(write_math, None))
     app.connect("source-read", read_page)
     app.connect("autodoc-process-signature", shorten_signature)

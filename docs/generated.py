@@ -1,4 +1,4 @@
-"""What the scripts that make pages have in common: `python docs/make_X.py` writes them, `--check` says which are stale."""
+"""Command line of the scripts that generate pages: `python docs/make_X.py` writes them, `--check` lists outdated ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def write_or_check(about: str, make_pages: Callable[[], dict[Path, str]], outdat
     """Run the command line of a script.
 
     Args:
-        about: what `--help` says.
-        make_pages: every page that the script makes: place -> text.
-        outdated: of these pages the names of those that are not as they would be made now.
+        about: text of `--help`.
+        make_pages: returns every page that the script generates: path -> text.
+        outdated: returns the names of those pages whose files differ from what would be generated now.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="Only say which pages are out of date.")

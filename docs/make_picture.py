@@ -1,8 +1,8 @@
-"""Draw docs/images/method.svg, the method in one picture.
+"""Draw docs/images/method.svg, one picture of the method.
 
     python docs/make_picture.py
 
-All text stands on cards of its own, and arrows are of a grey between, so that it reads on a light page and on a dark one.
+All text is on cards, and arrows have a medium grey, so that the picture is legible on light and on dark pages.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ CELL, GAP = 10, 3
 
 
 def text(x: float, y: float, words: str, size: int = 14, weight: str = "normal", colour: str = INK) -> str:
-    """A line of text, its middle at x."""
+    """Return a line of text, centred at x."""
     style = f'font-size="{size}" font-weight="{weight}" fill="{colour}" text-anchor="middle"'
     return f'<text x="{x}" y="{y}" {style}>{escape(words)}</text>'
 
 
 def card(x: float, y: float, width: float, height: float, title: str, *lines: str) -> str:
-    """A card with a title at its top and lines at its bottom."""
+    """Return a card with a title at its top and lines at its bottom."""
     middle = x + width / 2
     parts = [f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="10" fill="{CARD}" stroke="{EDGE}"/>']
     parts.append(text(middle, y + 24, title, 16, "bold"))
@@ -36,7 +36,7 @@ def card(x: float, y: float, width: float, height: float, title: str, *lines: st
 
 
 def cells(x: float, y: float, columns: int, colours: list[str]) -> str:
-    """A grid of small squares, a colour each, row by row."""
+    """Return a grid of small squares, one per colour, row by row."""
     step = CELL + GAP
     places = [(x + step * (n % columns), y + step * (n // columns), colour) for n, colour in enumerate(colours)]
     size = f'width="{CELL}" height="{CELL}" rx="2"'
@@ -44,20 +44,20 @@ def cells(x: float, y: float, columns: int, colours: list[str]) -> str:
 
 
 def arrow(*points: tuple[float, float]) -> str:
-    """A line through the points, with a head at its end."""
+    """Return a line through the points, with an arrowhead at its end."""
     path = " L".join(f"{x},{y}" for x, y in points)
     return f'<path d="M{path}" fill="none" stroke="{ARROW}" stroke-width="2.5" marker-end="url(#head)"/>'
 
 
 def label(x: float, y: float, words: str) -> str:
-    """Words on an arrow, on a small card."""
+    """Return a text on an arrow, on a small card."""
     width = 8.2 * len(words) + 16
     pill = f'<rect x="{x - width / 2}" y="{y - 12}" width="{width}" height="22" rx="11" fill="{PILL}"/>'
     return pill + text(x, y + 4, words, 13, "bold", "#ffffff")
 
 
 def draw() -> str:
-    """The picture as SVG; the same at every call."""
+    """Return the picture as SVG, always the same."""
     step = CELL + GAP
     chosen = set(random.Random(3).sample(range(15 * 8), 24))
     corpus = [CORPUS if place in chosen else PLAIN for place in range(15 * 8)]

@@ -1,10 +1,11 @@
-"""Write the pages of docs/reference that the code itself can tell.
+"""Generate the pages of docs/reference from the code.
 
     python docs/make_reference.py           # write them
-    python docs/make_reference.py --check   # say which are out of date, and fail where one is
+    python docs/make_reference.py --check   # list those that are out of date, and fail if there are any
 
-A page per command has every option of its parser, with its default and what it may be, and one per package the names that
-it exports. Other pages are written by hand but for the parts between `<!-- generated: NAME -->` and `<!-- end -->`.
+There is a page per command with every option of its parser, its default and its values, and a page per package with the
+names that it exports. Other pages are written by hand except for the parts between `<!-- generated: NAME -->` and
+`<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from generated import write_or_check
 from hf_tlm.commands import COMMANDS, describe, presets
 
 REFERENCE = ROOT / "docs" / "reference"
-# Packages of the Python interface, in the order of the pipeline, with what each is for.
+# Packages of the Python API, in the order of the pipeline, with their purposes.
 PACKAGES = {
     "tasks": "What a labelled task is, and how it is read",
     "corpora": "What a general corpus is, and how it is read",
@@ -46,20 +47,20 @@ BEYOND = "transformers.TrainingArguments"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown whose cells are Markdown."""
+    """Format a Markdown table; the cells are Markdown."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
 def plain(text: str) -> str:
-    """Text for a cell, none of whose characters Markdown reads, with code between backticks left as it is."""
+    """Escape a text for a cell, leaving code between backticks as it is."""
     text = " ".join(text.split()).replace("|", "\\|")
     parts = re.split(r"(`[^`]+`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([*<$\[\]])", r"\\\1", part) for part in parts)
 
 
 def code(value: object) -> str:
-    """A value as code in a cell."""
+    """Format a value as code in a cell."""
     return "`" + str(value).replace("|", "\\|") + "`"
 
 
@@ -67,7 +68,7 @@ def code(value: object) -> str:
 
 
 def parser_of(command: Command) -> argparse.ArgumentParser:
-    """The parser that prints the command's --help."""
+    """Return the parser that prints the command's --help."""
     from hf_tlm.config import parse
 
     found: list[argparse.ArgumentParser] = []
@@ -81,7 +82,7 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
 
 
 def takes(action: argparse.Action) -> str:
-    """What may follow an option, in words."""
+    """Describe the values of an option in words."""
     kinds = [action.type, *getattr(action.type, "args", ())]  # Ranges are checked by a function around the type.
     kind = next((kind.__name__ for kind in kinds if kind in (int, float)), None)
     if kind is None:
@@ -91,7 +92,7 @@ def takes(action: argparse.Action) -> str:
 
 
 def default(action: argparse.Action) -> str:
-    """The default of an option; nothing where it has none."""
+    """Format the default of an option; empty if it has none."""
     if action.required:
         return "*required*"
     value = action.default
@@ -105,7 +106,7 @@ def default(action: argparse.Action) -> str:
 
 
 def option_row(action: argparse.Action) -> list[str]:
-    """The cells of an option: its name and what it takes; its default; its help, with the choices that it does not name."""
+    """Return the cells of an option: name and values; default; help, with the choices that it does not mention."""
     text = action.help or ""
     text = text % {**vars(action), "prog": ""} if "%" in text else text
     choices = [str(choice) for choice in action.choices or ()]
@@ -115,13 +116,13 @@ def option_row(action: argparse.Action) -> list[str]:
 
 
 def is_shown(action: argparse.Action) -> bool:
-    """Whether an option has a line of its own: a true default has its --no_ beside it, which needs none."""
+    """Return whether an option has a row of its own; the --no_ variants of options that default to true have none."""
     is_negation = action.option_strings[0].startswith("--no_") and action.const is False
     return action.help != argparse.SUPPRESS and not is_negation and action.dest not in ("help", "help_all", "config")
 
 
 def command_page(name: str) -> str:
-    """The page of a command."""
+    """Generate the page of a command."""
     command = read_command(name)
     summary, _, rest = command.description.partition("\n")
     parser = parser_of(command)
@@ -147,7 +148,7 @@ def command_page(name: str) -> str:
 
 
 def described(text: str) -> list[str]:
-    """The paragraphs of a recipe's docstring, those that are indented as commands."""
+    """Return the paragraphs of a recipe's docstring, with indented ones as commands."""
     parts = [part for part in text.strip("\n").split("\n\n") if part.strip()]
     return [f"```bash\n{textwrap.dedent(part)}\n```" if part.startswith("    ") else plain(part) for part in parts]
 
@@ -156,7 +157,7 @@ GENERATED_NOTE = "<!-- Made by docs/make_reference.py from {}. -->\n\n"
 
 
 def command_table() -> str:
-    """The commands with what they do."""
+    """Generate the table of commands with their summaries."""
     lines = []
     for name, (recipe, line) in COMMANDS.items():
         lines.append([f"[`hf-tlm {name}`]({name.replace('-', '_')}.md)", f"`recipes/{recipe}.py`", plain(line)])
@@ -167,7 +168,7 @@ def command_table() -> str:
 
 
 def preset_table() -> str:
-    """Every file that comes with the package, by folder."""
+    """Generate the tables of presets that come with the package, one per folder."""
     parts = []
     for folder in sorted({name.partition("/")[0] for name in presets()}):
         files = {name: path for name, path in presets().items() if name.startswith(f"{folder}/")}
@@ -177,7 +178,7 @@ def preset_table() -> str:
 
 
 def task_table() -> str:
-    """The registered tasks."""
+    """Generate the table of registered tasks."""
     from hf_tlm.tasks import TASKS
 
     lines = []
@@ -190,7 +191,7 @@ def task_table() -> str:
 
 
 def error_table() -> str:
-    """Every error that is raised for a user, with the module it is in."""
+    """Generate the table of all errors raised for users, with their base classes."""
     classes = {}
     for path in sorted((ROOT / "hf_tlm").rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -208,29 +209,29 @@ def error_table() -> str:
     return table(["error", "of", "when"], lines)
 
 
-# The Python interface
+# The Python API
 
 
 def exported(package: str) -> dict[str, object]:
-    """What a package exports, by name."""
+    """Return name -> value of what a package exports."""
     module = importlib.import_module(f"hf_tlm.{package}")
     return {name: getattr(module, name) for name in sorted(module.__all__)}
 
 
 def is_documented(value: object) -> bool:
-    """Whether a class or function of ours, and no constant."""
+    """Return whether the value is a class or function of hf_tlm, not a constant."""
     return (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__.startswith("hf_tlm")
 
 
 def first_line(value: object) -> str:
-    """The first sentence of a docstring that is the object's own."""
+    """Return the first paragraph of an object's own docstring; empty without one."""
     text = vars(value).get("__doc__") if inspect.isclass(value) else getattr(value, "__doc__", None)
     text = inspect.cleandoc(text or "").partition("\n\n")[0]
     return "" if text.startswith(f"{getattr(value, '__name__', '')}(") else text  # What dataclasses write themselves.
 
 
 def shown(value: object) -> str:
-    """What a constant is: names, numbers, or of a mapping its keys; nothing of what is longer than a line."""
+    """Format a constant: names, numbers, or the keys of a mapping; empty if longer than a line."""
     if isinstance(value, Mapping):
         value = list(value)
     parts = value if isinstance(value, (list, tuple)) else [value]
@@ -241,7 +242,7 @@ def shown(value: object) -> str:
 
 
 def api_page(package: str) -> str:
-    """The page of a package: a line for each name. Sphinx adds the docstrings, see `autodoc`."""
+    """Generate the page of a package, with a row for each name. Sphinx adds the docstrings, see `autodoc`."""
     lines = []
     for name, value in exported(package).items():
         if is_documented(value):
@@ -253,7 +254,7 @@ def api_page(package: str) -> str:
 
 
 def autodoc(package: str) -> str:
-    """Sphinx's directives for the docstrings of a package's names, as a block of MyST."""
+    """Return Sphinx's directives for the docstrings of a package's names, as a MyST block."""
     lines = []
     for name, value in exported(package).items():
         if is_documented(value):
@@ -263,7 +264,7 @@ def autodoc(package: str) -> str:
 
 
 def root_table() -> str:
-    """The names of `hf_tlm` itself, and the pages that they are on."""
+    """Generate the table of names that `hf_tlm` itself exports, with links to their pages."""
     import hf_tlm
 
     homes = {name: package for package in reversed(PACKAGES) for name in exported(package)}
@@ -276,7 +277,7 @@ def root_table() -> str:
 
 
 def package_table() -> str:
-    """The packages, and their pages."""
+    """Generate the table of packages, with links to their pages."""
     return table(["package", "what"], [[f"[`hf_tlm.{name}`](api_{name}.md)", what] for name, what in PACKAGES.items()])
 
 
@@ -291,12 +292,12 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str, parts: dict[str, Callable[[], str]]) -> str:
-    """A page whose generated parts are made anew."""
+    """Regenerate the generated parts of a page."""
     return GENERATED.sub(lambda match: f"{match[1]}\n{parts[match[2]]().rstrip()}\n\n{match[4]}", text)
 
 
 def make_pages() -> dict[Path, str]:
-    """Every page that is made here, whole or in part."""
+    """Generate every page that is generated, completely or in part."""
     pages = {REFERENCE / f"{name.replace('-', '_')}.md": command_page(name) for name in COMMANDS}
     pages |= {REFERENCE / f"api_{package}.md": api_page(package) for package in PACKAGES}
     for path in sorted(REFERENCE.glob("*.md")):
@@ -306,7 +307,7 @@ def make_pages() -> dict[Path, str]:
 
 
 def outdated(pages: dict[Path, str], folder: Path = REFERENCE) -> list[str]:
-    """Names of pages that are not as they would be made now, or that nothing makes any more."""
+    """Return the names of pages that differ from what would be generated now, or are not generated any more."""
     stale = [path.name for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     mark = GENERATED_NOTE.partition("{")[0]
     others = (path for path in folder.glob("*.md") if path not in pages)

@@ -1,13 +1,13 @@
-"""Write the pages of docs/results from the records in benchmarks/results, and README's table.
+"""Generate the pages of docs/results from the records in benchmarks/results, and the README's table.
 
     python docs/make_results.py           # write them
-    python docs/make_results.py --check   # say which are out of date, and fail where one is
+    python docs/make_results.py --check   # list those that are out of date, and fail if there are any
 
 A page gathers what benchmarks wrote beside their records: the tables, each with its command and machine, and the pictures.
-What they say is written by hand in benchmarks/results/notes, one file a page, whose first sentence, in bold, answers the
-page's question. A figure there that neither a table of the page has nor a file that the note links is an error. In
-findings.md and plateau/findings.md every paragraph and item links the records of its own figures. What is worked out by
-hand is in italics.
+The conclusions are written by hand in benchmarks/results/notes, one file per page, whose first sentence, in bold, answers
+the page's question. A figure in a note has to be in a table of the page or in a file that the note links; else it is an
+error. In findings.md and plateau/findings.md every paragraph and item links the records of its own figures. Figures that
+are computed by hand are in italics.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ PAGES = ROOT / "docs" / "results"
 RECORDS = ROOT / "benchmarks" / "results"
 NOTES = RECORDS / "notes"
 README = ROOT / "README.md"
-# Written by hand at the head of a source.
+# Texts written by hand for the beginning of a source.
 FINDINGS = {"findings.md": RECORDS / "findings.md", "plateau.md": RECORDS / "plateau" / "findings.md"}
-# Whole numbers up to this one count things that no table has: seeds, tasks, columns.
+# Whole numbers up to this one count things that are in no table: seeds, tasks, columns.
 SMALL = 12
 
 
 @dataclass(frozen=True)
 class Scores:
-    """A short table of test scores: an arm a line, a task a column.
+    """A short table of test scores: one row per arm, one column per task.
 
-    columns: title -> (task, tables of `reproduce` to look in, such as coffee/main).
-    arms: title -> names of the arm, of which the first that the column's tables have is shown; `coffee#BM25` is looked for
-        in those tables whose name begins so. A line without a score is left out.
+    columns: title -> (task, tables of `reproduce` to search, such as coffee/main).
+    arms: title -> names of the arm, of which the first that is in the column's tables is shown; `coffee#BM25` is searched
+        only in tables whose names begin with coffee. A row without a score is left out.
     """
 
     title: str
@@ -48,10 +48,10 @@ class Scores:
     arms: Mapping[str, Sequence[str]]
 
     def to_text(self) -> str:
-        """Markdown, without the title.
+        """Format the table as Markdown, without the title.
 
         Raises:
-            ValueError: the scores of a column are of several metrics, or there are none.
+            ValueError: a column has scores of several metrics, or no scores.
         """
         found = {arm: [self._row(column, names) for column in self.columns.values()] for arm, names in self.arms.items()}
         heads = []
@@ -65,7 +65,7 @@ class Scores:
         return "\n".join(lines)
 
     def _row(self, column: Sequence[str], names: Sequence[str]) -> dict[str, Any] | None:
-        """The row of an arm, if a run of it has a test score."""
+        """Return the row of the first of the named arms with a test score; None if there is none."""
         task, *tables = column
         for name in names:
             place, _, arm = name.rpartition("#")
@@ -76,7 +76,7 @@ class Scores:
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
-    """A test score, with how many seeds there are where that is fewer than were planned."""
+    """Format a test score, with the number of seeds if fewer than planned are finished."""
     from hf_tlm.runs.records import format_score
 
     if row is None:
@@ -88,12 +88,12 @@ def _cell(row: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True)
 class Topic:
-    """A page: the question it answers, and the files of benchmarks/results that it is made of.
+    """A page: the question it answers, and the files of benchmarks/results that it is generated from.
 
-    sources: Markdown that benchmarks wrote; `file.md#Heading` is the part of a file under the heading of the
-        first level that begins so.
-    pictures: with what they show.
-    scores: what of the tables is to be seen at a glance.
+    sources: Markdown that benchmarks wrote; `file.md#Heading` is the part of a file under the first-level heading that
+        begins with Heading.
+    pictures: (file, what it shows).
+    scores: short tables of the most important scores.
     """
 
     page: str
@@ -105,7 +105,7 @@ class Topic:
 
 
 def columns(tasks: str, *tables: str) -> dict[str, tuple[str, ...]]:
-    """Columns of `Scores` for tasks that have their scores in the same tables."""
+    """Return columns of `Scores` for tasks whose scores are in the same tables."""
     return {TASKS[task]: (task, *tables) for task in tasks.split()}
 
 
@@ -359,7 +359,7 @@ TOPICS = (
         ],
     ),
 )
-# Headings of sources that have none of their own.
+# Headings for sources without one.
 HEADINGS = {
     "coffee/large_tasks.md": "The three large tasks at `tlm/coffee`",
     "coffee/teacher.md": "A linear teacher at `tlm/coffee`",
@@ -396,7 +396,7 @@ HEADINGS = {
     "analysis/heads.md": "Attention heads by kind",
     "analysis/embeddings.md": "Geometry of embeddings",
 }
-# What a table ends with, of many lines, unfolds at a click.
+# The long line below a table is folded.
 MADE_BY = re.compile(r"^Made by `.*$", re.M)
 FOLDED = r"<details><summary>How it was made, and what its columns are</summary>\n\n\g<0>\n\n</details>"
 HEADING = re.compile(r"^(#+) (.*)$", re.M)
@@ -405,7 +405,7 @@ NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 def source_text(source: str) -> str:
-    """What a page takes of a source: Markdown whose headings begin at the second level and whose links are the page's."""
+    """Return a source as Markdown for a page, with headings from the second level on and links relative to the page."""
     name, _, heading = source.partition("#")
     text = (RECORDS / name).read_text(encoding="utf-8").strip()
     if heading:
@@ -414,10 +414,10 @@ def source_text(source: str) -> str:
 
 
 def part(text: str, heading: str) -> str:
-    """What stands under the heading of the first level that begins so, without it.
+    """Return the text under the first-level heading that begins with `heading`, without the heading itself.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such heading.
     """
     parts = re.split(r"^# (.*)$", text, flags=re.M)
     for name, content in zip(parts[1::2], parts[2::2], strict=True):
@@ -427,14 +427,14 @@ def part(text: str, heading: str) -> str:
 
 
 def shifted(text: str) -> str:
-    """The same with the highest headings at the second level."""
+    """Shift the headings so that the highest are of the second level."""
     levels = [len(marks) for marks, _ in HEADING.findall(text)]
     more = 2 - min(levels, default=2)
     return HEADING.sub(lambda match: "#" * (len(match[1]) + more) + " " + match[2], text)
 
 
 def with_links(text: str, source: str) -> str:
-    """Links of a source as links of a page: to the page that has the other source, else to the file."""
+    """Rewrite a source's links for a page: to the page that has the linked source, else to the file."""
     homes = {name.partition("#")[0]: topic.page for topic in reversed(TOPICS) for name in topic.sources}
     homes |= {f"{topic.page}.md": topic.page for topic in TOPICS}
 
@@ -451,20 +451,20 @@ def with_links(text: str, source: str) -> str:
 
 @cache
 def read_rows(table: str) -> list[dict[str, Any]]:
-    """The rows of a table of `reproduce`, such as coffee/main."""
+    """Return the rows of a table of `reproduce`, such as coffee/main."""
     return json.loads((RECORDS / f"{table}.json").read_text(encoding="utf-8"))["rows"]
 
 
 def note(topic: Topic) -> str:
-    """What is said of a page's tables by hand."""
+    """Return the note about a page, which is written by hand."""
     return with_links((NOTES / f"{topic.page}.md").read_text(encoding="utf-8").strip(), "notes.md")
 
 
 def answer(topic: Topic) -> str:
-    """The first sentence of a page's note, which is in bold.
+    """Return the first sentence of a page's note, which is in bold.
 
     Raises:
-        ValueError: it begins otherwise.
+        ValueError: the note does not begin with a bold sentence.
     """
     found = re.match(r"\*\*(.+?)\*\*", note(topic))
     if found is None:
@@ -473,9 +473,9 @@ def answer(topic: Topic) -> str:
 
 
 def unfounded(text: str, evidence: str) -> list[str]:
-    """The figures of a text that no figure of the evidence is, or is when it is rounded as they are.
+    """Return the figures of a text that equal no figure of the evidence, nor one rounded to the same digits.
 
-    Code, links, small whole numbers, and what is in italics between underscores, are left out.
+    Code, links, small whole numbers, and text in italics between underscores are ignored.
     """
     there = {one.replace(",", "") for one in NUMBER.findall(evidence)}
     values = [float(one) for one in there]
@@ -485,14 +485,14 @@ def unfounded(text: str, evidence: str) -> list[str]:
         bare = figure.replace(",", "")
         decimals = len(bare.partition(".")[2])
         small = decimals == 0 and float(bare) <= SMALL
-        half = 0.5001 * 10**-decimals  # A table's 63.55 may be 63.6 or 63.5.
+        half = 0.5001 * 10**-decimals  # A table's 63.55 may appear as 63.6 or 63.5.
         if not small and bare not in there and not any(abs(value - float(bare)) <= half for value in values):
             missing.append(figure)
     return missing
 
 
 def scores_under(file: Path, key: str) -> str:
-    """The numbers under a key of a JSON file, or of one of JSON lines, wherever it is in it: percent, of fractions."""
+    """Return the numbers below a key at any depth of a JSON or JSON lines file; fractions as percent."""
     found: list[float] = []
 
     def walk(value: Any, inside: bool) -> None:
@@ -512,9 +512,9 @@ def scores_under(file: Path, key: str) -> str:
 
 
 def linked(text: str, folder: Path = RECORDS) -> list[str]:
-    """What stands in the records that a text links.
+    """Return the contents of the records that a text links.
 
-    A link to `file.json#key` means what is under that key, to `file.md#part` what is under that heading.
+    A link to `file.json#key` means what is below that key, one to `file.md#part` what is under that heading.
     """
     evidence = []
     for _, target, _ in LINK.findall(text):
@@ -533,9 +533,9 @@ def linked(text: str, folder: Path = RECORDS) -> list[str]:
 
 
 def unfounded_blocks(file: Path, folder: Path = RECORDS) -> list[str]:
-    """The figures of a text written by hand that no record has which their paragraph or item links.
+    """Return the figures of a text that are in none of the records linked in their paragraph or item.
 
-    Links are those of a file in `benchmarks/results`; see `linked`.
+    Links are relative to `benchmarks/results`; see `linked`.
     """
     missing = []
     for block in re.split(r"\n\n(?=\S)|\n(?=- )", file.read_text(encoding="utf-8")):
@@ -545,10 +545,10 @@ def unfounded_blocks(file: Path, folder: Path = RECORDS) -> list[str]:
 
 
 def page_text(topic: Topic) -> str:
-    """A page.
+    """Generate a page.
 
     Raises:
-        ValueError: its note has figures that its tables do not.
+        ValueError: its note has figures that its tables do not have.
     """
     about = "Test scores, percent, mean ± standard deviation over seeds."
     tables = [f"## {scores.title}\n\n{about}\n\n{scores.to_text()}" for scores in topic.scores]
@@ -579,10 +579,10 @@ def page_text(topic: Topic) -> str:
 
 
 def with_heading(text: str, source: str) -> str:
-    """A source's text, under its heading of `HEADINGS` where it has none.
+    """Return a source's text, under its heading in `HEADINGS` if it has none of its own.
 
     Raises:
-        ValueError: there it has none either.
+        ValueError: `HEADINGS` has none for it.
     """
     if HEADING.search(text):
         return text
@@ -592,7 +592,7 @@ def with_heading(text: str, source: str) -> str:
 
 
 def index_text() -> str:
-    """The page that lists the others."""
+    """Generate the page that lists the others."""
     lines = [f"| [{topic.title}]({topic.page}.md) | {topic.question} | {answer(topic)} |" for topic in TOPICS]
     return "\n".join(
         [
@@ -612,7 +612,7 @@ README_TABLE = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", r
 
 
 def readme_tables() -> dict[str, str]:
-    """The tables of README by their names: of the small tasks, and of few labels."""
+    """Return the README's tables by name: of the small tasks, and of few labels."""
     scales = ("coffee/main", "additions/additions", "gpu_minutes/main", "cpu/main")
     arms = {name: (f"coffee#{name}",) for name in ARMS} | {"averaged": ("additions#BM25, averaged",)}
     arms |= {"GPU minutes": ("gpu_minutes#BM25",), "MiniLM fine-tuned": ("pretrained",)}
@@ -639,19 +639,19 @@ def readme_tables() -> dict[str, str]:
 
 
 def readme_text() -> str:
-    """README with its tables of results made anew."""
+    """Return the README with its tables of results regenerated."""
     tables, text = readme_tables(), README.read_text(encoding="utf-8")
     return README_TABLE.sub(lambda match: f"{match[1]}\n{tables[match[2]]}\n\n{match[4]}", text)
 
 
 def make_pages() -> dict[Path, str]:
-    """Every page that is made here."""
+    """Generate all pages."""
     pages = {PAGES / f"{topic.page}.md": page_text(topic) for topic in TOPICS}
     return {PAGES / "index.md": index_text(), **pages, README: readme_text()}
 
 
 def outdated(pages: dict[Path, str]) -> list[str]:
-    """Names of pages that are not as they would be made now, or that nothing makes."""
+    """Return the names of pages that differ from what would be generated now, or are not generated any more."""
     stale = [path.name for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     return sorted([*stale, *(path.name for path in PAGES.glob("*.md") if path not in pages)])
 
