@@ -119,7 +119,7 @@ class _Stream:
     Args:
         lengths: int [N], number of tokens of each text.
         by_tokens: whether batches are measured in tokens, else in texts.
-        group: texts of similar length that stay together, in a step.
+        group: number of texts of similar length that stay together, in one step.
         window: number of texts that are sorted by length together and cut into groups of `group`, whose order is random;
             0: no sorting.
     """

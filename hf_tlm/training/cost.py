@@ -216,7 +216,7 @@ class TimeBudgetCallback(TrainerCallback):
         self._before, self._started = self.seconds, None
 
     def schedule(self, scheduler: LambdaLR, max_steps: int) -> None:
-        """Make a schedule of `TICKS` steps follow the clock, or the share of `max_steps` taken if that is larger."""
+        """Make a schedule of `TICKS` steps follow the clock, or the steps if they approach `max_steps` sooner."""
 
         def follow(factor: Callable[[int], float]) -> Callable[[int], float]:
             return lambda step: factor(min(TICKS, round(TICKS * max(self.progress, step / max_steps))))

@@ -284,7 +284,7 @@ class AveragedWeights(TrainerCallback):
         self._averages: dict[str, torch.Tensor] = {}
 
     def _weights(self) -> dict[str, nn.Parameter]:
-        assert self.model is not None  # `start` comes before all else.
+        assert self.model is not None  # `start` is called first.
         return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
 
     def start(self, model: nn.Module) -> None:
