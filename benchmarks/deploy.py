@@ -300,7 +300,7 @@ def _exported(task, model: Path, folder: Path) -> dict:
 
 
 def _tested(folder: Path, task, dtype: str) -> float:
-    """The score of an exported graph on the test split, through `predict`."""
+    """Score an exported graph on the test split, through `predict`."""
     import tempfile
 
     from hf_tlm.metrics import load_metric

@@ -129,7 +129,8 @@ def layer_shares(heads: Iterable[AttentionHead]) -> list[LayerShares]:
 class TextMaps:
     """The attention maps of one text.
 
-    tokens: of the text. maps: for each of L layers float32 [A, S, S]; rows attend to columns.
+    tokens: of the text.
+    maps: for each of L layers float32 [A, S, S]; rows attend to columns.
     """
 
     tokens: list[str]

@@ -65,8 +65,11 @@ GREY = "#606060"
 class Point:
     """One published row of a table.
 
-    source: paper, table and row. split: the split of the scores. flops: of all training, as printed.
-    scores: task -> percent. metrics: task -> the metric of its score.
+    source: paper, table and row.
+    split: the split of the scores.
+    flops: of all training, as printed.
+    scores: task -> percent.
+    metrics: task -> the metric of its score.
     """
 
     family: str
@@ -116,7 +119,8 @@ ROBERTA_LARGE_FLOPS = next(point.flops for point in published_points() if point.
 class Scored:
     """One point of the figure.
 
-    family: points that a line joins; None for your own runs. source: where a published point is printed.
+    family: points that a line joins; None for your own runs.
+    source: where a published point is printed.
     flops: of all training of one task's model, mean over tasks and seeds.
     pretraining: the part of `flops` spent on the initial checkpoint and on a teacher, for its training and its predictions.
     score, deviation: percent, averages over tasks; the deviation is that of the seeds' averages (n - 1), over the `seeds`

@@ -39,8 +39,10 @@ _MARKS = 8  # Markers per line.
 class Average:
     """The mean curve over seeds, at every step that at least one seed has logged.
 
-    x: axis -> float64 [N], means over seeds. mean: float64 [N], over finite values; NaN if there are none.
-    deviation: float64 [N], standard deviation (n - 1); NaN for a single seed. seeds: int [N], number of finite values.
+    x: axis -> float64 [N], means over seeds.
+    mean: float64 [N], over finite values; NaN if there are none.
+    deviation: float64 [N], standard deviation (n - 1); NaN for a single seed.
+    seeds: int [N], number of finite values.
     stages: [N], names of stages.
     """
 

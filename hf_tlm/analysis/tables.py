@@ -62,7 +62,8 @@ class Cell:
 class SensitivityTable:
     """A table of scores: the values of its settings in order, and its cells.
 
-    rows, columns: names of settings. row_keys, column_keys: tuples with a value for each of them.
+    rows, columns: names of settings.
+    row_keys, column_keys: tuples with a value for each of them.
     cells: (row key, column key) -> cell; a combination without a run is missing.
     seed_figure: the statistic over seeds that all runs report; "mean" if they report different ones.
     reported: all statistics that the runs with scores report.

@@ -38,7 +38,8 @@ class Curve:
     """The logged values of one quantity of one seed.
 
     x: axis -> float64 [N], totals over the stages; NaN where an axis was not logged (`steps` always is).
-    values: float64 [N], as logged, including those that are not finite. stages: [N], names.
+    values: float64 [N], as logged, including those that are not finite.
+    stages: [N], names.
     """
 
     x: Mapping[str, np.ndarray]
@@ -50,7 +51,8 @@ class Curve:
 class SeedLog:
     """The log of one seed.
 
-    points: quantity -> [(stage, position by axis, value)]. ends: positions where the stages end, except the last one.
+    points: quantity -> [(stage, position by axis, value)].
+    ends: positions where the stages end, except the last one.
     of_checkpoints: whether the points are scores of a pretraining's checkpoints, at these checkpoints' positions.
     """
 

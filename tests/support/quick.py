@@ -44,7 +44,7 @@ def fingerprint(dataset):
 
 def change():
     """Apply the changes, once per process."""
-    os.fsync = lambda descriptor: None  # Tests survive no power cut, and fsync takes milliseconds for thousands of files.
+    os.fsync = lambda descriptor: None  # Tests need not survive a power cut, and a disk takes milliseconds for each file.
     # Every Trainer collects garbage before training, to free GPU memory: a tenth of the time of these tests.
     accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: 0)
     price.SECONDS = 0.0  # One pass is enough, as no test checks times.

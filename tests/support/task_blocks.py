@@ -13,7 +13,7 @@ class Killed(BaseException):
 class TaskBlocks:
     """The blocks computed so far.
 
-    made: the first task text of each block, in order.
+    made: the first task text of each computed block, in order.
     stop: number of blocks after which the next one raises `Killed`.
     """
 

@@ -86,7 +86,8 @@ class Table(Block):
 class Matrix(Block):
     """A confusion matrix.
 
-    counts: rows are true classes, columns predicted classes. shares: counts divided by the row's sum, 0 for an empty row.
+    counts: rows are true classes, columns predicted classes.
+    shares: counts divided by the row's sum, 0 for an empty row.
     """
 
     caption: str
@@ -129,7 +130,10 @@ class Folded(Block):
 class Chart(Block):
     """A line chart or scatter plot; coordinates are in a box of WIDTH x HEIGHT with the origin at the upper left.
 
-    ticks: (position, label). lines: (name, "x,y x,y ..."). dots: (x, y) of a scatter plot. diagonal: "x,y x,y" of y = x.
+    x_ticks, y_ticks: (position, label).
+    lines: (name, "x,y x,y ...").
+    dots: (x, y) of a scatter plot.
+    diagonal: "x,y x,y" of y = x.
     """
 
     title: str

@@ -54,7 +54,8 @@ class Judged:
 
     score: see `SCORES`; larger is better, except for regression.
     right: whether the prediction is entirely correct; None for regression.
-    probability: of the prediction; for tagging, the highest of a wrong tag. of_gold: of the correct answer.
+    probability: of the prediction; for tagging, the highest of a wrong tag.
+    of_gold: probability of the correct answer.
     wrong: tagging: (position, gold tag, predicted tag) of wrong words, at most SHOWN_TAGS.
     numbers: regression: (gold, predicted) as in the file.
     """
@@ -78,7 +79,8 @@ Judge = Callable[[Mapping[str, Any]], Judged]
 class Predictions:
     """The predictions of all seeds of a run on one split.
 
-    by_seed: seed -> a `Judged` for each row, in the same order. names: class names in the model's order.
+    by_seed: seed -> a `Judged` for each row, in the same order.
+    names: class names in the model's order.
     seedless: whether the model is deterministic, so that its single seed is compared with every seed of another run.
     part: what its seeds are, see `RunFolder.part`.
     """
