@@ -29,7 +29,7 @@ class OutputArguments:
     """Where the results are written."""
 
     output_dir: str | None = option(
-        None, "Folder for scores, predictions and the linear model, one in it for each. Default: none are written."
+        None, "Folder of the results: for each baseline one with scores, predictions and model. Default: none are written."
     )
 
     def folder(self, name: str) -> Path:

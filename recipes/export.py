@@ -32,8 +32,8 @@ class CheckArguments(TaskArguments):
 
     task: str | None = option(
         None,
-        "A table of texts and labels, a folder, a Hub dataset id or a registered task, as in training. Default: that "
-        "of the run, if its data are here. Without one give --data, or --dtypes fp32.",
+        "A table of texts and labels, a folder, a Hub dataset id or a registered task, as in training. Default: the "
+        "task of the run, if its data are here. Without a task give --data, or --dtypes fp32.",
     )
 
 

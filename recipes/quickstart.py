@@ -35,13 +35,13 @@ class QuickstartArguments:
 
     task: str | None = option(None, "Your own task: a folder, as in hf-tlm train.")
     corpus: str | None = option(None, "Your own corpus: files, as in hf-tlm retrieve.")
-    output_dir: str = option("quickstart_output", "Where subsets, runs and the model go.")
+    output_dir: str = option("quickstart_output", "Folder for subsets, runs and the best model.")
     top_k: int = option(100, "Passages per training text (BM25).")
-    max_flops: float = option(1e13, "FLOPs of stage 1 of every arm; 1e13 take a core a minute or two.")
+    max_flops: float = option(1e13, "FLOPs of stage 1 of every arm; 1e13 take one core a minute or two.")
     stage2_max_steps: int = option(400, "Stage 2: optimizer steps of every arm.")
-    stage2_max_length: int = option(256, "Stage 2: tokens after which a text is cut; 0: the task's own length.")
+    stage2_max_length: int = option(256, "Stage 2: tokens after which a text is truncated; 0: the task's own length.")
     seed: int = option(0, "Seed of the task's sample, the random subset and the training.")
-    report_to: str = option("none", "tensorboard, trackio, wandb or none.")
+    report_to: str = option("none", "Where training is logged: tensorboard, trackio, wandb or none.")
 
 
 def main() -> None:

@@ -32,14 +32,14 @@ class ReproduceArguments:
 
     output_dir: str = option(help="Folder of the table, its subsets and its runs.")
     prepare_only: bool = option(
-        False, "Stop when tokenizers and subsets are made and texts tokenised: what needs no GPU, beforehand."
+        False, "Stop after tokenizers, subsets and tokenisation: the work that needs no GPU, done beforehand."
     )
     keep_checkpoints: bool = option(False, "Keep checkpoints and the model of stage 1 of finished runs too.")
     export_int8: bool = option(
         False,
-        "At the end, export every finished model to ONNX in 8 bits for a moment, for the table's columns MB int8, memory MB "
-        "int8, ms a text int8 and int8 drop; of runs finished without it too, while their models are there. Needs the extra "
-        "[onnx].",
+        "At the end, temporarily export every finished model to ONNX in 8 bits, for the table's columns MB int8, memory MB "
+        "int8, ms a text int8 and int8 drop; also models of runs that finished without this option, if they still exist. "
+        "Needs the extra [onnx].",
     )
 
 

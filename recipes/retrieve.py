@@ -35,10 +35,10 @@ SAMPLE = 2000  # Number of passages from which their length is estimated.
 class RetrieveArguments:
     """Where the results are written."""
 
-    output_dir: str = option(help="Folder of the subset; one that holds a subset is replaced.")
-    num_examples: int = option(3, "Retrieved passages to print; the report has ten.")
+    output_dir: str = option(help="Folder of the subset; an existing subset there is replaced.")
+    num_examples: int = option(3, "Number of retrieved passages to print; the report has ten.")
     quote_task_texts: bool = option(
-        False, "Quote texts of the task in report.md and the card, beside the passages that they found."
+        False, "Quote texts of the task in report.md and the card, beside the passages that they retrieved."
     )
 
 

@@ -27,61 +27,61 @@ class TableArguments:
 
     tasks: list[str] = option(
         help=(
-            'Tasks, each by name or folder, or as JSON: \'{"task": "imdb", "seeds": [0], "train_tlm": {"rho1": 19}}\'. '
-            "One that the --config files have keeps their options, but for its seeds."
+            'Tasks, each a name or folder, or JSON: \'{"task": "imdb", "seeds": [0], "train_tlm": {"rho1": 19}}\'. '
+            "A task in the --config files keeps their options, except its seeds."
         )
     )
     arms: list[str] = option(
         help=(
             "task only, random, BM25, 'BM25 + ISS 20%%', "
-            "'DSIR 20%%', 'BM25 20%%' (its best), 'random 20%%' (of it), "
-            "pretrained, 'majority class', linear; or as JSON: "
-            '\'{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}\'; "tokenizer": "own" is one of its task\'s '
-            "and subset's texts. The name of an arm of the --config files is that arm."
+            "'DSIR 20%%', 'BM25 20%%' (the best ranked), 'random 20%%' (of BM25's), "
+            "pretrained, 'majority class', linear; or JSON: "
+            '\'{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}\' ("tokenizer": "own": one of its own '
+            "texts). Arms of --config files by name."
         ),
         factory=lambda: ["task only", "random", "BM25", "BM25 + ISS 20%"],
     )
     objectives: list[str] = option(
         help=(
-            "Every arm that is trained from scratch with each of these: mlm, electra, cocolm; or as JSON with "
+            "Objectives; every arm from scratch is trained with each of them: mlm, electra, cocolm; or JSON with "
             'options of train_tlm.py: \'{"objective": "cocolm", "model_config": "..."}\'. Default: train_tlm.py\'s.'
         ),
         factory=list,
     )
-    seeds: list[int] = option(help="One run each.", factory=lambda: [0, 1, 2])
-    tasks_dir: str | None = option(None, "Folder of tasks: one that is there under its name is taken from there.")
+    seeds: list[int] = option(help="Seeds, with one run for each.", factory=lambda: [0, 1, 2])
+    tasks_dir: str | None = option(None, "Folder of tasks; a task whose name is a folder in it is read from there.")
     pretrained: str | None = option(None, "Encoder of the arm 'pretrained': folder or Hub id. Default: the arm is left out.")
     objective_options: list[str] = option(
         help=(
-            "What every arm with an objective has instead of the scale's train_tlm.py options, each as JSON: "
+            "Options of train_tlm.py that override the scale's in the arms of an objective, each as JSON: "
             '\'{"objective": "cocolm", "model_config": "...", "learning_rate": 5e-4}\'.'
         ),
         factory=list,
     )
     tokenizer_name: str | None = option(
         None,
-        "Tokenizer of all models from scratch, but for arms with one of their own. Default: one is trained for each task, "
-        "for all these arms.",
+        "Tokenizer of all models from scratch, except in arms with their own. Default: one is trained for each task and "
+        "shared by these arms.",
     )
     tokenizer_passages: int = option(
-        20_000, "Random passages of the corpus it is trained on, beside the task's training texts."
+        20_000, "Random passages of the corpus on which the tokenizer is trained, in addition to the task's training texts."
     )
     records_dir: str | None = option(
         None,
-        "Folder of the table and of the JSON records of runs, to be kept or shared without their models; tables "
-        "and cost of analyze.py read it. A run that has a record there is not repeated, on another machine neither if "
-        "corpus and encoder have the same paths there. Default: the output_dir.",
+        "Folder of the table and of the JSON records of runs, to keep or share without models; analyze.py (tables, cost) "
+        "reads it. A run with a record is not repeated, nor on another machine with the same paths of corpus and encoder. "
+        "Default: the output_dir.",
     )
     table_name: str = option(
-        "results", "Of the table's files. Tables that share their folders share subsets and finished equal runs."
+        "results", "Name of the table's files. Tables that share their folders share subsets and finished equal runs."
     )
     max_steps: int | None = option(
         None,
-        "train_tlm.py's, instead of the --config files', for all arms without one of their own. A budget of "
-        "another kind that the files have, max_flops say, ends stage 1 too if it is reached first.",
+        "max_steps of train_tlm.py for all arms without their own, instead of the --config files'. A budget of another "
+        "kind in the files, such as max_flops, also ends stage 1 if it is reached first.",
     )
-    max_tokens: float | None = option(None, "Likewise; max_steps is then 0 by default.")
-    max_flops: float | None = option(None, "Likewise; max_steps is then 0 by default.")
+    max_tokens: float | None = option(None, "max_tokens of train_tlm.py, likewise; max_steps is then 0 by default.")
+    max_flops: float | None = option(None, "max_flops of train_tlm.py, likewise; max_steps is then 0 by default.")
 
     def __post_init__(self):
         check_ranges(self, ReproductionError)

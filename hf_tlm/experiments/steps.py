@@ -54,7 +54,7 @@ COSTS = ("steps", "tokens", "real_tokens", "flops", "seconds")
 class TokenizerArguments:
     """Settings of the WordPiece vocabulary that all arms of a task share."""
 
-    passages: int = option(help="Random passages of the corpus, beside the task's training texts.")
+    passages: int = option(help="Number of random passages of the corpus, in addition to the task's training texts.")
     vocab_size: int = ModelArguments.vocab_size
     lowercase: bool = ModelArguments.lowercase
     max_length: int = TlmArguments.max_length

@@ -41,84 +41,84 @@ class SelectionArguments:
 
     subset: str = option(
         help=(
-            "Folder written by hf-tlm retrieve, or a dataset of the Hub: owner/name, owner/name:config, either "
-            "with @revision."
+            "Folder written by hf-tlm retrieve, or a dataset of the Hub: owner/name or owner/name:config, "
+            "optionally with @revision."
         )
     )
     method: str = option(
         "iss",
-        "iss: influence on the validation examples' loss. confidence: those that --teacher is most certain of. "
-        "disagreement: those on which several teachers differ most. Controls: dsir (n-gram importance resampling), "
-        "bm25-rank (the first of the subset), random.",
+        "iss: influence on the validation examples' loss. confidence: passages that --teacher is most certain of. "
+        "disagreement: passages on which several teachers differ most. Controls: dsir (n-gram importance resampling), "
+        "bm25-rank (the first passages of the subset), random.",
         choices=list(METHODS),
     )
     fraction: float | None = option(None, "Share of the subset to keep; the paper's is 0.2.")
-    top_k: int | None = option(None, "iss, instead of fraction: the union of so many passages for each task batch.")
-    num_passages: int | None = option(None, "Instead of fraction: how many passages to keep.")
+    top_k: int | None = option(None, "iss, instead of fraction: keep the union of each task batch's best top_k passages.")
+    num_passages: int | None = option(None, "Instead of fraction: number of passages to keep.")
     balance: str | None = option(
         None,
-        "class: every class of the validation examples chooses as many; by a teacher, of every class that it "
-        "takes passages for there are as many.",
+        "class: every class of the validation examples selects equally many passages; with a teacher, equally many "
+        "passages are kept of every class that it predicts.",
         choices=list(BALANCES),
     )
     corpus_batch_size: int = option(
-        4, "Passages judged together (the paper's B_p); 1 judges each by itself, at the same cost."
+        4, "Passages scored together (the paper's B_p); 1 scores each passage by itself, at the same cost."
     )
-    task_batch_size: int = option(4, "Validation examples that share a gradient (the paper's B_t): more are faster.")
+    task_batch_size: int = option(4, "Validation examples that share a gradient (the paper's B_t); more are faster.")
     group_loss: str = option(
         "passages",
-        "Masked-LM loss of passages that are judged together. passages: the sum of each one's own mean. tokens: "
-        "the mean over the masked tokens of all, as in the released script.",
+        "Masked-LM loss of passages that are scored together. passages: the sum of each passage's mean. tokens: "
+        "the mean over the masked tokens of all of them, as in the released script.",
         choices=list(GROUP_LOSSES),
     )
     task_split: str = option(
         "validation",
-        "Examples whose loss influence is measured on: the paper's are of validation, the released script's of train.",
+        "Split on whose loss influence is measured: validation in the paper, train in the released script.",
         choices=list(TASK_SPLITS),
     )
-    mask_task_texts: bool = option(False, "Mask those examples as passages are masked, as the released script does.")
+    mask_task_texts: bool = option(False, "Mask the examples of that split like passages, as the released script does.")
     selection_seed: int = option(0, "Seed of the masks, of dsir and of random.")
 
     score_model: list[str] = option(
         help=(
-            "scratch: one trained on the task. Or a checkpoint (folder, or Hub id, @revision if wanted), or "
-            "several of one run, whose scores are averaged."
+            "scratch: train a score model on the task. Or a checkpoint (folder, or Hub id, optionally with "
+            "@revision), or several checkpoints of one run, whose scores are averaged."
         ),
         factory=lambda: ["scratch"],
         nargs="+",
     )
-    layer: int = option(-1, "Layer whose gradients count: 0 the embeddings, 1 the first, -1 the last.")
+    layer: int = option(-1, "Layer whose gradients are used: 0 is the embeddings, 1 the first layer, -1 the last.")
     parameters: str | None = option(
         None,
-        "Parameters of the layer, patterns such as 'attention.*.weight,*bias'. Default: the weight of "
-        "attention's output projection, of layer 0 the word embeddings.",
+        "Parameters of the layer, as patterns such as 'attention.*.weight,*bias'. Default: the weight of "
+        "attention's output projection; of layer 0 the word embeddings.",
     )
     projection_dim: int | None = option(
-        None, "Project inputs and gradients to so many numbers: approximate. Default: exact."
+        None, "Project inputs and gradients to this many dimensions, for approximate scores. Default: exact scores."
     )
-    score_mlm_probability: float = option(0.1, "Share of a passage's tokens that is masked.")
+    score_mlm_probability: float = option(0.1, "Share of a passage's tokens that are masked for scoring.")
     score_max_length: int | None = option(
-        None, "Tokens after which a text is cut for scoring. Default: 128, or fewer if the score model takes fewer."
+        None, "Tokens after which a text is truncated for scoring. Default: 128, or fewer if the score model takes fewer."
     )
-    score_batch_size: int = option(32, "Passages at a time; scores do not depend on it.")
+    score_batch_size: int = option(32, "Passages in a forward pass; scores do not depend on it.")
     quote_task_texts: bool = option(
-        False, "Quote texts of the task in report.md and the card, beside the passages that they found."
+        False, "Quote texts of the task in report.md and the card, beside the passages that they retrieved."
     )
     work_dir: str | None = option(
-        None, "Folder of the scores, from which a killed run continues. Default: in the cache, found again."
+        None, "Folder of the scores, from which a killed run continues. Default: one in the cache, for these settings."
     )
     executor: str | None = option(
         None,
-        "Score on an executor of datatrove, whose machines see work_dir. Default: in this process, and those "
-        "that accelerate launches with it.",
+        "Score on an executor of datatrove; its machines must see work_dir. Default: score in this process, and "
+        "in those that accelerate launches with it.",
         choices=["local", "ray", "slurm", "jobs"],
     )
     num_shards: int | None = option(
-        None, f"executor: tasks that share the scoring, each with a model. Default: {NUM_SHARDS}."
+        None, f"executor: number of tasks that share the scoring, each with its own model. Default: {NUM_SHARDS}."
     )
-    workers: int | None = option(None, "executor: tasks at a time.")
+    workers: int | None = option(None, "executor: number of tasks that run at a time.")
     executor_options: str | None = option(
-        None, 'executor: options of datatrove\'s, e.g. \'{"partition": "gpu", "time": "2:00:00"}\'.'
+        None, 'executor: options of datatrove\'s executor, e.g. \'{"partition": "gpu", "time": "2:00:00"}\'.'
     )
 
     def __post_init__(self):
