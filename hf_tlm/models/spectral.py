@@ -145,7 +145,10 @@ def token_chunks(texts: Iterable[Sequence[int]], description: str) -> Iterable[l
 
 
 def ppmi(counts: sp.csr_matrix) -> sp.csr_matrix:
-    """Return the PPMI, max(0, log p(t, c) / (p(t) p'(c))), p' from counts^`CONTEXT_POWER`, float32 CSR [V, V]."""
+    """Return the positive pointwise mutual information of counts, float32 CSR [V, V].
+
+    It is max(0, log p(t, c) / (p(t) p'(c))), with p' from context counts to the power `CONTEXT_POWER`.
+    """
     tokens = np.asarray(counts.sum(axis=1)).ravel()
     contexts = np.asarray(counts.sum(axis=0)).ravel() ** CONTEXT_POWER
     rows = np.repeat(np.arange(counts.shape[0]), np.diff(counts.indptr))
