@@ -18,15 +18,15 @@ class LoraArguments:
 
     use_peft: bool = option(
         False,
-        "Train a LoRA adapter and the classification head instead of all weights: in both stages from a "
-        "checkpoint, in stage 2 from scratch.",
+        "Train a LoRA adapter and the classification head instead of all weights: in both stages if the model starts "
+        "from a checkpoint, in stage 2 alone if it starts from scratch.",
     )
-    lora_r: int = option(16, "LoRA: rank of B A.")
-    lora_alpha: float = option(32, "LoRA: B A is scaled by lora_alpha / lora_r.")
-    lora_dropout: float = option(0.05, "LoRA: dropout before A.")
+    lora_r: int = option(16, "LoRA: rank of the weight update B A.")
+    lora_alpha: float = option(32, "LoRA: the weight update B A is scaled by lora_alpha / lora_r.")
+    lora_dropout: float = option(0.05, "LoRA: dropout probability before A.")
     lora_target_modules: list[str] | None = option(
         None,
-        "LoRA: names of the linear layers that get an adapter, for instance query value. Default: all of the body's.",
+        "LoRA: names of the linear layers of the body that get an adapter, for instance query value. Default: all.",
         nargs="+",
     )
 
@@ -40,34 +40,36 @@ class InitializationArguments:
 
     embedding_init: str = option(
         "random",
-        "From scratch, token embeddings: random (the papers'), or spectral: SVD of the positive PMI of "
-        "co-occurrence counts over the run's own texts (ours).",
+        "Initial token embeddings of a model from scratch: random, as in the papers; or spectral, the SVD of the positive "
+        "PMI of co-occurrence counts over the run's own texts (ours).",
         choices=["random", "spectral"],
     )
-    spectral_scale: Annotated[float, _RANDOM] = option(1.0, "Norm of a spectral token embedding.")
+    spectral_scale: Annotated[float, _RANDOM] = option(1.0, "Norm of every token embedding with embedding_init spectral.")
     weight_init: str = option(
         "config",
-        "From scratch, deviation of random weights: config, its initializer_range; or width, 0.02 x sqrt(768 / "
-        "hidden_size), as large in effect as BERT-base's (ours).",
+        "Standard deviation of the random weights of a model from scratch: config, its initializer_range; or width, "
+        "0.02 x sqrt(768 / hidden_size), which has the effect of BERT-base's at any hidden size (ours).",
         choices=["config", "width"],
     )
     attention_init: str = option(
         "random",
-        "From scratch, heads: random, or neighbors: they write what they read, and in bodies with learned "
-        "positions, which become sinusoidal codes, the first layer's look at the tokens beside (ours).",
+        "Initial attention heads of a model from scratch: random; or neighbors, heads that copy what they attend to and, "
+        "in bodies with learned positions, which become sinusoidal codes, attend to neighbouring tokens in the first "
+        "layer (ours).",
         choices=["random", "neighbors"],
     )
     lm_head_init: str = option(
         "random",
-        "From scratch, masked-LM head: random, or frequencies: its output bias is the log frequency of every "
-        "token in the run's own texts, its transform near the identity (ours).",
+        "Initial masked-LM head of a model from scratch: random; or frequencies, with the log frequency of every token in "
+        "the run's own texts as output bias and a transform near the identity (ours).",
         choices=["random", "frequencies"],
     )
 
     classifier_init: str = option(
         "random",
-        "From scratch, classifier: random, or linear: before the last stage it becomes a linear model of the task's "
-        "tokens, whose evidence is in dimensions of the token embeddings (ours; ModernBERT with classifier_pooling mean).",
+        "Initial classifier of a model from scratch: random; or linear, before the last stage a linear model of the "
+        "task's tokens, whose weights are in dimensions of the token embeddings (ours; needs a ModernBERT with "
+        "classifier_pooling mean).",
         choices=["random", "linear"],
     )
 
