@@ -178,12 +178,12 @@ def main() -> None:
     add = parser.add_argument
     add("--steps", type=int, default=600)
     add("--every", type=int, default=50, help="Steps between checkpoints.")
-    add("--batch_size", type=int, default=64, help="Blocks of a step.")
-    add("--passages", type=int, default=30_000, help="Of the corpus, drawn at random.")
+    add("--batch_size", type=int, default=64, help="Blocks per step.")
+    add("--passages", type=int, default=30_000, help="Passages drawn at random from the corpus.")
     add("--validation_blocks", type=int, default=512)
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=os.cpu_count())
-    add("--work_dir", default="runs/coco_lm", help="Of one number of steps: another one needs another folder.")
+    add("--work_dir", default="runs/coco_lm", help="Folder of the runs; use another one for other --steps.")
     run_sections(parser, Benchmark, "coco_lm", TITLES, NOTES, hidden=("logged",))
 
 

@@ -65,10 +65,10 @@ def main() -> None:
     add = parser.add_argument
     add("--steps", type=int, default=8000)
     add("--every", type=int, default=200, help="Steps between lines of the log.")
-    add("--passages", type=int, default=30_000, help="Of the corpus, drawn at random.")
+    add("--passages", type=int, default=30_000, help="Passages drawn at random from the corpus.")
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=os.cpu_count())
-    add("--work_dir", default="runs/coco_lm", help="Of one number of steps: another one needs another folder.")
+    add("--work_dir", default="runs/coco_lm", help="Folder of the runs; use another one for other --steps.")
     run_sections(parser, Benchmark, "coco_lm_long", TITLES, NOTES)
 
 

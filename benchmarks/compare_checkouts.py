@@ -323,8 +323,8 @@ def compare_command(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", help="A folder with a checkout, or a git revision of this repository.")
-    parser.add_argument("after", help="The same.")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="Commands, or recipes, with what they need.")
+    parser.add_argument("after", help="The same, to compare it with.")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="Commands, or recipes, to run with those that they need.")
     parser.add_argument("--keep", metavar="FOLDER", help="A new folder for data, results and logs. Default: none are kept.")
     options = parser.parse_args()
     if unknown := [each for each in options.only or () if not wanted([each])]:

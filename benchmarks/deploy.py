@@ -244,15 +244,17 @@ def _arguments(results_dir: str):
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", required=True, metavar="TASK=FOLDER", help="finished runs of tlm/coffee")
-    parser.add_argument("--encoders", nargs="+", default=[], metavar="TASK=FOLDER", help="MiniLM, by hf-tlm finetune")
+    parser.add_argument(
+        "--encoders", nargs="+", default=[], metavar="TASK=FOLDER", help="MiniLM fine-tuned by hf-tlm finetune"
+    )
     parser.add_argument("--tasks_dir", required=True)
-    parser.add_argument("--corpus", required=True, help="vocabularies of the shapes are trained on it")
+    parser.add_argument("--corpus", required=True, help="corpus for the vocabularies of --shapes")
     parser.add_argument(
         "--shapes",
         nargs="*",
         choices=["2 x 64", "night", "MiniLM"],
         default=["2 x 64", "night", "MiniLM"],
-        help="with random weights; MiniLM's is left out beside --encoders",
+        help="sizes measured with random weights; MiniLM is skipped with --encoders",
     )
     parser.add_argument("--sections", nargs="+", choices=["price", "scores"], default=["price", "scores"])
     parser.add_argument("--output_dir", default="runs/deploy")

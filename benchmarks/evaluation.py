@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--tasks_dir", default="../shared/data/tasks")
-    parser.add_argument("--texts", type=int, default=1000, help="Of a validation split, at most.")
+    parser.add_argument("--texts", type=int, default=1000, help="Most texts of a validation split.")
     parser.add_argument("--repeats", type=int, default=3)
     run_sections(parser, Benchmark, "evaluation", TITLES, NOTES, hidden=("all",))
 

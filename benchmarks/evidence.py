@@ -368,8 +368,8 @@ def write_cards(records: Path, runs: Path, cards: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results_dir", default=str(RESULTS))
-    parser.add_argument("--runs", help="Folder of the runs, for the cards: the --output_dir of the tables.")
-    parser.add_argument("--scale", default="cpu", choices=list(SCALES), help="That of --runs.")
+    parser.add_argument("--runs", help="Folder of the runs, the tables' --output_dir; writes the cards.")
+    parser.add_argument("--scale", default="cpu", choices=list(SCALES), help="Scale of --runs.")
     parser.add_argument("--cards_dir", default=str(RESULTS.parents[1] / "model_cards"))
     options = parser.parse_args()
     results = Path(options.results_dir)

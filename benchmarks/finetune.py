@@ -89,7 +89,7 @@ def main() -> None:
     add("--model_name_or_path", required=True)
     add("--tasks", nargs="+", choices=[*BASELINE, *OTHERS], default=[*BASELINE, *OTHERS])
     add("--seeds", nargs="+", default=["0", "1", "2"])
-    add("--other_seeds", nargs="+", default=["0"], help="Of the other kinds.")
+    add("--other_seeds", nargs="+", default=["0"], help="Seeds for tasks of other kinds.")
     add("--threads", type=int)
     add("--work_dir", default="runs/finetune")
     add("--results_dir", default=str(ROOT / "benchmarks" / "results"))

@@ -65,10 +65,16 @@ def main() -> None:
     add = parser.add_argument
     add("--model_name_or_path", required=True)
     add("--task", default="scierc")
-    add("--subsets", nargs="+", required=True, metavar="NAME=FOLDER", help="Saved subsets, beside no pretraining at all.")
-    add("--max_steps", type=int, default=300, help="Of pretraining.")
-    add("--learning_rate", type=float, default=1e-4, help="Of pretraining.")
-    add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="Of fine-tuning.")
+    add(
+        "--subsets",
+        nargs="+",
+        required=True,
+        metavar="NAME=FOLDER",
+        help="Saved subsets, compared with no further pretraining.",
+    )
+    add("--max_steps", type=int, default=300, help="Steps of pretraining.")
+    add("--learning_rate", type=float, default=1e-4, help="Learning rate of pretraining.")
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="Seeds of fine-tuning.")
     add("--bf16", action="store_true")
     add("--work_dir", default="runs/further_pretraining")
     add("--results_dir", default=str(ROOT / "benchmarks" / "results"))

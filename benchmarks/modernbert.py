@@ -117,7 +117,9 @@ class Benchmark:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bodies", nargs="+", default=["3x128", "6x384"], help="Of recipes/configs/models/modernbert_*.")
+    parser.add_argument(
+        "--bodies", nargs="+", default=["3x128", "6x384"], help="Names in recipes/configs/models/modernbert_*."
+    )
     parser.add_argument("--passes", nargs="+", choices=list(PASSES), default=list(PASSES))
     parser.add_argument("--precisions", nargs="+", choices=("float32", "bf16"), default=["float32", "bf16"])
     parser.add_argument("--repeats", type=int, default=7)

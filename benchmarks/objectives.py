@@ -213,20 +213,20 @@ def main() -> None:
     add = parser.add_argument
     add("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     add("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="Of fine-tuning.")
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="Seeds of fine-tuning.")
     add("--size", choices=list(SIZES), default="minutes")
     add("--flops", type=float, help="Measured FLOPs of each model's pretraining; default by size.")
     add("--bf16", action="store_true")
-    add("--use_cpu", action="store_true", help="What bf16 needs on a CPU.")
+    add("--use_cpu", action="store_true", help="Train on the CPU; required for bf16 on a CPU.")
     add("--finetune_steps", type=int, default=FINETUNE_STEPS)
     add("--finetune_rate", type=float, default=FINETUNE_RATE, help="Peak learning rate of fine-tuning.")
-    add("--composites", nargs="+", choices=list(CONFIGS), default=list(CONFIGS), help="Of `step`.")
-    add("--repeats", type=int, default=5, help="Of `step`.")
+    add("--composites", nargs="+", choices=list(CONFIGS), default=list(CONFIGS), help="Models of `step`.")
+    add("--repeats", type=int, default=5, help="Repeats of `step`.")
     add("--threads", type=int, default=os.cpu_count())
     add(
         "--work_dir",
         default="runs/objectives",
-        help="Of one budget and one number of steps: other ones need another folder.",
+        help="Folder of the runs; use another one for another budget or number of steps.",
     )
     run_sections(parser, Benchmark, "objectives", TITLES, NOTES, hidden=("all", "record"))
 

@@ -314,14 +314,14 @@ def records_in(folder: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="scierc", choices=sorted(DOMAINS))
-    parser.add_argument("--levers", nargs="+", help="Default: all.")
+    parser.add_argument("--levers", nargs="+", help="Levers to run. Default: all.")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument(
         "--test",
         action="store_true",
-        help="Score the test split too, for what is chosen already: repeats what has no such score.",
+        help="Score the test split too, once levers are chosen; repeats runs without a test score.",
     )
-    parser.add_argument("--share", default="0/1", help="i/n: every nth lever, from the ith on.")
+    parser.add_argument("--share", default="0/1", help="i/n: run every n-th lever, starting with number i (from 0).")
     parser.add_argument("--output_dir", default="runs/plateau")
     parser.add_argument("--results_dir", default=str(RESULTS))
     options = parser.parse_args()

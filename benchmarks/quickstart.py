@@ -55,8 +55,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output_dir", default="runs/quickstart")
-    parser.add_argument("--metric", default="macro_f1", help="The task's.")
-    parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="Of the command; the last option here.")
+    parser.add_argument("--metric", default="macro_f1", help="The task's metric.")
+    parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="Options of the command; must come last.")
     run_sections(parser, Benchmark, "quickstart", TITLES, NOTES)
 
 

@@ -172,13 +172,19 @@ class Benchmark:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--sizes", nargs="+", type=int, default=[50_000, 200_000, 500_000], help="Passages of `search`.")
-    add("--stop_words", nargs="+", choices=("kept", "removed"), default=["kept", "removed"], help="Of `search` and `build`.")
+    add("--sizes", nargs="+", type=int, default=[50_000, 200_000, 500_000], help="Numbers of passages in `search`.")
+    add(
+        "--stop_words",
+        nargs="+",
+        choices=("kept", "removed"),
+        default=["kept", "removed"],
+        help="Stop words in `search` and `build`.",
+    )
     add("--top_k", nargs="+", type=int, default=[50, 500, 5000])
-    add("--num_queries", type=int, help="Default: all 4,169.")
-    add("--tantivy_queries", type=int, default=300, help="Tantivy is slow, so it gets fewer; 0: leave it out.")
+    add("--num_queries", type=int, help="Number of queries. Default: all 4,169.")
+    add("--tantivy_queries", type=int, default=300, help="Queries for Tantivy, fewer as it is slow; 0 leaves it out.")
     add("--repeats", type=int, default=5)
-    add("--build_repeats", type=int, default=3, help="Of `build`, `sharded` and `scale`.")
+    add("--build_repeats", type=int, default=3, help="Repeats of `build`, `sharded` and `scale`.")
     add("--build_size", type=int, default=500_000)
     add("--memory_sizes", nargs="+", type=int, default=[200_000, 500_000, 1_000_000])
     add("--memory_top_k", type=int, default=500)

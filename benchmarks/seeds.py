@@ -62,8 +62,8 @@ def seconds(line: list[str], folder: Path, processes: int, threads: int) -> floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num_seeds", type=int, default=2)
-    parser.add_argument("--max_flops", default="4e13", help="Of stage 1; the default is the scale's.")
-    parser.add_argument("--stage2_max_steps", default="2000", help="The default is the scale's.")
+    parser.add_argument("--max_flops", default="4e13", help="FLOPs of stage 1; the default is the scale's.")
+    parser.add_argument("--stage2_max_steps", default="2000", help="Steps of stage 2; the default is the scale's.")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--work_dir", default="runs/seeds_benchmark")
     parser.add_argument("--results_dir", default=str(ROOT / "benchmarks" / "results"))

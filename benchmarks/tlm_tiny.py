@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["chemprot", "acl_arc", "scierc"])
     parser.add_argument("--seeds", nargs="+", default=["0", "1", "2"])
     arms = ["task only", "random subset", "BM25 subset"]
-    parser.add_argument("--arms", nargs="+", default=arms, help="And 'ISS 20%%', 'ISS 20%% layer 1', 'DSIR 20%%', ...")
+    parser.add_argument("--arms", nargs="+", default=arms, help="Arms, also 'ISS 20%%', 'ISS 20%% layer 1', ...")
     parser.add_argument("--embeddings", nargs="+", default=["random", "spectral"])
     parser.add_argument("--output_dir", default="runs/tlm_tiny")
     parser.add_argument("--jobs", type=int, default=2)

@@ -312,23 +312,32 @@ def _spread(ratios: list[float]) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--bodies", nargs="+", choices=list(measures.BODIES), help="Default: 4x256 12x768; precision 4x256; gpu 12x768.")
-    add("--texts", nargs="+", choices=("short", "whole"), default=["short", "whole"], help="Of `throughput`.")
-    add("--packing", nargs="+", choices=("none", "group", "pack"), help="Default: all; of gpu group and pack.")
-    add("--steps", type=int, help="Timed steps of a run; default by body, of gpu 50, of pipeline 100.")
-    add("--repeats", type=int, help="Default: 3; overhead 5.")
+    add(
+        "--bodies",
+        nargs="+",
+        choices=list(measures.BODIES),
+        help="Default: 4x256 12x768; for precision 4x256, for gpu 12x768.",
+    )
+    add("--texts", nargs="+", choices=("short", "whole"), default=["short", "whole"], help="Texts of `throughput`.")
+    add("--packing", nargs="+", choices=("none", "group", "pack"), help="Default: all; for gpu group and pack.")
+    add("--steps", type=int, help="Timed steps of a run; default by body, for gpu 50, for pipeline 100.")
+    add("--repeats", type=int, help="Default: 3; for overhead 5.")
     add("--threads", type=int, default=os.cpu_count())
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="Of all sections but pipeline, step and corpus.")
-    add("--bf16", action="store_true", help="Autocast: throughput, ceiling, overhead, memory, gpu.")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="Device; pipeline, step and corpus use the CPU.")
+    add("--bf16", action="store_true", help="Autocast in throughput, ceiling, overhead, memory and gpu.")
     add(
         "--compile",
         action=argparse.BooleanOptionalAction,
-        help="torch.compile: throughput, ceiling, overhead, memory; gpu has both ways unless one is given.",
+        help="torch.compile in throughput, ceiling, overhead and memory; gpu measures both ways unless one is given.",
     )
-    add("--compile_backend", default="inductor", help="Of torch.compile; `eager` only traces, for a rehearsal.")
-    add("--attn", choices=("sdpa", FLASH), help="Attention of both sides; gpu: of ours, by default all that is installed.")
-    add("--batch_size", type=int, default=256, help="Texts a step in gpu; elsewhere 32.")
-    add("--passages", type=int, default=150_000, help="Passages of the corpus that ChemProt's are retrieved from.")
+    add("--compile_backend", default="inductor", help="Backend of torch.compile; `eager` only traces, for a rehearsal.")
+    add(
+        "--attn",
+        choices=("sdpa", FLASH),
+        help="Attention of both sides; in gpu of ours only, by default all installed ones.",
+    )
+    add("--batch_size", type=int, default=256, help="Texts per step in gpu; 32 elsewhere.")
+    add("--passages", type=int, default=150_000, help="Passages of the corpus to retrieve ChemProt's from.")
     add("--vocab_size", type=int, default=30_522)
     add("--corpus_sizes", nargs="+", type=int, default=[10, 1000, 10_000], help="MB of token ids.")
     add("--work_dir", default="runs/training_benchmark")
