@@ -26,7 +26,7 @@ from hf_tlm.utils.options import option
 
 @dataclass
 class OutputArguments:
-    """Where the results are written."""
+    """Settings of the output."""
 
     output_dir: str | None = option(
         None, "Folder of the results: for each baseline one with scores, predictions and model. Default: none are written."

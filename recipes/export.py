@@ -28,7 +28,7 @@ from hf_tlm.utils.options import option
 
 @dataclass
 class CheckArguments(TaskArguments):
-    """The labelled task on whose validation texts the files are checked."""
+    """Settings of the labelled task on whose validation texts the files are checked."""
 
     task: str | None = option(
         None,

@@ -31,7 +31,7 @@ SCALE = ROOT / "recipes" / "configs" / "tlm" / "minute.yaml"  # The settings of 
 
 @dataclass
 class QuickstartArguments:
-    """What to run, and where the results are written."""
+    """Settings of the quickstart: what to run, and where results are written."""
 
     task: str | None = option(None, "Your own task: a folder, as in hf-tlm train.")
     corpus: str | None = option(None, "Your own corpus: files, as in hf-tlm retrieve.")

@@ -28,7 +28,7 @@ from hf_tlm.utils.options import option
 
 @dataclass
 class ReproduceArguments:
-    """Where the results are written, and which steps are run."""
+    """Settings of the run: where results are written, and which steps are run."""
 
     output_dir: str = option(help="Folder of the table, its subsets and its runs.")
     prepare_only: bool = option(

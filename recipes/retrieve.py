@@ -33,7 +33,7 @@ SAMPLE = 2000  # Number of passages from which their length is estimated.
 
 @dataclass
 class RetrieveArguments:
-    """Where the results are written."""
+    """Settings of the output."""
 
     output_dir: str = option(help="Folder of the subset; an existing subset there is replaced.")
     num_examples: int = option(3, "Number of retrieved passages to print; the report has ten.")

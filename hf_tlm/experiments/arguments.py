@@ -23,7 +23,7 @@ BUDGETS = frozenset(("max_steps", "max_flops", "max_tokens", "max_hours", "num_t
 
 @dataclass
 class TableArguments:
-    """The tasks, arms and seeds of the table, and its budget."""
+    """Settings of the table: its tasks, arms and seeds, and its budget."""
 
     tasks: list[str] = option(
         help=(

@@ -30,7 +30,7 @@ MAX_COMMANDS = 4  # Most commands that a page names; processes that share a tabl
 
 @dataclass
 class Row:
-    """One arm on one task.
+    """The results of one arm on one task.
 
     subset_seconds: wall-clock seconds of its subset; for a part of BM25's subset, without the seconds of BM25.
     seeds: number of runs that it will have.

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class SelectionArguments:
-    """Which passages of a subset are kept."""
+    """Settings of the selection: which passages of a subset are kept."""
 
     subset: str = option(
         help=(

@@ -98,7 +98,7 @@ class ScoreFiles:
         atomic_write(self._path(number), file.getvalue() + _checksum(file.getvalue()))
 
     def __getitem__(self, key: tuple[slice, slice]) -> np.ndarray:
-        """float32 [N, stop - start]: `scores[:, start:stop]`."""
+        """Return the columns `scores[:, start:stop]`, float32 [N, stop - start]."""
         every, columns = key
         block = np.empty((self.shape[0], len(range(*columns.indices(self.shape[1])))), np.float32, order="F")
         for number in range(self.num_shards):
@@ -249,7 +249,7 @@ class DocumentScores:
         return range(sum(counts[:rank]), sum(counts[: rank + 1]))
 
     def __getitem__(self, key: tuple[slice, slice]) -> np.ndarray:
-        """float32 [N, stop - start]: `scores[:, start:stop]`."""
+        """Return the columns `scores[:, start:stop]`, float32 [N, stop - start]."""
         rows, columns = key
         return np.concatenate([self._scores(name)[:, columns] for name in self._batches])[rows]
 

@@ -43,7 +43,7 @@ SCORER_FILE = "scorer.json"
 
 
 class InfluenceScorer:
-    r"""Influence of passages on batches of a labelled task (ISS, Wang et al. 2023, equation 6).
+    r"""A scorer of the influence of passages on batches of a labelled task (ISS, Wang et al. 2023, equation 6).
 
     .. math:: I(p, t) = \langle \nabla_\theta L_{mlm}(p), \nabla_\theta L_{task}(t) \rangle
 

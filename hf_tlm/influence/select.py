@@ -172,7 +172,7 @@ def check_inputs(
     """Check that passages of the subset can be selected for the task; return how many to keep, None if `top_k` decides.
 
     Raises:
-        InfluenceError: see `select`.
+        InfluenceError, TaskError: see `select`.
     """
     if len(subset) == 0:
         raise InfluenceError("There is nothing to select from: the subset is empty.")

@@ -38,7 +38,7 @@ _PASSING = ("*.lock", ".*", "*/.*", "*events.out.tfevents*", "tokenizer/*")
 
 
 class LockError(HfTlmError):
-    """Raised when another process writes a folder, or a folder cannot be locked."""
+    """Raised when a folder cannot be locked, usually because another process writes it."""
 
 
 class Flock:

@@ -133,7 +133,7 @@ RANGES: dict[str, Range] = {
     "crop_fraction": _PART,
     "stage2_class_balance": _SHARE,
     **_each("stage2_min_steps early_stopping_patience stage2_early_stopping_patience", Range(0, COUNT, whole=True)),
-    # Options of the Trainer that hf_tlm does not change.
+    # Options of the Trainer only.
     "save_total_limit": _COUNT,
     "dataloader_num_workers": Range(0, 256, whole=True),
     "dataloader_prefetch_factor": Range(1, 1024, whole=True),

@@ -144,7 +144,7 @@ def plain_output() -> Iterator[None]:
 
 
 class _AboveBars(logging.StreamHandler):
-    """A log handler that writes each record on its own line, above progress bars instead of into them."""
+    """A log handler that writes records above progress bars; otherwise they would begin behind a bar, on its line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return for_terminal(super().format(record))
