@@ -94,7 +94,7 @@ def retrieve(
             ids; every query is empty; no query shares a word with any passage; num_passages is missing, larger than the
             corpus, or given to BM25; the index in index_dir is of another corpus or damaged; no passage is left.
         CorpusError: the corpus is empty or cannot be read.
-        TaskError: the task is neither classification nor regression, and so has no texts to query with.
+        TaskError: the task is neither classification nor regression; other kinds have no texts of their own to query with.
     """
     check_task(task, "Retrieval", "classification", "regression")
     if corpus is not None and not hasattr(corpus, "to_dataset"):

@@ -334,7 +334,7 @@ def share_out(
 
 @contextlib.contextmanager
 def cluster(name: str, options: dict[str, Any], preload: list[str]) -> Iterator[None]:
-    """Start what the tasks of a run need, and stop it after the block.
+    """Start what the tasks of a run need; a connection to Ray opened here is closed after the block.
 
     local: the server process that workers are forked from; it imports the modules of `preload` in the background. ray: an
     existing connection or, if there is none, one to options["address"], $RAY_ADDRESS, or a new cluster on this machine.
