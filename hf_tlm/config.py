@@ -240,9 +240,10 @@ def imported(cls: type[Any] | str) -> type[Any]:
 
 
 def _titled(cls: type) -> type:
-    """Return a subclass that HfArgumentParser lists under the first line of the class's docstring."""
-    title = (inspect.getdoc(cls) or "").partition("\n")[0].rstrip(".")
-    return type(cls.__name__, (cls,), {"_argument_group_name": title})
+    """Return a subclass that HfArgumentParser lists under what the class's docstring says that it has the settings of."""
+    summary = (inspect.getdoc(cls) or "").partition("\n")[0].rstrip(".")
+    title = re.sub("^(Settings|Options) of (the |an? )?", "", summary)
+    return type(cls.__name__, (cls,), {"_argument_group_name": title[:1].upper() + title[1:]})
 
 
 @functools.cache

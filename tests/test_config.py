@@ -117,6 +117,26 @@ def test_a_switch_and_its_negative_have_texts_of_their_own(capsys):
     assert shown.count("Leave out passages that hold") == 1
 
 
+@pytest.mark.parametrize(
+    "summary,title",
+    [
+        ("Settings of the page.", "Page"),
+        ("Options of an export, and its files.", "Export, and its files"),
+        ("The report at the end.", "The report at the end"),
+        ("Settings of theories.", "Theories"),
+    ],
+)
+def test_options_are_listed_under_what_they_are_settings_of(summary, title, capsys):
+    @dataclass
+    class Page:
+        page: str | None = option(None, "Folder for a web page.")
+
+    Page.__doc__ = summary
+    with pytest.raises(SystemExit):
+        parse(Page, recipe="export", description="", args=["--help"])
+    assert f"\n{title}:\n  --page" in capsys.readouterr().out
+
+
 def test_an_option_that_is_missing_is_named_once(capsys):
     @dataclass
     class Place:
