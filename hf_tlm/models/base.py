@@ -260,7 +260,7 @@ class Tail:
 def places(chosen: torch.Tensor) -> torch.Tensor:
     """Return the indices at which bool [R, S] is True in the flattened rows, int64 [M], ascending.
 
-    Their number makes the CPU wait for the GPU: so it does once, before a pass begins, and not wherever they are read.
+    Counting them makes the CPU wait for the GPU: this happens once, before a pass, and not wherever the tokens are read.
     """
     found = chosen.flatten().nonzero().squeeze(1)
     torch._dynamo.maybe_mark_dynamic(found, 0)  # Else code compiled for the first M is compiled once more.
