@@ -301,7 +301,7 @@ def publish_subset(
 
 
 def publish_space(folder: str | os.PathLike, repo_id: str, *, license: str | None = None, **options: Any) -> Push:
-    """Publish a page that the `--page` of `hf-tlm export` wrote as a static Space.
+    """Publish a page that `hf-tlm export` wrote as a static Space.
 
     Args:
         license: for the Space's metadata.
@@ -319,13 +319,13 @@ def publish_space(folder: str | os.PathLike, repo_id: str, *, license: str | Non
         if any(fnmatch(name, glob) for glob in REPLACED["space"]) and not path.name.startswith(".")
     }
     if not {"index.html", "page.json"} <= set(files):
-        raise HubError(f"{folder} holds no page: expected index.html and page.json, as the `--page` of `hf-tlm export` leaves them.")
+        raise HubError(f"{folder} holds no page: expected index.html and page.json, as `hf-tlm export --page` leaves them.")
     if f"model/{EXPORT_FILE}" in files:
         read_export(folder / "model", HubError, all_files=False)
     title = str(read_object(folder / "page.json", HubError).get("title"))
     about = {"title": title, "sdk": "static", "app_file": "index.html", "tags": ["hf_tlm", "onnx"]}
     about |= {} if license is None else {"license": license}
-    text = "The model runs in the browser's tab; no text leaves it. Made by the `--page` of `hf-tlm export`."
+    text = "The model runs in the browser's tab; no text leaves it. Made by `hf-tlm export --page`."
     with tempfile.TemporaryDirectory() as work:
         files[CARD] = Path(work) / CARD
         atomic_write(files[CARD], f"---\n{yaml.safe_dump(about, allow_unicode=True, sort_keys=False)}---\n\n{text}\n")
