@@ -248,5 +248,8 @@ def _of_npm(package: str, names: Sequence[str]) -> dict[str, bytes]:
             told = " ".join((done.stderr or done.stdout).split())
             raise ArgumentsError(f"npm cannot fetch {package}: {told:.200}. {_INSTALL}")
         with tarfile.open(packed[0]) as archive:
+            packed_files = {member.name for member in archive if member.isfile()}
+            if missing := [name for name in names if f"package/dist/{name}" not in packed_files]:
+                raise ArgumentsError(f"The archive of {package} that npm fetched lacks dist/{missing[0]}. {_INSTALL}")
             members = {name: archive.extractfile(f"package/dist/{name}") for name in names}
             return {name: member.read() for name, member in members.items() if member is not None}

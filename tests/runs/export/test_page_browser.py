@@ -536,6 +536,16 @@ def test_refused(exported, tmp_path, monkeypatch):
     assert (page / ".git").is_dir()
 
 
+def test_an_archive_of_npm_without_an_expected_file_is_refused(tmp_path, monkeypatch):
+    npm = tmp_path / "npm"
+    npm.write_text("#!/bin/sh\nmkdir -p package/dist\ntar -czf package.tgz package\n")
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    expected = r"archive of @huggingface/transformers@4.3.1 .* lacks dist/transformers.web.min.js\..*npm install"
+    with pytest.raises(ArgumentsError, match=expected):
+        module.read_runtime()
+
+
 def test_a_damaged_export_makes_no_page(exported, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "read_runtime", lambda folder: {})
     folder = shutil.copytree(exported.folder, tmp_path / "copy")
