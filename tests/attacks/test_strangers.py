@@ -188,6 +188,7 @@ PROMPT |= {"sets": 1, "similarity_model": None, "examples": None}
         ({"similarity_model": {"trust_remote_code": True}}, "similarity_model must be a text"),
         ({"examples": [{"text": "x", "label": -1}]}, "examples.0.label must be a whole number"),
         ({"examples": [{"text": "x", "label": 7}]}, "examples of more classes"),
+        ({"examples": [{"text": "x", "label": 0}] * 2}, "has examples, but none of class 'b': expected two or more of each"),
         ({"examples": [3]}, "examples.0 must be an object"),
     ],
 )

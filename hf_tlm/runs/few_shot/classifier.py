@@ -191,6 +191,12 @@ class PromptClassifier:
         prompt, examples = Prompt(saved.pop("template"), saved.pop("label_words")), saved.pop("examples")
         if examples and not all(row["label"] < len(prompt.label_words) for row in examples):
             raise PromptError(f"{PROMPT_FILE} of {name_or_path} has examples of more classes than it has label words.")
+        labels = {row["label"] for row in examples or ()}
+        if lacking := [name for label, name in enumerate(prompt.label_words) if labels and label not in labels]:
+            raise PromptError(
+                f"{PROMPT_FILE} of {name_or_path} has examples, but none of class {lacking[0]!r}: expected two or more of "
+                "each class. Add them, or set examples to null to classify without demonstrations."
+            )
         examples = Dataset.from_list(list(examples)) if examples else None
         return cls(load_masked_lm(name_or_path), load_tokenizer(name_or_path), prompt, examples=examples, **saved)
 
