@@ -197,6 +197,10 @@ def search_package(
         RetrievalError: the corpus is empty, top_k is below 1, the engine is unknown, or it lacks the variant.
     """
     settings = settings or Bm25Settings()
+    if backend not in BACKENDS:
+        raise RetrievalError(
+            f"backend: expected one of {', '.join(BACKENDS)}; received {backend!r}. For our own index, use Index.search."
+        )
     check_engine(backend, settings)
     check_numbers(RetrievalError, top_k=top_k)
     if len(corpus) == 0:

@@ -90,7 +90,7 @@ class Bm25Settings:
 def check_engine(engine: str, settings: Bm25Settings) -> None:
     """Check that the engine exists and offers the variant, or raise a RetrievalError."""
     if engine not in VARIANTS:
-        raise RetrievalError(f"There is no BM25 engine {engine!r}; expected one of {', '.join(VARIANTS)}.")
+        raise RetrievalError(f"engine: expected one of {', '.join(VARIANTS)}; received {engine!r}.")
     if settings.variant not in VARIANTS[engine]:
         raise RetrievalError(f"{engine} has no BM25 variant {settings.variant!r}. {_offers()}")
 

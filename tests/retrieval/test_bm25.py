@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from hf_tlm.retrieval import Analyzer, Bm25Settings, Index, RetrievalError, tokenize_texts
 from hf_tlm.retrieval.engine import MAX_BATCH, RANK_BM25, search_package
-from hf_tlm.retrieval.settings import VARIANTS
+from hf_tlm.retrieval.settings import VARIANTS, check_engine
 
 KEEP = Analyzer(stopwords=None)
 PACKAGES = ("bm25s", "rank_bm25")
@@ -252,8 +252,12 @@ def test_a_variant_the_engine_lacks_lists_what_there_is(search):
 
 
 def test_bad_searches_are_refused_before_any_work(search):
-    with pytest.raises(RetrievalError, match="expected one of bm25, bm25s, rank_bm25"):
-        search([["aa"]], [["aa"]], 1, backend="lucene")
+    with pytest.raises(RetrievalError, match="expected one of bm25, bm25s, rank_bm25; received 'lucene'"):
+        check_engine("lucene", Bm25Settings())
+    texts = tokenize_texts(["aa"], KEEP)
+    for backend in ("bm25", "lucene"):  # Our own index is no package.
+        with pytest.raises(RetrievalError, match=f"expected one of bm25s, rank_bm25; received '{backend}'.*Index.search"):
+            search_package(texts, texts, 1, backend=backend)
     for backend in VARIANTS:
         with pytest.raises(RetrievalError, match="top_k: expected"):
             search([["aa"]], [["aa"]], 0, backend=backend)
