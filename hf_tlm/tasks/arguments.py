@@ -89,7 +89,7 @@ class TaskArguments:
 
         pairs = [pair.partition("=") for pair in self.columns or []]
         if wrong := ["".join(pair) for pair in pairs if not all(pair)]:
-            raise TaskError(f"--columns takes role=column pairs, as in context=article; received {', '.join(wrong)}.")
+            raise TaskError(f"--columns expects role=column pairs, such as context=article; received {', '.join(wrong)}.")
         return load_task(
             self.task,
             kind=self.task_kind,
@@ -116,7 +116,7 @@ class TaskArguments:
         pairs = [pair.partition("=") for pair in self.metric.split()]
         if wrong := ["".join(pair) for pair in pairs if not pair[0] or pair[2] not in METRICS]:
             raise TaskError(
-                f"--metric takes a metric, or task=metric pairs as in 'mrpc=accuracy stsb=spearman'; received "
-                f"{', '.join(wrong)}. Metrics are {', '.join(METRICS)}."
+                f"--metric expects a metric, or task=metric pairs such as 'mrpc=accuracy stsb=spearman'; received "
+                f"{', '.join(wrong)}. The metrics are {', '.join(METRICS)}."
             )
         return {name: metric for name, _, metric in pairs}

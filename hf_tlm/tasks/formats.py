@@ -110,7 +110,7 @@ def _place(path: Path, name: str, universal: bool) -> int:
         return CONLLU.index(name)
     if _NUMBER.fullmatch(name):
         return int(name)
-    known = f", or of {', '.join(CONLLU)}" if universal else ""
+    known = f", or one of {', '.join(CONLLU)}" if universal else ""
     raise TaskError(f"{path}: a column is a number from 0 (or -1, -2 ... from the end){known}; received {name!r}.")
 
 
@@ -131,17 +131,15 @@ def _width(
         if cells[0].lower() in _WORDS and _TAGS & {cell.lower() for cell in cells[1:]}:
             raise TaskError(
                 f"{path}, line {number} names columns ({', '.join(cells)}): expected a word and its tag on every line. "
-                "Remove it; columns are numbers (--columns tokens=0 tags=-1)."
+                "Remove this line; columns are chosen by number (--columns tokens=0 tags=-1)."
             )
         for role, place in places.items():
             if not -width <= place < width:
-                raise TaskError(
-                    f"{path}, line {number} has {width} columns; there is no column {names[role]} for the {role}."
-                )
+                raise TaskError(f"{path}, line {number} has {width} columns, but no column {names[role]} for the {role}.")
     if len(cells) != width:
         raise TaskError(
-            f"{path}, line {number} has {len(cells)} columns; the lines before it have {width}. Such a file has a word and "
-            "its tag a line, and an empty line after a sentence."
+            f"{path}, line {number} has {len(cells)} columns; the previous lines have {width}. A CoNLL file has one word "
+            "and its tag per line, and an empty line after each sentence."
         )
     return width
 
@@ -184,8 +182,9 @@ def read_squad_json(path: Path) -> Dataset:
                     )
     except (KeyError, TypeError, AttributeError) as error:  # A missing key, or a value of another type.
         raise TaskError(
-            f"{path} begins as a SQuAD file and goes on otherwise after {len(rows)} questions: {error}. Articles have "
-            "paragraphs, these a context and qas, and these an id, a question and answers with text and answer_start."
+            f"{path} begins as a SQuAD file, but has another structure after {len(rows)} questions: {error}. Articles have "
+            "paragraphs; paragraphs have a context and qas; qas have an id, a question and answers with text and "
+            "answer_start."
         ) from error
     return Dataset.from_list(rows, features=FEATURES)
 
@@ -196,7 +195,8 @@ def check_excel(path: Path) -> None:
         import openpyxl  # noqa: F401  # pandas' own message only mentions an optional dependency.
     except ImportError as error:
         raise TaskError(
-            f"{path}: Excel files need openpyxl, which is not installed: pip install 'hf-tlm[excel]', or save it as CSV."
+            f"{path}: Excel files need openpyxl, which is not installed: pip install 'hf-tlm[excel]', or save the file "
+            "as CSV."
         ) from error
 
 
@@ -209,7 +209,9 @@ def read_excel(path: Path) -> dict[str, list[Any]]:
     check_excel(path)
     with pandas.ExcelFile(path, engine="openpyxl") as book:
         if len(book.sheet_names) > 1:
-            logger.warning("%s has %d sheets; the first, %s, is read.", path, len(book.sheet_names), book.sheet_names[0])
+            logger.warning(
+                "%s has %d sheets; only the first, %s, is read.", path, len(book.sheet_names), book.sheet_names[0]
+            )
         sheet = book.parse(0, dtype=object, keep_default_na=False, na_values=[""])
     return {str(name): _plain([None if pandas.isna(cell) else cell for cell in sheet[name]]) for name in sheet.columns}
 
@@ -224,12 +226,12 @@ def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
     """
     frame = pandas.DataFrame(dict(columns))
     if len(frame) >= _ROWS:
-        raise TaskError(f"A sheet of Excel has {_ROWS:,} rows, and these are {len(frame) + 1:,}. Write csv or parquet.")
+        raise TaskError(f"An Excel sheet has at most {_ROWS:,} rows; received {len(frame) + 1:,}. Write csv or parquet.")
     frame = frame.map(lambda cell: _CONTROL.sub("", cell) if isinstance(cell, str) else cell)
     beyond = frame.map(lambda cell: isinstance(cell, str) and len(cell) > _CHARACTERS).sum()
     if cut := ", ".join(f"{count:,} in {name}" for name, count in beyond.items() if count):
         logger.warning(
-            "A cell of Excel holds %s characters; longer texts are cut: %s. csv and parquet keep them.",
+            "An Excel cell has at most %s characters; longer texts are truncated: %s. csv and parquet keep them complete.",
             f"{_CHARACTERS:,}",
             cut,
         )

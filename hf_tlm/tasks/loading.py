@@ -104,8 +104,8 @@ def load_task(
     spec = _with_metric(spec, metric, registered)
     if ROLES[spec.kind] and (text_columns is not None or label_column is not None):
         raise TaskError(
-            f"Task {spec.name}: --text_column and --label_column are of classification and regression. Say which column of "
-            f"a {spec.kind} task is which with --columns; the roles are {', '.join(ROLES[spec.kind])}."
+            f"Task {spec.name}: --text_column and --label_column are for classification and regression. Name the columns "
+            f"of a {spec.kind} task with --columns; the roles are {', '.join(ROLES[spec.kind])}."
         )
     if text_columns is not None:
         spec = dataclasses.replace(spec, text_columns=tuple(text_columns), other_text_columns=())
@@ -128,7 +128,7 @@ def _with_metric(spec: TaskSpec, metric: str | Mapping[str, str] | None, registe
     if isinstance(metric, Mapping):
         if unknown := [name for name in metric if name not in TASKS]:
             raise TaskError(
-                f"metric names tasks that are not registered: {', '.join(unknown)}; there are {', '.join(TASKS)}."
+                f"metric: expected names of registered tasks ({', '.join(TASKS)}); received {', '.join(unknown)}."
             )
         metric = metric.get(spec.name.removeprefix("glue_")) if registered else None
     if metric is None:
@@ -142,9 +142,9 @@ def _check_hub_options(spec: TaskSpec, task: str, config_name: str | None, revis
     if Path(spec.path).exists() and (config_name is not None or revision is not None):
         given = ", ".join(name for name, value in (("config", config_name), ("revision", revision)) if value is not None)
         kind = "folder" if Path(spec.path).is_dir() else "file"
-        raise TaskError(f"{given} of the task: for a dataset of the Hub, and {task} is a {kind}. Leave it out.")
+        raise TaskError(f"{given} of the task: only for a dataset on the Hub; {task} is a {kind}. Remove {given}.")
     if "@" in task and None not in (spec.revision, revision) and spec.revision != revision:
-        raise TaskError(f"{task} names the revision {spec.revision}, and the option another, {revision}. Give one of them.")
+        raise TaskError(f"{task} names the revision {spec.revision}, but the option names {revision}. Pass one of them.")
 
 
 def _plain(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, Dataset]:
@@ -160,14 +160,15 @@ def _plain(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, D
             isinstance(one, (list, tuple)) and not any(isinstance(row, Mapping) for row in one) for one in data.values()
         )
         one = data if columns or not isinstance(splits, Mapping) else other[0]
-        made = f" Make one of it with {dataset_of(one)}." if isinstance(one, Iterable) else ""
+        made = f" Create a dataset with {dataset_of(one)}." if isinstance(one, Iterable) else ""
         raise TaskError(
-            f"A task is a name, a path, a datasets.Dataset, or a mapping of splits to them; received {kind_of(one)}.{made}"
+            "task: expected a name, a path, a datasets.Dataset, or a mapping of splits to datasets; received "
+            f"{kind_of(one)}.{made}"
         )
     if lazy := [name for name, rows in splits.items() if rows.format["type"] == "custom"]:
         raise TaskError(
             f"Task {spec.name}: {'the data' if lazy == [TABLE] else lazy[0]} has a transform (with_transform), which is not "
-            "read. Apply it with map."
+            "supported. Apply the transform with map."
         )
     # In a tensor format, two labels of the same class would not be equal.
     return {name: rows.with_format(None) for name, rows in splits.items()}
@@ -188,7 +189,7 @@ def _with_shares(
     """
     for split, share in shares.items():
         if share and split in splits:
-            raise TaskError(f"{split}_share {share:g}: {spec.name} has a {split} split of its own. Leave the option out.")
+            raise TaskError(f"{split}_share {share:g}: {spec.name} already has a {split} split. Remove the option.")
     if TABLE in splits:
         given = {split: SHARE if share is None else share for split, share in shares.items()}
         found, numbers = hold_out(spec, splits[TABLE], given)
@@ -216,7 +217,7 @@ def _find(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
         name = Path(task).resolve().name if Path(task).is_dir() else uncompressed(Path(task)).stem
         known = TASKS.get(name.removeprefix("glue_"))
         if known is not None:
-            logger.info("%s is named like the registered task %s: its metric is %s.", task, known.name, known.metric)
+            logger.info("%s has the name of the registered task %s, so its metric is %s.", task, known.name, known.metric)
             local: dict[str, Any] = {"path": task, "config_name": None, "data_files": None, "split_sizes": None}
             return dataclasses.replace(known, name=name, **local), True
         return TaskSpec(name=name, path=task), False
@@ -226,8 +227,8 @@ def _find(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
     if may_be_repo(path):
         return TaskSpec(name=path.split("/")[1], path=path, revision=revision or None), False
     raise TaskError(
-        f"No task {task!r}: it is neither a registered task ({', '.join(TASKS)}), nor a folder or file here, nor a Hub id "
-        "(owner/name)."
+        f"No task {task!r}: it is neither a registered task ({', '.join(TASKS)}), nor an existing folder or file, nor a Hub "
+        "id (owner/name)."
     )
 
 
@@ -269,7 +270,9 @@ def task_from_datasets(
     check_given(TaskError, spec=(spec, TaskSpec))
     check_numbers(TaskError, max_train_samples=max_train_samples, max_eval_samples=max_eval_samples)
     if isinstance(splits, Dataset):
-        raise TaskError("splits: expected train and validation; received a Dataset. load_task(dataset) holds some out.")
+        raise TaskError(
+            "splits: expected train and validation; received a Dataset. Use load_task(dataset), which holds out texts."
+        )
     splits = _plain(spec, splits)
     label_names = None if label_names is None else _class_names(label_names)
     for name in ("train", "validation"):
@@ -283,7 +286,9 @@ def task_from_datasets(
     if not ROLES[spec.kind]:
         spec = reader.with_columns_of(spec, splits["train"])
     if spec.text_columns == ("text",) and "text_pair" in splits["train"].column_names:
-        logger.warning("Task %s: text_pair is not read. --text_pair_column text_pair makes pairs of the texts.", spec.name)
+        logger.warning(
+            "Task %s: the column text_pair is ignored. Pass --text_pair_column text_pair to use pairs of texts.", spec.name
+        )
     names = reader.label_names(spec, splits["train"])
     if label_names is not None and sorted(label_names) == sorted(names):
         names = tuple(label_names)
@@ -301,7 +306,9 @@ def task_from_datasets(
     if label_names is not None:
         task.label_names = _renamed(names, label_names)
     if spec.classes and len(spec.classes) != task.num_labels:
-        logger.warning("Task %s has %d classes here; the papers report %d.", spec.name, task.num_labels, len(spec.classes))
+        logger.warning(
+            "Task %s has %d classes in these data; the papers report %d.", spec.name, task.num_labels, len(spec.classes)
+        )
     return task
 
 
@@ -336,7 +343,7 @@ def _usable(
         raise unusable(spec, f"Task {spec.name} has unusable rows", problems, faults)
     for split, bad in dropped.items():
         if bad:
-            logger.warning("Task %s, %s: left out %s.%s", spec.name, split, left_out(bad), advice(spec, bad))
+            logger.warning("Task %s, %s: rows left out: %s.%s", spec.name, split, left_out(bad), advice(spec, bad))
     return checked, dropped
 
 
@@ -361,7 +368,9 @@ def _report(
         if split != "train":
             report[split]["texts_also_in_train"] = sum(content in seen_in_training for content in contents)
     if counts := ", ".join(f"{split} {count:,}" for split, count in several.items() if count):
-        logger.warning("Task %s: texts that have more than one label, of which a model can give one: %s.", spec.name, counts)
+        logger.warning(
+            "Task %s: texts with more than one label, of which a model can predict only one: %s.", spec.name, counts
+        )
     return report
 
 
@@ -378,8 +387,8 @@ def _sampled(spec: TaskSpec, rows: Dataset, option: str, size: int) -> Dataset:
     groups = strata(rows, spec.kind, places)
     if spec.kind == "classification" and size < (classes := len(np.unique(groups))):
         raise TaskError(
-            f"Task {spec.name}: {option} {size} is less than one example for each of {classes} classes. Give more; "
-            "for a few examples a class there is hf-tlm few-shot."
+            f"Task {spec.name}: {option} {size} is less than one example for each of {classes} classes. Increase it, "
+            "or use hf-tlm few-shot for a few examples per class."
         )
     chosen = rows.select(sample(groups, places, size))
     return Dataset.from_dict(chosen.to_dict(), features=rows.features)  # Copied, as `stored` ignores selections.
@@ -392,11 +401,11 @@ def _class_names(label_names: Any) -> list[str]:
         TaskError: they are anything else than strings in an order.
     """
     if isinstance(label_names, (str, Mapping)) or not hasattr(label_names, "__iter__"):
-        listed = " Give list(id2label.values()), in the order of the indices." if isinstance(label_names, Mapping) else ""
-        raise TaskError(f"label_names: expected a list of texts; received a {type(label_names).__name__}.{listed}")
+        listed = " Pass list(id2label.values()), in the order of the indices." if isinstance(label_names, Mapping) else ""
+        raise TaskError(f"label_names: expected a list of strings; received a {type(label_names).__name__}.{listed}")
     names = list(label_names)
     if other := [name for name in names if not isinstance(name, str)]:
-        raise TaskError(f"label_names: expected texts; received {other[0]!r:.60}, a {type(other[0]).__name__}.")
+        raise TaskError(f"label_names: expected strings; received {other[0]!r:.60}, of type {type(other[0]).__name__}.")
     return names
 
 
@@ -409,7 +418,7 @@ def _renamed(names: tuple[str, ...], given: Sequence[str]) -> tuple[str, ...]:
     """
     numbered = all(name.isdecimal() for name in names)
     if len(set(given)) != len(given) or len(given) != len(names) or not (numbered or set(given) == set(names)):
-        own = "" if numbered else " Classes that are not numbers keep their names: label_names gives these another order."
+        own = "" if numbered else " Classes that are not numbers keep their names: label_names can only reorder them."
         raise TaskError(
             f"label_names: expected {len(names)} different names, for the classes {', '.join(names):.200} in this order; "
             f"received {', '.join(given):.200}.{own}"

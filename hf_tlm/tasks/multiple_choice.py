@@ -24,7 +24,7 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     number = counts.most_common(1)[0][0] if counts else 0
     if not 2 <= number <= len(string.ascii_uppercase):
         raise TaskError(
-            f"Task {spec.name}: a multiple-choice task needs 2 to 26 options a question, as a list of strings; most "
+            f"Task {spec.name}: a multiple-choice task needs 2 to 26 options per question, as a list of strings; most "
             f"training rows have {number}."
         )
     return tuple(string.ascii_uppercase[:number])

@@ -53,7 +53,7 @@ _NUMBER = re.compile(r"\s*[+-]?((0|[1-9][0-9]{0,17})(\.[0-9]*)?|\.[0-9]+)([eE][+
 _NAN = {"nan", "NaN"}
 _TRUTH: dict[str | None, Any] = {word: word[0] in "Tt" for word in ("True", "TRUE", "true", "False", "FALSE", "false")}
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
-LOCAL = "Without a network, give the path of a folder with train, validation and test files."
+LOCAL = "Without a network, pass the path of a folder with train, validation and test files."
 
 
 def read_splits(
@@ -92,7 +92,7 @@ def _files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
         if len(files) > 1:
             names = [file.name for file in files]
             packed = [name for name in names if uncompressed(Path(name)).name in {*names} - {name}]
-            which = f" Where they are the same, remove {', '.join(packed)}." if packed else ""
+            which = f" If they have the same content, remove {', '.join(packed)}." if packed else ""
             raise TaskError(f"{spec.path} holds several files for {split}: {', '.join(names)}. Keep one.{which}")
         if files:
             found[split] = files[0]
@@ -103,7 +103,7 @@ def _files(spec: TaskSpec, folder: Path) -> dict[str, Path]:
         names = [name for name in names if _MEANT[split].search(name.casefold())]
         if others := [name for name in names if folder / name not in found.values()]:
             logger.warning(
-                "Task %s: %s of %s is not read. For the split %s rename it: its name is %s.",
+                "Task %s: %s in %s is ignored. To use it as the %s split, rename it to %s.",
                 spec.name,
                 few(others, 5),
                 folder,
@@ -149,8 +149,8 @@ def named_splits(spec: TaskSpec, found: Mapping[str, Dataset]) -> dict[str, Data
     if named or len(found) == 1:
         return named or {TABLE: next(iter(found.values()))}
     raise TaskError(
-        f"Task {spec.name} has the splits {', '.join(map(str, found)) or '(none)'}: expected train, validation (valid, dev) "
-        "and test, or one alone, of which some texts are held out. Give them these names in Python: "
+        f"Task {spec.name}: expected the splits train, validation (valid, dev) and test, or a single split, of which some "
+        f"texts are held out; received {', '.join(map(str, found)) or 'none'}. Rename the splits in Python: "
         "load_task({'train': ..., 'validation': ...})."
     )
 
@@ -164,16 +164,17 @@ def _only_table(folder: Path) -> Path:
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     if "dataset_dict.json" in names or {"dataset_info.json", "state.json"} <= set(names):
         raise TaskError(
-            f"{folder} was written by save_to_disk of datasets, whose files are no table. Read it in Python, "
-            f"load_task(load_from_disk({str(folder)!r})), or write it as parquet (to_parquet)."
+            f"{folder} was written by save_to_disk of datasets, whose files are not tables. Load it in Python, "
+            f"load_task(load_from_disk({str(folder)!r})), or save the dataset as parquet (to_parquet)."
         )
     tables = [folder / name for name in names if suffix_of(Path(name)) in BUILDERS and (folder / name).is_file()]
     if len(tables) == 1:
         return tables[0]
     shown = few(names, 10)
     raise TaskError(
-        f"{folder} holds {shown or 'nothing'}: expected files called train, validation (valid, dev) and test, or one table "
-        f"({', '.join(BUILDERS)}), of which some texts are held out. Rename the files, or give one of them as the task."
+        f"{folder} contains {shown or 'nothing'}: expected files named train, validation (valid, dev) and test, or one "
+        f"table ({', '.join(BUILDERS)}), of which some texts are held out. Rename the files, or pass one of them as "
+        "the task."
     )
 
 
@@ -202,7 +203,7 @@ def split_files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
     ):
         files = [folder / name for pattern in patterns for name in names if fnmatch.fnmatchcase(name, pattern)]
         if other := [path for path in files if not path.is_file()]:
-            raise TaskError(f"{other[0]} is a link that leads nowhere, or no file. Mend or remove it.")
+            raise TaskError(f"{other[0]} is a broken link, or not a file. Repair or remove it.")
         if files:
             return files
     return []
@@ -247,7 +248,7 @@ def separator_of(path: Path, separator: str | None = None) -> str:
         suffix = suffix_of(path)
         return "\t" if suffix == ".tsv" else find_separator(path) if suffix == ".csv" else ","
     if suffix_of(path) not in (".csv", ".tsv"):
-        raise TaskError(f"separator {separator}: for csv and tsv files, and this is {path}. Leave it out.")
+        raise TaskError(f"separator {separator}: only for csv and tsv files; received the file {path}. Remove the option.")
     separator = {"\\t": "\t", "tab": "\t"}.get(separator, separator)
     if len(separator) != 1 or separator in '"\r\n' or not separator.isascii():
         raise TaskError(f"separator must be one character, such as ; or tab; received {separator!r:.40}.")
@@ -259,12 +260,12 @@ def _check_type(path: Path) -> None:
     unpacked = path.suffix.lower() in _PACKED or packed and BUILDERS.get(suffix) not in ("csv", "json")
     if unpacked and Path(path.stem).suffix.lower() in (*BUILDERS, *SUFFIXES):
         raise TaskError(
-            f"{path}: read compressed are csv, tsv, jsonl and json, as {' and '.join(COMPRESSIONS)}. Unpack it first "
-            "(gunzip, unzip, bunzip2, unxz), and give the file that is in it."
+            f"{path}: only csv, tsv, jsonl and json files can be read compressed, as {' and '.join(COMPRESSIONS)}. Unpack "
+            "the file first (gunzip, unzip, bunzip2, unxz), and pass the unpacked file."
         )
     if suffix not in (*BUILDERS, *SUFFIXES):
         known = ", ".join(dict.fromkeys([*BUILDERS, *SUFFIXES]))
-        raise TaskError(f"{path}: the types of files are {known}; received {path.suffix!r}.")
+        raise TaskError(f"{path}: expected a file of one of the types {known}; received {path.suffix!r}.")
     if suffix not in (".parquet", ".xlsx"):
         check_encoding(path)
 
@@ -317,7 +318,7 @@ def stream_hub(spec: TaskSpec, rows: int) -> Iterator[dict[str, list[Any]]]:
     names = [name for name in _names(spec, "test") if name in found] or list(found)
     if len(names) > 1:
         raise TaskError(
-            f"{spec.path} has the splits {', '.join(names)}; which to predict on is only clear with a test split."
+            f"{spec.path}: expected a test split, or a single split, to predict on; received {', '.join(names)}."
         )
     yield from found[names[0]].iter(rows)
 
@@ -325,7 +326,7 @@ def stream_hub(spec: TaskSpec, rows: int) -> Iterator[dict[str, list[Any]]]:
 def _load_hub(spec: TaskSpec, streaming: bool = False) -> Mapping[str, Dataset | IterableDataset]:
     if not spec.path:
         raise TaskError(
-            f"The data of task {spec.name} are not on the Hub: give the path of a folder of that name with train, "
+            f"The data of task {spec.name} are not on the Hub: pass the path of a folder of that name with train, "
             "validation and test files."
         )
     csv = spec.data_files is not None and all(name.endswith(".csv") for name in spec.data_files.values())
@@ -398,11 +399,12 @@ def unlabelled_chunks(
         features, numbers = reader.features(spec, labelled=False), range(done, done + len(ids))
         found = canonical(path, ids, values, features, unique=False, numbers=numbers)
         if found.bad and not drop_bad_rows:
-            head = f"There are rows that cannot be predicted on (counted among the {len(rows)} from row {done} on)"
+            head = f"Some rows cannot be predicted on (counted among the {len(rows)} rows from row {done} on)"
             raise unusable(spec, head, found.problems, found.bad)
         if found.bad:
             logger.warning(
-                "%s, rows %d to %d, counted from 0: left out %s.", path, done, done + len(rows) - 1, left_out(found.bad)
+                "%s, rows %d to %d (counted from 0): rows left out: %s.",
+                *(path, done, done + len(rows) - 1, left_out(found.bad)),
             )
         done += len(rows)
         if len(found.rows):
@@ -420,8 +422,8 @@ def _check_columns(path: str, spec: TaskSpec, rows: Dataset) -> None:
     roles = [role for role in ROLES[spec.kind] if role not in ("answers", "starts", "label", "tags")]
     names = [column_of(spec, role, rows) or ROLES[spec.kind][role][0] for role in roles]
     if absent := [name for name in (names if roles else spec.text_columns) if name not in rows.column_names]:
-        chosen = "" if roles else "Choose with --text_column and --text_pair_column, or "
-        told = f"{chosen}give the columns of the file the names that they had in training."
+        chosen = "" if roles else "Choose columns with --text_column and --text_pair_column, or "
+        told = f"{chosen}rename the columns of the file to their names in training."
         raise missing(spec, path, absent, rows, told[0].upper() + told[1:])
 
 
@@ -433,7 +435,7 @@ def data_name(data: Any) -> str:
     """
     if isinstance(data, (str, os.PathLike)):
         return os.fspath(data)
-    written = " Write it to one: Dataset.to_json(file), DataFrame.to_csv(file, index=False)." if data is not None else ""
+    written = " Save them to a file: Dataset.to_json(file), DataFrame.to_csv(file, index=False)." if data is not None else ""
     raise TaskError(f"data: expected a file, or a Hub id (owner/name); received {kind_of(data)}.{written}")
 
 
@@ -442,7 +444,7 @@ def _stream(path: str, spec: TaskSpec, chunk: int, separator: str | None) -> Ite
         return stream_file(Path(path), spec, chunk, separator)
     name, _, revision = path.partition("@")
     if not may_be_repo(name) or Path(name).exists():
-        raise TaskError(f"No file {path!r} to predict on: give a file, or a Hub id (owner/name).")
+        raise TaskError(f"No file {path!r} to predict on: pass an existing file, or a Hub id (owner/name).")
     hub = dataclasses.replace(spec, path=name, revision=revision or None)
     if name != spec.path:
         hub = dataclasses.replace(hub, config_name=None, data_files=None, split_names={})

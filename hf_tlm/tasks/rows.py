@@ -27,16 +27,16 @@ logger = logging.getLogger(__name__)
 REPEATED, NO_WORDS = "a repeated id", "a sentence that is no list of words"
 # Advice for errors, by reason.
 SENTENCES = (
-    "A row is a sentence, whose tokens and tags are lists (jsonl, parquet); a file with a word and its tag a line, and an "
-    "empty line after a sentence, is called .conll, and no line of it names its columns."
+    "A row is a sentence, whose tokens and tags are lists (jsonl, parquet). A file with one word and its tag per line, and "
+    "an empty line after each sentence, needs the suffix .conll and no header."
 )
-DECODE = 'Make texts of the column before, such as frame[name].str.decode("utf-8") in pandas.'
+DECODE = 'Convert the column to texts first, for instance with frame[name].str.decode("utf-8") in pandas.'
 # End of a reason -> advice.
 _MENDING = {
-    "that is a list": 'Make one text of each list before, such as " ".join(texts) in Python.',
+    "that is a list": 'Join each list into one text first, for instance with " ".join(texts) in Python.',
     NO_WORDS: SENTENCES,
     "that is a bytes": DECODE,
-    "that is a dict": "Name the field of the object that holds the text, such as --text_column ticket.body.",
+    "that is a dict": "Name the field of the object that contains the text, for instance --text_column ticket.body.",
 }
 
 
@@ -81,8 +81,8 @@ def columns_of(spec: TaskSpec, split: str, rows: Dataset, *roles: str) -> list[l
     """
     names = [column_of(spec, role, rows) or ROLES[spec.kind][role][0] for role in roles]
     if absent := [name for name in names if name not in rows.column_names]:
-        advice = f"Say which column is which with --columns, for instance --columns {roles[0]}=name; the roles are "
-        advice += f"{', '.join(ROLES[spec.kind])}. If this is no {spec.kind} task, choose with --task_kind."
+        advice = f"Name the columns with --columns, for instance --columns {roles[0]}=name; the roles are "
+        advice += f"{', '.join(ROLES[spec.kind])}. If this is not a {spec.kind} task, choose another --task_kind."
         raise missing(spec, split, absent, rows, advice)
     return [rows[name][:] for name in names]
 
@@ -98,8 +98,8 @@ def missing(spec: TaskSpec, split: str, absent: list[str], rows: Dataset, advice
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         if spec.path != "memory" and has_lines_of_words(file):
             advice = (
-                f"{file.name} looks like a word and its tag a line, with an empty line after a sentence: such a file is "
-                f"called .conll (rename it), and no line of it names its columns. If it is a table: {advice}"
+                f"{file.name} seems to have one word and its tag per line, with an empty line after each sentence: give it "
+                f"the suffix .conll, and no header. If it is a table: {advice}"
             )
             break
     return TaskError(
@@ -118,7 +118,7 @@ def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | No
     if column is None:
         return list(default)
     if column not in rows.column_names:
-        raise missing(spec, split, [column], rows, "Choose with --id_column.")
+        raise missing(spec, split, [column], rows, "Choose another --id_column.")
     return [None if value is None else str(value) for value in rows[column][:]]
 
 
@@ -134,15 +134,15 @@ def advice(spec: TaskSpec, kinds: Iterable[str]) -> str:
     """
     said, kinds = "", set(kinds)
     if REPEATED in kinds:
-        column, other = (spec.id_column, "leave the option out") if spec.id_column else ("id", "rename it")
-        taken = "" if spec.id_column else ": id is taken where it is there"
-        said += f" If {column} names something else than rows, give another --id_column, or {other}{taken}."
+        column, other = (spec.id_column, "remove the option") if spec.id_column else ("id", "rename it")
+        taken = "" if spec.id_column else ": a column id is used by default"
+        said += f" If {column} does not identify rows, choose another --id_column, or {other}{taken}."
     return said + "".join(f" {todo}" for end, todo in _MENDING.items() if any(kind.endswith(end) for kind in kinds))
 
 
 def unusable(spec: TaskSpec, head: str, problems: Iterable[str], kinds: Iterable[str]) -> TaskError:
     """Build the error for unusable rows: a line for each problem, and what to do about them."""
-    todo = "Mend them, or leave them out with --drop_bad_rows."
+    todo = "Correct these rows, or leave them out with --drop_bad_rows."
     return TaskError(f"{head}:\n- " + "\n- ".join(problems) + f"\n{todo}{advice(spec, kinds)}")
 
 
@@ -235,7 +235,7 @@ def stored(rows: Dataset) -> Dataset:
     file, wanted = cache_folder() / f"rows-{rows._fingerprint}.arrow", rows.data.table
     table = None if find_rows(file) is None else MemoryMappedTable.from_file(str(file))
     if table is not None and not (table.schema.equals(wanted.schema, check_metadata=True) and table.table.equals(wanted)):
-        logger.warning("%s is damaged and will be made again (other rows).", file)
+        logger.warning("%s is damaged (it contains other rows) and will be created again.", file)
         table = None
     if table is None:
         with atomic_file(file) as stream, pa.ipc.new_stream(stream, wanted.schema) as writer:

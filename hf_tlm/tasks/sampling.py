@@ -107,8 +107,8 @@ def hold_out(spec: TaskSpec, rows: Dataset, shares: Mapping[str, float]) -> tupl
             many = f" in {kinds} classes, which {spec.label_column!r} names," if spec.kind == "classification" else ""
             raise TaskError(
                 f"Task {spec.name}: {distinct} different texts{many} are too few for a {name} split of "
-                f"{100 * shares.get(name, 1 - sum(shares.values())):g}%. Give it a larger share (--{name}_share), another "
-                "column of labels, or a folder with train, validation and test files."
+                f"{100 * shares.get(name, 1 - sum(shares.values())):g}%. Choose a larger --{name}_share or another "
+                "column of labels, or pass a folder with train, validation and test files."
             )
     return {name: rows.select(chosen) for name, chosen in found.items()}, found
 

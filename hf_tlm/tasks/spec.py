@@ -101,13 +101,13 @@ class TaskSpec:
                     f"{', '.join(KIND_METRICS[self.kind])}; received {metric!r}."
                 )
         if not 1 <= len(self.text_columns) <= 2:
-            raise TaskError(f"Task {self.name}: one or two text columns are possible; received {self.text_columns}.")
+            raise TaskError(f"Task {self.name}: expected one or two text columns; received {self.text_columns}.")
         roles = ROLES[self.kind]
         if unknown := sorted(set(self.columns) - set(roles)):
             known = f"are {', '.join(roles)}" if roles else "have options of their own (--text_column, --label_column)"
             raise TaskError(
                 f"Task {self.name}: the columns of a {self.kind} task {known}; received "
-                f"{', '.join(unknown)}. Another kind is chosen with --task_kind."
+                f"{', '.join(unknown)}. Choose another kind with --task_kind."
             )
 
 
@@ -252,8 +252,8 @@ def check_kind(name: str, kind: str, user: str, *kinds: str) -> None:
     """Raise a TaskError if `kind`, the kind of task `name`, is none of `kinds`, which `user` (such as "TLM") supports."""
     if kind not in kinds:
         raise TaskError(
-            f"{user} takes {' and '.join(kinds)} tasks; {name} is a {kind} task. `hf-tlm finetune` trains and evaluates a "
-            "model on it; another kind is chosen with --task_kind."
+            f"{user} supports {' and '.join(kinds)} tasks; {name} is a {kind} task. Use `hf-tlm finetune`, which trains and "
+            "evaluates on it, or choose another kind with --task_kind."
         )
 
 

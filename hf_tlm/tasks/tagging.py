@@ -31,13 +31,13 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     lists = [tags for tags in given if isinstance(tags, list)]
     if not lists and (others := [tags for tags in given if tags is not None]):
         raise TaskError(
-            f"Task {spec.name}: tags are lists, one tag a word; received {others[0]!r:.40}, a {type(others[0]).__name__}. "
-            + SENTENCES
+            f"Task {spec.name}: expected lists of tags, one tag per word; received {others[0]!r:.40}, of type "
+            f"{type(others[0]).__name__}. " + SENTENCES
         )
     found = {tag for tags in lists for tag in tags if not isinstance(tag, (list, dict))} - {None}
     if len(named or found) < 2:
         raise TaskError(
-            f"Task {spec.name}: a tagging task needs two tags or more; the training split has {sorted(map(str, found))}. "
+            f"Task {spec.name}: a tagging task needs at least two tags; the training split has {sorted(map(str, found))}. "
             "Choose another column with --columns tags=name; in a CoNLL file columns have numbers, in a CoNLL-U file also "
             "names such as upos."
         )
@@ -45,7 +45,7 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     others = [name for name in names if not is_iob2(name)]
     if others and "span_f1" in (spec.metric, *spec.further_metrics):
         raise TaskError(
-            f"Task {spec.name}: the metric span_f1 needs IOB2 tags (O, B-type, I-type); there is {others[0]!r}. Use "
+            f"Task {spec.name}: the metric span_f1 needs IOB2 tags (O, B-type, I-type); received {others[0]!r}. Use "
             "tag_accuracy."
         )
     return names
@@ -120,7 +120,7 @@ def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, A
     unknown = len(tags) - counts.total()
     if unknown:
         logger.warning(
-            "Task %s: %d of %d words have a tag that train lacks; they count as errors.", spec.name, unknown, len(tags)
+            "Task %s: %d of %d words have a tag that is not in train; they count as errors.", spec.name, unknown, len(tags)
         )
     return {"words": len(tags), "words_with_unknown_tags": unknown, "tags": dict(sorted(counts.items()))}
 

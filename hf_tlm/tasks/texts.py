@@ -24,7 +24,7 @@ _LIST = re.compile(r"""\s*\[\s*(["']).*\1\s*\]\s*""", re.DOTALL)
 _TIMES = (datetime.date, datetime.time, datetime.timedelta)
 _DATE = re.compile(r"\s*([0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?|[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?)\s*")
 _COMMA = re.compile(r"\s*[+-]?[0-9.]*,[0-9]+\s*")
-ADVICE = "Choose with --text_column, --label_column or --id_column."
+ADVICE = "Choose columns with --text_column, --label_column or --id_column."
 
 
 def with_columns_of(spec: TaskSpec, rows: Dataset) -> TaskSpec:
@@ -84,8 +84,8 @@ def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> N
     if lists := [label for label in found if isinstance(label, (list, dict))]:
         raise TaskError(
             f"Task {spec.name}: a label in {spec.label_column!r} is a {type(lists[0]).__name__}, not a class: "
-            f"{len(lists):,} of {len(found):,}, such as {lists[0]!r:.60}. Several classes a text (multi-label) are not "
-            "supported: a text has one. A tag a word is --task_kind tagging; for classes choose with --label_column."
+            f"{len(lists):,} of {len(found):,}, such as {lists[0]!r:.60}. Several classes per text (multi-label) are "
+            "not supported. For one tag per word pass --task_kind tagging; for classes choose another --label_column."
         )
     if coded := [label for label in found if isinstance(label, bytes)]:
         raise TaskError(
@@ -94,25 +94,25 @@ def _check_classes(spec: TaskSpec, found: Sequence[Any], classes: set[str]) -> N
     if numbers := [label for label in found if isinstance(label, float)]:
         shown = min(numbers, key=lambda number: (number.is_integer(), number))
         raise TaskError(
-            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {shown}, no classes. "
-            "Give a column of class names or class indices with --label_column, or learn the numbers with --task_kind "
+            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {shown}, not classes. "
+            "Choose a column of class names or indices with --label_column, or learn the numbers with --task_kind "
             "regression (`hf-tlm finetune`)."
         )
     seen: dict[str, str] = {}
     for name in sorted(classes):
         if (other := seen.setdefault(name.strip(), name)) != name:
             raise TaskError(
-                f"Task {spec.name}: the classes {other!r} and {name!r} differ in spaces alone: give them one name."
+                f"Task {spec.name}: the classes {other!r} and {name!r} differ only in spaces. Give them the same name."
             )
     if len(classes) < 2:
-        unlabelled = "" if None not in found else "; null, blank and -1 are no label (if -1 is a class, write names)"
+        unlabelled = "" if None not in found else "; null, blank and -1 count as no label (if -1 is a class, use names)"
         raise TaskError(
-            f"Task {spec.name}: a classification task needs two classes or more; the training column "
-            f"{spec.label_column!r} holds {sorted(classes)}{unlabelled}."
+            f"Task {spec.name}: a classification task needs at least two classes; the training column "
+            f"{spec.label_column!r} has {sorted(classes)}{unlabelled}."
         )
     if "f1" in (spec.metric, *spec.further_metrics) and len(classes) > 2:
         raise TaskError(
-            f"Task {spec.name}: the metric f1 is of two classes; there are {len(classes)}. Use macro_f1 or micro_f1."
+            f"Task {spec.name}: the metric f1 is for two classes; received {len(classes)}. Use macro_f1 or micro_f1."
         )
 
 
@@ -125,17 +125,17 @@ def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
     counts = Counter(label for label in found if label is not None)
     if listed := sorted(label for label in counts if isinstance(label, str) and _LIST.fullmatch(label)):
         logger.warning(
-            "Task %s: the labels in %r look like lists, such as %.60s. Several classes a text (multi-label) are not "
-            "supported: each list is learnt as a class of its own.",
+            "Task %s: the labels in %r look like lists, such as %.60s. Several classes per text (multi-label) are not "
+            "supported: each list is treated as a separate class.",
             spec.name,
             spec.label_column,
             listed[0],
         )
     if dates := [label for label in counts if isinstance(label, _TIMES) or _DATE.fullmatch(str(label))]:
         logger.warning(
-            "Task %s: %s of %s labels in %r are dates or times, such as %s: each is learnt as a class of its own. If it is "
-            "no column of classes, choose with --label_column; spreadsheets make dates of names such as 1-2 and MAR1, which "
-            "cells formatted as text keep.",
+            "Task %s: %s of %s labels in %r are dates or times, such as %s: each is treated as a separate class. If "
+            "they are not classes, choose another --label_column. Spreadsheets convert names such as 1-2 and MAR1 to dates, "
+            "unless the cells are formatted as text.",
             *(spec.name, f"{len(dates):,}", f"{len(counts):,}", spec.label_column, min(map(str, dates))),
         )
     spellings: dict[str, list[str]] = {}
@@ -143,13 +143,15 @@ def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
         spellings.setdefault(name.strip().casefold(), []).append(name)
     if alike := [" and ".join(map(repr, names)) for names in spellings.values() if len(names) > 1]:
         logger.warning(
-            "Task %s: classes that differ in case alone are learnt as different ones: %s.", spec.name, "; ".join(alike[:5])
+            "Task %s: classes that differ only in case are treated as different classes: %s.",
+            spec.name,
+            "; ".join(alike[:5]),
         )
     rare = sum(count <= 2 for count in counts.values())
     if 2 * rare > len(counts) > 2:
         logger.warning(
-            "Task %s: the training column %r has %s classes for %s texts, and %s of them have one or two. If it is no "
-            "column of classes, choose with --label_column; if it holds numbers, learn these with --task_kind regression.",
+            "Task %s: the training column %r has %s classes for %s texts, and %s of them have only one or two. If they are "
+            "not classes, choose another --label_column; to learn numbers, pass --task_kind regression.",
             spec.name,
             spec.label_column,
             f"{len(counts):,}",
@@ -158,7 +160,8 @@ def _tell(spec: TaskSpec, found: Sequence[Any]) -> None:
         )
     elif single := sorted(str(label) for label, count in counts.items() if count == 1):
         logger.warning(
-            "Task %s: classes of one training text can hardly be learnt: %s. Label more of them, or join or remove them.",
+            "Task %s: classes with a single training text can hardly be learnt: %s. Label more texts, or merge or "
+            "remove the classes.",
             spec.name,
             ", ".join(map(repr, single[:5])),
         )
@@ -222,7 +225,7 @@ def _number(label: Any) -> tuple[float] | Bad:
         number = math.nan
     if math.isfinite(number):
         return (number,)
-    comma = "; decimals have a point" if isinstance(label, str) and _COMMA.fullmatch(label) else ""
+    comma = "; use a decimal point" if isinstance(label, str) and _COMMA.fullmatch(label) else ""
     return Bad("a label that is no number", f"label {label!r:.40}{comma}")
 
 

@@ -151,7 +151,7 @@ def test_one_class_only_and_other_kinds():
         draw_texts(task, EmbeddingsArguments())
     tokens = Dataset.from_list([{"tokens": ["a"], "tags": ["x"]}, {"tokens": ["b"], "tags": ["y"]}])
     tagging = TaskSpec(name="toy", path="memory", kind="tagging")
-    with pytest.raises(TaskError, match="takes classification and regression tasks"):
+    with pytest.raises(TaskError, match="supports classification and regression tasks"):
         draw_texts(task_from_datasets(tagging, dict.fromkeys(("train", "validation"), tokens)), EmbeddingsArguments())
     for bad in ({"max_pairs": 0}, {"perplexity": 0.0}):
         with pytest.raises(AnalysisError, match="expected"):

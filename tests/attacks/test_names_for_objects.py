@@ -297,9 +297,13 @@ def test_passages_to_prepare_are_a_data_set(subset):
     ("spec", "splits", "said"),
     [
         ("a", {}, r"^spec: expected a TaskSpec; received a str. Give TaskSpec\(...\)."),
-        (TaskSpec(name="a", path="b"), CORPUS, r"received a Dataset. load_task\(dataset\) holds some out."),
-        (TaskSpec(name="a", path="b"), {"train": ROWS}, "received a list. Make one of it with Dataset.from_list"),
-        (TaskSpec(name="a", path="b"), {"train": CORPUS.with_transform(len)}, "train has a transform .*, which is not read"),
+        (TaskSpec(name="a", path="b"), CORPUS, r"received a Dataset. Use load_task\(dataset\), which holds out texts."),
+        (TaskSpec(name="a", path="b"), {"train": ROWS}, "received a list. Create a dataset with Dataset.from_list"),
+        (
+            TaskSpec(name="a", path="b"),
+            {"train": CORPUS.with_transform(len)},
+            "train has a transform .*, which is not supported",
+        ),
     ],
 )
 def test_a_task_is_of_a_spec_and_splits(spec, splits, said):

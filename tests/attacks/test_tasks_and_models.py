@@ -37,7 +37,11 @@ def test_a_split_that_is_no_file_is_not_left_out(toys, task, split, make):
     folder = task(ROWS, HELD_OUT)
     (folder / f"{split}.jsonl").unlink(missing_ok=True)
     make(folder / f"{split}.jsonl")
-    assert_refused(attack("baseline", *toys.commands["baseline"], "--task", folder), f"{split}.jsonl", "Mend or remove it")
+    assert_refused(
+        attack("baseline", *toys.commands["baseline"], "--task", folder),
+        f"{split}.jsonl",
+        "is a broken link, or not a file. Repair or remove it",
+    )
     assert not toys.out.exists()
 
 
@@ -60,7 +64,7 @@ def test_more_than_there_is_is_refused(toys, recipe, arguments, expected):
 
 
 TABLES = {
-    "nothing to classify": (b"text,label\na,x\nb,x\nc,x\n", (), "two classes or more"),
+    "nothing to classify": (b"text,label\na,x\nb,x\nc,x\n", (), "at least two classes"),
     "no such columns": (b"Body;queue\na;x\nb;y\n", (), "the columns are Body, queue"),
     "a header alone": (b"text,label\n", (), "it has no rows"),
     "of another separator": (b"text;label\na;x\nb;y\n", ("--separator", ","), "the columns are text;label"),

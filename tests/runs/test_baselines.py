@@ -167,7 +167,7 @@ def test_what_is_written(task, tmp_path):
 def test_other_kinds_are_refused(task):
     tagging = replace(task, spec=replace(task.spec, kind="tagging", metric="tag_accuracy"))
     for maker in (majority_class, linear_model):
-        with pytest.raises(TaskError, match="takes classification tasks"):
+        with pytest.raises(TaskError, match="supports classification tasks"):
             maker(tagging)
 
 

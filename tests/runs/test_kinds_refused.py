@@ -32,17 +32,17 @@ def make(kind):
 @pytest.mark.parametrize("kind", COLUMNS)
 @pytest.mark.parametrize("step", STEPS)
 def test_only_classification(step, kind):
-    with pytest.raises(TaskError, match=f"{step} takes classification tasks; other is a {kind} task.*hf-tlm finetune"):
+    with pytest.raises(TaskError, match=f"{step} supports classification tasks; other is a {kind} task.*hf-tlm finetune"):
         STEPS[step](make(kind))
 
 
 def test_score_models():
-    with pytest.raises(TaskError, match="Selection by influence takes classification"):
+    with pytest.raises(TaskError, match="Selection by influence supports classification"):
         score_models(make("regression"), None, ["scratch"], None, None)
 
 
 def test_retrieval_needs_texts_and_no_labels(corpus):
-    with pytest.raises(TaskError, match="Retrieval takes classification and regression tasks; other is a tagging task"):
+    with pytest.raises(TaskError, match="Retrieval supports classification and regression tasks; other is a tagging task"):
         retrieve(make("tagging"), corpus, top_k=1)
     assert len(retrieve(make("regression"), corpus, retriever="random", num_passages=3).dataset) == 3
 
@@ -50,7 +50,7 @@ def test_retrieval_needs_texts_and_no_labels(corpus):
 @pytest.mark.parametrize(("task", "kind"), [("nowhere", "regression"), ("nowhere", "tagging"), ("stsb", None)])
 def test_a_kind_that_is_known_before_is_refused_before_data_are_read(task, kind):
     """It was refused when all had been read, from the Hub too."""
-    with pytest.raises(TaskError, match=f"TLM takes classification tasks; {task} is a {kind or 'regression'} task"):
+    with pytest.raises(TaskError, match=f"TLM supports classification tasks; {task} is a {kind or 'regression'} task"):
         TaskArguments(task=task, task_kind=kind).load("TLM", "classification")
     with pytest.raises(TaskError, match="nowhere"):
         TaskArguments(task="nowhere", task_kind="classification").load("TLM", "classification")

@@ -261,7 +261,8 @@ def test_values_of_a_spreadsheet_are_those_of_the_input(tmp_path):
 def test_texts_that_a_cell_of_excel_does_not_hold_are_told_of(tmp_path, caplog):
     read = table_of(tmp_path / "out.xlsx", {"text": ["a" * 32_767, "b" * 32_768, "c" * 40_000]})
     assert [len(text) for text in read["text"]] == [32_767] * 3
-    assert "holds 32,767 characters; longer texts are cut: 2 in text. csv and parquet keep them." in caplog.text
+    cut = "longer texts are truncated: 2 in text. csv and parquet keep them complete."
+    assert f"An Excel cell has at most 32,767 characters; {cut}" in caplog.text
     caplog.clear()
     table_of(tmp_path / "out.csv", {"text": ["b" * 32_768]})
     table_of(tmp_path / "whole.xlsx", {"text": ["a" * 32_767]})

@@ -85,7 +85,9 @@ def test_a_folder_of_before_says_its_columns_on_the_command_line(tlm, table, tmp
     old = tmp_path / "old"
     shutil.copytree(tlm[0] / "seed-0" / "model", old)
     (old / "finetuned.json").unlink()
-    with pytest.raises(TaskError, match="no column 'text'; the columns are nr, Body, queue. Choose with --text_column"):
+    with pytest.raises(
+        TaskError, match="no column 'text'; the columns are nr, Body, queue. Choose columns with --text_column"
+    ):
         predict(str(old), str(table), tmp_path / "a.jsonl", **CPU)
     first, second = (
         lines(predict(str(folder), str(table), tmp_path / "a.jsonl", text_columns="Body", **CPU)) for folder in (old, tlm[0])

@@ -157,7 +157,7 @@ def test_the_articles_alone_and_a_byte_order_mark(tmp_path):
     for rows in task.splits.values():
         assert rows["answers"][:] == [["Paris"], []] and rows["id"][:] == ["1", "2"]
     (tmp_path / "train.json").write_text('[{"title": "A", "paragraphs": [{"context": "a"}]}]')
-    with pytest.raises(TaskError, match="train.json begins as a SQuAD file and .* after 0 questions: 'qas'"):
+    with pytest.raises(TaskError, match="train.json begins as a SQuAD file, but .* after 0 questions: 'qas'"):
         load_task(str(tmp_path))
 
 
@@ -170,7 +170,7 @@ def test_official_files_that_are_compressed(tmp_path):
 
 def test_an_official_file_that_is_not_whole(tmp_path):
     (tmp_path / "train.json").write_text(squad_file({}, PARIS, {"id": "2", "answers": []}))
-    with pytest.raises(TaskError, match="train.json begins as a SQuAD file and .* after 1 questions: 'question'"):
+    with pytest.raises(TaskError, match="train.json begins as a SQuAD file, but .* after 1 questions: 'question'"):
         load_task(str(tmp_path))
 
 

@@ -48,12 +48,14 @@ RECORDS = [{"text": "good film", "label": "pos"}, {"text": "bad film", "label": 
 def test_options_of_the_hub_are_not_for_a_folder(tmp_path, option):
     for split in ("train", "validation"):
         write(tmp_path / "film" / f"{split}.jsonl", RECORDS)
-    with pytest.raises(TaskError, match=f"{option} of the task: for a dataset of the Hub, and .*film is a folder"):
+    with pytest.raises(
+        TaskError, match=f"{option} of the task: only for a dataset on the Hub; .*film is a folder. Remove {option}"
+    ):
         load_task(str(tmp_path / "film"), **{"config_name" if option == "config" else option: "x"})
 
 
 def test_two_revisions():
-    with pytest.raises(TaskError, match="owner/name@v1 names the revision v1, and the option another, v2"):
+    with pytest.raises(TaskError, match="owner/name@v1 names the revision v1, but the option names v2"):
         load_task("owner/name@v1", revision="v2")
 
 
@@ -96,15 +98,15 @@ def test_a_file_that_was_meant_for_a_split_is_told(tmp_path, caplog, name, split
     with nullcontext() if split == "test" else pytest.raises(TaskError, match="no validation examples"):
         assert "test" not in load_task(str(tmp_path)).splits
     called = {"test": "test", "validation": "validation or valid or dev"}[split]
-    (told,) = [record.message for record in caplog.records if "is not read" in record.message]
-    assert told.endswith(f": {name} of {tmp_path} is not read. For the split {split} rename it: its name is {called}.")
+    (told,) = [record.message for record in caplog.records if "is ignored" in record.message]
+    assert told.endswith(f": {name} in {tmp_path} is ignored. To use it as the {split} split, rename it to {called}.")
 
 
 def test_a_file_beside_what_is_it_compressed(tmp_path):
     for name in ("train.csv", "dev.csv"):
         write(tmp_path / name, RECORDS)
     (tmp_path / "train.csv.gz").write_bytes(gzip.compress((tmp_path / "train.csv").read_bytes()))
-    with pytest.raises(TaskError, match=r"train.csv.gz\. Keep one\. Where they are the same, remove train.csv.gz"):
+    with pytest.raises(TaskError, match=r"train.csv.gz\. Keep one\. If they have the same content, remove train.csv.gz"):
         load_task(str(tmp_path))
 
 
@@ -151,7 +153,7 @@ def test_a_folder_named_like_a_registered_task_takes_its_metric(tmp_path, caplog
         task = load_task(str(tmp_path / "chemprot"))
     assert task.metric == "micro_f1"
     assert "metric is micro_f1" in caplog.text
-    assert "2 classes here; the papers report 13" in caplog.text
+    assert "2 classes in these data; the papers report 13" in caplog.text
     assert load_task(str(tmp_path / "chemprot"), metric="accuracy").metric == "accuracy"
 
 
@@ -244,7 +246,7 @@ def test_labels_are_matched_by_name_between_splits(train):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["a", "a"], "two classes or more.*holds \\['a'\\]"),
+        (["a", "a"], "at least two classes.*has \\['a'\\]"),
         ([0.5, 1.0], "numbers such as 0.5"),
         ([0.0, 1.0, 2.5], "numbers such as 2.5"),  # 0.0 alone would be a class.
     ],
@@ -257,9 +259,9 @@ def test_labels_that_are_no_classes(labels, message):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({0: "no", 1: "yes"}, r"received a dict. Give list\(id2label.values\(\)\)"),
-        ("no", "expected a list of texts; received a str"),
-        ([0, 1], "expected texts; received 0, a int"),
+        ({0: "no", 1: "yes"}, r"received a dict. Pass list\(id2label.values\(\)\)"),
+        ("no", "expected a list of strings; received a str"),
+        ([0, 1], "expected strings; received 0, of type int"),
     ],
 )
 def test_names_of_classes_are_texts_in_an_order(given, message):
@@ -268,7 +270,7 @@ def test_names_of_classes_are_texts_in_an_order(given, message):
 
 
 def test_a_single_named_class():
-    with pytest.raises(TaskError, match="two classes or more"):
+    with pytest.raises(TaskError, match="at least two classes"):
         from_splits(class_label([0, 0], ["only"]))
 
 
@@ -308,10 +310,8 @@ def test_bad_rows_are_all_listed_with_count_and_first():
 def test_an_id_of_something_else_than_rows_is_told_of(caplog):
     """A customer's number, say: rows are not bad for it, and dropping them loses texts."""
     rows = [{"text": f"text {i}", "label": "ab"[i % 2], "id": i // 2, "nr": i // 3} for i in range(60)]
-    by_default = (
-        "If id names something else than rows, give another --id_column, or rename it: id is taken where it is there."
-    )
-    given = "If nr names something else than rows, give another --id_column, or leave the option out."
+    by_default = "If id does not identify rows, choose another --id_column, or rename it: a column id is used by default."
+    given = "If nr does not identify rows, choose another --id_column, or remove the option."
     for column, words in ((None, by_default), ("nr", given)):
         with pytest.raises(TaskError) as raised:
             load_task(Dataset.from_list(rows), id_column=column)
@@ -320,7 +320,7 @@ def test_an_id_of_something_else_than_rows_is_told_of(caplog):
     assert given in caplog.text
     caplog.clear()
     load_task(Dataset.from_list([{"text": " ", "label": "a"}, *rows]), id_column="text", drop_bad_rows=True)
-    assert "left out 1 with blank text.\n" in caplog.text and "--id_column" not in caplog.text
+    assert "rows left out: 1 with blank text.\n" in caplog.text and "--id_column" not in caplog.text
 
 
 def test_null_ids_are_bad_rows():
@@ -357,7 +357,7 @@ def test_a_blank_second_text_is_bad():
 def test_a_second_text_that_is_not_read_is_told_of(caplog, columns, told):
     pairs = Dataset.from_dict({"text": ["x", "y"], "text_pair": ["z", "w"], "label": ["0", "1"]})
     from_splits(pairs, spec=TaskSpec(name="t", path="memory", text_columns=columns))
-    assert ("--text_pair_column text_pair makes pairs" in caplog.text) == told
+    assert ("Pass --text_pair_column text_pair to use pairs" in caplog.text) == told
 
 
 def test_repeated_texts_are_counted_not_dropped():
@@ -414,7 +414,10 @@ def test_metrics_of_tasks_by_name(tmp_path):
     assert metrics("glue_mrpc", "mrpc=accuracy stsb=spearman") == ("accuracy", ("f1",))
     own = {"text_column": "sentence1", "text_pair_column": "sentence2"}
     assert metrics("mine", "mrpc=accuracy", **own) == metrics("mine", None, **own)
-    for wrong, message in (("mrpc=nothing", "received mrpc=nothing"), ("none=accuracy", "not registered: none")):
+    for wrong, message in (
+        ("mrpc=nothing", "received mrpc=nothing"),
+        ("none=accuracy", r"registered tasks \(.*\); received none"),
+    ):
         with pytest.raises(TaskError, match=message):
             metrics("glue_mrpc", wrong)
 

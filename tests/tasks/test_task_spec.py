@@ -124,7 +124,7 @@ def test_released_data_sets_by_their_names():
 def test_a_step_refuses_kinds_it_cannot_use(task):
     task.check_kind("TLM", "classification")
     with pytest.raises(
-        TaskError, match="TLM takes regression and tagging tasks; toy is a classification task.*hf-tlm finetune"
+        TaskError, match="TLM supports regression and tagging tasks; toy is a classification task.*hf-tlm finetune"
     ):
         task.check_kind("TLM", "regression", "tagging")
 

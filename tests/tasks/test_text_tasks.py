@@ -51,7 +51,7 @@ def test_labels_that_are_no_numbers():
     assert task.validation["text"][:] == ["a"]
     with pytest.raises(TaskError, match="1 of 1 rows with a label that is no number"):
         regression(Dataset.from_dict({"text": ["a"], "label": [math.inf]}))
-    with pytest.raises(TaskError, match="label '1.000,50'; decimals have a point"):
+    with pytest.raises(TaskError, match="label '1.000,50'; use a decimal point"):
         regression(Dataset.from_dict({"text": ["a"], "label": ["1.000,50"]}))
 
 
@@ -136,7 +136,7 @@ def test_another_metric_of_the_task_keeps_the_first_as_a_further_one(tmp_path):
 def test_f1_is_of_two_classes():
     spec = TaskSpec(name="t", path="memory", metric="f1")
     rows = Dataset.from_dict({"text": list("abc"), "label": list("xyz")})
-    with pytest.raises(TaskError, match="f1 is of two classes; there are 3"):
+    with pytest.raises(TaskError, match="f1 is for two classes; received 3"):
         task_from_datasets(spec, {"train": rows, "validation": rows})
 
 
@@ -147,7 +147,7 @@ def test_classes_that_differ_in_spaces_and_those_without_a_name(tmp_path):
 
     write("validation", "up", "down")
     write("train", "up", "down", "up ")
-    with pytest.raises(TaskError, match="the classes 'up' and 'up ' differ in spaces alone"):
+    with pytest.raises(TaskError, match="the classes 'up' and 'up ' differ only in spaces"):
         load_task(str(tmp_path))
     write("train", "up", "down", " ")
     with pytest.raises(TaskError, match="no label"):
@@ -163,7 +163,7 @@ def test_a_kind_that_is_asked_for_wins_over_the_registered_one(tmp_path):
 
 
 def test_tasks_that_are_only_local_say_so(tmp_path, monkeypatch):
-    with pytest.raises(TaskError, match="pos_ptb are not on the Hub: give the path of a folder of that name"):
+    with pytest.raises(TaskError, match="pos_ptb are not on the Hub: pass the path of a folder of that name"):
         load_task("pos_ptb")
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "pos_ptb", [{"tokens": ["a", "b"], "tags": ["X", "Y"]}])
@@ -210,9 +210,9 @@ def test_pairs_of_roles_and_columns():
 
 def test_columns_of_another_kind(tmp_path):
     folder = write(tmp_path / "folder", [{"tokens": ["a", "b"], "tags": ["X", "Y"]}])
-    with pytest.raises(TaskError, match="--text_column and --label_column are of classification"):
+    with pytest.raises(TaskError, match="--text_column and --label_column are for classification"):
         load_task(folder, kind="tagging", label_column="tags")
-    with pytest.raises(TaskError, match="options of their own .*received parse. Another kind is chosen with --task_kind"):
+    with pytest.raises(TaskError, match="options of their own .*received parse. Choose another kind with --task_kind"):
         load_task(folder, kind="classification", columns={"parse": "tokens"})
     with pytest.raises(TaskError, match=r"a label in 'tags' is a list, not a class: 1 of 1, such as \['X', 'Y'\]\. Several"):
         load_task(folder, label_column="tags")
@@ -254,17 +254,17 @@ def test_a_column_of_ids_for_labels_is_told_of(named, caplog):
 
     assert loaded([i // 3 for i in range(90)] + [30]).num_labels == 31
     assert "customer" not in caplog.text
-    assert "classes of one training text can hardly be learnt: '30'. Label more" in caplog.text
+    assert "classes with a single training text can hardly be learnt: '30'. Label more" in caplog.text
     assert loaded([i // 2 for i in range(3000)]).num_labels == 1500
-    assert "'customer' has 1,500 classes for 3,000 texts, and 1,500 of them have one or two." in caplog.text
-    assert "choose with --label_column; if it holds numbers, learn these with --task_kind regression" in caplog.text
+    assert "'customer' has 1,500 classes for 3,000 texts, and 1,500 of them have only one or two." in caplog.text
+    assert "choose another --label_column; to learn numbers, pass --task_kind regression" in caplog.text
 
 
 def test_classes_that_differ_in_case_are_told_of(tmp_path, caplog):
     table = tmp_path / "table.csv"
     table.write_text("text,label\n" + "".join(f"text {i},{label}\n" for i, label in enumerate(["up", "Up", "down"] * 20)))
     assert load_task(str(table)).num_labels == 3
-    assert "case alone are learnt as different ones: 'Up' and 'up'." in caplog.text
+    assert "only in case are treated as different classes: 'Up' and 'up'." in caplog.text
 
 
 def test_a_text_of_several_labels_is_told_of(caplog):
@@ -272,7 +272,7 @@ def test_a_text_of_several_labels_is_told_of(caplog):
     data = {"train": rows + [{"text": "text 0", "label": "b"}, {"text": "text 2", "label": "a"}], "validation": rows}
     splits = {split: Dataset.from_list(of) for split, of in data.items()}
     load_task(splits)
-    assert "texts that have more than one label, of which a model can give one: train 1.\n" in caplog.text
+    assert "texts with more than one label, of which a model can predict only one: train 1.\n" in caplog.text
     caplog.clear()
     load_task({split: Dataset.from_list(rows) for split in splits})
     assert "more than one label" not in caplog.text

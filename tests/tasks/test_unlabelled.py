@@ -76,14 +76,17 @@ def test_what_is_predicted_on_need_not_have_the_training_s_ids(tmp_path):
 @pytest.mark.parametrize(
     "spec, message",
     [
-        (TEXTS, "no column 'text'; the columns are words. Choose with --text_column and --text_pair_column, or give"),
-        (CHOICES, "no column 'passage', 'question', 'options'; the columns are words. Give"),
-        (TAGS, "no column 'tokens'; the columns are words. Give"),
+        (
+            TEXTS,
+            "no column 'text'; the columns are words. Choose columns with --text_column and --text_pair_column, or rename",
+        ),
+        (CHOICES, "no column 'passage', 'question', 'options'; the columns are words. Rename"),
+        (TAGS, "no column 'tokens'; the columns are words. Rename"),
     ],
 )
 def test_a_column_that_is_not_there_is_told_with_what_a_prediction_can_be_told(tmp_path, spec, message):
     """--columns and --task_kind, which were named, are options of a training alone."""
-    with pytest.raises(TaskError, match=f"{message} the columns of the file the names that they had in training.$"):
+    with pytest.raises(TaskError, match=f"{message} the columns of the file to their names in training.$"):
         rows(write(tmp_path / "new.jsonl", [{"words": ["a"]}]), spec)
 
 
@@ -109,7 +112,7 @@ def test_bad_rows_are_named_by_their_number_in_the_file(tmp_path, caplog):
     ):
         rows(path, TEXTS, chunk=2)
     assert [row["id"] for row in rows(path, TEXTS, drop_bad_rows=True)] == ["0", "1"]
-    assert "left out 1 with blank text, 1 with null text." in caplog.text
+    assert "rows left out: 1 with blank text, 1 with null text." in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ def test_bad_rows_are_named_by_their_number_in_the_file(tmp_path, caplog):
     [
         ("new.csv", "body\nx\n", "no column 'text'; the columns are body"),
         ("new.jsonl", "", "no rows to predict on"),
-        ("new.doc", "x", "the types of files are .parquet, .*received '.doc'"),
+        ("new.doc", "x", "expected a file of one of the types .parquet, .*received '.doc'"),
         ("new.parquet", "PAR1", "Cannot read .*new.parquet"),
         ("absent.csv", None, "No file .*absent.csv"),
     ],
