@@ -118,7 +118,7 @@ ABLATIONS = ("stages", "rho1", "rho2", "top_k", "fractions", "layers", "objectiv
 ARMS = {name: (name,) for name in ("majority class", "linear", "task only", "random", "BM25")}
 FEW = {
     "taught by the linear model": ("BM25 and linear teacher", "own texts and linear teacher"),
-    "taught by three of its own": tuple(
+    "self-taught, `--teacher self`": tuple(
         f"{place}#taught by that average" for place in ("own_texts", "hundred_validation", "thousand_own")
     ),
     "taught by MiniLM": ("BM25 and encoder teacher", "own texts and encoder teacher"),
@@ -130,7 +130,7 @@ TOPICS = (
     Topic(
         "real_tasks",
         "Real tasks, from scratch",
-        "What do retrieval and selection buy on labelled tasks, beside a linear model and a pretrained encoder?",
+        "How much do retrieval and selection gain on labelled tasks, compared with a linear model and a pretrained encoder?",
         ["findings.md", "additions/long_texts.md"],
         scores=(
             Scores(
@@ -139,7 +139,7 @@ TOPICS = (
                 ARMS,
             ),
             Scores(
-                "The scale before it, at four times the FLOPs in stage 1",
+                "The scale before `tlm/coffee`, with four times the FLOPs in stage 1",
                 columns(f"{SMALL_TASKS} {LARGE_TASKS}", "cpu/main"),
                 {**ARMS, "BM25 + ISS 20%": ("BM25 + ISS 20%",), "MiniLM fine-tuned": ("pretrained",)},
             ),
@@ -148,13 +148,13 @@ TOPICS = (
     Topic(
         "coffee",
         "The scale tlm/coffee",
-        "What does a coffee break of one core reach, and how far is that from the papers?",
+        "What does a model reach in a coffee break of one core, and how far is that from the papers?",
         ["RESULTS.md#One core", "coffee/large_tasks.md", "additions/larger_body.md"],
     ),
     Topic(
         "ablations",
-        "Ablations, at the scale before it",
-        "Which of the papers' choices matter: stages, rho1, rho2, K, objectives, how much is kept and by which gradients?",
+        "Ablations",
+        "Which of the papers' choices matter: stages, rho1, rho2, K, objectives, how much of the subset is kept, by which gradients?",
         ["RESULTS.md#Two CPU cores"],
         scores=(
             Scores(
@@ -180,13 +180,13 @@ TOPICS = (
     Topic(
         "quickstart",
         "The quickstart",
-        "What does the quickstart print, and what can be expected of minutes?",
+        "What does the quickstart print, and what can a run of minutes show?",
         ["quickstart.md", "teacher.md"],
     ),
     Topic(
         "teacher",
         "Teachers",
-        "When does it pay to let a linear model, or a large network, teach a small one?",
+        "When does a small network gain from a linear model, or from a large network, as its teacher?",
         [
             "teacher.md",
             "coffee/teacher.md",
@@ -199,14 +199,14 @@ TOPICS = (
         ],
         scores=(
             Scores(
-                "With all labels: MiniLM and a linear model as the teacher, minutes of a GPU",
+                "With all labels, minutes of a GPU: MiniLM or a linear model as the teacher",
                 columns(f"{LARGE_TASKS} acl_arc hyperpartisan", "encoder_teacher/encoder_teacher"),
                 {
                     **ARMS,
                     "taught by the linear model": ("BM25 and linear teacher",),
                     "taught by MiniLM": ("BM25 and encoder teacher",),
-                    "the same on random passages": ("random and encoder teacher",),
-                    "the same on the task's texts alone": ("task only and encoder teacher",),
+                    "taught by MiniLM, random passages": ("random and encoder teacher",),
+                    "taught by MiniLM, the task's texts alone": ("task only and encoder teacher",),
                     "MiniLM fine-tuned": ("pretrained",),
                 },
             ),
@@ -215,7 +215,7 @@ TOPICS = (
     Topic(
         "few_labels",
         "Few labels",
-        "What are retrieved text, a teacher and a pretrained encoder worth with a hundred labels, and with a thousand?",
+        "How much do retrieved text, a teacher and a pretrained encoder gain with a hundred labels, and with a thousand?",
         [
             "hundred_labels/hundred_labels.md",
             "own_texts/agnews.md",
@@ -264,43 +264,43 @@ TOPICS = (
     Topic(
         "plateau",
         "Leaving the plateau",
-        "How soon does stage 1 leave the frequencies of words, by which settings, and is a lower loss a better model?",
+        "When does stage 1 learn more than the frequencies of words, with which settings, and is a lower loss a better model?",
         ["plateau.md"],
     ),
     Topic(
         "first_weights",
         "First weights",
-        "What are spectral token embeddings worth?",
+        "How much do spectral token embeddings gain?",
         ["spectral.md", "tlm_tiny_spectral.md"],
     ),
     Topic(
         "tiny_scale",
         "The tiny scale",
-        "What can be told after half a million tokens?",
+        "What can be concluded after half a million tokens?",
         ["tlm_tiny.md"],
     ),
     Topic(
         "retrieval",
         "Retrieval",
-        "How fast is retrieval beside other engines, and what does it find?",
+        "How fast is retrieval compared with other engines, and what does it find?",
         ["retrieval.md", "coverage.md"],
     ),
     Topic(
         "influence",
         "Influential subset selection",
-        "What does ISS keep, how fast, and what is it worth?",
+        "What does ISS select, how fast is it, and does it help?",
         ["iss_tiny.md", "iss_fractions.md", "iss_layers.md", "influence.md", "influence_peer.md", "analysis/words.md"],
     ),
     Topic(
         "training",
         "Speed and memory of training",
-        "How fast is a step beside the plain Trainer, and what do optimizers and start-up cost?",
+        "How fast is a step compared with the plain Trainer, and how long do optimizers and start-up take?",
         ["training.md", "modernbert.md", "evaluation.md", "optimizers.md", "seeds.md", "startup.md"],
     ),
     Topic(
         "gpu",
         "On a GPU",
-        "What do minutes of a GPU buy, and how fast is a step there?",
+        "What does a model reach in minutes of a GPU, and how fast is a step there?",
         [
             *("gpu_minutes/main.md", "gpu_minutes/large_tasks.md", "hour.md", "gpu_coffee/main.md"),
             *("training_gpu.md", "training_gpu_before.md", "attention_gpu.md", "optimizers_gpu.md"),
@@ -320,14 +320,14 @@ TOPICS = (
     Topic(
         "deploy",
         "The price of a prediction",
-        "How large and how fast is a finished model beside MiniLM and TF-IDF, and what do 8 bits lose?",
+        "How large and how fast is a finished model compared with MiniLM and TF-IDF, and what do 8 bits lose?",
         ["deploy.md", "additions/small_body.md", "page.md"],
         [("deploy.svg", "Score against megabytes, and against texts a second")],
     ),
     Topic(
         "objectives",
         "ELECTRA, ALE and BERT",
-        "Which objective is best at equal FLOPs, and what does a step cost?",
+        "Which objective is best at equal FLOPs, and how long does a step take?",
         ["objectives.md", "objectives_short.md", "objectives_short_bf16.md"],
     ),
     Topic(
@@ -349,7 +349,7 @@ TOPICS = (
     Topic(
         "analysis",
         "What models look like inside",
-        "What do attention heads, embeddings and copying look like in models that were trained here?",
+        "What do attention heads, embeddings and copying look like in models trained here?",
         ["analysis/heads.md", "analysis/embeddings.md"],
         [
             ("analysis/heads_maps.png", "Attention maps of four models"),
@@ -365,12 +365,12 @@ HEADINGS = {
     "coffee/teacher.md": "A linear teacher at `tlm/coffee`",
     "coffee/encoder_teacher.md": "MiniLM as the teacher at `tlm/coffee`",
     "coffee/linear_start.md": "A start as a linear model at `tlm/coffee`",
-    "additions/additions.md": "With a vocabulary of task and subset: teachers, starts and averages",
+    "additions/additions.md": "With a vocabulary of task and subset: teachers, linear starts and averages",
     "additions/larger_body.md": "A larger body with four times the FLOPs",
     "additions/small_body.md": "A body of two layers of 64",
     "additions/long_texts.md": "Articles read to 2,048 tokens",
     "additions/large_teacher.md": "A large model as the teacher",
-    "self_taught/self_taught.md": "Three seeds that teach one of their kind, all labels",
+    "self_taught/self_taught.md": "Self-taught: three seeds teach a new network, all labels",
     "encoder_teacher/encoder_teacher.md": "MiniLM and a linear model as the teacher, minutes of a GPU",
     "hundred_labels/hundred_labels.md": "A hundred labels, a general corpus",
     "own_texts/agnews.md": "A hundred labels, own texts: AG News",
@@ -598,8 +598,8 @@ def index_text() -> str:
         [
             "<!-- Made by docs/make_results.py from benchmarks/results. -->\n",
             "# Results\n",
-            "One page a topic, made from the records in `benchmarks/results`. Measured figures stand here and nowhere else, "
-            "each table with its command and its machine: CPUs, where nothing else is said.\n",
+            "One page per topic, generated from the records in `benchmarks/results`. Measured figures are only on these pages. "
+            "Each table names its command and its machine, a CPU unless it says otherwise.\n",
             "| page | question | answer |",
             "|---|---|---|",
             *lines,
@@ -628,7 +628,7 @@ def readme_tables() -> dict[str, str]:
         "taught by the linear model": ("BM25 and linear teacher",),
         "MiniLM fine-tuned": ("pretrained",),
         "own texts": ("own texts",),
-        "taught by three of its own": ("own_texts#taught by that average", "thousand_own#taught by that average"),
+        "self-taught, `--teacher self`": ("own_texts#taught by that average", "thousand_own#taught by that average"),
         "taught by MiniLM": ("share 0.9",),
     }
     few_arms = {arm: names for arm, names in ARMS.items() if arm != "random"} | pupils
