@@ -154,7 +154,7 @@ TOPICS = (
     Topic(
         "ablations",
         "Ablations",
-        "Which of the papers' choices matter: stages, rho1, rho2, K, objectives, how much of the subset is kept, by which gradients?",
+        "Which of the papers' choices matter: stages, rho1, rho2, K, objectives, how much ISS keeps, by which gradients?",
         ["RESULTS.md#Two CPU cores"],
         scores=(
             Scores(
@@ -264,7 +264,7 @@ TOPICS = (
     Topic(
         "plateau",
         "Leaving the plateau",
-        "When does stage 1 learn more than the frequencies of words, with which settings, and is a lower loss a better model?",
+        "When does stage 1 learn more than word frequencies, with which settings, and is a lower loss a better model?",
         ["plateau.md"],
     ),
     Topic(
@@ -598,8 +598,8 @@ def index_text() -> str:
         [
             "<!-- Made by docs/make_results.py from benchmarks/results. -->\n",
             "# Results\n",
-            "One page per topic, generated from the records in `benchmarks/results`. Measured figures are only on these pages. "
-            "Each table names its command and its machine, a CPU unless it says otherwise.\n",
+            "One page per topic, generated from the records in `benchmarks/results`. Measured figures are only on these "
+            "pages. Each table names its command and its machine, a CPU unless it says otherwise.\n",
             "| page | question | answer |",
             "|---|---|---|",
             *lines,
