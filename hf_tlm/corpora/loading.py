@@ -99,26 +99,27 @@ def load_corpus(
         raise CorpusError(f"sample_by: expected one of {', '.join(SAMPLE_BY)}; received {sample_by!r}.")
     columns = (text_column, id_column, source_column)
     if isinstance(corpus, Dataset):
-        _check_text_files(sample_by, [], "a data set")
+        _check_text_files(sample_by, [], "a Dataset")
         return _of_rows(without_format(corpus), columns, max_words)
     name, patterns = _patterns(corpus)
     files, without = _find(patterns)
     if files:
         if without:
             raise CorpusError(
-                f"Of the corpus {', '.join(without)} matches no file, beside others that do. Correct it, or leave it out."
+                f"corpus: no file matches {', '.join(without)}, but other paths match files. Correct or remove it."
             )
         hub = {"revision": revision, "config_name": config_name, "split": None if split == "train" else split}
         if given := [option for option, value in hub.items() if value is not None]:
             raise CorpusError(
-                f"{', '.join(given)} of the corpus: for a dataset of the Hub, and {name} is files. Leave it out."
+                f"{', '.join(given)} of the corpus: only for a dataset on the Hub; {name} is local. Remove "
+                f"{', '.join(given)}."
             )
         _check_text_files(sample_by, files, name)
         return _of_files(files, ",".join(map(_short_name, patterns)), columns, max_words, sample_by, skip_bad_files)
     path = name.partition("@")[0]
     if len(patterns) != 1 or not may_be_repo(path) or glob.has_magic(path) or builder_of(Path(path)):
         listed = not isinstance(corpus, str) and len(patterns) > 1
-        texts = " If the list is of texts, give load_corpus(Dataset.from_dict({'text': texts}))." if listed else ""
+        texts = " If the list contains texts, pass load_corpus(Dataset.from_dict({'text': texts}))." if listed else ""
         raise CorpusError(
             f"No corpus {name!r:.200}: no file matches, and it is not a Hub id (owner/name). File types: "
             f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}.{texts}"
@@ -146,7 +147,7 @@ def _patterns(corpus: Any) -> tuple[str, list[str]]:
 def _check_text_files(sample_by: str, files: Sequence[Path], corpus: Any) -> None:
     """Raise a CorpusError if sample_by is set but the corpus has no text files."""
     if sample_by != "line" and not any(builder_of(file) == "text" for file in files):
-        raise CorpusError(f"sample_by {sample_by}: for .txt and .md files, and {corpus} has none. Leave it out.")
+        raise CorpusError(f"sample_by {sample_by}: only for .txt and .md files; {corpus} has none. Remove the option.")
 
 
 def _of_rows(rows: Dataset, columns: Columns, max_words: int | None) -> Corpus:
@@ -191,7 +192,7 @@ def _hub_corpus(name, revision, config_name, split, streaming, columns: Columns,
 
     path, _, at = name.partition("@")
     if at and revision and at != revision:
-        raise CorpusError(f"{name} names the revision {at}, and the option another, {revision}. Give one of them.")
+        raise CorpusError(f"{name} names the revision {at}, but the option names {revision}. Pass only one of them.")
     revision = at or revision
     try:
         with explaining(Repo(path, revision, "dataset")):
@@ -199,7 +200,7 @@ def _hub_corpus(name, revision, config_name, split, streaming, columns: Columns,
             rows = load_dataset(path, config_name, split=split, revision=sha, streaming=streaming)
     except Exception as error:  # The readers of `datasets` raise errors of many types, none of which is a bug here.
         raise CorpusError(
-            f"Cannot load the corpus {path!r} from the Hub: {error}\nThere is no file or folder of that name here either."
+            f"Cannot load the corpus {path!r} from the Hub: {error}\nThere is no local file or folder of this name either."
         ) from error
     settings = {"columns": columns, "max_words": max_words, "hub": [path, sha, config_name, split]}
     return _one_part(f"{path}@{sha}", _digest(settings).hexdigest()[:16], rows, split, path, columns, max_words)
@@ -223,7 +224,8 @@ def _in_folder(root: Path) -> set[Path]:
     if data := readable - pages:
         if articles:
             logger.warning(
-                "Left out of the corpus: %d .md files of %s, which has others to read. Name them to read them too.",
+                "Left out of the corpus: %d .md files in %s, which also has data files. Name the .md files to read them "
+                "too.",
                 *(len(articles), root),
             )
         return data
@@ -258,14 +260,18 @@ def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     for asked in patterns:
         root, matches = _matches(os.path.expanduser(asked))
         if lost := sorted(path for path in matches if path.is_symlink() and not path.exists()):
-            raise CorpusError(f"{lost[0]} is a link to {os.readlink(lost[0])}, which is not there. Mend or remove it.")
+            raise CorpusError(
+                f"{lost[0]} is a link to {os.readlink(lost[0])}, which does not exist. Repair or remove the link."
+            )
         files = {path for path in matches if path.is_file()}
         inputs = {path for path in files if not any(is_output(each) for each in path.parents if root in each.parents)}
         if left_out := len(files) - len(inputs):
             where = "hidden folders or folders that hf_tlm wrote (subsets, indexes, runs, models)"
-            what = f"of {asked} {left_out:,} files are in {where}"
+            what = f"{left_out:,} files of {asked}, in {where}"
             if not inputs:
-                raise CorpusError(f"No corpus: {what}, all there are. Give another, or name files there themselves.")
+                raise CorpusError(
+                    f"No corpus: all matching files are left out: {what}. Choose other files, or name these directly."
+                )
             logger.warning("Left out of the corpus: %s.", what)
         found |= inputs
         without += [] if files else [asked]
@@ -379,7 +385,7 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
             for column in (text_column, id_column):
                 if column is not None and column not in batch:
                     option = "--corpus_text_column" if column == text_column else "--corpus_id_column"
-                    raise CorpusError(f"{name}: no column {column!r}; the columns are {names}. Choose with {option}.")
+                    raise CorpusError(f"{name}: no column {column!r}; the columns are {names}. Choose another {option}.")
             texts = _texts(batch[text_column], name, position, text_column)
             if id_column is None:
                 rows = pa.array(range(position, position + len(texts))).cast(pa.string())
@@ -439,9 +445,9 @@ def _texts(values: list | pa.Array, name: str, position: int, column: str) -> pa
             if value is not None and not isinstance(value, (str, int, float)):
                 todo = "Choose another column."
                 if isinstance(value, dict) and value:
-                    todo = f"Name the field that holds them, such as --corpus_text_column {column}.{next(iter(value))}."
+                    todo = f"Name the field with the texts, such as --corpus_text_column {column}.{next(iter(value))}."
                 raise CorpusError(
-                    f"{name}, row {row} (counted from 0): the column {column!r} should hold texts; received a "
+                    f"{name}, row {row} (counted from 0): the column {column!r} should contain texts; received a "
                     f"{type(value).__name__}. {todo}"
                 )
     return _strings(values)

@@ -101,7 +101,7 @@ def check_encoding(path: Path) -> None:
             head = file.read(1 << 10)
     if (found := _wide_encoding(head)) is not None:
         raise ValueError(
-            f"it is not text in UTF-8 but in {found}. Save it as UTF-8 (Excel calls that CSV UTF-8), or convert it: iconv "
+            f"it is not UTF-8 text but {found}. Save it as UTF-8 (in Excel: CSV UTF-8), or convert it: iconv "
             f"-f {found.partition(',')[0]} -t UTF-8 {path.name} > new."
         )
 
@@ -135,7 +135,7 @@ def check_lines(path: Path) -> None:
             pending.append(line)
             brackets += line.count(b"{") + line.count(b"[")
             if brackets > DEPTH and _depth(b"".join(pending)) > DEPTH:
-                raise ValueError(f"line {number} holds more than {DEPTH:,} values within each other.")
+                raise ValueError(f"line {number} is nested more than {DEPTH:,} levels deep.")
             if line.rstrip().endswith(b"}"):
                 pending, brackets = [], 0
 
@@ -281,11 +281,12 @@ def reading_error(error: Exception) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, UnicodeDecodeError):
         byte = f"byte 0x{cause.object[cause.start]:02x}"
-        return f"it is not text in UTF-8 ({byte}). Save it as UTF-8; Excel calls that CSV UTF-8."
+        return f"it is not UTF-8 text ({byte}). Save it as UTF-8 (in Excel: CSV UTF-8)."
     if isinstance(cause, UnicodeEncodeError) or "surrogate pair" in str(cause):
         return (
-            f"a text holds half a character, an escape from \\ud800 to \\udfff without its other half ({str(cause).strip()}"
-            '). Take such halves out: text.encode("utf-8", "ignore").decode() in Python.'
+            "a text contains half a character, an escape from \\ud800 to \\udfff without its other half "
+            f"({str(cause).strip()}). "
+            'Remove such halves: text.encode("utf-8", "ignore").decode() in Python.'
         )
     if "corresponds to no data" in str(cause):
         return "it has no rows."
@@ -330,7 +331,7 @@ def check_columns(names: Iterable[str], builder: str | None) -> None:
     For local files `read_rows` and `row_batches` find this earlier, and name the line.
     """
     if builder == "csv" and any(str(name).startswith("__index_level_") for name in names):
-        raise ValueError("Rows have more fields than the header names. Put fields that hold commas in double quotes.")
+        raise ValueError("Some rows have more fields than the header. Put fields that contain commas in double quotes.")
 
 
 @contextmanager
@@ -371,8 +372,8 @@ def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | N
             if len(fields) > len(header):
                 signs = {",": "commas", ";": "semicolons", "\t": "tabs"}.get(separator, repr(separator))
                 return (
-                    f"line {number} has {len(fields)} fields, and the header names {len(header)} "
-                    f"({', '.join(header):.200}). Put fields that hold {signs} in double quotes."
+                    f"line {number} has {len(fields)} fields, but the header has {len(header)} "
+                    f"({', '.join(header):.200}). Put fields that contain {signs} in double quotes."
                 )
     return None
 
@@ -385,7 +386,7 @@ def _warn_of_repeated_names(path: Path, separator: str) -> None:
         if repeated and tuple(header) not in _told:
             _told.add(tuple(header))
             logger.warning(
-                "%s names %.200s more than once: the first of each has the name, further ones are %s.1 and so on.",
+                "%s names columns more than once (%.200s): the first of each keeps the name, the next is %s.1, and so on.",
                 *(path, ", ".join(repeated), repeated[0]),
             )
 
@@ -409,9 +410,9 @@ def _warn_of_quotes(path: Path, separator: str) -> None:
                 break
     if together:
         logger.warning(
-            "%s: %s rows%s are each of several lines, the first of lines %d to %d, since a field begins with a double quote "
-            "that ends in the midst of a later line. Where a line is a row, put such fields in double quotes, and double "
-            "those within.",
+            "%s: %s rows%s span several lines, the first one lines %d to %d, because a field begins with a double quote "
+            "that is closed in the middle of a later line. If every line is a row, put such fields in double quotes, and "
+            "double the quotes in them.",
             *(path, f"{len(together):,}", f" in its first {_BLOCK >> 20} MB" if size > _BLOCK else "", *together[0]),
         )
 

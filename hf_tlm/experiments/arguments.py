@@ -105,7 +105,7 @@ class TableArguments:
         from hf_tlm.experiments.plan import make_plan
 
         if self.tasks_dir is not None and not Path(self.tasks_dir).is_dir():
-            raise ReproductionError(f"tasks_dir: expected a folder of tasks; there is none at {self.tasks_dir}.")
+            raise ReproductionError(f"tasks_dir: expected a folder of tasks; {self.tasks_dir} is not a folder.")
         objectives = [read_objective(text) for text in self.objectives]
         arms = [arm for one in self._arms(files) for arm in one.with_objectives(objectives)]
         return make_plan(
@@ -140,9 +140,9 @@ class TableArguments:
         for arm in self._arms(files):
             if arm.subset is not None and not BUDGETS & set(arm.settings.get("train_tlm", {})):
                 raise ReproductionError(
-                    f"Nothing says how long stage 1 of the arm {arm.name} is: no --config file has one of "
-                    f"{', '.join(sorted(BUDGETS))} in its section train_tlm. Put a scale before the table, for instance "
-                    "the preset tlm/coffee, or give --max_flops."
+                    f"The length of stage 1 of the arm {arm.name} is not set: no --config file has one of "
+                    f"{', '.join(sorted(BUDGETS))} in its section train_tlm. Add a scale before the table, for instance "
+                    "the preset tlm/coffee, or pass --max_flops."
                 )
 
     def _arms(self, files: Sequence[str]) -> list[Arm]:
@@ -158,7 +158,7 @@ class TableArguments:
                 if not named or entry is not None or text.lstrip().startswith("{"):
                     raise
                 names = ", ".join(map(repr, named))
-                raise ReproductionError(f"{error} The --config files have the arms {names}.") from error
+                raise ReproductionError(f"{error} The --config files define the arms {names}.") from error
         return arms
 
     def _tasks(self, files: Sequence[str]) -> list[TaskEntry]:

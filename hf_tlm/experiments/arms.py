@@ -117,12 +117,14 @@ class Arm:
             raise ReproductionError(f"An arm needs a name; received {text}.")
         published = tuple(values.get("published") or ())
         if unknown := [row for row in published if row not in PUBLISHED]:
-            raise ReproductionError(f"Arm {name}: no published row {unknown[0]!r}. hf_tlm.experiments.PUBLISHED has them.")
+            raise ReproductionError(
+                f"Arm {name}: unknown published row {unknown[0]!r}. Choose a row of hf_tlm.experiments.PUBLISHED."
+            )
         if values.get("average") is not None:
             if others := sorted({*values} - {"name", "average"}):
                 raise ReproductionError(
-                    f"Arm {name} is the average of {values['average']!r:.60}: it has a name and nothing else. Leave "
-                    f"{', '.join(others)} out."
+                    f"Arm {name} is the average of {values['average']!r:.60}: an average has only a name. Remove "
+                    f"{', '.join(others)}."
                 )
             return cls(name, average=str(values["average"]))
         pretrained = values.get(PRETRAINED) or None
@@ -131,12 +133,14 @@ class Arm:
             subset = Selection.read(str(values.get("subset") or name))
         elif {"subset", "objective", "teacher", "tokenizer"} & set(values):
             raise ReproductionError(
-                f"Arm {name} fine-tunes a pretrained encoder: it has no subset, no objective and no teacher, and its own "
-                "tokenizer. Leave them out."
+                f"Arm {name} fine-tunes a pretrained encoder, which has its own tokenizer and uses no subset, objective or "
+                "teacher. Remove these keys."
             )
         tokenizer = values.get("tokenizer", "shared")
         if tokenizer not in TOKENIZERS:
-            raise ReproductionError(f"Arm {name}: tokenizer is one of {', '.join(TOKENIZERS)}; received {tokenizer!r:.60}.")
+            raise ReproductionError(
+                f"Arm {name}: tokenizer must be one of {', '.join(TOKENIZERS)}; received {tokenizer!r:.60}."
+            )
         return cls(
             name,
             subset,
@@ -179,16 +183,16 @@ def check_arms(arms: Sequence[Arm]) -> dict[str, Arm]:
         averaged = by_name.get(arm.average or "")
         if arm.average is not None and (averaged is None or averaged.baseline is not None or averaged.average is not None):
             raise ReproductionError(
-                f"Arm {arm.name}: the average is of another arm of the table, with a network; received {arm.average!r:.60}. "
-                f"The table's arms are {', '.join(by_name)}."
+                f"Arm {arm.name}: average must name another arm of the table with a network; received {arm.average!r:.60}. "
+                f"The arms of the table are {', '.join(by_name)}."
             )
         models = teacher if teacher is None or teacher.average is None else by_name.get(teacher.average)
         untaught = models is not None and (models.baseline, models.teacher, models.average) == (None, None, None)
         if arm.teacher is not None and not untaught:
             raise ReproductionError(
-                f"Arm {arm.name}: the teacher is another arm of the table with a network, which has no such teacher itself, "
-                f"or the average of one; received {arm.teacher!r:.60}. The table's arms are {', '.join(by_name)}; a linear "
-                "teacher is an option: train_tlm: {teacher: linear}."
+                f"Arm {arm.name}: teacher must name another arm of the table with a network and without such a teacher, or "
+                f"the average of one; received {arm.teacher!r:.60}. The arms of the table are {', '.join(by_name)}; for a "
+                "linear teacher set the option train_tlm: {teacher: linear}."
             )
     return by_name
 
@@ -218,7 +222,7 @@ class TaskEntry:
             isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
         ):
             raise ReproductionError(
-                f"Task {values['task']}: seeds is a list of whole numbers from 0; received {seeds!r:.60}."
+                f"Task {values['task']}: seeds must be a list of whole numbers from 0; received {seeds!r:.60}."
             )
         settings = _settings(values, f"Task {values['task']}")
         return cls(values["task"], None if seeds is None else tuple(seeds), settings)
@@ -255,7 +259,7 @@ def _read_object(text: str, what: str, keys: Sequence[str] | None) -> dict[str, 
     except (ValueError, RecursionError) as error:
         raise ReproductionError(f"{what} is a name or a JSON object; received {text!r}: {error}.") from error
     if keys is not None and (unknown := [key for key in values if key not in keys]):
-        raise ReproductionError(f"{what} has no {unknown[0]!r}: it has {', '.join(keys)}. Received {text}.")
+        raise ReproductionError(f"{what} has no key {unknown[0]!r}: the keys are {', '.join(keys)}. Received {text}.")
     return values
 
 
@@ -263,5 +267,7 @@ def _settings(values: Mapping[str, Any], what: str) -> dict[str, dict[str, Any]]
     settings = {name: values[name] for name in SECTIONS if name in values}
     for name, options in settings.items():
         if not isinstance(options, dict):
-            raise ReproductionError(f"{what}: {name} is a mapping of options of recipes/{name}.py; received {options!r}.")
+            raise ReproductionError(
+                f"{what}: {name} must be a mapping of options of recipes/{name}.py; received {options!r}."
+            )
     return settings

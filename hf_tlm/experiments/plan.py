@@ -72,29 +72,29 @@ def _check_read(arm: Arm) -> None:
         steps = {"train_tlm", *(["retrieve"] if arm.subset.retriever else []), *(["select_influence"] if method else [])}
     if unread := [recipe for recipe in arm.settings if recipe not in steps]:
         raise ReproductionError(
-            f"Arm {arm.name}: options of {unread[0]} have no effect, as it is made by {', '.join(sorted(steps))} alone. "
-            "Leave them out."
+            f"Arm {arm.name}: options of {unread[0]} have no effect, because it only runs {', '.join(sorted(steps))}. "
+            "Remove them."
         )
     if arm.tokenizer == "own" and arm.settings.get("train_tlm", {}).get("model_name_or_path"):
-        raise ReproductionError(f"Arm {arm.name}: a checkpoint has its tokenizer. Leave the key tokenizer out.")
+        raise ReproductionError(f"Arm {arm.name}: a checkpoint has its own tokenizer. Remove the key tokenizer.")
     given = arm.settings.get("select_influence", {})
     idle = without_effect(method, given) if method else []
     if method not in (None, "iss", *BY_TEACHER):  # These methods train no score model.
         own = {entry.name for cls in (SelectionArguments, TaskArguments) for entry in fields(cls)} | {"teacher"}
         idle += [f"{name} {value}" for name, value in given.items() if name not in own]
     if idle:
-        raise ReproductionError(f"Arm {arm.name}: of no effect with method {method}: {', '.join(idle)}. Leave it out.")
+        raise ReproductionError(f"Arm {arm.name}: without effect with method {method}: {', '.join(idle)}. Remove it.")
 
 
 def _check(where: str, recipe: str, options: Mapping[str, Any], shared: bool = False) -> None:
     """Raise a ReproductionError for an option that the table sets, or that belongs to a `shared` tokenizer."""
     for name in options:
         if source := _GIVEN[recipe].get(name):
-            raise ReproductionError(f"{where}: {recipe}'s {name} is given by the table ({source}). Leave it out.")
+            raise ReproductionError(f"{where}: {recipe}'s {name} is set by the table ({source}). Remove it.")
         if shared and recipe == "train_tlm" and name in OF_TOKENIZER:
             raise ReproductionError(
-                f"{where}: {name} is the tokenizer's, which all arms of a task share. Give it to the task, or in section "
-                "train_tlm of a --config file, or give the arm the key tokenizer: own."
+                f"{where}: {name} belongs to the tokenizer, which all arms of a task share. Set it for the task, or in "
+                "section train_tlm of a --config file, or give the arm the key tokenizer: own."
             )
 
 
@@ -266,7 +266,7 @@ def make_plan(
             valid; or see `check_arms` and `check_options`.
     """
     if not table_name or slug(table_name).replace("-", "_") != table_name:
-        raise ReproductionError(f"A table's name has lower-case letters, digits and `_`; received {table_name!r}.")
+        raise ReproductionError(f"A table's name may have lower-case letters, digits and `_`; received {table_name!r}.")
     if not (tasks and arms and seeds):
         raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
     arms, left_out = (arms, []) if pretrained is not None else _without_encoder(arms)
@@ -279,7 +279,7 @@ def make_plan(
     check_options(tasks, arms, files, objective_options or {})
     shared = (arm.subset and (arm.tokenizer == "shared" or arm.subset.method == "iss") for arm in arms)
     if tokenizer_name is not None and not any(shared):
-        raise ReproductionError("--tokenizer_name has no effect, as no arm shares it with others. Leave it out.")
+        raise ReproductionError("--tokenizer_name has no effect, because no arm uses a shared tokenizer. Remove it.")
     steps = _Steps(
         by_name,
         pretrained,
@@ -306,7 +306,9 @@ def _without_encoder(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
         missing += [arm.name for arm in arms if arm.name not in missing and getattr(arm, kind) in missing]
     left = [arm for arm in arms if arm.name not in missing]
     if not left:
-        raise ReproductionError(f"{', '.join(missing)}: no pretrained encoder was given. Give --pretrained, or other arms.")
+        raise ReproductionError(
+            f"{', '.join(missing)}: no pretrained encoder was given. Pass --pretrained, or choose other arms."
+        )
     return left, [f"{name}: no pretrained encoder was given (--pretrained)" for name in missing]
 
 
@@ -432,7 +434,7 @@ class _Steps:
         if chosen.retriever is None:
             return None
         if not self.corpus.get("corpus"):
-            raise ReproductionError(f"Arm {arm.name} needs a corpus: give --corpus.")
+            raise ReproductionError(f"Arm {arm.name} needs a corpus: pass --corpus.")
         own, folder = dict(arm.settings.get("retrieve", {})), f"{task.name}/subsets"
         draw = {"seed": own.pop("seed")} if "seed" in own else {}
         options = {**self.corpus, **task.settings["retrieve"], **own}
@@ -457,7 +459,7 @@ class _Steps:
     def _add(self, step: Step) -> str:
         if self.shared.setdefault(step.name, step) != step:
             raise ReproductionError(
-                f"Two arms would make different subsets in {step.name}. Give their options shorter values."
+                f"Two arms would write different subsets to {step.name}. Choose shorter values for their options."
             )
         return step.name
 
@@ -466,10 +468,10 @@ def _check_teacher(arm: str, method: str, named: Any) -> None:
     """Raise a ReproductionError if the teachers in a selection's options cannot select by this method of `BY_TEACHER`."""
     teachers = named if isinstance(named, list) and named else [named or NONE]
     if teachers == [NONE] or (method == "disagreement" and len(teachers) < 2):
-        needs, such = ("a teacher", "linear") if method == "confidence" else ("two teachers or more", "[runs/a, runs/b]")
+        needs, such = ("a teacher", "linear") if method == "confidence" else ("at least two teachers", "[runs/a, runs/b]")
         raise ReproductionError(
-            f"Arm {arm} selects by {method}, which needs {needs}; received {' '.join(map(str, teachers)):.60}. Name "
-            f"who teaches in the arm's options: select_influence: {{teacher: {such}}}."
+            f"Arm {arm} selects by {method}, which needs {needs}; received {' '.join(map(str, teachers)):.60}. Set "
+            f"the teacher in the arm's options: select_influence: {{teacher: {such}}}."
         )
 
 
@@ -481,4 +483,4 @@ def _suffix(options: Mapping[str, Any]) -> str:
 def _check_distinct(what: str, names: Sequence[Any]) -> None:
     twice = [name for name in names if list(names).count(name) > 1]
     if twice:
-        raise ReproductionError(f"The {what} {twice[0]} is there twice. Every {what} of a table needs a name of its own.")
+        raise ReproductionError(f"The {what} {twice[0]} is given twice. A table can have every {what} only once.")

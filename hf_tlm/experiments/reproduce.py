@@ -203,14 +203,14 @@ def _check_settings(plan: Plan, step: Step, record: Mapping[str, Any]) -> None:
     changed = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
     if changed:
         name = changed[0]
-        reason = f"with other settings ({name}: {there.get(name)!r:.60} there, {here.get(name)!r:.60} asked for)"
+        reason = f"with other settings ({name}: {there.get(name)!r:.60} there, {here.get(name)!r:.60} requested)"
     elif "fingerprint" in record:
-        reason = f"from what had other settings ({', '.join(step.inputs.values())})"
+        reason = f"from inputs with other settings ({', '.join(step.inputs.values())})"
     else:
         return
     raise ReproductionError(
-        f"{plan.folder(step)} was made {reason}. Choose another {plan.records_option}, or delete {plan.record_file(step)} "
-        "and that folder to make it again."
+        f"{plan.folder(step)} was created {reason}. Choose another {plan.records_option}, or delete "
+        f"{plan.record_file(step)} and that folder to create it again."
     )
 
 
@@ -219,7 +219,8 @@ def _check_table_file(plan: Plan) -> None:
     path = plan.records / f"{plan.table_name}.json"
     if "rows" not in (find_object(path) or {"rows": []}):
         raise ReproductionError(
-            f"{path} is no table, which would take its place. Choose another {plan.records_option}, or another --table_name."
+            f"{path} is not a table, but a table would replace it. Choose another {plan.records_option}, or another "
+            "--table_name."
         )
 
 
@@ -285,7 +286,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
         return
     recorded = read_record(plan.record_file(step))
     if recorded is not None and recorded["status"] == FINISHED and (problem := damage(plan, step)) is not None:
-        logger.warning("%s. It is made again.", problem.removesuffix("."))
+        logger.warning("%s. It will be created again.", problem.removesuffix("."))
     logger.warning("Making %s.", step.name)
     begun, command = time.time(), plan.command(step)
     record: dict[str, Any] = {
@@ -332,7 +333,7 @@ def _check_made(plan: Plan, inputs: Iterable[str]) -> None:
     for name in inputs:
         if not _finished(plan, plan.by_name[name]):
             reason = (read_record(plan.record_file(plan.by_name[name])) or {}).get("error", "it was not made")
-            raise ReproductionError(f"It needs {name}, which failed: {reason}")
+            raise ReproductionError(f"The run needs {name}, which failed: {reason}")
 
 
 def _check_teachers(plan: Plan, step: Step) -> None:
@@ -344,8 +345,8 @@ def _check_teachers(plan: Plan, step: Step) -> None:
             continue
         if not (folder := model_folder(plan, record)).is_dir():
             raise ReproductionError(
-                f"It needs the model of {name}, which is recorded as finished and is not in {folder}. Put it there, or "
-                f"delete {file}: the same command then trains it again."
+                f"The run needs the model of {name}, which is recorded as finished, but is not in {folder}. Copy it there, "
+                f"or delete {file}: the same command then trains it again."
             )
 
 
@@ -359,7 +360,7 @@ def _tell_of_missing_teachers(plan: Plan) -> None:
             except ReproductionError as error:
                 lacking.setdefault(str(error), []).append(step.name)
     for reason, names in lacking.items():
-        logger.warning("%s will not be made. %s", ", ".join(names), reason)
+        logger.warning("%s will not be run. %s", ", ".join(names), reason)
 
 
 def commit() -> str | None:
@@ -384,15 +385,17 @@ def check_exports(plan: Plan, prepare_only: bool = False) -> None:
         ReproductionError: nothing is trained (`prepare_only`), or this is a job of several processes.
     """
     if prepare_only:
-        raise ReproductionError("--export_int8: with --prepare_only there are no models to export. Leave one of them out.")
+        raise ReproductionError(
+            "--export_int8: with --prepare_only there are no models to export. Remove one of these options."
+        )
     check_installed()
     if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         raise ReproductionError(
-            f"--export_int8: one process exports; this is a job of {processes}. Leave it out, and start the same command "
-            "with it in one process when the runs are finished: it exports them and trains nothing again."
+            f"--export_int8 needs a single process; this is a job of {processes}. Remove the option, and start the same "
+            "command with it in one process when the runs are finished: it exports them without training again."
         )
     if gone := [step.name for step in plan.trainings if unpriced(plan, step, gone=True)]:
-        logger.warning("Not exported, as the models are not in %s any more: %s.", plan.output_dir, ", ".join(gone))
+        logger.warning("Not exported, because the models are no longer in %s: %s.", plan.output_dir, ", ".join(gone))
 
 
 def unpriced(plan: Plan, step: Step, *, gone: bool = False) -> dict[str, Any] | None:

@@ -229,8 +229,8 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
     scores = averaged_scores(task, seeds, "Copy the file again, or delete the record of its run and make the table again.")
     if missing := [split for split in SPLITS if split in records[0] and split not in scores]:
         raise ReproductionError(
-            f"The predictions of {', '.join(step.inputs.values())} on {missing[0]} are not all in {plan.output_dir}: "
-            "the runs were made elsewhere, their folders are gone, or the task has no average."
+            f"The predictions of {', '.join(step.inputs.values())} on {missing[0]} are incomplete in {plan.output_dir}: "
+            "the runs were made elsewhere, their folders were deleted, or the task supports no average."
         )
     names = ("task_fingerprint", "metric", "environment", "subset")
     details: dict[str, Any] = {name: records[0][name] for name in names if name in records[0]}
@@ -348,7 +348,7 @@ def read_record(file: Path) -> dict[str, Any] | None:
     record = find_object(file)
     if record is None or _is_record(record):
         return record
-    logger.warning("%s is damaged: it is not what recipes write. It is made again.", file)
+    logger.warning("%s is damaged: it is not a record that recipes write. It will be created again.", file)
     return None
 
 

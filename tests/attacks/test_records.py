@@ -47,7 +47,7 @@ def test_a_damaged_record_is_made_again(table, place, harm):
     if place == "runs":  # What is prepared is not made again while no run needs it.
         after = json.loads(record.read_text())
         assert after["status"] == "finished" and after["settings"] == before["settings"]
-        assert after["test"] == before["test"] and "made again" in outcome.stderr
+        assert after["test"] == before["test"] and "created again" in outcome.stderr
 
 
 TASKS = ['"a"', '"12"', "3", "[0.7]", "[true]", "[-1]", "[]", "[[0]]", '["0"]']

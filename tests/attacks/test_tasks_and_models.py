@@ -77,7 +77,7 @@ TABLES = {
         "expected 2 different names",
     ),
     "not UTF-8": ("text,label\nTür,x\nStraße,y\n".encode("latin-1"), (), "UTF-8"),
-    "binary": (bytes(range(255, 127, -1)) * 8, (), "not text in UTF-8"),
+    "binary": (bytes(range(255, 127, -1)) * 8, (), "not UTF-8 text"),
 }
 
 

@@ -60,7 +60,7 @@ def test_to_dataset_counts_what_it_skips(tmp_path):
 
 
 def test_a_corpus_without_passages(tmp_path):
-    with pytest.raises(CorpusError, match=r"c holds no passage \(2 rows without text\)"):
+    with pytest.raises(CorpusError, match=r"c has no passages \(rows without text: 2\)"):
         corpus_of(DOCUMENTS[1:3]).to_dataset(tmp_path)
 
 

@@ -147,7 +147,7 @@ def test_numbers_are_texts_and_lists_are_not(tmp_path):
     assert [row["text"] for row in load_corpus(str(tmp_path / "a.csv"))] == ["1984"]
     (tmp_path / "b.jsonl").write_text('{"text": ["a", "b"]}\n')
     with pytest.raises(
-        CorpusError, match="b.jsonl, row 0 .counted from 0.: the column 'text' should hold texts; received a list"
+        CorpusError, match="b.jsonl, row 0 .counted from 0.: the column 'text' should contain texts; received a list"
     ):
         list(load_corpus(str(tmp_path / "b.jsonl")))
 
@@ -179,9 +179,9 @@ def test_fields_of_objects(tmp_path, suffix):
     )
 
     for wrong in ("page.body", "page.text.of", "meta.text", "pages.text"):
-        with pytest.raises(CorpusError, match=f"no column '{wrong}'; the columns are page, meta. Choose with"):
+        with pytest.raises(CorpusError, match=f"no column '{wrong}'; the columns are page, meta. Choose another"):
             list(load_corpus(given, text_column=wrong))
-    with pytest.raises(CorpusError, match="received a dict. Name the field that .* --corpus_text_column page.(at|text)"):
+    with pytest.raises(CorpusError, match="received a dict. Name the field with .* --corpus_text_column page.(at|text)"):
         list(load_corpus(given, text_column="page"))
 
 
@@ -191,7 +191,9 @@ def test_a_column_whose_name_has_a_dot_is_one(tmp_path):
 
 
 def test_missing_column_lists_those_there_are(folder):
-    with pytest.raises(CorpusError, match="b.txt: no column 'body'; the columns are text. Choose with --corpus_text_column"):
+    with pytest.raises(
+        CorpusError, match="b.txt: no column 'body'; the columns are text. Choose another --corpus_text_column"
+    ):
         list(load_corpus(str(folder / "b.txt"), text_column="body"))
 
 
@@ -239,7 +241,7 @@ def test_pages_beside_data_are_told_of_and_a_readme_beside_unknown_data_is_no_co
 
 
 def test_how_text_files_are_read_is_refused_where_there_are_none(folder):
-    with pytest.raises(CorpusError, match="sample_by paragraph: for .txt and .md files, and .* has none"):
+    with pytest.raises(CorpusError, match="sample_by paragraph: only for .txt and .md files; .* has none"):
         load_corpus(str(folder / "a.jsonl"), sample_by="paragraph")
     with pytest.raises(CorpusError, match="has none"):
         load_corpus(Dataset.from_list(ROWS), sample_by="document")
@@ -295,18 +297,18 @@ def test_a_name_beside_others_that_matches_nothing_is_an_error(folder, tmp_path)
     (tmp_path / "empty").mkdir()
     for wrong in (str(folder / "p9.jsonl"), str(tmp_path / "typo" / "*.parquet"), str(tmp_path / "empty")):
         for corpus in ([one, wrong], f"{wrong},{one}"):
-            with pytest.raises(CorpusError, match=f"{re.escape(wrong)} matches no file, beside others that do"):
+            with pytest.raises(CorpusError, match=f"no file matches {re.escape(wrong)}, but other paths match"):
                 load_corpus(corpus)
 
 
 @pytest.mark.parametrize("option", [{"revision": "v1"}, {"config_name": "en"}, {"split": "test"}])
 def test_options_of_the_hub_are_not_for_files(folder, option):
-    with pytest.raises(CorpusError, match=f"{next(iter(option))} of the corpus: for a dataset of the Hub"):
+    with pytest.raises(CorpusError, match=f"{next(iter(option))} of the corpus: only for a dataset on the Hub"):
         load_corpus(str(folder), **option)
 
 
 def test_two_revisions():
-    with pytest.raises(CorpusError, match="owner/name@v1 names the revision v1, and the option another, v2"):
+    with pytest.raises(CorpusError, match="owner/name@v1 names the revision v1, but the option names v2"):
         load_corpus("owner/name@v1", revision="v2")
 
 
@@ -335,7 +337,7 @@ def test_a_formatted_data_set_is_the_same_corpus(format):
 
 
 def test_a_list_of_texts_is_no_list_of_files():
-    with pytest.raises(CorpusError, match=r"If the list is of texts, give load_corpus\(Dataset.from_dict") as raised:
+    with pytest.raises(CorpusError, match=r"If the list contains texts, pass load_corpus\(Dataset.from_dict") as raised:
         load_corpus(["one text of many words", "and a second one " * 99])
     assert len(str(raised.value)) < 600
 

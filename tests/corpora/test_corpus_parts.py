@@ -88,7 +88,7 @@ def test_parts_without_passages(folder, cache):
     assert texts(corpus.to_dataset(cache)) == ["a0", "a2", "b0", "c0", "c3"]
     assert corpus.skipped == 5
     assert [len(part.to_dataset(cache)) for part in corpus.parts] == [2, 1, 0, 2, 0]
-    with pytest.raises(CorpusError, match=r"holds no passage \(2 rows without text\)"):
+    with pytest.raises(CorpusError, match=r"has no passages \(rows without text: 2\)"):
         load_corpus([str(folder / "none.txt"), str(folder / "blank.txt")]).to_dataset(cache)
 
 
@@ -235,7 +235,7 @@ def test_a_file_without_permission(folder, cache, monkeypatch):
 def test_nothing_but_bad_files(tmp_path, cache):
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text('{"text": "x"}\n{"te')
-    with pytest.raises(CorpusError, match=r"holds no passage \(0 rows without text, 2 files left out\)"):
+    with pytest.raises(CorpusError, match=r"has no passages \(rows without text: 0, files left out: 2\)"):
         load_corpus(str(tmp_path / "*.jsonl"), skip_bad_files=True).to_dataset(cache)
 
 

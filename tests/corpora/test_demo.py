@@ -179,7 +179,7 @@ def test_ids_name_the_row_of_the_file(wheel):
 
 
 def test_how_many_a_class(wheel):
-    with pytest.raises(TaskError, match="at least one example a class; received per_class=0"):
+    with pytest.raises(TaskError, match="at least one example per class; received per_class=0"):
         demo.demo_task(per_class=0)
-    with pytest.raises(TaskError, match="are more than the 12 posts of sci.space. At most 6 fit"):
+    with pytest.raises(TaskError, match="exceed the 12 posts of sci.space. Choose at most 6"):
         demo.demo_task(per_class=7)

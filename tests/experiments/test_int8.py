@@ -154,7 +154,7 @@ def test_one_whose_model_is_gone_stays_as_it_is(finished, priced, caplog):
     assert [cells(table)["task only"][column] for column in COLUMNS] == ["", "", "", ""]
     assert [cells(table)["pretrained"][column] for column in COLUMNS] == ["1.25", "99.5", "1.5", "0.25"]
     (said,) = [line for line in caplog.messages if "task/task-only/seed-0" in line]
-    assert said == f"Not exported, as the models are not in {finished.output_dir} any more: task/task-only/seed-0."
+    assert said == f"Not exported, because the models are no longer in {finished.output_dir}: task/task-only/seed-0."
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no such\n\noperator"), HfTlmError("no such operator")])
@@ -224,6 +224,8 @@ def test_without_models_there_is_nothing_to_export(work, tmp_path):
 
 def test_a_job_of_several_processes_is_refused(work, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ReproductionError, match="--export_int8: one process exports; this is a job of 2. Leave it out"):
+    with pytest.raises(
+        ReproductionError, match="--export_int8 needs a single process; this is a job of 2. Remove the option"
+    ):
         reproduce(planned(work, tmp_path / "out"), export_int8=True)
     assert not (tmp_path / "out").exists()

@@ -63,12 +63,12 @@ def test_subsets_by_the_names_of_tables(text, expected):
         ("BM26", "A subset is none, random, BM25"),
         ("ISS 0%", "received 'ISS 0%'"),
         ("ISS 120%", "received 'ISS 120%'"),
-        ('{"name": "x", "subset": "BM25", "rho1": 3}', "An arm has no 'rho1': it has name, subset"),
+        ('{"name": "x", "subset": "BM25", "rho1": 3}', "An arm has no key 'rho1': the keys are name, subset"),
         ('{"name": "x", "subset": "BM25"', "a name or a JSON object"),
-        ('{"subset": "BM25", "published": ["TLM Table 9: x"]}', "no published row 'TLM Table 9: x'"),
-        ('{"name": "x", "pretrained": true, "subset": "BM25"}', "has no subset, no objective"),
-        ('{"name": "x", "pretrained": true, "tokenizer": "own"}', "and its own tokenizer. Leave them out"),
-        ('{"name": "x", "subset": "BM25", "tokenizer": "mine"}', "tokenizer is one of shared, own; received 'mine'"),
+        ('{"subset": "BM25", "published": ["TLM Table 9: x"]}', "unknown published row 'TLM Table 9: x'"),
+        ('{"name": "x", "pretrained": true, "subset": "BM25"}', "uses no subset, objective or teacher"),
+        ('{"name": "x", "pretrained": true, "tokenizer": "own"}', "which has its own tokenizer and .* Remove these keys"),
+        ('{"name": "x", "subset": "BM25", "tokenizer": "mine"}', "tokenizer must be one of shared, own; received 'mine'"),
         ('{"name": "x", "subset": "BM25", "train_tlm": 3}', "a mapping of options of recipes/train_tlm.py"),
         ("{}", "needs a name"),
     ],
@@ -98,7 +98,7 @@ def test_an_arm_teaches_another():
     alone = planned(arms, seeds=[0])
     assert names(alone.trainings) == ["one/bm25/seed-0"] and len(alone.left_out) == 2
     for teacher in ("nobody", "linear", "BM25 and teacher"):
-        with pytest.raises(ReproductionError, match="the teacher is another arm of the table"):
+        with pytest.raises(ReproductionError, match="teacher must name another arm of the table"):
             planned([{"name": "x", "subset": "BM25", "teacher": teacher}, *arms, "linear"], pretrained="encoder")
 
 
@@ -184,9 +184,9 @@ def test_an_arm_has_a_vocabulary_of_its_own():
     assert own.inputs == {"subset": "one/subsets/bm25"} and own.options["vocab_size"] == 9
     alone = planned(arms[1:])
     assert names(alone.preparations) == ["one/subsets/bm25"] and "tokenizer" not in alone.command(alone.trainings[0])
-    with pytest.raises(ReproductionError, match="--tokenizer_name has no effect, as no arm shares it"):
+    with pytest.raises(ReproductionError, match="--tokenizer_name has no effect, because no arm uses a shared"):
         planned(arms[1:], tokenizer_name="some")
-    with pytest.raises(ReproductionError, match="a checkpoint has its tokenizer"):
+    with pytest.raises(ReproductionError, match="a checkpoint has its own tokenizer"):
         planned([{**arms[1], "train_tlm": {"model_name_or_path": "x"}}])
 
 
@@ -265,7 +265,7 @@ def test_the_command_line_names_arms_and_tasks_of_the_files(tmp_path):
     assert [step.options.get("metric") for step in plan.trainings] == ["micro_f1", None, "micro_f1", None]
 
     with pytest.raises(
-        ReproductionError, match="received 'shrot'. The --config files have the arms 'Random', 'short', 'BM25'."
+        ReproductionError, match="received 'shrot'. The --config files define the arms 'Random', 'short', 'BM25'."
     ):
         plan_of(["--arms", "shrot"])
     with pytest.raises(ReproductionError, match="received 'shrot'.$"):
@@ -276,7 +276,7 @@ def test_an_encoder_that_is_not_at_hand_is_left_out_and_said():
     plan = planned(["task only", "pretrained"])
     assert names(plan.trainings) == ["one/task-only/seed-0"]
     assert plan.left_out == ("pretrained: no pretrained encoder was given (--pretrained)",)
-    with pytest.raises(ReproductionError, match="pretrained: no pretrained encoder was given. Give --pretrained"):
+    with pytest.raises(ReproductionError, match="pretrained: no pretrained encoder was given. Pass --pretrained"):
         planned(["pretrained"])
 
 
@@ -291,13 +291,21 @@ def test_tasks_of_a_folder(tmp_path):
     "arms,options,message",
     [
         ([], {}, "needs tasks, arms and seeds"),
-        (["BM25", "bm25"], {}, "The arm bm25 is there twice"),
-        (["BM25"], {"tasks": ["one", "data/one"]}, "The task one is there twice"),
-        (["BM25"], {"seeds": [0, 0]}, "The seed 0 is there twice"),
-        (["BM25"], {"corpus": {}}, "needs a corpus: give --corpus"),
-        (["confidence 20%"], {}, "Arm confidence 20% selects by confidence, which needs a teacher; received none. Name who"),
-        (["disagreement 20%"], {}, "needs two teachers or more; received none"),
-        ([{"subset": "disagreement 20%", "select_influence": {"teacher": "linear"}}], {}, "or more; received linear"),
+        (["BM25", "bm25"], {}, "The arm bm25 is given twice"),
+        (["BM25"], {"tasks": ["one", "data/one"]}, "The task one is given twice"),
+        (["BM25"], {"seeds": [0, 0]}, "The seed 0 is given twice"),
+        (["BM25"], {"corpus": {}}, "needs a corpus: pass --corpus"),
+        (
+            ["confidence 20%"],
+            {},
+            "Arm confidence 20% selects by confidence, which needs a teacher; received none. Set the teacher",
+        ),
+        (["disagreement 20%"], {}, "needs at least two teachers; received none"),
+        (
+            [{"subset": "disagreement 20%", "select_influence": {"teacher": "linear"}}],
+            {},
+            "at least two teachers; received linear",
+        ),
     ],
 )
 def test_plans_that_are_none(arms, options, message):
@@ -458,7 +466,7 @@ def test_recorded_subsets_are_those_that_the_command_would_make(monkeypatch):
 def test_a_table_without_a_scale_is_refused():
     own = '{"name": "short", "subset": "none", "train_tlm": {"max_steps": 3}}'
     cpu, coffee = str(CONFIGS / "cpu.yaml"), str(CONFIGS / CPU[0])
-    with pytest.raises(ReproductionError, match="Nothing says how long stage 1 of the arm task only is.*tlm/coffee"):
+    with pytest.raises(ReproductionError, match="The length of stage 1 of the arm task only is not set.*tlm/coffee"):
         TableArguments(tasks=["x"]).check_budget([cpu])
     TableArguments(tasks=["x"]).check_budget([coffee, cpu])
     TableArguments(tasks=["x"], max_flops=1e12).check_budget([cpu])
@@ -476,16 +484,16 @@ def test_an_option_that_a_recipe_lacks_is_refused():
     [
         (
             {"train_tlm": {"tokenizer_name": "x"}},
-            "Arm y: train_tlm's tokenizer_name is given by the table .--tokenizer_name",
+            "Arm y: train_tlm's tokenizer_name is set by the table .--tokenizer_name",
         ),
-        ({"train_tlm": {"subset": "x"}}, "subset is given by the table .an arm's own key `subset`"),
-        ({"train_tlm": {"seed": 3}}, "seed is given by the table .--seeds"),
+        ({"train_tlm": {"subset": "x"}}, "subset is set by the table .an arm's own key `subset`"),
+        ({"train_tlm": {"seed": 3}}, "seed is set by the table .--seeds"),
         (
             {"train_tlm": {"vocab_size": 9}},
-            "vocab_size is the tokenizer's, which all arms of a task share.*tokenizer: own",
+            "vocab_size belongs to the tokenizer, which all arms of a task share.*tokenizer: own",
         ),
-        ({"select_influence": {"fraction": 0.3}}, "select_influence's fraction is given by the table"),
-        ({"finetune": {"model_name_or_path": "x"}}, "finetune's model_name_or_path is given by the table .--pretrained"),
+        ({"select_influence": {"fraction": 0.3}}, "select_influence's fraction is set by the table"),
+        ({"finetune": {"model_name_or_path": "x"}}, "finetune's model_name_or_path is set by the table .--pretrained"),
     ],
 )
 def test_options_that_would_be_lost_are_refused(arm, message):
@@ -496,15 +504,18 @@ def test_options_that_would_be_lost_are_refused(arm, message):
 @pytest.mark.parametrize(
     "arm, message",
     [
-        ({"subset": "DSIR 20%", "select_influence": {"layer": 1}}, "of no effect with method dsir: layer 1. Leave"),
-        ({"subset": "random 20%", "select_influence": {"max_steps": 9}}, "of no effect with method random: max_steps 9"),
+        ({"subset": "DSIR 20%", "select_influence": {"layer": 1}}, "without effect with method dsir: layer 1. Remove"),
+        ({"subset": "random 20%", "select_influence": {"max_steps": 9}}, "without effect with method random: max_steps 9"),
         ({"subset": "BM25 20%", "select_influence": {"selection_seed": 1}}, "with method bm25-rank: selection_seed 1"),
         ({"subset": "DSIR 20%", "select_influence": {"teacher": "linear"}}, "with method dsir: teacher linear"),
         ({"subset": "confidence 20%", "select_influence": {"teacher": "linear", "layer": 1}}, "method confidence: layer 1"),
-        ({"subset": "BM25", "select_influence": {"layer": 1}}, "of select_influence have no effect, .* by retrieve, train"),
+        (
+            {"subset": "BM25", "select_influence": {"layer": 1}},
+            "of select_influence have no effect, .* only runs retrieve, train",
+        ),
         (
             {"subset": "none", "retrieve": {"top_k": 1}},
-            "of retrieve have no effect, as it is made by train_tlm alone",
+            "of retrieve have no effect, because it only runs train_tlm",
         ),
         ({"subset": "BM25", "finetune": {"max_steps": 1}}, "options of finetune have no effect"),
         ({"pretrained": True, "train_tlm": {"max_steps": 1}}, "options of train_tlm have no effect"),
@@ -519,11 +530,11 @@ def test_options_that_an_arm_does_not_read_are_refused(arm, message):
 
 def test_options_that_would_be_lost_in_files_and_tasks(tmp_path):
     (tmp_path / "scale.yaml").write_text("train_tlm: {tokenizer_name: x}")
-    with pytest.raises(ReproductionError, match="Section train_tlm of .*scale.yaml: train_tlm's tokenizer_name is given"):
+    with pytest.raises(ReproductionError, match="Section train_tlm of .*scale.yaml: train_tlm's tokenizer_name is set"):
         planned(["BM25"], files=[str(tmp_path / "scale.yaml")])
-    with pytest.raises(ReproductionError, match="Task one: retrieve's output_dir is given by the table"):
+    with pytest.raises(ReproductionError, match="Task one: retrieve's output_dir is set by the table"):
         planned(["BM25"], tasks=[{"task": "one", "retrieve": {"output_dir": "x"}}])
-    with pytest.raises(ReproductionError, match="Objective cocolm: lowercase is the tokenizer's"):
+    with pytest.raises(ReproductionError, match="Objective cocolm: lowercase belongs to the tokenizer"):
         planned(["BM25"], objective_options={"cocolm": {"lowercase": False}})
 
 

@@ -348,8 +348,8 @@ def test_failures_are_named_and_the_rest_goes_on(work, tmp_path, faked):
     assert [len(row.runs) for row in table.rows] == [1, 0, 0]
     assert table.failures == [
         "scierc, broken, seed 0: HfTlmError: it is broken",
-        "scierc, no layer, seed 0: ReproductionError: It needs scierc/subsets/iss-20-layer=9, which failed: HfTlmError: "
-        "it is broken",
+        "scierc, no layer, seed 0: ReproductionError: The run needs scierc/subsets/iss-20-layer=9, which failed: "
+        "HfTlmError: it is broken",
     ]
     text = (tmp_path / "out/results.md").read_text()
     assert "1 of 3 runs are finished, 2 failed." in text and all(failure in text for failure in table.failures)
@@ -410,7 +410,7 @@ def test_what_stops_a_table_before_it_begins(work, whole, tmp_path, faked):
     with pytest.raises(ConfigError, match="Unknown key 'rho_1'"):
         reproduce(plan)
     changed = planned(work, whole[0], budget={"max_steps": 3})
-    with pytest.raises(ReproductionError, match="made with other settings .max_steps: 2 there, 3 asked for"):
+    with pytest.raises(ReproductionError, match="created with other settings .max_steps: 2 there, 3 requested"):
         reproduce(changed)
     with pytest.raises(TaskError, match="nosuch"):
         reproduce(replace(plan, phases=((Step("train_tlm", "a/b/seed-0", "nosuch", arm=Arm("b")),),)))
@@ -426,7 +426,9 @@ def test_a_run_is_no_place_for_a_table(work, tmp_path, faked):
     path = tmp_path / "run" / "results.json"
     path.parent.mkdir()
     path.write_text('{"seeds": []}')
-    with pytest.raises(ReproductionError, match="run/results.json is no table, which would take its place. Choose another"):
+    with pytest.raises(
+        ReproductionError, match="run/results.json is not a table, but a table would replace it. Choose another"
+    ):
         reproduce(planned(work, path.parent))
     assert path.read_text() == '{"seeds": []}' and list(path.parent.iterdir()) == [path] and not faked
     path.write_text("")  # A damaged table is made again.
@@ -500,21 +502,21 @@ def test_a_teacher_that_was_taken_over_teaches_from_where_it_lies(work, tmp_path
 def test_a_teacher_whose_model_is_elsewhere_is_missed_by_name(work, tmp_path, faked, caplog):
     places = {"seeds": [0], "records_dir": tmp_path / "records"}
     reproduce(planned(work, tmp_path / "there", ["BM25"], **places))
-    assert "will not be made" not in caplog.text
+    assert "will not be run" not in caplog.text
     arms = ["BM25", {"name": "pupil", "subset": "BM25", "teacher": "BM25"}, {"name": "other", "subset": "random"}]
     table = reproduce(planned(work, tmp_path / "here", arms, **places))
     (failure,) = table.failures
     file = tmp_path / "records/runs/scierc.bm25.seed-0.json"
-    reason = f"model of scierc/bm25/seed-0, which is recorded as finished and is not in {tmp_path / 'here'}"
+    reason = f"model of scierc/bm25/seed-0, which is recorded as finished, but is not in {tmp_path / 'here'}"
     assert reason in failure
     assert f"delete {file}: the same command then trains it again" in failure
     # It is said before anything is made, which may take hours.
-    first = next(line for line in caplog.messages if line.startswith("Making scierc/other") or "will not be made" in line)
-    assert first.startswith("scierc/pupil/seed-0 will not be made. It needs the ") and reason in first
+    first = next(line for line in caplog.messages if line.startswith("Making scierc/other") or "will not be run" in line)
+    assert first.startswith("scierc/pupil/seed-0 will not be run. The run needs the ") and reason in first
     file.unlink()
     caplog.clear()
     assert not reproduce(planned(work, tmp_path / "here", arms, **places)).failures
-    assert "will not be made" not in caplog.text
+    assert "will not be run" not in caplog.text
 
 
 def test_a_pupil_is_prepared_before_its_teacher_is_trained(work, tmp_path, faked):
@@ -583,7 +585,7 @@ def test_a_damaged_subset_is_told_and_made_again(work, prepared, tmp_path, caplo
     (folder / "analysis/figure.csv").write_text("a")
     harm(folder)
     reproduce(plan, prepare_only=True)
-    assert re.search(f"{said}.*. It is made again.", caplog.text) and f"Making scierc/subsets/{name}." in caplog.text
+    assert re.search(f"{said}.*. It will be created again.", caplog.text) and f"Making scierc/subsets/{name}." in caplog.text
     assert "failed" not in caplog.text and files_of(folder) == made and caplog.text.count("Making") == 1
     caplog.clear()
     reproduce(plan, prepare_only=True)
@@ -657,7 +659,7 @@ def test_tables_that_share_runs(work, tmp_path, faked):
     step = next(step for step in plan.trainings if step.name == "scierc/k-6/seed-0")
     assert MODULE._taken_over(plan, step) and file.read_text() == before, "finished by another process: no copy of itself"
     for name in ("a/b", ""):
-        with pytest.raises(ReproductionError, match=f"A table's name has lower-case letters.*; received '{name}'"):
+        with pytest.raises(ReproductionError, match=f"A table's name may have lower-case letters.*; received '{name}'"):
             planned(work, tmp_path / "out", table_name=name)
 
 
@@ -668,10 +670,12 @@ def test_runs_of_other_subsets_and_data_are_refused(work, tmp_path, faked):
     more = tmp_path / "more.yaml"
     more.write_text("retrieve: {top_k: 5}")
     changed = planned(work, tmp_path / "out", ["BM25"], seeds=[0, 1], files=[str(work / "options.yaml"), str(more)])
-    with pytest.raises(ReproductionError, match="subsets/bm25 was made with other settings .top_k: 4 there, 5 asked for"):
+    with pytest.raises(ReproductionError, match="subsets/bm25 was created with other settings .top_k: 4 there, 5 requested"):
         reproduce(changed)
     (tmp_path / "out/preparations/scierc.subsets.bm25.json").unlink()
-    with pytest.raises(ReproductionError, match="made from what had other settings .scierc/tokenizer, scierc/subsets/bm25"):
+    with pytest.raises(
+        ReproductionError, match="created from inputs with other settings .scierc/tokenizer, scierc/subsets/bm25"
+    ):
         reproduce(changed)
     record = tmp_path / "out/runs/scierc.bm25.seed-0.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | {"task_fingerprint": "another"}))
@@ -780,9 +784,9 @@ def test_leads_over_the_linear_model(work, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arm,message",
     [
-        ({"name": "a", "average": "linear"}, "Arm a: the average is of another arm of the table, with a network"),
-        ({"name": "a", "average": "none such"}, "Arm a: the average is of another arm of the table, with a network"),
-        ({"name": "a", "average": "BM25", "subset": "BM25"}, "it has a name and nothing else. Leave subset out"),
+        ({"name": "a", "average": "linear"}, "Arm a: average must name another arm of the table with a network"),
+        ({"name": "a", "average": "none such"}, "Arm a: average must name another arm of the table with a network"),
+        ({"name": "a", "average": "BM25", "subset": "BM25"}, "an average has only a name. Remove subset"),
     ],
 )
 def test_what_has_no_average(work, tmp_path, arm, message):

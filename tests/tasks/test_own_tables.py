@@ -105,7 +105,9 @@ def test_a_name_that_two_columns_have_is_said(tmp_path, caplog, monkeypatch):
     (tmp_path / "two.csv").write_text("\n".join(lines))
     task = load_task(str(tmp_path / "two.csv"), **SHARES)
     assert set(task.label_names) == {"billing", "hardware", "network"}
-    assert "two.csv names queue more than once: the first of each has the name, further ones are queue.1" in caplog.text
+    assert (
+        "two.csv names columns more than once (queue): the first of each keeps the name, the next is queue.1" in caplog.text
+    )
     caplog.clear()
     assert load_task(str(tmp_path / "two.csv"), text_columns="Body", label_column="queue.1").label_names == ("x", "y")
     write(tmp_path / "one.csv", tickets(60))
@@ -123,9 +125,7 @@ def test_lines_that_an_unbalanced_quote_runs_together_are_told(tmp_path, caplog)
         task = load_task(str(path))
     assert sum(map(len, task.splits.values())) == 50
     (told,) = [line for line in caplog.messages if "double quote" in line]
-    assert told.startswith(
-        f"{path}: 10 rows are each of several lines, the first of lines 2 to 3, since a field begins with"
-    )
+    assert told.startswith(f"{path}: 10 rows span several lines, the first one lines 2 to 3, because a field begins with")
     caplog.clear()
     fine = [f'"text {i}\nof ""two"" lines",{"ab"[i % 2]}' for i in range(30)] + [f'"text" {i},"a\nb"' for i in range(5)]
     (tmp_path / "fine.csv").write_text("\r\n".join(["sep=,", "text,label", *fine, "last,a"]))
@@ -141,7 +141,7 @@ def test_a_large_csv_is_looked_through_for_odd_quotes_at_its_beginning(tmp_path,
         (tmp_path / f"{name}.csv").write_text(f"text,label\n{text}")
         tables._warn_of_quotes(tmp_path / f"{name}.csv", ",")
     (told,) = caplog.messages
-    assert "early.csv: 1 rows in its first 1 MB are each of several lines, the first of lines 2 to 3" in told
+    assert "early.csv: 1 rows in its first 1 MB span several lines, the first one lines 2 to 3" in told
 
 
 def test_a_repeated_name_of_many_shards_is_said_once(tmp_path, caplog, monkeypatch):
@@ -251,7 +251,7 @@ def test_a_table_in_excel_s_own_encoding_is_told_so_whatever_separates_it(tmp_pa
     """Texts that hold commas made a comma's table of what could not be decoded."""
     rows = [{**row, "Body": f"{row['Body']}, für {i % 3 * ', mich'}"} for i, row in enumerate(tickets(40))]
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False, sep=separator, encoding="cp1252")
-    with pytest.raises(TaskError, match="it is not text in UTF-8 .byte 0xfc.. Save it as UTF-8; Excel calls that CSV UTF-8"):
+    with pytest.raises(TaskError, match="it is not UTF-8 text .byte 0xfc.. Save it as UTF-8 .in Excel: CSV UTF-8."):
         load_task(str(tmp_path / "t.csv"), **SHARES)
 
 
@@ -412,7 +412,7 @@ def test_half_characters_of_json_are_told_of(tmp_path, name):
     (tmp_path / name).write_text(text)
     spec = TaskSpec(name="reviews", path="")
     for read in (load_task, lambda path: list(load_corpus(path)), lambda path: list(unlabelled(path, spec))):
-        with pytest.raises(HfTlmError, match=r"Cannot read .*half a character, .*Take such halves out: text.encode"):
+        with pytest.raises(HfTlmError, match=r"Cannot read .*half a character, .*Remove such halves: text.encode"):
             read(str(tmp_path / name))
 
 
@@ -565,7 +565,7 @@ def test_a_first_line_for_excel_declares_the_separator(tmp_path, separator):
     (some,) = unlabelled(str(path), task.spec)
     assert some["text"][:] == [row["Body"] for row in rows]
     path.write_text("\n".join([f"sep={separator}", *lines[:3], separator.join("abcd")]), encoding="utf-8")
-    with pytest.raises(TaskError, match="line 5 has 4 fields, and the header names 3"):
+    with pytest.raises(TaskError, match="line 5 has 4 fields, but the header has 3"):
         load_task(str(path), **SHARES)
 
 
