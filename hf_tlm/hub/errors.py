@@ -106,38 +106,36 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
     cause, status = _cause(error), status_of(error)
     name = f"{repo.type} repository {repo.id}"
     # Usually a misspelt path: a name that is no local path is looked for on the Hub.
-    absent = f"There is no {repo.id} here, and " * reading
+    absent = f"There is no local path {repo.id}, and " * reading
     if isinstance(cause, GatedRepoError):
         page = f"{constants.ENDPOINT}/{repo.page}"
         return f"The {name} is gated: ask for access at {page}, with the account of your token. {log_in()}."
     if isinstance(cause, RevisionNotFoundError):
         return f"The {name} has no branch, tag or commit {repo.revision!r}. Correct the part after the @."
     if isinstance(cause, RepositoryNotFoundError):
-        here = ", and nothing of that name here" * reading
-        return f"There is no {name} that you may see{here}. Correct its name; if it is private: l{log_in()[1:]}."
+        here = ", and no local path of this name" * reading
+        return f"There is no {name} that you may see{here}. Correct the name; if it is private: l{log_in()[1:]}."
     if status == 401:
         return f"The Hub does not accept your token. {log_in()}."
     if status == 403:
         return f"Your token may not write to the {name}. Use a token with write access, or a repository of your own."
     if status == 413:
         return (
-            f"What was sent is larger than the {name} may take (status 413). Look at the limits of your account at "
-            f"{constants.ENDPOINT}, or of a proxy on the way there."
+            f"The upload is larger than the {name} accepts (status 413). Check the limits of your account at "
+            f"{constants.ENDPOINT}, or of a proxy in between."
         )
     if isinstance(cause, OfflineModeIsEnabled):
         return (
-            f"{absent}HF_HUB_OFFLINE is set, so the {name} cannot be asked for. "
-            f"Unset it{', or give a local path' * reading}."
+            f"{absent}HF_HUB_OFFLINE is set, so the {name} cannot be requested. "
+            f"Unset it{', or pass a local path' * reading}."
         )
     if isinstance(cause, (httpx2.TransportError, ConnectionError, LocalEntryNotFoundError, RevisionResolutionError)):
         return (
             f"{absent}{constants.ENDPOINT} cannot be reached for the {name}{', which is not in the cache either' * reading} "
-            f"({type(cause).__name__}). Check the network (and HF_ENDPOINT, if set){', or give a local path' * reading}."
+            f"({type(cause).__name__}). Check the network (and HF_ENDPOINT, if set){', or pass a local path' * reading}."
         )
     if isinstance(cause, json.JSONDecodeError):
-        return (
-            f"{constants.ENDPOINT} does not answer as a Hub does when asked for the {name}. Check HF_ENDPOINT, or a proxy."
-        )
+        return f"The response of {constants.ENDPOINT} for the {name} is not that of a Hub. Check HF_ENDPOINT, or a proxy."
     if reading and (problem := cache_problem(cause, constants.HF_HUB_CACHE)):
         return f"The {name} could not be fetched. {problem}."
     return f"The {name} could not be used: {redacted(cause)}"
@@ -210,7 +208,7 @@ def with_retries(
             raise
         except client_errors() as error:
             if starts_over(error):
-                logger.warning("%s was changed by somebody else meanwhile; starting over from what they wrote.", repo)
+                logger.warning("%s was changed by another writer in the meantime; starting again from their commit.", repo)
                 time.sleep(random.uniform(0.1, 1.0))  # Otherwise two writers that collide once would collide again.
                 continue
             if not is_passing(error) or tries == retries or tried_by_client(error):

@@ -63,10 +63,10 @@ _RECORD = {
     "files": mapped(record({**_FILE, **_MEASURED}, optional=tuple(_MEASURED)), len(ONNX_FILES)),
     "models": listed(_NAME, 10_000),
 }
-_CONVERTED = NoEffect("legacy_checkpoint", (None,), "without --legacy_checkpoint. Leave it out.")
-_EVALUATED = NoEffect("evaluate_on", (None,), "without --evaluate_on. Leave it out.")
-_SUBSET = NoEffect("subset", (None,), "without --subset. Leave it out.")
-_PUSHED = NoEffect("repo_id", (None,), "without --repo_id. Leave it out.")
+_CONVERTED = NoEffect("legacy_checkpoint", (None,), "without --legacy_checkpoint. Remove it.")
+_EVALUATED = NoEffect("evaluate_on", (None,), "without --evaluate_on. Remove it.")
+_SUBSET = NoEffect("subset", (None,), "without --subset. Remove it.")
+_PUSHED = NoEffect("repo_id", (None,), "without --repo_id. Remove it.")
 
 
 @dataclass(repr=False)  # A repr would show the token.
@@ -84,7 +84,9 @@ class SubsetHubArguments:
         given = [f"--{name}" for name in names if getattr(self, name) is not None]
         if given and not self.push_to_hub:
             has = "has" if len(given) == 1 else "have"
-            raise HubError(f"{' and '.join(given)} {has} no effect without --push_to_hub. Add it, or leave them out.")
+            raise HubError(
+                f"{' and '.join(given)} {has} no effect without --push_to_hub. Add --push_to_hub, or remove the others."
+            )
         if self.push_to_hub and self.hub_dataset_id is None:
             raise HubError("--push_to_hub needs --hub_dataset_id owner/name: the repository to publish the subset to.")
 
@@ -173,7 +175,7 @@ class PublishArguments:
         kinds = ("model", "subset", "space", "legacy_checkpoint")
         given = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(given) != 1:
-            raise HubError(f"Give one of {', '.join(f'--{kind}' for kind in kinds)}; received {', '.join(given) or 'none'}.")
+            raise HubError(f"Pass one of {', '.join(f'--{kind}' for kind in kinds)}; received {', '.join(given) or 'none'}.")
         needed = "output_dir" if given[0] == "legacy_checkpoint" else "repo_id"
         if getattr(self, needed) is None:
             raise HubError(f"--{given[0]} needs --{needed}: see --help.")
@@ -182,9 +184,9 @@ class PublishArguments:
         for name in idle.get(given[0], ()):
             if getattr(self, name) not in (None, False):
                 what = "a Space" if given[0] == "space" else "a subset: it is for a model"
-                raise HubError(f"--{name} has no effect on {what}. Leave it out.")
+                raise HubError(f"--{name} has no effect on {what}. Remove it.")
         if self.dry_run and self.verify:
-            raise HubError("--dry_run publishes nothing that --verify could load. Give one of them.")
+            raise HubError("--dry_run publishes nothing that --verify could load. Pass only one of them.")
 
 
 def publish_model(
@@ -217,24 +219,24 @@ def publish_model(
     folder = Path(named("folder", folder, HubError, needed=True, what="a folder"))
     names = os.listdir(folder) if os.path.isdir(folder) else []
     if SETTINGS_FILE in names and RESULTS_FILE not in names:
-        raise HubError(f"{folder} holds a run that is not finished. Run its command again, which continues it.")
+        raise HubError(f"{folder} contains an unfinished run. Run its command again to continue it.")
     exported = EXPORT_FILE in names and any(folder.glob("onnx/*.onnx"))
     weights = exported or any(name.endswith(".safetensors") for name in names)
     if not ({CONFIG, ADAPTER_FILE}.intersection(names) and weights):
         if any(os.path.isfile(folder / part / LINEAR_FILE) for part in ("", "linear")):
             raise HubError(
-                f"{folder} holds a linear model, which `hf-tlm predict` answers with; what is published are networks, as "
-                "`hf-tlm train` and `hf-tlm pretrain` leave them. To share its files as they are: hf upload."
+                f"{folder} contains a linear model, for `hf-tlm predict`; only networks can be published, as written by "
+                "`hf-tlm train` and `hf-tlm pretrain`. To share its files as they are, use hf upload."
             )
         inside = _models_in(folder) if names else []
         raise HubError(
-            f"{folder} holds no model: expected config.json (or adapter_config.json) and safetensors, as "
-            "`hf-tlm train` and `hf-tlm pretrain` leave them, or an export of `hf-tlm export`."
-            + (f" There is one in {inside[0]}: give that." if inside else "")
+            f"{folder} contains no model: expected config.json (or adapter_config.json) and safetensors, as written by "
+            "`hf-tlm train` and `hf-tlm pretrain`, or an export of `hf-tlm export`."
+            + (f" There is a model in {inside[0]}: pass that folder." if inside else "")
         )
     if SEAL in names and (problem := seal_problem(folder)) is not None:
         raise HubError(
-            f"{folder} is damaged or was edited: {problem}. Run its command again, which mends it; if the change is yours, "
+            f"{folder} is damaged or was edited: {problem}. Run its command again to repair it; if you made the change, "
             f"remove {SEAL} and publish again."
         )
     if exported:
@@ -276,8 +278,8 @@ def _check_adapter(path: Path) -> None:
     base = read_object(path, HubError).get("base_model_name_or_path")
     if hub_name(base) is None:
         raise HubError(
-            f"{path.parent} holds an adapter to {base}, a model of this machine: nobody could load it from the Hub. Publish "
-            f"that model first, put its repo id into {path.name} as base_model_name_or_path, then publish the adapter."
+            f"{path.parent} contains an adapter for the local model {base}: nobody could load it from the Hub. Publish that "
+            f"model first, set base_model_name_or_path in {path.name} to its repo id, then publish the adapter."
         )
 
 
@@ -319,7 +321,9 @@ def publish_space(folder: str | os.PathLike, repo_id: str, *, license: str | Non
         if any(fnmatch(name, glob) for glob in REPLACED["space"]) and not path.name.startswith(".")
     }
     if not {"index.html", "page.json"} <= set(files):
-        raise HubError(f"{folder} holds no page: expected index.html and page.json, as `hf-tlm export --page` leaves them.")
+        raise HubError(
+            f"{folder} contains no page: expected index.html and page.json, as written by `hf-tlm export --page`."
+        )
     if f"model/{EXPORT_FILE}" in files:
         read_export(folder / "model", HubError, all_files=False)
     title = str(read_object(folder / "page.json", HubError).get("title"))
@@ -350,7 +354,7 @@ def publish_result(
         command = ["hf-tlm", "publish", f"--{kind}", str(folder), "--repo_id", repo_id]
         command += [] if private is None else ["--private", str(private).lower()]
         command += [] if revision is None else ["--revision", revision]
-        later = f"The result is whole in {folder}. To publish it later:\n  {shlex.join(command)}"
+        later = f"The result is complete in {folder}. To publish it later:\n  {shlex.join(command)}"
         raise HubError(f"{error} {later}") from None
 
 
@@ -358,11 +362,13 @@ def _check_subset(folder: Path) -> None:
     try:
         data = read_fields(folder / MANIFEST_FILE, {"files": mapped(words(200), 100)}, HubError)["files"].items()
     except OSError:
-        raise HubError(f"{folder} holds no subset: expected a folder that `hf-tlm retrieve` or Subset.save wrote.") from None
+        raise HubError(
+            f"{folder} contains no subset: expected a folder that `hf-tlm retrieve` or Subset.save wrote."
+        ) from None
     if damaged := [name for name, digest in data if not (folder / name).is_file() or sha256(folder / name) != digest]:
         raise HubError(
-            f"{folder} is damaged or was edited: {', '.join(damaged)} is not what its {MANIFEST_FILE} describes. Copy it "
-            "again, or retrieve the subset again."
+            f"{folder} is damaged or was edited: {', '.join(damaged)} does not match its {MANIFEST_FILE}. Copy the "
+            "folder again, or retrieve the subset again."
         )
 
 
@@ -378,18 +384,18 @@ def _publish(folder: Path, repo_id: str, type: str, message: str, card: Mapping[
     files = {name: path for name, path in found.items() if is_ours(name, (*NAMES, *CODE))}
     if others := sorted(set(found) - set(files)):
         logger.warning(
-            "Not published, as no recipe writes files of these names: %s. To add some by hand: hf upload %s PATH.",
+            "Not published, because no recipe writes files of these names: %s. To add files by hand: hf upload %s PATH.",
             ", ".join(others[:10]) + (f" and {len(others) - 10:,} more" if len(others) > 10 else ""),
             repo_id,
         )
     if CARD not in files and (given := [name for name, value in card.items() if value is not None]):
-        raise HubError(f"{folder} has no {CARD} that could name the {given[0]}. Write one, or leave the {given[0]} out.")
+        raise HubError(f"{folder} has no {CARD} for the {given[0]}. Write a {CARD}, or remove the {given[0]}.")
     with tempfile.TemporaryDirectory() as work:
         if CARD in files:
             try:
                 text = published_card(files[CARD].read_text(encoding="utf-8"), repo_id, **card)
             except UnicodeDecodeError as error:
-                raise HubError(f"{folder / CARD} is no text in UTF-8: {error}. Save it as one.") from error
+                raise HubError(f"{folder / CARD} is not UTF-8 text: {error}. Save it as UTF-8.") from error
             except ValueError as error:
                 raise HubError(f"The metadata of {folder / CARD} cannot be used: {error}. Correct them.") from error
             atomic_write(Path(work) / CARD, text)
@@ -416,16 +422,14 @@ def read_export(folder: Path, error: type[HfTlmError], *, all_files: bool = True
     for name in dict.fromkeys([*there, *(found["files"] if all_files else ())]):
         facts = found["files"].get(name)
         if facts is None or ONNX_FILES[facts["dtype"]] != name:
-            raise error(f"{path} does not say what {name} is. {_AGAIN}")
+            raise error(f"{path} does not describe {name}. {_AGAIN}")
         if name not in there:
-            raise error(f"{path} speaks of {name}, which is not there. {_AGAIN}")
+            raise error(f"{path} lists {name}, which does not exist. {_AGAIN}")
         if (size := there[name].stat().st_size) != facts["bytes"]:
-            raise error(
-                f"{path} has other figures than the graphs: {name} has {size:,} bytes, not {facts['bytes']:,}. {_AGAIN}"
-            )
+            raise error(f"{path} does not match the graphs: {name} has {size:,} bytes, not {facts['bytes']:,}. {_AGAIN}")
         if sha256(there[name]) != facts["sha256"]:
-            raise error(f"{path} has another checksum of {name} than the file there. {_AGAIN}")
+            raise error(f"{path} and the file {name} have different checksums. {_AGAIN}")
     model_type = (find_object(folder / "config.json") or {}).get("model_type")
     if model_type != found["model_type"]:
-        raise error(f"{path} has model_type {found['model_type']}, config.json beside it has {model_type}. {_AGAIN}")
+        raise error(f"{path} has model_type {found['model_type']}, but config.json next to it has {model_type}. {_AGAIN}")
     return found

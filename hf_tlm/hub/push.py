@@ -64,12 +64,12 @@ def check_push(repo_id: str, token: str | None = None) -> None:
     owner = repo_id.split("/")[0]
     if owner not in names:
         raise HubError(
-            f"The token is one of {account['name']}, who cannot publish as {owner!r}. Choose a repository under "
-            f"{' or '.join(names)}, or log in as somebody who can."
+            f"The token belongs to {account['name']}, who cannot publish as {owner!r}. Choose a repository under "
+            f"{' or '.join(names)}, or log in with an account that can."
         )
     if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
         raise HubError(
-            f"The token of {account['name']} may only read, and publishing needs one with write access. {log_in()}."
+            f"The token of {account['name']} is read-only, but publishing needs a token with write access. {log_in()}."
         )
 
 
@@ -134,7 +134,7 @@ def push(
         outcome = work.outcome()
         if tag is None and (done := work.result()) is not None:
             return done
-        raise HubError(f"{error} {outcome} {folder} is intact; run the same again to publish it.") from None
+        raise HubError(f"{error} {outcome} {folder} is intact; run the same command again to publish it.") from None
 
 
 def published(folder: str | os.PathLike) -> dict[str, Path]:
@@ -151,8 +151,8 @@ def published(folder: str | os.PathLike) -> dict[str, Path]:
         paths = {name: path for name, path in paths.items() if not name.startswith("tokenizer/")}
     if broken := [name for name, path in paths.items() if path.is_symlink() and not path.is_file()]:
         raise HubError(
-            f"{folder} has links to folders or to nothing, which cannot be published: {', '.join(broken)}. Put copies of "
-            "what they stand for in their places, or remove them."
+            f"{folder} has broken links or links to folders, which cannot be published: {', '.join(broken)}. Replace them "
+            "with copies of their targets, or remove them."
         )
     return {name: path for name, path in paths.items() if path.is_file()}
 
@@ -167,7 +167,7 @@ def _api(token: str | None, repo: Repo, anonymous: bool = False) -> HfApi:
 
     token = token or get_token()
     if token is None and not anonymous:
-        raise HubError(f"To publish {repo}, the Hub must know who you are. {log_in()}.")
+        raise HubError(f"To publish {repo}, you must be logged in. {log_in()}.")
     return HfApi(token=token)
 
 
@@ -180,7 +180,8 @@ def repo_to_push(repo_id: str, type: str, revision: str | None) -> Repo:
     repo = parse_repo(repo_id, type)
     if repo is None or repo.revision is not None:
         raise HubError(
-            f"Expected the repository to publish to as owner/name, a branch of it apart from that; received {repo_id!r}."
+            "Expected the repository to publish to as owner/name, with its branch in a separate option; received "
+            f"{repo_id!r}."
         )
     return Repo(repo_id, revision, type)
 
@@ -215,7 +216,7 @@ class Push:
         if self.dry_run:
             return self._plan_text()
         if self.commit is None:
-            head = f"{self.repo} has this content already: {self.url}"
+            head = f"{self.repo} already has this content: {self.url}"
         else:
             head = f"Published {self.repo} as commit {self.commit[:12]}: {self.url}"
         lines = [("new or changed", self.pushed), ("deleted", self.deleted), ("unchanged", self.unchanged)]
@@ -294,16 +295,18 @@ class Publication:
         plan, commit = self._compare(head)
         if commit is not None:
             self._check_tag(commit, plan)
-        made = f"made, {'public' if self.private is False else 'private'}"
+        made = f"created as {'public' if self.private is False else 'private'}"
         if unanswered is not None:
             about = (
-                f"The Hub was not asked what it has already: {unanswered} So every file is listed; a repository that is "
-                f"not there would be {made}."
+                f"The Hub was not asked which files it has: {unanswered} Therefore every file is listed; a repository "
+                f"that does not exist would be {made}."
             )
         elif self.is_private is not None:
-            about = f"The repository is there, and {'private' if self.is_private else 'public'}."
+            about = f"The repository exists and is {'private' if self.is_private else 'public'}."
         elif self.repo.revision is not None:
-            about = f"The branch would be made; so would a repository that is not there (or that you may not see): {made}."
+            about = (
+                f"The branch would be created; a repository that does not exist (or that you may not see) would be {made}."
+            )
         else:
             about = f"There is no such repository that you may see; it would be {made}."
         about += "" if self.tag is None else f" Tag: {self.tag}."
@@ -352,12 +355,12 @@ class Publication:
             try:
                 plan, head = self._compare(self._head())
             except client_errors():
-                return f"Whether the commit arrived is not known; {self.repo} is whole, with it or without it."
+                return f"It is not known whether the commit arrived; {self.repo} is complete with or without it."
             self.commit = head if plan.is_empty else None
         if self.commit is not None:
             tag = "" if self.tag is None else f", without the tag {self.tag!r}"
             return f"The files are published as commit {self.commit[:12]}{tag}."
-        return f"Nothing was published, {self.repo} {'has none of the files' if self.new else 'is as it was'}."
+        return f"Nothing was published; {self.repo} {'has none of the files' if self.new else 'is unchanged'}."
 
     def _head(self) -> tuple[str, dict[str, RepoFile]] | None:
         """Return the latest commit of the branch and its files (path -> file); None without such a repository or branch.
@@ -377,7 +380,7 @@ class Publication:
             return None
         if self.private and not info.private:
             self._refuse(
-                f"{self.repo.id} is public, and a private repository was asked for. Make it private in its settings, or "
+                f"{self.repo.id} is public, but a private repository was requested. Make it private in its settings, or "
                 "choose another name."
             )
         self.is_private = info.private
@@ -396,7 +399,7 @@ class Publication:
             self.api.create_branch(self.repo.id, branch=self.repo.revision, **options)
         head = self._head()
         if head is None:
-            self._refuse(f"{self.repo} was made, and {self.api.endpoint} does not know it. Wait a minute.")
+            self._refuse(f"{self.repo} was created, but {self.api.endpoint} does not know it yet. Wait a minute.")
         return head
 
     def _choose_storage(self) -> None:
@@ -426,8 +429,8 @@ class Publication:
         there = None if self.tag is None else self._tags().get(self.tag)
         if there is not None and not (plan.is_empty and there == head):
             self._refuse(
-                f"The tag {self.tag!r} of {self.repo.id} is commit {there[:12]}, which has other content; releases stay "
-                "what they are. Choose another tag."
+                f"The tag {self.tag!r} of {self.repo.id} is commit {there[:12]}, which has other content; tags are not "
+                "moved. Choose another tag."
             )
 
     def _set_tag(self, tag: str, commit: str) -> None:

@@ -85,8 +85,8 @@ def check_named(name: str, folder: str | os.PathLike) -> None:
     """Raise a HubError if `folder` is from the Hub, and a file in it names a model by a path instead of owner/name."""
     if is_fetched(folder) and find_repo(name, "model") is None:
         raise HubError(
-            f"{folder} is from the Hub and needs the model {name!r}, which must be a model there (owner/name) and no path "
-            "of this machine. Ask its author where that model is."
+            f"{folder} is from the Hub and needs the model {name!r}, which must be a model on the Hub (owner/name), not "
+            "a local path. Ask the author where that model is."
         )
 
 
@@ -169,7 +169,7 @@ def file_sizes(repo: Repo, token: str | None = None) -> tuple[Repo, dict[str, in
             sizes = {name: path.stat().st_size for name, path in files_in(folder).items()}
     for name in sizes:
         if {"", ".", ".."} & set(name.split("/")) or "\\" in name or ":" in name:
-            raise HubError(f"{repo} has a file {name!r}, whose name leads out of its folder. Nothing of it was fetched.")
+            raise HubError(f"{repo} has a file {name!r}, whose name points outside its folder. Nothing was downloaded.")
     return Repo(repo.id, commit, repo.type), sizes
 
 
@@ -206,7 +206,7 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
     if code and not trust_remote_code:
         raise HubError(
             f"{repo} has Python files of its own ({few(code)}), which loading it could run. Read them on the Hub; "
-            "if you trust them, give trust_remote_code (--trust_remote_code)."
+            "if you trust them, pass trust_remote_code (--trust_remote_code)."
         )
     safe = {PurePosixPath(file).parent for file in files if file.endswith(".safetensors")}
     alone = [file for file in files if PurePosixPath(file).parent not in safe]
@@ -216,7 +216,7 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
         raise HubError(
             f"The weights of {repo} are pickles ({few(refused)}), which can run code when they are read; safetensors "
             "cannot. Use a revision with safetensors (its page may offer one as a pull request: @refs/pr/N). If you trust "
-            "this one, download it and give the folder; of TLM and COCO-LM, convert it: hf-tlm publish "
+            "this one, download it and pass the folder; convert checkpoints of TLM and COCO-LM with hf-tlm publish "
             "--legacy_checkpoint."
         )
     return [file for file in filter(_is_pickle, files) if file not in pickled]
@@ -270,7 +270,7 @@ def split_revision(name_or_path: str, revision: str | None = None) -> tuple[str,
     if repo is None or repo.revision is None:
         return name_or_path, revision
     if revision not in (None, repo.revision):
-        raise HubError(f"{name_or_path} names a revision, and {revision!r} is another. Give one of the two.")
+        raise HubError(f"{name_or_path} names a revision, but the option is {revision!r}. Pass only one of them.")
     return repo.id, repo.revision
 
 
@@ -291,9 +291,9 @@ def check_sizes(sizes: Mapping[str, int], what: str) -> None:
     for path, size in sizes.items():
         most = LARGEST_TENSORS if PurePosixPath(path).suffix in _TENSORS else LARGEST_OTHER
         if size > most:
-            raise HubError(f"{path} of {what} has {size:,} bytes; {most:,} are fetched at most. Look at it on the Hub.")
+            raise HubError(f"{path} of {what} has {size:,} bytes; at most {most:,} are downloaded. Look at it on the Hub.")
     if (total := sum(sizes.values())) > LARGEST_RUN:
-        raise HubError(f"{what} has {total:,} bytes; {LARGEST_RUN:,} are fetched at most. Look at it on the Hub.")
+        raise HubError(f"{what} has {total:,} bytes; at most {LARGEST_RUN:,} are downloaded. Look at it on the Hub.")
 
 
 def mark(folder: Path, asked: Repo, fetched: Repo) -> None:
@@ -355,7 +355,7 @@ def verify(
 
     repo = parse_repo(repo_id, type)
     if repo is None or repo.revision is not None:
-        raise HubError(f"Expected a repository as owner/name, its revision apart from that; received {repo_id!r}.")
+        raise HubError(f"Expected a repository as owner/name, with its revision in a separate option; received {repo_id!r}.")
     repo, token = Repo(repo_id, revision, type), token or get_token()
     with explaining(repo):
         info: Any = HfApi(token=token).repo_info(repo.id, revision=revision, repo_type=type)
@@ -369,7 +369,7 @@ def verify(
     }
     answer = _load_isolated(repo, asked, token)
     if not answer:
-        raise HubError(f"There is nothing to load in {repo}: no folder with a config.json and safetensors.")
+        raise HubError(f"There is nothing to load in {repo}: expected a folder with config.json and safetensors.")
     words = {name: found["words"] for name, found in answer.items()}
     differences = {} if local is None else {name: found["difference"] for name, found in answer.items()}
     # `not <=` also catches NaN.

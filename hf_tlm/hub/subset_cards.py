@@ -153,8 +153,8 @@ def check_alone(repo: Repo, token: str | None = None, dry_run: bool = False) -> 
     """Raise a HubError if a repository contains named subsets, before a subset without a name is published to it."""
     if names := config_names(repo_files(repo, token, dry_run)):
         raise HubError(
-            f"{repo} has subsets with names ({', '.join(names)}), which the card of one without a name would hide. Give "
-            "this one a name too (--config_name), or choose another repository."
+            f"{repo} has named subsets ({', '.join(names)}), which the card of an unnamed subset would hide. Name this "
+            "subset too (--config_name), or choose another repository."
         )
 
 
@@ -184,8 +184,8 @@ def configs_card(cards: Mapping[str, str], repo_id: str) -> str:
     for name, data in found.items():
         if missing := [field for field in ("configs", "dataset_info") if not data.get(field)]:
             raise HubError(
-                f"The metadata of {name}/{CARD} in {repo_id} lack {' and '.join(missing)}, of which the repository's own "
-                "card is made. Put them back, or publish that subset again."
+                f"The metadata of {name}/{CARD} in {repo_id} lack {' and '.join(missing)}, which the card of the "
+                "repository needs. Restore them, or publish that subset again."
             )
     merged: dict[str, Any] = {}
     for field in _MERGED:

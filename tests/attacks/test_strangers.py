@@ -164,7 +164,7 @@ def test_an_adapter_of_the_hub_goes_on_a_model_of_the_hub(hub, tokenizer, rows, 
     """And on none of this machine, wherever its author believes that there is one."""
     private = masked_lm(rows.parent / "private", tokenizer)
     hub.put("mallory/adapter", files(adapter(rows.parent / "theirs", tokenizer, str(private))))
-    with pytest.raises(HubError, match="must be a model there"):
+    with pytest.raises(HubError, match="must be a model on the Hub"):
         predict("mallory/adapter", str(rows), rows.parent / "found.jsonl", use_cpu=True)
     hub.put("alice/base", files(private))
     hub.put("mallory/adapter", files(adapter(rows.parent / "again", tokenizer, "alice/base")))
@@ -219,5 +219,5 @@ def test_a_similarity_model_of_a_stranger_s_prompt_is_one_of_the_hub(hub, tokeni
     folder = masked_lm(tmp_path / "theirs", tokenizer)
     (folder / "prompt.json").write_text(json.dumps(PROMPT | {"similarity_model": str(tmp_path)}))
     hub.put("mallory/prompt", files(folder))
-    with pytest.raises(HubError, match="must be a model there"):
+    with pytest.raises(HubError, match="must be a model on the Hub"):
         PromptClassifier.from_pretrained("mallory/prompt")

@@ -101,7 +101,7 @@ def test_errors():
         train_wordpiece(["several different characters"], 12)
     with pytest.raises(
         HubError,
-        match="^There is no no/such-tokenizer here, and HF_HUB_OFFLINE is set.* cannot be asked for",
+        match="^There is no local path no/such-tokenizer, and HF_HUB_OFFLINE is set.* cannot be requested",
     ):
         load_tokenizer("no/such-tokenizer")
     with pytest.raises(TokenizerError, match="Cannot load a tokenizer"):

@@ -69,7 +69,7 @@ def test_arguments_record_id_and_revision(hub):
     assert args.tokenizer_source["revision"] == "v1" and args.with_objective_defaults("electra").model_revision == "v1"
     args = ModelArguments(model_name_or_path="alice/tlm", model_revision="v1", tokenizer_name="bob/words")
     assert args.tokenizer_source == {"name_or_path": "bob/words", "revision": None, "trust_remote_code": False}
-    with pytest.raises(HubError, match="alice/tlm@v1 names a revision, and 'v2' is another"):
+    with pytest.raises(HubError, match="alice/tlm@v1 names a revision, but the option is 'v2'"):
         ModelArguments(model_name_or_path="alice/tlm@v1", model_revision="v2")
 
 

@@ -181,7 +181,7 @@ class TestRefusals:
         subset.push_to_hub("alice/named", config="small")
         subset.push_to_hub("alice/alone")
         before = files(hub, "alice/named"), files(hub, "alice/alone")
-        with pytest.raises(HubError, match="has subsets with names .small."):
+        with pytest.raises(HubError, match="has named subsets .small."):
             other.push_to_hub("alice/named")
         with pytest.raises(RetrievalError, match="a subset without a name"):
             other.push_to_hub("alice/alone", config="small")
@@ -189,7 +189,7 @@ class TestRefusals:
 
     def test_a_new_branch_is_made_from_the_default_one(self, hub, subset, other):
         subset.push_to_hub("alice/named", config="small")
-        with pytest.raises(HubError, match="has subsets with names .small."):
+        with pytest.raises(HubError, match="has named subsets .small."):
             other.push_to_hub("alice/named", revision="next")
         commits = len(hub.history("alice/named", "dataset"))
         other.push_to_hub("alice/named", config="large", revision="next")

@@ -60,7 +60,7 @@ def test_a_folder_without_a_card_gets_none(hub, model):
     (model / "README.md").unlink()
     publish_model(model, "alice/toy")
     assert "README.md" not in hub.files("alice/toy")
-    with pytest.raises(HubError, match="has no README.md that could name the license"):
+    with pytest.raises(HubError, match="has no README.md for the license"):
         publish_model(model, "alice/toy", license="mit")
 
 
@@ -74,7 +74,7 @@ def test_metadata_that_cannot_be_read(hub, model, metadata):
 
 def test_a_card_that_is_no_text_in_utf_8(hub, model):
     (model / "README.md").write_bytes("---\nlicense: mit\n---\nCafé\n".encode("latin-1"))
-    with pytest.raises(HubError, match="README.md is no text in UTF-8: .* Save it as one."):
+    with pytest.raises(HubError, match="README.md is not UTF-8 text: .* Save it as UTF-8."):
         publish_model(model, "alice/toy")
     assert not hub.log
 
@@ -97,22 +97,22 @@ def test_a_subset(hub, subset, tmp_path):
 
 
 def test_what_cannot_be_published(hub, model, tmp_path):
-    with pytest.raises(HubError, match="holds no model"):
+    with pytest.raises(HubError, match="contains no model"):
         publish_model(tmp_path / "none", "alice/toy")
-    with pytest.raises(HubError, match=f"holds no model.* There is one in {re.escape(str(model))}: give that"):
+    with pytest.raises(HubError, match=f"contains no model.* There is a model in {re.escape(str(model))}: pass that"):
         publish_model(model.parent, "alice/toy")
-    with pytest.raises(HubError, match="holds no subset"):
+    with pytest.raises(HubError, match="contains no subset"):
         publish_subset(model, "alice/toy")
     for publish, kind in ((publish_model, "model"), (publish_subset, "subset")):
-        with pytest.raises(HubError, match=f"holds no {kind}"):
+        with pytest.raises(HubError, match=f"contains no {kind}"):
             publish("x" * 5000, "alice/toy")
     (tmp_path / "baselines" / "linear").mkdir(parents=True)
     (tmp_path / "baselines" / "linear" / "linear.json").touch()
     for folder in ("baselines", "baselines/linear"):
-        with pytest.raises(HubError, match="holds a linear model"):
+        with pytest.raises(HubError, match="contains a linear model"):
             publish_model(tmp_path / folder, "alice/toy")
     (model / "results.json").unlink()
-    with pytest.raises(HubError, match="a run that is not finished"):
+    with pytest.raises(HubError, match="contains an unfinished run"):
         publish_model(model, "alice/toy")
     assert not [path for method, path in hub.log if method == "POST"]
 
@@ -138,7 +138,7 @@ def test_an_adapter_needs_a_base_that_others_have(hub, model, tmp_path, place):
     config = model / place / "adapter_config.json"
     config.parent.mkdir(exist_ok=True)
     config.write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
-    with pytest.raises(HubError, match="a model of this machine"):
+    with pytest.raises(HubError, match="an adapter for the local model"):
         publish_model(model, "alice/toy")
     config.write_text(json.dumps({"base_model_name_or_path": "alice/base"}))
     assert config.relative_to(model).as_posix() in publish_model(model, "alice/toy").pushed

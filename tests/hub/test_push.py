@@ -52,7 +52,7 @@ def test_links(folder, tmp_path):
     (folder / "checkpoint-9").symlink_to(tmp_path / "run" / "mlm")
     for name, target in {"data": "mlm", "gone": "nowhere", "loop": "loop"}.items():
         (folder / name).symlink_to(folder / target)
-        with pytest.raises(HubError, match=f"links to folders or to nothing, which cannot be published: {name}. Put"):
+        with pytest.raises(HubError, match=f"broken links or links to folders, which cannot be published: {name}. Replace"):
             published(folder)
         (folder / name).unlink()
 
@@ -71,7 +71,7 @@ def test_unchanged_content_is_no_commit(hub, folder):
     hub.log.clear()
     done = push(folder, "alice/model", message="Second")
     assert done.commit is None and not done.pushed and len(hub.history("alice/model")) == 2
-    assert {method for method, _ in hub.log} == {"GET"} and "has this content already" in done.to_text()
+    assert {method for method, _ in hub.log} == {"GET"} and "already has this content" in done.to_text()
 
 
 def test_only_what_changed_is_sent_and_what_is_gone_is_deleted(hub, folder):
@@ -113,7 +113,7 @@ def test_visibility_is_that_of_a_new_repository(hub, folder):
     assert not hub.repository("alice/open").private
     push(folder, "alice/open", message="m")
     assert not hub.repository("alice/open").private
-    with pytest.raises(HubError, match="is public, and a private repository was asked for.*Nothing was published"):
+    with pytest.raises(HubError, match="is public, but a private repository was requested.*Nothing was published"):
         push(folder, "alice/open", message="m", private=True)
     push(folder, "alice/closed", message="m")
     push(folder, "alice/closed", message="m", private=False)
@@ -156,15 +156,15 @@ def test_dry_run_sends_nothing(hub, folder, monkeypatch):
 def test_a_dry_run_says_where_what_would_go(hub, folder):
     (folder / "README.md").write_text("# Mine\n")
     text = push(folder, "alice/model", message="m", private=False, dry_run=True).to_text()
-    assert "no such repository that you may see; it would be made, public" in text and text.startswith(
+    assert "no such repository that you may see; it would be created as public" in text and text.startswith(
         "README.md:\n\n# Mine\n\nWould"
     )
     assert [line for line in text.splitlines() if line.split() == ["README.md", "7", "bytes"]]
     hub.put("alice/model", {"config.json": "{}"})
     hub.repository("alice/model").private = True
     first = push(folder, "alice/model", message="m", dry_run=True, tag="v1")
-    assert first.about == "The repository is there, and private. Tag: v1." and "config.json" not in first.sizes
-    assert "branch would be made" in push(folder, "alice/model", message="m", revision="b", dry_run=True).about
+    assert first.about == "The repository exists and is private. Tag: v1." and "config.json" not in first.sizes
+    assert "branch would be created" in push(folder, "alice/model", message="m", revision="b", dry_run=True).about
     push(folder, "alice/model", message="m", tag="v1")
     (folder / "config.json").write_bytes(b"new")
     with pytest.raises(HubError, match="Choose another tag. Nothing was published"):
@@ -182,7 +182,7 @@ def test_a_dry_run_needs_no_hub(folder, request, monkeypatch, how):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     plan = push(folder, "alice/model", message="m", tag="v1", dry_run=True)
     assert plan.pushed == sorted(CONTENT) and not plan.deleted + plan.unchanged
-    assert "The Hub was not asked" in plan.about and "would be made, private. Tag: v1." in plan.about
+    assert "The Hub was not asked" in plan.about and "would be created as private. Tag: v1." in plan.about
     assert plan.sizes == {name: len(data) for name, data in CONTENT.items()}
 
 
@@ -255,10 +255,10 @@ def test_a_hub_that_stays_broken_has_all_or_nothing(hub, sleeps, folder, prepare
     repository = hub.repositories.get(("model", "alice/model"))
     after = {} if repository is None else hub.files("alice/model", revision=repository_branch(repository, options))
     complete = {path.as_posix(): (folder / path).read_bytes() for path in names(folder)}
-    assert "is intact; run the same again" in str(error.value)
+    assert "is intact; run the same command again" in str(error.value)
     if "The files are published as commit" in str(error.value):
         assert after == complete and "without the tag 'v1'" in str(error.value)
-    elif "Whether the commit arrived is not known" in str(error.value):
+    elif "It is not known whether the commit arrived" in str(error.value):
         assert after in (before, complete)
     else:
         assert "Nothing was published" in str(error.value) and after == before
@@ -413,19 +413,19 @@ def test_checked_before_anything_is_trained(hub, monkeypatch):
     check_push("alice/model")
     check_push("lab/model", token=hub.add_user("bob", organisations=("lab",)))
     for name, text in {
-        "carol/model": "one of alice, who cannot publish as 'carol'.*under alice",
+        "carol/model": "belongs to alice, who cannot publish as 'carol'.*under alice",
         "model": "as owner/name",
         "alice/model@main": "as owner/name",
     }.items():
         with pytest.raises(HubError, match=text):
             check_push(name)
-    with pytest.raises(HubError, match="may only read"):
+    with pytest.raises(HubError, match="is read-only"):
         check_push("alice/model", token=hub.add_user("alice", role="read"))
     monkeypatch.setenv("HF_TOKEN", "hf_expired")
     with pytest.raises(HubError, match="does not accept your token.*hf auth login"):
         check_push("alice/model")
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(HubError, match="must know who you are. Log in with `hf auth login`, or set HF_TOKEN"):
+    with pytest.raises(HubError, match="you must be logged in. Log in with `hf auth login`, or set HF_TOKEN"):
         check_push("alice/model")
 
 
@@ -444,7 +444,9 @@ def test_without_rights_nothing_is_published(hub, folder, monkeypatch, tmp_path)
 
 def test_what_is_no_hub(hub, folder, sleeps):
     hub.fail(lambda method, path: True, "html", times=1000)
-    with pytest.raises(HubError, match=f"{hub.url} does not answer as a Hub does.*Check HF_ENDPOINT.*Nothing was published"):
+    with pytest.raises(
+        HubError, match=f"The response of {hub.url} .* is not that of a Hub.*Check HF_ENDPOINT.*Nothing was published"
+    ):
         push(folder, "alice/model", message="m")
 
 

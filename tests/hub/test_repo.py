@@ -120,7 +120,7 @@ def test_who_may_read(hub, monkeypatch):
     assert names(local_folder("alice/private", "model")) == set(SAFE)
     with pytest.raises(HubError, match=f"carol/gated is gated: ask for access at {hub.url}/carol/gated"):
         local_folder("carol/gated", "model")
-    with pytest.raises(HubError, match="no model repository alice/nothing that you may see, and nothing of that name here"):
+    with pytest.raises(HubError, match="no model repository alice/nothing that you may see, and no local path of this name"):
         local_folder("alice/nothing", "model")
     bob = hub.add_user("bob")
     with pytest.raises(HubError, match="no dataset repository alice/private"):
@@ -142,6 +142,6 @@ def test_without_a_network(hub, sleeps, monkeypatch, caplog):
     assert fetch(Repo("alice/model")) == online
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(HubError, match="^There is no alice/other here, and http.* cannot be reached for the model"),
+        pytest.raises(HubError, match="^There is no local path alice/other, and http.* cannot be reached for the model"),
     ):
         fetch(Repo("alice/other"))

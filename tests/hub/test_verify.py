@@ -94,5 +94,5 @@ def test_what_cannot_be_verified(hub, folder, here, monkeypatch):
     push(folder, "alice/empty", message="m", token=hub.add_user("alice"), private=False)
     with pytest.raises(HubError, match="nothing to load in alice/empty"):
         verify("alice/empty")
-    with pytest.raises(HubError, match="as owner/name, its revision apart"):
+    with pytest.raises(HubError, match="as owner/name, with its revision in a separate"):
         verify("alice/model@v1")

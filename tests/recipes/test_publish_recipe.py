@@ -15,7 +15,7 @@ def test_a_subset(hub, recipe, subset):
     assert "Would publish to alice/passages" in recipe(*arguments, "--dry_run")
     assert not hub.repositories
     assert "Published alice/passages as commit" in recipe(*arguments, "--tag", "v1")
-    assert "has this content already" in recipe(*arguments)
+    assert "already has this content" in recipe(*arguments)
     repository = hub.repository("alice/passages", "dataset")
     assert not repository.private and repository.tags["v1"] == hub.history("alice/passages", "dataset")[0]
     assert b"license: mit" in hub.files("alice/passages", "dataset")["README.md"]
@@ -64,7 +64,7 @@ def test_a_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        ([], "Give one of --model, --subset, --space, --legacy_checkpoint; received none"),
+        ([], "Pass one of --model, --subset, --space, --legacy_checkpoint; received none"),
         (["--model", "a", "--subset", "b", "--repo_id", "me/x"], "received model, subset"),
         (["--model", "a"], "--model needs --repo_id"),
         (["--legacy_checkpoint", "a"], "--legacy_checkpoint needs --output_dir"),
@@ -81,7 +81,7 @@ def test_a_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
         (["--subset", "a", "--repo_id", "me/x", "--dataset", "me/y"], "has no effect on a subset"),
         (["--subset", "a", "--repo_id", "me/x", "--widget_texts", "a text"], "has no effect on a subset"),
         (["--subset", "a", "--repo_id", "me/x", "--dry_run", "--verify"], "--dry_run publishes nothing"),
-        (["--model", "nowhere", "--repo_id", "me/x"], "nowhere holds no model"),
+        (["--model", "nowhere", "--repo_id", "me/x"], "nowhere contains no model"),
         (["--subset", "nowhere", "--repo_id", "me/x", "--config_name", "small"], "nowhere is not a saved subset"),
     ],
 )

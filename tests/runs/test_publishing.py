@@ -45,7 +45,7 @@ def test_the_finished_folder_is_published_once(hub, tmp_path, task):
 
     # The same command again trains nothing, and finds nothing new to publish; to another place it is published again.
     again = go(tmp_path / "out", task, seeds=[0, 1])
-    assert again.push.commit is None and "has this content already" in again.to_text()
+    assert again.push.commit is None and "already has this content" in again.to_text()
     again = go(tmp_path / "out", task, seeds=[0, 1], hub_model_id="alice/other", hub_private_repo=False, hub_revision="next")
     assert again.push.commit == hub.history("alice/other", revision="next")[0] and not hub.repository("alice/other").private
 

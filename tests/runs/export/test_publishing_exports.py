@@ -76,12 +76,12 @@ INT8 = "onnx/model_quantized.onnx"
         (lambda text: edit(text, max_length="32"), "max_length must be a whole number from 1 to .*; found '32'. Export"),
         (lambda text: edit(text, format_version=2), "format_version must be 1; found 2. Export the model again"),
         (lambda text: edit(text, checked_on=None), "checked_on must be an object; found None. Export the model again"),
-        (lambda text: edit(text, files={}), "export.json does not say what onnx/model.onnx is. Export the model again"),
+        (lambda text: edit(text, files={}), "export.json does not describe onnx/model.onnx. Export the model again"),
         (lambda text: edit_file(text, score="good"), f"files.{INT8}.score must be a number; found 'good'"),
-        (lambda text: edit_file(text, bytes=7), f"export.json has other figures than the graphs: {INT8} has .* not 7"),
-        (lambda text: edit_file(text, sha256="0" * 64), f"export.json has another checksum of {INT8} than the file there"),
-        (lambda text: edit_file(text, dtype="fp32"), f"export.json does not say what {INT8} is"),
-        (lambda text: edit(text, model_type="electra"), "has model_type electra, config.json beside it has bert"),
+        (lambda text: edit_file(text, bytes=7), f"export.json does not match the graphs: {INT8} has .* not 7"),
+        (lambda text: edit_file(text, sha256="0" * 64), f"export.json and the file {INT8} have different checksums"),
+        (lambda text: edit_file(text, dtype="fp32"), f"export.json does not describe {INT8}"),
+        (lambda text: edit(text, model_type="electra"), "has model_type electra, but config.json next to it has bert"),
     ],
 )
 def test_a_damaged_record_is_not_published(hub, exported, tmp_path, harm, said):
@@ -108,14 +108,14 @@ def edit_file(text, **changes):
 def test_graphs_are_those_of_the_record(hub, exported, tmp_path, runtime):
     copy = without_seal(exported.folder, tmp_path / "copy")
     (copy / INT8).unlink()
-    with pytest.raises(HubError, match=f"export.json speaks of {INT8}, which is not there. Export the model again"):
+    with pytest.raises(HubError, match=f"export.json lists {INT8}, which does not exist. Export the model again"):
         publish_model(copy, "alice/toy", dry_run=True)
     # A page takes one graph, which may be all that was fetched of a repository.
     assert json.loads((write_page(copy, tmp_path / "one", runtime=runtime) / "page.json").read_text())["dtype"] == "fp32"
     page = write_page(exported.folder, tmp_path / "page", runtime=runtime)
     publish_space(page, "alice/page", dry_run=True)
     (page / "model" / INT8).write_bytes((page / "model" / INT8).read_bytes()[:-1])
-    with pytest.raises(HubError, match=f"model/export.json has other figures than the graphs: {INT8} has"):
+    with pytest.raises(HubError, match=f"model/export.json does not match the graphs: {INT8} has"):
         publish_space(page, "alice/page", dry_run=True)
 
 
@@ -132,7 +132,7 @@ def test_a_space(hub, exported, tmp_path, runtime, recipe):
     assert not hub.repository("alice/page", "space").private
     done = publish_space(page, "alice/page", license="mit")
     assert done.commit is None and done.url.endswith("/spaces/alice/page")
-    with pytest.raises(HubError, match="holds no page"):
+    with pytest.raises(HubError, match="contains no page"):
         publish_space(exported.folder, "alice/other")
     with pytest.raises(HubError, match="--verify has no effect on a Space"):
         PublishArguments(space=str(page), repo_id="alice/page", verify=True)
