@@ -47,7 +47,7 @@ def main() -> None:
     of_data = ("text_column", "text_pair_column") if args.data is not None else ()
     given = [name for name, value in vars(task_args).items() if value != getattr(CheckArguments(), name)]
     if task_args.task is None and (idle := [name for name in given if name not in of_data]):
-        raise HfTlmError(f"--{idle[0]} has no effect without --task. Leave it out.")
+        raise HfTlmError(f"--{idle[0]} has no effect without --task. Remove it.")
 
     # 2. The task: the one given, or that of the run.
     task = None if task_args.task is None else task_args.load()
@@ -55,7 +55,7 @@ def main() -> None:
         first = args.model_name_or_path[0]
         if not os.path.exists(first):
             raise without_texts(
-                args.without_texts, f"There is no folder {first} here, and a model of the Hub names no task. "
+                args.without_texts, f"There is no local folder {first}, and a model on the Hub names no task. "
             )
         try:
             task, place = analysis.task_of_run(first)

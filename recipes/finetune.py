@@ -34,7 +34,7 @@ def main() -> None:
     )
     grid = grid_args.read(args.seeds, checkpoint.model_name_or_path)
     if grid is not None and subset_args.subset:
-        raise ArgumentsError("--subset is for a teacher to label, and a grid has no teacher. Leave it out.")
+        raise ArgumentsError("--subset is for a teacher to label, but a grid has no teacher. Remove --subset.")
     if grid is None:
         runs.check_finetuning(checkpoint, args)
 

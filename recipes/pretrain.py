@@ -30,7 +30,7 @@ def main() -> None:
         description=__doc__,
     )
     if corpus_args.corpus and subset_args.subset:
-        raise ArgumentsError(f"Give --corpus or --subset, not both; received {corpus_args.corpus} and {subset_args.subset}.")
+        raise ArgumentsError(f"Pass --corpus or --subset, not both; received {corpus_args.corpus} and {subset_args.subset}.")
 
     # 2. The corpus, not read yet, or a subset.
     subset = subset_args.open()

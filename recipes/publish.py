@@ -36,7 +36,7 @@ def main() -> None:
         released = models.convert_legacy(args.legacy_checkpoint, args.output_dir, **names)
         print(f"{type(released.model).__name__}, {released.model.num_parameters():,} parameters: {args.output_dir}")
         if released.left_out:
-            print(f"Left out, as this package's model has no place for them: {', '.join(released.left_out)}")
+            print(f"Weights left out, because this package's model does not have them: {', '.join(released.left_out)}")
         if args.evaluate_on is not None:
             # Texts are truncated as in the checkpoint's training, whatever the data are called here.
             length = args.evaluate_length or models.legacy_length(args.legacy_checkpoint, args.task)

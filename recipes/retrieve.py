@@ -70,16 +70,16 @@ def main() -> None:
         whole = corpus is not None and corpus.max_words is None  # Passages of an Elasticsearch index cannot be split.
         if whole and corpus_args.passage_words != 0 and (unseen := share_beyond(sample, WORDS)) > 0.1:
             print(
-                f"\n{unseen:.0%} of the passages' words are beyond the first {WORDS}, which is what training on 128 tokens "
-                f"sees of each. --passage_words {WORDS} retrieves passages of that length."
+                f"\n{unseen:.0%} of the passages' words are beyond the first {WORDS} of a passage, which training on 128 "
+                f"tokens sees. Pass --passage_words {WORDS} to retrieve passages of that length."
             )
         of_lines = corpus_args.corpus_sample_by == "line" and corpus and any(".txt" in part.name for part in corpus.parts)
         words = sum(map(count_words, sample)) / len(sample)
         if of_lines and words < 20:
             print(
-                f"\nThe passages have {words:.0f} words on average, since every line of a .txt file is one. If lines are no "
-                f"texts of their own, --corpus_sample_by paragraph or document, with --passage_words {WORDS}, makes longer "
-                "ones."
+                f"\nThe passages have {words:.0f} words on average, because every line of a .txt file is one. If lines are "
+                f"not separate texts, pass --corpus_sample_by paragraph or document, with --passage_words {WORDS}, for "
+                "longer passages."
             )
         print(f"\nSaved to {args.output_dir}; its report.md has counts, sources and examples.")
         if page := report_args.write(args.output_dir, task, subset):

@@ -35,7 +35,7 @@ def main() -> None:
         description=__doc__,
     )
     if not args.output_dir:
-        raise ArgumentsError("--output_dir is missing: the folder of the smaller subset.")
+        raise ArgumentsError("--output_dir is missing: pass a folder for the smaller subset.")
 
     hub_args = SubsetHubArguments(
         args.push_to_hub, args.hub_dataset_id, args.hub_private_repo, args.hub_revision, args.hub_token

@@ -54,7 +54,7 @@ def test_a_folder_of_something_else_is_left_as_it_is(quickstart):
     make, _, out = quickstart
     (out / "model").mkdir(parents=True)
     (out / "model" / "mine.txt").write_text("mine")
-    with pytest.raises(HfTlmError, match="quick is not empty and holds no quickstart. Choose an empty --output_dir"):
+    with pytest.raises(HfTlmError, match="quick is not empty and contains no quickstart. Choose an empty --output_dir"):
         make(2)
     assert list(tree(out)) == ["model/mine.txt"]
 

@@ -89,7 +89,7 @@ def test_refused_in_a_line(arguments, words):
         (["export", "--model_name_or_path", "./nix"], "No model './nix': expected a folder of a finished run, or a name"),
         (
             ["export", "--model_name_or_path", "runs/nix"],
-            "There is no folder runs/nix here, and a model of the Hub names no task. Give --task",
+            "There is no local folder runs/nix, and a model on the Hub names no task. Give --task",
         ),
         (["predict", "--model_name_or_path", "./nix", "--data", __file__], "No model './nix': expected a folder"),
     ],

@@ -59,7 +59,7 @@ def test_a_grid_in_a_config_beside_the_command_line(recipe):
         (["--grid", "nowhere.yaml"], "Cannot read the grid nowhere.yaml"),
         (["--grid", "{learning_rat: [1]}"], "Unknown key 'learning_rat' in the grid. Did you mean learning_rate"),
         (["--optuna_trials", "3"], "optuna_trials 3 has no effect without --grid"),
-        (["--grid", "{max_steps: [1]}", "--subset", "owner/name"], "--subset is for a teacher to label, and a grid has no"),
+        (["--grid", "{max_steps: [1]}", "--subset", "owner/name"], "--subset is for a teacher to label, but a grid has no"),
     ],
 )
 def test_errors_are_messages(recipe, capsys, arguments, message):

@@ -61,7 +61,7 @@ def test_pretrain_from_yaml_and_on(work):
         (["--corpus", "{corpus}", "--max_length", "500", "--validation_share", "0.9"], "does not fill one block of 500"),
         (["--corpus", "{corpus}", "--max_length", "4000"], "max_length 4000 needs 4000 positions"),
         (["--corpus", "{corpus}", "--objective", "ale"], "objective ale is ELECTRA on an ALBERT body"),
-        (["--corpus", "{corpus}", "--subset", "somewhere"], "Give --corpus or --subset, not both"),
+        (["--corpus", "{corpus}", "--subset", "somewhere"], "Pass --corpus or --subset, not both"),
         (["--subset", "somewhere"], "received 'somewhere', which is neither"),
         (["--corpus", "{corpus}", "--replacements", "random"], "replacements random has no effect with objective mlm"),
     ],

@@ -39,7 +39,7 @@ def test_a_table_and_what_it_is_made_of(work, options):
     assert page.startswith("| task | metric ") and all(
         f"\n| task | macro_f1 | {row['arm']} " in page for row in results["rows"]
     )
-    assert f"Costs, leads and how it was made: {out / 'results.md'}; every figure: .json, runs/." in text
+    assert f"Costs, leads and how the table was made: {out / 'results.md'}; all figures: .json, runs/." in text
     scores = results["rows"][-1]["test"]
     assert re.search(rf"\| BM25 \+ ISS 20% +\| [0-9.]+ +\| {100 * scores['mean']:.2f} ", text)
     pages = [path.read_text() for path in out.glob("task/*/seed-0/analysis/report.html")]

@@ -98,6 +98,6 @@ def test_short_lines_are_told_of_by_the_words_of_their_script(work, tmp_path, mo
     options = ["--num_examples", "0", "--top_k", "3", "--no_decontaminate"]
     monkeypatch.setattr(sys, "argv", ["hf-tlm", "retrieve", *map(str, arguments), *options])
     cli.main()
-    assert ("since every line of a .txt file is one" in capsys.readouterr().out) == told
+    assert ("because every line of a .txt file is one" in capsys.readouterr().out) == told
     words = "| 3 | 3 | 3 | 3 | 3 | 3 | 9 |" if told else "| 23 | 23 | 23 | 23 | 23 | 23 | 69 |"
     assert words in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
