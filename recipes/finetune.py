@@ -40,7 +40,8 @@ def main() -> None:
 
     # 2. The labelled task. Data that could not be predicted on at the end are refused before the training.
     task = task_args.load()
-    runs.check_predictable(task, predicting, args.output_dir, drop_bad_rows=task_args.drop_bad_rows)
+    reading = {"drop_bad_rows": task_args.drop_bad_rows, "separator": task_args.separator}
+    runs.check_predictable(task, predicting, args.output_dir, **reading)
     if args.process_index == 0:
         print(task.to_text())
     subset = subset_args.open()
@@ -60,9 +61,7 @@ def main() -> None:
             print(f"report       {page}")
 
     # 5. Predictions for unlabelled data.
-    path = runs.predict_after(
-        args, predicting, drop_bad_rows=task_args.drop_bad_rows, trust_remote_code=checkpoint.trust_remote_code
-    )
+    path = runs.predict_after(args, predicting, trust_remote_code=checkpoint.trust_remote_code, **reading)
     if path is not None and args.process_index == 0:
         print(f"predictions  {path}")
 

@@ -41,7 +41,7 @@ from hf_tlm.runs.prediction_files import PredictionFile
 from hf_tlm.runs.prediction_source import Source, find_source
 from hf_tlm.runs.records import SAVED_FILE, classified
 from hf_tlm.tasks import Task, unlabelled_chunks
-from hf_tlm.tasks.reading import data_name
+from hf_tlm.tasks.reading import data_name, separator_as_in
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
@@ -312,9 +312,17 @@ class _Linear(Predictor):
 
 
 def predict_after(
-    args: BaseArguments, predicting: PredictArguments, *, drop_bad_rows: bool = False, trust_remote_code: bool = False
+    args: BaseArguments,
+    predicting: PredictArguments,
+    *,
+    drop_bad_rows: bool = False,
+    trust_remote_code: bool = False,
+    separator: str | None = None,
 ) -> Path | None:
     """Predict with the model of a run that has just finished, with the run's machine options. All processes must call this.
+
+    Args:
+        separator: that of the task's files, if it was given; used if the header of the data has it, otherwise detected.
 
     Returns:
         The path of the file; None where `predicting.predict` is None.
@@ -327,14 +335,25 @@ def predict_after(
     return predict(
         *(str(args.folder), predicting.predict, predicting.predict_output),
         predict_format=predicting.predict_format,
+        separator=separator_as_in(Path(predicting.predict), separator),
         drop_bad_rows=drop_bad_rows,
         trust_remote_code=trust_remote_code,
         **{name: getattr(args, name) for name in MACHINE},
     )
 
 
-def check_predictable(task: Task, predicting: PredictArguments, output_dir: str, *, drop_bad_rows: bool = False) -> None:
+def check_predictable(
+    task: Task,
+    predicting: PredictArguments,
+    output_dir: str,
+    *,
+    drop_bad_rows: bool = False,
+    separator: str | None = None,
+) -> None:
     """Check before a training what `predict` checks at its end: the format, the output path, and the first rows of the data.
+
+    Args:
+        separator: see `predict_after`.
 
     Raises:
         ArgumentsError, TaskError: see `predict`.
@@ -348,7 +367,8 @@ def check_predictable(task: Task, predicting: PredictArguments, output_dir: str,
     _check_place(file.path, predicting.predict, [Path(output_dir)])
     if predicting.predict_output is not None:  # The default is in output_dir, which the training writes.
         check_writable(file.path.parent, f"predict_output {file.path}")
-    next(unlabelled_chunks(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows), None)
+    separator = separator_as_in(Path(predicting.predict), separator)
+    next(unlabelled_chunks(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows, separator=separator), None)
 
 
 def _sources(names: Sequence[str], graph: str | None, **options: Any) -> list[Source]:

@@ -22,6 +22,7 @@ from hf_tlm.corpora.tables import (
     columns_of,
     find_separator,
     open_parquet,
+    opened,
     read_rows,
     row_batches,
     suffix_of,
@@ -255,6 +256,18 @@ def separator_of(path: Path, separator: str | None = None) -> str:
     return separator
 
 
+def separator_as_in(path: Path, separator: str | None) -> str | None:
+    """Return the separator that was given for other files if the header of this csv or tsv file has it; None: detect it.
+
+    Raises:
+        TaskError: the file cannot be read, or see `separator_of`.
+    """
+    if separator is None or suffix_of(path) not in (".csv", ".tsv") or not path.is_file():
+        return None
+    with told_as(TaskError, path), opened(path, "rt") as file:
+        return separator if separator_of(path, separator) in file.readline() else None
+
+
 def _check_type(path: Path) -> None:
     suffix, packed = suffix_of(path), path.suffix.lower() in COMPRESSIONS
     unpacked = path.suffix.lower() in _PACKED or packed and BUILDERS.get(suffix) not in ("csv", "json")
@@ -358,9 +371,11 @@ class Chunk(NamedTuple):
     source: dict[str, list[Any]]
 
 
-def unlabelled(path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk: int = 10_000) -> Iterator[Dataset]:
+def unlabelled(
+    path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk: int = 10_000, separator: str | None = None
+) -> Iterator[Dataset]:
     """Yield the rows of a file or Hub dataset in the columns of a `Task`, without labels; see `unlabelled_chunks`."""
-    for found in unlabelled_chunks(path, spec, drop_bad_rows=drop_bad_rows, chunk=chunk):
+    for found in unlabelled_chunks(path, spec, drop_bad_rows=drop_bad_rows, chunk=chunk, separator=separator):
         yield found.rows
 
 

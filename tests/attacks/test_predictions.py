@@ -55,6 +55,17 @@ def test_rows_to_predict_after_a_run_of_tlm(toys, tmp_path):
     assert not toys.out.exists()
 
 
+@pytest.mark.parametrize("recipe", ["finetune", "train_tlm"])
+def test_rows_to_predict_have_the_separator_of_the_task(toys, tmp_path, recipe):
+    lines = [f"the gene number {i}^{'ab'[i % 2]}\n" for i in range(40)]
+    (tmp_path / "table.csv").write_text("".join(["text^label\n", *lines]))
+    (tmp_path / "rows.csv").write_text("number^text\n007^the gene\n")
+    command = (*toys.commands[recipe], "--task", tmp_path / "table.csv", "--separator", "^")
+    outcome = attack(recipe, *command, "--predict", tmp_path / "rows.csv")
+    assert outcome.status == 0, outcome.stderr
+    assert json.loads((toys.out / "predictions/rows.jsonl").read_text())["number"] == "007"
+
+
 def test_a_finished_model_writes_over_nothing(toys, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"text": "the gene"}) + "\n")

@@ -17,7 +17,7 @@ import torch
 from datasets import Dataset
 from transformers import set_seed
 
-from hf_tlm.runs import PredictArguments, check_predictable, predict
+from hf_tlm.runs import FinetuneArguments, PredictArguments, check_predictable, predict, predict_after
 from hf_tlm.runs.prediction_files import PredictionFile, glue_task, glue_value
 from hf_tlm.tasks import TaskSpec
 from hf_tlm.training import ArgumentsError
@@ -86,6 +86,17 @@ def test_nothing_is_left_of_a_file_that_fails(run, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
     predict(str(run), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", drop_bad_rows=True, **CPU)
     assert [line["id"] for line in lines(tmp_path / "out.jsonl")] == ["0"]
+
+
+@pytest.mark.parametrize("written", "^,\t")
+def test_the_task_s_separator_reads_data_that_have_it(run, tmp_path, task, written):
+    """After a training whose own table has a separator that is not detected."""
+    (tmp_path / "in.csv").write_text(f"number{written}text\n007{written}the gene\n")
+    predicting = PredictArguments(predict=str(tmp_path / "in.csv"), predict_output=str(tmp_path / "out.jsonl"))
+    check_predictable(task, predicting, str(tmp_path / "run"), separator="^")
+    args = FinetuneArguments(output_dir=str(run), use_cpu=True)
+    (line,) = lines(predict_after(args, predicting, separator="^"))
+    assert (line["number"], line["text"]) == ("007", "the gene")
 
 
 def test_predictions_that_cannot_be_written_are_refused_before_models_load(run, unlabelled_file, tmp_path, monkeypatch):

@@ -31,6 +31,11 @@ def test_chunks_of_texts_in_order_with_row_numbers(tmp_path, suffix):
     assert [row for chunk in chunks for row in chunk] == [{"id": str(i), "text": f"text {i}"} for i in range(5)]
 
 
+def test_a_separator_that_is_not_detected(tmp_path):
+    (tmp_path / "new.csv").write_text("text^number\nthe gene^007\n")
+    assert [row["text"] for row in rows(str(tmp_path / "new.csv"), TEXTS, separator="^")] == ["the gene"]
+
+
 def test_the_source_s_ids_are_kept_and_labels_are_not_read(tmp_path):
     path = write(tmp_path / "new.jsonl", [{"id": "x", "a": "one", "b": "two", "label": "?"}])
     assert rows(path, PAIRS) == [{"id": "x", "text": "one", "text_pair": "two"}]
