@@ -30,7 +30,7 @@ from hf_tlm.utils.texts import by_size, sentences
 
 CONTIGUOUS, SENTENCES = "contiguous", "sentences"
 # Characters that are tokenised together. The limit bounds memory when documents are long.
-_CHARACTERS = 1 << 20
+_CHUNK_CHARACTERS = 1 << 20
 logger = logging.getLogger(__name__)
 
 SCHEMA = Features({"input_ids": List(Value("int32"))}).arrow_schema
@@ -38,7 +38,7 @@ BLOCKS_FILE, STATE_FILE, TOTALS_FILE = "blocks.arrow", "state.json", "totals.jso
 SHARD_SIZE = 1 << 14
 POLL_SECONDS = 0.05
 # Increase it when equal settings would give other blocks.
-_FORMAT = 1
+_FORMAT_VERSION = 1
 
 
 class BlockMaker:
@@ -78,35 +78,35 @@ class BlockMaker:
                 f"{tokenizer.convert_ids_to_tokens(tokenizer('')['input_ids'])} of an empty text. Use an encoder's (BERT, "
                 "RoBERTa, ...), or leave --tokenizer_name out to train one."
             )
-        self.tokenizer, self.mode, self.room = tokenizer, mode, max_length - 2
+        self.tokenizer, self.mode, self.capacity = tokenizer, mode, max_length - 2
         self.blocks: list[np.ndarray] = []
         self.open: list[int] = []
         self.tokens = 0
 
     def add(self, texts: Sequence[str]) -> Iterator[None]:
         """Append texts, and yield after each one, when `blocks`, `open` and `tokens` include exactly the texts so far."""
-        for some in by_size(texts, _CHARACTERS):
+        for chunk in by_size(texts, _CHUNK_CHARACTERS):
             encoded = self.tokenizer(
-                some,
+                chunk,
                 add_special_tokens=False,
                 return_attention_mask=False,
                 return_token_type_ids=False,
                 return_offsets_mapping=self.mode == SENTENCES,
                 verbose=False,  # No warning: texts longer than the model's maximum are expected here.
             )
-            for number, ids in enumerate(encoded["input_ids"]):
+            for index, ids in enumerate(encoded["input_ids"]):
                 if ids and self.mode == CONTIGUOUS:
                     self.open += [self.last, *ids] if self.tokens else ids
-                    self._cut()
+                    self._cut_full_blocks()
                 elif ids:
-                    self._add_sentences(_in_sentences(some[number], ids, encoded["offset_mapping"][number]))
+                    self._add_sentences(_split_sentences(chunk[index], ids, encoded["offset_mapping"][index]))
                 self.tokens += len(ids)
                 yield
 
     def finish(self) -> None:
         """Move the block that is being filled to `blocks`, if it has tokens."""
         if self.open:
-            self.blocks.append(self._framed(self.open))
+            self.blocks.append(self._make_block(self.open))
             self.open = []
 
     def state(self) -> dict[str, Any]:
@@ -117,25 +117,25 @@ class BlockMaker:
         self.open, self.tokens = list(state["open"]), state["tokens"]
         self.blocks = [np.array(block, np.int32) for block in state["blocks"]]
 
-    def _add_sentences(self, parts: list[list[int]]) -> None:
-        for number, part in enumerate(parts):
-            between = [self.last] if number == 0 and self.open else []
-            if len(self.open) + len(between) + len(part) > self.room:
+    def _add_sentences(self, sentence_ids: list[list[int]]) -> None:
+        for index, ids in enumerate(sentence_ids):
+            separator = [self.last] if index == 0 and self.open else []
+            if len(self.open) + len(separator) + len(ids) > self.capacity:
                 self.finish()
-                between = []
-            self.open += between + part
-            self._cut()
+                separator = []
+            self.open += separator + ids
+            self._cut_full_blocks()
 
-    def _cut(self) -> None:
-        whole = len(self.open) // self.room * self.room
-        self.blocks += [self._framed(self.open[start : start + self.room]) for start in range(0, whole, self.room)]
-        del self.open[:whole]
+    def _cut_full_blocks(self) -> None:
+        end = len(self.open) // self.capacity * self.capacity
+        self.blocks += [self._make_block(self.open[start : start + self.capacity]) for start in range(0, end, self.capacity)]
+        del self.open[:end]
 
-    def _framed(self, ids: list[int]) -> np.ndarray:
+    def _make_block(self, ids: list[int]) -> np.ndarray:
         return np.array([self.first, *ids, self.last], np.int32)
 
 
-def _in_sentences(text: str, ids: list[int], offsets: list[tuple[int, int]]) -> list[list[int]]:
+def _split_sentences(text: str, ids: list[int], offsets: list[tuple[int, int]]) -> list[list[int]]:
     """Split the token ids of a text into sentences. A token belongs to the sentence in which it begins."""
     starts = [start for start, _ in sentences(text)][1:]
     cuts = [0, *np.searchsorted([start for start, _ in offsets], starts).tolist(), len(ids)]
@@ -186,12 +186,12 @@ class BlockShards:
 
     @cached_property
     def folder(self) -> Path:
-        parts = [
-            [_FORMAT, self.corpus.fingerprint, self.corpus.skip_bad_files, self.mode, self.max_length],
+        settings = [
+            [_FORMAT_VERSION, self.corpus.fingerprint, self.corpus.skip_bad_files, self.mode, self.max_length],
             [self.shard_size, self.validation_share, self.tokenizer.cls_token_id, self.tokenizer.sep_token_id],
             backend_settings(self.tokenizer),
         ]
-        digest = xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
+        digest = xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True).encode())
         return cache_folder(self.cache_dir) / f"blocks-{digest}"
 
     @property
@@ -206,7 +206,7 @@ class BlockShards:
 
     def find(self, number: int) -> Dataset | None:
         """Return the blocks of shard `number`, memory-mapped; None if it is missing or damaged."""
-        return _load(self.folder / f"shard-{number:05d}")
+        return _load_blocks(self.folder / f"shard-{number:05d}")
 
     def to_dataset(self) -> Dataset:
         """Return all training blocks, memory-mapped, after preparing the missing ones with a progress bar.
@@ -239,45 +239,45 @@ class BlockShards:
         Raises:
             BlocksError, CorpusError, HfTlmError: see `to_dataset`.
         """
-        number, totals = 0, self.totals
-        while self.find(number) is not None:
-            yield number
-            number += 1
-        if totals is not None and number == totals["shards"]:
+        shard_number, totals = 0, self.totals
+        while self.find(shard_number) is not None:
+            yield shard_number
+            shard_number += 1
+        if totals is not None and shard_number == totals["shards"]:
             return
         maker = BlockMaker(self.tokenizer, self.max_length, self.mode)
-        at: dict[str, Any] = {"part": 0, "row": 0, "passages": 0, "held_out": 0, "bad_files": {}}
-        if number:
-            before = find_checked(self.folder / f"shard-{number - 1:05d}" / STATE_FILE)
-            assert before is not None  # `find` has just read it.
-            at = before
-            maker.restore(at["maker"])
-        with tqdm(desc="Preparing blocks", unit=" passages", initial=at["passages"], disable=not progress) as bar:
-            for _ in self._passages(maker, at, bar, pause):
+        cursor: dict[str, Any] = {"part": 0, "row": 0, "passages": 0, "held_out": 0, "bad_files": {}}
+        if shard_number:
+            saved_state = find_checked(self.folder / f"shard-{shard_number - 1:05d}" / STATE_FILE)
+            assert saved_state is not None  # `find` has just read it.
+            cursor = saved_state
+            maker.restore(cursor["maker"])
+        with tqdm(desc="Preparing blocks", unit=" passages", initial=cursor["passages"], disable=not progress) as bar:
+            for _ in self._add_passages(maker, cursor, bar, pause):
                 while len(maker.blocks) >= self.shard_size:
-                    self._write(number, maker, at)
-                    yield number
-                    number += 1
+                    self._write_shard(shard_number, maker, cursor)
+                    yield shard_number
+                    shard_number += 1
         if not maker.tokens:
             raise BlocksError(
                 f"The corpus {self.corpus.name} holds no passage to train on ({self.corpus.skipped} rows without text, "
-                f"{at['held_out']} passages held out, {len(at['bad_files'])} files left out)."
+                f"{cursor['held_out']} passages held out, {len(cursor['bad_files'])} files left out)."
             )
-        if number == 0 and not maker.blocks:
+        if shard_number == 0 and not maker.blocks:
             raise BlocksError(
                 f"The corpus {self.corpus.name} has {maker.tokens} tokens and does not fill one block of {self.max_length}. "
                 "Give more text, or lower max_length."
             )
         maker.finish()
         while maker.blocks:  # `finish` may leave one block more than a shard holds.
-            self._write(number, maker, at)
-            yield number
-            number += 1
-        last = self.find(number - 1)
+            self._write_shard(shard_number, maker, cursor)
+            yield shard_number
+            shard_number += 1
+        last = self.find(shard_number - 1)
         assert last is not None
-        totals = {"shards": number, "blocks": (number - 1) * self.shard_size + len(last), "tokens": maker.tokens}
+        totals = {"shards": shard_number, "blocks": (shard_number - 1) * self.shard_size + len(last), "tokens": maker.tokens}
         totals |= {"last_block": len(last[-1]["input_ids"])}
-        totals |= {name: at[name] for name in ("passages", "held_out", "bad_files")}
+        totals |= {name: cursor[name] for name in ("passages", "held_out", "bad_files")}
         atomic_write(self.folder / TOTALS_FILE, checked_text(totals))
 
     def validation(self, max_blocks: int, *, progress: bool = True) -> Dataset:
@@ -291,12 +291,12 @@ class BlockShards:
             CorpusError, HfTlmError: see `to_dataset`.
         """
         folder = self.folder / f"validation-{max_blocks}"
-        if (found := _load(folder)) is None:
+        if (blocks := _load_blocks(folder)) is None:
             maker = BlockMaker(self.tokenizer, self.max_length, self.mode)
             with tqdm(desc="Preparing held-out blocks", unit=" passages", disable=not progress) as bar:
                 for _, batch in self.corpus.batches():
                     bar.update(len(batch))
-                    for _ in maker.add([row["text"] for row in batch.to_pylist() if self._held_out(row)]):
+                    for _ in maker.add([row["text"] for row in batch.to_pylist() if self._is_held_out(row)]):
                         pass
                     if len(maker.blocks) >= max_blocks:
                         break
@@ -306,42 +306,46 @@ class BlockShards:
                     f"validation_share {self.validation_share:g} holds out none of the passages of {self.corpus.name}. "
                     "Raise it, or set it to 0 to go without evaluation."
                 )
-            _save(folder, maker.blocks[:max_blocks], {})
-            found = _load(folder)
-            assert found is not None
-        return with_draws(found)
+            _save_blocks(folder, maker.blocks[:max_blocks], {})
+            blocks = _load_blocks(folder)
+            assert blocks is not None
+        return with_draws(blocks)
 
-    def _held_out(self, row: dict[str, str]) -> bool:
+    def _is_held_out(self, row: dict[str, str]) -> bool:
         return held_out(self.corpus, row["id"], self.validation_share)
 
-    def _passages(self, maker: BlockMaker, at: dict[str, Any], bar: tqdm, pause: Callable | None) -> Iterator[None]:
-        """Add the passages after position `at` to `maker`, and yield after each one, with `at` updated."""
-        bad_before = dict(at["bad_files"])
-        part, row = at["part"], 0
-        for number, batch in self.corpus.batches(first_part=part):
+    def _add_passages(self, maker: BlockMaker, cursor: dict[str, Any], bar: tqdm, pause: Callable | None) -> Iterator[None]:
+        """Add the passages after `cursor` to `maker`, and yield after each one, with `cursor` updated."""
+        bad_before = dict(cursor["bad_files"])
+        part, row = cursor["part"], 0
+        for part_number, batch in self.corpus.batches(first_part=part):
             if pause is not None:
                 pause()
-            if number != part:
-                part, row = number, 0
-                at |= {"part": part, "row": 0}
-            at["bad_files"] = bad_before | self.corpus.bad_files
-            rows = batch.slice(min(max(0, at["row"] - row), len(batch))).to_pylist()
+            if part_number != part:
+                part, row = part_number, 0
+                cursor |= {"part": part, "row": 0}
+            cursor["bad_files"] = bad_before | self.corpus.bad_files
+            rows = batch.slice(min(max(0, cursor["row"] - row), len(batch))).to_pylist()
             row += len(batch)
-            train = [not self._held_out(passage) for passage in rows]
+            train = [not self._is_held_out(passage) for passage in rows]
             added = maker.add([passage["text"] for passage, keep in zip(rows, train, strict=True) if keep])
             for keep in train:
-                at |= {"row": at["row"] + 1, "passages": at["passages"] + 1, "held_out": at["held_out"] + (not keep)}
+                cursor |= {
+                    "row": cursor["row"] + 1,
+                    "passages": cursor["passages"] + 1,
+                    "held_out": cursor["held_out"] + (not keep),
+                }
                 if keep:
                     next(added)
                     yield
             bar.update(len(rows))
 
-    def _write(self, number: int, maker: BlockMaker, at: dict[str, Any]) -> None:
+    def _write_shard(self, shard_number: int, maker: BlockMaker, cursor: dict[str, Any]) -> None:
         blocks, maker.blocks = maker.blocks[: self.shard_size], maker.blocks[self.shard_size :]
-        _save(self.folder / f"shard-{number:05d}", blocks, {**at, "maker": maker.state()})
+        _save_blocks(self.folder / f"shard-{shard_number:05d}", blocks, {**cursor, "maker": maker.state()})
 
 
-def _save(folder: Path, blocks: Sequence[np.ndarray], state: dict[str, Any]) -> None:
+def _save_blocks(folder: Path, blocks: Sequence[np.ndarray], state: dict[str, Any]) -> None:
     offsets = np.cumsum([0, *map(len, blocks)]).astype(np.int32)
     column = pa.ListArray.from_arrays(offsets, np.concatenate(blocks))
     with atomic_directory(folder) as work:
@@ -351,7 +355,7 @@ def _save(folder: Path, blocks: Sequence[np.ndarray], state: dict[str, Any]) -> 
         (work / STATE_FILE).write_text(checked_text({**state, "blocks": len(blocks)}), encoding="utf-8")
 
 
-def _load(folder: Path) -> Dataset | None:
+def _load_blocks(folder: Path) -> Dataset | None:
     if not folder.is_dir():
         return None
     state = find_checked(folder / STATE_FILE)

@@ -92,7 +92,7 @@ class TlmCollator:
     def __call__(self, texts: list[dict]) -> dict[str, torch.Tensor]:
         _check_texts(texts)
         training = "draw" in texts[0]
-        layout, input_ids, types = _flattened(texts, self.row_length if training else self.eval_row_length)
+        layout, input_ids, types = _flatten_texts(texts, self.row_length if training else self.eval_row_length)
         batch = {}
         # Data sets use either name. Texts without a label are corpus texts.
         label = next((name for name in ("label", "labels") if name in texts[0]), None)
@@ -106,13 +106,15 @@ class TlmCollator:
                 f"The texts have the token {input_ids.max()}, and the tokenizer {len(self.special)} tokens. Pass the one "
                 "that the texts were tokenised with."
             )
-        of_masks: dict[str, np.ndarray] = {}
+        mask_tensors: dict[str, np.ndarray] = {}
         if training and self.mlm_probability > 0:
-            input_ids, of_masks = self._masked(texts, layout, input_ids)
-        batch |= layout.rows(input_ids, types, self.tokenizer.pad_token_id) | of_masks
+            input_ids, mask_tensors = self._mask_texts(texts, layout, input_ids)
+        batch |= layout.rows(input_ids, types, self.tokenizer.pad_token_id) | mask_tensors
         return {name: torch.from_numpy(values) for name, values in batch.items()}
 
-    def _masked(self, texts: list[dict], layout: Layout, input_ids: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _mask_texts(
+        self, texts: list[dict], layout: Layout, input_ids: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the masked token ids of training texts, int64 [T], and the further tensors of a masked batch."""
         draws = np.array([text["draw"] for text in texts], dtype=np.int64)[layout.text_of]
         special = self.special[input_ids]
@@ -133,23 +135,23 @@ class TlmCollator:
             spans=self.spans,
             starts=starts,
         )
-        found = {"mlm_labels": layout.table(labels, -100)}
+        tensors = {"mlm_labels": layout.table(labels, -100)}
         if self.thinning:
-            found["chances"] = layout.table(single(chances(self.seed, draws, layout.positions, starts)), 1, np.float32)
+            tensors["chances"] = layout.table(single(chances(self.seed, draws, layout.positions, starts)), 1, np.float32)
         if self.replacing:
-            found["uniforms"] = layout.table(single(uniforms(self.seed, draws, layout.positions, stream=3)), 0, np.float32)
+            tensors["uniforms"] = layout.table(single(uniforms(self.seed, draws, layout.positions, stream=3)), 0, np.float32)
         if self._crop is not None:
-            cropped, crop_ids, types = _flattened(self._crop(texts, self.special), self.row_length)
+            cropped, crop_ids, types = _flatten_texts(self._crop(texts, self.special), self.row_length)
             rows = cropped.rows(crop_ids, types, self.tokenizer.pad_token_id)
-            found |= {f"crop_{name}": values for name, values in rows.items()}
-        return input_ids, found
+            tensors |= {f"crop_{name}": values for name, values in rows.items()}
+        return input_ids, tensors
 
 
 def _check_texts(texts: list[dict]) -> None:
     if not texts or "input_ids" not in texts[0]:
-        found = ", ".join(texts[0]) if texts else "none"
+        columns = ", ".join(texts[0]) if texts else "none"
         raise ValueError(
-            f"TlmCollator takes tokenised texts, with input_ids; received {found}. hf_tlm.data.tokenize makes them."
+            f"TlmCollator takes tokenised texts, with input_ids; received {columns}. hf_tlm.data.tokenize makes them."
         )
     if other := [text for text in texts if text.keys() != texts[0].keys()]:
         raise ValueError(
@@ -183,7 +185,7 @@ def class_labels(values: Sequence[Any]) -> np.ndarray:
     return np.array(labels, dtype=np.int64)
 
 
-def _flattened(texts: list[dict], row_length: int | None) -> tuple[Layout, np.ndarray, np.ndarray | None]:
+def _flatten_texts(texts: list[dict], row_length: int | None) -> tuple[Layout, np.ndarray, np.ndarray | None]:
     """Return the layout of texts, their token ids, int64 [T], and their token types, int64 [T] (None if they have none)."""
     layout = Layout.of(np.array([len(text["input_ids"]) for text in texts]), row_length)
     names = [name for name in ("input_ids", "token_type_ids") if name in texts[0]]
@@ -206,13 +208,13 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> tuple[np.ndarray
     """
     sizes = np.asarray(lengths)
     rows, starts = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
-    room: list[tuple[int, int]] = []  # (free positions, row), ascending
+    open_rows: list[tuple[int, int]] = []  # (free positions, row), ascending
     for text in np.argsort(-sizes, kind="stable").tolist():
         length = int(sizes[text])
-        at = bisect.bisect_left(room, (length, 0))
-        free, row = room.pop(at) if at < len(room) else (capacity, len(room))
+        index = bisect.bisect_left(open_rows, (length, 0))
+        free, row = open_rows.pop(index) if index < len(open_rows) else (capacity, len(open_rows))
         rows[text], starts[text] = row, capacity - free
-        bisect.insort(room, (free - length, row))
+        bisect.insort(open_rows, (free - length, row))
     return rows, starts
 
 
@@ -287,8 +289,8 @@ def twice(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a batch, packed or padded, with all its rows repeated after the last one (R-Drop's two passes)."""
     doubled = {name: torch.cat([values, values]) for name, values in batch.items()}
     if "first_tokens" in batch:
-        texts, places = len(batch["first_tokens"]), batch["input_ids"].numel()
-        rows = len(batch["input_ids"])
-        doubled["first_tokens"][texts:] += places
-        doubled["text_ids"][rows:] += texts * (batch["text_ids"] > 0)
+        num_texts, num_positions = len(batch["first_tokens"]), batch["input_ids"].numel()
+        num_rows = len(batch["input_ids"])
+        doubled["first_tokens"][num_texts:] += num_positions
+        doubled["text_ids"][num_rows:] += num_texts * (batch["text_ids"] > 0)
     return doubled

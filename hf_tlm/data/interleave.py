@@ -31,7 +31,7 @@ IN_MEMORY = 1 << 16
 _ROUNDS = 4
 TASK, CORPUS = "task", "corpus"
 # Texts per block of a pass that is not sorted by length.
-_BLOCK = 4096
+_BLOCK_SIZE = 4096
 # Optimizer steps whose texts are sorted by length together, the number of the Trainer's own length grouping.
 GROUPED_STEPS = 50
 
@@ -55,11 +55,11 @@ class Shuffled:
         half = ((size - 1).bit_length() + 1) // 2
         self._half, self._mask = np.uint64(half), np.uint64(2**half - 1)
 
-    def __getitem__(self, places: slice) -> np.ndarray:
+    def __getitem__(self, positions: slice) -> np.ndarray:
         """Return the elements at a slice of positions, int64."""
         if self._order is not None:
-            return self._order[places]
-        numbers = self._permute(np.arange(*places.indices(self.size), dtype=np.uint64))
+            return self._order[positions]
+        numbers = self._permute(np.arange(*positions.indices(self.size), dtype=np.uint64))
         while len(outside := np.flatnonzero(numbers >= self.size)):
             numbers[outside] = self._permute(numbers[outside])
         return numbers.astype(np.int64)
@@ -134,122 +134,126 @@ class _Stream:
         """Return how many texts begin within the first `amount` texts or tokens of the sequence."""
         if not self.by_tokens:
             return amount
-        number, rest = divmod(amount, self.total)
-        return number * self.size + self._pass(number).position(rest)
+        pass_index, remainder = divmod(amount, self.total)
+        return pass_index * self.size + self._get_pass(pass_index).position(remainder)
 
     def tokens(self, position: int) -> int:
         """Count the tokens of the first `position` texts of the sequence."""
-        number, rest = divmod(position, self.size)
-        return number * self.total + (self._pass(number).tokens(rest) if rest else 0)
+        pass_index, remainder = divmod(position, self.size)
+        return pass_index * self.total + (self._get_pass(pass_index).tokens(remainder) if remainder else 0)
 
     def texts(self, first: int, last: int) -> list[tuple[int, np.ndarray]]:
         """Return the texts at first <= position < last, as a list of (pass, indices of texts)."""
-        found = []
+        chunks = []
         while first < last:
-            number, start = divmod(first, self.size)
-            indices = self._pass(number).texts(start, last - first)
-            found.append((number, indices))
+            pass_index, start = divmod(first, self.size)
+            indices = self._get_pass(pass_index).texts(start, last - first)
+            chunks.append((pass_index, indices))
             first += len(indices)
-        return found
+        return chunks
 
-    def _pass(self, number: int) -> _Pass:
-        """Return pass `number`; the last two passes are cached."""
-        if number not in self._passes:
+    def _get_pass(self, pass_index: int) -> _Pass:
+        """Return pass `pass_index`; the last two passes are cached."""
+        if pass_index not in self._passes:
             # The first texts complete the last group of the previous pass.
-            start = -number * self.size % self.group if self.window else 0
-            made = _Pass(self.lengths, [*self.key, number], start, self.group, self.window)
-            self._passes = {n: kept for n, kept in self._passes.items() if n == number - 1} | {number: made}
-        return self._passes[number]
+            start = -pass_index * self.size % self.group if self.window else 0
+            new_pass = _Pass(self.lengths, [*self.key, pass_index], start, self.group, self.window)
+            self._passes = {n: kept for n, kept in self._passes.items() if n == pass_index - 1} | {pass_index: new_pass}
+        return self._passes[pass_index]
 
 
 class _Pass:
     """One random order of a data set.
 
     Block 0 ends at position `start` and is not sorted. The others have `window` texts each, sorted by length in groups, or
-    `_BLOCK` texts in random order if `window` is 0.
+    `_BLOCK_SIZE` texts in random order if `window` is 0.
     """
 
     def __init__(self, lengths: np.ndarray, key: list[int], start: int, group: int, window: int):
         self.lengths, self.key, self.group, self.window = lengths, key, group, window
         self.order = Shuffled(len(lengths), key)
-        self.start, self.block = min(start, len(lengths)), window or _BLOCK
+        self.start, self.block_size = min(start, len(lengths)), window or _BLOCK_SIZE
         # Number of tokens before each block, for the blocks that were counted so far.
-        self._before = array("q", [0])
-        self._made: dict[int, np.ndarray] = {}
+        self._tokens_before = array("q", [0])
+        self._ordered_blocks: dict[int, np.ndarray] = {}
 
     def position(self, tokens: int) -> int:
         """Return how many texts begin within the first `tokens` tokens of the pass."""
-        while self._before[-1] <= tokens:
-            self._count()
-        number = bisect_right(self._before, tokens) - 1
-        lengths = self.lengths[self._texts(number)]
-        return self._edge(number) + int(np.searchsorted(np.cumsum(lengths) - lengths, tokens - self._before[number]))
+        while self._tokens_before[-1] <= tokens:
+            self._count_next_block()
+        block = bisect_right(self._tokens_before, tokens) - 1
+        lengths = self.lengths[self._block_texts(block)]
+        return self._block_start(block) + int(
+            np.searchsorted(np.cumsum(lengths) - lengths, tokens - self._tokens_before[block])
+        )
 
     def tokens(self, position: int) -> int:
         """Count the tokens of the first `position` texts of the pass."""
-        number = self._block_of(position)
-        while len(self._before) <= number:
-            self._count()
-        return self._before[number] + int(self.lengths[self._texts(number)[: position - self._edge(number)]].sum())
+        block = self._find_block(position)
+        while len(self._tokens_before) <= block:
+            self._count_next_block()
+        return self._tokens_before[block] + int(
+            self.lengths[self._block_texts(block)[: position - self._block_start(block)]].sum()
+        )
 
     def texts(self, first: int, count: int) -> np.ndarray:
         """Return the indices of at most `count` texts from position `first`, up to the end of its block."""
-        number = self._block_of(first)
-        begin = first - self._edge(number)
-        return self._texts(number)[begin : begin + count]
+        block = self._find_block(first)
+        offset = first - self._block_start(block)
+        return self._block_texts(block)[offset : offset + count]
 
-    def _block_of(self, position: int) -> int:
-        return 0 if position < self.start else 1 + (position - self.start) // self.block
+    def _find_block(self, position: int) -> int:
+        return 0 if position < self.start else 1 + (position - self.start) // self.block_size
 
-    def _edge(self, number: int) -> int:
+    def _block_start(self, block: int) -> int:
         """Return the first position of a block."""
-        return 0 if number == 0 else self.start + (number - 1) * self.block
+        return 0 if block == 0 else self.start + (block - 1) * self.block_size
 
-    def _count(self) -> None:
+    def _count_next_block(self) -> None:
         """Count the tokens of the next block, for which the order within it does not matter."""
-        number = len(self._before) - 1
-        texts = self.order[self._edge(number) : self._edge(number + 1)]
-        self._before.append(self._before[-1] + int(self.lengths[texts].sum(dtype=np.int64)))
+        block = len(self._tokens_before) - 1
+        texts = self.order[self._block_start(block) : self._block_start(block + 1)]
+        self._tokens_before.append(self._tokens_before[-1] + int(self.lengths[texts].sum(dtype=np.int64)))
 
-    def _texts(self, number: int) -> np.ndarray:
+    def _block_texts(self, block: int) -> np.ndarray:
         """Return the indices of the texts of a block, in order; the last two blocks are cached."""
-        if number not in self._made:
-            texts = self.order[self._edge(number) : self._edge(number + 1)]
-            if self.window and number:
-                texts = self._by_length(texts, np.random.default_rng([*self.key, number]))
-            self._made = {n: kept for n, kept in self._made.items() if n == number - 1} | {number: texts}
-        return self._made[number]
+        if block not in self._ordered_blocks:
+            texts = self.order[self._block_start(block) : self._block_start(block + 1)]
+            if self.window and block:
+                texts = self._group_by_length(texts, np.random.default_rng([*self.key, block]))
+            self._ordered_blocks = {n: kept for n, kept in self._ordered_blocks.items() if n == block - 1} | {block: texts}
+        return self._ordered_blocks[block]
 
-    def _by_length(self, texts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    def _group_by_length(self, texts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         texts = texts[np.argsort(self.lengths[texts], kind="stable")]
-        whole = len(texts) // self.group
-        groups = texts[: whole * self.group].reshape(whole, self.group)
-        return np.concatenate([groups[generator.permutation(whole)].ravel(), texts[whole * self.group :]])
+        num_groups = len(texts) // self.group
+        groups = texts[: num_groups * self.group].reshape(num_groups, self.group)
+        return np.concatenate([groups[generator.permutation(num_groups)].ravel(), texts[num_groups * self.group :]])
 
 
-def _lengths(stream: str, given: Any) -> np.ndarray:
+def _check_lengths(stream: str, lengths: Any) -> np.ndarray:
     """Return the given lengths as int [N], or raise an HfTlmError if they are something else, such as a data set."""
     try:
-        found = np.asarray(None if isinstance(given, Dataset) else given)  # numpy would read a whole data set.
+        array = np.asarray(None if isinstance(lengths, Dataset) else lengths)  # numpy would read a whole data set.
     except ValueError:  # Rows of different lengths.
-        found = np.asarray(None)
-    if found.ndim != 1 or (found.size and not (found.dtype.kind in "iu" and found.min() >= 0)):
+        array = np.asarray(None)
+    if array.ndim != 1 or (array.size and not (array.dtype.kind in "iu" and array.min() >= 0)):
         raise HfTlmError(
-            f"{stream}_lengths are how many tokens each text has, whole numbers; received {type(given).__name__}. Pass "
+            f"{stream}_lengths are how many tokens each text has, whole numbers; received {type(lengths).__name__}. Pass "
             "hf_tlm.data.text_lengths(rows) of tokenised rows, [] for a stream that is not used."
         )
-    return found
+    return array
 
 
 def _check_sizes(rho1: Any, **sizes: int | None) -> None:
     """Check that rho1 and the sizes are numbers in their ranges, or raise an HfTlmError."""
-    number = isinstance(rho1, Real) and not math.isnan(rho1)
-    if not number or rho1 < 0 or (math.isfinite(rho1) and rho1 != int(rho1)):
+    is_number = isinstance(rho1, Real) and not math.isnan(rho1)
+    if not is_number or rho1 < 0 or (math.isfinite(rho1) and rho1 != int(rho1)):
         raise HfTlmError(f"rho1 is a number of corpus batches per task batch: 0, 1, 2, ... or inf; received {rho1!r}.")
     for name, value in sizes.items():
-        whole = Range(0 if name in ("steps_per_epoch", "seed") else 1, math.inf, whole=True)
-        if value is not None and not whole.holds(value):
-            raise HfTlmError(f"{name} is {whole}; received {value!r}.")
+        allowed = Range(0 if name in ("steps_per_epoch", "seed") else 1, math.inf, whole=True)
+        if value is not None and not allowed.holds(value):
+            raise HfTlmError(f"{name} is {allowed}; received {value!r}.")
 
 
 def _check_batch_tokens(
@@ -313,7 +317,7 @@ class InterleavedBatchSampler:
             steps_per_epoch=steps_per_epoch,
             seed=seed,
         )
-        task_lengths, corpus_lengths = _lengths("task", task_lengths), _lengths("corpus", corpus_lengths)
+        task_lengths, corpus_lengths = _check_lengths("task", task_lengths), _check_lengths("corpus", corpus_lengths)
         if rho1 > 0 and len(corpus_lengths) == 0 and corpus_stream is None:
             raise HfTlmError(f"rho1 = {rho1:g} needs corpus texts, and there are none. Give a subset or set rho1 to 0.")
         if math.isfinite(rho1) and len(task_lengths) == 0:
@@ -335,16 +339,16 @@ class InterleavedBatchSampler:
         if batch_tokens is not None:
             group = max(1, int(per_step / max(1.0, float(np.mean(corpus_lengths if rho1 > 0 else task_lengths)))))
         self.streams = {
-            name: _Stream(lengths, [seed, number], batch_tokens is not None, group, GROUPED_STEPS * group * group_by_length)
-            for number, (name, lengths) in enumerate(((TASK, task_lengths), (CORPUS, corpus_lengths)))
+            name: _Stream(lengths, [seed, index], batch_tokens is not None, group, GROUPED_STEPS * group * group_by_length)
+            for index, (name, lengths) in enumerate(((TASK, task_lengths), (CORPUS, corpus_lengths)))
         }
         if corpus_stream is not None:
             self.streams[CORPUS] = corpus_stream([seed, 1])
         if steps_per_epoch is None:
             stream = self.streams[CORPUS if rho1 > 0 else TASK]
-            whole_pass = (stream.total if stream.by_tokens else stream.size) / per_step
+            steps_per_pass = (stream.total if stream.by_tokens else stream.size) / per_step
             # A pass over the corpus also includes the steps of the task batches in between.
-            steps_per_epoch = math.ceil(whole_pass * (1 + 1 / rho1) if rho1 > 0 else whole_pass)
+            steps_per_epoch = math.ceil(steps_per_pass * (1 + 1 / rho1) if rho1 > 0 else steps_per_pass)
         self.steps_per_epoch = steps_per_epoch
 
     def __len__(self) -> int:
@@ -384,10 +388,10 @@ class InterleavedBatchSampler:
     def _draws(self, stream: str, batch: int) -> list[int]:
         """Return the draws of the stream's `batch`-th micro-batch, which may span two passes."""
         sequence, total = self.streams[stream], sum(stream.size for stream in self.streams.values())
-        first, last = (sequence.position(at * self.amount) for at in (batch, batch + 1))
+        first, last = (sequence.position(index * self.amount) for index in (batch, batch + 1))
         offset = 0 if stream == TASK else self.streams[TASK].size
         return [
             draw
-            for number, indices in sequence.texts(first, last)
-            for draw in (number * total + offset + indices.astype(np.int64)).tolist()
+            for pass_index, indices in sequence.texts(first, last)
+            for draw in (pass_index * total + offset + indices.astype(np.int64)).tolist()
         ]

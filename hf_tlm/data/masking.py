@@ -23,7 +23,7 @@ from hf_tlm.data.tokenization import TokenizerError, special_ids
 from hf_tlm.errors import HfTlmError
 
 # P(l > k), k = 0, ..., 9, of the length l of a span: P(l) is proportional to 0.2 * 0.8 ** (l - 1) up to 10; 3.8 on average.
-_LASTS = (0.8 ** np.arange(10) - 0.8**10) / (1 - 0.8**10)
+_LENGTH_SURVIVAL = (0.8 ** np.arange(10) - 0.8**10) / (1 - 0.8**10)
 
 
 def with_draws(rows: Any) -> Any:
@@ -51,8 +51,8 @@ def uniforms(seed: int, draws: np.ndarray, positions: np.ndarray, stream: int) -
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         key = mix(np.uint64(seed % 2**64) * golden + np.uint64(stream + 1))
-        texts = mix(draws.astype(np.uint64) * golden + key)
-        bits = mix(texts + (positions.astype(np.uint64) + np.uint64(1)) * golden)
+        text_hashes = mix(draws.astype(np.uint64) * golden + key)
+        bits = mix(text_hashes + (positions.astype(np.uint64) + np.uint64(1)) * golden)
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
@@ -74,20 +74,20 @@ def choose_spans(draws: np.ndarray, positions: np.ndarray, seed: int, mlm_probab
     Returns:
         bool [T], whether each token is in a span; special tokens are not excluded.
     """
-    begins = _begin_probability(mlm_probability)
+    start_probability = _start_probability(mlm_probability)
     covered = np.zeros(len(draws), dtype=bool)
-    for behind, lasts in enumerate(_LASTS):
-        covered |= uniforms(seed, draws, positions - behind, stream=0) < begins * lasts
+    for offset, survival in enumerate(_LENGTH_SURVIVAL):
+        covered |= uniforms(seed, draws, positions - offset, stream=0) < start_probability * survival
     return covered
 
 
 @functools.cache
-def _begin_probability(mlm_probability: float) -> float:
+def _start_probability(mlm_probability: float) -> float:
     """Return the probability p with which spans begin, by bisection of 1 - prod_k (1 - p P(l > k)) = `mlm_probability`."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if 1 - np.prod(1 - middle * _LASTS) < mlm_probability else (low, middle)
+        low, high = (middle, high) if 1 - np.prod(1 - middle * _LENGTH_SURVIVAL) < mlm_probability else (low, middle)
     return high
 
 
@@ -108,18 +108,18 @@ def word_continuations(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
     # The marks of byte-level BPE and SentencePiece. The first is also a letter, with which tokens of many languages begin.
-    marked = {mark: sum(token.startswith(mark) for token in tokens) for mark in ("\u0120", "\u2581")}
-    blank = max(marked, key=marked.__getitem__)
+    mark_counts = {mark: sum(token.startswith(mark) for token in tokens) for mark in ("\u0120", "\u2581")}
+    space_mark = max(mark_counts, key=mark_counts.__getitem__)
     if type(model).__name__ == "WordPiece":
-        found = [token.startswith(model.continuing_subword_prefix) for token in tokens]
-    elif marked[blank]:
-        found = [not token.startswith((blank, "\u010a", " ")) for token in tokens]  # Newlines; spaces of added tokens.
+        flags = [token.startswith(model.continuing_subword_prefix) for token in tokens]
+    elif mark_counts[space_mark]:
+        flags = [not token.startswith((space_mark, "\u010a", " ")) for token in tokens]  # Newlines; spaces of added tokens.
     else:
         raise TokenizerError(
             f"whole_word_mask needs tokens that tell where words begin, and those of this {type(tokenizer).__name__} do "
             "not. Leave it out, or use a WordPiece tokenizer (BERT), a byte-level one (RoBERTa) or SentencePiece (ALBERT)."
         )
-    continues = np.array(found)
+    continues = np.array(flags)
     continues[special_ids(tokenizer)] = False
     return continues
 
@@ -132,8 +132,8 @@ def word_starts(continues: np.ndarray, maskable: np.ndarray, positions: np.ndarr
             a token after a special token, always begin a word.
         maskable, positions: see `mask_tokens`; one text after the other.
     """
-    begins = ~continues | (positions == 0) | ~np.roll(maskable, 1)
-    return positions[np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))]
+    is_start = ~continues | (positions == 0) | ~np.roll(maskable, 1)
+    return positions[np.maximum.accumulate(np.where(is_start, np.arange(len(is_start)), 0))]
 
 
 def mask_tokens(
@@ -171,19 +171,19 @@ def mask_tokens(
     if spans:
         covered = choose_spans(draws, positions, seed, mlm_probability) & maskable
         # The number at a span's first token decides how the span is corrupted. Adjacent spans count as one.
-        begins = covered & ~(np.roll(covered, 1) & (positions > 0))
-        decided_at = np.maximum.accumulate(np.where(begins, np.arange(len(covered)), 0))
+        is_start = covered & ~(np.roll(covered, 1) & (positions > 0))
+        deciding_index = np.maximum.accumulate(np.where(is_start, np.arange(len(covered)), 0))
     else:
         covered = (chances(seed, draws, positions, starts) < mlm_probability) & maskable
-        decided_at = np.arange(len(covered))
+        deciding_index = np.arange(len(covered))
     chosen = np.flatnonzero(covered)
     labels, corrupted = np.full_like(input_ids, -100), input_ids.copy()
     labels[chosen] = input_ids[chosen]
-    action = uniforms(seed, draws[chosen], positions[decided_at[chosen]], stream=1)
+    action = uniforms(seed, draws[chosen], positions[deciding_index[chosen]], stream=1)
     random_ids = (uniforms(seed, draws[chosen], positions[chosen], stream=2) * vocab_size).astype(np.int64)
     corrupted[chosen[action < mask_share]] = mask_token_id
-    randomly = action >= 1.0 - random_share
-    corrupted[chosen[randomly]] = random_ids[randomly]
+    is_random = action >= 1.0 - random_share
+    corrupted[chosen[is_random]] = random_ids[is_random]
     return corrupted, labels
 
 
@@ -227,17 +227,17 @@ class Cropper:
             special: bool [V], which tokens are special.
         """
         draws = np.array([text["draw"] for text in texts], dtype=np.int64)
-        where = uniforms(self.seed, draws, np.zeros_like(draws), stream=4)
-        return [self._crop(text, special, place) for text, place in zip(texts, where, strict=True)]
+        start_uniforms = uniforms(self.seed, draws, np.zeros_like(draws), stream=4)
+        return [self._crop(text, special, start_uniform) for text, start_uniform in zip(texts, start_uniforms, strict=True)]
 
-    def _crop(self, text: dict, special: np.ndarray, where: float) -> dict:
+    def _crop(self, text: dict, special: np.ndarray, start_uniform: float) -> dict:
         ids = np.asarray(text["input_ids"])
         inner = np.flatnonzero(~special[ids])
         if not len(inner):  # Nothing but special tokens.
             return {name: text[name] for name in ("input_ids", "token_type_ids") if name in text}
-        room = inner[-1] + 1 - inner[0]
-        length = max(1, int(self.fraction * room + 0.5))
-        start = inner[0] + int(where * (room - length + 1))
+        inner_length = inner[-1] + 1 - inner[0]
+        length = max(1, int(self.fraction * inner_length + 0.5))
+        start = inner[0] + int(start_uniform * (inner_length - length + 1))
         end = [] if self.tokenizer.sep_token_id is None else [self.tokenizer.sep_token_id]
         cropped = {"input_ids": np.concatenate([[self.tokenizer.cls_token_id], ids[start : start + length], end])}
         if "token_type_ids" in text:

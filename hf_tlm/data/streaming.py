@@ -21,11 +21,11 @@ from hf_tlm.utils.options import check_numbers
 # (`hf_tlm.data.interleave`) still identifies a block and a pass.
 INDEX_SPACE = 1 << 40
 # Shards that are kept open: a batch may span two, and DataLoader workers may be at earlier ones.
-_OPEN = 4
+_MAX_OPEN_SHARDS = 4
 # Held by a preparing thread while it works. A process that forks (for DataLoader workers) waits for the next pause,
 # because the child would inherit any locks that the thread's libraries hold.
-_WORKING = threading.Lock()
-os.register_at_fork(before=_WORKING.acquire, after_in_parent=_WORKING.release, after_in_child=_WORKING.release)
+_WORK_LOCK = threading.Lock()
+os.register_at_fork(before=_WORK_LOCK.acquire, after_in_parent=_WORK_LOCK.release, after_in_child=_WORK_LOCK.release)
 
 
 class _Stopped(Exception):
@@ -68,11 +68,11 @@ class Preparation:
             raise BlocksError(f"The corpus could not be prepared further: {self._error}") from self._error
 
     def _run(self) -> None:
-        _WORKING.acquire()
+        _WORK_LOCK.acquire()
         try:
-            for number in self.shards.prepare(pause=self._pause):
-                with _idle(), self._change:
-                    self._change.wait_for(functools.partial(self._goes_on, number))
+            for shard_number in self.shards.prepare(pause=self._pause):
+                with _release_lock(), self._change:
+                    self._change.wait_for(functools.partial(self._may_continue, shard_number))
                 if self._stopped:
                     return
         except _Stopped:
@@ -80,25 +80,25 @@ class Preparation:
         except Exception as error:  # Any error; `check` raises it in the process that waits for the blocks.
             self._error = error
         finally:
-            _WORKING.release()
+            _WORK_LOCK.release()
 
-    def _goes_on(self, number: int) -> bool:
-        return self._stopped or number < self._needed + self.ahead
+    def _may_continue(self, shard_number: int) -> bool:
+        return self._stopped or shard_number < self._needed + self.ahead
 
     def _pause(self) -> None:
         if self._stopped:
             raise _Stopped
-        with _idle():
+        with _release_lock():
             time.sleep(1e-3)  # Long enough for a waiting fork to get the lock.
 
 
 @contextlib.contextmanager
-def _idle() -> Iterator[None]:
-    _WORKING.release()
+def _release_lock() -> Iterator[None]:
+    _WORK_LOCK.release()
     try:
         yield
     finally:
-        _WORKING.acquire()
+        _WORK_LOCK.acquire()
 
 
 class StreamedBlocks:
@@ -129,13 +129,13 @@ class StreamedBlocks:
 
     def __getitem__(self, indices: list[int]) -> dict[str, list[list[int]]]:
         """Return blocks by index, `{"input_ids": [...]}`. Their shards must be finished."""
-        numbers, rows = np.divmod(indices, self.shards.shard_size)
+        shard_numbers, rows = np.divmod(indices, self.shards.shard_size)
         blocks: list[list[int]] = [[]] * len(indices)
-        for number in np.unique(numbers).tolist():
-            at = np.flatnonzero(numbers == number)
-            shard: Any = self._shard(number)
-            for place, ids in zip(at.tolist(), shard[rows[at].tolist()]["input_ids"], strict=True):
-                blocks[place] = ids
+        for shard_number in np.unique(shard_numbers).tolist():
+            positions = np.flatnonzero(shard_numbers == shard_number)
+            shard: Any = self._find_shard(shard_number)
+            for position, ids in zip(positions.tolist(), shard[rows[positions].tolist()]["input_ids"], strict=True):
+                blocks[position] = ids
         return {"input_ids": blocks}
 
     def wait_for(self, number: int) -> int:
@@ -148,7 +148,7 @@ class StreamedBlocks:
             self.preparation.need(number)
         while True:
             totals = self.shards.totals  # Read before the shard, because it is written after the last one.
-            if (shard := self._shard(number)) is not None:
+            if (shard := self._find_shard(number)) is not None:
                 return len(shard) - (len(shard[-1]["input_ids"]) < self.shards.max_length)
             if totals is not None and number >= totals["shards"]:
                 return 0
@@ -169,13 +169,13 @@ class StreamedBlocks:
             self.preparation.check()
         time.sleep(POLL_SECONDS)
 
-    def _shard(self, number: int) -> Dataset | None:
-        if number not in self._open:
-            shard = self.shards.find(number)
+    def _find_shard(self, shard_number: int) -> Dataset | None:
+        if shard_number not in self._open:
+            shard = self.shards.find(shard_number)
             if shard is None:
                 return None
-            self._open = dict([*self._open.items()][1 - _OPEN :]) | {number: shard}
-        return self._open[number]
+            self._open = dict([*self._open.items()][1 - _MAX_OPEN_SHARDS :]) | {shard_number: shard}
+        return self._open[shard_number]
 
 
 class ShardStream:
@@ -206,14 +206,14 @@ class ShardStream:
 
     def texts(self, first: int, last: int) -> list[tuple[int, np.ndarray]]:
         """Return the blocks at first <= position < last, as a list of (pass, indices of blocks)."""
-        found = []
+        chunks = []
         while first < last:
-            number, place = self._locate(first)
-            shard, row = divmod(place, self.blocks.shards.shard_size)
-            rows = self._order(number, shard)[row : row + last - first]
-            found.append((number, shard * self.blocks.shards.shard_size + rows))
+            pass_index, offset = self._locate(first)
+            shard, row = divmod(offset, self.blocks.shards.shard_size)
+            rows = self._order(pass_index, shard)[row : row + last - first]
+            chunks.append((pass_index, shard * self.blocks.shards.shard_size + rows))
             first += len(rows)
-        return found
+        return chunks
 
     def _locate(self, position: int) -> tuple[int, int]:
         """Return (pass, position in it). The length of a pass becomes known when its end is reached."""
@@ -224,8 +224,8 @@ class ShardStream:
             self._count = self.blocks.count()
         return divmod(position, self._count)
 
-    def _order(self, number: int, shard: int) -> np.ndarray:
-        if (number, shard) not in self._orders:
-            order = np.random.default_rng([*self.key, number, shard]).permutation(self.blocks.wait_for(shard))
-            self._orders = {(number, shard): order}
-        return self._orders[number, shard]
+    def _order(self, pass_index: int, shard: int) -> np.ndarray:
+        if (pass_index, shard) not in self._orders:
+            order = np.random.default_rng([*self.key, pass_index, shard]).permutation(self.blocks.wait_for(shard))
+            self._orders = {(pass_index, shard): order}
+        return self._orders[pass_index, shard]

@@ -69,7 +69,7 @@ def test_blocks_do_not_depend_on_what_is_added_together(tokenizer, mode, monkeyp
     from hf_tlm.data import blocks
 
     expected = made(tokenizer, 9, mode)[0]
-    monkeypatch.setattr(blocks, "_CHARACTERS", 40)
+    monkeypatch.setattr(blocks, "_CHUNK_CHARACTERS", 40)
     assert made(tokenizer, 9, mode)[0] == expected
     maker, found = BlockMaker(tokenizer, 9, mode), []
     for text in TEXTS:

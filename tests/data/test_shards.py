@@ -76,7 +76,7 @@ def test_a_preparation_that_was_stopped_continues(make, monkeypatch, mode, batch
     whole.to_dataset()
     for calls in (1, 2, 3, 7):
         cut = make(f"cut{calls}", mode=mode, validation_share=0.2)
-        write, written = module._save, []
+        write, written = module._save_blocks, []
 
         def save(*arguments, calls=calls, write=write, written=written):
             written.append(arguments)
@@ -84,16 +84,16 @@ def test_a_preparation_that_was_stopped_continues(make, monkeypatch, mode, batch
                 raise KeyboardInterrupt
             write(*arguments)
 
-        monkeypatch.setattr(module, "_save", save)
+        monkeypatch.setattr(module, "_save_blocks", save)
         with pytest.raises(KeyboardInterrupt):
             cut.to_dataset()
         assert cut.totals is None and cut.find(calls - 1) is not None and cut.find(calls) is None
         monkeypatch.setattr(
-            module, "_save", lambda *arguments, write=write, written=written: write(*written.append(0) or arguments)
+            module, "_save_blocks", lambda *arguments, write=write, written=written: write(*written.append(0) or arguments)
         )
         written.clear()
         cut.to_dataset()
-        monkeypatch.setattr(module, "_save", write)
+        monkeypatch.setattr(module, "_save_blocks", write)
         assert contents(cut) == contents(whole)
         assert len(written) == whole.totals["shards"] - calls, "what was there was made again"
 

@@ -131,7 +131,7 @@ def test_the_end_of_the_context_ends_the_thread(make, monkeypatch):
     with pytest.raises(KeyboardInterrupt), Preparation(shards, ahead=1) as preparation:
         time.sleep(0.1)
         raise KeyboardInterrupt
-    assert not preparation._thread.is_alive() and not module._WORKING.locked()
+    assert not preparation._thread.is_alive() and not module._WORK_LOCK.locked()
 
 
 def test_a_fork_waits_for_a_pause(make):
@@ -142,7 +142,7 @@ def test_a_fork_waits_for_a_pause(make):
         for _ in range(3):
             child = os.fork()
             if child == 0:
-                os._exit(7 if module._WORKING.locked() else 0)
+                os._exit(7 if module._WORK_LOCK.locked() else 0)
             assert os.waitpid(child, 0)[1] == 0
         assert preparation._thread.is_alive()
 
