@@ -19,12 +19,12 @@ from hf_tlm.utils.texts import count_words
 logger = logging.getLogger(__name__)
 MOST_CUT = 0.1  # Share of truncated tokens above which a warning is given.
 # Characters of a text that are measured: a book would take long, and a part of it is enough for an estimate.
-MEASURED = 20_000
+MEASURED_CHARACTERS = 20_000
 # Number of texts in a sample, and the characters and tokens after which each is truncated.
-SAMPLE, CHARACTERS, TOKENS = 1000, 2000, 512
+SAMPLE_TEXTS, SAMPLE_CHARACTERS, SAMPLE_TOKENS = 1000, 2000, 512
 # Share of unknown tokens above which they cannot be rare words.
 MOST_UNKNOWN = 0.2
-_NO_TEXTS = ("id", "label", "tags", "answers", "source")
+_NON_TEXT_COLUMNS = ("id", "label", "tags", "answers", "source")
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ def measure_cut(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_le
     """Measure how much of `texts` is truncated at `max_length` tokens, special ones included."""
     if not texts:
         return Cut(0.0, 0)
-    texts = [text[:MEASURED] for text in texts]
+    texts = [text[:MEASURED_CHARACTERS] for text in texts]
     rows = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     without_limits(tokenizer)
-    room = max(1, max_length - tokenizer.num_special_tokens_to_add())
+    capacity = max(1, max_length - tokenizer.num_special_tokens_to_add())
     tokens, words = sum(map(len, rows)), sum(map(count_words, texts))
-    cut = sum(max(0, len(row) - room) for row in rows)
+    cut = sum(max(0, len(row) - capacity) for row in rows)
     # At least 1, because passages of 0 words mean uncut documents.
-    return Cut(cut / tokens if tokens else 0.0, max(1, int(room * words / tokens)) if tokens else 0)
+    return Cut(cut / tokens if tokens else 0.0, max(1, int(capacity * words / tokens)) if tokens else 0)
 
 
 def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, advice: str) -> None:
@@ -80,10 +80,10 @@ def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: 
     """
     if tokenizer.unk_token_id is None:
         return
-    sample = [text[:CHARACTERS] for text in islice(texts, SAMPLE)]
+    sample = [text[:SAMPLE_CHARACTERS] for text in islice(texts, SAMPLE_TEXTS)]
     if not sample:
         return
-    options = {"add_special_tokens": False, "truncation": True, "max_length": TOKENS, "return_attention_mask": False}
+    options = {"add_special_tokens": False, "truncation": True, "max_length": SAMPLE_TOKENS, "return_attention_mask": False}
     ids = [index for row in tokenizer(sample, **options)["input_ids"] for index in row]
     without_limits(tokenizer)
     unknown = ids.count(tokenizer.unk_token_id)
@@ -107,54 +107,54 @@ def unseen_words(task: Task, passages: Dataset | None = None) -> dict[str, tuple
         Split -> (share of its words in no training text, share in no training text and no passage; None without passages).
     """
     check_task(task)
-    found = {split: np.concatenate(list(_hashes(rows))) for split, rows in task.splits.items() if split != "train"}
-    in_no_text = _without(np.unique(np.concatenate(list(found.values()))), task.train)
-    in_no_passage = None if passages is None else _without(in_no_text, passages.select_columns(["text"]))
+    hashes = {split: np.concatenate(list(_hash_texts(rows))) for split, rows in task.splits.items() if split != "train"}
+    in_no_text = _remove_words_of(np.unique(np.concatenate(list(hashes.values()))), task.train)
+    in_no_passage = None if passages is None else _remove_words_of(in_no_text, passages.select_columns(["text"]))
     return {
         split: (_share(words, in_no_text), None if in_no_passage is None else _share(words, in_no_passage))
-        for split, words in found.items()
+        for split, words in hashes.items()
     }
 
 
 def unseen_words_line(task: Task, passages: Dataset | None = None) -> str:
     """Return the result of `unseen_words` as one line of text, shown before training."""
-    found = unseen_words(task, passages)
-    line = ", ".join(f"{split} {share:.1%}" for split, (share, _) in found.items()) + " of the words in no training text"
+    shares = unseen_words(task, passages)
+    line = ", ".join(f"{split} {share:.1%}" for split, (share, _) in shares.items()) + " of the words in no training text"
     if passages is not None:
-        line += "; " + ", ".join(f"{split} {share:.1%}" for split, (_, share) in found.items()) + " in no passage either"
+        line += "; " + ", ".join(f"{split} {share:.1%}" for split, (_, share) in shares.items()) + " in no passage either"
     return f"new words    {line}"
 
 
-def _without(words: np.ndarray, rows: Dataset) -> np.ndarray:
+def _remove_words_of(words: np.ndarray, rows: Dataset) -> np.ndarray:
     """Return the words (hashes) that occur in no text of `rows`."""
-    for batch in _hashes(rows):
+    for batch in _hash_texts(rows):
         words = words[~np.isin(words, batch)]
         if not len(words):
             break
     return words
 
 
-def _share(words: np.ndarray, of_interest: np.ndarray) -> float:
-    return float(np.isin(words, of_interest).mean()) if len(words) else 0.0
+def _share(words: np.ndarray, subset: np.ndarray) -> float:
+    return float(np.isin(words, subset).mean()) if len(words) else 0.0
 
 
-def _hashes(rows: Dataset) -> Iterator[np.ndarray]:
+def _hash_texts(rows: Dataset) -> Iterator[np.ndarray]:
     """Yield the words of all texts as hashes, uint64 [words of a batch]."""
     yield np.zeros(0, np.uint64)
     for batch in rows.iter(1000):
-        columns = [values for name, values in batch.items() if name not in _NO_TEXTS]
-        yield from (hashes for _, hashes, _ in hash_words(_flat(list(row)) for row in zip(*columns, strict=True)))
+        columns = [values for name, values in batch.items() if name not in _NON_TEXT_COLUMNS]
+        yield from (hashes for _, hashes, _ in hash_words(_join_texts(list(row)) for row in zip(*columns, strict=True)))
 
 
 def spread_texts(rows: Dataset) -> list[str]:
-    """Return the texts of about `SAMPLE` rows, spread evenly over the rows of any kind of task."""
-    chosen = rows.select(range(0, len(rows), max(1, len(rows) // SAMPLE)))
-    columns = [chosen[name][:] for name in chosen.column_names if name not in _NO_TEXTS]
-    return [" ".join(filter(None, map(_flat, values))) for values in zip(*columns, strict=True)]
+    """Return the texts of about `SAMPLE_TEXTS` rows, spread evenly over the rows of any kind of task."""
+    chosen = rows.select(range(0, len(rows), max(1, len(rows) // SAMPLE_TEXTS)))
+    columns = [chosen[name][:] for name in chosen.column_names if name not in _NON_TEXT_COLUMNS]
+    return [" ".join(filter(None, map(_join_texts, values))) for values in zip(*columns, strict=True)]
 
 
-def _flat(value: object) -> str:
+def _join_texts(value: object) -> str:
     """Return a text, or the words or texts of a list joined by spaces; an empty string for any other value."""
     if isinstance(value, list):
-        return " ".join(map(_flat, value))
+        return " ".join(map(_join_texts, value))
     return value if isinstance(value, str) else ""

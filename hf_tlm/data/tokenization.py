@@ -27,7 +27,7 @@ from hf_tlm.utils.texts import alphabet_of
 
 logger = logging.getLogger(__name__)
 # Patterns of the files that hold a tokenizer's vocabulary.
-OF_VOCABULARIES = ("*tokenizer.json", "vocab*", "*.model", "*.tiktoken")
+VOCABULARY_FILES = ("*tokenizer.json", "vocab*", "*.model", "*.tiktoken")
 # Files of a trained tokenizer.
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -92,15 +92,15 @@ def load_tokenizer(
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, **options)
     except Exception as error:  # The readers of damaged files raise many types, `tokenizers` plain Exceptions.
-        place = Path(folder)
-        if place.is_dir() and not any(file for glob in OF_VOCABULARIES for file in place.glob(glob)):
+        path = Path(folder)
+        if path.is_dir() and not any(file for glob in VOCABULARY_FILES for file in path.glob(glob)):
             # transformers would ask for sentencepiece.
-            told = "holds neither a model nor a tokenizer. Give a folder with one."
-            if (place / "config.json").is_file():
-                told = "has no vocabulary: tokenizer.json is missing there. Copy the tokenizer's files beside config.json."
-            raise TokenizerError(f"{name_or_path} {told}") from error
-        told = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
-        raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {told}") from error
+            reason = "holds neither a model nor a tokenizer. Give a folder with one."
+            if (path / "config.json").is_file():
+                reason = "has no vocabulary: tokenizer.json is missing there. Copy the tokenizer's files beside config.json."
+            raise TokenizerError(f"{name_or_path} {reason}") from error
+        reason = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
+        raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {reason}") from error
     if len(tokenizer) <= len(special := special_ids(tokenizer)):
         # transformers creates a tokenizer without a vocabulary if it finds no vocabulary files.
         raise TokenizerError(
@@ -130,8 +130,8 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ALPHABET = 1000
 # For scripts with thousands of characters (Chinese, Korean syllables) the alphabet grows beyond `MAX_ALPHABET`, until at
 # most this share of the characters of the texts is left out.
-LEFT_OUT = 0.001
-MOST_LEFT_OUT = 0.01  # Share above which a warning is given.
+UNCOVERED_SHARE = 0.001
+MAX_UNCOVERED_SHARE = 0.01  # Share above which a warning is given.
 
 
 def train_wordpiece(
@@ -154,22 +154,22 @@ def train_wordpiece(
     """
     check_numbers(TokenizerError, vocab_size=vocab_size)
     _check_texts(texts)
-    signs, many = alphabet_of(_each(texts))
+    has_marks, has_many_characters = alphabet_of(_iterate_texts(texts))
     # None: accents are stripped if the text is lower-cased.
-    strip_accents = False if lowercase and signs else None
+    strip_accents = False if lowercase and has_marks else None
     trainer = BertWordPieceTokenizer(lowercase=lowercase, strip_accents=strip_accents)
     characters: Counter[str] = Counter()
-    for text in _each(texts):
+    for text in _iterate_texts(texts):
         characters.update(trainer.normalize(text))
     alphabet = sorted(c for c in characters if not c.isspace())
     frequent = sorted(alphabet, key=characters.__getitem__, reverse=True)
     if not frequent:
         raise TokenizerError("Cannot train a vocabulary: there is no text.")
-    covered = np.cumsum([characters[c] for c in frequent]) / sum(characters[c] for c in frequent)
+    coverage = np.cumsum([characters[c] for c in frequent]) / sum(characters[c] for c in frequent)
     size = min(len(frequent), MAX_ALPHABET)
-    if many:
-        room = (vocab_size - len(SPECIAL_TOKENS)) // 2
-        size = max(size, min(room, int(np.searchsorted(covered, 1 - LEFT_OUT)) + 1))
+    if has_many_characters:
+        capacity = (vocab_size - len(SPECIAL_TOKENS)) // 2
+        size = max(size, min(capacity, int(np.searchsorted(coverage, 1 - UNCOVERED_SHARE)) + 1))
     alphabet = sorted(frequent[:size])
     # The trainer breaks ties between equally frequent merges by piece ids, and numbers continuation characters in the
     # order of a hash table. Passing them as special tokens fixes their ids, which makes the vocabulary reproducible.
@@ -179,11 +179,11 @@ def train_wordpiece(
             f"vocab_size {vocab_size} is too small: special tokens and the {len(alphabet)} characters of the texts, at "
             f"the start and inside of words, take {len(pieces) + len(alphabet)}. Raise it."
         )
-    if covered[size - 1] < 1 - MOST_LEFT_OUT:
+    if coverage[size - 1] < 1 - MAX_UNCOVERED_SHARE:
         logger.warning(
             "%.0f%% of the characters of the texts are none of the %s that the vocabulary has: words with them are %s. "
             "Raise --vocab_size.",
-            *(100 * (1 - covered[size - 1]), f"{size:,}", SPECIAL_TOKENS[1]),
+            *(100 * (1 - coverage[size - 1]), f"{size:,}", SPECIAL_TOKENS[1]),
         )
     trainer.train_from_iterator(
         texts,
@@ -201,18 +201,20 @@ def train_wordpiece(
 
 def _check_texts(texts: Any) -> None:
     """Check that `texts` is an iterable that can be read several times, or raise a TokenizerError."""
-    what = given = ""
+    received = replacement = ""
     if isinstance(texts, str):
-        what, given = "one text", "[text]"
+        received, replacement = "one text", "[text]"
     elif not isinstance(texts, Iterable):
-        what, given = kind_of(texts), "a list"
+        received, replacement = kind_of(texts), "a list"
     elif iter(texts) is texts:
-        what, given = f"a {type(texts).__name__}, which can be read once", "list(texts)"
-    if what:
-        raise TokenizerError(f"texts: expected a list of texts, or a column of a data set; received {what}. Give {given}.")
+        received, replacement = f"a {type(texts).__name__}, which can be read once", "list(texts)"
+    if received:
+        raise TokenizerError(
+            f"texts: expected a list of texts, or a column of a data set; received {received}. Give {replacement}."
+        )
 
 
-def _each(texts: Iterable[str]) -> Iterator[str]:
+def _iterate_texts(texts: Iterable[str]) -> Iterator[str]:
     """Yield the texts, or raise a TokenizerError for the first one that is not a string."""
     for row, text in enumerate(texts):
         if not isinstance(text, str):
@@ -233,9 +235,9 @@ def cached_wordpiece(
     """
     _check_texts(texts)
     # Left out for other texts, so that vocabularies cached before scripts were distinguished are still found.
-    script = alphabet_of(_each(texts))
+    script = alphabet_of(_iterate_texts(texts))
     digest = xxhash.xxh3_128(json.dumps([vocab_size, lowercase, max_length, *(script if any(script) else ())]).encode())
-    for text in _each(texts):
+    for text in _iterate_texts(texts):
         digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
     folder = cache_folder() / f"wordpiece-{digest.hexdigest()}"
     return kept_tokenizer(folder, lambda: train_wordpiece(texts, vocab_size, lowercase=lowercase, max_length=max_length))
@@ -316,18 +318,18 @@ def tokenize(
 
 def _check_tokenizable(dataset: Any, tokenizer: Any, max_length: Any) -> None:
     if not isinstance(dataset, Dataset):
-        parts = {"Task": "task.train", "Subset": "subset.dataset", "DatasetDict": 'splits["train"]'}
+        attributes = {"Task": "task.train", "Subset": "subset.dataset", "DatasetDict": 'splits["train"]'}
         kind = type(dataset).__name__
-        made = parts.get(kind, "Dataset.from_list(rows), of rows such as {'text': ...}")
-        raise TokenizerError(f"dataset: expected a datasets.Dataset; received a {kind}. Give {made}.")
+        replacement = attributes.get(kind, "Dataset.from_list(rows), of rows such as {'text': ...}")
+        raise TokenizerError(f"dataset: expected a datasets.Dataset; received a {kind}. Give {replacement}.")
     if "text" not in dataset.column_names:
         raise TokenizerError(
             f"dataset: expected a column text; the columns are {', '.join(dataset.column_names)}. Rename one: "
             'dataset.rename_column(name, "text").'
         )
     for name in ("text", "text_pair"):
-        if name in dataset.column_names and (found := _other_than_text(dataset, name)):
-            raise TokenizerError(f"dataset: expected texts in the column {name}; received {found}.")
+        if name in dataset.column_names and (problem := _describe_non_text(dataset, name)):
+            raise TokenizerError(f"dataset: expected texts in the column {name}; received {problem}.")
     if not callable(tokenizer):
         raise TokenizerError(
             f"tokenizer: expected a tokenizer of transformers; received {tokenizer!r:.60}. Pass what "
@@ -336,7 +338,7 @@ def _check_tokenizable(dataset: Any, tokenizer: Any, max_length: Any) -> None:
     check_numbers(TokenizerError, max_length=max_length)
 
 
-def _other_than_text(dataset: Dataset, name: str) -> str | None:
+def _describe_non_text(dataset: Dataset, name: str) -> str | None:
     """Describe what a column has other than texts, and what to do about it; None if all values are texts."""
     rows = without_format(dataset)
     if not len(rows) or rows.format["type"] == "custom":  # The output of a transform is only known when it is read.
@@ -372,8 +374,8 @@ def backend_settings(tokenizer: PreTrainedTokenizerBase) -> dict | None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
-    kept = {"truncation": None, "padding": None, "split_special_tokens": tokenizer.split_special_tokens}
-    return json.loads(backend.to_str()) | kept
+    overrides = {"truncation": None, "padding": None, "split_special_tokens": tokenizer.split_special_tokens}
+    return json.loads(backend.to_str()) | overrides
 
 
 def longest_first(rows: Dataset, lengths: np.ndarray | None = None) -> tuple[Dataset, np.ndarray]:
@@ -406,17 +408,17 @@ def text_lengths(dataset: Dataset | None) -> np.ndarray:
         HfTlmError: the cache cannot be written.
     """
     if dataset is None or len(dataset) <= _IN_MEMORY:
-        return np.concatenate([np.zeros(0, np.int32), *_lengths(dataset)])
+        return np.concatenate([np.zeros(0, np.int32), *_iterate_lengths(dataset)])
     file = cache_folder() / f"lengths-{dataset._fingerprint}-{len(dataset)}.i32"
     if not is_whole(file) or file.stat().st_size != 4 * len(dataset):
         with atomic_file(file) as stream:
-            for part in _lengths(dataset):
-                stream.write(part.data)
+            for chunk in _iterate_lengths(dataset):
+                stream.write(chunk.data)
         seal_rows(file, len(dataset))
     return np.memmap(file, np.int32, mode="r", shape=(len(dataset),))
 
 
-def _lengths(dataset: Dataset | None) -> Iterator[np.ndarray]:
+def _iterate_lengths(dataset: Dataset | None) -> Iterator[np.ndarray]:
     if dataset is None:
         return
     rows = dataset.select_columns("input_ids").with_format("arrow")

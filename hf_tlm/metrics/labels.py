@@ -79,11 +79,11 @@ class _ClassificationMetric(TaskMetric):
         Raises:
             HfTlmError: a value is not a class index.
         """
-        for what, values in (("predictions", predictions), ("references", references)):
+        for side, values in (("predictions", predictions), ("references", references)):
             if values is None or _are_classes(values):
                 continue
             raise HfTlmError(
-                f"{self.name}: expected {what} to be indices of classes, [N]; received {of_python(values)!r:.60}. Take the "
+                f"{self.name}: expected {side} to be indices of classes, [N]; received {of_python(values)!r:.60}. Take the "
                 "argmax of logits, number names of classes, and leave texts without a label out."
             )
         super().add_batch(predictions=predictions, references=references, **options)
@@ -92,15 +92,15 @@ class _ClassificationMetric(TaskMetric):
 def _are_classes(values: Any) -> bool:
     """Return whether the values are a flat sequence of whole numbers, 0 or more."""
     try:
-        given = np.asarray(of_python(values))
+        array = np.asarray(of_python(values))
         # pandas may store integers as objects.
-        given = np.asarray(given.tolist()) if given.dtype.kind == "O" else given
+        array = np.asarray(array.tolist()) if array.dtype.kind == "O" else array
     except ValueError:  # Lists of different lengths.
         return False
-    if not given.size:
+    if not array.size:
         return True
-    numbers = given.dtype.kind in "biuf" and given.ndim == 1
-    return bool(numbers and (given >= 0).all() and (given == np.floor(given)).all())
+    is_numeric = array.dtype.kind in "biuf" and array.ndim == 1
+    return bool(is_numeric and (array >= 0).all() and (array == np.floor(array)).all())
 
 
 class MicroF1(_ClassificationMetric):
@@ -135,8 +135,8 @@ class BinaryF1(_ClassificationMetric):
 
     def _compute(self, predictions, references):
         classes = {*predictions, *references}
-        if more := classes - {0, 1}:
-            raise HfTlmError(f"f1 is of class 1 against class 0; received class {max(more)}. Use macro_f1 or micro_f1.")
+        if others := classes - {0, 1}:
+            raise HfTlmError(f"f1 is of class 1 against class 0; received class {max(others)}. Use macro_f1 or micro_f1.")
         if 1 not in classes:
             return {self.name: undefined(self.name, "class 1 is neither referred to nor predicted")}
         return {self.name: float(f1_score(references, predictions))}
@@ -159,9 +159,9 @@ class Matthews(_ClassificationMetric):
     description = "Matthews correlation coefficient, from -1 to 1."
 
     def _compute(self, predictions, references):
-        for what, values in (("predictions", predictions), ("references", references)):
+        for side, values in (("predictions", predictions), ("references", references)):
             if len(set(values)) == 1:
-                return {self.name: undefined(self.name, f"the {what} are all of one class")}
+                return {self.name: undefined(self.name, f"the {side} are all of one class")}
         return {self.name: float(matthews_corrcoef(references, predictions))}
 
 
@@ -184,18 +184,18 @@ class _Correlation(TaskMetric):
 
     def _compute(self, predictions, references):
         sides = {"predictions": np.array(predictions, float), "references": np.array(references, float)}
-        for what, values in sides.items():
+        for side, values in sides.items():
             if not np.isfinite(values).all():
                 raise HfTlmError(
-                    f"{self.name}: {(~np.isfinite(values)).sum()} of {len(values)} {what} are not finite. If they are a "
+                    f"{self.name}: {(~np.isfinite(values)).sum()} of {len(values)} {side} are not finite. If they are a "
                     "model's, training has diverged: lower the learning rate or lengthen the warm-up."
                 )
             if np.ptp(values) == 0:
-                return {self.name: undefined(self.name, f"the {what} are all {values[0]:g}")}
+                return {self.name: undefined(self.name, f"the {side} are all {values[0]:g}")}
         deviations = [values - values.mean() for values in map(self._values, sides.values())]
         # Normalised to unit length first: products of very small or very large deviations would under- or overflow.
-        one, other = (values / np.linalg.norm(values) for values in (v / np.abs(v).max() for v in deviations))
-        return {self.name: float(np.clip(one @ other, -1, 1))}
+        first, second = (values / np.linalg.norm(values) for values in (v / np.abs(v).max() for v in deviations))
+        return {self.name: float(np.clip(first @ second, -1, 1))}
 
     def _values(self, numbers: np.ndarray) -> np.ndarray:
         """Return the values that are correlated, [N]."""
@@ -289,9 +289,9 @@ class SpanF1(_TaggingMetric):
 
     def _score(self, predictions: Sequence[Tags], references: Sequence[Tags]) -> float:
         predicted, truth = set(), set()
-        for sentence, (ours, theirs) in enumerate(zip(predictions, references, strict=True)):
-            predicted |= {(sentence, *span) for span in spans([tag or "O" for tag in ours])}
-            truth |= {(sentence, *span) for span in spans([tag or UNKNOWN for tag in theirs])}
+        for sentence, (predicted_tags, true_tags) in enumerate(zip(predictions, references, strict=True)):
+            predicted |= {(sentence, *span) for span in spans([tag or "O" for tag in predicted_tags])}
+            truth |= {(sentence, *span) for span in spans([tag or UNKNOWN for tag in true_tags])}
         if not predicted and not truth:
             return undefined(self.name, "neither predictions nor references have a span")
         return 2 * len(predicted & truth) / (len(predicted) + len(truth))
@@ -299,13 +299,13 @@ class SpanF1(_TaggingMetric):
 
 def spans(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
     """Yield the spans that the IOB2 tags of one sentence mark: (index of the first word, index after the last, type)."""
-    start, of = 0, None
+    start, open_kind = 0, None
     for word, tag in enumerate([*tags, "O"]):
         if not is_iob2(tag):
             raise HfTlmError(f"span_f1 needs IOB2 tags (O, B-type, I-type); received {tag!r}. Use tag_accuracy for others.")
         kind = None if tag == "O" else tag[2:]
-        if of is not None and (kind != of or tag.startswith("B-")):
-            yield start, word, of
-            of = None
-        if kind is not None and of is None:
-            start, of = word, kind
+        if open_kind is not None and (kind != open_kind or tag.startswith("B-")):
+            yield start, word, open_kind
+            open_kind = None
+        if kind is not None and open_kind is None:
+            start, open_kind = word, kind

@@ -41,7 +41,7 @@ METRICS: dict[str, type[TaskMetric]] = {
 }
 
 RESAMPLES = 1000
-COVERED = 0.95
+CONFIDENCE = 0.95
 # Maps the row indices of a resample, int64 [N] with repetitions, to the score on these rows.
 Scorer = Callable[[np.ndarray], float]
 
@@ -80,14 +80,14 @@ def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], 
         )
 
     def compute(prediction: EvalPrediction) -> dict[str, float]:
-        found: Any = prediction.predictions
-        outputs: Any = np.asarray(found[0] if isinstance(found, tuple) else found)
+        raw_outputs: Any = prediction.predictions
+        outputs: Any = np.asarray(raw_outputs[0] if isinstance(raw_outputs, tuple) else raw_outputs)
         labels: Any = np.asarray(prediction.label_ids)
         fits = outputs.size == len(outputs) if regression else outputs.ndim == 2
         if not fits or labels.size != len(outputs):
-            wanted = "numbers [N] or [N, 1]" if regression else "logits [N, classes]"
+            shape = "numbers [N] or [N, 1]" if regression else "logits [N, classes]"
             raise HfTlmError(
-                f"Expected {wanted}, of N texts with a label each; received {list(outputs.shape)} and {list(labels.shape)} "
+                f"Expected {shape}, of N texts with a label each; received {list(outputs.shape)} and {list(labels.shape)} "
                 "labels. What preprocess_logits_for_metrics gives has to be such, too."
             )
         if not np.isfinite(outputs).all():
@@ -177,7 +177,7 @@ def paired_bootstrap(
 
     random = np.random.default_rng(seed)
     leads = [lead(random.integers(size, size=size)) for _ in range(resamples)]
-    low, high = np.quantile(leads, [(1 - COVERED) / 2, (1 + COVERED) / 2])
+    low, high = np.quantile(leads, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Lead(lead(np.arange(size)), float(low), float(high))
 
 
@@ -202,61 +202,63 @@ def scorer(metric: str, references: Sequence[int | float], predictions: Sequence
         truths, numbers = np.asarray(references, float), np.asarray(predictions, float)
         correlation = METRICS[metric]()
 
-        def correlated(rows: np.ndarray) -> float:
+        def score_correlation(rows: np.ndarray) -> float:
             truth, number = truths[rows], numbers[rows]
             if np.ptp(truth) == 0 or np.ptp(number) == 0:
                 return 0.0  # The metric's value; the metric itself would log a warning for every such resample.
             return correlation._compute(number, truth)[metric]
 
-        return correlated
-    if metric not in _OF_COUNTS:
+        return score_correlation
+    if metric not in _SCORES_FROM_COUNTS:
         raise HfTlmError(f"A metric of rows is one of {', '.join(METRICS_OF_ROWS)}; received {metric!r:.60}.")
     for name, values in (("references", references), ("predictions", predictions)):
-        if wrong := [one for one in np.asarray(values).tolist() if not isinstance(one, int) or one < 0]:
+        if wrong := [value for value in np.asarray(values).tolist() if not isinstance(value, int) or value < 0]:
             raise HfTlmError(
                 f"{name}: expected indices of classes, whole numbers from 0; received {wrong[0]!r:.60}. label2id of a task "
                 "has those of names."
             )
     labels, guesses = np.asarray(references, np.int64), np.asarray(predictions, np.int64)
     classes = int(max(labels.max(initial=0), guesses.max(initial=0))) + 1
-    hits, of_counts = labels == guesses, _OF_COUNTS[metric]
+    hits, score_from_counts = labels == guesses, _SCORES_FROM_COUNTS[metric]
     if metric == "f1" and classes > 2:
         raise HfTlmError(f"f1 is of class 1 against class 0; received class {classes - 1}. Use macro_f1 or micro_f1.")
 
-    def counted(rows: np.ndarray) -> float:
+    def score_classes(rows: np.ndarray) -> float:
         label, guess = labels[rows], guesses[rows]
-        right, true, said = (np.bincount(of, minlength=max(2, classes)) for of in (label[hits[rows]], label, guess))
-        return of_counts(right, true, said)
+        correct, actual, predicted = (
+            np.bincount(indices, minlength=max(2, classes)) for indices in (label[hits[rows]], label, guess)
+        )
+        return score_from_counts(correct, actual, predicted)
 
-    return counted
+    return score_classes
 
 
-def _accuracy(right: np.ndarray, true: np.ndarray, said: np.ndarray) -> float:
+def _accuracy(correct: np.ndarray, actual: np.ndarray, predicted: np.ndarray) -> float:
     """Return the accuracy from counts for each class, [C]: correct predictions, references, predictions."""
-    return float(right.sum() / true.sum())
+    return float(correct.sum() / actual.sum())
 
 
-def _macro_f1(right: np.ndarray, true: np.ndarray, said: np.ndarray) -> float:
-    there = true + said > 0
-    return float((2 * right[there] / (true + said)[there]).mean())
+def _macro_f1(correct: np.ndarray, actual: np.ndarray, predicted: np.ndarray) -> float:
+    present = actual + predicted > 0
+    return float((2 * correct[present] / (actual + predicted)[present]).mean())
 
 
-def _binary_f1(right: np.ndarray, true: np.ndarray, said: np.ndarray) -> float:
-    return float(2 * right[1] / max(1, true[1] + said[1]))
+def _binary_f1(correct: np.ndarray, actual: np.ndarray, predicted: np.ndarray) -> float:
+    return float(2 * correct[1] / max(1, actual[1] + predicted[1]))
 
 
-def _matthews(right: np.ndarray, true: np.ndarray, said: np.ndarray) -> float:
+def _matthews(correct: np.ndarray, actual: np.ndarray, predicted: np.ndarray) -> float:
     """Return the Matthews correlation of any number of classes, by the sums of Gorodkin 2004."""
-    n = float(true.sum())
-    spread = (n * n - float(said @ said)) * (n * n - float(true @ true))
-    return 0.0 if spread == 0 else (n * float(right.sum()) - float(true @ said)) / spread**0.5
+    n = float(actual.sum())
+    spread = (n * n - float(predicted @ predicted)) * (n * n - float(actual @ actual))
+    return 0.0 if spread == 0 else (n * float(correct.sum()) - float(actual @ predicted)) / spread**0.5
 
 
-_OF_COUNTS = {
+_SCORES_FROM_COUNTS = {
     "macro_f1": _macro_f1,
     "micro_f1": _accuracy,
     "accuracy": _accuracy,
     "f1": _binary_f1,
     "matthews": _matthews,
 }
-METRICS_OF_ROWS = (*_OF_COUNTS, *KIND_METRICS["regression"])
+METRICS_OF_ROWS = (*_SCORES_FROM_COUNTS, *KIND_METRICS["regression"])

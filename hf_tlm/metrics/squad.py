@@ -25,15 +25,15 @@ def normalize_answer(text: str) -> str:
 
 def exact_match(prediction: str, references: Sequence[str]) -> float:
     """Return 1 if the prediction equals a reference after `normalize_answer`, else 0."""
-    return float(normalize_answer(prediction) in _golds(references))
+    return float(normalize_answer(prediction) in _normalize_references(references))
 
 
 def answer_f1(prediction: str, references: Sequence[str]) -> float:
     """Return the best word F1 of the prediction over the references; "no answer" matches "no answer" only."""
-    return max(_f1(normalize_answer(prediction).split(), gold.split()) for gold in _golds(references))
+    return max(_f1(normalize_answer(prediction).split(), gold.split()) for gold in _normalize_references(references))
 
 
-def _golds(references: Sequence[str]) -> list[str]:
+def _normalize_references(references: Sequence[str]) -> list[str]:
     """Return the normalised references that are not empty; if there are none, a single empty answer."""
     return [text for reference in references if (text := normalize_answer(reference))] or [""]
 
@@ -73,9 +73,9 @@ class SquadF1(TaskMetric):
         scores = {self.name: float(f1.mean()), "exact_match": float(exact.mean())}
         answerable = np.array([len(texts) > 0 for texts in references])
         if not answerable.all():
-            for part, rows in (("has_answer", answerable), ("no_answer", ~answerable)):
+            for group, rows in (("has_answer", answerable), ("no_answer", ~answerable)):
                 if rows.any():
-                    scores |= {f"{part}_f1": float(f1[rows].mean()), f"{part}_exact_match": float(exact[rows].mean())}
+                    scores |= {f"{group}_f1": float(f1[rows].mean()), f"{group}_exact_match": float(exact[rows].mean())}
         return scores
 
 
@@ -126,10 +126,10 @@ def best_threshold(
     # Questions with equal null scores are answered together.
     possible = edges[1:] != edges[:-1]
     best = np.flatnonzero(possible)[np.argmax(totals[possible].round(9))]
-    return _between(float(edges[best]), float(edges[best + 1])), float(totals[best] / len(nulls))
+    return _choose_between(float(edges[best]), float(edges[best + 1])), float(totals[best] / len(nulls))
 
 
-def _between(low: float, high: float) -> float:
+def _choose_between(low: float, high: float) -> float:
     """Return a number in [low, high), away from both ends where possible; low may be -inf, high inf."""
     if low == -math.inf:
         return min(high - 1, math.nextafter(high, low))  # A very large float minus 1 is the same float.

@@ -68,12 +68,12 @@ class ReplacedTokenDetection:
         logits = outputs.rtd_logits.to(torch.promote_types(outputs.rtd_logits.dtype, torch.float32))
         total = F.binary_cross_entropy_with_logits(logits, replaced.to(logits.dtype), reduction="sum")
         loss = mean(total, count)
-        right = (logits > 0) == replaced
+        correct = (logits > 0) == replaced
         return {
             "loss": loss,
             "rtd_loss": loss.detach(),
-            "rtd_accuracy_replaced": share((right & replaced).sum(), replaced.sum()),
-            "rtd_accuracy_original": share((right & ~replaced).sum(), (~replaced).sum()),
+            "rtd_accuracy_replaced": share((correct & replaced).sum(), replaced.sum()),
+            "rtd_accuracy_original": share((correct & ~replaced).sum(), (~replaced).sum()),
             **corruption_shares(outputs, batch),
         }
 
@@ -116,8 +116,8 @@ def corrected_tokens(logits: torch.Tensor, copy_logits: torch.Tensor, input_ids:
     def corrected(tokens: torch.Tensor) -> torch.Tensor:
         return replaced + logits.gather(1, tokens[:, None]).squeeze(1) - normalizer
 
-    stays = torch.logaddexp(F.logsigmoid(copy_logits), corrected(input_ids)) >= corrected(best)
-    return torch.where(stays, input_ids, best)
+    keeps_input = torch.logaddexp(F.logsigmoid(copy_logits), corrected(input_ids)) >= corrected(best)
+    return torch.where(keeps_input, input_ids, best)
 
 
 def corrective_lm_loss(
@@ -147,18 +147,18 @@ def corrective_lm_loss(
         return linear_cross_entropy(hidden, weight, bias, labels, max_logits=max_logits, visit=visit)
     copied = labels == input_ids
     logits = copy_logits.to(torch.promote_types(copy_logits.dtype, torch.float32))
-    fixed, log_p = logits.detach(), torch.empty_like(logits)
+    detached, log_p = logits.detach(), torch.empty_like(logits)
 
     def outer(rows: slice, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         log_p[rows] = block
-        return copy_mixture(block, fixed[rows], copied[rows])
+        return copy_mixture(block, detached[rows], copied[rows])
 
     loss = linear_cross_entropy(hidden, weight, bias, labels, max_logits=max_logits, visit=visit, outer=outer)
     if stop_gradient:
         return loss
     # The same value as a function of the copy logits: it adds 0 to the loss, and its gradient.
-    by_copy = copy_mixture(log_p, logits, copied)[0].sum()
-    return loss + by_copy - by_copy.detach()
+    copy_term = copy_mixture(log_p, logits, copied)[0].sum()
+    return loss + copy_term - copy_term.detach()
 
 
 class CorrectiveLm:
@@ -232,11 +232,11 @@ class CorrectiveLm:
         chosen = (torch.ones_like(masked) if self.all_tokens else masked).nonzero().squeeze(1)
         rows = (hidden, copy_logits, labels, input_ids)
         hidden, copy_logits, labels, input_ids = rows if self.all_tokens else (each[chosen] for each in rows)
-        fixed, predicted = copy_logits.detach().float(), torch.empty_like(labels)
+        detached, predicted = copy_logits.detach().float(), torch.empty_like(labels)
 
         def predict(block: slice, logits: torch.Tensor) -> None:
             if self.copy:
-                predicted[block] = corrected_tokens(logits, fixed[block], input_ids[block])
+                predicted[block] = corrected_tokens(logits, detached[block], input_ids[block])
             else:
                 predicted[block] = logits.argmax(dim=-1)
 
@@ -251,8 +251,8 @@ class CorrectiveLm:
 
     def count(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the numbers of tokens that the means are over, `{"copy", "lm"}`, int64 scalars."""
-        real = read(batch, "attention_mask", self).sum()
-        return {"copy": real, "lm": real if self.all_tokens else (read(batch, "mlm_labels", self) != -100).sum()}
+        num_tokens = read(batch, "attention_mask", self).sum()
+        return {"copy": num_tokens, "lm": num_tokens if self.all_tokens else (read(batch, "mlm_labels", self) != -100).sum()}
 
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
         """Return the losses of a batch and the accuracies of both heads (Figure 8).
@@ -269,13 +269,13 @@ class CorrectiveLm:
         replaced, lm_right = outputs.replaced, outputs.lm_right
         masked = (read(batch, "mlm_labels", self) != -100)[read(batch, "attention_mask", self).bool()]
         kept = masked & ~replaced
-        right = (outputs.copy_logits <= 0) == replaced
+        correct = (outputs.copy_logits <= 0) == replaced
         return {
             "loss": self.lambda_copy * copy + lm if self.lambda_copy else lm,
             "copy_loss": copy.detach(),
             "lm_loss": lm.detach(),
-            "copy_accuracy_replaced": share((right & replaced).sum(), replaced.sum()),
-            "copy_accuracy_original": share((right & ~replaced).sum(), (~replaced).sum()),
+            "copy_accuracy_replaced": share((correct & replaced).sum(), replaced.sum()),
+            "copy_accuracy_original": share((correct & ~replaced).sum(), (~replaced).sum()),
             "lm_accuracy_replaced": share((lm_right & replaced).sum(), replaced.sum()),
             "lm_accuracy_original": share((lm_right & kept).sum(), kept.sum()),
             **corruption_shares(outputs, batch),

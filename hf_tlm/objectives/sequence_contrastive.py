@@ -18,9 +18,9 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, own: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, own.contiguous())
-        return torch.stack(parts)
+        gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, own.contiguous())
+        return torch.stack(gathered)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
@@ -45,8 +45,8 @@ def gather_rows(own: torch.Tensor) -> tuple[torch.Tensor, int]:
     dist.all_gather(counts, count)
     sizes = [int(size) for size in counts]
     padded = torch.cat([own, own.new_zeros(max(sizes) - len(own), *own.shape[1:])])
-    parts = _Gather.apply(padded)
-    rows = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+    gathered = _Gather.apply(padded)
+    rows = torch.cat([rows_of_rank[:size] for rows_of_rank, size in zip(gathered, sizes, strict=True)])
     return rows, sum(sizes[: dist.get_rank()])
 
 
@@ -67,19 +67,19 @@ def contrastive_loss(
     """
     views = torch.stack([corrupted, cropped], dim=1)
     views = F.normalize(views.to(torch.promote_types(views.dtype, torch.float32)), dim=-1)
-    everything, first = gather_rows(views)
-    own, number = len(views), len(everything)
+    all_views, first_row = gather_rows(views)
+    num_own, num_all = len(views), len(all_views)
     # Rows: own corrupted views, then own cropped ones; columns: all N corrupted ones, then all N cropped ones.
     with torch.autocast(views.device.type, enabled=False):
-        cosines = views.transpose(0, 1).flatten(0, 1) @ everything.transpose(0, 1).flatten(0, 1).T
-    place = torch.arange(first, first + own, device=views.device)
-    itself, other = torch.cat([place, place + number]), torch.cat([place + number, place])
-    scores = (cosines / temperature).scatter(1, itself[:, None], -math.inf)
-    loss = F.cross_entropy(scores, other, reduction="sum")
+        cosines = views.transpose(0, 1).flatten(0, 1) @ all_views.transpose(0, 1).flatten(0, 1).T
+    rows = torch.arange(first_row, first_row + num_own, device=views.device)
+    self_columns, positive_columns = torch.cat([rows, rows + num_all]), torch.cat([rows + num_all, rows])
+    scores = (cosines / temperature).scatter(1, self_columns[:, None], -math.inf)
+    loss = F.cross_entropy(scores, positive_columns, reduction="sum")
     cosines = cosines.detach().to(accumulation_dtype(cosines.device))
-    positive = cosines.gather(1, other[:, None]).sum()
-    negative = cosines.scatter(1, itself[:, None], 0.0).sum() - positive
-    return loss, share(positive, 2 * own), share(negative, 2 * own * (2 * number - 2))
+    positive = cosines.gather(1, positive_columns[:, None]).sum()
+    negative = cosines.scatter(1, self_columns[:, None], 0.0).sum() - positive
+    return loss, share(positive, 2 * num_own), share(negative, 2 * num_own * (2 * num_all - 2))
 
 
 class SequenceContrastive:

@@ -14,7 +14,7 @@ from hf_tlm.tasks.spec import NO_LABEL
 from hf_tlm.utils.options import Range, check_number, of_python
 
 # Probabilities are clamped to this before their logarithm.
-_LEAST = 1e-9
+_MIN_PROBABILITY = 1e-9
 
 
 class TaskLoss:
@@ -84,8 +84,8 @@ class ValueLoss:
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
         """Return `{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
         values = read(batch, "labels", self)
-        known = values.isfinite()
-        total = F.mse_loss(outputs.logits[known, 0].float(), values[known].float(), reduction="sum")
+        has_value = values.isfinite()
+        total = F.mse_loss(outputs.logits[has_value, 0].float(), values[has_value].float(), reduction="sum")
         loss = mean(total, (counts or self.count(batch))[self.name])
         return {"loss": loss, "task_loss": loss.detach()}
 
@@ -113,11 +113,11 @@ class RDrop(TaskLoss):
         """Return `{"loss", "task_loss", "rdrop_loss"}`: the means of both cross-entropies and of both divergences."""
         count, labels = (counts or self.count(batch))[self.name], read(batch, "labels", self)
         logits = outputs.logits.float()
-        both = self.cross_entropy(logits, labels.repeat(2))
+        cross_entropy_sum = self.cross_entropy(logits, labels.repeat(2))
         p, q = F.log_softmax(logits, dim=-1).chunk(2)
         # sum p (log p - log q) + sum q (log q - log p)
-        apart = ((p.exp() - q.exp()) * (p - q) * (labels != NO_LABEL)[:, None]).sum() / 2
-        task, divergence = mean(both / 2, count), mean(apart, count)
+        divergence_sum = ((p.exp() - q.exp()) * (p - q) * (labels != NO_LABEL)[:, None]).sum() / 2
+        task, divergence = mean(cross_entropy_sum / 2, count), mean(divergence_sum, count)
         return {"loss": task + self.alpha * divergence, "task_loss": task.detach(), "rdrop_loss": divergence.detach()}
 
 
@@ -144,19 +144,19 @@ class TeacherLoss:
 
     def count(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the number of texts that the teacher answered, `{"teacher": int64 scalar}`."""
-        return {self.name: _answered(read(batch, "teacher_probs", self)).sum()}
+        return {self.name: _has_answer(read(batch, "teacher_probs", self)).sum()}
 
     def __call__(self, outputs, batch: Batch, counts: Batch | None = None) -> dict[str, torch.Tensor]:
         """Return `{"loss", "teacher_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
-        answers, logits = read(batch, "teacher_probs", self).float(), outputs.logits.float()
-        if answers.shape[-1] == 1:
-            known = _answered(answers)
-            total = F.mse_loss(logits[known], answers[known], reduction="sum")
+        probs, logits = read(batch, "teacher_probs", self).float(), outputs.logits.float()
+        if probs.shape[-1] == 1:
+            is_answered = _has_answer(probs)
+            total = F.mse_loss(logits[is_answered], probs[is_answered], reduction="sum")
         elif self.temperature == 1:
-            total = F.cross_entropy(logits, answers, reduction="sum")
+            total = F.cross_entropy(logits, probs, reduction="sum")
         else:
-            softened = (answers.clamp(min=_LEAST).log() / self.temperature).softmax(-1) * _answered(answers)[:, None]
-            total = self.temperature**2 * F.cross_entropy(logits / self.temperature, softened, reduction="sum")
+            targets = (probs.clamp(min=_MIN_PROBABILITY).log() / self.temperature).softmax(-1) * _has_answer(probs)[:, None]
+            total = self.temperature**2 * F.cross_entropy(logits / self.temperature, targets, reduction="sum")
         loss = mean(total, (counts or self.count(batch))[self.name])
         return {"loss": loss, "teacher_loss": loss.detach()}
 
@@ -177,6 +177,6 @@ def class_weights(labels: Sequence[int], num_classes: int, balance: float) -> li
     return (weights * counts.sum() / (weights * counts).sum()).tolist()
 
 
-def _answered(answers: torch.Tensor) -> torch.Tensor:
+def _has_answer(probs: torch.Tensor) -> torch.Tensor:
     """Return which rows of the teacher's answers, float [B, C], are not missing, bool [B]."""
-    return answers.isfinite().all(-1) if answers.shape[-1] == 1 else answers.sum(-1) > 0
+    return probs.isfinite().all(-1) if probs.shape[-1] == 1 else probs.sum(-1) > 0

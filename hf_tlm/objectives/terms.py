@@ -14,7 +14,7 @@ from hf_tlm.utils.options import of_python
 
 Batch = Mapping[str, torch.Tensor]
 # The entries of a batch that objectives read, and where they come from.
-_OF_BATCHES = {
+_ENTRY_SOURCES = {
     "mlm_labels": "which TlmCollator gives where it masks tokens (mlm_probability)",
     "labels": "the texts' classes or values",
     "teacher_probs": "a teacher's answers, a column of that name in the data that TlmCollator batches",
@@ -35,7 +35,7 @@ def read(batch: Batch, name: str, objective: Any) -> torch.Tensor:
     """Return the entry of a batch that an objective needs, or raise an HfTlmError if the batch lacks it."""
     if name not in batch:
         raise HfTlmError(
-            f"{type(objective).__name__} reads {name} of a batch, {_OF_BATCHES[name]}; received one of "
+            f"{type(objective).__name__} reads {name} of a batch, {_ENTRY_SOURCES[name]}; received one of "
             f"{', '.join(batch) or 'nothing'}."
         )
     return batch[name]
@@ -81,8 +81,8 @@ class WeightedSum:
 
     def __init__(self, *parts: tuple[float, Any]):
         for part in parts:
-            pair = isinstance(part, (tuple, list)) and len(part) == 2
-            if not (pair and isinstance(of_python(part[0]), Real) and callable(part[1])):
+            is_pair = isinstance(part, (tuple, list)) and len(part) == 2
+            if not (is_pair and isinstance(of_python(part[0]), Real) and callable(part[1])):
                 raise HfTlmError(
                     f"{type(self).__name__} takes pairs of a weight and a loss, as (1.0, TaskLoss()); received {part!r:.60}."
                 )
@@ -94,11 +94,11 @@ class WeightedSum:
         self.parts = [(weight, objective) for weight, objective in parts if weight > 0]
         self.divisor = 1.0
         names = list(self._names())
-        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise HfTlmError(
                 f"{type(self).__name__} takes one loss of a name, by which it is counted and logged; received "
-                f"{names.count(twice[0])} that are called {twice[0]!r:.60}. Leave all but one out, or give a class of yours "
-                "another `name`."
+                f"{names.count(repeated[0])} that are called {repeated[0]!r:.60}. Leave all but one out, or give a class "
+                "of yours another `name`."
             )
 
     def _names(self) -> Iterator[str]:
@@ -117,9 +117,9 @@ class WeightedSum:
         """Return `{"loss"}` and the named, unweighted terms of all parts."""
         loss, terms = 0.0, {}
         for weight, objective in self.parts:
-            part = objective(outputs, batch, counts)
-            loss = loss + weight * part.pop("loss")
-            terms.update(part)
+            values = objective(outputs, batch, counts)
+            loss = loss + weight * values.pop("loss")
+            terms.update(values)
         return {"loss": loss / self.divisor, **terms}
 
 

@@ -41,7 +41,7 @@ def test_of_nothing_nothing_is_cut(tokenizer):
 
 
 def test_long_texts_are_looked_at_in_part(tokenizer, monkeypatch):
-    monkeypatch.setattr(text_checks, "MEASURED", 60)
+    monkeypatch.setattr(text_checks, "MEASURED_CHARACTERS", 60)
     assert measure_cut(["word " * 5000], tokenizer, 7) == measure_cut(["word " * 12], tokenizer, 7)
 
 

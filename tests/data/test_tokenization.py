@@ -366,7 +366,7 @@ def test_many_lengths_are_mapped_from_a_file(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenization, "_ROWS", 7)
     mapped = text_lengths(rows)
     assert isinstance(mapped, np.memmap) and mapped.dtype == np.int32 and mapped.tolist() == expected.tolist()
-    monkeypatch.delattr(tokenization, "_lengths")  # They are not counted again, but where the rows are others.
+    monkeypatch.delattr(tokenization, "_iterate_lengths")  # They are not counted again, but where the rows are others.
     assert text_lengths(rows).tolist() == expected.tolist()
     with pytest.raises(NameError):
         text_lengths(rows.select(range(10, 140)))
