@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.data.masking import Cropper, chances, mask_tokens, single, uniforms, word_continuations, word_starts
+from hf_tlm.data.masking import Cropper, chances, mask_tokens, to_float32, uniforms, word_continuations, word_starts
 from hf_tlm.data.tokenization import check_tokenizer, special_ids
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.options import LENGTH, Range, check_number
@@ -137,9 +137,11 @@ class TlmCollator:
         )
         tensors = {"mlm_labels": layout.table(labels, -100)}
         if self.thinning:
-            tensors["chances"] = layout.table(single(chances(self.seed, draws, layout.positions, starts)), 1, np.float32)
+            tensors["chances"] = layout.table(to_float32(chances(self.seed, draws, layout.positions, starts)), 1, np.float32)
         if self.replacing:
-            tensors["uniforms"] = layout.table(single(uniforms(self.seed, draws, layout.positions, stream=3)), 0, np.float32)
+            tensors["uniforms"] = layout.table(
+                to_float32(uniforms(self.seed, draws, layout.positions, stream=3)), 0, np.float32
+            )
         if self._crop is not None:
             cropped, crop_ids, types = _flatten_texts(self._crop(texts, self.special), self.row_length)
             rows = cropped.rows(crop_ids, types, self.tokenizer.pad_token_id)
@@ -285,7 +287,7 @@ def leading_texts(batch: Mapping[str, torch.Tensor], count: int) -> dict[str, to
     return texts
 
 
-def twice(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def repeat_rows(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a batch, packed or padded, with all its rows repeated after the last one (R-Drop's two passes)."""
     doubled = {name: torch.cat([values, values]) for name, values in batch.items()}
     if "first_tokens" in batch:

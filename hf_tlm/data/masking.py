@@ -56,7 +56,7 @@ def uniforms(seed: int, draws: np.ndarray, positions: np.ndarray, stream: int) -
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
-def single(numbers: np.ndarray) -> np.ndarray:
+def to_float32(numbers: np.ndarray) -> np.ndarray:
     """Convert numbers of `uniforms` to float32 in [0, 1), where rounding alone would make the largest ones 1."""
     return np.minimum(numbers, 1 - 2.0**-24).astype(np.float32)
 

@@ -22,7 +22,7 @@ from xxhash import xxh3_64
 from hf_tlm.errors import InfluenceError
 from hf_tlm.influence.gradients import Capture, Decoded, EmbeddingGradient, MatrixGradient, Tokens, VectorGradient
 from hf_tlm.models import TlmModel
-from hf_tlm.models.base import Tail, encode_masked_positions, layer_stack, places
+from hf_tlm.models.base import Tail, encode_masked_positions, layer_stack, true_indices
 from hf_tlm.models.cpu_kernels import faster_kernels
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
 
@@ -211,7 +211,7 @@ def mlm_loss(
     labels, text = batch["mlm_labels"][masked], masked.nonzero()[:, 0]
     inputs = (batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
     body: Any = model.base_model
-    hidden = model.family.transform(model.mlm_head, encode_masked_positions(body, places(masked), *inputs))
+    hidden = model.family.transform(model.mlm_head, encode_masked_positions(body, true_indices(masked), *inputs))
     wide = torch.promote_types(hidden.dtype, torch.float32)
     weights = (1 / masked.sum(dim=1).to(wide))[text]
     errors = None if vocabulary is None else torch.empty(len(labels), len(vocabulary), dtype=wide, device=hidden.device)

@@ -35,13 +35,13 @@ ADAPTER, ADAPTER_WEIGHTS = "default", "adapter_model.safetensors"
 _NAME = words(200)
 _NAMES = maybe(listed(_NAME, 1000))
 _MODULES = re.compile(r"\w+\\\.\(\?!pooler\\b\)\(\.\*\\\.\)\?\([\w|\\]+\)|[\w.]+|all-linear")
-_READ = {
+_FIELDS = {
     **{"base_model_name_or_path": words(4096), "revision": maybe(_NAME), "task_type": maybe(_NAME), "r": whole(1, 4096)},
     **{"lora_alpha": real(0, 1e6), "bias": one_of("none", "all", "lora_only"), "modules_to_save": _NAMES},
     **{"use_rslora": truth, "use_dora": truth, "fan_in_fan_out": truth},
 }
 # Fields that need not have their default: they concern training, the initial weights or the library itself.
-_OF_TRAINING = ("lora_dropout", "inference_mode", "peft_version", "auto_mapping", "runtime_config", "init_lora_weights")
+_TRAINING_FIELDS = ("lora_dropout", "inference_mode", "peft_version", "auto_mapping", "runtime_config", "init_lora_weights")
 
 
 def add_lora(
@@ -67,7 +67,7 @@ def add_lora(
         ModelError: a name in `lora.lora_target_modules` is not that of a linear layer of the body.
     """
     body = model.base_model_prefix
-    wanted = _targets(body_of(model), lora)
+    wanted = _find_targets(body_of(model), lora)
     head = [name for name, module in model.named_children() if name not in (body, "mlm_head") and list(module.parameters())]
     head += [POOLER] if getattr(model.base_model, POOLER, None) is not None else []
     config = LoraConfig(
@@ -98,10 +98,10 @@ def check_targets(lora: LoraArguments, config: PreTrainedConfig, trust_remote_co
     """Raise a ModelError if a body with this config lacks the layers to adapt; the check needs no weights."""
     if lora.lora_target_modules is not None:
         with torch.device("meta"):
-            _targets(AutoModel.from_config(config, trust_remote_code=trust_remote_code), lora)
+            _find_targets(AutoModel.from_config(config, trust_remote_code=trust_remote_code), lora)
 
 
-def _targets(body: PreTrainedModel, lora: LoraArguments) -> set[str]:
+def _find_targets(body: PreTrainedModel, lora: LoraArguments) -> set[str]:
     """Return the names of the linear layers that get an adapter, without the paths of their parents."""
     linear = {
         name.rpartition(".")[2]
@@ -169,19 +169,25 @@ def read_adapter(folder: str | os.PathLike) -> LoraConfig:
             defaults.
     """
     path = Path(folder) / ADAPTER_FILE
-    plain = LoraConfig()
-    usual = json.loads(json.dumps({entry.name: getattr(plain, entry.name) for entry in fields(plain)}, default=str))
-    others = {name: one_of(value, None) for name, value in usual.items() if name not in (*_READ, *_OF_TRAINING)}
-    others |= {"peft_type": one_of("LORA"), "target_modules": _modules, "init_lora_weights": one_of(True, False, "gaussian")}
+    config = LoraConfig()
+    defaults = json.loads(json.dumps({entry.name: getattr(config, entry.name) for entry in fields(config)}, default=str))
+    others = {name: one_of(value, None) for name, value in defaults.items() if name not in (*_FIELDS, *_TRAINING_FIELDS)}
+    others |= {
+        "peft_type": one_of("LORA"),
+        "target_modules": _check_modules,
+        "init_lora_weights": one_of(True, False, "gaussian"),
+    }
     try:
-        found = read_fields(path, {**others, **_READ}, ModelError, optional={*others, *_READ} - {"base_model_name_or_path"})
+        values = read_fields(
+            path, {**others, **_FIELDS}, ModelError, optional={*others, *_FIELDS} - {"base_model_name_or_path"}
+        )
     except OSError as error:
         raise ModelError(f"Cannot read {path}: {error.strerror}. Give the folder of an adapter.") from error
-    read: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-    return LoraConfig(**{name: value for name, value in read.items() if name in _READ or name == "target_modules"})
+    arguments: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return LoraConfig(**{name: value for name, value in arguments.items() if name in _FIELDS or name == "target_modules"})
 
 
-def _modules(value: Any) -> Any:
+def _check_modules(value: Any) -> Any:
     if isinstance(value, str) and not _MODULES.fullmatch(value):
         raise Unfit("names of layers")
     return _NAME(value) if isinstance(value, str) else _NAMES(value)

@@ -102,7 +102,9 @@ def applied_parameters(model: nn.Module) -> int:
     return count
 
 
-def attended(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, text_ids: torch.Tensor | None) -> torch.Tensor:
+def default_attention_mask(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor | None, text_ids: torch.Tensor | None
+) -> torch.Tensor:
     """Return the attention mask of a batch, int64 [R, S]; default: all tokens, or in packed rows all but padding."""
     if attention_mask is not None:
         return attention_mask
@@ -124,12 +126,12 @@ def packed_attention_mask(
         [R, 1, S, S]: bool, True where a token (third dimension) attends to another; for eager attention 0 instead of True,
         and the smallest number elsewhere. For bodies with layers of local attention, one mask per kind of layer, by name.
     """
-    sees = text_ids[:, None, :, None] == text_ids[:, None, None, :]
-    masks = {"full_attention": sees}
+    same_text = text_ids[:, None, :, None] == text_ids[:, None, None, :]
+    masks = {"full_attention": same_text}
     window = getattr(config, "sliding_window", None)
     if window is not None:
-        place = torch.arange(text_ids.shape[1], device=text_ids.device)
-        masks["sliding_attention"] = sees & ((place[:, None] - place[None, :]).abs() <= window)
+        positions = torch.arange(text_ids.shape[1], device=text_ids.device)
+        masks["sliding_attention"] = same_text & ((positions[:, None] - positions[None, :]).abs() <= window)
     if config._attn_implementation == "eager":
         lowest = torch.finfo(dtype).min
         masks = {
@@ -159,7 +161,7 @@ def encode(
             "position_ids, text_ids and first_tokens say together where the texts of packed rows are (TlmCollator): give "
             "all of them, or none."
         )
-    attention_mask = attended(input_ids, attention_mask, text_ids)
+    attention_mask = default_attention_mask(input_ids, attention_mask, text_ids)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     # A trained WordPiece tokenizer gives the two texts of a pair token types; DistilBERT and ModernBERT use none.
     if token_type_ids is not None and getattr(config, "type_vocab_size", 0) > 1:
@@ -170,14 +172,14 @@ def encode(
     assert position_ids is not None
     inputs["position_ids"] = position_ids + family_of(config).first_position(config)
     if is_flash_attention_requested(config):
-        hidden = _without_padding(body, inputs, text_ids > 0, position_ids)
+        hidden = _encode_without_padding(body, inputs, text_ids > 0, position_ids)
     else:
         mask = packed_attention_mask(text_ids, config, body.dtype)
         hidden = body(**{**inputs, "attention_mask": mask}, return_dict=True).last_hidden_state
     return EncodedTexts(hidden, attention_mask, text_ids, first_tokens)
 
 
-def _without_padding(
+def _encode_without_padding(
     body: PreTrainedModel, inputs: dict[str, torch.Tensor], real: torch.Tensor, position_ids: torch.Tensor
 ) -> torch.Tensor:
     """Return hidden states float [R, S, H], zero at padding, from attention kernels for texts of varying lengths.
@@ -187,10 +189,10 @@ def _without_padding(
     Args:
         inputs: int64 [R, S] each; real: bool [R, S], False at padding; position_ids: int64 [R, S], 0 where a text begins.
     """
-    places = position_ids[real]
-    ends = places.new_tensor([len(places)])
-    cumulative = torch.cat([(places == 0).nonzero().flatten(), ends]).to(torch.int32)
-    longest = int(places.max()) + 1
+    positions = position_ids[real]
+    total = positions.new_tensor([len(positions)])
+    cumulative = torch.cat([(positions == 0).nonzero().flatten(), total]).to(torch.int32)
+    longest = int(positions.max()) + 1
     row = {name: value[real][None] for name, value in inputs.items() if name != "attention_mask"}
     if getattr(body.config, "type_vocab_size", 0) > 0:
         # Without them the body would cut them from a table that is only as long as the longest text.
@@ -232,9 +234,9 @@ class Tail:
         self._first = outputs[0] if len(outputs) == 1 and not is_flash_attention_requested(body.config) else None
         self.modules: set[nn.Module] = set()
         if self._first is not None:
-            within = set(self._first.modules())
-            attention = next(set(m.modules()) for m in layer.modules() if m is not layer and within < set(m.modules()))
-            self.modules = set(layer.modules()) - attention | within
+            after = set(self._first.modules())
+            attention = next(set(m.modules()) for m in layer.modules() if m is not layer and after < set(m.modules()))
+            self.modules = set(layer.modules()) - attention | after
 
     @contextmanager
     def only(self, chosen: torch.Tensor) -> Iterator[None]:
@@ -257,14 +259,14 @@ class Tail:
 
 # Not compiled: M differs from batch to batch, so that it would be compiled again and again.
 @torch.compiler.disable
-def places(chosen: torch.Tensor) -> torch.Tensor:
+def true_indices(chosen: torch.Tensor) -> torch.Tensor:
     """Return the indices at which bool [R, S] is True in the flattened rows, int64 [M], ascending.
 
     Counting them makes the CPU wait for the GPU: this happens once, before a pass, and not wherever the tokens are read.
     """
-    found = chosen.flatten().nonzero().squeeze(1)
-    torch._dynamo.maybe_mark_dynamic(found, 0)  # Else code compiled for the first M is compiled once more.
-    return found
+    indices = chosen.flatten().nonzero().squeeze(1)
+    torch._dynamo.maybe_mark_dynamic(indices, 0)  # Else code compiled for the first M is compiled once more.
+    return indices
 
 
 def encode_masked_positions(
@@ -275,20 +277,20 @@ def encode_masked_positions(
 ) -> torch.Tensor:
     """Return the hidden states of the M chosen tokens, float [M, H], for a loss that reads no others.
 
-    `chosen` are the indices that `places` returns, int64 [M]. The states are those of `encode` with the same arguments.
-    Where the body allows it, its `Tail` is computed for the chosen tokens alone.
+    `chosen` are the indices that `true_indices` returns, int64 [M]. The states are those of `encode` with the same
+    arguments. Where the body allows it, its `Tail` is computed for the chosen tokens alone.
     """
     # Compiled code must not depend on M. Gradient checkpointing would recompute the layer in the backward pass with all
     # tokens. BERT's pooler needs a first token, whichever it is.
-    whole = torch.compiler.is_compiling() or (body.training and body.is_activation_checkpointing) or not len(chosen)
-    if not whole and (tail := Tail(body)).modules:
+    all_tokens = torch.compiler.is_compiling() or (body.training and body.is_activation_checkpointing) or not len(chosen)
+    if not all_tokens and (tail := Tail(body)).modules:
         with tail.only(chosen):
             return encode(body, input_ids, *inputs).hidden[0]
-    return _choose(encode(body, input_ids, *inputs).hidden, chosen)
+    return _select_tokens(encode(body, input_ids, *inputs).hidden, chosen)
 
 
 @torch.compiler.disable
-def _choose(hidden: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def _select_tokens(hidden: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     return hidden.flatten(0, 1)[chosen]
 
 
@@ -306,7 +308,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike
 
 
 @contextmanager
-def refusals_of(config: PreTrainedConfig) -> Iterator[None]:
+def building(config: PreTrainedConfig) -> Iterator[None]:
     """Raise a ModelError in place of errors that transformers raises within the block for a config it cannot build.
 
     It refuses an attention implementation that is not available, for instance.

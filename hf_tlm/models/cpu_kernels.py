@@ -47,9 +47,9 @@ ATTENTION = "hf_tlm_sdpa"
 # Longest row of full attention by plain products, whose memory is quadratic in the length.
 LONGEST_PLAIN = 1024
 # Minimum ratio of a row's length to the keys of a block: in shorter rows a few large products are as fast as blocks.
-BLOCKS_PAY = 3
+MIN_BLOCK_RATIO = 3
 # Elements that are rotated at a time: 1 MiB of float32, which stay in a processor's cache.
-ROTATED = 1 << 18
+ROTATED_ELEMENTS = 1 << 18
 
 
 class OneDnnLinear(TorchFunctionMode):
@@ -60,7 +60,7 @@ class OneDnnLinear(TorchFunctionMode):
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is F.linear and not kwargs and _suits(*args):
+        if func is F.linear and not kwargs and _can_use_onednn(*args):
             differentiated = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in args)
             return _Linear.apply(*args) if differentiated else _product(*args)
         return func(*args, **(kwargs or {}))
@@ -76,28 +76,28 @@ class _Linear(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient):
         inputs, weight = ctx.saved_tensors
-        of_inputs, of_weight, of_bias = (*ctx.needs_input_grad, False)[:3]
+        needs_inputs, needs_weight, needs_bias = (*ctx.needs_input_grad, False)[:3]
         rows = gradient.flatten(0, -2)
-        found = [
-            _product(gradient, weight.t()) if of_inputs else None,
-            _product(rows.t(), inputs.flatten(0, -2).t()) if of_weight else None,
-            rows.sum(dim=0) if of_bias else None,
+        gradients = [
+            _product(gradient, weight.t()) if needs_inputs else None,
+            _product(rows.t(), inputs.flatten(0, -2).t()) if needs_weight else None,
+            rows.sum(dim=0) if needs_bias else None,
         ]
-        return tuple(found[: len(ctx.needs_input_grad)])
+        return tuple(gradients[: len(ctx.needs_input_grad)])
 
 
 def _product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
 
 
-def _suits(*tensors: torch.Tensor | None) -> bool:
-    given = [tensor for tensor in tensors if tensor is not None]
+def _can_use_onednn(*tensors: torch.Tensor | None) -> bool:
+    present = [tensor for tensor in tensors if tensor is not None]
     return (
         is_faster()
         and bool(torch.backends.mkldnn.enabled)
-        and all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in given)
-        and given[0].dim() > 1
-        and given[0].numel() > 0
+        and all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in present)
+        and present[0].dim() > 1
+        and present[0].numel() > 0
         and not torch.is_autocast_enabled("cpu")
     )
 
@@ -137,12 +137,12 @@ def _without_cudnn_attention() -> Iterator[None]:
     """
     flags = torch.backends.cuda
     others = flags.flash_sdp_enabled() or flags.mem_efficient_sdp_enabled() or flags.math_sdp_enabled()
-    before = flags.cudnn_sdp_enabled()
-    flags.enable_cudnn_sdp(before and not others)
+    was_enabled = flags.cudnn_sdp_enabled()
+    flags.enable_cudnn_sdp(was_enabled and not others)
     try:
         yield
     finally:
-        flags.enable_cudnn_sdp(before)
+        flags.enable_cudnn_sdp(was_enabled)
 
 
 def dropout_noise(like: torch.Tensor, p: float) -> torch.Tensor:
@@ -158,7 +158,7 @@ def dropout_noise(like: torch.Tensor, p: float) -> torch.Tensor:
     return kept.view(like.shape).to(like.dtype).mul_(2**16 / count)
 
 
-def is_drawn_here(tensor: torch.Tensor, p: float) -> bool:
+def uses_dropout_noise(tensor: torch.Tensor, p: float) -> bool:
     """Return whether dropout of probability p on a tensor uses `dropout_noise`."""
     return 0.0 < p < 1.0 and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
@@ -167,7 +167,7 @@ class Dropout(nn.Dropout):
     """`nn.Dropout` that draws its noise by `dropout_noise` on a CPU."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self.training and is_drawn_here(hidden, self.p):
+        if self.training and uses_dropout_noise(hidden, self.p):
             return hidden * dropout_noise(hidden, self.p)
         return super().forward(hidden)
 
@@ -203,7 +203,7 @@ def _blocks(length: int, window: int | None) -> Iterator[tuple[slice, slice]]:
         yield slice(start, stop), slice(max(0, start - window), min(length, stop + window))
 
 
-class _Attend(torch.autograd.Function):
+class _Attention(torch.autograd.Function):
     """softmax(scaling x query @ key^T + mask) @ value with dropout; backward reads the saved weights and their noise."""
 
     @staticmethod
@@ -211,67 +211,67 @@ class _Attend(torch.autograd.Function):
         texts, heads, length, _ = query.shape
         query, key, value = (each.flatten(0, 1) for each in (query * scaling, key, value))
         output = query.new_empty(texts, length, heads, value.shape[-1])
-        kept: list[torch.Tensor] = []
-        says_what_is_seen = mask is not None and mask.dtype == torch.bool
+        saved: list[torch.Tensor] = []
+        mask_is_bool = mask is not None and mask.dtype == torch.bool
         for rows, near in _blocks(length, window):
             weights = torch.bmm(query[:, rows], key[:, near].transpose(1, 2))
             scores = weights.unflatten(0, (texts, heads))
-            if says_what_is_seen:
+            if mask_is_bool:
                 hidden = ~mask[..., rows, near]
                 # Not -inf: a row that sees nothing would be NaN.
                 scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
             elif mask is not None:
                 scores.add_(mask[..., rows, near])
             torch.ops.aten._softmax.out(weights, -1, False, out=weights)
-            kept.append(weights)
+            saved.append(weights)
             if dropout:
-                kept.append(dropout_noise(weights, dropout))
-                weights = weights * kept[-1]
-            found = torch.bmm(weights, value[:, near]).unflatten(0, (texts, heads))
-            if says_what_is_seen:
-                kept.append(hidden.view(torch.uint8).amin(-1, keepdim=True) == 1)  # `all` takes several times as long.
-                found.masked_fill_(kept[-1], 0)
-            output[:, rows] = found.transpose(1, 2)
-        ctx.save_for_backward(query, key, value, *kept)
+                saved.append(dropout_noise(weights, dropout))
+                weights = weights * saved[-1]
+            block_output = torch.bmm(weights, value[:, near]).unflatten(0, (texts, heads))
+            if mask_is_bool:
+                saved.append(hidden.view(torch.uint8).amin(-1, keepdim=True) == 1)  # `all` takes several times as long.
+                block_output.masked_fill_(saved[-1], 0)
+            output[:, rows] = block_output.transpose(1, 2)
+        ctx.save_for_backward(query, key, value, *saved)
         ctx.heads, ctx.scaling, ctx.dropout, ctx.window = heads, scaling, dropout, window
-        ctx.says_what_is_seen = says_what_is_seen
-        ctx.of_mask = mask.shape if mask is not None and ctx.needs_input_grad[3] else None
+        ctx.mask_is_bool = mask_is_bool
+        ctx.mask_shape = mask.shape if mask is not None and ctx.needs_input_grad[3] else None
         return output
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient):
-        query, key, value, *kept = ctx.saved_tensors
+        query, key, value, *saved = ctx.saved_tensors
         length = query.shape[1]
         gradient = gradient.transpose(1, 2).flatten(0, 1)
         blocks = list(_blocks(length, ctx.window))
-        of_query, of_mask = torch.empty_like(query), None
+        grad_query, grad_mask = torch.empty_like(query), None
         if len(blocks) > 1:  # A key is near rows of two blocks, whose gradients are summed with one rounding.
-            of_key, of_value = torch.zeros_like(key), torch.zeros_like(value)
-        remaining = iter(kept)
+            grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
+        remaining = iter(saved)
         for rows, near in blocks:
             weights = next(remaining)
             noise = next(remaining) if ctx.dropout else None
-            upper = gradient[:, rows]
-            if ctx.says_what_is_seen:
-                upper = upper.unflatten(0, (-1, ctx.heads)).masked_fill(next(remaining), 0).flatten(0, 1)
+            grad_block = gradient[:, rows]
+            if ctx.mask_is_bool:
+                grad_block = grad_block.unflatten(0, (-1, ctx.heads)).masked_fill(next(remaining), 0).flatten(0, 1)
             used = weights if noise is None else weights * noise
-            of_value_here = torch.bmm(used.transpose(1, 2), upper)
-            slopes = torch.bmm(upper, value[:, near].transpose(1, 2))
+            block_grad_value = torch.bmm(used.transpose(1, 2), grad_block)
+            grad_scores = torch.bmm(grad_block, value[:, near].transpose(1, 2))
             if noise is not None:
-                slopes *= noise
-            torch.ops.aten._softmax_backward_data.out(slopes, weights, -1, weights.dtype, grad_input=slopes)
-            if ctx.of_mask is not None:
-                of_mask = slopes.unflatten(0, (-1, ctx.heads)).sum_to_size(ctx.of_mask)
-            of_query[:, rows] = torch.bmm(slopes, key[:, near])
-            of_key_here = torch.bmm(slopes.transpose(1, 2), query[:, rows])
+                grad_scores *= noise
+            torch.ops.aten._softmax_backward_data.out(grad_scores, weights, -1, weights.dtype, grad_input=grad_scores)
+            if ctx.mask_shape is not None:
+                grad_mask = grad_scores.unflatten(0, (-1, ctx.heads)).sum_to_size(ctx.mask_shape)
+            grad_query[:, rows] = torch.bmm(grad_scores, key[:, near])
+            block_grad_key = torch.bmm(grad_scores.transpose(1, 2), query[:, rows])
             if len(blocks) == 1:
-                of_key, of_value = of_key_here, of_value_here
+                grad_key, grad_value = block_grad_key, block_grad_value
             else:
-                of_key[:, near] += of_key_here
-                of_value[:, near] += of_value_here
-        found = (of_query.mul_(ctx.scaling), of_key, of_value)
-        return *(each.unflatten(0, (-1, ctx.heads)) for each in found), of_mask, None, None, None
+                grad_key[:, near] += block_grad_key
+                grad_value[:, near] += block_grad_value
+        gradients = (grad_query.mul_(ctx.scaling), grad_key, grad_value)
+        return *(each.unflatten(0, (-1, ctx.heads)) for each in gradients), grad_mask, None, None, None
 
 
 def _window(module: nn.Module, mask: torch.Tensor | None, length: int, sliding_window: int | None) -> int | None:
@@ -281,17 +281,17 @@ def _window(module: nn.Module, mask: torch.Tensor | None, length: int, sliding_w
     # The window of masks, transformers' and ours; the one that attention gets as an argument is larger by one.
     config: Any = module.config
     window = config.sliding_window
-    return window if 0 < BLOCKS_PAY * 4 * window <= length else None
+    return window if 0 < MIN_BLOCK_RATIO * 4 * window <= length else None
 
 
-def _here(tensor: torch.Tensor) -> bool:
+def _uses_cpu_kernels(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _by_products(module: nn.Module, query: torch.Tensor, dropout: float, window: int | None) -> bool:
-    if module.is_causal or not _here(query):
+def _uses_plain_products(module: nn.Module, query: torch.Tensor, dropout: float, window: int | None) -> bool:
+    if module.is_causal or not _uses_cpu_kernels(query):
         return False
-    if window is not None or is_drawn_here(query, dropout):
+    if window is not None or uses_dropout_noise(query, dropout):
         return True
     return module.training and query.requires_grad and query.shape[-2] <= LONGEST_PLAIN
 
@@ -319,12 +319,12 @@ def attention(
         (float [R, S, heads, D], None)
     """
     window = _window(module, attention_mask, query.shape[2], sliding_window)
-    if not _by_products(module, query, dropout, window):
+    if not _uses_plain_products(module, query, dropout, window):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value))
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return _Attend.apply(query, key, value, attention_mask, scaling, dropout, window), None
+    return _Attention.apply(query, key, value, attention_mask, scaling, dropout, window), None
 
 
 AttentionInterface.register(ATTENTION, attention)
@@ -337,55 +337,55 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, joint, cosines, sines, heads):
         texts, length, width = joint.shape
-        parts = joint.view(texts, length, 3, heads, width // 3 // heads).permute(2, 0, 3, 1, 4)
-        turned = torch.empty(parts.shape, dtype=joint.dtype)
-        wide = torch.promote_types(joint.dtype, torch.float32)
-        cosines, sines = cosines[:, None].to(wide), sines[:, None].to(wide)
+        states = joint.view(texts, length, 3, heads, width // 3 // heads).permute(2, 0, 3, 1, 4)
+        rotated = torch.empty(states.shape, dtype=joint.dtype)
+        dtype = torch.promote_types(joint.dtype, torch.float32)
+        cosines, sines = cosines[:, None].to(dtype), sines[:, None].to(dtype)
         ctx.save_for_backward(cosines, sines)
-        _turn(parts, cosines, sines, turned)
-        return turned.unbind()
+        _rotate_into(states, cosines, sines, rotated)
+        return rotated.unbind()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
         cosines, sines = ctx.saved_tensors
         texts, heads, length, size = gradients[0].shape
-        of_joint = torch.empty(texts, length, 3, heads, size, dtype=gradients[0].dtype)
-        _turn(gradients, cosines, -sines, of_joint.permute(2, 0, 3, 1, 4))
-        return of_joint.view(texts, length, -1), None, None, None
+        grad_joint = torch.empty(texts, length, 3, heads, size, dtype=gradients[0].dtype)
+        _rotate_into(gradients, cosines, -sines, grad_joint.permute(2, 0, 3, 1, 4))
+        return grad_joint.view(texts, length, -1), None, None, None
 
 
-def _turn(parts: Any, cosines: torch.Tensor, sines: torch.Tensor, turned: torch.Tensor) -> None:
-    """Write (query, key, value), float [R, heads, S, D] each, to `turned` [3, R, heads, S, D], the first two rotated.
+def _rotate_into(states: Any, cosines: torch.Tensor, sines: torch.Tensor, rotated: torch.Tensor) -> None:
+    """Write (query, key, value), float [R, heads, S, D] each, to `rotated` [3, R, heads, S, D], the first two rotated.
 
     They are rotated in float32 or wider, as in transformers, a few texts at a time.
 
     Args:
         cosines, sines: float32 or wider [R or 1, 1, S, D], whose two halves along D are equal.
     """
-    texts, heads, length, size = parts[0].shape
-    half, step = size // 2, max(1, ROTATED // (heads * length * size))
-    numbers, found = torch.empty(2, min(step, texts), heads, length, size, dtype=cosines.dtype).unbind()
+    texts, heads, length, size = states[0].shape
+    half, step = size // 2, max(1, ROTATED_ELEMENTS // (heads * length * size))
+    input_buffer, output_buffer = torch.empty(2, min(step, texts), heads, length, size, dtype=cosines.dtype).unbind()
     for start in range(0, texts, step):
-        some = slice(start, start + step)
-        cosine, sine = (each[some] if len(each) > 1 else each for each in (cosines, sines))
-        for source, target in zip(parts[:2], turned[:2], strict=True):
-            here = source[some]
-            given, result = numbers[: len(here)].copy_(here), found[: len(here)]
-            torch.mul(given, cosine, out=result)
+        block = slice(start, start + step)
+        cosine, sine = (each[block] if len(each) > 1 else each for each in (cosines, sines))
+        for source, target in zip(states[:2], rotated[:2], strict=True):
+            chunk = source[block]
+            inputs, result = input_buffer[: len(chunk)].copy_(chunk), output_buffer[: len(chunk)]
+            torch.mul(inputs, cosine, out=result)
             # Products are rounded before they are added, as transformers' are.
-            given *= sine
-            result[..., :half] -= given[..., half:]
-            result[..., half:] += given[..., :half]
-            target[some] = result
-    turned[2].copy_(parts[2])
+            inputs *= sine
+            result[..., :half] -= inputs[..., half:]
+            result[..., half:] += inputs[..., :half]
+            target[block] = result
+    rotated[2].copy_(states[2])
 
 
 class RotaryAttention(ModernBertAttention):
     """ModernBERT's attention with rotary positions applied in one pass on a CPU."""
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
-        if not (_here(hidden_states) and self.config._attn_implementation == ATTENTION):
+        if not (_uses_cpu_kernels(hidden_states) and self.config._attn_implementation == ATTENTION):
             return super().forward(hidden_states, position_embeddings, attention_mask, **kwargs)
         joint = self.Wqkv(hidden_states)
         query, key, value = _Rotate.apply(joint, *position_embeddings, joint.shape[-1] // 3 // self.head_dim)
@@ -404,12 +404,12 @@ class RotaryAttention(ModernBertAttention):
 
 def use_cpu_kernels(model: PreTrainedModel) -> None:
     """Replace the dropout of a model by `Dropout` and, if it uses `sdpa`, its attention by `attention`, in place."""
-    by_sdpa = model.config._attn_implementation in ("sdpa", ATTENTION)  # ATTENTION: another model has this config.
+    uses_sdpa = model.config._attn_implementation in ("sdpa", ATTENTION)  # ATTENTION: another model has this config.
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Dropout:
                 setattr(parent, name, Dropout(child.p))
-            elif type(child) is ModernBertAttention and by_sdpa:
+            elif type(child) is ModernBertAttention and uses_sdpa:
                 child.__class__ = RotaryAttention  # Its weights and hooks stay.
-    if by_sdpa:
+    if uses_sdpa:
         model.config._attn_implementation = ATTENTION

@@ -36,7 +36,7 @@ from hf_tlm.utils.json_files import one_of, read_fields, real, truth
 from hf_tlm.utils.options import check_given, named
 
 # The fields of corruption.json: arguments of `GeneratorDiscriminator`.
-_FIELDS = {
+_CORRUPTION_FIELDS = {
     **{"heads": one_of("rtd", "rtd_linear", "clm"), "temperature": real(0, 1e6), "apart": truth, "frozen": truth},
     "share_embedding_norm": truth,
     **{"replacements": one_of("sampled", "random"), "scl_projection": one_of("none", "mlp")},
@@ -76,18 +76,20 @@ def export_stock(
     check_given(ModelError, tokenizer=(tokenizer, PreTrainedTokenizerBase))
     output_dir = Path(output_dir)
     composite = model if isinstance(model, GeneratorDiscriminator) else None
-    parts = _tlm_parts(model, classifier) if composite is None else _composite_parts(composite, classifier)
+    exports = _build_tlm_exports(model, classifier) if composite is None else _build_composite_exports(composite, classifier)
     with atomic_directory(output_dir) as folder:
-        for number, (name, stock) in enumerate(parts):
-            path = folder / name if number else folder
+        for index, (name, stock) in enumerate(exports):
+            path = folder / name if index else folder
             stock.save_pretrained(path)
             save_tokenizer(tokenizer, path, stock.config.model_type)
             if composite is not None and name == DISCRIMINATOR and not hasattr(stock, "discriminator_predictions"):
-                heads, file = _heads(composite)
+                heads, file = _get_heads(composite)
                 # Tied weights are views of one tensor: each gets a copy.
-                save_file({key: value.clone() for key, value in _state(heads).items()}, path / file)
+                save_file({key: value.clone() for key, value in _cpu_state(heads).items()}, path / file)
         if composite is not None:
-            (folder / CORRUPTION_FILE).write_text(json.dumps(_corruption(composite), indent=2) + "\n", encoding="utf-8")
+            (folder / CORRUPTION_FILE).write_text(
+                json.dumps(_corruption_arguments(composite), indent=2) + "\n", encoding="utf-8"
+            )
         for name, content in (files or {}).items():
             (folder / name).write_text(content, encoding="utf-8")
     return output_dir
@@ -131,7 +133,7 @@ def load_exported(
     if not (folder / GENERATOR / "config.json").is_file():
         return TlmModel.from_checkpoint(str(folder), id2label=id2label, attn_implementation=attn_implementation)
     try:
-        corruption = read_fields(folder / CORRUPTION_FILE, _FIELDS, ModelError, optional=_FIELDS)
+        corruption = read_fields(folder / CORRUPTION_FILE, _CORRUPTION_FIELDS, ModelError, optional=_CORRUPTION_FIELDS)
     except OSError as error:
         raise ModelError(
             f"Cannot read {folder / CORRUPTION_FILE}, which says how texts are corrupted: {error.strerror}. Load a folder "
@@ -142,7 +144,7 @@ def load_exported(
     )
 
 
-def _corruption(model: GeneratorDiscriminator) -> dict[str, Any]:
+def _corruption_arguments(model: GeneratorDiscriminator) -> dict[str, Any]:
     """Return the arguments of `GeneratorDiscriminator` that `model` was built with, for corruption.json."""
     return {
         "heads": "clm" if model.rtd_head is None else "rtd" if model.rtd_head.dense is not None else "rtd_linear",
@@ -155,11 +157,11 @@ def _corruption(model: GeneratorDiscriminator) -> dict[str, Any]:
     }
 
 
-def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _cpu_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
 
 
-def _heads(model: GeneratorDiscriminator) -> tuple[torch.nn.Module, str]:
+def _get_heads(model: GeneratorDiscriminator) -> tuple[torch.nn.Module, str]:
     """Return the heads of the main model that no stock class has, and the name of their file."""
     if model.rtd_head is not None:
         return model.rtd_head, RTD_HEAD_FILE
@@ -167,7 +169,7 @@ def _heads(model: GeneratorDiscriminator) -> tuple[torch.nn.Module, str]:
     return model.clm_heads, CLM_HEADS_FILE
 
 
-def _stock(
+def _build_stock(
     auto_class: type[_BaseAutoModelClass], config: PreTrainedConfig, state: dict[str, torch.Tensor], dtype: torch.dtype
 ) -> PreTrainedModel:
     stock = auto_class.from_config(config)
@@ -176,24 +178,24 @@ def _stock(
     return stock.to(dtype)
 
 
-def _tlm_parts(model: TrainedModel, classifier: bool) -> Iterator[tuple[str, PreTrainedModel]]:
-    state = _state(model)
+def _build_tlm_exports(model: TrainedModel, classifier: bool) -> Iterator[tuple[str, PreTrainedModel]]:
+    state = _cpu_state(model)
     if classifier:
-        yield "classifier", _stock(AutoModelForSequenceClassification, model.config, state, model.dtype)
+        yield "classifier", _build_stock(AutoModelForSequenceClassification, model.config, state, model.dtype)
     lm_state = {name.removeprefix("mlm_head."): tensor for name, tensor in state.items()}
-    yield MLM_SUBFOLDER, _stock(AutoModelForMaskedLM, model.config, lm_state, model.dtype)
+    yield MLM_SUBFOLDER, _build_stock(AutoModelForMaskedLM, model.config, lm_state, model.dtype)
 
 
-def _composite_parts(model: GeneratorDiscriminator, classifier: bool) -> Iterator[tuple[str, PreTrainedModel]]:
-    config, state = model.main.config, _state(model.main)
+def _build_composite_exports(model: GeneratorDiscriminator, classifier: bool) -> Iterator[tuple[str, PreTrainedModel]]:
+    config, state = model.main.config, _cpu_state(model.main)
     if classifier:
-        yield "classifier", _stock(AutoModelForSequenceClassification, config, state, model.dtype)
+        yield "classifier", _build_stock(AutoModelForSequenceClassification, config, state, model.dtype)
     if model.clm_heads is not None and config.model_type == "cocolm":
-        yield MLM_SUBFOLDER, _stock(AutoModelForMaskedLM, config, state | _state(model.clm_heads), model.dtype)
+        yield MLM_SUBFOLDER, _build_stock(AutoModelForMaskedLM, config, state | _cpu_state(model.clm_heads), model.dtype)
     elif model.rtd_head is not None and model.rtd_head.dense is not None and config.model_type == "electra":
-        state |= {f"discriminator_predictions.{name}": tensor for name, tensor in _state(model.rtd_head).items()}
-        yield DISCRIMINATOR, _stock(AutoModelForPreTraining, config, state, model.dtype)
+        state |= {f"discriminator_predictions.{name}": tensor for name, tensor in _cpu_state(model.rtd_head).items()}
+        yield DISCRIMINATOR, _build_stock(AutoModelForPreTraining, config, state, model.dtype)
     else:
         yield DISCRIMINATOR, body_of(model.main)
-    auxiliary = {name.removeprefix("mlm_head."): tensor for name, tensor in _state(model.auxiliary).items()}
-    yield GENERATOR, _stock(AutoModelForMaskedLM, model.auxiliary.config, auxiliary, model.dtype)
+    auxiliary = {name.removeprefix("mlm_head."): tensor for name, tensor in _cpu_state(model.auxiliary).items()}
+    yield GENERATOR, _build_stock(AutoModelForMaskedLM, model.auxiliary.config, auxiliary, model.dtype)

@@ -21,14 +21,14 @@ from hf_tlm.errors import ModelError
 from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models.base import (
     TrainedModel,
-    attended,
     body_of,
+    building,
+    default_attention_mask,
     embedding_weight,
     encode,
     encode_masked_positions,
     layer_classes,
-    places,
-    refusals_of,
+    true_indices,
 )
 from hf_tlm.models.cpu_kernels import use_cpu_kernels
 from hf_tlm.models.families import EncodedTexts, family_of
@@ -45,7 +45,7 @@ from hf_tlm.models.generator_discriminator_parts import (
     sample_tokens,
     shared_parameters,
 )
-from hf_tlm.models.loading import classes_of, hub_options, load_classifier, reading, without_reports
+from hf_tlm.models.loading import hub_options, load_classifier, parse_id2label, reading, without_reports
 from hf_tlm.models.tlm import renew_classifier
 from hf_tlm.utils.options import named
 
@@ -55,7 +55,7 @@ TEMPERATURE = 0.8
 
 
 @contextmanager
-def _apart(device: torch.device) -> Iterator[None]:
+def _without_side_effects(device: torch.device) -> Iterator[None]:
     """Run the block without gradients, and restore the state of the random number generators after it."""
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
@@ -135,13 +135,13 @@ class GeneratorDiscriminator(TrainedModel):
         super().__init__(main.config)
         if not 0 <= temperature < math.inf:
             raise ModelError(f"temperature must be a number, 0 or more; received {temperature}.")
-        for name, value, known in (
+        for name, value, allowed in (
             ("heads", heads, ("rtd", "rtd_linear", "clm")),
             ("replacements", replacements, ("sampled", "random")),
             ("scl_projection", scl_projection, ("none", "mlp")),
         ):
-            if value not in known:
-                raise ModelError(f"{name} must be {' or '.join(known)}; received {value!r}.")
+            if value not in allowed:
+                raise ModelError(f"{name} must be {' or '.join(allowed)}; received {value!r}.")
         _check_embeddings(main, auxiliary, corrects=heads == "clm", frozen=frozen)
         self.main, self.auxiliary = main, Generator(auxiliary, frozen)
         self.rtd_head = self.clm_heads = None
@@ -191,7 +191,7 @@ class GeneratorDiscriminator(TrainedModel):
             ModelError: a `model_type` is not a supported encoder; see also the class.
         """
         family_of(config)
-        with refusals_of(config):
+        with building(config):
             main = AutoModelForSequenceClassification.from_config(config)
             if isinstance(generator_config, (str, os.PathLike)):
                 auxiliary = load_auxiliary(os.fspath(generator_config))
@@ -232,7 +232,7 @@ class GeneratorDiscriminator(TrainedModel):
         """
         name = named("model_name_or_path", model_name_or_path, ModelError, needed=True)
         auxiliary_name = named("auxiliary_name_or_path", auxiliary_name_or_path, ModelError)
-        id2label = classes_of(id2label)
+        id2label = parse_id2label(id2label)
         folder = checkpoint_folder(name, revision, trust_remote_code=trust_remote_code)
         hub = hub_options(revision, trust_remote_code, attn_implementation)
         corrects = options.get("heads") == "clm"
@@ -293,24 +293,24 @@ class GeneratorDiscriminator(TrainedModel):
             crops: another view of the same texts, which the main model reads too: the first six arguments with the prefix
                 `crop_` (`crop_input_ids`, `crop_attention_mask`, ...); their rows have a shape of their own.
         """
-        mask = attended(input_ids, attention_mask, text_ids)
+        mask = default_attention_mask(input_ids, attention_mask, text_ids)
         inputs = (mask, token_type_ids, position_ids, text_ids, first_tokens)
         output = CorruptionOutput()
         if mlm_labels is None:
             return self._predict(output, encode(body_of(self.main), input_ids, *inputs), None, labels)
-        masked, real = places(mlm_labels != -100), places(mask.bool())
-        apart = self.apart and self.auxiliary.training
-        with self.auxiliary.without_dropout() if apart else nullcontext():
+        masked, real = true_indices(mlm_labels != -100), true_indices(mask.bool())
+        samples_apart = self.apart and self.auxiliary.training
+        with self.auxiliary.without_dropout() if samples_apart else nullcontext():
             hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *inputs)
-            output, read = self._corrupt(hidden, masked, real, input_ids, mlm_labels, uniforms)
-        if apart:
+            output, corrupted = self._corrupt(hidden, masked, real, input_ids, mlm_labels, uniforms)
+        if samples_apart:
             hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *inputs)
             output.mlm_loss = self._mlm_loss(hidden, masked, mlm_labels)
-        texts, cropped = encode(body_of(self.main), read, *inputs), None
+        texts, cropped = encode(body_of(self.main), corrupted, *inputs), None
         if crops:
-            with nullcontext() if self.second_view_learns else _apart(input_ids.device):
+            with nullcontext() if self.second_view_learns else _without_side_effects(input_ids.device):
                 cropped = encode(body_of(self.main), **{name.removeprefix("crop_"): rows for name, rows in crops.items()})
-        return self._predict(output, texts, cropped, labels, real, read, mlm_labels)
+        return self._predict(output, texts, cropped, labels, real, corrupted, mlm_labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable
@@ -334,18 +334,18 @@ class GeneratorDiscriminator(TrainedModel):
             uniforms = torch.rand(originals.shape, generator=self.generator, device=originals.device)
         else:
             uniforms = uniforms.flatten()[masked]
-        drawn, guesses = torch.empty_like(originals), torch.zeros_like(originals, dtype=torch.bool)
+        sampled, guesses = torch.empty_like(originals), torch.zeros_like(originals, dtype=torch.bool)
 
-        def draw(rows: slice, logits: torch.Tensor) -> None:
+        def sample(rows: slice, logits: torch.Tensor) -> None:
             if self.replacements == "random":
-                drawn[rows] = (uniforms[rows] * logits.shape[1]).long()
+                sampled[rows] = (uniforms[rows] * logits.shape[1]).long()
             else:
-                drawn[rows] = sample_tokens(logits, uniforms[rows], self.temperature)
+                sampled[rows] = sample_tokens(logits, uniforms[rows], self.temperature)
             guesses[rows] = logits.argmax(dim=-1) == originals[rows]
 
-        loss = self.auxiliary.mlm_head(hidden, originals, self.max_logits, visit=draw)
-        corrupted = input_ids.flatten().scatter(0, masked, drawn)
-        replaced = torch.zeros_like(corrupted, dtype=torch.bool).scatter(0, masked, drawn != originals)
+        loss = self.auxiliary.mlm_head(hidden, originals, self.max_logits, visit=sample)
+        corrupted = input_ids.flatten().scatter(0, masked, sampled)
+        replaced = torch.zeros_like(corrupted, dtype=torch.bool).scatter(0, masked, sampled != originals)
         output = CorruptionOutput(mlm_loss=loss, replaced=replaced[real], guesses=guesses.sum())
         return output, corrupted.view_as(input_ids)
 
@@ -361,12 +361,12 @@ class GeneratorDiscriminator(TrainedModel):
         cropped: EncodedTexts | None,
         labels: torch.Tensor | None,
         real: torch.Tensor | None = None,
-        read: torch.Tensor | None = None,
+        corrupted: torch.Tensor | None = None,
         mlm_labels: torch.Tensor | None = None,
     ) -> CorruptionOutput:
         """Add the main model's part to the output; real: int64 [T], read, mlm_labels: [R, S], None if not corrupted."""
-        if mlm_labels is not None and read is not None:
-            hidden, ids, originals = (rows.flatten(0, 1)[real] for rows in (texts.hidden, read, mlm_labels))
+        if mlm_labels is not None and corrupted is not None:
+            hidden, ids, originals = (rows.flatten(0, 1)[real] for rows in (texts.hidden, corrupted, mlm_labels))
             if self.rtd_head is not None:
                 output.rtd_logits = self.rtd_head(hidden)
             if self.clm_heads is not None:

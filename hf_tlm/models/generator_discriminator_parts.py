@@ -72,14 +72,14 @@ def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: flo
         # Sums of floats depend on their order, which varies on a GPU, so that torch refuses them; sums of integers do not.
         cumulative = (weights.double() * 2**40).long().cumsum(dim=-1)
         total = cumulative[:, -1:]
-        below = torch.minimum((uniforms[:, None].double() * total).long(), total - 1)
+        targets = torch.minimum((uniforms[:, None].double() * total).long(), total - 1)
     else:
         cumulative = weights.cumsum(dim=-1)
         total = cumulative[:, -1:]
-        below = uniforms[:, None].to(cumulative.dtype) * total
-        below = torch.minimum(below, torch.nextafter(total, torch.zeros_like(total)))
-    drawn = torch.searchsorted(cumulative, below.contiguous(), right=True).squeeze(-1)
-    return drawn.clamp_(max=logits.shape[-1] - 1)
+        targets = uniforms[:, None].to(cumulative.dtype) * total
+        targets = torch.minimum(targets, torch.nextafter(total, torch.zeros_like(total)))
+    sampled = torch.searchsorted(cumulative, targets.contiguous(), right=True).squeeze(-1)
+    return sampled.clamp_(max=logits.shape[-1] - 1)
 
 
 def generator_config(config: PreTrainedConfig, size: float = 0.25, layers: int | None = None) -> PreTrainedConfig:
@@ -113,7 +113,7 @@ def generator_config(config: PreTrainedConfig, size: float = 0.25, layers: int |
     if config.model_type == "cocolm":
         generator.copy_head, generator.lm_transform = False, True
         if size < 1:
-            generator = _electra(config)
+            generator = _electra_config(config)
     # The width can differ from that of the shared embeddings only if there is a projection between them.
     if size < 1 and not hasattr(generator, "embedding_size"):
         raise ModelError(
@@ -136,7 +136,7 @@ def generator_config(config: PreTrainedConfig, size: float = 0.25, layers: int |
     return generator
 
 
-def _electra(config: PreTrainedConfig) -> ElectraConfig:
+def _electra_config(config: PreTrainedConfig) -> ElectraConfig:
     """Return an ELECTRA config with the values of a COCO-LM config, and embeddings as wide as its body."""
     names = set(ElectraConfig().to_dict()) - {"model_type", "transformers_version", "architectures", "auto_map"}
     values = {name: value for name, value in config.to_dict().items() if name in names}
@@ -182,7 +182,7 @@ class Generator(nn.Module):
             self.train()
 
 
-def _token_embeddings(body: PreTrainedModel) -> str:
+def _token_embeddings_name(body: PreTrainedModel) -> str:
     """Return the name of the module that holds the token embeddings of a body."""
     return next(name for name, module in body.named_modules() if module is body.get_input_embeddings())
 
@@ -199,35 +199,41 @@ def shared_parameters(main: PreTrainedModel, generator: PreTrainedModel, frozen:
         ModelError: `norm` is set, and the generator is frozen, or the two have no such LayerNorm of the same name and width.
     """
     body, source_body = f"{generator.base_model_prefix}.", f"main.{main.base_model_prefix}."
-    theirs = dict(main.base_model.named_modules())
+    main_modules = dict(main.base_model.named_modules())
 
-    def alike(kind: type[nn.Module]) -> list[str]:
+    def find_shared(kind: type[nn.Module]) -> list[str]:
         """Return the names of the modules of a kind that both bodies have, with weights of the same shape."""
-        own = {name: module for name, module in generator.base_model.named_modules() if isinstance(module, kind)}
-        return [name for name in own if name in theirs and own[name].weight.shape == theirs[name].weight.shape]
+        generator_modules = {
+            name: module for name, module in generator.base_model.named_modules() if isinstance(module, kind)
+        }
+        return [
+            name
+            for name in generator_modules
+            if name in main_modules and generator_modules[name].weight.shape == main_modules[name].weight.shape
+        ]
 
     shared: dict[str, str] = {}
     if not frozen:
         # Families may name the token embeddings differently.
-        tokens = {_token_embeddings(body_of(generator)): _token_embeddings(body_of(main))}
-        same = {name: name for name in alike(nn.Embedding)} | tokens
-        shared = {f"{body}{name}.weight": f"{source_body}{source}.weight" for name, source in same.items()}
+        tokens = {_token_embeddings_name(body_of(generator)): _token_embeddings_name(body_of(main))}
+        pairs = {name: name for name in find_shared(nn.Embedding)} | tokens
+        shared = {f"{body}{name}.weight": f"{source_body}{source}.weight" for name, source in pairs.items()}
     if norm:
-        norms = [name for name in alike(nn.LayerNorm) if name.startswith("embeddings.")]
+        norms = [name for name in find_shared(nn.LayerNorm) if name.startswith("embeddings.")]
         if not norms or frozen:
             raise ModelError(
                 "share_embedding_norm is for two models that learn together and have a LayerNorm in their embeddings, of "
                 "one width: electra or albert. Leave it out."
             )
-        parts = [f"{name}.{part}" for name in norms for part, _ in theirs[name].named_parameters()]
-        shared |= {f"{body}{part}": f"{source_body}{part}" for part in parts}
+        parameters = [f"{name}.{parameter}" for name in norms for parameter, _ in main_modules[name].named_parameters()]
+        shared |= {f"{body}{parameter}": f"{source_body}{parameter}" for parameter in parameters}
 
-    def inside(name: str) -> str:
+    def full_name(name: str) -> str:
         return f"auxiliary.{name}" if name.startswith(body) else f"auxiliary.mlm_head.{name}"
 
-    ties = {inside(target): source for target, source in shared.items()}
+    ties = {full_name(target): source for target, source in shared.items()}
     for target, source in generator.get_expanded_tied_weights_keys().items():
-        ties[inside(target)] = shared.get(source) or inside(source)
+        ties[full_name(target)] = shared.get(source) or full_name(source)
     return ties
 
 
@@ -242,17 +248,17 @@ def load_auxiliary(name_or_path: str | None, main: str | None = None, **options)
         ModelError: the checkpoint cannot be loaded, or lacks weights of its body.
     """
     trusted, revision = options.get("trust_remote_code", False), options.pop("revision", None)
-    name, place, advice = name_or_path, {}, ""
+    name, location, advice = name_or_path, {}, ""
     if name is None:
         assert main is not None  # the checkpoint that it is in
-        name, place = f"the folder {GENERATOR!r} of {main}", {"subfolder": GENERATOR, "revision": revision}
+        name, location = f"the folder {GENERATOR!r} of {main}", {"subfolder": GENERATOR, "revision": revision}
         advice = " Give auxiliary_name_or_path, the generator it was trained with."
         folder = checkpoint_folder(main, revision, trust_remote_code=trusted)
     else:
         folder = checkpoint_folder(name, trust_remote_code=trusted)
     with reading(f"an auxiliary model from {name}", advice):
         options |= {"output_loading_info": True, "dtype": DTYPE}
-        model, info = AutoModelForMaskedLM.from_pretrained(folder, **place, **options)
+        model, info = AutoModelForMaskedLM.from_pretrained(folder, **location, **options)
     if head_is_new(model, new_weights(model, info, name)):
         logger.warning("%s has no masked-LM head: a new one begins at random.", name)
     return model
@@ -364,15 +370,15 @@ def rtd_head_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] 
     They are in its folder `discriminator` or at its top level.
     """
     for folder in (DISCRIMINATOR, ""):
-        if not _there(name_or_path, folder, options):
+        if not _find_file(name_or_path, folder, options):
             continue
         if AutoConfig.from_pretrained(name_or_path, subfolder=folder, **options).model_type == "electra":
-            stock, found = AutoModelForPreTraining.from_pretrained(
+            stock, info = AutoModelForPreTraining.from_pretrained(
                 name_or_path, subfolder=folder, output_loading_info=True, **options
             )
-            if not any(name.startswith("discriminator_predictions.") for name in found["missing_keys"]):
+            if not any(name.startswith("discriminator_predictions.") for name in info["missing_keys"]):
                 return stock.discriminator_predictions.state_dict()
-        elif file := _there(name_or_path, folder, options, RTD_HEAD_FILE):
+        elif file := _find_file(name_or_path, folder, options, RTD_HEAD_FILE):
             return load_file(file)
     return None
 
@@ -382,23 +388,23 @@ def clm_heads_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor]
 
     For a COCO-LM body they are in its folder `mlm` or at its top level, for other bodies in `discriminator`.
     """
-    if file := _there(name_or_path, DISCRIMINATOR, options, CLM_HEADS_FILE):
+    if file := _find_file(name_or_path, DISCRIMINATOR, options, CLM_HEADS_FILE):
         return load_file(file)
     for folder in (MLM_SUBFOLDER, ""):
-        if not _there(name_or_path, folder, options):
+        if not _find_file(name_or_path, folder, options):
             continue
         config = AutoConfig.from_pretrained(name_or_path, subfolder=folder, **options)
         if config.model_type != "cocolm" or not config.copy_head or config.lm_transform:
             continue
-        stock, found = AutoModelForMaskedLM.from_pretrained(
+        stock, info = AutoModelForMaskedLM.from_pretrained(
             name_or_path, subfolder=folder, output_loading_info=True, **options
         )
-        if not any(name.startswith(("lm_head.", "copy_head.")) for name in found["missing_keys"]):
+        if not any(name.startswith(("lm_head.", "copy_head.")) for name in info["missing_keys"]):
             return {name: value for name, value in stock.state_dict().items() if not name.startswith("cocolm.")}
     return None
 
 
-def _there(name_or_path: str, folder: str, options: dict, file: str = "config.json") -> str | None:
+def _find_file(name_or_path: str, folder: str, options: dict, file: str = "config.json") -> str | None:
     """Return the path of a file of a checkpoint, or None if the checkpoint lacks it."""
-    missing_is_fine = {"_raise_exceptions_for_missing_entries": False, "revision": options["revision"]}
-    return cached_file(name_or_path, file, subfolder=folder, **missing_is_fine)
+    lookup_options = {"_raise_exceptions_for_missing_entries": False, "revision": options["revision"]}
+    return cached_file(name_or_path, file, subfolder=folder, **lookup_options)

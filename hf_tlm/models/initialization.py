@@ -82,7 +82,8 @@ def near_identity(dense: nn.Linear, carried: torch.Tensor) -> None:
     numbers, and the LayerNorm after it rescales them, so that the transform is nearly the identity at first.
 
     Args:
-        dense: a layer from H to E. carried: float [H, E], the map from an embedding to a hidden state, see `carried_by`.
+        dense: a layer from H to E.
+        carried: float [H, E], the map from an embedding to a hidden state, see `embedding_map_of`.
     """
     with torch.no_grad():
         noise = dense.weight * (0.5 * IDENTITY / dense.weight.norm(dim=1).mean())
@@ -119,8 +120,8 @@ def attention_weights(layer: nn.Module, heads: int) -> AttentionWeights:
     if hasattr(attention, "q_lin"):  # DistilBERT
         modules = (attention.q_lin, attention.k_lin, attention.v_lin, attention.out_lin)
     elif hasattr(attention, "self"):  # BERT and similar
-        own = attention.self
-        modules = (own.query, own.key, own.value, attention.output.dense)
+        self_attention = attention.self
+        modules = (self_attention.query, self_attention.key, self_attention.value, attention.output.dense)
     elif hasattr(attention, "query"):  # ALBERT
         modules = (attention.query, attention.key, attention.value, attention.dense)
     else:
@@ -201,22 +202,22 @@ def start_at_neighbors(body: PreTrainedModel, seen: Collection[int] | None = Non
         # Position dimensions vary as much as those of a token embedding, random or spectral.
         scale = tokens[slice(None) if seen is None else list(seen)].norm(dim=1).median().item()
         # The factor by which they are smaller after the LayerNorm, as a token type embedding is added.
-        shrunk = math.hypot(scale, 0.0 if types is None else types.weight[0].norm().item()) / scale
+        shrinkage = math.hypot(scale, 0.0 if types is None else types.weight[0].norm().item()) / scale
         first = family_of(body.config).first_position(body.config)
         codes = position_codes(len(positions.weight) - first, dims) * scale * math.sqrt(2.0 / content)
         positions.weight.zero_()
         positions.weight[first:, content:] = torch.from_numpy(codes).to(positions.weight)
         keep_lengths(body)
-        carried = carried_by(body)
+        mapping = embedding_map_of(body)
         # An orthonormal basis of the subspace of hidden states that holds the rest of an embedding.
-        space = carried[:, :content] if carried.shape[0] >= carried.shape[1] else torch.eye(len(carried))[:, dims:]
+        space = mapping[:, :content] if mapping.shape[0] >= mapping.shape[1] else torch.eye(len(mapping))[:, dims:]
         weights = attention_weights(layers_of(body)[0], body.config.num_attention_heads)
-        head = len(weights.query) // weights.heads
-        used = _paired(dims, head)
-        for number, offsets in enumerate(OFFSETS[: weights.heads]):
-            rows = slice(number * head, (number + 1) * head)
-            _look_at(offsets, weights, rows, carried[:, content:], used, shrunk)
-            basis = _orthonormal(min(head, space.shape[1]), space.shape[1]) @ space.T
+        head_size = len(weights.query) // weights.heads
+        head_dims = _select_head_dims(dims, head_size)
+        for index, offsets in enumerate(OFFSETS[: weights.heads]):
+            rows = slice(index * head_size, (index + 1) * head_size)
+            _attend_to_offsets(offsets, weights, rows, mapping[:, content:], head_dims, shrinkage)
+            basis = _orthonormal(min(head_size, space.shape[1]), space.shape[1]) @ space.T
             for matrix in (weights.value[rows], weights.output[:, rows].T):
                 matrix.zero_()
                 matrix[: len(basis)] = basis.to(matrix)
@@ -230,7 +231,7 @@ def _projection(body: PreTrainedModel) -> nn.Linear | None:
     )
 
 
-def carried_by(body: PreTrainedModel) -> torch.Tensor:
+def embedding_map_of(body: PreTrainedModel) -> torch.Tensor:
     """Return the map from an embedding to the first hidden state of a body, float [H, E]."""
     projection = _projection(body)
     size = embedding_weight(body).shape[1]
@@ -263,33 +264,38 @@ def _orthonormal(rows: int, columns: int) -> torch.Tensor:
     return nn.init.orthogonal_(torch.empty(rows, columns))
 
 
-def _paired(dims: int, head: int) -> np.ndarray:
+def _select_head_dims(dims: int, head_size: int) -> np.ndarray:
     """Return the position dimensions that fit into a head, sines with their cosines, evenly spread over frequencies."""
     half = dims // 2
-    chosen = np.linspace(0, half - 1, min(half, head // 2)).round().astype(int)
+    chosen = np.linspace(0, half - 1, min(half, head_size // 2)).round().astype(int)
     return np.concatenate([chosen, chosen + half])
 
 
-def _look_at(
-    offsets: Sequence[int], weights: AttentionWeights, rows: slice, codes: torch.Tensor, used: np.ndarray, shrunk: float
+def _attend_to_offsets(
+    offsets: Sequence[int],
+    weights: AttentionWeights,
+    rows: slice,
+    codes: torch.Tensor,
+    head_dims: np.ndarray,
+    shrinkage: float,
 ) -> None:
     """Set the queries and keys of one head so that it attends to some offsets.
 
     Args:
         codes: float [H, P], the map from the dimensions of position codes to a hidden state.
-        used: indices of the P dimensions that this head compares.
-        shrunk: the factor by which the LayerNorm reduces the amplitude of codes.
+        head_dims: indices of the P dimensions that this head compares.
+        shrinkage: the factor by which the LayerNorm reduces the amplitude of codes.
     """
-    head, pairs, dims = rows.stop - rows.start, len(used) // 2, codes.shape[1]
+    head_size, pairs, dims = rows.stop - rows.start, len(head_dims) // 2, codes.shape[1]
     # The highest score at one of these offsets, as a share of that for a single offset.
-    kernel = np.cos(np.outer(np.arange(-8, 9), frequencies(dims // 2)[used[:pairs]])).mean(axis=1)
-    peak = max(np.mean([kernel[8 + at - offset] for offset in offsets]) for at in offsets)
+    kernel = np.cos(np.outer(np.arange(-8, 9), frequencies(dims // 2)[head_dims[:pairs]])).mean(axis=1)
+    peak = max(np.mean([kernel[8 + center - offset] for offset in offsets]) for center in offsets)
     # After the LayerNorm of the embeddings a code has amplitude sqrt(2), so that two equal ones have the product 2 x pairs.
-    gain = shrunk * math.sqrt(SHARPNESS * math.sqrt(head) / (2 * pairs * peak))
-    queries = torch.from_numpy(gain * _rotation(offsets, dims)[used]).to(codes) @ codes.T
-    for matrix, values in ((weights.query[rows], queries), (weights.key[rows], gain * codes.T[used])):
+    gain = shrinkage * math.sqrt(SHARPNESS * math.sqrt(head_size) / (2 * pairs * peak))
+    queries = torch.from_numpy(gain * _rotation(offsets, dims)[head_dims]).to(codes) @ codes.T
+    for matrix, values in ((weights.query[rows], queries), (weights.key[rows], gain * codes.T[head_dims])):
         matrix.zero_()
-        matrix[: len(used)] = values.to(matrix)
+        matrix[: len(head_dims)] = values.to(matrix)
 
 
 def _rotation(offsets: Sequence[int], dims: int) -> np.ndarray:

@@ -19,13 +19,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, max_logits, visit, outer):
         inputs = (hidden, weight, bias)
-        of_hidden, of_weight, of_bias = (ctx.needs_input_grad[i] and inputs[i] is not None for i in range(3))
+        needs_hidden, needs_weight, needs_bias = (ctx.needs_input_grad[i] and inputs[i] is not None for i in range(3))
         # The first block creates the gradient of the weight, the others add to it.
-        gradients = [torch.zeros_like(hidden) if of_hidden else None, None, torch.zeros_like(bias) if of_bias else None]
+        gradients = [
+            torch.zeros_like(hidden) if needs_hidden else None,
+            None,
+            torch.zeros_like(bias) if needs_bias else None,
+        ]
         # Half-precision numbers are summed in float32.
         total = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
-        if visit is None and not (of_weight or of_bias):
-            losses, ctx.gradients = _without_weights(*inputs, labels, max_logits, outer, total.dtype, of_hidden)
+        if visit is None and not (needs_weight or needs_bias):
+            losses, ctx.gradients = _compute_for_hidden(*inputs, labels, max_logits, outer, total.dtype, needs_hidden)
             return total + losses
         one_precision = hidden.dtype == total.dtype and not torch.is_autocast_enabled(hidden.device.type)
         step = max(1, max_logits // weight.shape[0])
@@ -36,53 +40,53 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if visit is not None:
                 visit(block, logits)
             largest = logits.amax(dim=1, keepdim=True)
-            chosen = logits.gather(1, targets) - largest
+            log_p = logits.gather(1, targets) - largest
             # From here on in place, in the memory of the logits.
-            change = logits.sub_(largest).exp_()
-            normalizer = change.sum(dim=1, keepdim=True)
-            chosen = (chosen - normalizer.log()).squeeze(1)
-            losses, slopes = (-chosen, None) if outer is None else outer(block, chosen)
+            unscaled_grad = logits.sub_(largest).exp_()
+            normalizer = unscaled_grad.sum(dim=1, keepdim=True)
+            log_p = (log_p - normalizer.log()).squeeze(1)
+            losses, derivatives = (-log_p, None) if outer is None else outer(block, log_p)
             total += losses.sum()
-            if not (of_hidden or of_weight or of_bias):
+            if not (needs_hidden or needs_weight or needs_bias):
                 continue
-            # - d log p / d logits = softmax - one-hot = change * scale; products get the scale on their small side.
-            change.scatter_add_(1, targets, -normalizer)
-            scale = (1.0 if slopes is None else -slopes[:, None]) / normalizer
+            # - d log p / d logits = softmax - one-hot = unscaled_grad * scale; products get the scale on their small side.
+            unscaled_grad.scatter_add_(1, targets, -normalizer)
+            scale = (1.0 if derivatives is None else -derivatives[:, None]) / normalizer
             if not one_precision:
-                change, scale = change.mul_(scale), torch.ones_like(scale)
-            if of_bias:
-                gradients[2] += (change.t() @ scale).squeeze(1) if one_precision else change.sum(dim=0)
-            change, scale = change.to(hidden.dtype), scale.to(hidden.dtype)
-            if of_hidden:
-                gradients[0][block] = F.linear(change, weight.t()) * scale
-            if of_weight and start == 0:
-                gradients[1] = F.linear(change.t(), (rows * scale).t()).to(weight.dtype)
-            elif of_weight and one_precision:
-                gradients[1].addmm_(change.t(), rows * scale)
-            elif of_weight:
-                gradients[1] += change.t() @ (rows * scale)
-        if of_weight and gradients[1] is None:
+                unscaled_grad, scale = unscaled_grad.mul_(scale), torch.ones_like(scale)
+            if needs_bias:
+                gradients[2] += (unscaled_grad.t() @ scale).squeeze(1) if one_precision else unscaled_grad.sum(dim=0)
+            unscaled_grad, scale = unscaled_grad.to(hidden.dtype), scale.to(hidden.dtype)
+            if needs_hidden:
+                gradients[0][block] = F.linear(unscaled_grad, weight.t()) * scale
+            if needs_weight and start == 0:
+                gradients[1] = F.linear(unscaled_grad.t(), (rows * scale).t()).to(weight.dtype)
+            elif needs_weight and one_precision:
+                gradients[1].addmm_(unscaled_grad.t(), rows * scale)
+            elif needs_weight:
+                gradients[1] += unscaled_grad.t() @ (rows * scale)
+        if needs_weight and gradients[1] is None:
             gradients[1] = torch.zeros_like(weight)
         ctx.gradients = gradients
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, of_total):
+    def backward(ctx, grad_total):
         if ctx.gradients is None:
             raise RuntimeError("linear_cross_entropy was differentiated twice; its gradients are kept for one pass only.")
         gradients, ctx.gradients = ctx.gradients, None
-        return *(None if g is None else g.mul_(of_total) for g in gradients), None, None, None, None
+        return *(None if g is None else g.mul_(grad_total) for g in gradients), None, None, None, None
 
 
-def _without_weights(hidden, weight, bias, labels, max_logits, outer, dtype, of_hidden):
+def _compute_for_hidden(hidden, weight, bias, labels, max_logits, outer, dtype, needs_hidden):
     """Return the loss and the gradients, for calls in which only the gradient of `hidden` may be needed.
 
     It works in blocks of rows and of classes, and corrects the softmax when larger logits come, so that logits stay in the
     cache and a block of the weight is read once for both products. The gradient of the weight would need the normalizer,
     which is known only at the end.
     """
-    total, gradient = hidden.new_zeros((), dtype=dtype), torch.empty_like(hidden) if of_hidden else None
+    total, gradient = hidden.new_zeros((), dtype=dtype), torch.empty_like(hidden) if needs_hidden else None
     if hidden.device.type == "cpu":
         max_logits = min(max_logits, CACHED_LOGITS)
         row_step = min(max_logits, CACHED_ROWS)
@@ -93,25 +97,25 @@ def _without_weights(hidden, weight, bias, labels, max_logits, outer, dtype, of_
         block = slice(start, start + row_step)
         rows, targets = hidden[block], labels[block]
         largest = rows.new_full((len(rows), 1), -torch.inf, dtype=dtype)
-        normalizer, of_all = torch.zeros_like(largest), torch.zeros_like(rows, dtype=dtype)
-        chosen = torch.empty_like(largest)
+        normalizer, weighted_sum = torch.zeros_like(largest), torch.zeros_like(rows, dtype=dtype)
+        log_p = torch.empty_like(largest)
         for first in range(0, len(weight), class_step):
             classes = slice(first, first + class_step)
             logits = F.linear(rows, weight[classes], None if bias is None else bias[classes]).to(dtype)
-            here = ((targets >= first) & (targets < first + class_step)).nonzero()[:, 0]
-            chosen[here] = logits[here].gather(1, targets[here, None] - first)
-            before, largest = largest, torch.maximum(largest, logits.amax(dim=1, keepdim=True))
-            shrink = (before - largest).exp_()
+            in_block = ((targets >= first) & (targets < first + class_step)).nonzero()[:, 0]
+            log_p[in_block] = logits[in_block].gather(1, targets[in_block, None] - first)
+            previous, largest = largest, torch.maximum(largest, logits.amax(dim=1, keepdim=True))
+            rescale = (previous - largest).exp_()
             exponentials = logits.sub_(largest).exp_()
-            normalizer.mul_(shrink).add_(exponentials.sum(dim=1, keepdim=True))
-            if of_hidden:
-                of_all.mul_(shrink).add_(F.linear(exponentials.to(hidden.dtype), weight[classes].t()))
-        chosen = (chosen - largest - normalizer.log()).squeeze(1)
-        losses, slopes = (-chosen, None) if outer is None else outer(block, chosen)
+            normalizer.mul_(rescale).add_(exponentials.sum(dim=1, keepdim=True))
+            if needs_hidden:
+                weighted_sum.mul_(rescale).add_(F.linear(exponentials.to(hidden.dtype), weight[classes].t()))
+        log_p = (log_p - largest - normalizer.log()).squeeze(1)
+        losses, derivatives = (-log_p, None) if outer is None else outer(block, log_p)
         total += losses.sum()
-        if of_hidden:
-            of_rows = (of_all / normalizer).sub_(weight[targets])
-            gradient[block] = (of_rows if slopes is None else of_rows * -slopes[:, None]).to(hidden.dtype)
+        if needs_hidden:
+            grad_rows = (weighted_sum / normalizer).sub_(weight[targets])
+            gradient[block] = (grad_rows if derivatives is None else grad_rows * -derivatives[:, None]).to(hidden.dtype)
     return total, [gradient, None, None]
 
 

@@ -40,12 +40,12 @@ ITERATIONS = 500
 MOST_TEXTS = 30_000
 # Maximum share of an embedding's dimensions that hold evidence.
 MOST_DIMS = 1 / 8
-# Root mean square of a token's evidence, as a share of the norm of its embedding; MOST is the maximum for any token.
-STRENGTH, MOST = 0.25, 0.95
+# Root mean square of a token's evidence, as a share of the norm of its embedding; MAX_STRENGTH is the maximum for any token.
+STRENGTH, MAX_STRENGTH = 0.25, 0.95
 # Weight of evidence in the head's first layer, whose result is then about as large as that of all other dimensions.
 GAIN = 0.5
 # Texts, and tokens of each, on which the network's logits are scaled to the size of the linear model's.
-MEASURED, LENGTH = 8, 128
+SCALING_TEXTS, SCALING_TOKENS = 8, 128
 
 
 @dataclass
@@ -104,24 +104,24 @@ class LinearStart:
             length = vectors.norm(dim=1).median()
             evidence = torch.from_numpy(self.evidence).double() * (STRENGTH * length)
             norms = evidence.norm(dim=1, keepdim=True)
-            evidence = evidence * (MOST * length / norms.clamp(min=1e-12)).clamp(max=1.0)
+            evidence = evidence * (MAX_STRENGTH * length / norms.clamp(min=1e-12)).clamp(max=1.0)
             others = vectors[:, :rest]
             # All numbers of an embedding sum up to 0, so that the LayerNorm subtracts nothing.
             others = others - others.mean(1, keepdim=True)
             shift = evidence.sum(1, keepdim=True) / rest
-            left = (length**2 - evidence.square().sum(1, keepdim=True) - rest * shift**2).clamp(min=0)
-            others = others * (left.sqrt() / others.norm(dim=1, keepdim=True).clamp(min=1e-12)) - shift
+            remaining = (length**2 - evidence.square().sum(1, keepdim=True) - rest * shift**2).clamp(min=0)
+            others = others * (remaining.sqrt() / others.norm(dim=1, keepdim=True).clamp(min=1e-12)) - shift
             weight.copy_(torch.cat([others, evidence], dim=1).to(weight))
             body: Stock = body_of(classifier)
             layer: Stock
             for layer in layers_of(body):
-                for written in (layer.attn.Wo, layer.mlp.Wo):
-                    written.weight[rest:] = 0.0
-                    if written.bias is not None:
-                        written.bias[rest:] = 0.0
-            _reset(body.embeddings.norm, slice(rest, None))
-            _reset(body.final_norm, slice(rest, None))
-            _reset(stock.head.norm, slice(2 * dims))
+                for output_layer in (layer.attn.Wo, layer.mlp.Wo):
+                    output_layer.weight[rest:] = 0.0
+                    if output_layer.bias is not None:
+                        output_layer.bias[rest:] = 0.0
+            _reset_norm(body.embeddings.norm, slice(rest, None))
+            _reset_norm(body.final_norm, slice(rest, None))
+            _reset_norm(stock.head.norm, slice(2 * dims))
             dense, readout = stock.head.dense.weight, torch.from_numpy(self.readout).to(weight)
             dense[: 2 * dims] = 0.0
             dense[:dims, rest:] = GAIN * torch.eye(dims)
@@ -133,9 +133,9 @@ class LinearStart:
             stock.classifier.weight[:, dims : 2 * dims] = -readout.T
             stock.classifier.bias.zero_()
             if self.sample:
-                found = _logits(classifier, self.sample)
+                logits = _logits(classifier, self.sample)
                 expected = torch.from_numpy(_shares(self.sample, len(self.evidence)) @ self.evidence @ self.readout)
-                stock.classifier.weight.mul_(float((found * expected).sum() / found.square().sum().clamp(min=1e-12)))
+                stock.classifier.weight.mul_(float((logits * expected).sum() / logits.square().sum().clamp(min=1e-12)))
 
 
 def check_linear_start(config: PreTrainedConfig) -> None:
@@ -173,21 +173,24 @@ def fit_linear_start(
         raise ModelError("classifier_init linear is for classes, and this task has values. Leave it out.")
     if len(set(np.asarray(train.labels).tolist())) < 2:
         raise ModelError("classifier_init linear needs training texts of two classes; there is one. Leave it out.")
-    seen = _shares(train.ids, vocab_size)
-    idf = np.log((1 + len(train.ids)) / (1 + seen.getnnz(axis=0))) + 1.0
-    coefficients, intercept = _fit(seen @ sp.diags(SCALE * idf), train.labels, classes)
+    shares = _shares(train.ids, vocab_size)
+    idf = np.log((1 + len(train.ids)) / (1 + shares.getnnz(axis=0))) + 1.0
+    coefficients, intercept = _fit_coefficients(shares @ sp.diags(SCALE * idf), train.labels, classes)
     logits = SCALE * idf[:, None] * coefficients + intercept
     logits -= logits.mean(axis=1, keepdims=True)
-    occurrences = np.asarray(seen.sum(axis=0)).ravel()
+    occurrences = np.asarray(shares.sum(axis=0)).ravel()
     dims = max(1, min(classes - 1, int(hidden_size * MOST_DIMS)))
     readout = np.linalg.svd(np.sqrt(occurrences)[:, None] * logits, full_matrices=False)[2][:dims]
     evidence = logits @ readout.T
-    size = math.sqrt(occurrences @ np.square(evidence).sum(1) / occurrences.sum())
-    found = _shares(held_out.ids, vocab_size) @ evidence @ readout
-    report = {"dimensions": dims, "held_out_accuracy": round(float((found.argmax(1) == held_out.labels).mean()), 4)}
-    scaled = readout * (size * _best_scale(found, held_out.labels))
-    sample = [ids[:LENGTH] for ids in held_out.ids[:MEASURED]]
-    return LinearStart((evidence / max(size, 1e-12)).astype(np.float32), scaled.astype(np.float32), sample, report)
+    evidence_rms = math.sqrt(occurrences @ np.square(evidence).sum(1) / occurrences.sum())
+    held_out_logits = _shares(held_out.ids, vocab_size) @ evidence @ readout
+    report = {
+        "dimensions": dims,
+        "held_out_accuracy": round(float((held_out_logits.argmax(1) == held_out.labels).mean()), 4),
+    }
+    scaled = readout * (evidence_rms * _best_scale(held_out_logits, held_out.labels))
+    sample = [ids[:SCALING_TOKENS] for ids in held_out.ids[:SCALING_TEXTS]]
+    return LinearStart((evidence / max(evidence_rms, 1e-12)).astype(np.float32), scaled.astype(np.float32), sample, report)
 
 
 def _shares(ids: Sequence[Sequence[int]], vocab_size: int) -> sp.csr_matrix:
@@ -211,15 +214,15 @@ def logistic_regression(features: sp.csr_matrix, labels: np.ndarray, c: float, i
         return LogisticRegression(C=c, max_iter=iterations).fit(features, labels)
 
 
-def _fit(features: sp.csr_matrix, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+def _fit_coefficients(features: sp.csr_matrix, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the weights float64 [V, C] and biases [C] of a logistic regression, for all classes."""
     model = logistic_regression(features, labels, C, ITERATIONS)
-    found, bias = model.coef_.T, model.intercept_
-    if found.shape[1] == 1:  # For two classes sklearn has only their difference.
-        found, bias = np.hstack([-found, found]) / 2, np.concatenate([-bias, bias]) / 2
+    weights, bias = model.coef_.T, model.intercept_
+    if weights.shape[1] == 1:  # For two classes sklearn has only their difference.
+        weights, bias = np.hstack([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
     # A class without training texts is less likely than any other.
     coefficients, intercept = np.zeros((features.shape[1], classes)), np.full(classes, bias.min() - 1.0)
-    coefficients[:, model.classes_], intercept[model.classes_] = found, bias
+    coefficients[:, model.classes_], intercept[model.classes_] = weights, bias
     return coefficients, intercept
 
 
@@ -228,17 +231,17 @@ def _best_scale(logits: np.ndarray, labels: np.ndarray) -> float:
     values, classes = torch.from_numpy(logits), torch.as_tensor(labels)
 
     def cost(scale: float) -> float:
-        beforehand = math.log(scale) ** 2 / (2 * math.log(2.0) ** 2)
-        return float(cross_entropy(scale * values, classes, reduction="sum")) + beforehand
+        prior = math.log(scale) ** 2 / (2 * math.log(2.0) ** 2)
+        return float(cross_entropy(scale * values, classes, reduction="sum")) + prior
 
     return min(np.geomspace(0.05, 20.0, 121).tolist(), key=cost)
 
 
-def _reset(norm: Stock, read: slice) -> None:
+def _reset_norm(norm: Stock, dims: slice) -> None:
     """Reset what a LayerNorm has learned for some dimensions: weight 1 and bias 0."""
-    norm.weight[read] = 1.0
+    norm.weight[dims] = 1.0
     if norm.bias is not None:
-        norm.bias[read] = 0.0
+        norm.bias[dims] = 0.0
 
 
 def _logits(classifier: Stock, ids: Sequence[Sequence[int]]) -> torch.Tensor:

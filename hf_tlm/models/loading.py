@@ -39,16 +39,16 @@ from hf_tlm.utils.shown import few, suggestion
 WEIGHTS, SAFE_WEIGHTS = "pytorch_model.bin", "model.safetensors"
 TRAINER_STATE = "trainer_state.json"  # A file of the Trainer's checkpoint-* folders.
 # Prefixes of head parameters in such folders -> in a stock class.
-_OF_CHECKPOINTS = {"mlm_head.": "", "clm_heads.": "", "rtd_head.": "discriminator_predictions."}
+_HEAD_PREFIXES = {"mlm_head.": "", "clm_heads.": "", "rtd_head.": "discriminator_predictions."}
 POOLER = "pooler"  # Only the classifier reads it, and many checkpoints do not have it.
 # Trained models have weights of this dtype, whatever a checkpoint's is: updates are too small for half precision.
 DTYPE = torch.float32
 # What transformers, huggingface_hub and safetensors raise for a model that cannot be loaded.
 UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError, SafetensorError)
 # Keys of older configs that have no effect with these values.
-_LEFT = {"position_embedding_type": "absolute", "gradient_checkpointing": False}
+_IGNORED_KEYS = {"position_embedding_type": "absolute", "gradient_checkpointing": False}
 # Keys that configs of transformers read beside their fields.
-_ALSO_READ = (
+_EXTRA_KEYS = (
     *("model_type", "num_labels", "torch_dtype", "attn_implementation", "auto_map"),
     *("rope_theta", "rope_scaling", "global_rope_theta", "local_rope_theta", "global_attn_every_n_layers"),
 )
@@ -76,10 +76,10 @@ def read_config(model_config: str | os.PathLike | dict | PreTrainedConfig) -> Pr
         try:
             config = AutoConfig.for_model(**values)
         except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
-            raise ModelError(f"transformers makes no config of {_shown(model_config)}: {error}") from error
+            raise ModelError(f"transformers makes no config of {_describe_config(model_config)}: {error}") from error
         if from_file:
-            _check_names(values, config, _shown(model_config))
-        _check_values(config, _shown(model_config))
+            _check_names(values, config, _describe_config(model_config))
+        _check_values(config, _describe_config(model_config))
     else:
         name, revision = split_revision(str(model_config))
         try:
@@ -111,7 +111,7 @@ def build_config(
     Raises:
         ModelError: see `read_config`; there are too few positions; or `id2label` does not name the classes from 0 on.
     """
-    id2label = classes_of(id2label)
+    id2label = parse_id2label(id2label)
     values = {
         "vocab_size": len(tokenizer),
         "id2label": id2label,
@@ -149,7 +149,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _shown(model_config: str | os.PathLike | dict) -> str:
+def _describe_config(model_config: str | os.PathLike | dict) -> str:
     return f"{model_config!r:.200}" if isinstance(model_config, dict) else str(model_config)
 
 
@@ -159,15 +159,15 @@ def _check_names(values: Mapping[str, Any], config: PreTrainedConfig, path: str)
     transformers would keep such a key, and use the default. Configs read by name, such as those of the Hub, are not checked:
     they may hold keys of other versions.
     """
-    known = {field.name for field in dataclasses.fields(config)} | {*config.attribute_map, *_ALSO_READ}
+    known = {field.name for field in dataclasses.fields(config)} | {*config.attribute_map, *_EXTRA_KEYS}
     known |= set(type(config)().to_dict())
     for name, value in values.items():
-        if name not in known and (name, value) not in _LEFT.items():
+        if name not in known and (name, value) not in _IGNORED_KEYS.items():
             hint = suggestion(name, known, 2)
             raise ModelError(f"{path}: a {config.model_type} config has no {name!r}.{hint} Correct or remove it.")
 
 
-def _check_values(config: PreTrainedConfig, shown: str) -> None:
+def _check_values(config: PreTrainedConfig, source: str) -> None:
     """Raise a ModelError unless sizes are positive, dropouts below 1, other numbers finite, and activations known."""
     problems = []
     for name, value in config.to_dict().items():
@@ -186,7 +186,7 @@ def _check_values(config: PreTrainedConfig, shown: str) -> None:
             f"hidden_size {config.hidden_size} (expected a multiple of the {config.num_attention_heads} attention heads)"
         )
     if problems:
-        raise ModelError(f"The model config {shown} has {'; '.join(problems)}.")
+        raise ModelError(f"The model config {source} has {'; '.join(problems)}.")
 
 
 def weights_file(folder: Path) -> Path:
@@ -208,10 +208,10 @@ def reading_pickles(path: str | os.PathLike | None, refusal: type[HfTlmError]) -
     try:
         yield
     except pickle.UnpicklingError as error:
-        found = re.search(r"(?:GLOBAL|global) (\w[\w.]*)", str(error))
-        more = f"it refers to {found[1]}" if found else "it cannot be read as tensors and numbers"
+        match = re.search(r"(?:GLOBAL|global) (\w[\w.]*)", str(error))
+        cause = f"it refers to {match[1]}" if match else "it cannot be read as tensors and numbers"
         raise refusal(
-            f"{path} is damaged, or holds more than tensors: {more}. Nothing of it was run. Do not use it, or get it again "
+            f"{path} is damaged, or holds more than tensors: {cause}. Nothing of it was run. Do not use it, or get it again "
             "from somebody you trust."
         ) from None
 
@@ -269,22 +269,22 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
         raise
     except (*UNREADABLE, StrictDataclassError) as error:
         # The error about a config field of the wrong type has several lines.
-        told = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         if isinstance(error, SafetensorError):
-            told = f"its weights are cut short or damaged ({told:.200}). Get them again, or make them again."
-        raise ModelError(f"Cannot load {what}: {told:.1000}{advice}") from error
+            reason = f"its weights are cut short or damaged ({reason:.200}). Get them again, or make them again."
+        raise ModelError(f"Cannot load {what}: {reason:.1000}{advice}") from error
 
 
-def classes_of(id2label: Any) -> dict[int, str]:
+def parse_id2label(id2label: Any) -> dict[int, str]:
     """Return class names by index, from a mapping or a list of names; indices may be strings, as in JSON.
 
     Raises:
         ModelError: `id2label` is something else, or its indices are not 0, 1, ... without a gap.
     """
     listed = isinstance(id2label, Iterable) and not isinstance(id2label, (str, Mapping))
-    given = dict(enumerate(id2label)) if listed else id2label if isinstance(id2label, Mapping) else {}
-    names = {int(index): name for index, name in given.items() if str(index).isdecimal() and isinstance(name, str)}
-    if not names or sorted(names) != list(range(len(given))):
+    mapping = dict(enumerate(id2label)) if listed else id2label if isinstance(id2label, Mapping) else {}
+    names = {int(index): name for index, name in mapping.items() if str(index).isdecimal() and isinstance(name, str)}
+    if not names or sorted(names) != list(range(len(mapping))):
         raise ModelError(
             f"id2label: expected the names of the classes, by their indices from 0 on; received {id2label!r:.80}. Give "
             "{0: 'no', 1: 'yes'}, or a list of names in this order."
@@ -306,12 +306,12 @@ def hub_options(revision: str | None, trust_remote_code: bool, attn_implementati
 @contextmanager
 def without_reports() -> Iterator[None]:
     """Silence transformers' reports, within the block, about unused weights and weights initialised at random."""
-    shown = logging.get_verbosity()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(shown)
+        logging.set_verbosity(verbosity)
 
 
 def load_classifier(folder: str, name: str, *, id2label: dict[int, str], **options) -> tuple[PreTrainedModel, bool]:
@@ -352,15 +352,15 @@ def load_stock(auto_class: Any, folder: str, config: PreTrainedConfig, **options
     body = f"{stock.base_model_prefix}."
     # Classes without names are those of a run without a task.
     labels = AutoConfig.from_pretrained(folder, **trust).id2label
-    learned = any(label != f"LABEL_{index}" for index, label in labels.items())
+    has_task = any(label != f"LABEL_{index}" for index, label in labels.items())
     state = {}
     for name, value in saved.items():
-        head = next((part for part in _OF_CHECKPOINTS if name.startswith(part)), None)
-        of_body = name.startswith(body) and not name.startswith(f"{body}{POOLER}.")
-        if head is None and (of_body or learned):
+        head_prefix = next((prefix for prefix in _HEAD_PREFIXES if name.startswith(prefix)), None)
+        in_body = name.startswith(body) and not name.startswith(f"{body}{POOLER}.")
+        if head_prefix is None and (in_body or has_task):
             state[name] = value
-        elif head is not None:
-            state.setdefault(name.replace(head, _OF_CHECKPOINTS[head], 1), value)
+        elif head_prefix is not None:
+            state.setdefault(name.replace(head_prefix, _HEAD_PREFIXES[head_prefix], 1), value)
     options.pop("revision", None)
     return stock.from_pretrained(None, config=config, state_dict=state, **options)
 

@@ -36,14 +36,14 @@ from hf_tlm.models.families import FAMILIES
 # slower.
 DEPTH = 60.0
 ROTARY_OPSET = 23  # The first with an operator for rotary positions.
-_NAME = "hf_tlm_onnx"
+_ATTENTION_NAME = "hf_tlm_onnx"
 _LOCK = threading.RLock()  # Guards names that are replaced in modules of transformers for the time of an export.
 # The first with an operator for rotary positions; 20 is the first with one for GELU.
 OPSET = 23
 LARGEST = 2 << 30  # Maximum bytes of a protobuf, which holds a graph and its weights.
 PARTS = ("embeddings", "head")
 LEAST_SHARE = 1e-30  # Minimum probability of a class, before its logarithm.
-_MANY = 1 << 20
+_MAX_DIM = 1 << 20
 
 
 def _attention(
@@ -84,13 +84,13 @@ def _mask(
     padding = (1.0 - attention_mask[:, None, None, :].to(dtype)) * least
     if mask_function is bidirectional_mask_function:
         return padding
-    places = torch.arange(kv_length, device=device)
-    seen = mask_function(places, places, places[:, None], places[None, :])
-    return torch.minimum(padding, torch.where(seen, torch.zeros((), dtype=dtype, device=device), least))
+    positions = torch.arange(kv_length, device=device)
+    is_visible = mask_function(positions, positions, positions[:, None], positions[None, :])
+    return torch.minimum(padding, torch.where(is_visible, torch.zeros((), dtype=dtype, device=device), least))
 
 
-AttentionInterface.register(_NAME, _attention)
-AttentionMaskInterface.register(_NAME, _mask)
+AttentionInterface.register(_ATTENTION_NAME, _attention)
+AttentionMaskInterface.register(_ATTENTION_NAME, _mask)
 
 
 @contextlib.contextmanager
@@ -101,20 +101,20 @@ def exportable_attention(model: Any, opset: int) -> Iterator[None]:
     share keys, or scores be capped), or one that does not use transformers' attention functions (COCO-LM's own), has the
     eager attention of its class.
     """
-    before = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if before is None:
+    previous = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if previous is None:
         yield
         return
-    known = model._supports_attention_backend and model.config.model_type in FAMILIES
-    model.set_attn_implementation(_NAME if known else "eager")
+    is_supported = model._supports_attention_backend and model.config.model_type in FAMILIES
+    model.set_attn_implementation(_ATTENTION_NAME if is_supported else "eager")
     try:
-        with _rotary_operator(model) if opset >= ROTARY_OPSET and _fixed_angles(model.config) else contextlib.nullcontext():
+        with _rotary_operator(model) if opset >= ROTARY_OPSET and _is_rope_fixed(model.config) else contextlib.nullcontext():
             yield
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(previous)
 
 
-def _fixed_angles(config: Any) -> bool:
+def _is_rope_fixed(config: Any) -> bool:
     """Return whether the angles of rotary positions are the same at any length."""
     kinds = (getattr(config, "rope_parameters", None) or {}).values()
     return not any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds if isinstance(kind, dict))
@@ -138,15 +138,15 @@ def _sorted_sets(model: nn.Module) -> Iterator[None]:
     """
     names = vars(sys.modules[type(model).__module__])
     with _LOCK:
-        before = names.get("set")
+        original = names.get("set")
         names["set"] = _SortedSet
         try:
             yield
         finally:
-            if before is None:
+            if original is None:
                 del names["set"]
             else:
-                names["set"] = before
+                names["set"] = original
 
 
 @contextlib.contextmanager
@@ -158,9 +158,9 @@ def _rotary_operator(model: nn.Module) -> Iterator[None]:
 
     def angles(self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines, float [1, S, D / 2]; stock code has them twice, side by side."""
-        found = position_ids[..., None].float() * getattr(self, f"{layer_type}_inv_freq")
+        radians = position_ids[..., None].float() * getattr(self, f"{layer_type}_inv_freq")
         scaling = getattr(self, f"{layer_type}_attention_scaling")
-        return found.cos() * scaling, found.sin() * scaling
+        return radians.cos() * scaling, radians.sin() * scaling
 
     def attend(
         self: Any,
@@ -173,17 +173,19 @@ def _rotary_operator(model: nn.Module) -> Iterator[None]:
         batch, length, _ = hidden_states.shape
         heads = self.config.num_attention_heads
         states = self.Wqkv(hidden_states).view(batch, length, 3 * heads, self.head_dim).transpose(1, 2)
-        turned, value = states.split([2 * heads, heads], dim=1)
+        queries_and_keys, value = states.split([2 * heads, heads], dim=1)
         cos, sin = (values.expand(batch, -1, -1) for values in position_embeddings)
-        query, key = torch.onnx.ops.rotary_embedding(turned, cos, sin).split(heads, dim=1)
-        found, _ = _attention(self, query, key, value, attention_mask, scaling=self.head_dim**-0.5)
-        return self.Wo(found.reshape(batch, length, -1)), None
+        query, key = torch.onnx.ops.rotary_embedding(queries_and_keys, cos, sin).split(heads, dim=1)
+        output, _ = _attention(self, query, key, value, attention_mask, scaling=self.head_dim**-0.5)
+        return self.Wo(output.reshape(batch, length, -1)), None
 
     forwards: dict[type[nn.Module], Callable[..., Any]] = {
         modeling_modernbert.ModernBertRotaryEmbedding: angles,
         modeling_modernbert.ModernBertAttention: attend,
     }
-    changed = [(module, of) for module in model.modules() for kind, of in forwards.items() if isinstance(module, kind)]
+    changed = [
+        (module, forward) for module in model.modules() for kind, forward in forwards.items() if isinstance(module, kind)
+    ]
     try:
         for module, function in changed:
             vars(module)["forward"] = MethodType(function, module)
@@ -214,8 +216,8 @@ class _Logits(nn.Module):
         self.model, self.inputs, self.outputs = model, tuple(inputs), tuple(outputs)
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = self.model(**dict(zip(self.inputs, values, strict=True)), return_dict=True)
-        return tuple(found[name] for name in self.outputs)
+        output = self.model(**dict(zip(self.inputs, values, strict=True)), return_dict=True)
+        return tuple(output[name] for name in self.outputs)
 
 
 def check_size(models: Sequence[nn.Module]) -> None:
@@ -252,11 +254,11 @@ def to_onnx(
     mask = torch.ones(shape, dtype=torch.int64)
     mask[..., -2:] = 0
     values = tuple(mask if name == "attention_mask" else torch.ones(shape, dtype=torch.int64) for name in inputs)
-    dims = [("batch", _MANY), *([("choices", _MANY)] if choices else []), ("sequence", longest or _MANY)]
-    dynamic = {place: torch.export.Dim(name, min=1, max=most) for place, (name, most) in enumerate(dims)}
-    was = model.training
+    dims = [("batch", _MAX_DIM), *([("choices", _MAX_DIM)] if choices else []), ("sequence", longest or _MAX_DIM)]
+    dynamic = {axis: torch.export.Dim(name, min=1, max=maximum) for axis, (name, maximum) in enumerate(dims)}
+    was_training = model.training
     try:
-        with _quietly(), _sorted_sets(model), exportable_attention(model, opset):
+        with _silence_exporter(), _sorted_sets(model), exportable_attention(model, opset):
             program = torch.onnx.export(
                 _Logits(model.eval(), inputs, outputs),
                 values,
@@ -271,16 +273,16 @@ def to_onnx(
         cause = " ".join(str(error.__cause__ or error).split())
         raise ModelError(f"torch cannot export this {type(model).__name__} to ONNX: {cause:.300}") from error
     finally:
-        model.train(was)
+        model.train(was_training)
     assert program is not None
     graph = program.model_proto
-    _strip(graph)
+    _strip_notes(graph)
     check_plain(graph, opset)
     return graph
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _silence_exporter() -> Iterator[None]:
     """Silence the exporter's logs and warnings, which are for its developers, within the block."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
@@ -295,11 +297,11 @@ def _quietly() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def _strip(model: Any) -> None:
+def _strip_notes(model: Any) -> None:
     graph = model.graph
-    for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
-        part.ClearField("doc_string")
-        part.ClearField("metadata_props")
+    for entry in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
+        entry.ClearField("doc_string")
+        entry.ClearField("metadata_props")
     graph.ClearField("value_info")
 
 
@@ -310,10 +312,10 @@ def check_plain(model: Any, opset: int | None = None) -> None:
     others |= {f"{tensor.name} in another file" for tensor in model.graph.initializer if tensor.data_location}
     if others:
         raise ModelError(f"The graph would need more than ONNX's own operators: {', '.join(sorted(others)[:3])}.")
-    found = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
-    if opset is not None and found != [opset]:
+    opsets = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    if opset is not None and opsets != [opset]:
         raise ModelError(
-            f"The exporter cannot write this model in opset {opset} (it wrote {found[0]}). Take another, such as {OPSET}."
+            f"The exporter cannot write this model in opset {opset} (it wrote {opsets[0]}). Take another, such as {OPSET}."
         )
 
 
@@ -337,8 +339,8 @@ def quantized(model: Any, *, per_channel: bool = True, keep_float: Sequence[str]
     import onnx
 
     # onnxruntime splits a Gemm, and names its product with this suffix.
-    excluded = [name + end for part in keep_float for name in _nodes_of(model, part) for end in ("", "_MatMul")]
-    with tempfile.TemporaryDirectory() as scratch, _process_as_it_was():
+    excluded = [name + suffix for part in keep_float for name in _find_nodes(model, part) for suffix in ("", "_MatMul")]
+    with tempfile.TemporaryDirectory() as scratch, _restore_process():
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
         path = os.path.join(scratch, "model.onnx")
@@ -350,14 +352,14 @@ def quantized(model: Any, *, per_channel: bool = True, keep_float: Sequence[str]
             weight_type=QuantType.QInt8,
             nodes_to_exclude=excluded,
         )
-        made = onnx.load(path)
-    _strip(made)
-    check_plain(made)
-    return made
+        graph = onnx.load(path)
+    _strip_notes(graph)
+    check_plain(graph)
+    return graph
 
 
 @contextlib.contextmanager
-def _process_as_it_was() -> Iterator[None]:
+def _restore_process() -> Iterator[None]:
     """Undo, after the block, what onnxruntime's tools change for the process: logging, and `sys.path`.
 
     They log by the root logger, which gets a handler if it has none: a program's `logging.basicConfig` would then do
@@ -374,7 +376,7 @@ def _process_as_it_was() -> Iterator[None]:
         sys.path[:] = path
 
 
-def _nodes_of(model: Any, part: str) -> list[str]:
+def _find_nodes(model: Any, part: str) -> list[str]:
     """Return the names of the nodes of a part: the look-ups in embeddings, or the last product with weights, the head."""
     weights = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}
     if part == "embeddings":
@@ -385,14 +387,14 @@ def _nodes_of(model: Any, part: str) -> list[str]:
 
 def half(model: Any) -> Any:
     """Return the graph with weights and activations in float16; its logits are float32."""
-    with warnings.catch_warnings(), _process_as_it_was():
+    with warnings.catch_warnings(), _restore_process():
         from onnxruntime.transformers.float16 import convert_float_to_float16
 
         warnings.simplefilter("ignore")  # About weights too small for float16.
-        made = convert_float_to_float16(model, keep_io_types=True)
-    _strip(made)
-    check_plain(made)
-    return made
+        graph = convert_float_to_float16(model, keep_io_types=True)
+    _strip_notes(graph)
+    check_plain(graph)
+    return graph
 
 
 def averaged(models: Sequence[Any], *, shares: bool) -> Any:
@@ -406,29 +408,29 @@ def averaged(models: Sequence[Any], *, shares: bool) -> Any:
     import onnx
     from onnx import helper
 
-    parts = [
+    renamed_models = [
         onnx.compose.add_prefix(model, f"model_{number}/", rename_inputs=False, rename_outputs=True)
         for number, model in enumerate(models)
     ]
-    made = onnx.ModelProto()
-    made.CopyFrom(parts[0])
-    graph = made.graph
-    for part in parts[1:]:
-        graph.node.extend(part.graph.node)
-        graph.initializer.extend(part.graph.initializer)
-    said = [part.graph.output[0].name for part in parts]
+    joined = onnx.ModelProto()
+    joined.CopyFrom(renamed_models[0])
+    graph = joined.graph
+    for renamed_model in renamed_models[1:]:
+        graph.node.extend(renamed_model.graph.node)
+        graph.initializer.extend(renamed_model.graph.initializer)
+    output_names = [renamed_model.graph.output[0].name for renamed_model in renamed_models]
     if shares:
         graph.node.extend(
-            helper.make_node("Softmax", [name], [f"{name}/shares"], f"{name}/softmax", axis=-1) for name in said
+            helper.make_node("Softmax", [name], [f"{name}/shares"], f"{name}/softmax", axis=-1) for name in output_names
         )
-        said = [f"{name}/shares" for name in said]
+        output_names = [f"{name}/shares" for name in output_names]
     output = "average" if shares else "logits"
-    graph.node.append(helper.make_node("Mean", said, [output], "mean"))
+    graph.node.append(helper.make_node("Mean", output_names, [output], "mean"))
     if shares:
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(LEAST_SHARE, dtype=np.float32), "least"))
         graph.node.append(helper.make_node("Max", ["average", "least"], ["shares"], "no_zero"))
         graph.node.append(helper.make_node("Log", ["shares"], ["logits"], "log"))
     del graph.output[1:]
     graph.output[0].name = "logits"
-    check_plain(made)
-    return made
+    check_plain(joined)
+    return joined

@@ -58,8 +58,8 @@ class OnnxModel:
         check_numbers(ModelError, num_threads=num_threads)
         path = Path(folder) / ONNX_FILES[dtype]
         if not path.is_file():
-            there = [name for name, file in ONNX_FILES.items() if (Path(folder) / file).is_file()]
-            hint = f"There is {', '.join(there)}" if there else "Make it first: hf-tlm export"
+            available = [name for name, file in ONNX_FILES.items() if (Path(folder) / file).is_file()]
+            hint = f"There is {', '.join(available)}" if available else "Make it first: hf-tlm export"
             raise ModelError(f"{folder} has no {ONNX_FILES[dtype]}, which {dtype} is read from. {hint}.")
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # Errors; warnings are of its own optimisations.
@@ -86,7 +86,7 @@ class OnnxModel:
                 f"The graph takes {', '.join(missing)}, which its tokenizer does not give. Take both from one export."
             )
         try:
-            found = self.session.run(None, {name: np.asarray(batch[name], dtype=np.int64) for name in self.inputs})
+            outputs = self.session.run(None, {name: np.asarray(batch[name], dtype=np.int64) for name in self.inputs})
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run the graph: {' '.join(str(error).split()):.300}") from error
-        return tuple(found)
+        return tuple(outputs)

@@ -88,7 +88,7 @@ def load_released(folder: str | os.PathLike) -> Released:
     state = read_weights(file, "Give the folder of a released COCO-LM model.")
     tokenizer = _read_tokenizer(folder)
     try:
-        config = _config(values, tokenizer, state)
+        config = _build_config(values, tokenizer, state)
         model = CocoLmForMaskedLM(config) if LM_BIAS in state else CocoLmModel(config, add_pooling_layer=False)
     except (TypeError, ValueError) as error:
         raise ModelError(f"{folder / CONFIG} cannot be used: {error}") from error
@@ -155,7 +155,7 @@ def _read_tokenizer(folder: Path) -> CocoLmTokenizer:
         raise ModelError(f"Cannot read {' and '.join(map(str, files))}: {error}") from error
 
 
-def _config(values: dict[str, Any], tokenizer: CocoLmTokenizer, state: dict[str, torch.Tensor]) -> CocoLmConfig:
+def _build_config(values: dict[str, Any], tokenizer: CocoLmTokenizer, state: dict[str, torch.Tensor]) -> CocoLmConfig:
     """Convert the values of a released config to our config, with the heads that have weights.
 
     Raises:
@@ -196,9 +196,9 @@ def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], 
     shapes = {name: (sum(map(len, parts)), *parts[0].shape[1:]) for name, parts in holders.items()}
     others = [name for name in state if name not in holders]
     unexpected = [name for name in others if name.startswith(BODY) and not name.startswith(CONTRASTIVE_HEAD)]
-    if found := weight_problems(state, shapes, unexpected):
+    if problems := weight_problems(state, shapes, unexpected):
         raise ModelError(
-            f"The weights in {file} are not those of the model in {CONFIG}. {found}. Are both of one released "
+            f"The weights in {file} are not those of the model in {CONFIG}. {problems}. Are both of one released "
             "COCO-LM model, with post-LayerNorm?"
         )
     for name, parts in holders.items():

@@ -50,11 +50,11 @@ RENAMED = {
     "classifier.dense.": ("cls_layer.0.", CLASSIFIER),
     "classifier.out_proj.": ("cls_layer.2.", CLASSIFIER),
 }
-BIAS_AGAIN = "predictions.decoder.bias"
+DECODER_BIAS = "predictions.decoder.bias"
 # Pairs of weights, (part, name) each, that are tied unless both are in a file and differ; a file may have either.
 TWINS = (
     ((BODY, "embeddings.word_embeddings.weight"), (MLM_HEAD, "predictions.decoder.weight")),
-    ((MLM_HEAD, "predictions.bias"), (MLM_HEAD, BIAS_AGAIN)),
+    ((MLM_HEAD, "predictions.bias"), (MLM_HEAD, DECODER_BIAS)),
 )
 # What the parts may hold beyond our model's weights: position ids, zeros, and a layer that the classifier does not read.
 UNUSED = ("embeddings.position_ids", "embeddings.token_type_ids", "pooler.")
@@ -101,25 +101,25 @@ def load_released_tlm(
     bert = _read_config(folder)
     file = weights_file(folder)
     state = read_weights(file, ADVICE)
-    prefixes = {part: _prefix(state, part, file) for part in PARTS}
-    names = _label_names(state, prefixes, label_names)
-    (embedding, output), (bias, bias_again) = _complete(state, prefixes)
+    prefixes = {part: _find_prefix(state, part, file) for part in PARTS}
+    names = _check_label_names(state, prefixes, label_names)
+    (embedding, output), (bias, decoder_bias) = _complete_twins(state, prefixes)
     try:
         config = ElectraConfig(
             **{name: getattr(bert, name) for name in SHARED},
             embedding_size=bert.hidden_size,
             classifier_dropout=0.0,  # Theirs has no dropout.
-            tie_word_embeddings=_are_one(state, embedding, output),
+            tie_word_embeddings=_are_equal(state, embedding, output),
             id2label=dict(enumerate(names)),
             label2id={name: index for index, name in enumerate(names)},
         )
         model = TlmModel.from_config(config)
     except UNUSABLE as error:
         raise ModelError(f"{folder / CONFIG} cannot be used: {error}") from error
-    if not _are_one(state, bias, bias_again):
-        raise ModelError(f"{bias} and {bias_again} in {file} must be one, and are two. {ADVICE}")
+    if not _are_equal(state, bias, decoder_bias):
+        raise ModelError(f"{bias} and {decoder_bias} in {file} must be one, and are two. {ADVICE}")
     left_out = _load_weights(model, state, prefixes, file)
-    return ReleasedTlm(model.eval(), _tokenizer(folder, tokenizer_name, config), left_out)
+    return ReleasedTlm(model.eval(), _load_tokenizer(folder, tokenizer_name, config), left_out)
 
 
 def convert_released_tlm(
@@ -171,20 +171,20 @@ def convert_legacy(
     folder = local_folder(checkpoint, "model", allow_patterns=FILES, allow_pickle=True)
     if not _is_bert(folder):
         options = {"task": task, "label_names": label_names, "tokenizer_name": tokenizer_name}
-        if given := [name for name, value in options.items() if value is not None]:
+        if others := [name for name, value in options.items() if value is not None]:
             raise ModelError(
-                f"{', '.join(given)}: for checkpoints of TLM, whose {CONFIG} says model_type bert. {checkpoint} is read as "
+                f"{', '.join(others)}: for checkpoints of TLM, whose {CONFIG} says model_type bert. {checkpoint} is read as "
                 "COCO-LM's, which has a tokenizer and no classes. Leave them out."
             )
-        return _with_card(convert_released(folder, output_dir), checkpoint, output_dir, None)
-    spec = _task(checkpoint, task)
+        return _write_card(convert_released(folder, output_dir), checkpoint, output_dir, None)
+    spec = _find_task(checkpoint, task)
     if label_names is None:
         if task is not None and spec is None:
             raise ModelError(f"No registered task {task!r}, whose classes the checkpoint could have. Give --label_names.")
         label_names = spec.classes if spec else None
     released = convert_released_tlm(folder, output_dir, label_names=label_names, tokenizer_name=tokenizer_name)
     classes = released.model.config.id2label or {}
-    return _with_card(released, checkpoint, output_dir, list(classes.values()))
+    return _write_card(released, checkpoint, output_dir, list(classes.values()))
 
 
 def legacy_length(checkpoint: str, task: str | None = None) -> int | None:
@@ -193,7 +193,7 @@ def legacy_length(checkpoint: str, task: str | None = None) -> int | None:
     Args:
         checkpoint, task: as in `convert_legacy`.
     """
-    spec = _task(checkpoint, task)
+    spec = _find_task(checkpoint, task)
     return None if spec is None else released_length(spec.name)
 
 
@@ -214,17 +214,17 @@ def _read_config(folder: Path) -> BertConfig:
     return config
 
 
-def _prefix(state: dict[str, torch.Tensor], part: str, file: Path) -> str:
+def _find_prefix(state: dict[str, torch.Tensor], part: str, file: Path) -> str:
     """Return the prefix of the names of a part in a file."""
-    found = [name for name in state if name == part or name.endswith(f".{part}")]
-    if len(found) != 1:
-        raise ModelError(f"{file} must hold one weight named [...]{part}; found {', '.join(found) or 'none'}. {ADVICE}")
-    return found[0].removesuffix(part)
+    matches = [name for name in state if name == part or name.endswith(f".{part}")]
+    if len(matches) != 1:
+        raise ModelError(f"{file} must hold one weight named [...]{part}; found {', '.join(matches) or 'none'}. {ADVICE}")
+    return matches[0].removesuffix(part)
 
 
-def _complete(state: dict[str, torch.Tensor], prefixes: dict[str, str]) -> list[tuple[str, str]]:
+def _complete_twins(state: dict[str, torch.Tensor], prefixes: dict[str, str]) -> list[tuple[str, str]]:
     """Return the names of `TWINS` in this file; if it has only one of a pair, add the other to `state`."""
-    pairs = [(prefixes[one] + name, prefixes[two] + other) for (one, name), (two, other) in TWINS]
+    pairs = [(prefixes[part] + name, prefixes[other_part] + other) for (part, name), (other_part, other) in TWINS]
     for first, second in pairs:
         for name, other in ((first, second), (second, first)):
             if other in state:
@@ -232,11 +232,11 @@ def _complete(state: dict[str, torch.Tensor], prefixes: dict[str, str]) -> list[
     return pairs
 
 
-def _are_one(state: dict[str, torch.Tensor], name: str, other: str) -> bool:
+def _are_equal(state: dict[str, torch.Tensor], name: str, other: str) -> bool:
     return name not in state or torch.equal(state[name], state[other])
 
 
-def _label_names(
+def _check_label_names(
     state: dict[str, torch.Tensor], prefixes: dict[str, str], label_names: Sequence[str] | None
 ) -> Sequence[str]:
     name = f"{prefixes[CLASSIFIER]}cls_layer.2.weight"
@@ -257,13 +257,13 @@ def _label_names(
 def _load_weights(model: TlmModel, state: dict[str, torch.Tensor], prefixes: dict[str, str], file: Path) -> list[str]:
     """Copy the weights into the model, and return the names of those that it does not use."""
     values = {_released_name(name, prefixes): tensor for name, tensor in model.state_dict().items()}
-    others = [name for name in state if name not in values and name != prefixes[MLM_HEAD] + BIAS_AGAIN]
-    own = [prefixes[BODY] + name for name in ("embeddings.", "encoder.")]
-    own += [prefixes[MLM_HEAD] + "predictions.", prefixes[CLASSIFIER] + "cls_layer."]
+    others = [name for name in state if name not in values and name != prefixes[MLM_HEAD] + DECODER_BIAS]
+    own_prefixes = [prefixes[BODY] + name for name in ("embeddings.", "encoder.")]
+    own_prefixes += [prefixes[MLM_HEAD] + "predictions.", prefixes[CLASSIFIER] + "cls_layer."]
     unused = tuple(prefixes[BODY] + name for name in UNUSED)
-    unexpected = [name for name in others if name.startswith(tuple(own)) and not name.startswith(unused)]
-    if found := weight_problems(state, {name: tuple(value.shape) for name, value in values.items()}, unexpected):
-        raise ModelError(f"The weights in {file} are not those of the model in {CONFIG}. {found}. {ADVICE}")
+    unexpected = [name for name in others if name.startswith(tuple(own_prefixes)) and not name.startswith(unused)]
+    if problems := weight_problems(state, {name: tuple(value.shape) for name, value in values.items()}, unexpected):
+        raise ModelError(f"The weights in {file} are not those of the model in {CONFIG}. {problems}. {ADVICE}")
     for name, value in values.items():
         value.copy_(state[name])
     return others
@@ -276,7 +276,7 @@ def _released_name(name: str, prefixes: dict[str, str]) -> str:
     return prefixes[part] + theirs + name.removeprefix(ours)
 
 
-def _tokenizer(folder: Path, name: str | None, config: ElectraConfig) -> PreTrainedTokenizerBase:
+def _load_tokenizer(folder: Path, name: str | None, config: ElectraConfig) -> PreTrainedTokenizerBase:
     if name is None and not any((folder / file).is_file() for file in BERT_TOKENIZERS):
         raise ModelError(
             f"{folder} has no tokenizer ({' or '.join(BERT_TOKENIZERS)}). Name one with --tokenizer_name; the paper's "
@@ -292,7 +292,7 @@ def _tokenizer(folder: Path, name: str | None, config: ElectraConfig) -> PreTrai
     return tokenizer
 
 
-def _with_card(
+def _write_card(
     released: Released | ReleasedTlm, checkpoint: str, output_dir: str | os.PathLike, classes: list[str] | None
 ) -> Released | ReleasedTlm:
     model = released.model
@@ -309,8 +309,8 @@ def _is_bert(folder: Path) -> bool:
         return False  # The COCO-LM reader reports what is wrong with the file.
 
 
-def _task(checkpoint: str, task: str | None) -> TaskSpec | None:
+def _find_task(checkpoint: str, task: str | None) -> TaskSpec | None:
     if task is not None:
         return registered_task(task)
-    named = RELEASED_NAME.fullmatch(Path(checkpoint.partition("@")[0]).name)
-    return registered_task(named[1]) if named else None
+    match = RELEASED_NAME.fullmatch(Path(checkpoint.partition("@")[0]).name)
+    return registered_task(match[1]) if match else None

@@ -92,35 +92,35 @@ def cooccurrence(
         raise ModelError(f"window must be at least 1 and max_nonzeros 2; received {window} and {max_nonzeros}.")
     ignored = np.zeros(vocab_size, dtype=bool)
     ignored[list(ignore)] = True
-    # Each pair once, the smaller id as the row: half the memory, and `_forget` treats both directions alike.
+    # Each pair once, the smaller id as the row: half the memory, and `_drop_rarest` treats both directions alike.
     counts = sp.csr_matrix((vocab_size, vocab_size), dtype=np.float64)
-    forgotten = 0.0
+    dropped = 0.0
     for chunk in token_chunks(texts, "Counting co-occurrences"):
         ids = np.concatenate(chunk)
         if ids.max() >= vocab_size or ids.min() < 0:
             raise ModelError(f"Token id {max(ids.max(), -ids.min())} is outside of the vocabulary of {vocab_size}.")
-        owner = np.repeat(np.arange(len(chunk)), [len(text) for text in chunk])
+        text_indices = np.repeat(np.arange(len(chunk)), [len(text) for text in chunk])
         usable = ~ignored[ids]
         for distance in range(1, window + 1):
-            pair = (owner[:-distance] == owner[distance:]) & usable[:-distance] & usable[distance:]
-            left, right = ids[:-distance][pair], ids[distance:][pair]
+            is_pair = (text_indices[:-distance] == text_indices[distance:]) & usable[:-distance] & usable[distance:]
+            left, right = ids[:-distance][is_pair], ids[distance:][is_pair]
             weights = np.full(len(left), 1.0 / distance)
-            places = (np.minimum(left, right), np.maximum(left, right))
-            counts = counts + sp.coo_matrix((weights, places), shape=counts.shape).tocsr()
+            indices = (np.minimum(left, right), np.maximum(left, right))
+            counts = counts + sp.coo_matrix((weights, indices), shape=counts.shape).tocsr()
         if counts.nnz > max_nonzeros:
-            forgotten += _forget(counts, max_nonzeros // 2)
+            dropped += _drop_rarest(counts, max_nonzeros // 2)
     counts = (counts + counts.T).tocsr()
-    total = counts.sum() + 2 * forgotten
-    return counts, float(2 * forgotten / total) if total else 0.0
+    total = counts.sum() + 2 * dropped
+    return counts, float(2 * dropped / total) if total else 0.0
 
 
-def _forget(counts: sp.csr_matrix, keep: int) -> float:
+def _drop_rarest(counts: sp.csr_matrix, keep: int) -> float:
     """Drop all but the `keep` largest counts in place (of equal ones the first), and return the dropped weight."""
     threshold = np.partition(counts.data, counts.nnz - keep)[counts.nnz - keep]
-    stays = counts.data > threshold
-    stays[np.flatnonzero(counts.data == threshold)[: keep - int(stays.sum())]] = True
-    dropped = float(counts.data[~stays].sum())
-    counts.data[~stays] = 0.0
+    is_kept = counts.data > threshold
+    is_kept[np.flatnonzero(counts.data == threshold)[: keep - int(is_kept.sum())]] = True
+    dropped = float(counts.data[~is_kept].sum())
+    counts.data[~is_kept] = 0.0
     counts.eliminate_zeros()
     return dropped
 
@@ -180,7 +180,7 @@ def spectral_embeddings(
     from sklearn.utils.extmath import randomized_svd
 
     started = time.monotonic()
-    counts, forgotten = cooccurrence(texts, vocab_size, ignore=ignore)
+    counts, dropped_share = cooccurrence(texts, vocab_size, ignore=ignore)
     if counts.nnz == 0:
         raise ModelError("Spectral embeddings need texts of two tokens or more, and there are none.")
     matrix = ppmi(counts)
@@ -189,21 +189,21 @@ def spectral_embeddings(
     left, singular, _ = randomized_svd(matrix, n_components=rank, random_state=0)
     # Directions of the null space and tokens without any association hold only rounding errors: they become zero.
     singular = np.where(singular > singular[0] * vocab_size * np.finfo(np.float32).eps, singular, 0.0)
-    known = np.diff(matrix.indptr) > 0
+    has_statistics = np.diff(matrix.indptr) > 0
     vectors = np.zeros((vocab_size, dim), dtype=np.float32)
     vectors[:, :rank] = left * np.sqrt(singular)
     norms = np.linalg.norm(vectors, axis=1)
-    known &= norms > 0
-    vectors[~known] = 0.0
-    vectors[known] *= scale / norms[known, None]
+    has_statistics &= norms > 0
+    vectors[~has_statistics] = 0.0
+    vectors[has_statistics] *= scale / norms[has_statistics, None]
     report = {
         "window": WINDOW,
         "context_power": CONTEXT_POWER,
         "scale": scale,
-        "tokens_covered": int(known.sum()),
+        "tokens_covered": int(has_statistics.sum()),
         "vocab_size": vocab_size,
         "nonzeros": int(counts.nnz),
-        "forgotten_share": forgotten,
+        "forgotten_share": dropped_share,
         "seconds": round(time.monotonic() - started, 2),
     }
     return SpectralEmbeddings(vectors, report)

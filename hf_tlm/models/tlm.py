@@ -25,17 +25,17 @@ from transformers.utils import SAFE_WEIGHTS_NAME, ModelOutput
 
 from hf_tlm.errors import ModelError
 from hf_tlm.hub.repo import checkpoint_folder
-from hf_tlm.models.base import TrainedModel, body_of, encode, encode_masked_positions, layer_classes, places, refusals_of
+from hf_tlm.models.base import TrainedModel, body_of, building, encode, encode_masked_positions, layer_classes, true_indices
 from hf_tlm.models.cpu_kernels import use_cpu_kernels
 from hf_tlm.models.families import EncodedTexts, Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
 from hf_tlm.models.loading import (
     DTYPE,
     TRAINER_STATE,
-    classes_of,
     head_is_new,
     hub_options,
     load_classifier,
+    parse_id2label,
     reading,
     without_reports,
 )
@@ -148,7 +148,7 @@ class TlmModel(TrainedModel):
             ModelError: the config's `model_type` is not a supported encoder.
         """
         family_of(config)
-        with refusals_of(config):
+        with building(config):
             return cls(AutoModelForSequenceClassification.from_config(config), AutoModelForMaskedLM.from_config(config))
 
     @classmethod
@@ -175,19 +175,19 @@ class TlmModel(TrainedModel):
                 name is not valid; or `id2label` does not name the classes from 0 on.
         """
         name = named("model_name_or_path", model_name_or_path, ModelError, needed=True)
-        id2label = classes_of(id2label)
+        id2label = parse_id2label(id2label)
         options = hub_options(revision, trust_remote_code, attn_implementation)
         if (Path(name) / TRAINER_STATE).is_file():
             return cls._from_trainer(name, id2label, options)
         folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code))
         # Our own exports keep the masked-LM head beside the classifier.
-        beside = (folder / MLM_SUBFOLDER / "config.json").is_file()
+        has_lm_folder = (folder / MLM_SUBFOLDER / "config.json").is_file()
         # Each class loads its own head only: transformers would report the weights of the other as unused.
         with without_reports(), reading(f"a model from {name!r}"):
             classifier, classifier_is_new = load_classifier(str(folder), name, id2label=id2label, **options)
             lm, info = AutoModelForMaskedLM.from_pretrained(
                 str(folder),
-                subfolder=MLM_SUBFOLDER if beside else "",
+                subfolder=MLM_SUBFOLDER if has_lm_folder else "",
                 output_loading_info=True,
                 dtype=DTYPE,
                 **options,
@@ -207,9 +207,9 @@ class TlmModel(TrainedModel):
             )
             model = cls.from_config(config)
             missing, unexpected = model.load_state_dict(load_file(Path(folder) / SAFE_WEIGHTS_NAME), strict=False)
-            if wrong := (set(missing) - set(model.all_tied_weights_keys)) | set(unexpected):
+            if mismatched := (set(missing) - set(model.all_tied_weights_keys)) | set(unexpected):
                 raise ModelError(
-                    f"{folder} is not a checkpoint of a {config.model_type} TlmModel: {', '.join(sorted(wrong)[:5])}."
+                    f"{folder} is not a checkpoint of a {config.model_type} TlmModel: {', '.join(sorted(mismatched)[:5])}."
                 )
         return model
 
@@ -246,15 +246,15 @@ class TlmModel(TrainedModel):
             labels: int64 [B]. Class logits are computed if it is given, or if `mlm_labels` is not.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
-        masked = None if mlm_labels is None else places(mlm_labels != -100)
+        masked = None if mlm_labels is None else true_indices(mlm_labels != -100)
         if masked is not None and mlm_labels is not None and labels is None:
             hidden = encode_masked_positions(body_of(self), masked, *inputs)
             return TlmOutput(mlm_loss=self._mlm_loss(hidden, masked, mlm_labels))
-        return self._heads(encode(body_of(self), *inputs), masked, mlm_labels)
+        return self._compute_heads(encode(body_of(self), *inputs), masked, mlm_labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable
-    def _heads(self, texts: EncodedTexts, masked: torch.Tensor | None, mlm_labels: torch.Tensor | None) -> TlmOutput:
+    def _compute_heads(self, texts: EncodedTexts, masked: torch.Tensor | None, mlm_labels: torch.Tensor | None) -> TlmOutput:
         logits, mlm_loss = self.family.classify(self, texts), None
         if masked is not None and mlm_labels is not None:
             mlm_loss = self._mlm_loss(texts.hidden.flatten(0, 1)[masked], masked, mlm_labels)
@@ -274,11 +274,11 @@ def renew_classifier(model: PreTrainedModel) -> None:
     fresh = AutoModelForSequenceClassification.from_config(model.config)
     for name, child in fresh.named_children():
         if name != model.base_model_prefix:
-            own = getattr(model, name)
+            head = getattr(model, name)
             # An adapter trains a copy of the head, see `hf_tlm.models.adapters`.
-            if isinstance(own, ModulesToSaveWrapper):
-                own = own.modules_to_save[own.active_adapter]
-            own.load_state_dict(child.state_dict())
+            if isinstance(head, ModulesToSaveWrapper):
+                head = head.modules_to_save[head.active_adapter]
+            head.load_state_dict(child.state_dict())
 
 
 def gather_fsdp(model: PreTrainedModel) -> PreTrainedModel:

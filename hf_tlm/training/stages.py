@@ -30,8 +30,8 @@ from hf_tlm.models.base import body_of, embedding_weight
 from hf_tlm.models.cpu_kernels import set_dropout
 from hf_tlm.models.initialization import (
     OFFSETS,
-    carried_by,
     copying_heads,
+    embedding_map_of,
     near_identity,
     position_dims,
     position_embeddings,
@@ -267,7 +267,7 @@ class Initialization:
     def _write_head(self, body: PreTrainedModel, head: MlmHead, counts: np.ndarray) -> None:
         decoder = head.family.decoder(head)
         unigram_bias(decoder, counts, self.never_predicted)
-        carried = carried_by(body)
+        carried = embedding_map_of(body)
         for module in head.modules():
             # COCO-LM's copy head is not a transform; the shape excludes it.
             if isinstance(module, nn.Linear) and module is not decoder and module.weight.shape == carried.T.shape:

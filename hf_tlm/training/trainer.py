@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.data.collator import TlmCollator, leading_texts, thinned, twice
+from hf_tlm.data.collator import TlmCollator, leading_texts, repeat_rows, thinned
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
 from hf_tlm.data.masking import with_draws
 from hf_tlm.data.streaming import ShardStream, StreamedBlocks
@@ -321,7 +321,7 @@ class TlmTrainer(SampledTrainer):
         stream = _stream_of(inputs)
         objective = self.objectives[stream]
         texts = {name: values for name, values in inputs.items() if name != "teacher_probs"}
-        outputs = model(**(twice(texts) if isinstance(objective, RDrop) else texts))
+        outputs = model(**(repeat_rows(texts) if isinstance(objective, RDrop) else texts))
         terms = objective(outputs, inputs, num_items_in_batch)
         loss = terms.pop("loss")
         self.watch.add(loss, {name: value for name, value in terms.items() if not value.dim()})

@@ -5,7 +5,7 @@ import torch
 from transformers import set_seed
 
 from hf_tlm.data import TlmCollator
-from hf_tlm.data.collator import leading_texts, twice
+from hf_tlm.data.collator import leading_texts, repeat_rows
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
 from hf_tlm.objectives import Mlm, RDrop, TaskLoss, TeacherLoss, WeightedMean, WeightedSum
 from support.gpu import DEVICE, assert_same_steps, here, on_device, without_dropout
@@ -63,7 +63,7 @@ def test_rdrop(row_length, tokenizer):
     set_seed(0)
     objective = RDrop(3.0, 0.1, [0.5, 1.5, 1.0])
     model, batch = without_dropout(tiny("bert")), collate(tokenizer, row_length, 0.0)
-    assert_same_steps(model, lambda own, given: objective(own(**twice(given)), given)["loss"], batch)
+    assert_same_steps(model, lambda own, given: objective(own(**repeat_rows(given)), given)["loss"], batch)
 
     class Logits(torch.nn.Module):
         """What two passes under dropout give."""

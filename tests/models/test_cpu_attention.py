@@ -103,7 +103,7 @@ def test_by_blocks_where_no_others_are_seen(length, dropout, monkeypatch):
     for ours, theirs in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     by_blocks = max(shape[-1] for pair in products for shape in pair) < length
-    assert by_blocks == (length >= module.BLOCKS_PAY * 4 * WINDOW)
+    assert by_blocks == (length >= module.MIN_BLOCK_RATIO * 4 * WINDOW)
 
 
 @pytest.mark.parametrize("mask", ["none", "added"])
@@ -134,7 +134,7 @@ def test_any_mask_and_other_keys_than_queries(kind, shape):
 
 
 def by_products(output: torch.Tensor) -> bool:
-    return type(output.grad_fn).__name__ == "_AttendBackward"
+    return type(output.grad_fn).__name__ == "_AttentionBackward"
 
 
 def test_who_attends(monkeypatch):
@@ -188,7 +188,7 @@ def test_modernbert_has_the_gradients_of_the_stock_class(dtype, length, layout, 
     """In padded rows, and packed ones, whose positions begin again; float64 to rounding, bf16 as autocast has it."""
     torch.manual_seed(0)
     config = modernbert(length)
-    monkeypatch.setattr(module, "ROTATED", 3 * config.hidden_size * length)  # Of four texts three and then one.
+    monkeypatch.setattr(module, "ROTATED_ELEMENTS", 3 * config.hidden_size * length)  # Of four texts three and then one.
     model = minded(TlmModel.from_config(copy.deepcopy(config)))
     stock = AutoModelForSequenceClassification.from_config(config)
     stock.load_state_dict({name: value for name, value in model.state_dict().items() if "mlm_head" not in name})
@@ -274,8 +274,8 @@ def test_scored_as_the_stock_class_scores(length, dtype, monkeypatch):
     stock.load_state_dict({name: value for name, value in model.state_dict().items() if "mlm_head" not in name})
     rotate, rotated = module._Rotate.apply, []
     monkeypatch.setattr(module._Rotate, "apply", lambda *given: rotated.append(1) or rotate(*given))
-    attend, attended = module._Attend.apply, []
-    monkeypatch.setattr(module._Attend, "apply", lambda *given: attended.append(1) or attend(*given))
+    attend, attended = module._Attention.apply, []
+    monkeypatch.setattr(module._Attention, "apply", lambda *given: attended.append(1) or attend(*given))
     ids = torch.randint(5, 90, (3, length))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     inputs["attention_mask"][1, 9:] = 0

@@ -12,8 +12,8 @@ from hf_tlm.models import ModelError, TlmModel
 from hf_tlm.models.initialization import (
     OFFSETS,
     attention_weights,
-    carried_by,
     copying_heads,
+    embedding_map_of,
     frequencies,
     layers_of,
     near_identity,
@@ -99,7 +99,7 @@ def test_such_a_head_writes_what_it_reads(name):
     model = model_of(config_of(name))
     start_at_neighbors(model.base_model)
     weights = attention_weights(layers_of(model.base_model)[0], 4)
-    codes = carried_by(model.base_model)[:, -position_dims(model.get_input_embeddings().weight.shape[1]) :]
+    codes = embedding_map_of(model.base_model)[:, -position_dims(model.get_input_embeddings().weight.shape[1]) :]
     for head in range(4):
         rows = slice(32 * head, 32 * head + 32)
         product = (weights.output[:, rows] @ weights.value[rows]).detach()
@@ -203,10 +203,10 @@ def test_counts_and_bias():
 def test_a_transform_near_the_identity(name):
     """What the head hands to the output embedding is nearly the embedding that a hidden state began with."""
     model = model_of(config_of(name))
-    carried = carried_by(model.base_model)
+    carried = embedding_map_of(model.base_model)
     if name != "bert":
         start_at_neighbors(model.base_model)
-        carried = carried_by(model.base_model)
+        carried = embedding_map_of(model.base_model)
     dense = next(m for m in model.mlm_head.modules() if isinstance(m, nn.Linear) and m.out_features != V)
     near_identity(dense, carried)
     vectors = torch.randn(50, carried.shape[1])

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise
 @pytest.fixture
 def used(monkeypatch):
     """Whether each of the products that were met was oneDNN's, as if that were faster on every processor."""
-    found, suits = [], cpu_kernels._suits
+    found, suits = [], cpu_kernels._can_use_onednn
     monkeypatch.setattr(cpu_kernels, "is_faster", lambda: True)
-    monkeypatch.setattr(cpu_kernels, "_suits", lambda *tensors: (found.append(suits(*tensors)), found[-1])[1])
+    monkeypatch.setattr(cpu_kernels, "_can_use_onednn", lambda *tensors: (found.append(suits(*tensors)), found[-1])[1])
     return found
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_tlm.data import TlmCollator
-from hf_tlm.models.base import Tail, encode, encode_masked_positions, places
+from hf_tlm.models.base import Tail, encode, encode_masked_positions, true_indices
 from support.tiny_models import EXACT, families, tiny
 from support.token_texts import texts
 
@@ -17,7 +17,7 @@ def both_ways(model, tokenizer, row_length, choose=lambda chosen: chosen):
     inputs, chosen = [batch.get(name) for name in PLACES], choose(batch["mlm_labels"] != -100)
     found = []
     for hidden in (
-        encode_masked_positions(model.base_model, places(chosen), *inputs),
+        encode_masked_positions(model.base_model, true_indices(chosen), *inputs),
         encode(model.base_model, *inputs).hidden[chosen],
     ):
         model.zero_grad()

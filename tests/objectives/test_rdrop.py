@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_tlm.data.collator import twice
+from hf_tlm.data.collator import repeat_rows
 from hf_tlm.objectives import RDrop
 
 
@@ -60,7 +60,7 @@ def test_a_batch_twice():
         "first_tokens": torch.tensor([0, 2, 4]),
         "labels": torch.tensor([0, 1, 2]),
     }
-    found = twice(packed)
+    found = repeat_rows(packed)
     assert found["input_ids"].tolist() == [[5, 6, 7, 8], [9, 9, 0, 0]] * 2
     assert found["first_tokens"].tolist() == [0, 2, 4, 8, 10, 12]
     assert found["text_ids"].tolist() == [[1, 1, 2, 2], [3, 3, 0, 0], [4, 4, 5, 5], [6, 6, 0, 0]]
