@@ -363,10 +363,10 @@ def _fingerprint(
     settings = backend_settings(tokenizer)
     if settings is None:
         return None
-    parts = [dataset._fingerprint, settings, max_length, tokenizer.model_input_names, tokenizer.truncation_side]
-    parts += ["all types"] if all_types else []
-    parts += [label] if label == "labels" else []  # Older caches dropped this column.
-    return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
+    inputs = [dataset._fingerprint, settings, max_length, tokenizer.model_input_names, tokenizer.truncation_side]
+    inputs += ["all types"] if all_types else []
+    inputs += [label] if label == "labels" else []  # Older caches dropped this column.
+    return xxhash.xxh3_64_hexdigest(json.dumps(inputs, sort_keys=True).encode())
 
 
 def backend_settings(tokenizer: PreTrainedTokenizerBase) -> dict | None:

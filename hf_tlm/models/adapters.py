@@ -67,7 +67,7 @@ def add_lora(
         ModelError: a name in `lora.lora_target_modules` is not that of a linear layer of the body.
     """
     body = model.base_model_prefix
-    wanted = _find_targets(body_of(model), lora)
+    targets = _find_targets(body_of(model), lora)
     head = [name for name, module in model.named_children() if name not in (body, "mlm_head") and list(module.parameters())]
     head += [POOLER] if getattr(model.base_model, POOLER, None) is not None else []
     config = LoraConfig(
@@ -75,7 +75,7 @@ def add_lora(
         lora_alpha=lora.lora_alpha,  # type: ignore[arg-type]  # A factor, which may be fractional.
         lora_dropout=lora.lora_dropout,
         # One regular expression that fits the stock classifier too, whose head has layers of the same names.
-        target_modules=rf"{body}\.(?!{POOLER}\b)(.*\.)?({'|'.join(map(re.escape, sorted(wanted)))})",
+        target_modules=rf"{body}\.(?!{POOLER}\b)(.*\.)?({'|'.join(map(re.escape, sorted(targets)))})",
         modules_to_save=head if classifier else None,
         revision=revision,
     )
@@ -108,13 +108,13 @@ def _find_targets(body: PreTrainedModel, lora: LoraArguments) -> set[str]:
         for name, module in body.named_modules()
         if isinstance(module, nn.Linear) and POOLER not in name.split(".")
     }
-    wanted = set(lora.lora_target_modules or linear)
-    if unknown := wanted - linear:
+    targets = set(lora.lora_target_modules or linear)
+    if unknown := targets - linear:
         raise ModelError(
             f"lora_target_modules: a {body.config.model_type} body has no linear layer "
             f"{', '.join(f'{name:.60}' for name in sorted(unknown)[:5])}. Choose from {', '.join(sorted(linear))}."
         )
-    return wanted
+    return targets
 
 
 def trained_parameters(model: nn.Module) -> int:

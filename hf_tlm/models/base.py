@@ -180,20 +180,21 @@ def encode(
 
 
 def _encode_without_padding(
-    body: PreTrainedModel, inputs: dict[str, torch.Tensor], real: torch.Tensor, position_ids: torch.Tensor
+    body: PreTrainedModel, inputs: dict[str, torch.Tensor], unpadded: torch.Tensor, position_ids: torch.Tensor
 ) -> torch.Tensor:
     """Return hidden states float [R, S, H], zero at padding, from attention kernels for texts of varying lengths.
 
     Instead of a mask, these kernels take all texts in one row and the offset of each text.
 
     Args:
-        inputs: int64 [R, S] each; real: bool [R, S], False at padding; position_ids: int64 [R, S], 0 where a text begins.
+        inputs: int64 [R, S] each; unpadded: bool [R, S], False at padding.
+        position_ids: int64 [R, S], 0 where a text begins.
     """
-    positions = position_ids[real]
+    positions = position_ids[unpadded]
     total = positions.new_tensor([len(positions)])
     cumulative = torch.cat([(positions == 0).nonzero().flatten(), total]).to(torch.int32)
     longest = int(positions.max()) + 1
-    row = {name: value[real][None] for name, value in inputs.items() if name != "attention_mask"}
+    row = {name: value[unpadded][None] for name, value in inputs.items() if name != "attention_mask"}
     if getattr(body.config, "type_vocab_size", 0) > 0:
         # Without them the body would cut them from a table that is only as long as the longest text.
         row.setdefault("token_type_ids", torch.zeros_like(row["input_ids"]))
@@ -205,7 +206,7 @@ def _encode_without_padding(
         max_length_k=longest,
         return_dict=True,
     ).last_hidden_state[0]
-    return hidden.new_zeros(*real.shape, hidden.shape[-1]).index_put((real,), hidden)
+    return hidden.new_zeros(*unpadded.shape, hidden.shape[-1]).index_put((unpadded,), hidden)
 
 
 def layer_stack(body: nn.Module) -> nn.ModuleList:

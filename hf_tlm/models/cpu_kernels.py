@@ -213,21 +213,21 @@ class _Attention(torch.autograd.Function):
         output = query.new_empty(texts, length, heads, value.shape[-1])
         saved: list[torch.Tensor] = []
         mask_is_bool = mask is not None and mask.dtype == torch.bool
-        for rows, near in _blocks(length, window):
-            weights = torch.bmm(query[:, rows], key[:, near].transpose(1, 2))
+        for rows, columns in _blocks(length, window):
+            weights = torch.bmm(query[:, rows], key[:, columns].transpose(1, 2))
             scores = weights.unflatten(0, (texts, heads))
             if mask_is_bool:
-                hidden = ~mask[..., rows, near]
+                hidden = ~mask[..., rows, columns]
                 # Not -inf: a row that sees nothing would be NaN.
                 scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
             elif mask is not None:
-                scores.add_(mask[..., rows, near])
+                scores.add_(mask[..., rows, columns])
             torch.ops.aten._softmax.out(weights, -1, False, out=weights)
             saved.append(weights)
             if dropout:
                 saved.append(dropout_noise(weights, dropout))
                 weights = weights * saved[-1]
-            block_output = torch.bmm(weights, value[:, near]).unflatten(0, (texts, heads))
+            block_output = torch.bmm(weights, value[:, columns]).unflatten(0, (texts, heads))
             if mask_is_bool:
                 saved.append(hidden.view(torch.uint8).amin(-1, keepdim=True) == 1)  # `all` takes several times as long.
                 block_output.masked_fill_(saved[-1], 0)
@@ -249,27 +249,27 @@ class _Attention(torch.autograd.Function):
         if len(blocks) > 1:  # A key is near rows of two blocks, whose gradients are summed with one rounding.
             grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
         remaining = iter(saved)
-        for rows, near in blocks:
+        for rows, columns in blocks:
             weights = next(remaining)
             noise = next(remaining) if ctx.dropout else None
             grad_block = gradient[:, rows]
             if ctx.mask_is_bool:
                 grad_block = grad_block.unflatten(0, (-1, ctx.heads)).masked_fill(next(remaining), 0).flatten(0, 1)
-            used = weights if noise is None else weights * noise
-            block_grad_value = torch.bmm(used.transpose(1, 2), grad_block)
-            grad_scores = torch.bmm(grad_block, value[:, near].transpose(1, 2))
+            noisy_weights = weights if noise is None else weights * noise
+            block_grad_value = torch.bmm(noisy_weights.transpose(1, 2), grad_block)
+            grad_scores = torch.bmm(grad_block, value[:, columns].transpose(1, 2))
             if noise is not None:
                 grad_scores *= noise
             torch.ops.aten._softmax_backward_data.out(grad_scores, weights, -1, weights.dtype, grad_input=grad_scores)
             if ctx.mask_shape is not None:
                 grad_mask = grad_scores.unflatten(0, (-1, ctx.heads)).sum_to_size(ctx.mask_shape)
-            grad_query[:, rows] = torch.bmm(grad_scores, key[:, near])
+            grad_query[:, rows] = torch.bmm(grad_scores, key[:, columns])
             block_grad_key = torch.bmm(grad_scores.transpose(1, 2), query[:, rows])
             if len(blocks) == 1:
                 grad_key, grad_value = block_grad_key, block_grad_value
             else:
-                grad_key[:, near] += block_grad_key
-                grad_value[:, near] += block_grad_value
+                grad_key[:, columns] += block_grad_key
+                grad_value[:, columns] += block_grad_value
         gradients = (grad_query.mul_(ctx.scaling), grad_key, grad_value)
         return *(each.unflatten(0, (-1, ctx.heads)) for each in gradients), grad_mask, None, None, None
 

@@ -110,11 +110,11 @@ def check_replaceable(output_dir: str | os.PathLike, released: str | os.PathLike
     if not output_dir.exists():
         return
     files = {path.name: path for path in output_dir.iterdir()}
-    others = sorted(name for name, path in files.items() if path.is_dir() and name != MLM_SUBFOLDER)
-    if others or (files and "config.json" not in files):
+    other_folders = sorted(name for name, path in files.items() if path.is_dir() and name != MLM_SUBFOLDER)
+    if other_folders or (files and "config.json" not in files):
         raise ModelError(
             f"{output_dir} is not empty and holds something else than a converted model "
-            f"({', '.join((others or sorted(files))[:3])}). Choose another folder, or empty this one."
+            f"({', '.join((other_folders or sorted(files))[:3])}). Choose another folder, or empty this one."
         )
 
 

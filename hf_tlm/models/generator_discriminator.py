@@ -298,11 +298,11 @@ class GeneratorDiscriminator(TrainedModel):
         output = CorruptionOutput()
         if mlm_labels is None:
             return self._predict(output, encode(body_of(self.main), input_ids, *inputs), None, labels)
-        masked, real = true_indices(mlm_labels != -100), true_indices(mask.bool())
+        masked, unpadded = true_indices(mlm_labels != -100), true_indices(mask.bool())
         samples_apart = self.apart and self.auxiliary.training
         with self.auxiliary.without_dropout() if samples_apart else nullcontext():
             hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *inputs)
-            output, corrupted = self._corrupt(hidden, masked, real, input_ids, mlm_labels, uniforms)
+            output, corrupted = self._corrupt(hidden, masked, unpadded, input_ids, mlm_labels, uniforms)
         if samples_apart:
             hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *inputs)
             output.mlm_loss = self._mlm_loss(hidden, masked, mlm_labels)
@@ -310,7 +310,7 @@ class GeneratorDiscriminator(TrainedModel):
         if crops:
             with nullcontext() if self.second_view_learns else _without_side_effects(input_ids.device):
                 cropped = encode(body_of(self.main), **{name.removeprefix("crop_"): rows for name, rows in crops.items()})
-        return self._predict(output, texts, cropped, labels, real, corrupted, mlm_labels)
+        return self._predict(output, texts, cropped, labels, unpadded, corrupted, mlm_labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable
@@ -318,7 +318,7 @@ class GeneratorDiscriminator(TrainedModel):
         self,
         hidden: torch.Tensor,
         masked: torch.Tensor,
-        real: torch.Tensor,
+        unpadded: torch.Tensor,
         input_ids: torch.Tensor,
         mlm_labels: torch.Tensor,
         uniforms: torch.Tensor | None,
@@ -327,7 +327,7 @@ class GeneratorDiscriminator(TrainedModel):
 
         Args:
             hidden: float [M, H], of the masked tokens.
-            masked, real: int64 [M] and [T], indices of the masked tokens and of those that are not padding.
+            masked, unpadded: int64 [M] and [T], indices of the masked tokens and of those that are not padding.
         """
         originals = mlm_labels.flatten()[masked]
         if uniforms is None:
@@ -346,7 +346,7 @@ class GeneratorDiscriminator(TrainedModel):
         loss = self.auxiliary.mlm_head(hidden, originals, self.max_logits, visit=sample)
         corrupted = input_ids.flatten().scatter(0, masked, sampled)
         replaced = torch.zeros_like(corrupted, dtype=torch.bool).scatter(0, masked, sampled != originals)
-        output = CorruptionOutput(mlm_loss=loss, replaced=replaced[real], guesses=guesses.sum())
+        output = CorruptionOutput(mlm_loss=loss, replaced=replaced[unpadded], guesses=guesses.sum())
         return output, corrupted.view_as(input_ids)
 
     @torch.compiler.disable
@@ -360,13 +360,17 @@ class GeneratorDiscriminator(TrainedModel):
         texts: EncodedTexts,
         cropped: EncodedTexts | None,
         labels: torch.Tensor | None,
-        real: torch.Tensor | None = None,
+        unpadded: torch.Tensor | None = None,
         corrupted: torch.Tensor | None = None,
         mlm_labels: torch.Tensor | None = None,
     ) -> CorruptionOutput:
-        """Add the main model's part to the output; real: int64 [T], read, mlm_labels: [R, S], None if not corrupted."""
+        """Add the main model's part to the output.
+
+        Args:
+            unpadded, corrupted, mlm_labels: int64 [T], [R, S], [R, S]; None if the texts are not corrupted.
+        """
         if mlm_labels is not None and corrupted is not None:
-            hidden, ids, originals = (rows.flatten(0, 1)[real] for rows in (texts.hidden, corrupted, mlm_labels))
+            hidden, ids, originals = (rows.flatten(0, 1)[unpadded] for rows in (texts.hidden, corrupted, mlm_labels))
             if self.rtd_head is not None:
                 output.rtd_logits = self.rtd_head(hidden)
             if self.clm_heads is not None:

@@ -53,7 +53,7 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    **others: Any,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return softmax(query key^T scaling + mask) value, float [B, S, H, D], of inputs float [B, H, S, D] each."""
     scores = (query @ key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -70,16 +70,16 @@ def _mask(
     attention_mask: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    **others: Any,
+    **kwargs: Any,
 ) -> torch.Tensor | None:
     """Return the additive attention mask: 0 for a token that is seen, else the lowest number, float [B, 1, 1 or S, S].
 
     transformers' own function looks up every pair of positions in the padding: a tenth of the operators of a small graph,
     each with a cost of its own even for a single text.
     """
-    if attention_mask is None or any(others.get(name) for name in ("use_vmap", "q_offset", "kv_offset")):
-        others |= {"kv_length": kv_length, "mask_function": mask_function, "dtype": dtype, "device": device}
-        return eager_mask(attention_mask=attention_mask, **others)
+    if attention_mask is None or any(kwargs.get(name) for name in ("use_vmap", "q_offset", "kv_offset")):
+        kwargs |= {"kv_length": kv_length, "mask_function": mask_function, "dtype": dtype, "device": device}
+        return eager_mask(attention_mask=attention_mask, **kwargs)
     least = torch.finfo(dtype).min
     padding = (1.0 - attention_mask[:, None, None, :].to(dtype)) * least
     if mask_function is bidirectional_mask_function:
@@ -167,7 +167,7 @@ def _rotary_operator(model: nn.Module) -> Iterator[None]:
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None = None,
-        **others: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """Transpose queries, keys and values together, rotate queries and keys together; stock code does each separately."""
         batch, length, _ = hidden_states.shape
@@ -223,8 +223,8 @@ class _Logits(nn.Module):
 def check_size(models: Sequence[nn.Module]) -> None:
     """Raise a ModelError if the weights of the models together are too large for one graph."""
     if sum(parameter.numel() for model in models for parameter in model.parameters()) * 4 > LARGEST:
-        which, hint = ("this model", "") if len(models) == 1 else ("these models together", " Give fewer models.")
-        raise ModelError(f"A graph holds its weights in one file of at most 2 GiB, and those of {which} are more.{hint}")
+        subject, hint = ("this model", "") if len(models) == 1 else ("these models together", " Give fewer models.")
+        raise ModelError(f"A graph holds its weights in one file of at most 2 GiB, and those of {subject} are more.{hint}")
 
 
 def to_onnx(
@@ -409,8 +409,8 @@ def averaged(models: Sequence[Any], *, shares: bool) -> Any:
     from onnx import helper
 
     renamed_models = [
-        onnx.compose.add_prefix(model, f"model_{number}/", rename_inputs=False, rename_outputs=True)
-        for number, model in enumerate(models)
+        onnx.compose.add_prefix(model, f"model_{index}/", rename_inputs=False, rename_outputs=True)
+        for index, model in enumerate(models)
     ]
     joined = onnx.ModelProto()
     joined.CopyFrom(renamed_models[0])

@@ -194,8 +194,8 @@ def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], 
     for name, parameter in model.named_parameters():
         holders[released_name(prefix + name)].append(parameter)
     shapes = {name: (sum(map(len, parts)), *parts[0].shape[1:]) for name, parts in holders.items()}
-    others = [name for name in state if name not in holders]
-    unexpected = [name for name in others if name.startswith(BODY) and not name.startswith(CONTRASTIVE_HEAD)]
+    left_out = [name for name in state if name not in holders]
+    unexpected = [name for name in left_out if name.startswith(BODY) and not name.startswith(CONTRASTIVE_HEAD)]
     if problems := weight_problems(state, shapes, unexpected):
         raise ModelError(
             f"The weights in {file} are not those of the model in {CONFIG}. {problems}. Are both of one released "
@@ -204,4 +204,4 @@ def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], 
     for name, parts in holders.items():
         for part, value in zip(parts, state[name].chunk(len(parts)), strict=True):
             part.copy_(value)
-    return others
+    return left_out

@@ -257,16 +257,16 @@ def _check_label_names(
 def _load_weights(model: TlmModel, state: dict[str, torch.Tensor], prefixes: dict[str, str], file: Path) -> list[str]:
     """Copy the weights into the model, and return the names of those that it does not use."""
     values = {_released_name(name, prefixes): tensor for name, tensor in model.state_dict().items()}
-    others = [name for name in state if name not in values and name != prefixes[MLM_HEAD] + DECODER_BIAS]
+    left_out = [name for name in state if name not in values and name != prefixes[MLM_HEAD] + DECODER_BIAS]
     own_prefixes = [prefixes[BODY] + name for name in ("embeddings.", "encoder.")]
     own_prefixes += [prefixes[MLM_HEAD] + "predictions.", prefixes[CLASSIFIER] + "cls_layer."]
     unused = tuple(prefixes[BODY] + name for name in UNUSED)
-    unexpected = [name for name in others if name.startswith(tuple(own_prefixes)) and not name.startswith(unused)]
+    unexpected = [name for name in left_out if name.startswith(tuple(own_prefixes)) and not name.startswith(unused)]
     if problems := weight_problems(state, {name: tuple(value.shape) for name, value in values.items()}, unexpected):
         raise ModelError(f"The weights in {file} are not those of the model in {CONFIG}. {problems}. {ADVICE}")
     for name, value in values.items():
         value.copy_(state[name])
-    return others
+    return left_out
 
 
 def _released_name(name: str, prefixes: dict[str, str]) -> str:
