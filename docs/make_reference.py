@@ -28,19 +28,19 @@ from hf_tlm.commands import COMMANDS, describe, presets
 REFERENCE = ROOT / "docs" / "reference"
 # Packages of the Python API, in the order of the pipeline, with their purposes.
 PACKAGES = {
-    "tasks": "What a labelled task is, and how it is read",
-    "corpora": "What a general corpus is, and how it is read",
-    "retrieval": "Task and corpus to a subset",
-    "data": "Texts to batches: tokens, blocks, interleaving, masks",
-    "models": "Bodies with their heads, corrupting pairs, export to stock classes",
-    "objectives": "Losses, and how they add up",
-    "influence": "A subset to a smaller one",
-    "metrics": "Scores of predictions",
-    "training": "Arguments, the Trainer, the stages, cost",
-    "runs": "What a command runs, over seeds",
-    "experiments": "Arms x tasks x seeds to tables",
-    "analysis": "Figures, tables and the report",
-    "hub": "Publish, load, verify",
+    "tasks": "Labelled tasks, and how they are read",
+    "corpora": "General corpora, and how they are read",
+    "retrieval": "Retrieving a subset for a task from a corpus",
+    "data": "From texts to batches: tokens, blocks, interleaving, masks",
+    "models": "Encoders with their heads, pairs of generator and discriminator, export to stock classes",
+    "objectives": "Losses, and weighted sums of them",
+    "influence": "Selecting a part of a subset",
+    "metrics": "Metrics of predictions",
+    "training": "Arguments, the Trainer, stages, cost",
+    "runs": "Complete runs of the commands, over seeds",
+    "experiments": "Tables of arms x tasks x seeds",
+    "analysis": "Figures, tables and the HTML report",
+    "hub": "Publishing, loading and verifying",
 }
 GENERATED = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 BEYOND = "transformers.TrainingArguments"
@@ -130,19 +130,19 @@ def command_page(name: str) -> str:
         f"# hf-tlm {name}",
         plain(summary),
         *described(rest),
-        f"`python recipes/{command.recipe}.py` in a clone is the same command. `--config` takes files of defaults and "
-        "[presets](presets.md), see [YAML](yaml.md); `--num_processes 2` starts several processes, and so does "
-        f"`accelerate launch recipes/{command.recipe}.py`.",
+        f"In a clone, `python recipes/{command.recipe}.py` is the same command. `--config` accepts [presets](presets.md) and "
+        "files of defaults, see [YAML](yaml.md). `--num_processes 2` and "
+        f"`accelerate launch recipes/{command.recipe}.py` start several processes.",
     ]
-    head = ["option", "default", "what"]
+    head = ["option", "default", "description"]
     for group in parser._action_groups:
         if actions := [action for action in group._group_actions if is_shown(action)]:
             parts.append(f"## {group.title}\n\n" + table(head, map(option_row, actions)).rstrip())
     if parser.epilog and BEYOND in parser.epilog:
         parts.append(
             "## Options of the Trainer\n\n"
-            f"Every option of `{BEYOND}` is accepted too, with transformers' default where the tables above have no "
-            f"other. `hf-tlm {name} --help_all` lists them."
+            f"All options of `{BEYOND}` are accepted too. Their defaults are those of transformers, unless the tables "
+            f"above have others. `hf-tlm {name} --help_all` lists them."
         )
     return GENERATED_NOTE.format("the command's parser") + "\n\n".join(parts) + "\n"
 
@@ -161,7 +161,7 @@ def command_table() -> str:
     lines = []
     for name, (recipe, line) in COMMANDS.items():
         lines.append([f"[`hf-tlm {name}`]({name.replace('-', '_')}.md)", f"`recipes/{recipe}.py`", plain(line)])
-    return table(["command", "recipe", "what"], lines)
+    return table(["command", "recipe", "description"], lines)
 
 
 # Presets, tasks, errors
@@ -173,7 +173,7 @@ def preset_table() -> str:
     for folder in sorted({name.partition("/")[0] for name in presets()}):
         files = {name: path for name, path in presets().items() if name.startswith(f"{folder}/")}
         lines = [[code(name), plain(describe(path))] for name, path in files.items()]
-        parts.append(f"## {folder}\n\n" + table(["name", "what"], lines))
+        parts.append(f"## {folder}\n\n" + table(["name", "description"], lines))
     return "\n".join(parts)
 
 
@@ -250,7 +250,7 @@ def api_page(package: str) -> str:
         else:
             lines.append([code(name), "constant", shown(value)])
     head = f"# hf_tlm.{package}\n\n{PACKAGES[package]}.\n\n"
-    return GENERATED_NOTE.format("what the package exports") + head + table(["name", "", "what"], lines)
+    return GENERATED_NOTE.format("what the package exports") + head + table(["name", "", "description"], lines)
 
 
 def autodoc(package: str) -> str:
@@ -260,7 +260,7 @@ def autodoc(package: str) -> str:
         if is_documented(value):
             kind = "autoclass" if inspect.isclass(value) else "autofunction"
             lines.append(f".. {kind}:: hf_tlm.{package}.{name}\n" + ("   :members:\n" if inspect.isclass(value) else ""))
-    return "\n\n## In full\n\n```{eval-rst}\n" + "\n".join(lines) + "```\n"
+    return "\n\n## Full documentation\n\n```{eval-rst}\n" + "\n".join(lines) + "```\n"
 
 
 def root_table() -> str:
@@ -273,12 +273,13 @@ def root_table() -> str:
         value = getattr(hf_tlm, name)
         page = f"[{homes[name]}](api_{homes[name]}.md)" if name in homes else ""
         lines.append([code(name), page, plain(first_line(value)) if is_documented(value) else ""])
-    return table(["name", "page", "what"], lines)
+    return table(["name", "page", "description"], lines)
 
 
 def package_table() -> str:
     """Generate the table of packages, with links to their pages."""
-    return table(["package", "what"], [[f"[`hf_tlm.{name}`](api_{name}.md)", what] for name, what in PACKAGES.items()])
+    lines = [[f"[`hf_tlm.{name}`](api_{name}.md)", text] for name, text in PACKAGES.items()]
+    return table(["package", "description"], lines)
 
 
 PARTS: dict[str, Callable[[], str]] = {
