@@ -105,7 +105,7 @@ class RetrievalArguments:
         folder = Path(output_dir)
         if self.like is not None and Path(self.like).is_dir() and Path(self.like).resolve() == folder.resolve():
             raise RetrievalError(
-                f"The random subset would replace {self.like}, which it is like. Choose another output_dir."
+                f"The random subset would replace {self.like}, the subset of --like. Choose another output_dir."
             )
         check_replaceable(folder, index_dir=self.index_dir, work_dir=self.work_dir)
 
@@ -123,12 +123,12 @@ class RetrievalArguments:
         if like is not None and corpus is not None:
             made_from = like.manifest["corpus"]["fingerprint"]
             if made_from not in (None, corpus.fingerprint):
-                words, why = like.manifest["corpus"].get("passage_words", 0), "of another corpus"
+                words, why = like.manifest["corpus"].get("passage_words", 0), "they are of another corpus"
                 if words != (corpus.max_words or 0) and like.manifest["retriever"] != "elasticsearch":
-                    why = f"cut otherwise (its own are of --passage_words {words}: give that), or of another corpus"
+                    why = f"they were cut with another length (pass --passage_words {words}), or are of another corpus"
                 logger.warning(
-                    "%s was chosen from other passages than these: %s. "
-                    "The random subset has its number of passages, and no more in common with it.",
+                    "The passages that %s was chosen from are not those of this corpus: %s. "
+                    "The random subset has only the number of passages in common with it.",
                     *(self.like, why),
                 )
         return retrieve(
@@ -162,7 +162,7 @@ class RetrievalArguments:
         if self.like is not None and self.retriever != "random":
             raise RetrievalError("--like gives the size of a random subset: add --retriever random.")
         if self.like is not None and self.num_passages is not None:
-            raise RetrievalError("--like and --num_passages are both the size of a random subset. Give one of them.")
+            raise RetrievalError("--like and --num_passages both set the size of a random subset. Pass only one of them.")
         check_effects(self, RetrievalError, prefix="--")
 
     def _sharding(self) -> Sharding:

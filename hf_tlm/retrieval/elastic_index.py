@@ -49,10 +49,13 @@ def connect(settings: ElasticSettings) -> Elasticsearch:
     except ImportError as error:
         raise RetrievalError(f"Retrieval from Elasticsearch needs its client ({error}): {INSTALL}.") from error
     if not settings.index:
-        raise RetrievalError("Name the index of the cluster that holds the passages (index=...).")
+        raise RetrievalError("Pass the name of the index that has the passages (index=...).")
     key = settings.api_key
     if key and not (key.isascii() and key.isprintable() and " " not in key):
-        raise RetrievalError(f"{settings.api_key_env} does not hold an encoded API key: it has blanks or odd characters.")
+        raise RetrievalError(
+            f"The value of {settings.api_key_env} is not an encoded API key: it has blanks or characters that are not "
+            "printable ASCII."
+        )
     options: dict[str, Any] = {"request_timeout": settings.timeout, "max_retries": 0, "retry_on_timeout": False}
     if key:
         options["api_key"] = key
@@ -119,8 +122,8 @@ def index_corpus(
         count = with_retries(lambda: client.count(index=settings.index), settings)["count"]
         if count != len(dataset):
             raise RetrievalError(
-                f"The index {settings.index!r} holds {count} passages, the corpus {len(dataset)}. Ids repeat in the corpus, "
-                "or something else writes to the index; delete it and index the corpus again."
+                f"The index {settings.index!r} has {count:,} passages, but the corpus has {len(dataset):,}. Ids repeat in "
+                "the corpus, or another program writes to the index. Delete the index and index the corpus again."
             )
         if not found["complete"]:
             meta = {STAMP: {**stamp, "complete": True}}
@@ -163,8 +166,8 @@ def read_layout(client: Elasticsearch, settings: ElasticSettings) -> Layout:
         )
     if len(layouts) > 1 and settings.id_field is None:
         raise RetrievalError(
-            f"{settings.index!r} stands for {len(layouts)} indices, in which an _id may repeat. Give id_field, a keyword "
-            "field with ids unique over all of them."
+            f"{settings.index!r} refers to {len(layouts)} indices, in which an _id may repeat. Pass id_field, a keyword "
+            "field whose ids are unique across these indices."
         )
     return layouts[0]
 
@@ -210,33 +213,33 @@ def explain(error: Exception, settings: ElasticSettings, repetitions: int = 0) -
     if isinstance(error, Unfinished):
         message = str(error)
     elif isinstance(error, UnsupportedProductError):
-        message = f"What answers at {url} is not Elasticsearch 8 or later (other products are not supported)."
+        message = f"The server at {url} is not Elasticsearch 8 or later (other products are not supported)."
     elif isinstance(error, SSLError):
         message = (
-            f"No secure connection to {url}: {error.message}. Check that the port speaks https, and give the cluster's own "
-            "certificate authority as ca_certs if it has one."
+            f"No secure connection to {url}: {error.message}. Check that the port accepts https. If the cluster has its own "
+            "certificate authority, pass its certificate as ca_certs."
         )
     elif isinstance(error, ConnectionTimeout):
         message = f"{url} did not answer within {settings.timeout:g} seconds. Raise timeout, or lower batch_size or top_k."
     elif isinstance(error, Dropped):
         message = f"Cannot reach Elasticsearch at {url}: {error.message}. Check the URL and that the cluster is running."
     elif not isinstance(error, ApiError):
-        message = f"The exchange with {url} failed: {error}."
+        message = f"The request to {url} failed: {error}."
     elif error.status_code == 401:
         what = f"did not accept the API key in {name}" if key else f"asks for an API key: set {name} in the environment"
         message = f"{url} {what}."
     elif error.status_code == 403:
         message = (
-            f"The API key in {name} may not do this to index {index!r}: {reason_of(error.body)}. Retrieving needs the "
-            "privileges read and view_index_metadata; indexing needs create_index, write and manage too."
+            f"The API key in {name} lacks a privilege for index {index!r}: {reason_of(error.body)}. Retrieval needs the "
+            "privileges read and view_index_metadata; indexing also needs create_index, write and manage."
         )
     elif error.status_code == 404:
-        message = f"There is no index {index!r} at {url}. Check the name, or put the corpus there with index_corpus."
+        message = f"There is no index {index!r} at {url}. Check the name, or create the index with index_corpus."
     elif error.status_code == 413:
-        message = f"{url} finds the request too large. Lower batch_size ({settings.batch_size})."
+        message = f"The request is too large for {url}. Lower batch_size ({settings.batch_size})."
     elif "media_type_header_exception" in reason_of(error.body):
         message = (
-            f"The cluster at {url} does not understand a client of this version: {reason_of(error.body)}. Install the "
+            f"The cluster at {url} does not support this version of the client: {reason_of(error.body)}. Install the "
             "client of the server's major version: pip install 'elasticsearch>=8,<9' for Elasticsearch 8."
         )
     else:
@@ -272,13 +275,15 @@ def _layout(name: str, described: dict[str, Any], settings: ElasticSettings) -> 
     text = _field(properties, settings.text_field)
     if text is None or text[0].get("type") != "text":
         kind = "is not mapped" if text is None else f"is of type {text[0].get('type')}"
-        raise RetrievalError(f"text_field {settings.text_field!r} of index {name!r} {kind}; BM25 needs one of type text.")
+        raise RetrievalError(
+            f"text_field {settings.text_field!r} of index {name!r} {kind}; BM25 needs a field of type text."
+        )
     if settings.id_field is not None:
         field = _field(properties, settings.id_field)
         if field is None or field[0].get("type") != "keyword" or field[0].get("doc_values") is False:
             raise RetrievalError(
-                f"id_field {settings.id_field!r} of index {name!r} is not a keyword field with doc values. Name one (a text "
-                f"field often has one beside it, as {settings.id_field}.keyword), or leave id_field out to use _id."
+                f"id_field {settings.id_field!r} of index {name!r} is not a keyword field with doc values. Pass a keyword "
+                f"field (often a subfield, such as {settings.id_field}.keyword), or remove id_field to use _id."
             )
     source = _field(properties, settings.source_field)
     declared = options.get("similarity", {})
@@ -343,7 +348,7 @@ def _create(client: Elasticsearch, settings: ElasticSettings, bm25: Bm25Settings
         # 400: the index exists, created by another process meanwhile, or by this one if the response was lost.
         answer = client.options(ignore_status=400).indices.create(index=settings.index, settings=options, mappings=mappings)
         if "error" in answer and "resource_already_exists_exception" not in reason_of(answer.body):
-            raise RetrievalError(f"Elasticsearch does not create the index {settings.index!r}: {reason_of(answer.body)}.")
+            raise RetrievalError(f"Elasticsearch did not create the index {settings.index!r}: {reason_of(answer.body)}.")
 
     with_retries(create, settings, drops=False)
 
@@ -354,14 +359,14 @@ def _same(found: dict[str, Any] | None, stamp: dict[str, Any], settings: Elastic
     Raises:
         RetrievalError: it does not.
     """
-    advice = "Choose another index name, or delete that index."
+    advice = "Choose another index name, or delete this index."
     if found is None:
         raise RetrievalError(
-            f"The index {settings.index!r} exists and was not made by hf_tlm. Retrieve from it as it is, without indexing. "
-            + advice
+            f"The index {settings.index!r} exists and was not created by hf_tlm. To search this index, pass no corpus. "
+            "To index the corpus, choose another index name, or delete this index."
         )
     if found["version"] != stamp["version"]:
-        raise RetrievalError(f"The index {settings.index!r} was made by another version of hf_tlm. {advice}")
+        raise RetrievalError(f"The index {settings.index!r} was created by another version of hf_tlm. {advice}")
     if found["fingerprint"] != stamp["fingerprint"]:
         raise RetrievalError(
             f"The index {settings.index!r} holds another corpus: {found['corpus_name']} ({found['fingerprint']}) instead of "
@@ -371,7 +376,7 @@ def _same(found: dict[str, Any] | None, stamp: dict[str, Any], settings: Elastic
     if other := [
         f"{name} {theirs.get(name)!r} instead of {ours[name]!r}" for name in ours if theirs.get(name) != ours[name]
     ]:
-        raise RetrievalError(f"The index {settings.index!r} was made with other settings: {', '.join(other)}. {advice}")
+        raise RetrievalError(f"The index {settings.index!r} was created with other settings: {', '.join(other)}. {advice}")
     return found
 
 
@@ -406,8 +411,8 @@ def _bulk(client: Elasticsearch, rows: dict[str, list], fields: dict[str, str], 
             # 409: it exists already, from an earlier run or from a request whose response was lost.
             if not created and item["status"] != 409:
                 raise RetrievalError(
-                    f"Elasticsearch did not take passage {item['_id']!r}: {item['status']}, {reason_of(item['error'])}. "
-                    "What is indexed stays; run the same again to continue."
+                    f"Elasticsearch rejected passage {item['_id']!r}: {item['status']}, {reason_of(item['error'])}. "
+                    "The passages indexed so far are kept; repeat the same run to continue."
                 )
 
     with_retries(send, settings, statuses=())  # streaming_bulk itself retries on overload, but not after lost connections.

@@ -78,21 +78,21 @@ def _check_layout(layout: Layout, top_k: int, settings: ElasticSettings, bm25: B
     index = settings.index
     if top_k > layout.max_result_window:
         raise RetrievalError(
-            f"top_k is {top_k}, but the index {index!r} gives at most {layout.max_result_window} passages a query. Lower "
-            f"top_k, or raise the index's setting index.max_result_window to {top_k} (its memory grows with it)."
+            f"top_k is {top_k}, but the index {index!r} returns at most {layout.max_result_window} passages per query. "
+            f"Lower top_k, or raise the index's setting index.max_result_window to {top_k} (this needs more memory)."
         )
     wanted = {"type": "BM25", "k1": bm25.k1, "b": bm25.b}
     if layout.similarity != wanted:
         raise RetrievalError(
-            f"The index {index!r} scores with {layout.similarity}, the settings ask for {wanted}. In Elasticsearch they "
-            "belong to the index: ask for the index's, or make an index with yours."
+            f"The index {index!r} scores with {layout.similarity}, but the settings have {wanted}. In Elasticsearch these "
+            "values belong to the index: use those of this index, or create another index with yours."
         )
     if layout.stamp is None:
         return
     if not layout.stamp["complete"]:
-        raise RetrievalError(f"The index {index!r} is not complete: its making was interrupted. Index the corpus again.")
+        raise RetrievalError(f"The index {index!r} is not complete: indexing was interrupted. Index the corpus again.")
     if (stopwords := layout.stamp["settings"]["stopwords"]) != bm25.stopwords:
-        raise RetrievalError(f"The index {index!r} was made with stopwords={stopwords!r}, not {bm25.stopwords!r}.")
+        raise RetrievalError(f"The index {index!r} was created with stopwords={stopwords!r}, not {bm25.stopwords!r}.")
 
 
 def _search_batch(
@@ -141,7 +141,7 @@ def _problem(item: dict[str, Any]) -> tuple[str | None, bool]:
         reason = reason_of(item["error"])
         return f"{item.get('status')}, {reason}", item.get("status") in RETRIED
     if item.get("timed_out"):
-        return "it ran out of time", True
+        return "the search ran out of time", True
     shards = item.get("_shards", {})
     if shards.get("failed"):
         return f"{shards['failed']} of {shards.get('total')} shards failed: {reason_of(shards.get('failures'))}", True
@@ -153,8 +153,8 @@ def _query_error(name: str, problem: str) -> str:
     message = f"Query number {name} failed in the cluster: {problem}."
     if any(sign in problem for sign in ("maxClauseCount", "_clauses", "too many clauses")):
         message += (
-            " It has more terms than the cluster accepts. Shorten the queries (query_mode='rake', or a cap on the length of "
-            "the task's texts). Elasticsearch sets the limit from its nodes' memory; give them a larger heap to raise it."
+            " The query has more terms than the cluster accepts. Shorten the queries (query_mode='rake', or a cap on the "
+            "length of the task's texts), or give the nodes a larger heap, from which Elasticsearch computes this limit."
         )
     return message
 
@@ -186,7 +186,7 @@ def fetch(ids: Sequence[str], settings: ElasticSettings) -> list[dict[str, str]]
                 if not isinstance(text, str):
                     raise RetrievalError(
                         f"Passage {identifier!r} of index {settings.index!r} has no text under {layout.text_path!r} any "
-                        "more, or it is not one string. Do not change the index while retrieving from it."
+                        "more, or a value that is not a string. Do not change the index during retrieval."
                     )
                 source = layout.source_path and _value(document, layout.source_path)
                 rows.append({"id": identifier, "text": text, "source": str(source or settings.index)})

@@ -78,7 +78,7 @@ class RetrievalRequest:
                 + (
                     "keep stop words (--keep_stopwords, stopwords=None in Python)."
                     if stopwords_alone
-                    else "take a random subset (--retriever random): no query has a word of two letters or digits."
+                    else "draw a random subset (--retriever random): no query has a word of two letters or digits."
                 )
             )
         if len(empty):
@@ -100,7 +100,7 @@ def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> Retr
     queries = search.tokenize()
     passages, index = _indexed(search, corpus) if engine == "bm25" else (corpus.to_dataset(str(search.folder)), None)
     if search.top_k > len(passages):
-        logger.warning("top_k %d is larger than the corpus: K = %d, all of it.", search.top_k, len(passages))
+        logger.warning("top_k %d is larger than the corpus: using K = %d, all of its passages.", search.top_k, len(passages))
     if index is not None:
         order = index.order
         hits = index.search(

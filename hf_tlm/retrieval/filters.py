@@ -320,7 +320,7 @@ def check_deduplication(threshold: float, num_perm: int = 1, ngram: int = 1) -> 
         import datasketch  # noqa: F401
     except ImportError as error:
         raise RetrievalError(
-            "Finding near-duplicates needs datasketch: pip install 'hf-tlm[dedup]', or leave deduplication out."
+            "Finding near-duplicates needs datasketch: pip install 'hf-tlm[dedup]', or do not deduplicate."
         ) from error
 
 

@@ -98,7 +98,9 @@ def retrieve(
     """
     check_task(task, "Retrieval", "classification", "regression")
     if corpus is not None and not hasattr(corpus, "to_dataset"):
-        raise RetrievalError(f"corpus is a {type(corpus).__name__}. Make a corpus of it: hf_tlm.load_corpus(corpus).")
+        raise RetrievalError(
+            f"corpus: expected a Corpus; received a {type(corpus).__name__}. Pass hf_tlm.load_corpus(corpus)."
+        )
     settings = settings or Bm25Settings()
     # Convert to Python numbers: the manifest is JSON.
     top_k, max_query_terms, num_passages, seed, deduplicate = map(
@@ -142,7 +144,9 @@ def retrieve(
             found, repeated = _distinct(found, deduplicate)
         method = {"query_mode": query_mode, **_method(search, found.counts["passages"], foreign)}
     if len(found.passages) == 0:
-        raise RetrievalError(f"No passage is left for {task.name}: all {len(leaked)} that were found hold held-out texts.")
+        raise RetrievalError(
+            f"No passage is left for {task.name}: all passages found ({len(leaked):,}) contain held-out texts."
+        )
     manifest = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -211,8 +215,8 @@ def _warn_of_no_hits(counts: dict[str, Any]) -> None:
     without = counts["empty_queries"] + counts["queries_without_hits"]
     if 2 * without > counts["queries"]:
         logger.warning(
-            "%s of the %s training texts found no passage: they have no word in common with the corpus. Is it of the same "
-            "language?",
+            "%s of the %s training texts match no passage: they have no word in common with the corpus. Check that the "
+            "corpus is in the task's language.",
             *(f"{without:,}", f"{counts['queries']:,}"),
         )
 
@@ -226,12 +230,15 @@ def _warn_of_a_large_union(found: RetrievalResult, top_k: int, by_default: bool)
     # For any K, the union is the passages whose best rank is at most K.
     fits = int(ranks[passages // 2]) - 1
     logger.warning(
-        "top_k %s%s takes %s of the %s passages of the corpus. %s Of the task's own unlabelled texts most may be wanted.",
+        "top_k %s%s selects %s of the %s passages of the corpus. %s If the corpus is the task's own unlabelled texts, this "
+        "may be what you want.",
         f"{top_k:,}",
         ", the paper's default for a task of this size," * by_default,
         f"{len(found.passages):,}",
         f"{passages:,}",
-        f"--top_k {fits} takes at most half of them." if fits else "Half of them are a best hit: take a larger corpus.",
+        f"--top_k {fits} selects at most half of them."
+        if fits
+        else "Even --top_k 1 selects more than half of them: use a larger corpus.",
     )
 
 
@@ -284,8 +291,8 @@ def _random(
             break
         if not left.any():
             raise RetrievalError(
-                f"Cannot draw {num_passages} distinct passages: of {len(passages)} {len(leaked)} hold held-out texts"
-                + ("." if deduplicate is None else f", and {len(repeated)} nearly repeat others.")
+                f"Cannot draw {num_passages} distinct passages: of {len(passages)} passages, {len(leaked)} contain held-out "
+                "texts" + ("." if deduplicate is None else f", and {len(repeated)} nearly repeat others.")
             )
         drawn = rng.permutation(np.flatnonzero(left))[: num_passages - len(rows)]
     columns = {
@@ -306,16 +313,17 @@ def _check_arguments(retriever, query_mode, settings, max_query_terms, num_passa
         raise RetrievalError(f"retriever must be one of {', '.join(RETRIEVERS)}; received {retriever!r}.")
     if (elastic is not None) != (retriever == "elasticsearch"):
         raise RetrievalError(
-            f"elasticsearch needs ElasticSettings, and only elasticsearch; received {elastic} with {retriever!r}."
+            f"elastic: expected ElasticSettings for the retriever elasticsearch, and None for others; received {elastic} "
+            f"with {retriever!r}."
         )
     if index_dir is not None and retriever != "bm25":
-        raise RetrievalError(f"index_dir is for the retriever bm25; {retriever} keeps no index of ours there. Leave it out.")
+        raise RetrievalError(f"index_dir is only for the retriever bm25; received it with {retriever}. Remove index_dir.")
     if retriever == "random":
         if num_passages is None:
             raise RetrievalError("random retrieval needs num_passages, the size of the subset.")
         check_numbers(RetrievalError, num_passages=num_passages)
     elif num_passages is not None:
-        raise RetrievalError(f"num_passages is for random retrieval; {retriever} takes top_k. Leave one out.")
+        raise RetrievalError(f"num_passages is only for random retrieval; {retriever} uses top_k. Remove num_passages.")
     else:
         check_query_mode(query_mode)
         if retriever == "elasticsearch":
@@ -323,7 +331,7 @@ def _check_arguments(retriever, query_mode, settings, max_query_terms, num_passa
         else:
             check_engine("bm25" if retriever == "sharded" else retriever, settings)
     if corpus is None and retriever != "elasticsearch":
-        raise RetrievalError(f"{retriever} retrieval needs a corpus; only elasticsearch does without.")
+        raise RetrievalError(f"{retriever} retrieval needs a corpus; only elasticsearch works without one.")
 
 
 def _corpus(corpus: Corpus | None, elastic: ElasticSettings | None, counts: dict[str, Any]) -> dict[str, Any]:

@@ -64,8 +64,8 @@ class Bm25Settings:
             object.__setattr__(self, name, of_python(getattr(self, name)))
         if self.delta is not None and self.variant not in DEFAULT_DELTA:
             raise RetrievalError(
-                f"delta belongs to the variants {', '.join(DEFAULT_DELTA)}; {self.variant!r} has none, but got "
-                f"{self.delta!r}. Leave it out."
+                f"delta is only for the variants {', '.join(DEFAULT_DELTA)}; received delta {self.delta!r} with "
+                f"{self.variant!r}. Remove delta."
             )
         _ = self.analyzer
 
@@ -131,8 +131,8 @@ class ElasticSettings:
     def __post_init__(self):
         if "@" in self.url:
             raise RetrievalError(
-                f"Put no user name or password in the URL of Elasticsearch: it would be stored. Set the environment "
-                f"variable {self.api_key_env} to an API key."
+                f"Do not put a user name or password in the URL of Elasticsearch, which is stored. Set the environment "
+                f"variable {self.api_key_env} to an API key instead."
             )
         try:
             parts = urlsplit(self.url)
@@ -160,18 +160,18 @@ def check_elastic(bm25: Bm25Settings, max_query_terms: int | None = None) -> Non
     """
     if bm25.variant != "lucene":
         raise RetrievalError(
-            f"Elasticsearch scores with Lucene's BM25 only; received the variant {bm25.variant!r}. Leave it at lucene, or "
-            "use another retriever."
+            f"Elasticsearch scores with Lucene's BM25 only; received the variant {bm25.variant!r}. Use the variant lucene "
+            "or another retriever."
         )
     if bm25.stemmer is not None:
         raise RetrievalError(
-            f"Elasticsearch analyses texts itself, by the index's analyzer: leave the stemmer ({bm25.stemmer!r}) out, and "
-            "use a stemming analyzer in an index of your own if you want one."
+            f"Elasticsearch analyses texts with the index's analyzer; received the stemmer {bm25.stemmer!r}. Remove the "
+            "stemmer. To stem, create an index of your own with a stemming analyzer."
         )
     if max_query_terms is not None:
         raise RetrievalError(
-            f"max_query_terms ({max_query_terms}) needs the corpus's document frequencies, which stay in the cluster: leave "
-            "it out, or shorten the queries with query_mode='rake'."
+            f"max_query_terms ({max_query_terms}) needs the corpus's document frequencies, which stay in the cluster. "
+            "Remove max_query_terms, or shorten the queries with query_mode='rake'."
         )
 
 

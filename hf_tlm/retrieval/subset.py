@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 # Directory that `hf-tlm analyze` writes inside a saved subset; it is replaced together with the subset.
 ANALYSIS = "analysis/"
 ROW_GROUP = 1000
-_FROM = "Give that of the subset which the passages are from: Subset(rows, subset.manifest)."
+_FROM = "Pass the manifest of the subset that the passages are from: Subset(rows, subset.manifest)."
 
 # Suffix that a passage's id adds to its document's id.
 _PASSAGE = re.compile(r"#\d+$")
@@ -84,15 +84,15 @@ class Subset:
     def __post_init__(self):
         if not hasattr(self.dataset, "with_format"):
             found, made = kind_of(self.dataset), dataset_of(self.dataset)
-            raise RetrievalError(f"dataset: expected a datasets.Dataset; received {found}. Give {made}.")
+            raise RetrievalError(f"dataset: expected a datasets.Dataset; received {found}. Pass {made}.")
         if not isinstance(self.manifest, dict) or not NEEDED.keys() <= self.manifest.keys():
             found = f"{self.manifest!r:.60}"
-            raise RetrievalError(f"manifest: expected {', '.join(NEEDED)}, as a saved subset has; received {found}. {_FROM}")
+            raise RetrievalError(f"manifest: expected a dict with {', '.join(NEEDED)}; received {found}. {_FROM}")
         found = {name: str(getattr(feature, "dtype", feature)) for name, feature in self.dataset.features.items()}
         wrong = [f"{name} ({kind})" for name, kind in COLUMNS.items() if found.get(name) != kind]
         if wrong:
             raise RetrievalError(
-                f"A subset lacks the columns {', '.join(wrong)}. There are: "
+                f"The dataset of a subset lacks the columns {', '.join(wrong)}. Its columns are: "
                 f"{', '.join(f'{name} ({kind})' for name, kind in found.items())}."
             )
         counts = self.manifest.get("counts", {})
@@ -347,13 +347,13 @@ def _checked(directory: Path) -> tuple[dict[str, Any], Path, str]:
         raise RetrievalError(
             f"{directory} is not a saved subset: it has no readable {MANIFEST_FILE} of hf_tlm. Expected a folder "
             "that Subset.save or `hf-tlm retrieve` wrote."
-            + (f" Of a file of texts it makes one: --corpus {directory}." if directory.is_file() else "")
+            + (f" To retrieve a subset from a file of texts, use --corpus {directory}." if directory.is_file() else "")
         )
     if manifest.get("format_version") != FORMAT_VERSION:
         raise RetrievalError(
             f"{directory} has format version {manifest.get('format_version')}; this hf_tlm reads version "
             f"{FORMAT_VERSION}. Retrieve the subset again, or use the version of hf_tlm that wrote it "
-            f"({str(entry(manifest, 'versions', 'hf_tlm') or 'it does not say which'):.30})."
+            f"({str(entry(manifest, 'versions', 'hf_tlm') or 'not recorded'):.30})."
         )
     manifest = check_manifest(directory / MANIFEST_FILE)
     files = manifest.pop("files", {})
@@ -362,11 +362,11 @@ def _checked(directory: Path) -> tuple[dict[str, Any], Path, str]:
     found = sha256(data) if data.is_file() else "no such file"
     if found != expected:
         raise RetrievalError(
-            f"{data} is not what the manifest describes (sha256 {found}; expected {expected}). The folder is "
-            "damaged or was edited: copy it again, or retrieve the subset again."
+            f"{data} does not match the manifest (sha256 {found}; expected {expected}). The folder is damaged or was "
+            "edited: copy the folder again, or retrieve the subset again."
         )
     if not pq.read_metadata(data).num_rows:
-        raise RetrievalError(f"{directory} is an empty subset: it holds no passage. Retrieve it again.")
+        raise RetrievalError(f"{directory} is an empty subset without passages. Retrieve the subset again.")
     return manifest, data, found
 
 
@@ -415,7 +415,7 @@ def check_replaceable(directory: Path, **work: str | None) -> None:
     for name, place in work.items():
         if place is not None and directory.resolve() in Path(place).resolve().parents:
             raise RetrievalError(
-                f"--{name} {place} is in {directory}, which is for the subset alone. Choose another {name}."
+                f"--{name} {place} is in {directory}, which may only contain the subset. Choose another {name}."
             )
     check_writable(directory, f"Cannot save a subset to {directory}", replaced=True)
     if not directory.exists():
@@ -426,7 +426,7 @@ def check_replaceable(directory: Path, **work: str | None) -> None:
     others = [file for file in others if not (subset and file.startswith(ANALYSIS))]
     if others or (files and not subset):
         raise RetrievalError(
-            f"{directory} is not empty and holds something else than a saved subset "
+            f"{directory} is not empty and contains something other than a saved subset "
             f"({', '.join((others or sorted(files))[:3])}). Choose another folder, or empty this one."
         )
 
@@ -453,7 +453,7 @@ def check_subsets(subsets: Any) -> None:
     """Check that an argument is a mapping of names to Subsets, or raise a RetrievalError that says what to pass."""
     if not isinstance(subsets, Mapping):
         raise RetrievalError(
-            f"subsets: expected Subsets by their names; received {kind_of(subsets)}. Give {{name: subset}}."
+            f"subsets: expected a mapping of names to Subsets; received {kind_of(subsets)}. Pass {{name: subset}}."
         )
     for subset in subsets.values():
         check_subset(subset)

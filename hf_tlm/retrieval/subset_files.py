@@ -178,7 +178,7 @@ _BY_RETRIEVER: dict[str, dict[str, Check]] = {"random": {"seed": _COUNT}, "relea
 def check_manifest(path: Path) -> dict[str, Any]:
     """Read a manifest of this format version and check it with `check_values`."""
     manifest = read_json(path, RetrievalError)
-    check_values(manifest, str(path), "Make or download it again, or read it with the version of hf_tlm that wrote it.")
+    check_values(manifest, str(path), "Create or download it again, or read it with the version of hf_tlm that wrote it.")
     return manifest
 
 
@@ -252,8 +252,8 @@ def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Pa
     files, end = repo_files(repo), RELEASED_FILE.format("")
     names = sorted(config_names(files) + [file.removesuffix(end) for file in files if file.endswith(end)])
     raise RetrievalError(
-        f"{repo} has no subset {'without a name' if config is None else repr(config)}. The names of those that hf_tlm "
-        f"or TLM's authors published there: {', '.join(names) or 'none'}."
+        f"{repo} has no subset {'without a name' if config is None else repr(config)}. Subsets that hf_tlm or TLM's "
+        f"authors published there: {', '.join(names) or 'none'}."
     )
 
 
@@ -290,7 +290,7 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
         rank = _integer(row.get("rank"))
         first_rank = None if first_rank is None or rank is None else min(first_rank, rank)
     if not texts:
-        raise RetrievalError(f"{path} has no texts: {rows:,} rows, all of them blank.")
+        raise RetrievalError(f"{path} has no texts: all of its rows ({rows:,}) are blank.")
     if blank := rows - texts:
         logger.warning("%s: left out %s of %s rows, which have no text.", path.name, f"{blank:,}", f"{rows:,}")
     digest = sha256(path)
@@ -381,7 +381,7 @@ def _push_config(subset: SubsetLike, folder: Path, repo: Repo, config: str, repo
     options |= {"type": "dataset", "message": f"Subset {config} of hf_tlm {__version__}", "replace": [f"{config}/*"]}
     there = repo_files(repo, token, options.get("dry_run", False))
     if MANIFEST_FILE in there:
-        raise RetrievalError(f"{repo} has a subset without a name. Choose another repository, or leave the name out.")
+        raise RetrievalError(f"{repo} has a subset without a name. Choose another repository, or publish without a name.")
     done: Push | None = None
     for _ in range(ROUNDS):
         cards = {config: own} | config_cards(repo, [name for name in config_names(there) if name != config], token)
@@ -405,5 +405,5 @@ def _checked(repo_id: str, revision: str | None, config: str | None) -> Repo:
     if (repo := parse_repo(repo_id, "dataset")) is None or repo.revision is not None:
         raise HubError(f"Expected a dataset of the Hub as owner/name; received {repo_id!r}.")
     if config is not None and (not _CONFIG.fullmatch(config) or config == DATA_FOLDER):
-        raise RetrievalError(f"The name of a subset is that of a folder, such as small or large; received {config!r}.")
+        raise RetrievalError(f"config: expected a name that a folder can have, such as small; received {config!r}.")
     return replace(repo, revision=revision)

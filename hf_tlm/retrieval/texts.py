@@ -175,7 +175,7 @@ def _stemmer(language: str):
     try:
         import Stemmer
     except ImportError as error:
-        raise RetrievalError("Stemming needs PyStemmer: pip install 'hf-tlm[stem]', or leave the stemmer out.") from error
+        raise RetrievalError("Stemming needs PyStemmer: pip install 'hf-tlm[stem]', or remove the stemmer.") from error
     if language not in Stemmer.algorithms():
-        raise RetrievalError(f"There is no Snowball stemmer {language!r}; there are {', '.join(Stemmer.algorithms())}.")
+        raise RetrievalError(f"stemmer: expected one of {', '.join(Stemmer.algorithms())}; received {language!r}.")
     return Stemmer.Stemmer(language)

@@ -532,7 +532,7 @@ def test_subsets_and_pretraining(task, corpus, tmp_path):
     assert analysis.ReportArguments().write(tmp_path / "subset") is None
     (tmp_path / "mine" / "analysis").mkdir(parents=True)
     (tmp_path / "mine" / "analysis" / "notes.txt").write_text("of years")
-    with pytest.raises(RetrievalError, match="holds something else than a saved subset"):
+    with pytest.raises(RetrievalError, match="contains something other than a saved subset"):
         subset.save(tmp_path / "mine")
     # Beside a run that had it.
     run = tlm_run(tmp_path / "run", task, {0: {0}}, [0.5], subset=json.loads(json.dumps(subset.manifest)))

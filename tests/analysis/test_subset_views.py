@@ -77,7 +77,7 @@ def retrieved(corpus_rows, tmp_path_factory):
         (lambda: size_against_k("runs/a"), r'subset: expected a Subset; received "runs/a". Give Subset.open\("runs/a"\)'),
         (lambda: rank_against_influence(Dataset.from_dict({})), "subset: expected a Subset; received a Dataset"),
         (lambda: source_shares({"a": "runs/a"}), 'subset: expected a Subset; received "runs/a"'),
-        (lambda: source_shares([draw(0, 9)]), "subsets: expected Subsets by their names; received a list"),
+        (lambda: source_shares([draw(0, 9)]), "subsets: expected a mapping of names to Subsets; received a list"),
         (lambda: subset_overlap({"a": draw(0, 9), "b": None}), "subset: expected a Subset"),
         (lambda: report_page("runs/a"), r'run: expected a RunFolder; received "runs/a". Give read_run\("runs/a"\)'),
         (lambda: find_results("runs/a"), "places: expected folders by their names; received a str"),
@@ -93,7 +93,7 @@ def test_pages_of_runs_take_subsets_by_their_names(retrieved, tmp_path):
     retrieved[1].save(tmp_path / "subset")
     run = read_run(tmp_path / "subset")
     for second, subsets in (("runs/b", None), (None, draw(0, 9)), (None, {"a": "runs/a"})):
-        with pytest.raises(HfTlmError, match="expected (a RunFolder|Subsets by their names|a Subset); received"):
+        with pytest.raises(HfTlmError, match="expected (a RunFolder|mapping of names to Subsets|a Subset); received"):
             report_page(run, second=second, subsets=subsets)
 
 

@@ -98,7 +98,7 @@ def test_a_forged_array(index, name, change):
     if name == "sampled" and change == "swapped":
         refuse(index, "sample")
     else:
-        refuse(index, "damaged, or no recipe wrote it")
+        refuse(index, "damaged, or was not written by hf_tlm")
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -228,7 +228,7 @@ DESCRIPTIONS = {
 @pytest.mark.parametrize("case", DESCRIPTIONS)
 def test_a_forged_description(index, case):
     reseal(index, **DESCRIPTIONS[case])
-    refuse(index, "damaged, or no recipe wrote it")
+    refuse(index, "damaged, or was not written by hf_tlm")
 
 
 def test_a_description_that_nests_too_deep(index):

@@ -191,7 +191,7 @@ def test_nobody_waits_for_itself(tmp_path, toys):
         assert not toys.out.exists()
         outcome = attack(recipe, *toys.commands[recipe], option, toys.out / "work")
         assert_refused(
-            outcome, f"{option} {toys.out / 'work'} is in {toys.out}, which is for the subset alone. Choose another"
+            outcome, f"{option} {toys.out / 'work'} is in {toys.out}, which may only contain the subset. Choose another"
         )
         assert not toys.out.exists()
 

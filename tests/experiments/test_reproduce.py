@@ -557,12 +557,12 @@ def test_a_damaged_tokenizer_is_told_and_made_again(work, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("name", "harm", "said"),
     [
-        ("bm25", lambda folder: flip(folder / DATA_FILE), "train-00000-of-00001.parquet is not what the manifest describes"),
-        ("bm25", lambda folder: os.truncate(folder / DATA_FILE, 100), "parquet is not what the manifest describes"),
+        ("bm25", lambda folder: flip(folder / DATA_FILE), "train-00000-of-00001.parquet does not match the manifest"),
+        ("bm25", lambda folder: os.truncate(folder / DATA_FILE, 100), "parquet does not match the manifest"),
         (
             "bm25",
             lambda folder: (folder / DATA_FILE).unlink(),
-            r"parquet is not what the manifest describes \(sha256 no such file",
+            r"parquet does not match the manifest \(sha256 no such file",
         ),
         ("bm25", lambda folder: (folder / "manifest.json").unlink(), "has no readable manifest.json"),
         ("bm25", lambda folder: (folder / "manifest.json").write_text(""), "has no readable manifest.json"),
@@ -598,7 +598,7 @@ def test_what_lies_in_a_subset_that_is_made_again_stays(work, prepared, tmp_path
     folder = out / "scierc/subsets/bm25"
     (folder / "manifest.json").unlink()
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(PointsError, match=r"holds something else than a saved subset \(notes.txt\)"):
+    with pytest.raises(PointsError, match=r"contains something other than a saved subset \(notes.txt\)"):
         reproduce(planned(work, out, ["BM25"], seeds=[0]), prepare_only=True)
     assert (folder / "notes.txt").read_text() == "mine"
 

@@ -209,7 +209,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("config", ["data", "a/b", "..", "", "a" * 97])
     def test_names(self, hub, subset, config):
-        with pytest.raises(RetrievalError, match="The name of a subset"):
+        with pytest.raises(RetrievalError, match="^config: expected a name that a folder can have"):
             subset.push_to_hub("alice/passages", config=config)
         assert not hub.log
 
@@ -240,7 +240,7 @@ class TestRefusals:
     def test_damaged(self, hub, subset):
         subset.push_to_hub("alice/passages", config="small")
         hub.put("alice/passages", {"small/train-00000-of-00001.parquet": b"PAR1"}, "dataset")
-        with pytest.raises(RetrievalError, match="not what the manifest describes"):
+        with pytest.raises(RetrievalError, match="does not match the manifest"):
             Subset.from_hub("alice/passages", config="small")
 
 
@@ -318,7 +318,7 @@ class TestReleased:
         [
             ("label,id\nx,1\n", "no column 'text'; the columns are label, id"),
             ("", "no column 'text'; the columns are none"),
-            ("text\n \n", "no texts: 1 rows, all of them blank"),
+            ("text\n \n", r"no texts: all of its rows \(1\) are blank"),
             (b"text\n\xff\xfe\n", "Cannot read .*small_external.csv"),
             ('text\n"open', "Cannot read .*small_external.csv"),
         ],

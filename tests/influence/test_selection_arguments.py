@@ -127,7 +127,7 @@ class TestCheck:
     def test_a_folder_of_something_else(self, made):
         (made[2] / "out").mkdir()
         (made[2] / "out/thesis.tex").touch()
-        with pytest.raises(RetrievalError, match="holds something else than a saved subset .thesis.tex"):
+        with pytest.raises(RetrievalError, match="contains something other than a saved subset .thesis.tex"):
             self.go(made, "--fraction", "0.2")
 
     @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_compiling_is_told_and_done_before_a_bar(tmp_path):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         lines.append(done.stdout)
-    told = "Compiling the code that indexes and searches: once on this machine, for up to a minute."
+    told = "Compiling the code for indexing and search, once on this machine: this takes up to a minute."
     assert lines[0].count(told) == 1 and told not in lines[1] + lines[2]
     assert lines[0].splitlines()[-1].startswith("COMPILED ") and lines[0].endswith("[]\n"), lines[0]
     assert [one.splitlines()[-1] for one in lines[1:]] == ["COMPILED 0 []"] * 2

@@ -134,7 +134,7 @@ def test_keeping_stop_words_changes_what_is_found(run, make_task, make_corpus):
 def test_top_k_above_the_corpus_is_lowered_warned_of_and_recorded(run, make_task, make_corpus, caplog):
     with caplog.at_level(logging.WARNING):
         subset = run(make_task(), make_corpus())
-    assert "top_k 5000 is larger than the corpus: K = 6" in caplog.text
+    assert "top_k 5000 is larger than the corpus: using K = 6" in caplog.text
     assert (subset.manifest["top_k"], subset.manifest["top_k_requested"]) == (6, 5000)
     assert as_dict(subset) == as_dict(run(make_task(), make_corpus(), top_k=6))
 
@@ -171,7 +171,7 @@ def test_random_is_uniform(run, make_task, make_corpus):
         ({"top_k": 0}, "top_k: expected .*; received 0"),
         ({"query_mode": "title"}, "text, rake"),
         ({"settings": Bm25Settings("okapi"), "retriever": "bm25s"}, "bm25s has no .*okapi.*rank_bm25: lucene, okapi"),
-        ({"num_passages": 3}, "takes top_k"),
+        ({"num_passages": 3}, "uses top_k"),
         ({"retriever": "random"}, "needs num_passages"),
         (
             {"retriever": "random", "num_passages": 0},
@@ -185,7 +185,7 @@ def test_bad_arguments_are_refused_before_the_corpus_is_read(make_task, options,
 
 
 def test_a_dataset_is_no_corpus_yet(make_task):
-    with pytest.raises(RetrievalError, match="corpus is a Dataset. Make a corpus of it: hf_tlm.load_corpus"):
+    with pytest.raises(RetrievalError, match="corpus: expected a Corpus; received a Dataset. Pass hf_tlm.load_corpus"):
         retrieve(make_task(), Dataset.from_dict({"text": ["a gene"]}), top_k=1)
 
 
@@ -205,7 +205,7 @@ def test_no_query_has_a_hit(run, make_task, make_corpus):
 
 
 def test_an_empty_corpus(run, make_task):
-    with pytest.raises(RetrievalError, match="holds no passage"):
+    with pytest.raises(RetrievalError, match="has no passages"):
         run(make_task(), _stand_in([]))
     with pytest.raises(RetrievalError, match="the corpus has 0"):
         run(make_task(), _stand_in([]), retriever="random", num_passages=1)
@@ -236,10 +236,10 @@ def test_queries_that_mostly_find_nothing_are_told(run, make_task, make_corpus, 
     queries = {"q1": "the kinase inhibitor", "q2": "schöne Straßen", "q3": "über Köln"}
     with caplog.at_level(logging.WARNING):
         run(make_task(queries), make_corpus(), top_k=1)
-    assert "2 of the 3 training texts found no passage" in caplog.text
+    assert "2 of the 3 training texts match no passage" in caplog.text
     caplog.clear()
     run(make_task(), make_corpus(), top_k=1)
-    assert "found no passage" not in caplog.text
+    assert "match no passage" not in caplog.text
 
 
 @pytest.mark.parametrize("retriever", ["bm25", "bm25s", "rank_bm25", "sharded"])
@@ -262,7 +262,7 @@ def test_words_are_those_of_the_script(run, make_task, make_corpus, tmp_path, re
     assert f"script {script}" in shown and ("**公园**" in shown or "**किताब**" in shown)
 
 
-@pytest.mark.parametrize("query,said", [("the of and", "or keep stop words"), ("😀 👍🏽!", "or take a random subset")])
+@pytest.mark.parametrize("query,said", [("the of and", "or keep stop words"), ("😀 👍🏽!", "or draw a random subset")])
 def test_queries_without_words_are_told_what_helps(run, make_task, make_corpus, query, said):
     with pytest.raises(RetrievalError, match=f"are empty once stop words .* dropped. Check the task's text column, {said}"):
         run(make_task({"q": query, "r": query}), make_corpus())
@@ -272,14 +272,14 @@ def test_a_k_that_takes_most_of_the_corpus_is_warned_of(run, make_task, make_cor
     """And the K that is named takes at most half, one more does not."""
     with caplog.at_level(logging.WARNING):
         whole = run(make_task(), make_corpus())
-    fits = re.search(r"takes (\d+) of the (\d+) passages of the corpus. --top_k (\d+) takes at most half", caplog.text)
+    fits = re.search(r"selects (\d+) of the (\d+) passages of the corpus. --top_k (\d+) selects at most half", caplog.text)
     found, passages, k = map(int, fits.groups())
     assert found == len(whole.dataset) and 2 * found > passages
     sizes = [len(run(make_task(), make_corpus(), top_k=number).dataset) for number in (k, k + 1)]
     assert 2 * sizes[0] <= passages < 2 * sizes[1]
     caplog.clear()
     run(make_task(), make_corpus(), top_k=k)
-    assert "takes at most half" not in caplog.text
+    assert "selects at most half" not in caplog.text
     run(make_task(), make_corpus(), top_k=5000)  # As a preset may have it.
-    assert f"top_k 5,000 takes {found} of the {passages} passages of the corpus. --top_k {k} takes" in caplog.text
-    assert "of them. Of the task's own unlabelled texts most may be wanted." in caplog.text
+    assert f"top_k 5,000 selects {found} of the {passages} passages of the corpus. --top_k {k} selects" in caplog.text
+    assert "of them. If the corpus is the task's own unlabelled texts, this may be what you want." in caplog.text

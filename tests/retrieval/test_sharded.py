@@ -137,7 +137,7 @@ def test_a_script_from_standard_input_is_told(tmp_path):
     places = {"corpus": str(tmp_path / "corpus"), "work": str(tmp_path / "work")}
     program = textwrap.dedent(DRIVER.format(tests=str(Path(__file__).parents[1]), **places))
     ended = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 1 and "has to be a file (not standard input), and needs `if __name__" in ended.stderr
+    assert ended.returncode == 1 and "must be a file (not standard input), with its code under `if __name__" in ended.stderr
 
 
 class Killed(BaseException):
@@ -235,7 +235,7 @@ def test_another_runs_folder(tmp_path):
             retrieve_sharded(queries, texts, **{"top_k": 5, "num_shards": 2, **work, **options})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
-    with pytest.raises(RetrievalError, match="holds something else"):
+    with pytest.raises(RetrievalError, match="contains files that do not belong to a sharded run"):
         retrieve_sharded(["word1"], corpus, 5, num_shards=2, work_dir=tmp_path / "full")
     (tmp_path / "work" / "run.json").write_text("{")
     with pytest.raises(RetrievalError, match="run.json is damaged"):
@@ -394,7 +394,7 @@ def test_what_has_changed_in_a_work_dir_is_never_taken(tmp_path):
         data = bytearray((work / name).read_bytes())
         data[len(data) // 2] ^= 1
         (work / name).write_bytes(data)
-        with pytest.raises(RetrievalError, match=f"{name} .*is damaged. Delete .*work, and the same call makes it again"):
+        with pytest.raises(RetrievalError, match=f"{name} .*is damaged. Delete .*work and repeat the same call"):
             again()
     for content in ("[]", "3"):
         (work / "run.json").write_text(content)

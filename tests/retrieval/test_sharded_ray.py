@@ -41,7 +41,7 @@ def cluster():
 @pytest.mark.slow
 def test_no_node_is_large_enough(cluster, tmp_path):
     corpus = write_parts(tmp_path / "corpus", random_texts(20), 2)
-    with pytest.raises(RetrievalError, match="No node of the Ray cluster has what a task asks for: 3 CPUs"):
+    with pytest.raises(RetrievalError, match="No node of the Ray cluster has the resources that a task needs: 3 CPUs"):
         retrieve_sharded(
             ["word1"],
             corpus,

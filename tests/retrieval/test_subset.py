@@ -122,7 +122,7 @@ def test_nothing_else_is_ever_overwritten(subset, tmp_path):
     (foreign / MANIFEST_FILE).write_text('{"name": "a web application"}')
     before = contents(tmp_path)
     for path, named in ((folder, "thesis.txt"), (tmp_path / "saved", "notes.txt"), (foreign, MANIFEST_FILE)):
-        with pytest.raises(RetrievalError, match=f"not empty and holds something else.*{named}"):
+        with pytest.raises(RetrievalError, match=f"not empty and contains something other.*{named}"):
             subset.save(path)
     with pytest.raises(ArgumentsError, match="Cannot save a subset to .*file is no folder that can be written in"):
         subset.save(tmp_path / "file")
@@ -143,7 +143,9 @@ def test_load_refuses_what_is_not_a_saved_subset(tmp_path):
             Subset.load(folder)
         assert "--corpus" not in str(error.value)
     (tmp_path / "unlabelled.csv").write_text("text\none\n")
-    with pytest.raises(RetrievalError, match=r"Of a file of texts it makes one: --corpus .*unlabelled\.csv\.$"):
+    with pytest.raises(
+        RetrievalError, match=r"To retrieve a subset from a file of texts, use --corpus .*unlabelled\.csv\.$"
+    ):
         Subset.load(tmp_path / "unlabelled.csv")
 
 
@@ -157,13 +159,13 @@ def test_load_notices_damaged_data(subset, tmp_path, damage):
     else:
         content[len(content) // 2] ^= 1
         data.write_bytes(content if damage == "flip" else content[:-20])
-    with pytest.raises(RetrievalError, match="not what the manifest describes"):
+    with pytest.raises(RetrievalError, match="does not match the manifest"):
         Subset.load(tmp_path / "saved")
 
 
 def test_load_refuses_an_empty_one(subset, tmp_path):
     replace(subset, dataset=subset.dataset.select([])).save(tmp_path / "none")
-    with pytest.raises(RetrievalError, match="none is an empty subset: it holds no passage"):
+    with pytest.raises(RetrievalError, match="none is an empty subset without passages"):
         Subset.load(tmp_path / "none")
 
 
@@ -185,17 +187,19 @@ def test_missing_columns_are_named(subset):
 def test_a_manifest_that_nothing_could_use(either, tmp_path):
     """What could not be loaded again is not saved, and what says nothing of its passages is no subset."""
     for manifest in ({}, None, {"retriever": "bm25"}):
-        with pytest.raises(RetrievalError, match="^manifest: expected corpus, task, retriever, counts, as a saved subset"):
+        with pytest.raises(
+            RetrievalError, match="^manifest: expected a dict with corpus, task, retriever, counts; received"
+        ):
             Subset(either.dataset, manifest)
     for changes, said in (
         ({"retriever": "mine"}, "retriever must be bm25"),
         ({"counts": {"passages": np.int64(6), "union": len(either)}}, "counts.passages must be a whole number"),
         ({"note": "by hand"}, "has a field 'note' that recipes do not write"),
     ):
-        with pytest.raises(RetrievalError, match=f"^The subset's manifest .*{said}.*which the passages are from"):
+        with pytest.raises(RetrievalError, match=f"^The subset's manifest .*{said}.*that the passages are from"):
             Subset(either.dataset, either.manifest | changes).save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
-    with pytest.raises(RetrievalError, match=r"^dataset: expected a datasets.Dataset; received a list. Give Dataset.from"):
+    with pytest.raises(RetrievalError, match=r"^dataset: expected a datasets.Dataset; received a list. Pass Dataset.from"):
         Subset(either.dataset.to_list(), either.manifest)
 
 

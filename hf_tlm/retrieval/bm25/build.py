@@ -189,18 +189,16 @@ def _check_passages(dataset: Any) -> None:
         made = {"Corpus": "corpus.to_dataset()", "Subset": "subset.dataset", "Task": "task.train"}
         call = made.get(type(dataset).__name__) or dataset_of(dataset)
         raise RetrievalError(
-            f"dataset: expected a datasets.Dataset with the columns id and text; received {kind_of(dataset)}. Give {call}."
+            f"dataset: expected a datasets.Dataset with the columns id and text; received {kind_of(dataset)}. Pass {call}."
         )
     for name in ("id", "text"):
         if name not in dataset.column_names:
             raise RetrievalError(
-                f"dataset: expected the columns id and text; the columns are {', '.join(dataset.column_names)}. Rename one "
-                "(dataset.rename_column), or give load_corpus(dataset).to_dataset(), which makes ids."
+                f"dataset: expected the columns id and text; the columns are {', '.join(dataset.column_names)}. Rename a "
+                "column (dataset.rename_column), or pass load_corpus(dataset).to_dataset(), which creates ids."
             )
     if (kind := getattr(dataset.features["text"], "dtype", "list")) not in ("string", "large_string", "string_view", "null"):
-        raise RetrievalError(
-            f"dataset: expected texts in the column text; received {kind}. Make texts of it with dataset.map."
-        )
+        raise RetrievalError(f"dataset: expected texts in the column text; received {kind}. Convert them with dataset.map.")
 
 
 class _Telling(event.Listener):
@@ -213,7 +211,7 @@ class _Telling(event.Listener):
         function = getattr(event.data["dispatcher"], "py_func", None)
         if not self.told and getattr(function, "__module__", "").startswith("hf_tlm."):
             self.told = True
-            logger.warning("Compiling the code that indexes and searches: once on this machine, for up to a minute.")
+            logger.warning("Compiling the code for indexing and search, once on this machine: this takes up to a minute.")
 
     def on_end(self, event: Any) -> None:
         pass
@@ -261,7 +259,7 @@ def write_index(
     new = dataset.select_columns("id").with_format("arrow")[:]["id"].cast(pa.large_string())
     ids = pa.chunked_array([*(old.ids.chunks if old else []), *new.chunks], pa.large_string())
     if len(ids) == 0:
-        raise RetrievalError(f"The corpus {about['corpus']['name']} holds no passage: there is nothing to index.")
+        raise RetrievalError(f"The corpus {about['corpus']['name']} has no passages: there is nothing to index.")
     order = order_of_ids(ids)
     tell_of_compiling()
     if progress and len(dataset):

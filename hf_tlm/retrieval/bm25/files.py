@@ -142,7 +142,7 @@ def _check_shapes(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], ids
     for name, (kind, dimensions) in _KINDS.items():
         array = arrays[name]
         _need(array.dtype == kind and array.ndim == dimensions, name, f"{np.dtype(kind)} of {dimensions} dimensions")
-        _need(array.flags.c_contiguous, name, "in the order of C")
+        _need(array.flags.c_contiguous, name, "in C order")
     _need(ids.type == pa.large_string() and ids.null_count == 0, "ids", "texts")
     try:
         ids.validate(full=True)
@@ -255,7 +255,8 @@ def _need(is_so: bool | np.bool_, name: str, expected: str) -> None:
 def unsound(directory: Path, problem: str) -> RetrievalError:
     """Create the error for an index that differs from what a build writes."""
     return RetrievalError(
-        f"The index {directory} is damaged, or no recipe wrote it: {problem}. Delete the folder and build the index again."
+        f"The index {directory} is damaged, or was not written by hf_tlm: {problem}. Delete the folder and build the index "
+        "again."
     )
 
 
@@ -275,7 +276,7 @@ def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | 
     if meta.get("format_version") != FORMAT_VERSION:
         raise RetrievalError(
             f"The index {directory} has format version {meta.get('format_version')}; this hf_tlm reads version "
-            f"{FORMAT_VERSION}. Delete the folder and build it again."
+            f"{FORMAT_VERSION}. Delete the folder and build the index again."
         )
     if meta.pop("checksum", None) != digest_of(meta):
         raise RetrievalError(f"{directory / META_FILE} is damaged. Delete the folder and build the index again.")
@@ -295,7 +296,7 @@ def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | 
         found = checksum(path) if path.is_file() else "no such file"
         if found != expected:
             raise RetrievalError(
-                f"{path} is damaged (checksum {found}; expected {expected}). Copy the index again, or delete the "
+                f"{path} is damaged (checksum {found}; expected {expected}). Copy the index again, or delete its "
                 "folder and build it again."
             )
     return meta

@@ -58,7 +58,7 @@ def _about(name: str, fingerprint: str, parts: list[str] | None, analyzer: Analy
     check_given(RetrievalError, analyzer=(analyzer, Analyzer))
     for argument, value, made in (("corpus_name", name, "name"), ("fingerprint", fingerprint, "fingerprint")):
         if not isinstance(value, str):
-            raise RetrievalError(f"{argument}: expected a text; received {kind_of(value)}. Give corpus.{made}.")
+            raise RetrievalError(f"{argument}: expected a text; received {kind_of(value)}. Pass corpus.{made}.")
     corpus = {"name": name, "fingerprint": fingerprint, "parts": parts or [fingerprint]}
     return {"corpus": corpus, "analyzer": analyzer.to_dict()}
 
@@ -193,7 +193,7 @@ class Index(Opened):
         """
         with awaited(self.directory):
             if read_meta(self.directory) != self.meta | {"checksum": digest_of(self.meta)}:
-                raise ChangedIndexError(f"The index {self.directory} was changed since it was opened: load it again.")
+                raise ChangedIndexError(f"The index {self.directory} has changed since it was opened: load it again.")
             parts = self.parts + (parts or [fingerprint])
             about = _about(corpus_name or self.corpus_name, fingerprint, parts, self.analyzer)
             return type(self)(self.directory, write_index(self.directory, self, dataset, about, num_threads))
@@ -255,8 +255,8 @@ class Index(Opened):
         )
         if settings.analyzer != self.analyzer:
             raise RetrievalError(
-                f"The index {self.directory} was built with {describe(self.analyzer.to_dict())}; the settings ask for "
-                f"{describe(settings.analyzer.to_dict())}. Build another index for them."
+                f"The index {self.directory} was built with {describe(self.analyzer.to_dict())}; received settings with "
+                f"{describe(settings.analyzer.to_dict())}. Build another index with these settings."
             )
         statistics = statistics or self.statistics(queries.vocabulary, settings.variant)
         terms = query_terms(queries, self.vocabulary.find(queries.vocabulary), settings, statistics, max_query_terms)

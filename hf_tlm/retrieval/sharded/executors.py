@@ -146,14 +146,14 @@ class LocalExecutor(_Quiet, LocalPipelineExecutor):
                     process.join()
                     if process.exitcode < 0:
                         raise RetrievalError(
-                            f"The process of shard {rank} was killed by signal {-process.exitcode}; if that was for memory, "
-                            "use more shards or fewer workers. Start the same run again: it continues from here."
+                            f"The process of shard {rank} was killed by signal {-process.exitcode}. If it needed too much "
+                            "memory, use more shards or fewer workers. Start the same run again to continue from here."
                         )
                     if process.exitcode and rank not in self.errors():
                         raise RetrievalError(
-                            f"The process of shard {rank} ended with status {process.exitcode} before it began. A script "
-                            "that calls this on local processes has to be a file (not standard input), and needs "
-                            "`if __name__ == '__main__':` around what it does."
+                            f"The process of shard {rank} ended with status {process.exitcode} before its work began. A "
+                            "script that runs shards in local processes must be a file (not standard input), with its code "
+                            "under `if __name__ == '__main__':`."
                         )
                     if process.exitcode:
                         return
@@ -203,7 +203,7 @@ class RayExecutor(_Quiet, RayPipelineExecutor):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
             raise RetrievalError(
-                f"No node of the Ray cluster has what a task asks for: {self.cpus_per_task} CPUs and "
+                f"No node of the Ray cluster has the resources that a task needs: {self.cpus_per_task} CPUs with "
                 f"{self.mem_per_cpu_gb} GB of memory each. Lower cpus_per_task or mem_per_cpu_gb."
             )
         ranks = self.get_incomplete_ranks()
@@ -238,11 +238,15 @@ class SlurmExecutor(_Quiet, SlurmPipelineExecutor):
     @staticmethod
     def check(options: dict[str, Any]) -> None:
         if missing := [key for key in ("partition", "time") if not options.get(key)]:
-            raise RetrievalError(f"The slurm executor needs {' and '.join(missing)}, as sbatch takes them (time: 04:00:00).")
+            raise RetrievalError(
+                f"The slurm executor needs {' and '.join(missing)}, in the format of sbatch (such as time: 04:00:00)."
+            )
         if shutil.which("sbatch") is None:
-            raise RetrievalError("There is no sbatch on the PATH: start this on a login node of the Slurm cluster.")
+            raise RetrievalError("There is no sbatch on the PATH: start the run on a login node of the Slurm cluster.")
         if "SLURM_ARRAY_TASK_ID" in os.environ:
-            raise RetrievalError("This is inside an array job of Slurm. Start it on a login node: it submits its own.")
+            raise RetrievalError(
+                "The slurm executor submits its own array jobs and cannot start inside one. Start the run on a login node."
+            )
 
     def run(self) -> None:
         if "SLURM_ARRAY_TASK_ID" in os.environ:
@@ -268,14 +272,18 @@ class JobsExecutor(_Quiet, JobsPipelineExecutor):
     @staticmethod
     def check(options: dict[str, Any]) -> None:
         if not (options.get("token") or get_token()):
-            raise RetrievalError("The jobs executor needs a token of the Hugging Face Hub: set HF_TOKEN or `hf auth login`.")
+            raise RetrievalError(
+                "The jobs executor needs a token of the Hugging Face Hub: set HF_TOKEN, or run `hf auth login`."
+            )
         if not options.get("dependencies"):
             raise RetrievalError(
-                "The jobs executor needs dependencies: what a Job installs, this package among it, such as "
+                "The jobs executor needs dependencies: the packages that a Job installs, hf-tlm included, such as "
                 '["hf-tlm[sharded] @ git+https://..."].'
             )
         if ARRAY_INDEX_ENV_VAR in os.environ:
-            raise RetrievalError("This is inside a Job. Start it elsewhere: it submits its own.")
+            raise RetrievalError(
+                "The jobs executor submits its own Jobs and cannot start inside one. Start the run elsewhere."
+            )
 
 
 EXECUTORS: dict[str, type[_Quiet]] = {
@@ -406,7 +414,7 @@ def run_stage(step: Step, tasks: int, name: str, options: dict[str, Any], title:
         what = failure["message"] if failure else "its process or machine was lost"
         raise RetrievalError(
             f"Shard {rank} failed in the stage {step.name}: {what}. See "
-            f"{logs.resolve_paths(f'logs/task_{rank:05d}.log')}; the same call continues from here."
+            f"{logs.resolve_paths(f'logs/task_{rank:05d}.log')}. Repeat the same call to continue from here."
         )
 
 

@@ -160,7 +160,9 @@ def _claim(workspace: Workspace, identity: dict[str, Any]) -> Claim:
         raise RetrievalError(f"{workspace.path(RUN_FILE)} is damaged. Use another work_dir, or delete this one.") from error
     if found is None:
         if workspace.local and any(not path.name.startswith(".") for path in Path(workspace.location).iterdir()):
-            raise RetrievalError(f"{workspace.location} holds something else. Choose an empty or a new folder as work_dir.")
+            raise RetrievalError(
+                f"{workspace.location} contains files that do not belong to a sharded run. Choose an empty or new work_dir."
+            )
         claim = Claim(Path(workspace.location), RUN_FILE, "queries/*")
         workspace.write(RUN_FILE, identity)
         claim.new = workspace.local
@@ -192,8 +194,8 @@ def _check_bad_files(workspace: Workspace, num_shards: int, skip_bad_files: bool
     _, bad_files = _counts(workspace, num_shards)
     if bad_files and not skip_bad_files:
         raise RetrievalError(
-            f"The run in {workspace.location} has left out files that could not be read: {', '.join(bad_files)}. Go on with "
-            "skip_bad_files, or mend them and choose another work_dir."
+            f"The run in {workspace.location} has left out files that could not be read: {', '.join(bad_files)}. Pass "
+            "skip_bad_files to continue without these files, or repair them and choose another work_dir."
         )
     for name, error in bad_files.items():
         logger.warning("%s is left out of the corpus: %s", name, error)

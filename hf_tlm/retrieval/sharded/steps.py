@@ -151,7 +151,7 @@ class SumStatistics(Step):
         counts = [read_json(shard / "counts.json") for shard in shards]
         num_passages = sum(count["passages"] for count in counts)
         if num_passages == 0:
-            raise RetrievalError("The corpus holds no passage: there is nothing to retrieve.")
+            raise RetrievalError("The corpus has no passages: there is nothing to retrieve.")
         average = None
         if self.all_terms:
             terms = read_table(shards[0] / "terms.arrow")

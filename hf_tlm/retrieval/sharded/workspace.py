@@ -138,7 +138,7 @@ def _sound(folder: Path, location: str) -> Path:
         status = os.stat(folder / SEAL)
         if (problem := _problem(str(folder), status.st_ino, status.st_mtime_ns)) is not None:
             raise RetrievalError(
-                f"{problem}: it is damaged. Delete {location}, and the same call makes it again; or choose another folder."
+                f"{problem}: it is damaged. Delete {location} and repeat the same call, or choose another folder."
             )
     return folder
 
