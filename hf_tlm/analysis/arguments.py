@@ -79,7 +79,7 @@ class AnalyzeArguments(_CheckedArguments):
         """
         found = {name: Path(place) for name, place in named(self.run, "run").items()}
         if missing := [str(path) for path in found.values() if not path.is_dir()]:
-            raise AnalysisError(f"--run takes folders that recipes have written; there is no {missing[0]}.")
+            raise AnalysisError(f"--run: expected folders of runs; there is no folder {missing[0]}.")
         return found
 
     @cached_property
@@ -129,7 +129,7 @@ class HeadsArguments(_CheckedArguments):
     def __post_init__(self):
         super().__post_init__()
         if self.heads_text is not None and not self.heads_text.strip():
-            raise AnalysisError("--heads_text is blank. Give a text, or leave it out.")
+            raise AnalysisError("--heads_text is blank. Pass a text, or remove --heads_text.")
 
 
 @dataclass
@@ -319,9 +319,9 @@ def named(values: Sequence[str] | None, option: str) -> dict[str, str]:
         if not equals or Path(value).exists():  # Folders of runs may have names such as lr=1e-4.
             name, place = Path(value).name, value
         if not name or not place:
-            raise AnalysisError(f"--{option} takes {NAMED}; received {value!r}.")
+            raise AnalysisError(f"--{option}: expected {NAMED}; received {value!r}.")
         if name in found:
-            raise AnalysisError(f"--{option}: {name!r} comes twice. Give each its own name, as in first={place}.")
+            raise AnalysisError(f"--{option}: the name {name!r} occurs twice. Use different names, such as first={place}.")
         found[name] = os.path.expanduser(place)  # Shells expand ~ only at the start of a word.
     return found
 

@@ -101,7 +101,7 @@ def count_maxima(maps: torch.Tensor, attention_mask: torch.Tensor, separators: t
     maps = maps.masked_fill(~real[:, None, None, :], -1)
     largest = maps.amax(-1, keepdim=True)
     if (largest[..., 0].isnan() & real[:, None]).any():
-        raise AnalysisError("Attention weights are not numbers: the model has diverged, or its weights are damaged.")
+        raise AnalysisError("Attention weights are NaN: the model has diverged, or its weights are damaged.")
     on_top = maps == largest
     maxima = on_top.sum(-1)
     previous = pad(on_top.diagonal(-1, 2, 3), (1, 0))
@@ -216,9 +216,9 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], max_len
     parts = [text if isinstance(text, tuple) else (text,) for text in texts]
     for row, of_text in enumerate(parts):
         if len(of_text) > 2 or not all(isinstance(part, str) for part in of_text):
-            raise AnalysisError(f"Texts are strings or pairs of strings; number {row} is {texts[row]!r}.")
+            raise AnalysisError(f"Texts must be strings or pairs of strings; received {texts[row]!r} as text {row}.")
     if len({len(of_text) for of_text in parts}) > 1:
-        raise AnalysisError("Some texts are pairs and others are not. Give one kind at a time.")
+        raise AnalysisError("Some texts are pairs and others are not. Pass only pairs or only single texts.")
     options = {"truncation": True, "max_length": max_length, "return_attention_mask": False}
     return tokenizer(*map(list, zip(*parts, strict=True)), **options)
 
@@ -228,7 +228,9 @@ def _encode(
 ) -> list[Inputs]:
     """Tokenize the texts; return the model inputs of those with at least one token, the longest first."""
     if tokenizer.pad_token is None:
-        raise AnalysisError("Batches need a tokenizer with a pad_token; this one has none. Set one, such as its eos_token.")
+        raise AnalysisError(
+            "Batches need a tokenizer with a pad_token; this tokenizer has none. Set one, such as its eos_token."
+        )
     encoded = _tokenize(tokenizer, texts, max_length) if texts else {"input_ids": []}
     names = ["input_ids"]
     # As in fine-tuning: tokenizers do not know whether the model has token type embeddings.
@@ -241,12 +243,14 @@ def _encode(
     limit, longest = longest_input(model.config), len(rows[0]["input_ids"])
     if limit is not None and longest > limit:
         raise AnalysisError(
-            f"A text has {longest} tokens and the model {limit} positions. Truncate texts to {limit} tokens or fewer "
+            f"A text has {longest} tokens, but the model has {limit} positions. Truncate texts to {limit} tokens or fewer "
             "(max_length, --max_length)."
         )
     known, largest = model.get_input_embeddings().num_embeddings, max(max(row["input_ids"]) for row in rows)
     if largest >= known:
-        raise AnalysisError(f"The tokenizer has a token {largest}, and the model knows {known}. Give the model's own.")
+        raise AnalysisError(
+            f"The tokenizer has a token id {largest}, but the model embeds {known} tokens. Pass the model's own tokenizer."
+        )
     return rows
 
 
@@ -278,7 +282,7 @@ def _eager(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
         body.set_attn_implementation("eager")
         if config._attn_implementation != "eager":
             raise AnalysisError(
-                f"{type(model).__name__} cannot change its attention. Load it with attn_implementation='eager'."
+                f"{type(model).__name__} cannot change its attention. Load the model with attn_implementation='eager'."
             )
         config.output_attentions = True
         yield body
@@ -295,7 +299,7 @@ def _maps(body: nn.Module, batch: dict[str, torch.Tensor]) -> Sequence[torch.Ten
     expected = (texts, places, places)
     if not maps or any(not torch.is_tensor(own) or (len(own), *own.shape[2:]) != expected for own in maps):
         raise AnalysisError(
-            f"{type(body).__name__} returns no attention maps of all tokens to all tokens: heads can be told apart only in "
+            f"{type(body).__name__} returns no attention maps of all tokens to all tokens: heads can be classified only in "
             "models with full attention."
         )
     return maps

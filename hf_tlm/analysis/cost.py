@@ -189,7 +189,7 @@ def compare(
     arms = _arms(results, split, pretraining_flops or {}, notes)
     if not arms:
         listed = f" {'; '.join(notes)}." if notes else ""
-        raise AnalysisError(f"There is no run with a {split} score and a cost to draw.{listed}")
+        raise AnalysisError(f"No run has both a {split} score and a cost.{listed}")
     chosen = _tasks(arms, tasks, notes)
     metrics = {task: _metric(arms, task) for task in chosen}
     found = Comparison(metrics, split, notes=notes)
@@ -225,7 +225,7 @@ def _arms(results: Sequence[Result], split: str, given: Mapping[str, float], not
             if result.seed in [other.seed for other, _ in of]:
                 raise AnalysisError(
                     f"{result.arm} has seed {result.seed} on {result.task} twice, in {of[0][0].folder} and {result.folder}. "
-                    "Leave one out, or give the places names of their own, as in --run first=DIR second=DIR."
+                    "Remove one of them, or name the folders differently, as in --run first=DIR second=DIR."
                 )
             of.append((result, before + teacher_cost(result.teacher, "flops")))
     for arm, checkpoint in unknown.items():
@@ -269,7 +269,7 @@ def _tasks(arms: _Arms, tasks: Sequence[str] | None, notes: list[str]) -> list[s
             notes.append(f"not averaged, as some arms lack it: {', '.join(task for task in every if task not in common)}")
         return common
     if missing := [task for task in tasks if task not in every]:
-        raise AnalysisError(f"No run has a score on {missing[0]!r}. There are: {', '.join(every)}.")
+        raise AnalysisError(f"No run has a score on {missing[0]!r}. Tasks with scores: {', '.join(every)}.")
     if not any(all(task in of_tasks for task in tasks) for of_tasks in arms.values()):
         raise AnalysisError(f"No arm has scores on all of {', '.join(tasks)}.")
     return list(dict.fromkeys(tasks))
@@ -279,7 +279,7 @@ def _metric(arms: _Arms, task: str) -> str:
     metrics = {str(result.metric) for of_tasks in arms.values() for result, _ in of_tasks.get(task, ())}
     if len(metrics) > 1:
         raise AnalysisError(
-            f"Runs on {task} have different metrics, {' and '.join(sorted(metrics))}. Leave some of them out."
+            f"Runs on {task} have different metrics, {' and '.join(sorted(metrics))}. Remove some of these runs."
         )
     return metrics.pop()
 
@@ -432,5 +432,7 @@ def _flops(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise AnalysisError(f"--pretraining_flops takes checkpoint=FLOPs, such as {name}=1.54e21; received {name}={text}.")
+        raise AnalysisError(
+            f"--pretraining_flops: expected checkpoint=FLOPs, such as {name}=1.54e21; received {name}={text}."
+        )
     return value

@@ -73,7 +73,7 @@ def choose_quantities(runs: Iterable[RunLog], wanted: Sequence[str] | None = Non
         matching = matching or [other for other in logged if _matches(other, name)]
         if not matching:
             hint = suggestion(name, logged)
-            raise AnalysisError(f"No run has logged {name!r}.{hint} There are: {', '.join(sorted(logged))}.")
+            raise AnalysisError(f"No run has logged {name!r}.{hint} Logged quantities: {', '.join(sorted(logged))}.")
         found |= dict.fromkeys(matching)
     return list(found)
 
@@ -216,8 +216,8 @@ def curves_figure(
     """
     if len(runs) > len(PALETTE):
         raise AnalysisError(
-            f"One picture shows up to {len(PALETTE)} runs; there are {len(runs)}: {', '.join(runs)}. Choose some, as in "
-            "--run first=DIR second=DIR."
+            f"A figure shows at most {len(PALETTE)} runs; received {len(runs)}: {', '.join(runs)}. Choose some of them, as "
+            "in --run first=DIR second=DIR."
         )
     figure, panels, columns = new_panels(len(quantities), lambda rows, _: 0.7 + 1.5 * rows, sharex=True)
     exponent = _exponent(runs, quantities, x)
@@ -296,8 +296,8 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: CurvesArguments
     lacking = [name for name, run in runs.items() if run.lacks(options.x)]
     if len(lacking) == len(runs):
         raise AnalysisError(
-            f"{', '.join(lacking)}: the log does not tell {AXES[options.x]} (--x {options.x}). Steps always are in it; "
-            "tokens, FLOPs and seconds only where a Trainer of this package wrote it."
+            f"{', '.join(lacking)}: the log has no {AXES[options.x]} (--x {options.x}). Steps are always logged; tokens, "
+            "FLOPs and seconds only by a Trainer of hf_tlm."
         )
     drawn = {name: run for name, run in runs.items() if name not in lacking}
     quantities = choose_quantities(drawn.values(), options.quantities)
@@ -311,7 +311,7 @@ def _text(runs: Mapping[str, RunLog], quantities: list[str], lacking: list[str],
     lines = [f"Drawn against {axis}: {', '.join(quantities)}."]
     for name, run in runs.items():
         lines += _about(name, run, quantities, axis)
-    lines += [f"- {name} is left out: its log does not tell {axis}" for name in lacking]
+    lines += [f"- {name} is left out: its log has no {axis}" for name in lacking]
     others = sorted({name for run in runs.values() for name in run.quantities} - set(quantities))
     if others:
         lines.append(f"\nAlso logged (--quantities): {', '.join(others)}.")

@@ -106,11 +106,13 @@ def draw_texts(
     rows = task.splits[split]
     order = np.random.default_rng(seed).permutation(len(rows))
     if options.similar_from is not None and task.kind != "regression":
-        raise AnalysisError(f"--similar_from is a score; the texts of {task.name} have classes. Give --similar_label.")
+        raise AnalysisError(
+            f"--similar_from needs a task with scores; the texts of {task.name} have classes. Use --similar_label."
+        )
     if task.kind == "regression" or options.similar_label is not None:
         if "text_pair" not in rows.column_names:
             raise AnalysisError(
-                f"{task.name} has one text a row: similar pairs are of tasks with pairs of texts. Classes need no "
+                f"{task.name} has one text per row: similar pairs need a task with pairs of texts. For classes, remove "
                 "--similar_label; scores of single texts cannot be analysed."
             )
         is_similar, said = _similar(task, rows["label"][:], options)
@@ -131,11 +133,11 @@ def draw_texts(
         parts |= {"similar": same_class_pairs(labels, options.max_pairs, seed=seed), "similar_are": "of one class"}
     if len(texts) < LEAST_TEXTS:
         raise AnalysisError(
-            f"{LEAST_TEXTS} texts or more are needed; {len(texts)} were drawn of {task.name}'s {split} split."
+            f"At least {LEAST_TEXTS} texts are needed; {len(texts)} were drawn from {task.name}'s {split} split."
         )
     if not len(parts["similar"]):
         raise AnalysisError(
-            f"None of the texts drawn of {task.name}'s {split} split form a similar pair ({parts['similar_are']})."
+            f"None of the texts drawn from {task.name}'s {split} split form a similar pair ({parts['similar_are']})."
         )
     if random_from is None:
         others, count, said = None, len(texts), f"{task.name}'s {split} split"
@@ -156,7 +158,9 @@ def _similar(task: Task, labels: Sequence[float], options: EmbeddingsArguments) 
     values = np.asarray(labels)
     if task.kind == "regression":
         if options.similar_label is not None:
-            raise AnalysisError(f"--similar_label is a class; the pairs of {task.name} have scores. Give --similar_from.")
+            raise AnalysisError(
+                f"--similar_label needs a task with classes; the pairs of {task.name} have scores. Use --similar_from."
+            )
         least = options.similar_from
         if least is None:
             least = SIMILAR_SHARE * max(max(rows["label"]) for rows in task.splits.values())

@@ -88,13 +88,13 @@ def load_encoder(
             missing = [key for key in info["missing_keys"] if POOLER not in key.split(".")]
     if missing:
         raise AnalysisError(
-            f"{name_or_path} lacks weights of its body ({', '.join(sorted(missing)[:3])}): they would be random. Give a "
+            f"{name_or_path} lacks weights of its body ({', '.join(sorted(missing)[:3])}), which would be random. Pass a "
             "checkpoint of a trained encoder."
         )
     positions = longest_input(model.config)
     if positions is not None and max_length > positions:
         raise AnalysisError(
-            f"{name_or_path} has {positions} positions, fewer than {max_length}. Give --max_length {positions} or less."
+            f"{name_or_path} has {positions} positions, fewer than {max_length}. Set --max_length to at most {positions}."
         )
     set_token_types(tokenizer, model.config)
     model = model.get_encoder() if model.config.is_encoder_decoder else model
@@ -116,7 +116,7 @@ def sample_corpus(corpus: str, count: int, *, seed: int = 0, least: int = 1, tex
         kept += zip(rng.random(len(texts)), range(read, read + len(texts)), texts, strict=True)
         kept, read = sorted(kept)[:count], read + len(texts)
     if len(kept) < least:
-        raise AnalysisError(f"{corpus} has {len(kept)} texts that are not blank; {least} or more are needed.")
+        raise AnalysisError(f"{corpus} has {len(kept)} texts that are not blank; at least {least} are needed.")
     return [text for _, _, text in sorted(kept, key=lambda drawn: drawn[1])]
 
 
@@ -160,7 +160,7 @@ def embed_texts(
     both = [texts] if text_pairs is None else [texts, text_pairs]
     for row, parts in enumerate(zip(*both, strict=True)):
         if not all(isinstance(text, str) and text.strip() for text in parts):
-            raise AnalysisError(f"Text {row} is null or blank: {parts!r:.80}. Leave such rows out (--drop_bad_rows).")
+            raise AnalysisError(f"Text {row} is null or blank: {parts!r:.80}. Remove such rows (--drop_bad_rows).")
     collate = DataCollatorWithPadding(tokenizer)
     chunks: list[np.ndarray] = []
     size = batch_size * CHUNK_BATCHES
@@ -280,7 +280,7 @@ def project(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> 
     from sklearn.manifold import TSNE
 
     if len(vectors) < LEAST_TEXTS:
-        raise AnalysisError(f"t-SNE needs {LEAST_TEXTS} texts or more; received {len(vectors)}.")
+        raise AnalysisError(f"t-SNE needs at least {LEAST_TEXTS} texts; received {len(vectors)}.")
     if (vectors == vectors[0]).all():
         raise AnalysisError(f"t-SNE needs vectors that differ; all {len(vectors)} are the same.")
     size = min(COMPONENTS, *vectors.shape)
@@ -305,21 +305,21 @@ def _check_encoder(model: Any, tokenizer: Any) -> None:
         named = json.dumps(os.fspath(model), ensure_ascii=False) if isinstance(model, (str, os.PathLike)) else "..."
         received = kind_of(model) if named == "..." else named
         raise AnalysisError(
-            f"model: expected an encoder; received {received}. Give what load_encoder({named}) returns first."
+            f"model: expected an encoder; received {received}. Pass the first value that load_encoder({named}) returns."
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise AnalysisError(
-            f"tokenizer: expected a tokenizer of transformers; received {kind_of(tokenizer)}. Give what load_encoder(...) "
-            "returns second."
+            f"tokenizer: expected a tokenizer of transformers; received {kind_of(tokenizer)}. Pass the second value that "
+            "load_encoder(...) returns."
         )
 
 
 def _check_texts(name: str, texts: Any) -> None:
     if isinstance(texts, (str, bytes)) or not (hasattr(texts, "__len__") and hasattr(texts, "__getitem__")):
-        made = "[text]" if isinstance(texts, str) else "list(texts)" if hasattr(texts, "__iter__") else "one"
-        raise AnalysisError(f"{name}: expected a list of texts; received {kind_of(texts)}. Give {made}.")
+        made = "[text]" if isinstance(texts, str) else "list(texts)" if hasattr(texts, "__iter__") else "a list"
+        raise AnalysisError(f"{name}: expected a list of texts; received {kind_of(texts)}. Pass {made}.")
     if isinstance(texts, Mapping) or hasattr(texts, "column_names"):
-        raise AnalysisError(f"{name}: expected a list of texts; received {kind_of(texts)}. Give its column: rows['text'].")
+        raise AnalysisError(f"{name}: expected a list of texts; received {kind_of(texts)}. Pass its column: rows['text'].")
 
 
 def _pooled(model: PreTrainedModel, batch: dict, cls_token_id: int | None, pooling: str, layer: int) -> np.ndarray:
@@ -346,6 +346,6 @@ def _check(vectors: np.ndarray, texts: Sequence[str], pooling: str) -> None:
         raise AnalysisError("The model's vectors are not finite numbers: its weights are damaged, or its training diverged.")
     if pooling == "cls" and len(set(texts)) > 1 and np.ptp(vectors, axis=0).max() <= 1e-6 * np.abs(vectors).max():
         raise AnalysisError(
-            "All texts have the same [CLS] vector: the model is a decoder, where the first token sees no other, or has "
+            "All texts have the same [CLS] vector: the model is a decoder, whose first token attends only to itself, or has "
             "collapsed. Try --pooling mean."
         )

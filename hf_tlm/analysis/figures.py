@@ -63,7 +63,7 @@ def check_installed() -> None:
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:
-        raise AnalysisError("This needs matplotlib: pip install 'hf-tlm[analysis]'.") from error
+        raise AnalysisError("Figures need matplotlib: pip install 'hf-tlm[analysis]'.") from error
 
 
 @contextmanager

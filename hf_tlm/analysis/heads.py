@@ -217,7 +217,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments)
     heads_maps.
     """
     if not args.encoders:
-        raise AnalysisError("--what heads needs models: give --models, or --run.")
+        raise AnalysisError("--what heads needs models: pass --models or --run.")
     check_installed()  # Fail before minutes of work.
     trust = args.trust_remote_code
     files = _file_names(args.encoders)
@@ -261,7 +261,7 @@ def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, Sequenc
         column = task.text_column or "text"
         return args.texts, sample_corpus(args.texts, args.max_texts, seed=args.seed, text_column=column)
     if task.task is None:
-        raise AnalysisError("--what heads needs texts: give --texts, a file, or --task, whose texts are read.")
+        raise AnalysisError("--what heads needs texts: pass --texts (a file), or --task to read the texts of a task.")
     loaded = task.load()
     split = next(name for name in SPLITS if name in loaded.splits)
     rows, source = loaded.splits[split], f"{loaded.name}, {split}"
@@ -291,7 +291,7 @@ def _file_names(names: Iterable[str]) -> dict[str, str]:
         plain = re.sub(r"[^\w.-]+", "_", name)
         file = f"heads_{plain}_maps"
         if file in files.values():
-            raise AnalysisError(f"Models need names that differ in letters or digits; {name!r} is too much like another.")
+            raise AnalysisError(f"Names of models must differ in letters or digits; {name!r} is too similar to another.")
         files[name] = file
     return files
 

@@ -28,7 +28,7 @@ _LARGEST = 10**300  # Largest integer accepted; the sum of larger ones may overf
 SPLITS = ("validation", "test")
 NOT_FINISHED = "not finished"
 _DAMAGED = "The file is damaged."
-read_json = partial(read_object, error=AnalysisError, advice="Make it again, or leave it out.")
+read_json = partial(read_object, error=AnalysisError, advice="Create it again, or remove its folder from the analysis.")
 _DEEPEST = 4  # Levels of nested folders that are searched for runs.
 # Names of folders inside a run, which are never runs themselves.
 _PARTS = re.compile(r"\..*|(?:seed|split|checkpoint|nonfinite-step)-\d+|stage\d|predictions|model|mlm|training|analysis")
@@ -136,13 +136,13 @@ def find_results(places: Mapping[str, str | os.PathLike]) -> list[Result]:
     found: list[Result] = []
     for name, place in places.items():
         if not Path(place).is_dir():
-            raise AnalysisError(f"Runs are folders that recipes have written; there is no {place}.")
+            raise AnalysisError(f"Expected folders of runs; there is no folder {place}.")
         found += _results(Path(place), name, "" if len(places) == 1 else f"{name}/", 0)
     if not found:
         listed = ", ".join(map(str, places.values())) or "no folder given"
         raise AnalysisError(
-            f"No run with a task is in {listed}. Give --run folders that train_tlm.py, finetune.py, few_shot.py or "
-            "reproduce.py have written, or a folder of such folders."
+            f"No run with a task is in {listed}. Set --run to folders written by train_tlm.py, finetune.py, few_shot.py or "
+            "reproduce.py, or to a folder of such folders."
         )
     return found
 
@@ -150,7 +150,9 @@ def find_results(places: Mapping[str, str | os.PathLike]) -> list[Result]:
 def check_places(places: Any) -> None:
     """Check that `places` maps names to folders, or raise an AnalysisError that says what to pass."""
     if not isinstance(places, Mapping):
-        raise AnalysisError(f"places: expected folders by their names; received {kind_of(places)}. Give {{name: folder}}.")
+        raise AnalysisError(
+            f"places: expected a mapping of names to folders; received {kind_of(places)}. Pass {{name: folder}}."
+        )
 
 
 def is_baseline(record: Mapping[str, Any]) -> bool:

@@ -47,7 +47,7 @@ def ranks(subset: Subset) -> np.ndarray:
     if subset.manifest["retriever"] == "random":
         raise AnalysisError("The passages were drawn at random: they have no rank and no score.")
     if subset.manifest.get("rank_column") is False:
-        raise AnalysisError("The released file has no ranks: the passages are numbered in its order.")
+        raise AnalysisError("The released file has no ranks: the passages are numbered in the order of the file.")
     return numbers(subset, "rank").astype(np.int64)
 
 
@@ -84,7 +84,7 @@ def source_shares(subsets: Mapping[str, Subset], top: int = 10) -> list[SourceSh
     check_positive(top=top)
     check_subsets(subsets)
     if not subsets:
-        raise AnalysisError("There is no subset to show.")
+        raise AnalysisError("subsets: expected at least one subset; received none.")
     if empty := [name for name, subset in subsets.items() if not len(subset)]:
         raise AnalysisError(f"The subset {empty[0]!r} is empty: it has no sources.")
     found = {name: _count(subset) for name, subset in subsets.items()}
@@ -148,8 +148,8 @@ def size_against_k(subset: Subset) -> SizeAgainstK:
     check_subset(subset)
     if selection := subset.manifest.get("selection"):
         raise AnalysisError(
-            f"The subset is a part ({selection['size']:,} of {selection['of']:,} passages by {selection['method']}); what a "
-            "smaller K gives is to be seen in the whole."
+            f"The subset is a selection ({selection['size']:,} of {selection['of']:,} passages by {selection['method']}); "
+            "the size at a smaller K is known only for the complete subset."
         )
     rank = ranks(subset)
     counts = np.bincount(rank, minlength=(subset.manifest.get("top_k") or 0) + 1)[1:]
@@ -190,7 +190,7 @@ def subset_overlap(subsets: Mapping[str, Subset]) -> Overlap:
     """
     check_subsets(subsets)
     if len(subsets) < 2:
-        raise AnalysisError(f"Overlap is between two or more subsets; received {len(subsets)}.")
+        raise AnalysisError(f"Overlap needs at least two subsets; received {len(subsets)}.")
     if empty := [name for name, subset in subsets.items() if not len(subset)]:
         raise AnalysisError(f"The subset {empty[0]!r} is empty: nothing can overlap with it.")
     if len(corpora := by_corpus(subsets)) > 1:
@@ -368,7 +368,7 @@ def case_studies(subset: Subset, task: Task, number: int = 10, *, passages: int 
         )
     queries = column(subset, "best_query").combine_chunks().dictionary_encode()
     if queries.null_count == len(queries):
-        raise AnalysisError("It is not known which task texts the passages were retrieved for.")
+        raise AnalysisError("The subset does not record which task texts its passages were retrieved for.")
     of = queries.indices.fill_null(-1).to_numpy()
     # Rows of equal rank are sorted by score in the subset, and lexsort is stable.
     order = np.lexsort((rank, of))

@@ -357,7 +357,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: SubsetsArgument
     """
     subsets = args.opened_subsets
     if not subsets:
-        raise AnalysisError("--what subsets needs --subsets: folders that recipes have written, or datasets of the Hub.")
+        raise AnalysisError("--what subsets needs --subsets: folders of subsets, or datasets of the Hub.")
     if empty := [name for name, subset in subsets.items() if not len(subset)]:
         raise AnalysisError(f"The subset {empty[0]!r} is empty: there is nothing to show.")
     labelled = task.load() if task.task is not None and options.case_studies else None

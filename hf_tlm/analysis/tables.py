@@ -127,7 +127,8 @@ def sensitivity_table(
     """
     if not results or split not in SPLITS:
         raise AnalysisError(
-            f"A table needs results, and a split of {', '.join(SPLITS)}; received {len(results)}, {split!r}."
+            f"A table needs results and one of the splits {', '.join(SPLITS)}; received {len(results)} results and the "
+            f"split {split!r}."
         )
     differing = differing_settings(results)
     if columns is None:
@@ -186,7 +187,7 @@ def _check_names(results: Sequence[Result], differing: Sequence[str], rows: Sequ
                 f"No run has a setting {name!r}.{hint} The runs differ in: {', '.join(differing) or 'their names alone'}."
             )
         if [*rows, *columns].count(name) > 1:
-            raise AnalysisError(f"{name!r} can be a row or a column once.")
+            raise AnalysisError(f"{name!r} can be used only once, as a row or a column.")
 
 
 def _check_alike(others: Sequence[Result], result: Result, differing: Sequence[str], place: Mapping[str, Any]) -> None:
@@ -195,13 +196,13 @@ def _check_alike(others: Sequence[Result], result: Result, differing: Sequence[s
         mixed = [name for name in differing if _value(other, name) != _value(result, name)]
         if mixed:
             raise AnalysisError(
-                f"{other.run} and {result.run} would share a cell ({where}) and differ in {', '.join(mixed[:5])}. Add that "
-                "to --table_rows or --table_columns, or leave one of them out."
+                f"{other.run} and {result.run} would share a cell ({where}) and differ in {', '.join(mixed[:5])}. Add "
+                "this to --table_rows or --table_columns, or remove one of the runs."
             )
         if other.seed == result.seed:
             raise AnalysisError(
                 f"{other.run} and {result.run} would share a cell ({where}) and both have seed {result.seed}: they are the "
-                f"same run twice. Leave one of them out, or add {RUN} to --table_rows."
+                f"same run twice. Remove one of them, or add {RUN} to --table_rows."
             )
 
 
@@ -211,7 +212,7 @@ def _check_metrics(cells) -> None:
         if cell.metric is not None and metrics.setdefault(cell.task, cell.metric) != cell.metric:
             raise AnalysisError(
                 f"Runs on {cell.task} have different metrics, {metrics[cell.task]} and {cell.metric}, which cannot be "
-                "compared. Leave some of them out."
+                "compared. Remove some of these runs."
             )
 
 

@@ -105,12 +105,12 @@ def read_runs(places: Mapping[str, str | os.PathLike]) -> dict[str, RunLog]:
     for name, place in places.items():
         path = Path(place)
         if not path.exists():
-            raise AnalysisError(f"There is no {path}. Give --run folders of runs, or {STATE} files.")
+            raise AnalysisError(f"There is no {path}. Set --run to folders of runs, or to {STATE} files.")
         seeds = [_read_stages("", [("", path)])] if path.is_file() else _read_seeds(path)
         runs = {name: RunLog(name, seeds)} if seeds else _runs_below(path, name if len(places) > 1 else "")
         if not any(seed.points for run in runs.values() for seed in run.seeds):
             raise AnalysisError(
-                f"Nothing was logged in {path}: no {STATE} with entries is there, or in a run's folders below it."
+                f"Nothing was logged in {path}: no {STATE} with entries was found in it or in runs below it."
             )
         found |= runs
     return found
@@ -158,7 +158,7 @@ def checked_grid(file: Path) -> Iterator[None]:
     except AnalysisError:  # It already names the file.
         raise
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError, OSError) as error:
-        raise AnalysisError(f"{file} is not what a grid writes: {error!r:.80}. It is damaged.") from error
+        raise AnalysisError(f"{file} is not what a grid writes: {error!r:.80}. The file is damaged.") from error
 
 
 def checkpoint_points(grid: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
@@ -238,7 +238,7 @@ def _entries(file: Path) -> list[tuple[float, dict[str, float]]]:
     content = read_json(file)
     history = content.get("history" if file.name == RESULTS_FILE else "log_history")
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
-        raise AnalysisError(f"{file} is not what the Trainer writes: it has no list log_history of what was logged.")
+        raise AnalysisError(f"{file} is not what the Trainer writes: it has no list log_history.")
     if file.name == RESULTS_FILE:
         history = list(_of_results(history, content.get("cost", {})))
     found: dict[float, dict[str, float]] = {}

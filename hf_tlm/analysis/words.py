@@ -84,7 +84,10 @@ def label_pmi(task: Task, top: int = 10, *, min_count: int = 10) -> list[Influen
     kept = np.flatnonzero(of_word >= min_count)
     if not len(kept):
         most = of_word.max(initial=0)
-        raise AnalysisError(f"No word occurs {min_count} times in the training texts of {task.name}, the most {most} times.")
+        raise AnalysisError(
+            f"No word occurs at least {min_count} times in the training texts of {task.name}; the most frequent one occurs "
+            f"{most} times."
+        )
     with np.errstate(divide="ignore"):
         pmi = np.log(counts[kept]) - np.log(of_word[kept, None]) - np.log(of_label / of_label.sum())
     found = []
@@ -106,13 +109,15 @@ def word_frequencies(words: Sequence[str], subsets: Mapping[str, Subset | Datase
     """
     as_is = [Analyzer(stopwords=None, script=script) for script in (None, *SCRIPTS)]
     if wrong := [word for word in words if all(analyzer(word) != [word] for analyzer in as_is)]:
-        raise AnalysisError(f"Words are lower case, of two or more letters, digits or underscores; received {wrong[0]!r}.")
+        raise AnalysisError(
+            f"words: expected lower-case words of two or more letters, digits or underscores; received {wrong[0]!r}."
+        )
     found = {}
     for name, subset in subsets.items():
         script = MarkedTerms.of(getattr(subset, "manifest", {})).script
         counts, vocabulary = _count_words(getattr(subset, "dataset", subset), script=script)
         if not counts.sum():
-            raise AnalysisError(f"There is no word in the texts of {name!r}.")
+            raise AnalysisError(f"The texts of {name!r} contain no words.")
         place = {word: at for at, word in enumerate(vocabulary)}
         shares = counts[:, 0] / counts.sum()
         found[name] = [float(shares[place[word]]) if word in place else 0.0 for word in words]

@@ -27,7 +27,7 @@ def test_names_of_places(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [(["=x"], "received '=x'"), (["a="], "received 'a='"), (["x/a", "y/a"], "'a' comes twice")],
+    [(["=x"], "received '=x'"), (["a="], "received 'a='"), (["x/a", "y/a"], "the name 'a' occurs twice")],
 )
 def test_bad_names(values, message):
     with pytest.raises(AnalysisError, match=message):
@@ -40,7 +40,7 @@ def test_folder(tmp_path):
     assert str(AnalyzeArguments(what=["words"]).folder) == "analysis"
     assert AnalyzeArguments().what == ["report"]
     assert str(AnalyzeArguments(what=["words"], run=["x"], output_dir="here").folder) == "here"
-    with pytest.raises(AnalysisError, match="there is no .*two"):
+    with pytest.raises(AnalysisError, match="expected folders of runs; there is no folder .*two"):
         AnalyzeArguments(what=["words"], run=[str(tmp_path / "two")]).runs  # noqa: B018
 
 
@@ -98,7 +98,7 @@ def test_long_names():
 
 def test_what_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(AnalysisError, match=r"needs matplotlib: pip install 'hf-tlm\[analysis\]'"):
+    with pytest.raises(AnalysisError, match=r"Figures need matplotlib: pip install 'hf-tlm\[analysis\]'"):
         analysis.new_figure()
 
 

@@ -129,14 +129,14 @@ def test_what_cannot_be_measured(tokenizer):
         (["a", None], "number 1 is None"),
         ([("a", None)], r"number 0 is \('a', None\)"),
         (["a", ("b", "c")], "Some texts are pairs"),
-        ([TEXTS[0] * 20], "has 60 tokens and the model 40 positions"),
+        ([TEXTS[0] * 20], "has 60 tokens, but the model has 40 positions"),
     ):
         with pytest.raises(AnalysisError, match=message):
             measure_heads(model, tokenizer, texts, max_length=60)
-    with pytest.raises(AnalysisError, match="one has none. Set one"):
+    with pytest.raises(AnalysisError, match="this tokenizer has none. Set one"):
         measure_heads(model, vocabulary(["<unk>", "a"]), ["a"])
     small = AutoModel.from_config(AutoConfig.for_model("bert", **{**CONFIGS["bert"], "vocab_size": 3}))
-    with pytest.raises(AnalysisError, match="and the model knows 3"):
+    with pytest.raises(AnalysisError, match="but the model embeds 3 tokens"):
         measure_heads(small, tokenizer, TEXTS)
     with torch.no_grad():
         model.encoder.layer[1].attention.self.query.weight[:] = torch.nan

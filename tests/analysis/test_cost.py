@@ -71,7 +71,7 @@ def test_what_cannot_be_compared(runs, tmp_path):
     results = find_results({"x": runs})
     with pytest.raises(AnalysisError, match="No task is common to all arms .*not comparable"):
         compare([result for result in results if result.run in ("scierc-c", "chemprot-b")])
-    with pytest.raises(AnalysisError, match="No run has a score on 'rct'. There are: .*scierc"):
+    with pytest.raises(AnalysisError, match="No run has a score on 'rct'. Tasks with scores: .*scierc"):
         compare(results, tasks=["rct"])
     make_run(tmp_path / "more/rct-d", "rct", {0: 0.5}, metric="micro_f1")
     with pytest.raises(AnalysisError, match="No arm has scores on all of rct, scierc"):
@@ -82,7 +82,7 @@ def test_what_cannot_be_compared(runs, tmp_path):
     with pytest.raises(AnalysisError, match="different metrics, accuracy and macro_f1"):
         compare(find_results({"x": runs}))
     make_run(tmp_path / "glue/cola", "glue_cola", {0: 0.5}, metric="matthews", splits=["validation"])
-    with pytest.raises(AnalysisError, match="no run with a test score and a cost.*cola, seed 0, has no test score"):
+    with pytest.raises(AnalysisError, match="No run has both a test score and a cost.*cola, seed 0, has no test score"):
         compare(find_results({"x": tmp_path / "glue"}))
 
 

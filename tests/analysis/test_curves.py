@@ -197,7 +197,7 @@ def test_quantities(tmp_path, two_stages):
     assert choose_quantities(runs, ["mlm_loss", "loss"]) == ["corpus/mlm_loss", "loss"]
     assert choose_quantities(runs, ["*_f1", "task/*"]) == ["eval_macro_f1", "task/task_loss"]
     with pytest.raises(
-        AnalysisError, match="logged 'task_los'. Did you mean .*task/task_loss.* There are: corpus/mlm_loss, eval"
+        AnalysisError, match="logged 'task_los'. Did you mean .*task/task_loss.* Logged quantities: corpus/mlm_loss, eval"
     ):
         choose_quantities(runs, ["task_los"])
     names = [f"{stream}/{term}_{i}_loss" for stream in ("corpus", "task") for term in "ab" for i in range(5)]
@@ -249,15 +249,15 @@ def test_the_picture(two_stages, tmp_path):
     figure = curves_figure(runs, ["eval_macro_f1"], spread="lines")
     assert [list(line.get_ydata()) for line in figure.axes[0].lines[:2]] == [[25, 50], [25, 60]]
     assert not figure.axes[0].collections
-    with pytest.raises(AnalysisError, match="up to 7 runs; there are 8"):
+    with pytest.raises(AnalysisError, match="at most 7 runs; received 8"):
         curves_figure({str(i): runs["b"] for i in range(8)}, ["task/task_loss"])
 
 
 def test_an_axis_that_is_not_logged(two_stages, tmp_path, unsaved):
     make_state(tmp_path / "plain/trainer_state.json", [entry(1, loss=1.0), entry(2, loss=0.5)])
     args = arguments(tmp_path, run=[str(two_stages), str(tmp_path / "plain")])
-    assert "- plain is left out: its log does not tell tokens" in analyze(args, None, CurvesArguments(x="tokens")).text
-    with pytest.raises(AnalysisError, match=r"plain: the log does not tell FLOPs \(--x flops\)"):
+    assert "- plain is left out: its log has no tokens" in analyze(args, None, CurvesArguments(x="tokens")).text
+    with pytest.raises(AnalysisError, match=r"plain: the log has no FLOPs \(--x flops\)"):
         analyze(arguments(tmp_path, run=[str(tmp_path / "plain")]), None, CurvesArguments(x="flops"))
 
 

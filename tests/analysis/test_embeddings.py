@@ -111,7 +111,7 @@ def test_random_pairs_of_a_corpus(tmp_path):
     assert (some := sample_corpus(str(path), 5)) == sorted(some, key=everything.index)
     assert sample_corpus(str(path), 5, seed=1) != sample_corpus(str(path), 5, seed=2)
     path.write_text('{"text": "alone"}\n')
-    with pytest.raises(AnalysisError, match="has 1 texts that are not blank; 2 or more are needed"):
+    with pytest.raises(AnalysisError, match="has 1 texts that are not blank; at least 2 are needed"):
         draw_texts(scored(), EmbeddingsArguments(), random_from=str(path))
 
 
@@ -126,13 +126,13 @@ def without_test():
     [
         (make_task, {"embedding_split": "dev"}, "embedding_split: expected one of train, validation, test; received 'dev'"),
         (without_test, {"embedding_split": "test"}, "no test split with labels; choose from train, validation"),
-        (make_task, {"similar_label": "up"}, "toy has one text a row"),
+        (make_task, {"similar_label": "up"}, "toy has one text per row"),
         (
             lambda: scored(labels=["a", "b"], kind="classification"),
             {"similar_label": "c"},
             "a class of toy: a, b; received 'c'",
         ),
-        (lambda: scored(labels=["a", "b"], kind="classification"), {}, "3 texts or more are needed; 2 were drawn"),
+        (lambda: scored(labels=["a", "b"], kind="classification"), {}, "At least 3 texts are needed; 2 were drawn"),
         (lambda: scored(labels=["a", "b", "c"], kind="classification"), {}, r"form a similar pair \(of one class\)"),
         (make_task, {"similar_from": 4.0}, "the texts of toy have classes. Give --similar_label"),
         (scored, {"similar_label": "5"}, "pairs of toy have scores. Give --similar_from"),

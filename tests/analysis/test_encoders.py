@@ -178,7 +178,7 @@ def test_what_cannot_be_embedded(saved, tmp_path):
             embed(folder, texts)
     with pytest.raises(AnalysisError, match="pooling must be one of cls, mean; received 'max'"):
         embed(folder, pooling="max")
-    with pytest.raises(AnalysisError, match="40 positions, fewer than 128. Give --max_length 40 or less"):
+    with pytest.raises(AnalysisError, match="40 positions, fewer than 128. Set --max_length to at most 40"):
         load_encoder(folder)
     with pytest.raises(HfTlmError, match="nothing"):
         load_encoder(str(tmp_path / "nothing"))
@@ -277,7 +277,7 @@ def test_projection_of_a_few(shape):
 
 
 def test_what_cannot_be_projected():
-    with pytest.raises(AnalysisError, match="3 texts or more; received 2"):
+    with pytest.raises(AnalysisError, match="at least 3 texts; received 2"):
         project(VECTORS[:2])
     with pytest.raises(AnalysisError, match="all 5 are the same"):
         project(np.ones((5, 4)))

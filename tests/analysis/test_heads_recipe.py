@@ -148,9 +148,9 @@ def test_errors(tmp_path, tokenizer):
     texts = tmp_path / "texts.txt"
     texts.write_text("the gene binds.\n")
     given = ["--what", "heads", "--texts", texts, "--output_dir", tmp_path / "out"]
-    fails(RECIPE, *given, message="--what heads needs models: give --models, or --run")
-    fails(RECIPE, "--what", "heads", "--models", place, message="--what heads needs texts: give --texts, a file, or --task")
-    fails(RECIPE, *given, "--models", f"a b={place}", f"a_b={place}", message="'a_b' is too much like another")
+    fails(RECIPE, *given, message="--what heads needs models: pass --models or --run")
+    fails(RECIPE, "--what", "heads", "--models", place, message="--what heads needs texts: pass --texts (a file), or --task")
+    fails(RECIPE, *given, "--models", f"a b={place}", f"a_b={place}", message="'a_b' is too similar to another")
     fails(RECIPE, *given, "--models", tmp_path / "none", message="Cannot load a tokenizer from")
     fails(
         RECIPE,

@@ -169,5 +169,5 @@ def test_what_cannot_be_analysed(task):
     for word in ("Gene", "two words", "x"):
         with pytest.raises(AnalysisError, match=f"received '{word}'"):
             word_frequencies([word], {})
-    with pytest.raises(AnalysisError, match="no word in the texts of 'empty'"):
+    with pytest.raises(AnalysisError, match="The texts of 'empty' contain no words"):
         word_frequencies(["gene"], {"empty": Dataset.from_dict({"text": ["", "."]})})

@@ -239,9 +239,9 @@ def test_the_recorded_task_is_found_again(run, tmp_path, monkeypatch):
     for command in ("train_tlm.py --task data --text_column label", "train_tlm.py --task nowhere", "hf-tlm", "'", 7, ""):
         write_json(run / "results.json", results | {"command": command})
         assert "text" not in page_of(run, tmp_path).tables["test: errors, the surest first"][0]
-        with pytest.raises(AnalysisError, match="other data now|no file or folder|names no task"):
+        with pytest.raises(AnalysisError, match="have changed since|not a file or folder|names no task"):
             analysis.task_of_run(run)
-    with pytest.raises(AnalysisError, match="no folder of a run"):
+    with pytest.raises(AnalysisError, match="not the folder of a run"):
         analysis.task_of_run(tmp_path / "nowhere")
 
 
@@ -282,7 +282,7 @@ def test_two_runs(run, task, tmp_path):
     by_length = page.tables["accuracy of both by length of the text, in words, in percent"]
     assert sum(int(row[1]) for row in by_length[1:]) == 24 and by_length[0][2:4] == ["run", "second"]
     other = tlm_run(tmp_path / "other", make_task(test=23), {3: {1}}, [0.6])
-    with pytest.raises(AnalysisError, match="compared on the same task; run is of toy"):
+    with pytest.raises(AnalysisError, match="must have the same task; run is on toy"):
         page_of(run, tmp_path, task=task, second=other)
 
 
@@ -364,7 +364,7 @@ def test_predictions_that_were_cut_short_are_told(run, task, tmp_path):
     whole = file.read_bytes()
     page_of(run, tmp_path, task=task)
     lines = whole.splitlines(keepends=True)
-    again = r"Copy the file again, or run the command again that made the run: it makes the seed again\."
+    again = r"Copy the file again, or repeat the command that created the run, to create the seed again\."
     other = tlm_run(tmp_path / "other", task, {3: {0}}, [0.5])
     shutil.rmtree(other / "seed-3/predictions")
     shutil.copytree(run / "seed-3/predictions", other / "seed-3/predictions")
@@ -395,7 +395,7 @@ def test_predictions_that_were_cut_short_are_told(run, task, tmp_path):
 def test_what_is_called_finished_is_deleted_first(run, tmp_path, record, first):
     write_json(run / "results.json", json.loads((run / "results.json").read_text()) | record)
     (run / "seed-3/predictions/test.jsonl").write_text("")
-    with pytest.raises(AnalysisError, match=f"the command again that made the run{first}: it makes the seed again"):
+    with pytest.raises(AnalysisError, match=f"the command that created the run{first}, to create the seed again"):
         page_of(run, tmp_path)
 
 
@@ -413,7 +413,7 @@ def test_scores_that_are_not_finite_or_not_there(run, task, tmp_path):
 
 
 def test_no_run_at_all(tmp_path):
-    with pytest.raises(AnalysisError, match="holds no run: expected results.json"):
+    with pytest.raises(AnalysisError, match="contains no run: expected results.json"):
         write_report(tmp_path)
 
 
@@ -621,7 +621,7 @@ def test_the_recipe(run, tmp_path, monkeypatch, capsys):
     assert f"Saved:\n  {run / 'analysis' / 'report.html'}" in capsys.readouterr().out
     assert "mine" in (run / "analysis" / "report.html").read_text(encoding="utf-8")
     recipe = ("recipes/analyze.py", "--what", "report")
-    fails(*recipe, message="--what report takes one --run, or two to compare; received 0")
+    fails(*recipe, message="--what report needs one --run, or two to compare; received 0")
     (run / "results.json").write_text("{")
     fails(*recipe, "--run", run, message=f"{run / 'results.json'} cannot be read, it is damaged")
 

@@ -97,7 +97,7 @@ def test_pairs_of_runs_are_brought_into_one_order():
     alone = Predictions("classification", "test", {7: judged([True] * 3)})
     assert pair(first, alone, (0, 7)).names == ["0 and 7"] and pair(first, alone, (0, 7)).agreements()[0].both == 2
     other = Predictions("classification", "test", {0: judged([True] * 3, start=1)})
-    with pytest.raises(AnalysisError, match="are of others"):
+    with pytest.raises(AnalysisError, match="are of different rows"):
         pair(first, other, (0, 0))
 
 

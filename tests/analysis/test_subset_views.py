@@ -80,8 +80,8 @@ def retrieved(corpus_rows, tmp_path_factory):
         (lambda: source_shares([draw(0, 9)]), "subsets: expected a mapping of names to Subsets; received a list"),
         (lambda: subset_overlap({"a": draw(0, 9), "b": None}), "subset: expected a Subset"),
         (lambda: report_page("runs/a"), r'run: expected a RunFolder; received "runs/a". Give read_run\("runs/a"\)'),
-        (lambda: find_results("runs/a"), "places: expected folders by their names; received a str"),
-        (lambda: read_runs(["runs/a"]), "places: expected folders by their names; received a list"),
+        (lambda: find_results("runs/a"), "places: expected a mapping of names to folders; received a str"),
+        (lambda: read_runs(["runs/a"]), "places: expected a mapping of names to folders; received a list"),
     ],
 )
 def test_names_in_the_place_of_subsets_and_runs_are_told(call, match):
@@ -93,7 +93,7 @@ def test_pages_of_runs_take_subsets_by_their_names(retrieved, tmp_path):
     retrieved[1].save(tmp_path / "subset")
     run = read_run(tmp_path / "subset")
     for second, subsets in (("runs/b", None), (None, draw(0, 9)), (None, {"a": "runs/a"})):
-        with pytest.raises(HfTlmError, match="expected (a RunFolder|mapping of names to Subsets|a Subset); received"):
+        with pytest.raises(HfTlmError, match="expected (a RunFolder|a mapping of names to Subsets|a Subset); received"):
             report_page(run, second=second, subsets=subsets)
 
 
@@ -126,7 +126,7 @@ def test_subsets_without_ranks_of_their_own():
     part = {"size": 1, "of": 3, "method": "iss"}
     rows = [("a", "s", 1, 1.0, "q")]
     for subset, message in (
-        (make(rows, selection=part), r"is a part \(1 of 3 passages by iss\)"),
+        (make(rows, selection=part), r"is a selection \(1 of 3 passages by iss\)"),
         (make(rows, retriever="random"), "drawn at random"),
         (make(rows, retriever="released", rank_column=False), "has no ranks"),
         (make([]), "is empty"),
@@ -169,7 +169,7 @@ def test_ids_of_different_corpora_are_not_compared():
     unknown = draw(0, 10, corpus={"name": "index", "fingerprint": None, "size": 9})
     with pytest.raises(AnalysisError, match="fingerprint unknown"):
         subset_overlap({"a": unknown, "b": unknown})
-    with pytest.raises(AnalysisError, match="two or more subsets; received 1"):
+    with pytest.raises(AnalysisError, match="at least two subsets; received 1"):
         subset_overlap({"a": here})
     with pytest.raises(AnalysisError, match="'b' is empty"):
         subset_overlap({"a": here, "b": make([])})
@@ -282,7 +282,7 @@ def test_subsets_without_case_studies(task, retrieved):
     unqueried = {"task": {"name": "toy", "fingerprint": None, "split": "train"}}
     with pytest.raises(AnalysisError, match="drawn at random"):
         case_studies(draw(0, 5, retriever="random", **unqueried), task)
-    with pytest.raises(AnalysisError, match="not known which task texts"):
+    with pytest.raises(AnalysisError, match="does not record which task texts"):
         case_studies(make([("a", "s", 1, None, None)], retriever="released", **unqueried), task)
     for options in ({"number": 0}, {"passages": 0}):
         with pytest.raises(AnalysisError, match="must be at least 1; received 0"):

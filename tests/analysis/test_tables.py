@@ -238,7 +238,7 @@ def test_places(tmp_path):
     assert [result.run for result in named] == ["first", "second/er/scierc_x"]
     with pytest.raises(AnalysisError, match="No run with a task is in .*pretraining"):
         find_results({"x": tmp_path / "pretraining"})
-    with pytest.raises(AnalysisError, match="there is no .*nowhere"):
+    with pytest.raises(AnalysisError, match="Expected folders of runs; there is no folder .*nowhere"):
         find_results({"x": tmp_path / "nowhere"})
 
 

@@ -319,8 +319,8 @@ INDEX = {"directory": "runs/nix", "dataset": PASSAGES, "corpus_name": "a", "fing
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"dataset": ROWS}, r"dataset: .* id and text; received a list. Give Dataset.from_list\(rows\)\.$"),
-        ({"dataset": load_corpus(CORPUS)}, r"received a Corpus. Give corpus.to_dataset\(\)\.$"),
+        ({"dataset": ROWS}, r"dataset: .* id and text; received a list. Pass Dataset.from_list\(rows\)\.$"),
+        ({"dataset": load_corpus(CORPUS)}, r"received a Corpus. Pass corpus.to_dataset\(\)\.$"),
         ({"dataset": CORPUS}, "expected the columns id and text; the columns are text, label. Rename one"),
         ({"dataset": Dataset.from_dict({"id": ["a"], "text": [7]})}, "expected texts in the column text; received int64"),
         ({"directory": None}, "^directory: expected the folder of an index; received none"),
@@ -371,7 +371,7 @@ def test_figures_are_of_the_scores_of_seeds(scores, said):
     "given", [None, 7, ["runs/a"], SimpleNamespace(output_dir="runs/a")], ids=lambda one: type(one).__name__
 )
 def test_a_run_is_read_from_its_folder(given):
-    made = r" Give run.output_dir\." if isinstance(given, SimpleNamespace) else ""
+    made = r" Pass run.output_dir\." if isinstance(given, SimpleNamespace) else ""
     with pytest.raises(AnalysisError, match=rf"^path: expected the folder of a run; received (none|a \w+)\.{made}$"):
         read_run(given)
 
@@ -379,13 +379,19 @@ def test_a_run_is_read_from_its_folder(given):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model": "runs/a"}, r'^model: expected an encoder; received "runs/a". Give what load_encoder\("runs/a"\) returns'),
-        ({"model": None}, r"^model: expected an encoder; received none. Give what load_encoder\(...\) returns first"),
+        (
+            {"model": "runs/a"},
+            r'^model: expected an encoder; received "runs/a". Pass the first value that load_encoder\("runs/a"\) returns',
+        ),
+        (
+            {"model": None},
+            r"^model: expected an encoder; received none. Pass the first value that load_encoder\(...\) returns",
+        ),
         ({"tokenizer": "runs/a"}, "^tokenizer: expected a tokenizer of transformers; received a str"),
-        ({"texts": "a text"}, r"^texts: expected a list of texts; received a str. Give \[text\]"),
-        ({"texts": iter("ab")}, r"^texts: expected a list of texts; received a str_.*iterator. Give list\(texts\)"),
+        ({"texts": "a text"}, r"^texts: expected a list of texts; received a str. Pass \[text\]"),
+        ({"texts": iter("ab")}, r"^texts: expected a list of texts; received a str_.*iterator. Pass list\(texts\)"),
         ({"texts": None}, "^texts: expected a list of texts; received none"),
-        ({"texts": CORPUS}, r"^texts: expected a list of texts; received a Dataset. Give its column: rows\['text'\]"),
+        ({"texts": CORPUS}, r"^texts: expected a list of texts; received a Dataset. Pass its column: rows\['text'\]"),
         ({"text_pairs": ["a", "b"]}, "^text_pairs: expected as many as texts, 1; received 2"),
         ({"batch_size": "8"}, "^--batch_size: expected a whole number .*'8'"),
         ({"layer": 1.5}, "^--layer: expected a whole number .*1.5"),

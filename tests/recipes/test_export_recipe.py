@@ -47,11 +47,14 @@ def test_export_and_predict(tmp_path, tokenizer):
     assert "checked on  validation of reviews (25 texts)" in said
     table.rename(tmp_path / "moved.csv")
     said = hf_tlm(*export, status=1)
-    assert "reviews.csv, the task of run, is no file or folder here. Give --task" in said and "Traceback" not in said
+    assert (
+        "reviews.csv, the task of run, is not a file or folder on this machine. Give --task" in said
+        and "Traceback" not in said
+    )
     (tmp_path / "moved.csv").rename(table)
     with table.open("a") as file:
         file.write("one more;a\n")
-    assert "reviews.csv has other data now than when run was trained. Give --task" in hf_tlm(*export, status=1)
+    assert "reviews.csv have changed since run was trained. Give --task" in hf_tlm(*export, status=1)
     (tmp_path / "new.txt").write_text("".join(f"{row['text']}\n" for row in sentences(5, 7)))
     model = ["--model_name_or_path", tmp_path / "out", "--backend", "onnx", "--num_threads", "1"]
     hf_tlm("predict", *model, "--data", tmp_path / "new.txt", "--output", tmp_path / "new.csv")
@@ -64,7 +67,7 @@ def test_export_and_predict(tmp_path, tokenizer):
     [
         (["export", *HERE, "--text_column", "body"], "--text_column has no effect without --task"),
         (["export", *HERE, "--data", __file__, "--label_column", "body"], "--label_column has no effect without --task"),
-        (["export", *HERE], "int8: checked on texts. . is no folder of a run, which would name its task. Give --task"),
+        (["export", *HERE], "int8: checked on texts. . is not the folder of a run, which records its task. Give --task"),
         (["export"], "No model 'no/such/place': expected a folder of a finished run, or a name on the Hub"),
         (["export", "--opset", "9"], "expected a whole number from 18 to 23; received 9"),
         (["export", "--dtypes", "int2"], "invalid choice: 'int2'"),

@@ -85,8 +85,8 @@ def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | 
     place = {identifier: at for at, identifier in enumerate(second.ids)}
     if first.kind != second.kind or len(place) != len(first.ids) or set(place) != set(first.ids):
         raise AnalysisError(
-            f"Two runs are compared on the same rows, and their {first.split} predictions are of others "
-            f"({len(first.ids):,} and {len(second.ids):,}). Give two runs on one task."
+            f"Two runs must have predictions of the same rows; their {first.split} predictions are of different rows "
+            f"({len(first.ids):,} and {len(second.ids):,}). Pass two runs on the same task."
         )
     order = np.array([place[identifier] for identifier in first.ids])
     pairs = [(seed, seed) for seed in first.seeds if seed in second.seeds]
@@ -130,8 +130,8 @@ def compare_runs(
     of_run, other = run.record.get("task_fingerprint"), second.record.get("task_fingerprint")
     if of_run != other:
         raise AnalysisError(
-            f"Two runs are compared on the same task; {run.name} is of {run.record.get('task')} (fingerprint {of_run}), "
-            f"{second.name} of {second.record.get('task')} ({other})."
+            f"Two runs must have the same task; {run.name} is on {run.record.get('task')} (fingerprint {of_run}), "
+            f"{second.name} on {second.record.get('task')} (fingerprint {other})."
         )
     for split in ("test", "validation"):
         found, absent = read_predictions(second, split) if split in predicted else (None, [])

@@ -88,7 +88,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArgum
     """Write report.html of the first --run; for two runs it compares them, and report.md has the tables of that too."""
     runs = [read_run(path, name) for name, path in args.runs.items()]
     if not 1 <= len(runs) <= 2:
-        raise AnalysisError(f"--what report takes one --run, or two to compare; received {len(runs)}.")
+        raise AnalysisError(f"--what report needs one --run, or two to compare; received {len(runs)}.")
     second = runs[1] if len(runs) == 2 else None
     loaded = task.load() if task.task is not None else None
     page, compared = _page(runs[0], second, loaded, args.opened_subsets, options)
@@ -148,7 +148,7 @@ def _task_of(run: RunFolder, task: Task | None) -> Task | None:
     if (of_run := run.record.get("task_fingerprint")) not in (None, task.fingerprint):
         raise AnalysisError(
             f"--task {task.name} is not the task of {run.name}: its data have fingerprint {task.fingerprint}, those of the "
-            f"run {of_run}. Give the run's own, or leave it out for a report without texts."
+            f"run {of_run}. Pass the run's own task, or remove --task for a report without texts."
         )
     return task
 

@@ -155,7 +155,9 @@ def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, li
         judge = JUDGES.get(run.task_kind, _classified)
         rows = [_judged(judge, line, path, at, run) for at, line in enumerate(lines, 1)]
         if found and [row.id for row in rows] != [row.id for row in next(iter(found.values()))]:
-            missing.append(f"The {split} predictions of {run.part} {seed} are of other rows than those before: left out.")
+            missing.append(
+                f"The {split} predictions of {run.part} {seed} are of other rows than those before and are left out."
+            )
             continue
         found[seed] = rows
         probabilities = lines[0].get("probabilities")
@@ -171,7 +173,7 @@ def _again(run: RunFolder) -> str:
         first = f" after deleting {run.home / RESULTS_FILE}"
     elif "reproduce" in str(run.record.get("command", "")).partition(" --")[0]:
         first = " after deleting its record in the folder runs of the table"
-    return f"Copy the file again, or run the command again that made the run{first}: it makes the {run.part} again."
+    return f"Copy the file again, or repeat the command that created the run{first}, to create the {run.part} again."
 
 
 def _judged(judge: Judge, line: Mapping[str, Any], path: Path, at: int, run: RunFolder) -> Judged:
@@ -299,12 +301,12 @@ def rows_of(training: TrainingWords, split: str, ids: Sequence[str], rare_below:
     task = training.task
     if split not in task.splits:
         raise AnalysisError(
-            f"{task.name} has no {split} split, and there are predictions of one. Give the run's own --task."
+            f"{task.name} has no {split} split, but the run has predictions of one. Pass the run's own --task."
         )
     data = task.splits[split]
     place = {identifier: at for at, identifier in enumerate(data["id"][:])}
     if missing := [identifier for identifier in ids if identifier not in place]:
-        raise AnalysisError(f"The {split} split of {task.name} has no row {missing[0]!r}. Give the run's own --task.")
+        raise AnalysisError(f"The {split} split of {task.name} has no row {missing[0]!r}. Pass the run's own --task.")
     names = [name for name in TEXTS[task.kind] if name in data.column_names]
     chosen = data.select([place[identifier] for identifier in ids])
     return Rows(task.kind, {name: chosen[name][:] for name in names}, training, rare_below)

@@ -117,7 +117,7 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
         AnalysisError: it is none of these, or one of its files is damaged; the message names the file.
     """
     if not isinstance(path, (str, os.PathLike)):
-        made = " Give run.output_dir." if hasattr(path, "output_dir") else ""
+        made = " Pass run.output_dir." if hasattr(path, "output_dir") else ""
         raise AnalysisError(f"path: expected the folder of a run; received {kind_of(path)}.{made}")
     path = Path(path)
     check_links(path)
@@ -159,8 +159,8 @@ def _of_others(path: Path, name: str, manifest: dict[str, Any] | None) -> RunFol
     if (path / LINEAR / RESULTS_FILE).is_file():  # The same baseline that prediction uses.
         return read_run(path / LINEAR, name)
     raise AnalysisError(
-        f"{path} holds no run: expected {RESULTS_FILE} or {SETTINGS_FILE}, as `hf-tlm train`, finetune, few-shot, "
-        f"pretrain and baseline leave them, or a subset's {MANIFEST_FILE}."
+        f"{path} contains no run: expected {RESULTS_FILE} or {SETTINGS_FILE}, as written by `hf-tlm train`, finetune, "
+        f"few-shot, pretrain and baseline, or a subset's {MANIFEST_FILE}."
     )
 
 
@@ -177,8 +177,8 @@ def check_links(folder: Path) -> None:
         if path.is_symlink() and not any(path.resolve().is_relative_to(place) for place in homes):
             if path.is_dir() or path.suffix in _RECORDS:
                 raise AnalysisError(
-                    f"{path} is a link out of the run's folder, which a report does not follow. Copy what it leads to, or "
-                    "remove it."
+                    f"{path} is a link out of the run's folder, which a report does not follow. Replace the link with a "
+                    "copy of its target, or remove it."
                 )
 
 
@@ -198,14 +198,16 @@ def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
     missing = [f"{run.path.name}: {sentence}" for run in runs for sentence in run.missing]
     for run in finished:
         if any(seed["seed"] != int(run.path.name.removeprefix(SEED)) for seed in run.seeds):
-            raise AnalysisError(f"{run.path} has runs of other seeds than its name says. Give --run the folder of one run.")
+            raise AnalysisError(
+                f"{run.path} has runs of other seeds than its name says. Set --run to the folder of one run."
+            )
         for part in ("task_fingerprint", "metric", "subset", "model", "arguments"):
             values = [one.record.get(part) for one in (finished[0], run)]
             first, other = ({**(value if isinstance(value, Mapping) else {"": value}), "seeds": None} for value in values)
             if changed := [f"{part} {key}".strip() for key in {**first, **other} if first.get(key) != other.get(key)]:
                 raise AnalysisError(
-                    f"{finished[0].path} and {run.path} are not runs of one arm: their {changed[0]} differs. Give --run the "
-                    "folder of one run."
+                    f"{finished[0].path} and {run.path} are not runs of one arm: their {changed[0]} differs. Set --run to "
+                    "the folder of one run."
                 )
     seeds = sorted((seed for run in runs for seed in run.seeds), key=lambda seed: seed["seed"])
     return RunFolder(name, path, finished[0].kind, finished[0].record, seeds, path, missing, apart=True)
@@ -310,21 +312,23 @@ def task_of_run(folder: str | os.PathLike) -> tuple[Task, str]:
     here = Path(folder).resolve()
     home = next((place for place in (here, *here.parents[:4]) if (place / SETTINGS_FILE).is_file()), None)
     if home is None:
-        raise AnalysisError(f"{folder} is no folder of a run, which would name its task.")
+        raise AnalysisError(f"{folder} is not the folder of a run, which records its task.")
     return _recorded_task(read_run(home))
 
 
 def _recorded_task(run: RunFolder) -> tuple[Task, str]:
     """Return the task of a run that has been read; see `task_of_run`."""
     if is_foreign(run.path):
-        raise AnalysisError(f"{run.name} is from the Hub: what its command names is not looked for here.")
+        raise AnalysisError(
+            f"{run.name} is from the Hub: the data that its command names are not searched for on this machine."
+        )
     values = _options(run)
     named = str(values.get("task") or "")
     if not named:
-        raise AnalysisError(f"The command that {run.name} recorded names no task.")
+        raise AnalysisError(f"The recorded command of {run.name} names no task.")
     places = [named] if named in TASKS else _places(run, named)
     given = {name: [values[name]] for name in AnalyzedTask.__dataclass_fields__ if name in values}
-    problem = f"{named}, the task of {run.name}, is no file or folder here."
+    problem = f"{named}, the task of {run.name}, is not a file or folder on this machine."
     for place in places:
         try:
             known = {name: value for name, (value,) in typed_values(AnalyzedTask, given, run.name).items()}
@@ -334,7 +338,7 @@ def _recorded_task(run: RunFolder) -> tuple[Task, str]:
             continue
         if task.fingerprint == run.record.get("task_fingerprint"):
             return task, place
-        problem = f"{named} has other data now than when {run.name} was trained."
+        problem = f"The data of {named} have changed since {run.name} was trained."
     raise AnalysisError(problem)
 
 

@@ -194,8 +194,8 @@ def _check_passages(dataset: Any) -> None:
     for name in ("id", "text"):
         if name not in dataset.column_names:
             raise RetrievalError(
-                f"dataset: expected the columns id and text; the columns are {', '.join(dataset.column_names)}. Rename a "
-                "column (dataset.rename_column), or pass load_corpus(dataset).to_dataset(), which creates ids."
+                f"dataset: expected the columns id and text; the columns are {', '.join(dataset.column_names)}. Rename one "
+                "(dataset.rename_column), or pass load_corpus(dataset).to_dataset(), which creates ids."
             )
     if (kind := getattr(dataset.features["text"], "dtype", "list")) not in ("string", "large_string", "string_view", "null"):
         raise RetrievalError(f"dataset: expected texts in the column text; received {kind}. Convert them with dataset.map.")

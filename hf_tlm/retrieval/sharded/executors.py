@@ -414,7 +414,7 @@ def run_stage(step: Step, tasks: int, name: str, options: dict[str, Any], title:
         what = failure["message"] if failure else "its process or machine was lost"
         raise RetrievalError(
             f"Shard {rank} failed in the stage {step.name}: {what}. See "
-            f"{logs.resolve_paths(f'logs/task_{rank:05d}.log')}. Repeat the same call to continue from here."
+            f"{logs.resolve_paths(f'logs/task_{rank:05d}.log')}; repeat the same call to continue from here."
         )
 
 
