@@ -216,7 +216,7 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], max_len
     parts = [text if isinstance(text, tuple) else (text,) for text in texts]
     for row, of_text in enumerate(parts):
         if len(of_text) > 2 or not all(isinstance(part, str) for part in of_text):
-            raise AnalysisError(f"Texts must be strings or pairs of strings; received {texts[row]!r} as text {row}.")
+            raise AnalysisError(f"Texts must be strings or pairs of strings; text number {row} is {texts[row]!r}.")
     if len({len(of_text) for of_text in parts}) > 1:
         raise AnalysisError("Some texts are pairs and others are not. Pass only pairs or only single texts.")
     options = {"truncation": True, "max_length": max_length, "return_attention_mask": False}

@@ -151,7 +151,7 @@ def test_one_failure_does_not_stop_the_others(tmp_path, task, monkeypatch, capsy
     fails(RECIPE, *given, message="subsets: --what subsets needs --subsets")
     assert (tmp_path / "out/words.md").is_file() and capsys.readouterr().out.count("## ") == 1
     (tmp_path / "a.yaml").write_text("what: words\nmin_count: 100000\n")  # Not a list.
-    fails(RECIPE, *given, message="words: No word occurs 100000 times")
+    fails(RECIPE, *given, message="words: No word occurs at least 100000 times")
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path):

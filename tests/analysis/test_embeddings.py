@@ -134,8 +134,8 @@ def without_test():
         ),
         (lambda: scored(labels=["a", "b"], kind="classification"), {}, "At least 3 texts are needed; 2 were drawn"),
         (lambda: scored(labels=["a", "b", "c"], kind="classification"), {}, r"form a similar pair \(of one class\)"),
-        (make_task, {"similar_from": 4.0}, "the texts of toy have classes. Give --similar_label"),
-        (scored, {"similar_label": "5"}, "pairs of toy have scores. Give --similar_from"),
+        (make_task, {"similar_from": 4.0}, "the texts of toy have classes. Use --similar_label"),
+        (scored, {"similar_label": "5"}, "pairs of toy have scores. Use --similar_from"),
         (scored, {"similar_from": 6.0}, r"form a similar pair \(with a score of 6 or more\)"),
     ],
 )

@@ -164,7 +164,7 @@ def test_what_cannot_be_analysed(task):
         label_pmi(task, top=0)
     with pytest.raises(AnalysisError, match="min_count must be at least 1; received 0"):
         label_pmi(task, min_count=0)
-    with pytest.raises(AnalysisError, match="No word occurs 100000 times"):
+    with pytest.raises(AnalysisError, match="No word occurs at least 100000 times"):
         label_pmi(task, min_count=100_000)
     for word in ("Gene", "two words", "x"):
         with pytest.raises(AnalysisError, match=f"received '{word}'"):

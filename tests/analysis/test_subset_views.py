@@ -190,7 +190,7 @@ def test_source_shares():
     assert [row.source for row in source_shares({"one": first}, top=9)] == ["x", "", "y", "z"]
     absent = source_shares({"one": make(rows[:1], sources={"y": 3})}, top=1)
     assert (absent[0].source, absent[0].corpus_share, absent[0].ratio) == ("x", 0, None)
-    for subsets, message in (({}, "no subset"), ({"e": make([])}, "'e' is empty")):
+    for subsets, message in (({}, "expected at least one subset; received none"), ({"e": make([])}, "'e' is empty")):
         with pytest.raises(AnalysisError, match=message):
             source_shares(subsets)
     with pytest.raises(AnalysisError, match="top must be at least 1; received 0"):
@@ -341,7 +341,7 @@ def test_the_recipe(retrieved, tmp_path, monkeypatch, capsys, coarse):
     monkeypatch.setattr(sys, "argv", [*command, "--output_dir", str(tmp_path / "out"), "--case_studies", "2"])
     runpy.run_path("recipes/analyze.py")["main"]()
     out = capsys.readouterr().out
-    assert "ISS is not shown. The subset is a part (10 of" in out
+    assert "ISS is not shown. The subset is a selection (10 of" in out
     assert "Spearman's correlation of rank (1 is the best) and influence: -" in out
     assert f"| BM25 | ISS | 10 | {10 / len(whole):.3f} | {10 / len(whole):.3f} | 1.000 |" in out
     assert "Compared within a corpus only" in out and "else is not shown. The subset was retrieved for toy" in out
