@@ -375,7 +375,7 @@ def subset_problem(directory: Path) -> str | None:
 
     The answer is cached: files are read again only if their modification time, size or inode changed.
     """
-    files = [directory / name for name in (MANIFEST_FILE, DATA_FILE)]
+    files = [directory / name for name in (MANIFEST_FILE, DATA_FILE, CONFIG_DATA_FILE)]
     facts = [file.stat() for file in files if file.is_file()]
     return _problem(directory, *((fact.st_mtime_ns, fact.st_size, fact.st_ino) for fact in facts))
 

@@ -10,7 +10,9 @@ import yaml
 from hf_tlm.corpora import load_corpus
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
-from hf_tlm.retrieval.subset_files import CARD_FILE, COLUMNS, DATA_FILE, REPORT_FILE
+from hf_tlm.retrieval.report import retrieval_report
+from hf_tlm.retrieval.subset import subset_problem
+from hf_tlm.retrieval.subset_files import CARD_FILE, COLUMNS, CONFIG_DATA_FILE, DATA_FILE, REPORT_FILE
 from hf_tlm.tasks import TaskError
 from hf_tlm.utils.run_files import MANIFEST_FILE
 
@@ -161,6 +163,14 @@ def test_load_notices_damaged_data(subset, tmp_path, damage):
         data.write_bytes(content if damage == "flip" else content[:-20])
     with pytest.raises(RetrievalError, match="does not match the manifest"):
         Subset.load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("data_file", [DATA_FILE, CONFIG_DATA_FILE])
+def test_changed_data_are_noticed_by_the_same_process(subset, tmp_path, data_file):
+    subset.write(tmp_path, retrieval_report(subset), data_file)
+    assert subset_problem(tmp_path) is None
+    (tmp_path / data_file).write_bytes(b"other data")
+    assert "is not what the manifest describes" in subset_problem(tmp_path)
 
 
 def test_load_refuses_an_empty_one(subset, tmp_path):
