@@ -218,7 +218,10 @@ def _figure(record: Mapping[str, Any]) -> str:
 def _of_records(results: Sequence[Result]) -> list[Result]:
     """Give a failed run, whose record says less about its subset, the settings of its arm's finished seeds."""
     known = {(result.task, result.arm): result.settings for result in results if result.error is None}
-    return [replace(result, settings=known.get((result.task, result.arm), result.settings)) for result in results]
+    return [
+        result if result.error is None else replace(result, settings=known.get((result.task, result.arm), result.settings))
+        for result in results
+    ]
 
 
 def _of_record(path: Path, folder: Path, prefix: str) -> Result:
@@ -227,6 +230,10 @@ def _of_record(path: Path, folder: Path, prefix: str) -> Result:
     try:
         settings, subset = dict(record["settings"]), record.get("subset")
         settings |= _of_subset(subset, settings.get("subset")) if record["kind"] == "train_tlm" else {}
+        # A teacher of the same table is the training with the pupil's own seed, so that its name differs between seeds.
+        teacher, _, seed = str(settings.get("teacher")).rpartition("/")
+        if teacher.startswith(f"{record.get('task')}/") and seed == f"seed-{record.get('seed')}":
+            settings["teacher"] = teacher
         return Result(
             run=prefix + record["name"],
             folder=folder / record["name"],

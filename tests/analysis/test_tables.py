@@ -212,6 +212,16 @@ def test_runs_of_a_table(tmp_path):
     assert "% - scierc/lost/seed-0" in table_to_latex(table)
 
 
+def test_seeds_of_an_arm_with_other_settings_are_not_averaged(tmp_path):
+    """But each with the teacher of its own seed is."""
+    for seed in (0, 1):
+        make_record(tmp_path, "scierc", "BM25", seed, 0.5, learning_rate=1e-4, teacher=f"scierc/base/seed-{seed}")
+    assert len(sensitivity_table(find_results({"table": tmp_path}), ["arm"], split="test").cells[("BM25",), ()].scores) == 2
+    make_record(tmp_path, "scierc", "BM25", 2, 0.5, learning_rate=1e-3, teacher="scierc/base/seed-2")
+    with pytest.raises(AnalysisError, match="BM25/seed-0 and scierc/BM25/seed-2 would share .* and differ in learning_rate"):
+        sensitivity_table(find_results({"table": tmp_path}), ["arm"], split="test")
+
+
 def test_an_unfinished_run_and_a_score_that_is_not_finite(tmp_path):
     write(tmp_path / "a/settings.json", {"task": "t", "metric": "accuracy", "arguments": {"rho1": 1}})
     write(tmp_path / "a/seed-3/results.json", {"seed": 3, "validation": {"accuracy": 0.5}})
