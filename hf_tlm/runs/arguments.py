@@ -106,7 +106,7 @@ class PredictArguments:
         # Checked now: otherwise the error would appear only at the end of the training.
         check_data("predict", self.predict)
         if self.predict_output and self.predict and os.path.realpath(self.predict_output) == os.path.realpath(self.predict):
-            raise ArgumentsError(f"predict_output {self.predict_output} is the file to predict on. Give another.")
+            raise ArgumentsError(f"predict_output {self.predict_output} is the file to predict on. Choose another path.")
         check_effects(self, ArgumentsError)
 
 
@@ -255,8 +255,8 @@ def without_texts(dtypes: Sequence[str], why: str = "") -> ArgumentsError:
     why: a sentence for the message, with a space after it, or an empty string.
     """
     return ArgumentsError(
-        f"{' and '.join(dtypes)}: checked on texts. {why}Give --task, whose validation texts are scored, or --data, a file "
-        "of texts; or --dtypes fp32."
+        f"{' and '.join(dtypes)}: expected texts for the check; received none. {why}Pass --task, whose validation texts "
+        "are scored, or --data, a file of texts; or only --dtypes fp32."
     )
 
 
@@ -264,7 +264,7 @@ def check_models(names: Iterable[str]) -> None:
     """Check that every model is a local path or may be the id of a Hub repository, or raise a ModelError."""
     for name in names:
         if not os.path.exists(name) and find_repo(name, "model") is None:
-            raise ModelError(f"No model {name!r}: expected a folder of a finished run, or a name on the Hub (owner/name).")
+            raise ModelError(f"Model {name!r} not found: expected the folder of a finished run, or a Hub id (owner/name).")
 
 
 def check_data(name: str, data: str | None) -> None:
@@ -274,6 +274,6 @@ def check_data(name: str, data: str | None) -> None:
     """
     if data is not None and not os.path.isfile(data):
         if os.path.exists(data):
-            raise ArgumentsError(f"{name}: expected a file, or a dataset of the Hub; {data} is no file.")
+            raise ArgumentsError(f"{name}: expected a file or a dataset on the Hub; {data} is not a file.")
         if find_repo(data, "dataset") is None:
-            raise ArgumentsError(f"{name}: expected a file, or a dataset of the Hub; there is no {data}.")
+            raise ArgumentsError(f"{name}: expected a file or a dataset on the Hub; {data} does not exist.")

@@ -40,7 +40,7 @@ def model_names(given: str | os.PathLike | Sequence[str | os.PathLike]) -> list[
     names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     found = [name for one in names if (name := named("model_name_or_path", one, ArgumentsError)) is not None]
     if not found:
-        raise ArgumentsError("model_name_or_path: expected a model, or several; received none.")
+        raise ArgumentsError("model_name_or_path: expected one or more models; received none.")
     return found
 
 
@@ -80,11 +80,13 @@ def check_alike(names: Sequence[str], sources: Sequence[Source]) -> None:
     for name, source in zip(shown, sources, strict=True):
         masked = source.prompted or source.fills_masks
         if masked or source.spec.kind not in KINDS:
-            kind = "a masked LM" if masked else f"for {source.spec.kind.replace('_', ' ')}"
-            raise ModelError(f"Only models for {' and '.join(KINDS)} are averaged; {name} is {kind}. Give one model.")
+            kind = "a masked LM" if masked else f"a model for {source.spec.kind.replace('_', ' ')}"
+            raise ModelError(
+                f"Only models for {' and '.join(KINDS)} can be averaged; {name} is {kind}. Pass a single model."
+            )
         if _facts(source) != _facts(first):
             raise ModelError(
-                f"Models that are averaged have one kind of task, and the same classes and columns: {shown[0]} has "
+                f"Models to average must have the same kind of task, classes and columns: {shown[0]} has "
                 f"{_described(first)}; {name} has {_described(source)}."
             )
 

@@ -242,8 +242,8 @@ def linear_model(task: Task) -> Baseline:
     best, settings = -np.inf, dict[str, Any]()
     if many := task.num_labels > MOST_CLASSES_FOR_GRID:
         logger.warning(
-            "%s has %d classes: of its linear model C and the weights of classes are chosen for single words, and then how "
-            "long n-grams are; all of it together, as for %d classes and fewer, would take many times as long.",
+            "%s has %d classes, more than %d: C and the class weights of its linear model are chosen with single words, "
+            "and then the length of n-grams; searching all of them together would take many times as long.",
             *(task.name, task.num_labels, MOST_CLASSES_FOR_GRID),
         )
     for n, fitted, matrices in tqdm(_features(task), desc="Fitting linear models", unit=" n-grams", total=_most(task)):

@@ -172,7 +172,10 @@ def run_grid(
     given = {"checkpoint": (checkpoint, CheckpointArguments), "args": (args, FinetuneArguments), "grid": (grid, Grid)}
     check_given(ArgumentsError, **given)
     if args.taught:
-        raise GridError("A grid has no teacher: find the values without one, then fine-tune with them and --teacher.")
+        raise GridError(
+            "A grid does not support a teacher. Search without --teacher, then fine-tune with the chosen values and "
+            "--teacher."
+        )
     seeds = list(grid.seeds or args.run_seeds)
     output_dir = args.folder
     _check_values(grid, args)
@@ -237,16 +240,17 @@ def _check_values(grid: Grid, args: FinetuneArguments) -> None:
     """
     if seeds := {"seed", "seeds"}.intersection(grid.values):
         raise GridError(
-            f"{', '.join(seeds)}: every point is run with each of the seeds. Give --seeds, or seeds beside grid."
+            f"A grid cannot vary {', '.join(seeds)}: every point is run with each of the seeds. Pass --seeds, or seeds "
+            "next to grid."
         )
     if args.resume_from_checkpoint is not None or args.hub_strategy != "end":
         raise GridError(
-            "The checkpoints of a grid's points stay on this machine, where the same command finds them. Leave out "
+            "The checkpoints of a grid's points stay on this machine, where the same command resumes from them. Remove "
             "resume_from_checkpoint and hub_strategy."
         )
     decisive = {*settings(args), CHECKPOINT}
     if idle := [name for name in grid.values if name not in decisive]:
-        raise GridError(f"{', '.join(idle)}: points that differ in it compute the same. Leave it out of the grid.")
+        raise GridError(f"A grid cannot vary {', '.join(idle)}, which does not change the results. Remove it from the grid.")
 
 
 def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid) -> Claim:
@@ -329,7 +333,7 @@ def _whole(folder: Path) -> bool:
     """Return whether the files published in a folder are intact; log a warning about a damaged one."""
     problem = seal_problem(folder) if (folder / SEAL).is_file() else None  # Folders of early versions have no seal.
     if problem is not None:
-        logger.warning("%s. It is made again.", problem)
+        logger.warning("%s. The files are written again.", problem)
     return problem is None and find_object(folder / RESULTS_FILE) is not None
 
 

@@ -24,7 +24,7 @@ SELECTIONS = ("median", "mean", "best")
 CHECKPOINT = "model_name_or_path"
 KEYS = ("grid", "seeds", "select_by")
 LONGEST_NAME = 150  # of a point's folder, in characters; file systems allow 255 bytes
-_WITHOUT_GRID = NoEffect("grid", (None,), "without --grid, which says what to choose from.")
+_WITHOUT_GRID = NoEffect("grid", (None,), "without --grid, whose points it compares. Remove it, or pass --grid.")
 
 
 class GridError(HfTlmError):
@@ -44,10 +44,10 @@ class Range:
         """Read a range of the argument `name` from {min, max} with an optional log, or raise a GridError."""
         known = {field.name for field in fields(cls)}
         if not {"min", "max"} <= value.keys() <= known or not isinstance(value.get("log", False), bool):
-            raise GridError(f"{name}: a range is {{min: ..., max: ..., log: true or false}}; received {dict(value)}.")
+            raise GridError(f"{name}: a range must be {{min: ..., max: ..., log: true or false}}; received {dict(value)}.")
         ends = _typed({name: [value["min"], value["max"]]})[name]
         if not all(isinstance(end, (int, float)) and not isinstance(end, bool) and math.isfinite(end) for end in ends):
-            raise GridError(f"{name}: a range needs numbers; received {dict(value)}.")
+            raise GridError(f"{name}: min and max of a range must be numbers; received {dict(value)}.")
         if not ends[0] < ends[1] or (value.get("log") and ends[0] <= 0):
             raise GridError(f"{name}: min must be below max, and above 0 with log; received {dict(value)}.")
         return cls(ends[0], ends[1], value.get("log", False))
@@ -69,7 +69,7 @@ class Grid:
 
     def __post_init__(self):
         if not isinstance(self.values, Mapping) or not self.values:
-            raise GridError(f"A grid is a mapping of arguments to lists of values; received {self.values!r:.80}.")
+            raise GridError(f"A grid must be a mapping of arguments to lists of values; received {self.values!r:.80}.")
         if self.select_by not in SELECTIONS:
             raise GridError(f"select_by must be one of {', '.join(SELECTIONS)}; received {self.select_by!r}.")
         if self.seeds is not None:
@@ -83,7 +83,7 @@ class Grid:
         lists = _typed({name: list(of) if isinstance(of, (list, tuple)) else [of] for name, of in given.items()})
         for name, listed in lists.items():
             if not listed or any(value in listed[:i] for i, value in enumerate(listed)):
-                raise GridError(f"{name} needs values, each once; received {listed}.")
+                raise GridError(f"{name} must have at least one value, and each only once; received {listed}.")
         self.values = {name: ranges.get(name) or lists[name] for name in self.values}
 
     @classmethod
@@ -106,7 +106,7 @@ class Grid:
         for key in content:
             if key not in KEYS:
                 hint = suggestion(str(key), KEYS, 1)
-                raise GridError(f"Beside grid a grid's file may have seeds and select_by; received {key!r}.{hint}")
+                raise GridError(f"A grid's file may contain grid, seeds and select_by; received {key!r}.{hint}")
         return cls(content["grid"], seeds or content.get("seeds"), select_by or content.get("select_by") or Grid.select_by)
 
     def points(self) -> list[dict[str, Any]]:
@@ -118,7 +118,8 @@ class Grid:
         lists = {name: value for name, value in self.values.items() if not isinstance(value, Range)}
         if ranges := [name for name in self.values if name not in lists]:
             raise GridError(
-                f"{', '.join(ranges)}: a range has no list of values to combine. Give a list, or --optuna_trials to search."
+                f"{', '.join(ranges)}: the values of a range cannot be combined. Pass a list of values, or --optuna_trials "
+                "to search the range."
             )
         return [dict(zip(self.values, values, strict=True)) for values in itertools.product(*lists.values())]
 
@@ -134,7 +135,7 @@ def _check_seeds(seeds: Any) -> None:
     if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
         raise GridError(f"seeds of a grid must be a list of whole numbers; received {seeds!r:.80}.")
     if len(set(seeds)) < len(seeds):
-        raise GridError(f"seeds of a grid holds a seed twice: {seeds}. Each is one run.")
+        raise GridError(f"seeds of a grid must be different; received {seeds}. Remove the duplicates.")
 
 
 def point_name(point: Mapping[str, Any]) -> str:
@@ -162,8 +163,8 @@ def checkpoints(pattern: str) -> list[str]:
     found = [folder for folder in glob.glob(pattern) if os.path.isdir(folder)]
     if not found:
         raise GridError(
-            f"No folder matches {pattern}. Give the checkpoints of a run, such as runs/electra/training/checkpoint-*: it "
-            "writes them as its --save_strategy and --save_steps say, and keeps the last --save_total_limit of them."
+            f"No folder matches {pattern}. Pass the checkpoints of a run, such as runs/electra/training/checkpoint-*: they "
+            "are saved according to --save_strategy and --save_steps, and the last --save_total_limit are kept."
         )
     return sorted(found, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 

@@ -46,7 +46,7 @@ def check_search(grid: Grid) -> None:
         raise GridError("optuna_trials needs the package optuna: pip install 'hf-tlm[search]'.")
     if other := [name for name in grid.values if name not in SEARCHABLE]:
         raise GridError(
-            f"{', '.join(other)} cannot be searched, only {', '.join(SEARCHABLE)}. Leave them out, or leave out "
+            f"{', '.join(other)} cannot be searched, only {', '.join(SEARCHABLE)}. Remove them from the grid, or remove "
             "--optuna_trials to run every combination."
         )
 
@@ -125,11 +125,11 @@ def _read(folder: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
     path = folder / TRIALS_FILE
     if not path.is_file():
         return []
-    found = read_object(path, GridError, "Choose another --output_dir, or delete that file to search anew.")
+    found = read_object(path, GridError, "Choose another --output_dir, or delete that file to start a new search.")
     if not isinstance(found.get("trials"), list) or found.get("asked") != asked:
         raise GridError(
-            f"{folder} holds a search of {found.get('asked')}, and asked for is {asked}. Choose another --output_dir, or "
-            "delete that folder."
+            f"{folder} contains a search with {found.get('asked')}, but this search has {asked}. Choose another "
+            "--output_dir, or delete that folder."
         )
     return found["trials"]
 
@@ -157,14 +157,15 @@ def _open_study(folder: Path, trials: int) -> optuna.Study:
         study = optuna.create_study(study_name=STUDY, storage=_storage(folder), direction="maximize", load_if_exists=True)
         found = len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE]))
         if found < trials:
-            problem = f"it has {found} trials of {trials}"
+            problem = f"it has only {found} of {trials} trials"
     except DatabaseError as error:
         if disk_problem(error) is not None:
             raise
         problem = str(error.orig)
     if problem is not None:
         raise GridError(
-            f"{folder / STUDY_FILE} is damaged: {problem}. Choose another --output_dir, or delete {folder} to search anew."
+            f"{folder / STUDY_FILE} is damaged: {problem}. Choose another --output_dir, or delete {folder} to start a new "
+            "search."
         )
     for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)

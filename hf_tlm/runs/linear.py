@@ -46,7 +46,7 @@ _FIELDS = {
     "terms": mapped(listed(words(LARGEST), LARGEST), len(COLUMNS)),
     "by_character": one_of(True),
 }
-_DAMAGED = "Make it again with `hf-tlm baseline`, or copy it again."
+_DAMAGED = "Create it again with `hf-tlm baseline`, or copy it again."
 
 
 def by_character(*columns: Sequence[str]) -> bool:
@@ -156,7 +156,7 @@ class LinearModel:
         parts: dict[str, Any] = {name: tensors.get(name, np.zeros(0)) for name in ("weights", "biases", "classes")}
         found = cls(terms=terms, idf=idf, **parts, **about)
         if not found._fits():
-            raise ModelError(f"The linear model in {folder} is damaged: its words and its weights do not fit. {_DAMAGED}")
+            raise ModelError(f"The linear model in {folder} is damaged: its words do not match its weights. {_DAMAGED}")
         return found
 
     def _fits(self) -> bool:

@@ -133,7 +133,7 @@ def predict(
     wanted = {"trust_remote_code": trust_remote_code, "text_columns": text_columns, "max_length": max_length}
     sources = _sources(names, graph, **wanted)
     if max_length is not None and all(one.linear for one in sources):
-        raise ArgumentsError("max_length has no effect: a linear model reads whole texts. Leave it out.")
+        raise ArgumentsError("max_length has no effect: a linear model reads complete texts. Remove it.")
     file = _file(names, data, output, predict_format, sources, separator)
     with contextlib.ExitStack() as stack:
         opened: dict[int, Predictor] = {}
@@ -256,9 +256,9 @@ class _Exported(Predictor):
 
     def __init__(self, source: Source, args: FinetuneArguments, exported: OnnxModel):
         if source.prompted:
-            raise ModelError(f"{source.folder} is a masked LM with a prompt, which --backend torch alone predicts with.")
+            raise ModelError(f"{source.folder} is a masked LM with a prompt, which needs --backend torch.")
         if args.world_size > 1:
-            raise ArgumentsError("--backend onnx computes in one process, with --num_threads; several were started.")
+            raise ArgumentsError("--backend onnx runs in one process, with --num_threads; several were started. Start one.")
         self.kind, self.exported = kind_module(source.spec.kind), exported
         self.tokenizer = load_tokenizer(str(source.folder), masking=False)
         self.collate = partial(self.kind.collate, self.tokenizer)
@@ -302,8 +302,8 @@ class _Linear(Predictor):
         _check_classes(self.linear.num_labels, source)
         if len(self.linear.terms) != len(source.spec.text_columns):
             raise ModelError(
-                f"The linear model in {source.folder} reads {len(self.linear.terms)} columns of texts, and "
-                f"{len(source.spec.text_columns)} are named. Name as many."
+                f"The linear model in {source.folder} was trained on {len(self.linear.terms)} columns of texts; received "
+                f"{len(source.spec.text_columns)}. Name as many."
             )
         super().__init__(args, nn.Module())
 
@@ -383,7 +383,7 @@ def _sources(names: Sequence[str], graph: str | None, **options: Any) -> list[So
     sources = [find_source(name, files=files, **options) for name in names]
     for name, one in zip(names, sources, strict=True):
         if graph is None and (one.folder / EXPORT_FILE).is_file() and not any(one.folder.glob("*.safetensors")):
-            raise ModelError(f"{name} is an export: its graphs are for onnxruntime. Give --backend onnx.")
+            raise ModelError(f"{name} is an export, which needs onnxruntime. Pass --backend onnx.")
     if len(names) > 1:
         check_alike(names, sources)
     return sources
@@ -414,7 +414,7 @@ def _check_place(path: Path, data: str, folders: Sequence[Path]) -> None:
     """Check that predictions overwrite neither the data nor a file of a model, or raise an ArgumentsError."""
     place = path.resolve()
     if Path(data).is_file() and place == Path(data).resolve():
-        raise ArgumentsError(f"predict_output {path} is the file to predict on. Give another.")
+        raise ArgumentsError(f"predict_output {path} is the file to predict on. Choose another path.")
     for folder in map(Path.resolve, folders):
         if not place.exists() or folder not in place.parents:
             continue
@@ -425,14 +425,14 @@ def _check_place(path: Path, data: str, folders: Sequence[Path]) -> None:
         elif len(name.parts) == 1:
             own |= any(fnmatch(name.name, glob) for glob in FILES)
         if own:
-            raise ArgumentsError(f"predict_output {path} is a file of the run. Give another.")
+            raise ArgumentsError(f"predict_output {path} is a file of the run. Choose another path.")
 
 
 def _check_classes(num_labels: int | None, source: Source) -> None:
     if source.spec.kind in ("classification", "tagging") and num_labels != len(source.label_names):
         raise ModelError(
-            f"The model in {source.folder} has {num_labels} classes, and {SAVED_FILE} names "
-            f"{len(source.label_names)}. Take the two from one run."
+            f"The model in {source.folder} has {num_labels} classes, but {SAVED_FILE} names {len(source.label_names)}. Use "
+            "both from the same run."
         )
 
 

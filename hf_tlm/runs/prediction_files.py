@@ -57,7 +57,7 @@ def glue_task(name: str) -> str:
     """
     short = name.removeprefix("glue").strip("_-/").replace("-", "_")
     if short not in GLUE_FILES:
-        raise ArgumentsError(f"predict_format glue is for GLUE's tasks ({', '.join(GLUE_FILES)}); this one is {name}.")
+        raise ArgumentsError(f"predict_format glue supports the tasks of GLUE ({', '.join(GLUE_FILES)}); received {name}.")
     return short
 
 
@@ -88,8 +88,8 @@ def format_of(path: Path, predict_format: str | None) -> str:
         return predict_format
     if path.suffix.lower() not in SUFFIXES:
         raise ArgumentsError(
-            f"{path}: predictions are written as its name says, which ends with one of {', '.join(SUFFIXES)}; received "
-            f"{path.suffix or 'no ending'!r}. Give another, or a format with --predict_format."
+            f"{path}: the suffix determines the format and must be one of {', '.join(SUFFIXES)}; received "
+            f"{path.suffix or 'no suffix'!r}. Choose another suffix, or pass --predict_format."
         )
     return SUFFIXES[path.suffix.lower()]
 
@@ -103,7 +103,7 @@ def check_format(predict_format: str, spec: TaskSpec, label_names: Sequence[str]
     if predict_format == "glue":
         task = glue_task(spec.name)
         if spec.kind != TASKS[task].kind:
-            raise ArgumentsError(f"predict_format glue: {task} is a {TASKS[task].kind} task, and this one {spec.kind}.")
+            raise ArgumentsError(f"predict_format glue: {task} is a {TASKS[task].kind} task; received a {spec.kind} task.")
         classes = TASKS[task].classes or ()
         known = {*classes, *map(str, range(len(classes)))}
         if spec.kind == "classification" and (other := [name for name in label_names if name not in known]):
@@ -122,14 +122,14 @@ def _check_replaceable(path: Path, format: str) -> None:
     if not path.is_file() or not path.stat().st_size:
         return
     if format in ("txt", "squad"):
-        logger.warning("%s is there and will be replaced.", path)
+        logger.warning("%s exists and will be replaced.", path)
         return
     names = _columns_of(path)
     if names != [] and "prediction" not in (names or ()):
-        held = f"a table with the columns {', '.join(map(str, names)):.200}" if names else "no table that can be read"
+        held = f"a table with the columns {', '.join(map(str, names)):.200}" if names else "not a readable table"
         raise ArgumentsError(
-            f"predict_output {path} is there and has no predictions that could be replaced: it is {held}, and would be "
-            "lost. Give another, or move the file."
+            f"predict_output {path} exists and has no predictions: it is {held}, and would be lost. Choose another path, "
+            "or move the file."
         )
 
 
@@ -186,13 +186,17 @@ class PredictionFile(contextlib.ExitStack):
     ):
         super().__init__()
         if predict_format != "glue" and path.is_dir():
-            raise ArgumentsError(f"Predictions are a file, and {path} is a folder. Give another --predict_output.")
+            raise ArgumentsError(
+                f"Predictions are written to a file, but {path} is a folder. Choose another --predict_output."
+            )
         self.format = format_of(path, predict_format)
         check_format(self.format, spec, label_names)
         self.task = glue_task(spec.name) if self.format == "glue" else None
         self.path = path / GLUE_FILES[self.task] if self.task else path
         if self.path.is_dir():
-            raise ArgumentsError(f"Predictions are a file, and {self.path} is a folder. Give another --predict_output.")
+            raise ArgumentsError(
+                f"Predictions are written to a file, but {self.path} is a folder. Choose another --predict_output."
+            )
         if self.format == "xlsx":
             check_excel(self.path)
         _check_replaceable(self.path, self.format)
@@ -261,8 +265,8 @@ class PredictionFile(contextlib.ExitStack):
             self._columns = self._columns or list(records[0])
             if late := [name for name in (records[0] if records else ()) if name not in self._columns]:
                 raise ArgumentsError(
-                    f"{self.path}: after row {self.written} the input has the columns {', '.join(late)}, and a "
-                    f"{self.format} has one header, which is written. Give a .jsonl or .parquet."
+                    f"{self.path}: after row {self.written} the input has the new columns {', '.join(late)}, but a "
+                    f"{self.format} has one header, which is already written. Choose a .jsonl or .parquet file."
                 )
             text = io.StringIO()
             writer = csv.DictWriter(text, self._columns, delimiter=self.separator, lineterminator="\n", restval="")

@@ -119,7 +119,7 @@ def find_source(
 def with_text_columns(spec: TaskSpec, text_columns: str | Sequence[str]) -> TaskSpec:
     """Return the task with other names of its text columns, or raise a TaskError for kinds of tasks with other columns."""
     if spec.kind not in ("classification", "regression"):
-        raise TaskError(f"text_columns are of classification and regression; {spec.name} is a task of {spec.kind}.")
+        raise TaskError(f"text_columns are only for classification and regression; {spec.name} is a {spec.kind} task.")
     texts = (text_columns,) if isinstance(text_columns, str) else tuple(text_columns)
     return dataclasses.replace(spec, text_columns=texts, other_text_columns=())
 
@@ -139,7 +139,7 @@ def _best_split(folder: Path) -> Path | None:
     trained = [one for one in splits if (split_folder(folder, one.get("seed")) / "model").is_dir()]
     if not trained:
         raise ModelError(
-            f"{folder} is a few-shot run without training, which leaves no model. Give one with a method that trains."
+            f"{folder} is a few-shot run without training, which saves no model. Pass a run whose method trains."
         )
     best = max(trained, key=lambda one: one.get("validation", {}).get(metric, 0.0))
     return split_folder(folder, best["seed"]) / "model"
@@ -147,15 +147,15 @@ def _best_split(folder: Path) -> Path | None:
 
 def _why_none(name: str, folder: Path) -> str:
     if (folder / SETTINGS_FILE).is_file() and not (folder / RESULTS_FILE).is_file():
-        return f"{name} is an unfinished run: run its command again to its end, then predict."
+        return f"{name} is an unfinished run. Run its command again until it finishes, then predict."
     if (find_object(folder / RESULTS_FILE) or {}).get("name") in (LINEAR, MAJORITY):
         return (
-            f"{name} has the scores of a baseline and no model. Run `hf-tlm baseline` again: its --output_dir gets the "
-            "linear model too."
+            f"{name} has the scores of a baseline but no model. Run `hf-tlm baseline` again, which also saves the linear "
+            "model in its --output_dir."
         )
     return (
-        f"{name} holds no model to predict with: neither config.json nor {ADAPTER_FILE}. Give the --output_dir of a "
-        "finished run, or a checkpoint with the head of a task."
+        f"{name} contains no model to predict with: neither config.json nor {ADAPTER_FILE}. Pass the --output_dir of a "
+        "finished run, or a checkpoint with a task head."
     )
 
 
@@ -190,11 +190,11 @@ def _of_checkpoint(folder: Path, name: str, trust_remote_code: bool) -> tuple[Ta
     kind = next((kind for one in classes for head, kind in HEADS.items() if one.endswith(head)), None)
     if kind is None:
         raise ModelError(
-            f"{name} has no head of a task ({', '.join(classes) or 'its config names no class'}): it predicts nothing. "
-            "Fine-tune it first (`hf-tlm finetune`), or give a model that has learned a task."
+            f"{name} has no task head ({', '.join(classes) or 'its config names no class'}) and cannot predict. Fine-tune "
+            "it first (`hf-tlm finetune`), or pass a model that was trained on a task."
         )
     if config.problem_type == "multi_label_classification":
-        raise ModelError(f"{name} gives several labels a text (multi-label), which is not supported.")
+        raise ModelError(f"{name} predicts several labels per text (multi-label), which is not supported.")
     if kind == "classification" and (config.problem_type == "regression" or config.num_labels == 1):
         kind = "regression"
     labels = tuple(class_names(config)) if kind in ("classification", "tagging") else ()

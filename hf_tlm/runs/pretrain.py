@@ -154,25 +154,25 @@ def run_pretraining(
 def _check(args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments) -> None:
     if model_args.use_peft and model_args.model_name_or_path is None:
         raise ArgumentsError(
-            "use_peft leaves the body's weights as they are, and from scratch they would stay random. Give "
-            "--model_name_or_path a checkpoint to pretrain further, or leave use_peft out."
+            "use_peft does not train the body's weights, which would stay random from scratch. Pass --model_name_or_path "
+            "with a checkpoint to pretrain further, or remove use_peft."
         )
     check_model(args, model_args)
     if model_args.classifier_init != "random":
         raise ArgumentsError(
-            f"classifier_init {model_args.classifier_init} learns from labelled texts, and pretraining has none. Leave it "
-            "out: it is for `hf-tlm train`."
+            f"classifier_init {model_args.classifier_init} needs labelled texts, and pretraining has none. Remove it: it "
+            "is for `hf-tlm train`."
         )
     if args.eval_strategy != "no" and block_args.validation_share == 0:
         raise ArgumentsError(
-            f"eval_strategy {args.eval_strategy} needs held-out blocks, and validation_share is 0. Raise it, or leave "
-            "eval_strategy out."
+            f"eval_strategy {args.eval_strategy} needs held-out blocks, but validation_share is 0. Raise validation_share, "
+            "or remove eval_strategy."
         )
     names, metric = ["loss", *term_names(language_objective(args))], args.metric_for_best_model
     if metric is not None and metric.removeprefix("eval_") not in names:
         raise ArgumentsError(
-            f"metric_for_best_model: expected what held-out blocks are scored by, {', '.join(names)} (objective "
-            f"{args.objective}); received {metric!r:.60}."
+            f"metric_for_best_model: expected a score of held-out blocks, {', '.join(names)} (objective {args.objective}); "
+            f"received {metric!r:.60}."
         )
     if block_args.streaming_blocks:
         _check_streaming(args, model_args, block_args)
@@ -183,11 +183,11 @@ def _check_streaming(args: PretrainArguments, model_args: ModelArguments, block_
     if block_args.blocks != "contiguous":
         problem = f"blocks of one length: --blocks contiguous, not {block_args.blocks}"
     elif args.max_steps < 1 and not args.has_budget:
-        problem = "max_steps, max_flops, max_tokens or max_hours: how long an epoch is shows at its end only"
+        problem = "max_steps, max_flops, max_tokens or max_hours: the length of an epoch is known only at its end"
     elif args.total_batch_tokens is not None:
         problem = "batches measured in texts: total_batch_size, not total_batch_tokens"
     elif model_args.needs_texts:
-        problem = "embedding_init random and lm_head_init random: all blocks are counted before the first step"
+        problem = "embedding_init random and lm_head_init random: other values count all blocks before the first step"
     if problem is not None:
         raise ArgumentsError(f"streaming_blocks needs {problem}.")
 
@@ -202,7 +202,7 @@ def _train(
     pushes: CheckpointPushes,
 ) -> dict[str, Any]:
     """Train and write the finished model to the folder `export`; return the record."""
-    with args.main_process_first(desc="making the tokenizer"):
+    with args.main_process_first(desc="creating the tokenizer"):
         tokenizer = _tokenizer(corpus, args, model_args, block_args, output_dir / TOKENIZER)
     make_model = model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length, classifier=False)
     shards = BlockShards(

@@ -72,7 +72,7 @@ def price(folder: Path) -> dict[str, Any]:
         with torch.inference_mode():
             found |= _timed(folder)
     except Exception as error:  # Of any class: the model's code is not ours.
-        logger.info("What a prediction of %s takes is not measured: %s", folder.name, error)
+        logger.info("The cost of a prediction of %s is not measured: %s", folder.name, error)
     finally:
         torch.set_num_threads(threads)
     return found
@@ -117,7 +117,7 @@ def onnx_price(folder: Path, dtype: str, vocab_size: int, longest: int | None) -
     try:
         return _times(passing, longest, model.most_tokens)
     except ModelError as error:
-        logger.info("What a prediction of %s takes is not measured: %s", dtype, error)
+        logger.info("The cost of a prediction of %s is not measured: %s", dtype, error)
         return {}
 
 

@@ -82,7 +82,9 @@ def read_saved(folder: Path) -> tuple[TaskSpec, tuple[str, ...], dict[str, Any]]
     try:
         saved = read_fields(folder / SAVED_FILE, _SAVED, ModelError)
     except OSError as error:
-        raise ModelError(f"{folder} does not say what was learned: cannot read {SAVED_FILE} ({error.strerror}).") from error
+        raise ModelError(
+            f"Cannot read {SAVED_FILE} of {folder} ({error.strerror}), which describes what the model was trained on."
+        ) from error
     return TaskSpec(path="", **saved["task"]), saved["label_names"], saved["arguments"]
 
 
@@ -216,7 +218,7 @@ def _check_scores(scores: Any, figure: Any) -> None:
     if not listed or not scores:
         received = "an empty list" if listed else kind_of(scores)
         raise HfTlmError(
-            f"scores: expected a list of one mapping of names to numbers a seed; received {received}. {example}"
+            f"scores: expected a list with a mapping of names to numbers for each seed; received {received}. {example}"
         )
     for score in scores:
         if not isinstance(score, Mapping):
@@ -319,12 +321,14 @@ class SeededRun:
                     lines.append(f"{split:<12}{metric} {_of_seeds(score, self.details.get('seed_figure'))}")
         for seed, name in self.details.get("one_class", {}).items():
             lines.append(
-                f"one class    the model of seed {seed} takes every validation text for {name}: it tells no classes apart. "
-                "More steps or another learning rate may help."
+                f"one class    the model of seed {seed} predicts {name} for every validation text: it does not distinguish "
+                "the classes. More steps or another learning rate may help."
             )
         if averaged := self.details.get("averaged"):
             said = ", ".join(f"{split} {100 * averaged[split][asked[0]]:.2f}" for split in SPLITS if split in averaged)
-            lines.append(f"averaged     {asked[0]} {said}: what the models of all {averaged['n']} seeds say, averaged")
+            lines.append(
+                f"averaged     {asked[0]} {said}: the averaged predictions of the models of all {averaged['n']} seeds"
+            )
         lines += beside_lines(self.details, self.summary)
         if teacher := self.details.get("teacher"):
             lines.append(f"teacher      {described(teacher)}{cost_line(teacher)}")
@@ -362,7 +366,7 @@ def beside_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, A
     lines, metric = [], record["metric"]
     if together := record.get("with_linear"):
         said = ", ".join(f"{split} {format_score(together[split][metric])}" for split in SPLITS if split in together)
-        lines.append(f"with linear  {metric} {said}: what a seed's model and the linear model say, averaged")
+        lines.append(f"with linear  {metric} {said}: the averaged predictions of a seed's model and the linear model")
     if line := to_beat_line(record.get("baselines") or [], metric, summary):
         lines.append(f"to beat      {line}")
     return lines

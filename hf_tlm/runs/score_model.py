@@ -83,8 +83,8 @@ def score_models(
         longest = max(args.max_length, args.corpus_max_length or 0)
         if max_length is not None and max_length > longest:
             raise ArgumentsError(
-                f"A score model that is trained on texts of up to {longest} tokens has learned no later positions; received "
-                f"score_max_length {max_length}. Give --score_max_length {longest} or less, or another --max_length."
+                f"A score model that is trained on texts of up to {longest} tokens does not know later positions; received "
+                f"score_max_length {max_length}. Pass --score_max_length {longest} or less, or another --max_length."
             )
         _check_layer(layer, model_args)
         folder = train_score_model(task, subset, args, model_args)
@@ -92,11 +92,11 @@ def score_models(
         if args.process_index == 0:
             _warn_if_useless(described["validation"]["accuracy"], task)
     elif SCRATCH in names:
-        raise ArgumentsError(f"score_model is scratch, or checkpoints; received both: {', '.join(names)}.")
+        raise ArgumentsError(f"score_model: expected scratch or checkpoints; received both: {', '.join(names)}.")
     else:
         idle = [*of_training(args), *([f"teacher {' '.join(args.teacher)}"] if args.taught else [])]
         if args.process_index == 0 and idle:
-            logger.warning("No score model is trained: %s have no effect.", ", ".join(idle))
+            logger.warning("No score model is trained, so these options have no effect: %s.", ", ".join(idle))
         # The last two parts of a path identify a checkpoint without naming folders of this machine.
         described = ["/".join(Path(name).absolute().parts[-2:]) if Path(name).is_dir() else name for name in names]
     options = hub_options(model_args.model_revision, model_args.trust_remote_code, model_args.attn_implementation)
@@ -144,8 +144,8 @@ def _tokenizer(names: Sequence[str], task: Task, model_args: ModelArguments) -> 
     for name in others:
         if load_tokenizer(name, revision=revision, trust_remote_code=trust).get_vocab() != tokenizer.get_vocab():
             raise ArgumentsError(
-                f"The tokenizers of {first} and {name} have other tokens. Scores are averaged over checkpoints of one run: "
-                "give those, or --tokenizer_name if one tokenizer is all theirs."
+                f"The tokenizers of {first} and {name} have different tokens. Scores are averaged over checkpoints of one "
+                "run: pass those, or --tokenizer_name if all of them use one tokenizer."
             )
     return tokenizer
 
@@ -165,9 +165,9 @@ def _warn_if_useless(accuracy: float, task: Task) -> None:
     largest = max(Counter(task.validation["label"][:]).values()) / len(task.validation)
     if accuracy - largest < _LEAST_GAIN * (1 - largest):
         logger.warning(
-            "The score model tells %.1f%% of the validation examples right, not or hardly more than the %.1f%% of their "
-            "largest class: its gradients say little of the labels. Train it longer (--max_steps or "
-            "--num_train_epochs) or at another --learning_rate, or give --score_model a model that is trained.",
+            "The score model classifies %.1f%% of the validation examples correctly, not or hardly more than the %.1f%% "
+            "of their largest class: its gradients say little about the labels. Train it longer (--max_steps or "
+            "--num_train_epochs) or with another --learning_rate, or pass a trained model as --score_model.",
             100 * accuracy,
             100 * largest,
         )
@@ -183,8 +183,8 @@ def _whole(name: str, task: Task, options: Mapping[str, Any]) -> TlmModel:
     heads = ((f"a classifier for {', '.join(task.id2label.values())}", other), ("a masked-LM head", model.mlm_head_is_new))
     if lacking := [head for head, is_lacking in heads if is_lacking]:
         raise ArgumentsError(
-            f"The score model {name} lacks {' and '.join(lacking)}. Influence is of the gradients of both losses: give a "
-            f"model that `hf-tlm train` made of this task, or --score_model scratch --model_name_or_path {name}, which "
+            f"The score model {name} lacks {' and '.join(lacking)}. Influence needs the gradients of both losses: pass a "
+            f"model that `hf-tlm train` trained on this task, or --score_model scratch --model_name_or_path {name}, which "
             "trains the heads."
         )
     return model
@@ -204,9 +204,9 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
     check_given(ArgumentsError, args=(args, ScoreModelArguments), model_args=(model_args, ModelArguments))
     if args.objective != "mlm" or model_args.use_peft or len(args.run_seeds) > 1:
         raise ArgumentsError(
-            "A score model is one whole model trained with masked language modelling; received objective "
-            f"{args.objective}, use_peft {model_args.use_peft}, seeds {args.run_seeds}. For others train one with "
-            "`hf-tlm train` and give its folder as --score_model."
+            "A score model is one complete model trained with masked language modelling; received objective "
+            f"{args.objective}, use_peft {model_args.use_peft}, seeds {args.run_seeds}. For other settings, train a model "
+            "with `hf-tlm train` and pass its folder as --score_model."
         )
     details: dict[str, Any] = {
         "task": task.fingerprint,

@@ -98,12 +98,12 @@ def fifo(path):
 @pytest.mark.parametrize("make", [fifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_file_is_refused_before_the_training(toys, tmp_path, make):
     make(tmp_path / "rows.jsonl")
-    assert_refused(attack("finetune", *toys.commands["finetune"], "--predict", tmp_path / "rows.jsonl"), "is no file")
+    assert_refused(attack("finetune", *toys.commands["finetune"], "--predict", tmp_path / "rows.jsonl"), "is not a file")
     assert not toys.out.exists()
 
 
 FORMATS = {
-    "no GLUE": ("task", ("up", "down"), "glue", "is for GLUE's tasks"),
+    "no GLUE": ("task", ("up", "down"), "glue", "supports the tasks of GLUE"),
     "no SQuAD": ("task", ("up", "down"), "squad", "is for question answering"),
     "other classes": ("cola", ("up", "down"), "glue", "the classes of cola are"),
     "numbers beyond": ("cola", ("0", "1", "2"), "glue", "this task has 2"),

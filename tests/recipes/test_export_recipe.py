@@ -67,8 +67,12 @@ def test_export_and_predict(tmp_path, tokenizer):
     [
         (["export", *HERE, "--text_column", "body"], "--text_column has no effect without --task"),
         (["export", *HERE, "--data", __file__, "--label_column", "body"], "--label_column has no effect without --task"),
-        (["export", *HERE], "int8: checked on texts. . is not the folder of a run, which records its task. Give --task"),
-        (["export"], "No model 'no/such/place': expected a folder of a finished run, or a name on the Hub"),
+        (
+            ["export", *HERE],
+            "int8: expected texts for the check; received none. . is not the folder of a run, which records its task. "
+            "Pass --task",
+        ),
+        (["export"], "Model 'no/such/place' not found: expected the folder of a finished run, or a Hub id"),
         (["export", "--opset", "9"], "expected a whole number from 18 to 23; received 9"),
         (["export", "--dtypes", "int2"], "invalid choice: 'int2'"),
         (["export", "--dtypes", "fp32"], "No model 'no/such/place'"),
@@ -89,12 +93,15 @@ def test_refused_in_a_line(arguments, words):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["export", "--model_name_or_path", "./nix"], "No model './nix': expected a folder of a finished run, or a name"),
+        (
+            ["export", "--model_name_or_path", "./nix"],
+            "Model './nix' not found: expected the folder of a finished run, or a",
+        ),
         (
             ["export", "--model_name_or_path", "runs/nix"],
-            "There is no local folder runs/nix, and a model on the Hub names no task. Give --task",
+            "There is no local folder runs/nix, and a model on the Hub names no task. Pass --task",
         ),
-        (["predict", "--model_name_or_path", "./nix", "--data", __file__], "No model './nix': expected a folder"),
+        (["predict", "--model_name_or_path", "./nix", "--data", __file__], "Model './nix' not found: expected the folder"),
     ],
 )
 def test_a_folder_that_is_not_there_is_told_of_at_once(command, words, tmp_path):

@@ -114,7 +114,7 @@ def test_several_models_predict_as_one(run, tmp_path):
 @pytest.mark.slow
 def test_one_graph_of_several(run, one_registry, tmp_path):
     folder, _ = run
-    with pytest.raises(HfTlmError, match="Several models become one export: say with --output_dir"):
+    with pytest.raises(HfTlmError, match="Several models become one export, which has no default folder. Pass --output_dir"):
         export_onnx(models(folder), dtypes=["fp32"])
     made = export_onnx(models(folder), tmp_path / "out", task=make_task(), dtypes=["fp32", "int8", "fp16"], max_drop=100)
     record = json.loads((tmp_path / "out" / EXPORT_FILE).read_text())
@@ -125,7 +125,7 @@ def test_one_graph_of_several(run, one_registry, tmp_path):
     assert files["fp32"]["bytes"] > 3 * 4 * weights
     assert "3 models as one" in (tmp_path / "out/README.md").read_text()
     Dataset.from_list([{"text": row["text"]} for row in make_task().test]).to_json(tmp_path / "texts.jsonl")
-    with pytest.raises(HfTlmError, match="is an export: its graphs are for onnxruntime. Give --backend onnx"):
+    with pytest.raises(HfTlmError, match="is an export, which needs onnxruntime. Pass --backend onnx"):
         predict(str(tmp_path / "out"), str(tmp_path / "texts.jsonl"), **CPU)
     for dtype, apart in (("fp32", 1e-5), ("fp16", 1e-2), ("int8", 0.2)):
         options = {"backend": "onnx", "onnx_dtype": dtype, "num_threads": 1}
@@ -137,7 +137,7 @@ def test_one_graph_of_several(run, one_registry, tmp_path):
 def test_names_of_models(run, tmp_path, monkeypatch):
     folder, _ = run
     assert model_names(Path("a")) == ["a"] and model_names([Path("a"), "b"]) == ["a", "b"]
-    with pytest.raises(HfTlmError, match="expected a model, or several; received none"):
+    with pytest.raises(HfTlmError, match="expected one or more models; received none"):
         predict([], "texts.txt")
     (tmp_path / "texts.txt").write_text("the gene binds\n")
     assert predict(folder, str(tmp_path / "texts.txt"), tmp_path / "out.txt", **CPU) == tmp_path / "out.txt"
@@ -160,16 +160,16 @@ def test_what_has_no_average(run, tmp_path, tokenizer):
     go(tmp_path / "other", base, others, max_steps=1)
     texts = tmp_path / "texts.txt"
     texts.write_text("the gene binds\n")
-    with pytest.raises(HfTlmError, match=r"same classes and columns: out/seed-0/model has classification, classes"):
+    with pytest.raises(
+        HfTlmError, match=r"same kind of task, classes and columns: out/seed-0/model has classification, classes"
+    ):
         predict([models(folder)[0], str(tmp_path / "other")], str(texts), tmp_path / "out.txt", **CPU)
     masked = pretrained(tmp_path / "masked", tokenizer, auto_class=AutoModelForMaskedLM)
     with pytest.raises(
-        HfTlmError, match="Only models for classification and regression are averaged; .*masked is a masked LM"
+        HfTlmError, match="Only models for classification and regression can be averaged; .*masked is a masked LM"
     ):
         export_onnx([models(folder)[0], str(masked)], tmp_path / "out", dtypes=["fp32"])
     cut = tmp_path / "cut"
     go(cut, base, make_task(train=24), max_steps=1, max_length=16)
-    with pytest.raises(
-        HfTlmError, match="needs the max_length in common, and those of .*cut are not those of out/seed-0/model"
-    ):
+    with pytest.raises(HfTlmError, match="needs the same max_length; those of .*cut and out/seed-0/model differ"):
         export_onnx([models(folder)[0], str(cut)], tmp_path / "out", dtypes=["fp32"])

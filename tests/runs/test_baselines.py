@@ -131,7 +131,7 @@ def test_of_many_classes_n_grams_are_chosen_last(task, monkeypatch, caplog, long
     assert len(tried) == 2 * len(module.C) + min(2, longest) and set(tried[2 * len(module.C) :]) == {best}
     assert (found.settings["C"], found.settings["class_weight"]) == best
     assert found.settings["n_grams"] == found.model.n_grams == longest
-    assert [message for message in caplog.messages if "3 classes: of its linear model C and the weights" in message]
+    assert [message for message in caplog.messages if "3 classes, more than 2: C and the class weights of its" in message]
 
 
 def test_texts_of_a_pair_are_told_apart(task):

@@ -77,7 +77,7 @@ def test_the_same_from_the_hub(hub, save, task, tmp_path):
 
 
 def test_other_classes_are_refused(save, task):
-    with pytest.raises(ModelError, match="tells apart up, down, left; the classes of toy are down, none, up"):
+    with pytest.raises(ModelError, match="has the classes up, down, left; the classes of toy are down, none, up"):
         evaluate_checkpoint(save(["up", "down", "left"]), task)
 
 

@@ -130,7 +130,7 @@ def test_what_was_published_and_damaged_since_is_made_again(tmp_path, fake, capl
     (tmp_path / "out" / name).write_bytes(before[name][:-3])
     go(tmp_path / "out", grid)
     assert {file: (tmp_path / "out" / file).read_bytes() for file in before} == before
-    assert "It is made again." in caplog.text
+    assert "The files are written again." in caplog.text
     assert len(log(tmp_path)) == 3, "the point itself is whole, and is tested once more"
 
 
@@ -173,8 +173,8 @@ def test_failing_points_are_in_the_table_and_the_others_are_chosen_from(tmp_path
 @pytest.mark.parametrize(
     "values,message",
     [
-        ({"logging_steps": [1, 2]}, "logging_steps: points that differ in it compute the same"),
-        ({"seed": [1, 2]}, "Give --seeds, or seeds beside grid"),
+        ({"logging_steps": [1, 2]}, "A grid cannot vary logging_steps, which does not change the results"),
+        ({"seed": [1, 2]}, "Pass --seeds, or seeds next to grid"),
         ({"learning_rate": {"min": 1e-5, "max": 1e-4}}, "--optuna_trials"),
         ({"layerwise_lr_decay": [0.9, 1.5]}, "layerwise_lr_decay: expected a number above 0 and at most 1; received 1.5"),
     ],
@@ -182,7 +182,7 @@ def test_failing_points_are_in_the_table_and_the_others_are_chosen_from(tmp_path
 def test_values_that_cannot_be_points(tmp_path, fake, values, message):
     with pytest.raises(HfTlmError, match=message):
         go(tmp_path / "out", values)
-    with pytest.raises(HfTlmError, match="Leave out resume_from_checkpoint and hub_strategy"):
+    with pytest.raises(HfTlmError, match="Remove resume_from_checkpoint and hub_strategy"):
         go(tmp_path / "out", resume_from_checkpoint="alice/run@main-checkpoints")
     assert not (tmp_path / "out").exists() and not (tmp_path / "log").exists()
 

@@ -31,7 +31,7 @@ def test_a_file_has_seeds_and_a_figure_which_the_command_line_replaces(tmp_path)
 def test_ranges_are_for_searches():
     grid = Grid({"learning_rate": {"min": "1e-5", "max": "1e-4", "log": True}, "num_train_epochs": [2, 3]})
     assert grid.values["learning_rate"] == Range(1e-5, 1e-4, True)
-    with pytest.raises(GridError, match="learning_rate: a range has no list of values.*--optuna_trials"):
+    with pytest.raises(GridError, match="learning_rate: the values of a range cannot be combined.*--optuna_trials"):
         grid.points()
 
 
@@ -40,17 +40,17 @@ def test_ranges_are_for_searches():
     [
         ({"learning_rat": [1]}, "Unknown key 'learning_rat' in the grid. Did you mean learning_rate"),
         ({"learning_rate": ["fast"]}, "learning_rate: expected a number from 0 to 100; received 'fast'"),
-        ({"learning_rate": []}, "learning_rate needs values, each once"),
-        ({"learning_rate": [2e-5, "0.00002"]}, "learning_rate needs values, each once"),
+        ({"learning_rate": []}, "learning_rate must have at least one value, and each only once"),
+        ({"learning_rate": [2e-5, "0.00002"]}, "learning_rate must have at least one value, and each only once"),
         ({"learning_rate": {"min": 1, "max": 0.5}}, "min must be below max"),
         ({"learning_rate": {"min": 0, "max": 1, "log": True}}, "above 0 with log"),
         ({"learning_rate": {"min": 1}}, "a range is {min: ..., max: ..., log: true or false}"),
-        ({"lr_scheduler_type": {"min": "linear", "max": "cosine"}}, "a range needs numbers"),
+        ({"lr_scheduler_type": {"min": "linear", "max": "cosine"}}, "min and max of a range must be numbers"),
         ({}, "a mapping of arguments to lists"),
         ([1], "a mapping of arguments to lists"),
         ({"grid": {"seed": [1]}, "seed": [1]}, "received 'seed'. Did you mean seeds"),
         ({"grid": {"learning_rate": [1]}, "seeds": 5}, "a list of whole numbers; received 5"),
-        ({"grid": {"learning_rate": [1]}, "seeds": [1, 1]}, "a seed twice"),
+        ({"grid": {"learning_rate": [1]}, "seeds": [1, 1]}, "seeds of a grid must be different"),
         ({"grid": {"learning_rate": [1]}, "select_by": "luck"}, "one of median, mean, best; received 'luck'"),
         ("nowhere.yaml", "Cannot read the grid nowhere.yaml"),
         ("{learning_rate: [1", "is not YAML"),

@@ -89,7 +89,7 @@ def test_a_killed_search_goes_on_as_it_would_have(tmp_path, base, fake):
     assert search.search(*parts(tmp_path / "cut", base), Grid(SPACE), 3, SEED) == whole
     assert search.search(*parts(tmp_path / "cut", base), Grid(SPACE), 3, SEED) == whole
     assert seen == [0, 1, 2, 3]
-    with pytest.raises(GridError, match="holds a search of .* Choose another --output_dir"):
+    with pytest.raises(GridError, match="contains a search with .* Choose another --output_dir"):
         search.search(*parts(tmp_path / "cut", base), Grid({**SPACE, "total_batch_size": [8]}), 3, SEED)
 
 
@@ -101,7 +101,7 @@ def test_a_damaged_study_is_named_and_its_trials_stay(tmp_path, base, fake, dama
     before, data = trials.read_bytes(), study.read_bytes()
     study.unlink()  # A new file: SQLite has the other one open.
     study.write_bytes(damage(data))
-    with pytest.raises(GridError, match="study.db is damaged: .* or delete .*trials to search anew"):
+    with pytest.raises(GridError, match="study.db is damaged: .* or delete .*trials to start a new search"):
         search.search(*parts(tmp_path, base), Grid(SPACE), 3, SEED)
     assert trials.read_bytes() == before
 

@@ -157,9 +157,9 @@ def test_it_predicts(task, folder, tmp_path):
         found = lines(predict(str(name), data, tmp_path / "out.jsonl", **options))
         for one, other in zip(found, expected, strict=True):
             assert one["prediction"] == other["prediction"] and one["probabilities"] == other["probabilities"]
-    with pytest.raises(HfTlmError, match="a linear model reads whole texts. Leave it out"):
+    with pytest.raises(HfTlmError, match="a linear model reads complete texts. Remove it"):
         predict(str(folder), data, tmp_path / "out.jsonl", max_length=8)
-    with pytest.raises(ModelError, match="is a linear model, of which there is no graph"):
+    with pytest.raises(ModelError, match="is a linear model, which has no graph to export"):
         export_onnx(str(folder), tmp_path / "export", dtypes=["fp32"])
 
 
@@ -176,7 +176,7 @@ def test_of_pairs_both_texts_are_read(task, tmp_path):
     linear_model(paired).save(tmp_path / "run", paired)
     found = lines(predict(str(tmp_path / "run"), texts_of(paired, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU))
     assert [row["prediction"] for row in found] == [paired.id2label[label] for label in paired.test["label"]]
-    with pytest.raises(ModelError, match="reads 2 columns of texts, and 1 are named"):
+    with pytest.raises(ModelError, match="was trained on 2 columns of texts; received 1. Name"):
         predict(str(tmp_path / "run"), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", text_columns="text", **CPU)
 
 
@@ -239,20 +239,26 @@ def _other_type(folder):
         (lambda folder: (folder / "linear.safetensors").write_bytes(b"cut"), "cannot be read"),
         (_edit(n_grams=9), "n_grams must be a whole number from 1 to 3"),
         (_edit(temperature=0), "temperature must be"),
-        (_edit(terms={"text": ["a", "b"]}), "do not fit"),
-        (_edit(terms={"words": ["a"]}), "do not fit"),
-        (_edit(num_labels=2), "do not fit"),
-        (_edit(num_labels=4), "Take the two from one run"),
-        (_tensors(lambda tensors: tensors.pop("biases")), "do not fit"),
-        (_tensors(lambda tensors: tensors["weights"].fill(np.nan)), "do not fit"),
-        (_tensors(lambda tensors: tensors["idf.text"].fill(3e38)), "do not fit"),
-        (_tensors(lambda tensors: tensors.update(classes=np.array(3))), "do not fit"),
-        (_tensors(lambda tensors: tensors.update(weights=tensors["weights"].astype(bool))), "do not fit"),
-        (_tensors(lambda tensors: tensors.update(biases=np.full(3, 1e308))), "do not fit"),
+        (_edit(terms={"text": ["a", "b"]}), "words do not match its weights"),
+        (_edit(terms={"words": ["a"]}), "words do not match its weights"),
+        (_edit(num_labels=2), "words do not match its weights"),
+        (_edit(num_labels=4), "Use both from the same run"),
+        (_tensors(lambda tensors: tensors.pop("biases")), "words do not match its weights"),
+        (_tensors(lambda tensors: tensors["weights"].fill(np.nan)), "words do not match its weights"),
+        (_tensors(lambda tensors: tensors["idf.text"].fill(3e38)), "words do not match its weights"),
+        (_tensors(lambda tensors: tensors.update(classes=np.array(3))), "words do not match its weights"),
+        (
+            _tensors(lambda tensors: tensors.update(weights=tensors["weights"].astype(bool))),
+            "words do not match its weights",
+        ),
+        (_tensors(lambda tensors: tensors.update(biases=np.full(3, 1e308))), "words do not match its weights"),
         (lambda folder: _other_type(folder), "cannot be read"),
-        (lambda folder: (folder / "finetuned.json").unlink(), "does not say what was learned"),
-        (_tensors(lambda tensors: tensors["classes"].fill(0)), "do not fit"),
-        (_tensors(lambda tensors: tensors.update(classes=tensors["classes"].astype(np.float64))), "do not fit"),
+        (lambda folder: (folder / "finetuned.json").unlink(), "describes what the model was trained on"),
+        (_tensors(lambda tensors: tensors["classes"].fill(0)), "words do not match its weights"),
+        (
+            _tensors(lambda tensors: tensors.update(classes=tensors["classes"].astype(np.float64))),
+            "do not match its weights",
+        ),
     ],
 )
 def test_damaged_files_are_a_line(task, folder, tmp_path, damage, said):
@@ -275,7 +281,7 @@ def test_two_models_of_other_classes_are_no_average(task, folder, tmp_path):
     other = named(task.splits, ["x", "y", "z"])
     linear_model(other).save(tmp_path / "other", other)
     Dataset.from_dict({"text": ["the gene binds"]}).to_json(tmp_path / "texts.jsonl")
-    with pytest.raises(HfTlmError, match="the same classes and columns"):
+    with pytest.raises(HfTlmError, match="the same kind of task, classes and columns"):
         predict([str(folder), str(tmp_path / "other")], str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
 
 
@@ -290,7 +296,7 @@ def test_a_run_with_a_baseline_in_its_folder_stays_the_run(task, folder, tmp_pat
 def test_a_baseline_without_a_model_says_so(task, tmp_path):
     majority_class(task).save(tmp_path / "run", task)
     Dataset.from_dict({"text": ["the gene binds"]}).to_json(tmp_path / "texts.jsonl")
-    with pytest.raises(ModelError, match="has the scores of a baseline and no model"):
+    with pytest.raises(ModelError, match="has the scores of a baseline but no model"):
         predict(str(tmp_path / "run"), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
 
 
@@ -308,7 +314,7 @@ def test_saved_again_it_leaves_what_was_predicted_beside_it(task, tmp_path):
 
 
 def test_it_is_no_teacher(task, folder):
-    with pytest.raises(HfTlmError, match="Give --teacher linear"):
+    with pytest.raises(HfTlmError, match="Pass --teacher linear"):
         ModelTeacher(task, [str(folder)], {}, {})
 
 

@@ -180,7 +180,7 @@ def test_an_abbreviation_ends_no_sentence_whatever_space_follows(space):
 
 @pytest.mark.parametrize("words", [["<<"], ["<<", ">>", "[["], ["<<", ">>", ">>", "<<"], ["$", "$", "$", "#"], ["<<", " "]])
 def test_marks_come_two_by_two(words):
-    with pytest.raises(ArgumentsError, match="teacher_marks: expected what marks a phrase two by two"):
+    with pytest.raises(ArgumentsError, match="teacher_marks: expected pairs of a mark before a phrase and a mark after it"):
         read_marks(words)
 
 
@@ -215,18 +215,22 @@ def test_what_cannot_be_marked(tmp_path):
     task, texts = relation_task(), passages()
     with pytest.raises(ArgumentsError, match="no training text has a phrase between {{ and }}"):
         asked(task, texts, ["<<", ">>", "{{", "}}"])
-    with pytest.raises(ArgumentsError, match="no sentence of the 1 passages holds phrases that the task's texts mark"):
+    with pytest.raises(
+        ArgumentsError, match="no sentence of the 1 passages contains a phrase of every kind that the task's texts mark"
+    ):
         asked(task, ["Nothing of that kind is here, is it."])
-    with pytest.raises(ArgumentsError, match="teacher_marks takes sentences as long as the task's texts instead"):
+    with pytest.raises(ArgumentsError, match="teacher_marks uses sentences as long as the task's texts instead"):
         asked(task, texts, teacher_passage_length="task")
-    with pytest.raises(ArgumentsError, match="expected what marks a phrase two by two"):
+    with pytest.raises(ArgumentsError, match="expected pairs of a mark before a phrase and a mark after it"):
         asked(task, texts, ["<<"])
     answers = tmp_path / "answers.csv"
     answers.write_text("text,down,none,up\na,1,0,0\n")
-    with pytest.raises(ArgumentsError, match="teacher_marks asks of marked sentences, and a file has answers for passages"):
+    with pytest.raises(
+        ArgumentsError, match="teacher_marks asks about marked sentences, but a file has answers for unchanged"
+    ):
         asked(task, texts, teacher=str(answers))
     args = TlmArguments(output_dir=str(tmp_path), **QUIET, teacher="linear", teacher_marks=MARKS, teacher_output="x")
-    with pytest.raises(ArgumentsError, match="teacher_output keeps answers for passages"):
+    with pytest.raises(ArgumentsError, match="teacher_output saves answers for passages"):
         check_passage_options(task, True, args)
     for options in ({}, {"teacher": "linear", "teacher_passages": 0}):
         with pytest.raises(ArgumentsError, match="teacher_marks .* has no effect with"):

@@ -117,15 +117,15 @@ def test_predictions_that_cannot_be_written_are_refused_before_the_training(unla
 
 
 def test_what_cannot_predict(run, unlabelled_file, tmp_path):
-    with pytest.raises(ValueError, match="holds no model to predict with"):
+    with pytest.raises(ValueError, match="contains no model to predict with"):
         predict(str(tmp_path), str(unlabelled_file), **CPU)
-    with pytest.raises(ValueError, match="predict_format glue is for GLUE's tasks"):
+    with pytest.raises(ValueError, match="predict_format glue supports the tasks of GLUE"):
         predict(str(run), str(unlabelled_file), predict_format="glue", **CPU)
     with pytest.raises(ValueError, match="predict_format squad is for question answering"):
         predict(str(run), str(unlabelled_file), predict_format="squad", **CPU)
     with pytest.raises(ValueError, match="predict_format must be one of"):
         predict(str(run), str(unlabelled_file), predict_format="xml", **CPU)
-    with pytest.raises(ValueError, match="Predictions are a file, and .* is a folder"):
+    with pytest.raises(ValueError, match="Predictions are written to a file, but .* is a folder"):
         predict(str(run), str(unlabelled_file), tmp_path, **CPU)
 
 
@@ -176,7 +176,9 @@ def test_a_table_of_ones_own_is_not_replaced(tmp_path, name):
     spec, rows = TaskSpec(name="reviews", path=""), [{"text": "good, or; so", "label": "a"}, {"text": "bad", "label": "b"}]
     path = table(tmp_path, name, rows)
     before = path.read_bytes()
-    with pytest.raises(ArgumentsError, match="it is a table with the columns text, label, and would be lost. Give another"):
+    with pytest.raises(
+        ArgumentsError, match="it is a table with the columns text, label, and would be lost. Choose another"
+    ):
         PredictionFile(path, None, spec)
     assert path.read_bytes() == before
     path.unlink()
@@ -195,7 +197,7 @@ def test_other_files_are_said_to_be_replaced(tmp_path, caplog):
     """Predictions as lines look like any text; the table of another format, and GLUE's, are known."""
     (tmp_path / "a.txt").write_text("mine\n")
     PredictionFile(tmp_path / "a.txt", None, TaskSpec(name="reviews", path=""))
-    assert "a.txt is there and will be replaced" in caplog.text
+    assert "a.txt exists and will be replaced" in caplog.text
     (tmp_path / "a.csv").write_text('{"id": 1, "prediction": "a"}\n')
     PredictionFile(tmp_path / "a.csv", None, TaskSpec(name="reviews", path=""))
     for _ in range(2):
@@ -214,7 +216,9 @@ def test_a_column_that_begins_late_is_refused_by_a_csv_and_kept_by_lines_of_json
             file.add(rows, [{"prediction": "good"}], {"text": ["one"]})
             file.add(rows, [{"prediction": "bad"}], {"text": ["two"], "more": [3]})
 
-    with pytest.raises(ValueError, match=r"after row 1 the input has the columns more, .* Give a \.jsonl or \.parquet\."):
+    with pytest.raises(
+        ValueError, match=r"after row 1 the input has the new columns more, .* Choose a \.jsonl or \.parquet file"
+    ):
         write("out.csv")
     assert not (tmp_path / "out.csv").exists()
     write("out.jsonl")

@@ -251,13 +251,11 @@ def test_stock_heads_of_other_tasks(tmp_path, tokenizer):
 def test_what_predicts_nothing(tmp_path, tokenizer):
     (tmp_path / "t.txt").write_text("the gene\n")
     cases = {
-        stock(
-            tmp_path / "lm", tokenizer, AutoModelForMaskedLM
-        ): "has no head of a task .BertForMaskedLM.*Fine-tune it first",
+        stock(tmp_path / "lm", tokenizer, AutoModelForMaskedLM): "has no task head .BertForMaskedLM.*Fine-tune it first",
         stock(
             tmp_path / "multi", tokenizer, AutoModelForSequenceClassification, problem_type="multi_label_classification"
         ): "multi-label., which is not supported",
-        str(tmp_path / "nowhere"): "expected a folder of a finished run, or a name on the Hub",
+        str(tmp_path / "nowhere"): "expected the folder of a finished run, or a Hub id",
     }
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun/settings.json").write_text("{}")

@@ -68,7 +68,8 @@ def test_whole_run(tmp_path, task, subset):
     assert set(results["baselines"][1]["lead"]) == {"validation", "test"}
     assert "95% interval" in run.to_text() and "in 95% of resamples of these texts" in (out / "README.md").read_text()
     together = results["with_linear"]["test"]["macro_f1"]
-    assert together["n"] == 2 and f"test {format_score(together)}: what a seed's model and the linear" in run.to_text()
+    told = f"test {format_score(together)}: the averaged predictions of a seed's model and the linear"
+    assert together["n"] == 2 and told in run.to_text()
     assert f"| test, averaged with the linear model | {format_score(together)} |" in (out / "README.md").read_text()
     linear = 100 * results["baselines"][1]["scores"]["test"]["macro_f1"]
     assert f"| test, linear model on TF-IDF | {linear:.2f} |" in (out / "README.md").read_text()

@@ -179,14 +179,14 @@ def test_checkpoints_of_a_run(tmp_path, task, subset, tokenizer):
 
 
 def test_what_cannot_be(task, subset):
-    with pytest.raises(ArgumentsError, match="scratch, or checkpoints; received both: scratch, other"):
+    with pytest.raises(ArgumentsError, match="score_model: expected scratch or checkpoints; received both: scratch, other"):
         score_models(task, subset, ["scratch", "other"], arguments(), ModelArguments())
     for changes, model in (({"objective": "electra"}, {}), ({"seeds": [1, 2]}, {}), ({}, {"use_peft": True})):
-        with pytest.raises(ArgumentsError, match="one whole model trained with masked language modelling"):
+        with pytest.raises(ArgumentsError, match="one complete model trained with masked language modelling"):
             train_score_model(task, subset, arguments(**changes), ModelArguments(**model))
     with pytest.raises(ModelError, match="nowhere"):
         score_models(task, subset, ["nowhere"], arguments(), ModelArguments())
-    with pytest.raises(ArgumentsError, match="texts of up to 32 tokens .* Give --score_max_length 32 or less"):
+    with pytest.raises(ArgumentsError, match="texts of up to 32 tokens .* Pass --score_max_length 32 or less"):
         score_models(task, subset, ["scratch"], arguments(), ModelArguments(), max_length=33)
 
 

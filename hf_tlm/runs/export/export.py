@@ -143,13 +143,17 @@ def export_onnx(
         raise ArgumentsError(f"dtypes: expected one or more of {', '.join(ONNX_FILES)}; received none.")
     check_dtypes(dtypes)
     if None in (opset, max_drop, batch_size):
-        raise ArgumentsError("opset, max_drop, batch_size: expected numbers; received None. Leave it out for its default.")
+        raise ArgumentsError(
+            "opset, max_drop, batch_size: expected numbers; received None. Remove the argument to use its default."
+        )
     check_numbers(ArgumentsError, opset=opset, max_drop=max_drop, max_length=max_length, batch_size=batch_size)
     _check_texts(task, data, text_columns, dtypes)
     if "int8" not in dtypes and (keep_float or not per_channel):
-        raise ArgumentsError("per_channel and keep_float are of int8, which is not among the dtypes. Leave them out.")
+        raise ArgumentsError(
+            "per_channel and keep_float apply to int8, which is not among the dtypes. Remove them, or add int8."
+        )
     if others := [part for part in keep_float if part not in PARTS]:
-        raise ArgumentsError(f"keep_float: the parts are {' and '.join(PARTS)}; received {others[0]!r:.60}.")
+        raise ArgumentsError(f"keep_float: expected {' or '.join(PARTS)}; received {others[0]!r:.60}.")
     names = model_names(model_name_or_path)
     sources = [
         find_source(name, trust_remote_code=trust_remote_code, max_length=max_length, masked_lm=True) for name in names
@@ -191,12 +195,15 @@ def _check_texts(
 ) -> None:
     """Raise an ArgumentsError if both a task and data are given, or neither although the dtypes need texts to check."""
     if task is not None and data is not None:
-        raise ArgumentsError("Give a task, whose labels tell what int8 loses, or data without labels; received both.")
+        raise ArgumentsError(
+            "Expected a task, whose labels measure the loss of int8, or data without labels; received both. Pass one of "
+            "them."
+        )
     reduced = [dtype for dtype in ONNX_FILES if dtype in dtypes and dtype != "fp32"]
     if reduced and task is None and data is None:
         raise without_texts(reduced)
     if text_columns is not None and data is None:
-        raise ArgumentsError("text_columns are of data, which was not given. Leave them out.")
+        raise ArgumentsError("text_columns are columns of data, which was not passed. Remove text_columns.")
 
 
 def _write_graphs(
@@ -243,7 +250,7 @@ def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os
     """
     if output_dir is None:
         if len(names) > 1:
-            raise ArgumentsError("Several models become one export: say with --output_dir where it goes.")
+            raise ArgumentsError("Several models become one export, which has no default folder. Pass --output_dir.")
         name = names[0]
         here = Path(name).resolve() if Path(name).exists() else Path(name.partition("@")[0].rpartition("/")[2]).absolute()
         # For a folder in a run, such as mlm or training/checkpoint-500: next to the run.
@@ -252,14 +259,19 @@ def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os
     output = Path(output_dir)
     for folder in (*(Path(name).resolve() for name in names), *(source.folder.resolve() for source in sources)):
         if output.resolve().is_relative_to(folder):
-            raise ArgumentsError(f"--output_dir {output} is in the folder of the model, which stays as it is. Give another.")
+            raise ArgumentsError(
+                f"--output_dir {output} is inside the folder of the model, which an export does not change. Choose another "
+                "folder."
+            )
     check_writable(output, replaced=True)  # Checked now, before the work, and not only when it is written.
     if output.is_dir() and any(output.iterdir()) and not (output / EXPORT_FILE).is_file():
-        raise ArgumentsError(f"--output_dir {output} is not empty and holds no export. Give another, or empty this one.")
+        raise ArgumentsError(
+            f"--output_dir {output} is not empty and contains no export. Choose another folder, or empty this one."
+        )
     if others := unsealed_files(output, _CARD):
         raise ArgumentsError(
-            f"--output_dir {output} holds files that its export has not written and that would go with it "
-            f"({few(others, 3)}). Move them, or give another folder."
+            f"--output_dir {output} contains files that are not part of its export and would be deleted with it "
+            f"({few(others, 3)}). Move them, or choose another folder."
         )
     return output
 

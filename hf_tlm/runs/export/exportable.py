@@ -44,10 +44,10 @@ AGREEMENT = "agreement"
 EVERY = 7  # Every seventh token is masked, 14%.
 # Properties that must be equal for models that share a graph.
 _IN_COMMON: dict[str, Callable[[Any], Any]] = {
-    "the tokenizer": lambda model: model.tokenizer.backend_tokenizer.to_str(),
-    "the classes in one order": lambda model: model.stock.config.id2label,
-    "the inputs": lambda model: model.inputs,
-    "the max_length": lambda model: model.args.max_length,
+    "tokenizer": lambda model: model.tokenizer.backend_tokenizer.to_str(),
+    "order of classes": lambda model: model.stock.config.id2label,
+    "inputs": lambda model: model.inputs,
+    "max_length": lambda model: model.args.max_length,
 }
 
 
@@ -122,17 +122,19 @@ def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Ex
     """
     if source.linear:
         raise ModelError(
-            f"{source.folder} is a linear model, of which there is no graph. `hf-tlm predict` takes it as it is, by itself "
-            "or beside exports (--backend onnx)."
+            f"{source.folder} is a linear model, which has no graph to export. `hf-tlm predict` uses it directly, alone or "
+            "together with exports (--backend onnx)."
         )
     if (source.folder / EXPORT_FILE).is_file() and not any(source.folder.glob("*.safetensors")):
-        raise ModelError(f"{source.folder} is an export itself, without weights. Give the model that it was made of.")
+        raise ModelError(
+            f"{source.folder} is itself an export and has no weights. Pass the model from which it was exported."
+        )
     kind: ModuleType | type[FillMask] = FillMask if source.fills_masks else kind_module(source.spec.kind)
     tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=source.fills_masks)
     if not tokenizer.is_fast:
         raise ModelError(
-            f"{source.folder} has a tokenizer in pure Python ({type(tokenizer).__name__}) and no tokenizer.json, which "
-            "everything that loads an export reads. Only models with a fast tokenizer are exported."
+            f"{source.folder} has a tokenizer in pure Python ({type(tokenizer).__name__}) and no tokenizer.json, which is "
+            "needed to use an export. Only models with a fast tokenizer can be exported."
         )
     stock = load_finished(source.folder, kind.AUTO_CLASS, trust_remote_code).float().eval()
     if (max_length := source.arguments.get("max_length")) is not None:
@@ -160,8 +162,8 @@ def as_one(names: Sequence[str], models: Sequence[Exportable]) -> Exportable:
         apart = [what for what, of in _IN_COMMON.items() if of(model) != of(first)]
         if apart:
             raise ModelError(
-                f"One graph of several models needs {' and '.join(apart)} in common, and those of {shown_member(name)} "
-                f"are not those of {shown_member(names[0])}. Export them one by one; predict averages them too."
+                f"One graph of several models needs the same {' and '.join(apart)}; those of {shown_member(name)} and "
+                f"{shown_member(names[0])} differ. Export them one by one; predict averages exports too."
             )
     return replace(first, others=[model.stock for model in models[1:]])
 
@@ -183,8 +185,8 @@ def masked_rows(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_le
         columns["input_ids"].append(np.where(labels == -100, row, tokenizer.mask_token_id))
     if all((labels == -100).all() for labels in columns["labels"]):
         raise ArgumentsError(
-            f"Nothing of a masked LM can be measured on these texts: none has {EVERY // 2 + 1} tokens, of which one is "
-            "masked. Give longer ones, or --dtypes fp32 without texts."
+            f"A masked LM cannot be measured on these texts: none has the {EVERY // 2 + 1} tokens of which one is masked. "
+            "Pass longer texts, or --dtypes fp32 without texts."
         )
     return Dataset.from_dict(columns)
 
@@ -324,7 +326,7 @@ class TextCheck:
         limit = max(max_drop, 100 / len(predictions)) if self.model.kind_name in _ONE_ANSWER else max_drop
         excused = limit > max_drop and changed <= 1 and math.isfinite(drop)
         if dtype != "fp32" and not drop <= limit + _ROUNDING and not excused:
-            one = f", or {limit:.2f}, one answer of {len(predictions):,}" if limit > max_drop else ""
+            one = f" and {limit:.2f} (one answer of {len(predictions):,})" if limit > max_drop else ""
             told = "" if numbers else f" ({changed} of {len(predictions):,} predictions change)"
             raise ModelError(
                 f"{dtype} loses {drop:.2f} points of {self.metric}, from {100 * self.score:.2f} to {100 * score:.2f}"
@@ -333,8 +335,8 @@ class TextCheck:
             )
         if dtype != "fp32" and drop > max_drop + _ROUNDING:
             logger.warning(
-                "%s loses %.2f points of %s, more than --max_drop %g, and is kept: it is what one answer of %s is worth "
-                "(%d of their predictions change). More texts would tell.",
+                "%s loses %.2f points of %s, more than --max_drop %g, but is kept: one answer of %s is worth as much (%d "
+                "of the predictions change). More texts would measure the loss more precisely.",
                 *(dtype, drop, self.metric, max_drop, f"{len(predictions):,}", changed),
             )
         return {"max_difference": apart, "score": score, "drop": drop} | ({} if numbers else {"changed": changed})
@@ -360,13 +362,13 @@ def check_of(
             task.check_kind(f"a model for {spec.kind.replace('_', ' ')}", spec.kind)
             if model.source.label_names and set(task.label_names) != set(model.source.label_names):
                 raise ModelError(
-                    f"The model tells apart {', '.join(model.source.label_names):.200}; the classes of {task.name} are "
-                    f"{', '.join(task.label_names):.200}. Give the task that it was trained on."
+                    f"The model has the classes {', '.join(model.source.label_names):.200}; the classes of {task.name} are "
+                    f"{', '.join(task.label_names):.200}. Pass the task on which the model was trained."
                 )
     else:
         assert data is not None
         if spec.kind == "regression":
-            raise ArgumentsError("What int8 changes in numbers is measured against labels: give --task instead of --data.")
+            raise ArgumentsError("What int8 changes in a regression is measured with labels. Pass --task instead of --data.")
         spec = spec if text_columns is None else with_text_columns(spec, text_columns)
         rows, what = next(unlabelled_chunks(data, spec, chunk=CHECKED_ROWS)).rows, Path(data).name
     if model.kind is FillMask:
@@ -392,7 +394,7 @@ def _agreeing(found: Any, expected: Any, kind: str) -> float:
         most = max(most, RELATIVE_TOLERANCE * float(np.abs(expected).max()))
     if not apart <= most:
         raise ModelError(
-            f"The exported graph computes something else: its logits differ from torch's by {apart:.2g}, more than "
+            f"The exported graph is not equivalent to the model: its logits differ from torch's by {apart:.2g}, more than "
             f"{most:.2g}. Nothing was written."
         )
     return apart
@@ -400,11 +402,11 @@ def _agreeing(found: Any, expected: Any, kind: str) -> float:
 
 def _advice(dtype: str, settings: Mapping[str, Any]) -> str:
     if dtype != "int8":
-        return f"Leave {dtype} out."
+        return f"Remove {dtype} from --dtypes."
     kept, tries = set(settings["keep_float"]), []
     for part in ("head", "embeddings"):  # The cheapest first. The option is not additive, so each try lists all parts.
         if part not in kept:
             kept.add(part)
             tries.append(f"--keep_float {' '.join(sorted(kept, reverse=True))}")
     tries += [] if settings["per_channel"] else ["--per_channel true"]
-    return f"Try {' or '.join([*tries, '--dtypes fp32'])}; a larger --max_drop takes it as it is."
+    return f"Try {' or '.join([*tries, '--dtypes fp32'])}; a larger --max_drop accepts the loss."

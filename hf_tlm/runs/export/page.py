@@ -30,8 +30,8 @@ from hf_tlm.utils.shown import few
 PAGE_FILE = "page.json"
 TRANSFORMERS_JS = "@huggingface/transformers@4.3.1"
 _INSTALL = (
-    f"Where there is a network run `npm install --ignore-scripts {TRANSFORMERS_JS}` in a folder, and give it with "
-    "--page_runtime."
+    f"With access to the network, run `npm install --ignore-scripts {TRANSFORMERS_JS}` in a folder, and pass this folder "
+    "as --page_runtime."
 )
 # The version that transformers.js depends on.
 ONNXRUNTIME_WEB = "onnxruntime-web@1.31.0-dev.20260914-8d85527a0"
@@ -82,8 +82,8 @@ def check_page(
     kind, model_type = about["kind"], about["model_type"]
     if kind != "classification" or model_type not in BODIES:
         raise ArgumentsError(
-            f"--page is for classifiers whose body transformers.js knows ({', '.join(BODIES)}); this is a {model_type} for "
-            f"{kind.replace('_', ' ')}. Leave it out."
+            f"--page supports classifiers whose body transformers.js knows ({', '.join(BODIES)}); received a {model_type} "
+            f"for {kind.replace('_', ' ')}. Remove --page."
         )
     if model is not None:
         repo = parse_repo(model, "model")
@@ -92,11 +92,11 @@ def check_page(
             expected = "a repository of the Hub, owner/name or owner/name@revision"
             raise ArgumentsError(f"--page_model: expected {expected}; received {model!r:.200}.")
     if not set(_DTYPES).intersection(dtypes):
-        raise ArgumentsError("--page takes int8 or fp32, which is not among the dtypes. Add one.")
+        raise ArgumentsError("--page needs int8 or fp32; neither is among the dtypes. Add one of them.")
     if texts and about["pairs"]:
-        raise ArgumentsError("--page_texts are single texts, and the model takes pairs. Leave them out.")
+        raise ArgumentsError("--page_texts are single texts, but the model expects pairs. Remove --page_texts.")
     if any(not text.strip() for text in texts):
-        raise ArgumentsError("--page_texts: one of them is blank. Leave it out.")
+        raise ArgumentsError("--page_texts: one of the texts is blank. Remove the blank text.")
     _check_place(Path(page), map(Path, others))
 
 
@@ -105,13 +105,15 @@ def _check_place(page: Path, others: Iterable[Path]) -> None:
     for folder in others:
         other = folder.resolve()
         if place.is_relative_to(other) or other.is_relative_to(place):
-            raise ArgumentsError(f"--page {page} and {folder} are not apart: none may be in the other. Give another --page.")
+            raise ArgumentsError(
+                f"--page {page} and {folder} overlap: neither may be inside the other. Choose another --page."
+            )
     if page.is_file() or (page.is_dir() and any(page.iterdir()) and not (page / PAGE_FILE).is_file()):
-        raise ArgumentsError(f"--page {page} is not empty and holds no page. Give another folder, or empty this one.")
+        raise ArgumentsError(f"--page {page} is not empty and contains no page. Choose another folder, or empty this one.")
     if page.is_dir() and (left := sorted({path.name for path in page.iterdir()} - {*_OWN, "index.html", *_PARTS})):
         raise ArgumentsError(
-            f"--page {page} holds files that are no part of the page and that would go with it ({few(left)}). Move them, or "
-            "give another folder."
+            f"--page {page} contains files that are not part of the page and would be deleted with it ({few(left)}). Move "
+            "them, or choose another folder."
         )
     check_writable(page, f"--page {page}", replaced=True)
 
@@ -149,7 +151,7 @@ def write_page(
     """
     export = Path(export)
     if not (export / EXPORT_FILE).is_file():
-        raise ArgumentsError(f"{export} holds no export: expected {EXPORT_FILE}, as `hf-tlm export` leaves it.")
+        raise ArgumentsError(f"{export} contains no export: expected {EXPORT_FILE}, which `hf-tlm export` writes.")
     check_seal(export)
     about = read_export(export, ArgumentsError, all_files=False)
     check_page(about, _dtypes_in(export), page, texts, [export], model)
@@ -224,7 +226,7 @@ def read_runtime(folder: str | os.PathLike | None = None) -> dict[str, bytes]:
         found |= _of_npm(package, list(names)) if folder is None else _of_folder(Path(folder), package, list(names))
         for name, digest in names.items():
             if hashlib.sha256(found[name]).hexdigest() != digest:
-                raise ArgumentsError(f"{name} is not that of {package}, which the page needs. {_INSTALL}")
+                raise ArgumentsError(f"{name} is not the version of {package} that the page needs. {_INSTALL}")
     return found
 
 
@@ -242,11 +244,11 @@ def _of_npm(package: str, names: Sequence[str]) -> dict[str, bytes]:
         try:
             done = subprocess.run(command, cwd=work, capture_output=True, text=True)
         except OSError as error:
-            raise ArgumentsError(f"--page fetches {package} by npm, which is not installed. {_INSTALL}") from error
+            raise ArgumentsError(f"--page downloads {package} with npm, which is not installed. {_INSTALL}") from error
         packed = [*Path(work).glob("*.tgz")]
         if done.returncode or len(packed) != 1:
             told = " ".join((done.stderr or done.stdout).split())
-            raise ArgumentsError(f"npm cannot fetch {package}: {told:.200}. {_INSTALL}")
+            raise ArgumentsError(f"npm cannot download {package}: {told:.200}. {_INSTALL}")
         with tarfile.open(packed[0]) as archive:
             packed_files = {member.name for member in archive if member.isfile()}
             if missing := [name for name in names if f"package/dist/{name}" not in packed_files]:

@@ -26,10 +26,12 @@ SETTLED = {
     "train_sampling_strategy": "split_seeds",
     "load_best_model_at_end": "the task's metric",
     "metric_for_best_model": "the task's metric",
-    "resume_from_checkpoint": "output_dir: the same command continues",
+    "resume_from_checkpoint": "output_dir (the same command resumes)",
 }
 _NO_PROMPT = NoEffect("method", ("finetune",), ": method finetune has no prompt. Leave it out.")
-_NO_DEMONSTRATIONS = NoEffect("demonstrations", (False,), ": it is for demonstrations, and there are none. Leave it out.")
+_NO_DEMONSTRATIONS = NoEffect(
+    "demonstrations", (False,), "without demonstrations. Remove it, or pass --demonstrations true."
+)
 _NO_TRAINING = NoEffect("method", ("zero_shot",), ": method zero_shot does not train. Leave it out.")
 
 
@@ -120,11 +122,11 @@ class FewShotArguments(BaseArguments):
         defaults = defaults_of(type(self))
         for name, source in SETTLED.items():
             if getattr(self, name) != defaults[name]:
-                raise ArgumentsError(f"{name} {getattr(self, name)} has no effect: it follows from {source}. Leave it out.")
+                raise ArgumentsError(f"{name} {getattr(self, name)} has no effect: it is determined by {source}. Remove it.")
         if self.push_to_hub:
             raise ArgumentsError(
-                "A few-shot run ends with one model for every split, in split-<seed>/model. Leave push_to_hub out, and "
-                "publish the one you want with `hf-tlm publish`."
+                "A few-shot run ends with one model for every split, in split-<seed>/model. Remove push_to_hub, and "
+                "publish the model you want with `hf-tlm publish`."
             )
         if self.optim in OWN:
             raise ArgumentsError(
@@ -137,11 +139,11 @@ class FewShotArguments(BaseArguments):
         for name in ("split_seeds", "learning_rates", "batch_sizes"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
-                raise ArgumentsError(f"{name} must be values that differ, at least one; received {values}.")
+                raise ArgumentsError(f"{name} must contain at least one value, and each only once; received {values}.")
         if self.splits > len(self.split_seeds):
             raise ArgumentsError(
-                f"{self.splits} splits need as many split_seeds; there are {len(self.split_seeds)}: {self.split_seeds}. "
-                "Give more --split_seeds, or fewer --splits."
+                f"splits {self.splits} needs as many split_seeds; received {len(self.split_seeds)}: {self.split_seeds}. "
+                "Pass more --split_seeds, or fewer --splits."
             )
         if self.eval_steps is None or self.eval_steps > self.max_steps:
             raise ArgumentsError(

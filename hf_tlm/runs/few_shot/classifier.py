@@ -80,9 +80,9 @@ def load_masked_lm(
         model, info = load_stock(AutoModelForMaskedLM, str(folder / subfolder), config, **options)
     if missing := sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}):
         raise ModelError(
-            f"{model_name_or_path} has no trained LM head ({', '.join(missing[:3])} are missing), and a prompt is answered "
-            "by one. Give a masked LM (BERT, RoBERTa, ...), a run of this package that ends with one (objective mlm or "
-            "cocolm), or of an ELECTRA run its folder generator/; or fine-tune with a new head: --method finetune."
+            f"{model_name_or_path} has no trained LM head (missing: {', '.join(missing[:3])}), which answers the prompt. "
+            "Pass a masked LM (BERT, RoBERTa, ...), a run of this package that ends with one (objective mlm or cocolm), "
+            "or the folder generator/ of an ELECTRA run; or fine-tune with a new head: --method finetune."
         )
     return model
 
@@ -183,8 +183,8 @@ class PromptClassifier:
             saved = read_fields(folder / PROMPT_FILE, _SAVED, PromptError, optional=_LATER)
         except OSError as error:
             raise PromptError(
-                f"{name_or_path} has no {PROMPT_FILE}, which says how it classifies. Give split-<seed>/model of a run of "
-                "`hf-tlm few-shot`, or make a PromptClassifier with a prompt of your own."
+                f"{name_or_path} has no {PROMPT_FILE}, which describes how the model classifies. Pass split-<seed>/model "
+                "of a run of `hf-tlm few-shot`, or create a PromptClassifier with your own prompt."
             ) from error
         if saved["similarity_model"] is not None:
             check_named(saved["similarity_model"], folder)
@@ -316,7 +316,9 @@ class Demonstrations:
         labels = np.asarray(self.labels)
         self.by_class = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
         if min(map(len, self.by_class)) < 2:
-            raise PromptError("Demonstrations need two examples a class or more: one that is shown, for another. Raise --k.")
+            raise PromptError(
+                "Demonstrations need at least two examples per class, one of which is shown with the other. Raise --k."
+            )
 
     def draw(
         self, generator: np.random.Generator, *, besides: int | None = None, similarities: np.ndarray | None = None

@@ -162,7 +162,9 @@ def _method(
     if args.method == "finetune":
         return WithHead(task, checkpoint, args), None
     if checkpoint.use_peft:
-        raise ArgumentsError("use_peft is for --method finetune: a prompt is answered by a whole masked LM. Leave it out.")
+        raise ArgumentsError(
+            "use_peft is only for --method finetune: a prompt is answered by a complete masked LM. Remove use_peft."
+        )
     prompt = prompt_for(task.name, task.label_names, args.template, args.label_words, pairs=task.has_pairs)
     method = Prompted(task, checkpoint, args, tokenizer, prompt)
     method.classifier(episode)

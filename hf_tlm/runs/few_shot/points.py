@@ -63,8 +63,12 @@ def draw_episode(task: Task, k: int, seed: int) -> Episode:
             most = len(rows) // 2
             raise TaskError(
                 f"Task {task.name} has {len(rows)} training example{'s' * (len(rows) != 1)} of class {name!r}; k = {k} for "
-                f"training and {k} for validation take {2 * k}. "
-                + (f"Give a smaller --k, at most {most}." if most else "Two are the least: label more, or remove the class.")
+                f"training and {k} for validation need {2 * k}. "
+                + (
+                    f"Pass a smaller --k, at most {most}."
+                    if most
+                    else "At least two are needed: label more, or remove the class."
+                )
             )
         train += rows[:k].tolist()
         validation += rows[k : 2 * k].tolist()

@@ -77,7 +77,7 @@ class Prompt:
         kinds = [part.kind for part in self.parts]
         if kinds.count(MASK) != 1 or not any(kind in TEXTS for kind in kinds):
             raise PromptError(
-                f"A template has {{mask}} once, and {{text}}, {{text_pair}} or both; received {self.template!r}. An "
+                f"A template must have {{mask}} once, and {{text}}, {{text_pair}} or both; received {self.template!r}. An "
                 "example: '{text} It was {mask}.'"
             )
         if empty := [name for name, word in self.label_words.items() if not word.strip()]:
@@ -101,8 +101,8 @@ class Prompt:
             change = change or ""  # None if there are only words.
             if name not in (*TEXTS, MASK) or conversion or change not in (CHANGES if name in TEXTS else ("",)):
                 raise PromptError(
-                    f"The template {self.template!r} has a field {name + (':' + change if change else '')!r}. Fields are "
-                    "text, text_pair and mask; a text can be changed by :bare or :lower."
+                    f"The template {self.template!r} has an invalid field {name + (':' + change if change else '')!r}. "
+                    "Fields are text, text_pair and mask; a text can be changed by :bare or :lower."
                 )
             parts.append(Part(name, change, space))
             space = False
@@ -161,7 +161,7 @@ def prompt_for(
         template = own.template
     if template is None:
         raise PromptError(
-            f"Task {task} has no prompt of its own (those that have: {', '.join(PROMPTS)}). Give --template, for instance "
+            f"Task {task} has no built-in prompt (tasks with one: {', '.join(PROMPTS)}). Pass --template, for instance "
             "'{text} It was {mask}.', and --label_words class=word for every class."
         )
     if label_words is not None:
@@ -172,8 +172,8 @@ def prompt_for(
         words = {}
     if missing := [name for name in label_names if name not in words]:
         raise PromptError(
-            f"There is no label word for {', '.join(map(repr, missing))} of task {task}. Give --label_words with one for "
-            f"every class, for instance {' '.join(f'{name}=word' for name in label_names)}."
+            f"Task {task} needs a label word for {', '.join(map(repr, missing))}. Pass --label_words with one for every "
+            f"class, for instance {' '.join(f'{name}=word' for name in label_names)}."
         )
     prompt = Prompt(template, {name: words[name] for name in label_names})
     used = {part.kind for part in prompt.text_parts}
@@ -187,7 +187,7 @@ def _class_and_word(entry: str, label_names: Sequence[str]) -> tuple[str, str]:
     name, equals, word = entry.partition("=")
     if not equals or name not in label_names:
         raise PromptError(
-            f"Label words are given as class=word with the classes {', '.join(label_names)}; received {entry!r}."
+            f"label_words: expected class=word with one of the classes {', '.join(label_names)}; received {entry!r}."
         )
     return name, word
 
@@ -229,8 +229,9 @@ def label_word_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[i
         if piece in ids.values():
             other = next(other for other, taken in ids.items() if taken == piece)
             raise PromptError(
-                f"The classes {other!r} and {name!r} have one label word to this tokenizer: {prompt.label_words[other]!r} "
-                f"and {word!r} are both its piece {tokenizer.convert_ids_to_tokens(piece)!r}. Give different --label_words."
+                f"The classes {other!r} and {name!r} have the same label word for this tokenizer: "
+                f"{prompt.label_words[other]!r} and {word!r} both become {tokenizer.convert_ids_to_tokens(piece)!r}. Pass "
+                "different --label_words."
             )
         ids[name] = piece
     return list(ids.values())
@@ -248,10 +249,10 @@ def _advice(tokenizer: PreTrainedTokenizerBase, name: str, word: str, space: boo
     whole = {piece.lstrip(_MARKS) for piece in tokenizer.get_vocab()} - set(tokenizer.all_special_tokens)
     near = difflib.get_close_matches(word, sorted(piece for piece in whole if piece.isalpha()), n=20, cutoff=0.5)
     fitting = [other for other in dict.fromkeys([*spellings, *near]) if _single_piece(tokenizer, other, space) is not None]
-    hint = f"Single pieces that are spelled like it: {', '.join(fitting[:5])}." if fitting else "Choose a more common word."
+    hint = f"Similar words that are one piece: {', '.join(fitting[:5])}." if fitting else "Choose a more common word."
     return (
-        f"The label word {word!r} of class {name!r} must be one piece of the tokenizer, as one mask is all that is filled; "
-        f"it is {pieces or 'nothing'}. {hint} Give --label_words {name}=word."
+        f"The label word {word!r} of class {name!r} must be one piece of the tokenizer, because only one mask is filled; "
+        f"received {pieces or 'nothing'}. {hint} Pass --label_words {name}=word."
     )
 
 
@@ -307,8 +308,8 @@ class PromptEncoder:
         if self._room < least:
             times = f", {held} times with the demonstrations," if held > 1 else ""
             raise PromptError(
-                f"max_length {self.max_length} is too short: the template {self.prompt.template!r}{times} and a token of "
-                f"every text take {self.max_length - self._room + least}. Raise --max_length."
+                f"max_length {self.max_length} is too short: the template {self.prompt.template!r}{times} and one token of "
+                f"every text need {self.max_length - self._room + least}. Raise --max_length."
             )
 
     def encode(self, rows: Dataset) -> list[Texts]:

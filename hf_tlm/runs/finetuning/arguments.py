@@ -86,19 +86,19 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
     def __post_init__(self):
         if self.load_best_model_at_end or self.metric_for_best_model is not None:
             raise ArgumentsError(
-                "The checkpoint that is kept is chosen by the task's metric: leave load_best_model_at_end and "
-                "metric_for_best_model out, and give --select_by best or last, and the task another --metric if wanted."
+                "The checkpoint to keep is chosen by the task's metric. Remove load_best_model_at_end and "
+                "metric_for_best_model, and pass --select_by best or last, and --metric if the task needs another."
             )
         super().__post_init__()
         if self.taught_by_itself:
             raise ArgumentsError(
-                "teacher self is the seeds of an earlier round, and rounds are of `hf-tlm train`. Give the folder of a "
-                "finished run: it may be one of this command."
+                "teacher self stands for the seeds of an earlier round, and only `hf-tlm train` has rounds. Pass the "
+                "folder of a finished run, which may be one of this command."
             )
         if self.taught and self.train_fraction < 1:
             raise ArgumentsError(
-                f"train_fraction {self.train_fraction:g} draws other texts for every seed, and a teacher is asked once, of "
-                "all. Leave one of them out."
+                f"train_fraction {self.train_fraction:g} draws different texts for every seed, but a teacher is asked "
+                "once, about all texts. Remove train_fraction or teacher."
             )
         if self.select_by == "best" and self.eval_strategy == "no":
             raise ArgumentsError(
@@ -108,15 +108,15 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
         if self.early_stopping_patience and self.select_by == "last":
             raise ArgumentsError(
                 f"early_stopping_patience {self.early_stopping_patience} ends a training some evaluations after its best "
-                "checkpoint, and select_by last keeps the last one. Leave one of them out."
+                "checkpoint, but select_by last keeps the last one. Remove one of these options."
             )
         own = type(self)
         saves = self.save_strategy in (own.save_strategy, self.eval_strategy)
         saves = saves and self.save_steps in (own.save_steps, self.eval_steps)
         if self.select_by == "best" and not saves:
             raise ArgumentsError(
-                "select_by best saves a checkpoint whenever it evaluates: give eval_strategy and eval_steps, and leave "
-                f"save_strategy {self.save_strategy.value} and save_steps {self.save_steps:g} out; or give --select_by last."
+                "select_by best saves a checkpoint at every evaluation. Pass eval_strategy and eval_steps, and remove "
+                f"save_strategy {self.save_strategy.value} and save_steps {self.save_steps:g}; or pass --select_by last."
             )
         if self.train_sampling_strategy not in ("group_by_length", "random"):
             raise ArgumentsError(
@@ -124,8 +124,8 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
             )
         if self.gradient_accumulation_steps != 1:
             raise ArgumentsError(
-                f"gradient_accumulation_steps {self.gradient_accumulation_steps} follows from total_batch_size "
-                f"{self.total_batch_size} and per_device_train_batch_size {self.per_device_train_batch_size}. Leave it out."
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps} is determined by total_batch_size "
+                f"{self.total_batch_size} and per_device_train_batch_size {self.per_device_train_batch_size}. Remove it."
             )
 
     def for_seed(self, output_dir: str | os.PathLike, seed: int, metric: str, label_names: list[str]) -> FinetuneArguments:

@@ -128,8 +128,8 @@ def checkpoint_logits(
         model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
-            f"{model_name_or_path} lacks weights of a classifier ({', '.join(missing[:3])}): there is nothing to evaluate. "
-            "Give a model that has learned the task."
+            f"{model_name_or_path} lacks weights of a classifier ({', '.join(missing[:3])}) and cannot be evaluated. Pass "
+            "a model that was trained on the task."
         )
     max_length = max_length or released_length(task.name)
     order = _order(model_name_or_path, class_names(model.config), task)
@@ -158,6 +158,6 @@ def _order(name: str, classes: list[str], task: Task) -> list[int]:
     if len(classes) == len(wanted) and unnamed:
         return list(range(len(wanted)))
     raise ModelError(
-        f"{name} tells apart {', '.join(classes)}; the classes of {task.name} are {', '.join(wanted)}. Give a model of this "
-        "task."
+        f"{name} has the classes {', '.join(classes)}; the classes of {task.name} are {', '.join(wanted)}. Pass a model of "
+        "this task."
     )

@@ -123,7 +123,7 @@ def finetune(
     check_kind(args, task.spec.kind)
     check_finetuning(checkpoint, args)
     if subset is not None and not args.taught:
-        raise ArgumentsError("The passages of a subset have no labels: fine-tuning on them needs a --teacher. Give one.")
+        raise ArgumentsError("The passages of a subset have no labels: fine-tuning on them needs a teacher. Pass --teacher.")
     output_dir = args.folder
     details = {
         "task": task.name,
@@ -152,7 +152,7 @@ def finetune(
     details |= {"pairs": task.has_pairs, **started(details)}
     if args.process_index == 0:
         if task.kind in ("classification", "regression"):
-            sample, advice = spread_texts(task.train), "Give a longer --max_length, if the model's positions suffice."
+            sample, advice = spread_texts(task.train), "Pass a larger --max_length, if the model has enough positions."
             warn_of_cut("the task's training texts", sample, pretrained[-1], args.max_length, advice)
         if subset is not None:
             subset.tell_of_other_task(task)
@@ -192,12 +192,12 @@ def check_finetuning(checkpoint: CheckpointArguments, args: FinetuneArguments) -
         raise ArgumentsError("Fine-tuning does not work with FSDP. Use DDP: the preset accelerate/ddp.")
     if args.crf and args.label_smoothing_factor:
         raise ArgumentsError(
-            f"label_smoothing_factor {args.label_smoothing_factor} smooths the loss of single tags, and with crf "
-            "the loss is of whole sentences. Leave one of them out."
+            f"label_smoothing_factor {args.label_smoothing_factor} smooths the loss of single tags, but with crf the loss "
+            "is of complete sentences. Remove one of these options."
         )
     check_adapted(args, checkpoint.use_peft)
     if checkpoint.use_peft and args.crf:
-        raise ArgumentsError("use_peft adapts a stock model, and with crf there is a CRF around it. Leave one of them out.")
+        raise ArgumentsError("use_peft adapts a stock model, but crf adds a CRF to the model. Remove one of these options.")
 
 
 @dataclass

@@ -107,8 +107,9 @@ def check_offsets(tokenizer: PreTrainedTokenizerBase, kind: str) -> None:
     """Check that a tokenizer is fast, or raise a TokenizerError: tokenizers in pure Python have no character offsets."""
     if not tokenizer.is_fast:
         raise TokenizerError(
-            f"{kind} needs to know which characters a token stands for, and {type(tokenizer).__name__} (a tokenizer in pure "
-            "Python) does not. Use a checkpoint with a fast tokenizer (tokenizer.json), or --tokenizer_name with one."
+            f"{kind} needs the characters that a token stands for, which {type(tokenizer).__name__} (a tokenizer in pure "
+            "Python) does not provide. Use a checkpoint with a fast tokenizer (tokenizer.json), or --tokenizer_name with "
+            "one."
         )
 
 

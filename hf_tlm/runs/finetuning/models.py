@@ -78,7 +78,7 @@ def load_model(
         auto_class = getattr(transformers, kind.AUTO_CLASS)
         model, info = load_stock(auto_class, _folder(checkpoint), config, **_options(checkpoint))
     new = new_weights(model, info, name)
-    logger.info("%s: these weights begin at random: %s.", name, ", ".join(sorted(new)) or "none")
+    logger.info("%s: newly initialized weights: %s.", name, ", ".join(sorted(new)) or "none")
     if config.model_type in FAMILIES:
         use_cpu_kernels(model)
     wrap = getattr(kind, "wrap", None)
@@ -113,7 +113,8 @@ def load_finished(folder: Path, auto_class: str, trust_remote_code: bool = False
         )
         if missing := sorted(info["missing_keys"]):
             raise ModelError(
-                f"{folder} lacks weights ({', '.join(missing[:3])}), which would be random. Give a finished model."
+                f"{folder} lacks weights ({', '.join(missing[:3])}), which would be initialized at random. Pass a finished "
+                "model."
             )
         return model
 

@@ -48,8 +48,8 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
     """
     if args.option_apart and tokenizer.sep_token is None:
         raise HfTlmError(
-            "option_apart puts the tokenizer's sep_token between question and option; this one has none. Leave it out, or "
-            "give a --tokenizer_name that has one."
+            "option_apart puts the tokenizer's sep_token between question and option; this tokenizer has none. Remove "
+            "option_apart, or pass a --tokenizer_name that has one."
         )
     special = tokenizer.num_special_tokens_to_add(pair=True)
     join = partial("{1} {0} {2}".format, tokenizer.sep_token) if args.option_apart else fill_in

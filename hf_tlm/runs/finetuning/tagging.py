@@ -119,7 +119,7 @@ def _warn_of_missing(features: Dataset, max_length: int) -> None:
     dropped, truncated = (int((places == reason).sum()) for reason in (DROPPED, TRUNCATED))
     if dropped or truncated:
         logger.warning(
-            "Of %d words %d lie beyond max_length %d and of %d the tokenizer leaves nothing: they get no tag and count as "
+            "Of %d words, %d are beyond max_length %d, and %d are empty after tokenization: they get no tag and count as "
             "errors.",
             *(len(places), truncated, max_length, dropped),
         )
@@ -242,8 +242,8 @@ def new_crf(num_tags: int) -> CRF:
         from torchcrf import CRF
     except ImportError as error:
         raise HfTlmError(
-            "A CRF needs pytorch-crf, which is not installed. Install the extra [crf] (pip install 'hf-tlm[crf]'), or leave "
-            "--crf out."
+            "A CRF needs pytorch-crf, which is not installed. Install the extra [crf] (pip install 'hf-tlm[crf]'), or "
+            "remove --crf."
         ) from error
     return CRF(num_tags, batch_first=True)
 
@@ -307,7 +307,8 @@ class CrfTagger(nn.Module):
             self.crf.load_state_dict(load_file(Path(folder) / CRF_FILE))
         except (OSError, RuntimeError) as error:
             raise HfTlmError(
-                f"Cannot load {CRF_FILE} of {folder} for {self.crf.num_tags} tags: {error}. Is it this model's own folder?"
+                f"Cannot load {CRF_FILE} of {folder} for {self.crf.num_tags} tags: {error}. Use the {CRF_FILE} that was "
+                "saved with this model."
             ) from error
         return self
 

@@ -77,7 +77,8 @@ def read_mapping(pairs: Sequence[str] | None) -> dict[str, str]:
         own, equals, name = pair.partition("=")
         if not equals or not own or not name or own in found:
             raise ArgumentsError(
-                f"teacher_labels: expected the teacher's name=the task's, once for each class of it; received {pair!r:.60}."
+                "teacher_labels: expected TEACHER_CLASS=TASK_CLASS, once for each class of the teacher; received "
+                f"{pair!r:.60}."
             )
         found[own] = name
     return found
@@ -101,8 +102,8 @@ def class_matrix(own: Sequence[str], classes: Sequence[str], mapping: Mapping[st
     if None in named or set(named) != set(classes):
         example = " ".join(f"{name}={classes[place % len(classes)]}" for place, name in enumerate(own[:3]))
         raise ArgumentsError(
-            f"The classes of {who} are {_some(own)}, and the task's are {_some(classes)}: expected the same names. Give "
-            f"--teacher_labels, for every one of them its name=the task's (such as {example:.100})."
+            f"The classes of {who} are {_some(own)}, and the task's are {_some(classes)}: expected the same names. Pass "
+            f"--teacher_labels with TEACHER_CLASS=TASK_CLASS for every class of the teacher (such as {example:.100})."
         )
     return np.array([[float(name == label) for label in classes] for name in named])
 
@@ -170,7 +171,7 @@ class TableTeacher:
 
     def __init__(self, task: Task, path: Path, mapping: Mapping[str, str]):
         if suffix_of(path) not in BUILDERS:
-            raise ArgumentsError(f"teacher {path}: the types of files are {', '.join(BUILDERS)}; received {path.suffix!r}.")
+            raise ArgumentsError(f"teacher {path}: expected a file of type {', '.join(BUILDERS)}; received {path.suffix!r}.")
         file = {"name": path.name, "xxh3": checksum(path)}
         self.path, self.digest = path, f"{file['xxh3']} {sorted(mapping.items())}"
         self.about = {"model": f"the answers in {path.name}", "file": file}
@@ -191,7 +192,8 @@ class TableTeacher:
         for name in self.keys:
             if blank := [row for row, cell in enumerate(rows[name]) if cell is None]:
                 raise ArgumentsError(
-                    f"teacher {path}: row {blank[0]} (counted from 0) has no {name} ({len(blank):,} such). Leave them out."
+                    f"teacher {path}: row {blank[0]} (counted from 0) has no {name} ({len(blank):,} such). Remove these "
+                    "rows."
                 )
         self.answers: dict[str, np.ndarray] = {}
         for key, answer in zip(self._keys(rows), numbers, strict=True):
@@ -215,14 +217,14 @@ class TableTeacher:
         train, found = self._of(task, task.train)
         if 0 < found < len(train):
             raise ArgumentsError(
-                f"teacher {self.path} answers for {found:,} of the task's {len(train):,} training texts. Let it answer for "
-                "all of them, or for none and for passages alone."
+                f"teacher {self.path} has answers for {found:,} of the task's {len(train):,} training texts. Add answers "
+                "for all of them, or remove these and answer only for passages."
             )
         said, of_passages = self._of(task, passages) if passages is not None else (train[:0], 0)
         if not found and not of_passages:
             raise ArgumentsError(
-                f"teacher {self.path} answers for no training text and no passage: its {self.rows:,} rows are of "
-                f"other {self.keys[0]}s. Compare them with the task's and the subset's."
+                f"teacher {self.path} has answers for no training text and no passage: its {self.rows:,} rows have other "
+                f"{self.keys[0]}s. Compare them with those of the task and the subset."
             )
         report: dict[str, Any] = {"rows": self.rows}
         validation, known = self._of(task, task.validation)
@@ -245,8 +247,8 @@ class TableTeacher:
             for key in self._keys(rows):
                 if key in self.answers and owner.setdefault(key, name) != name:
                     raise ArgumentsError(
-                        f"teacher {self.path}: the id {key!r:.60} is in {owner[key]} and in {name}. Give the file a column "
-                        "text (and text_pair) instead, or the rows other ids."
+                        f"teacher {self.path}: the id {key!r:.60} is in {owner[key]} and in {name}. Add a column text (and "
+                        "text_pair) to the file, or change the ids."
                     )
 
     def _of(self, task: Task, rows: Dataset) -> tuple[np.ndarray, int]:
@@ -266,8 +268,8 @@ class TableTeacher:
             raise ArgumentsError(f"teacher {self.path}: expected numbers; {str(error):.100}.") from error
         if len(bad := np.flatnonzero(~np.isfinite(numbers))):
             raise ArgumentsError(
-                f"teacher {self.path}: row {bad[0]} (counted from 0) has no number where one is expected ({len(bad):,} "
-                "such)."
+                f"teacher {self.path}: expected a number in every row; row {bad[0]} (counted from 0) has none "
+                f"({len(bad):,} such)."
             )
         return numbers
 
@@ -290,7 +292,9 @@ class TableTeacher:
         if "probabilities" in rows.column_names:
             objects = rows["probabilities"][:]
             if not objects or not all(isinstance(one, Mapping) for one in objects):
-                raise ArgumentsError(f"teacher {self.path}: expected objects, class -> share, in the column probabilities.")
+                raise ArgumentsError(
+                    f"teacher {self.path}: expected objects of the form {{class: probability}} in the column probabilities."
+                )
             if other := [row for row, one in enumerate(objects) if set(one) != set(objects[0])]:
                 raise ArgumentsError(
                     f"teacher {self.path}: expected the same classes in every row of probabilities; row {other[0]} (counted "
@@ -301,7 +305,7 @@ class TableTeacher:
         columns = columns or {name: name for name in rows.column_names if name in classes}
         if not columns:
             raise ArgumentsError(
-                f"teacher {self.path}: expected a column for every class ({', '.join(sorted(classes)):.200}), called like "
-                f"it or {PREFIX}<class>; it has {', '.join(rows.column_names):.200}."
+                f"teacher {self.path}: expected a column for every class ({', '.join(sorted(classes)):.200}), named "
+                f"<class> or {PREFIX}<class>; it has {', '.join(rows.column_names):.200}."
             )
         return {name: rows[column][:] for name, column in columns.items()}

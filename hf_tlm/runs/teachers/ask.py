@@ -69,23 +69,25 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
         return None
     if task.kind not in ("classification", "regression"):
         raise ArgumentsError(
-            f"A teacher gives probabilities of classes, or values; {task.name} is a {task.kind.replace('_', ' ')} task. "
-            "Leave --teacher out."
+            f"A teacher is only for classification and regression; {task.name} is a {task.kind.replace('_', ' ')} task. "
+            "Remove --teacher."
         )
     if task.kind == "regression":
         for option, default in (("teacher_temperature", 1.0), ("teacher_trust", "confidence")):
             if (value := getattr(args, option)) != default:
-                raise ArgumentsError(f"{option} {value} has no effect for regression: it is of probabilities. Leave it out.")
+                raise ArgumentsError(
+                    f"{option} {value} has no effect for regression: it applies to probabilities. Remove it."
+                )
     if args.teacher_marks:
         read_marks(args.teacher_marks)
         if args.teacher_passage_length == "task":
             raise ArgumentsError(
-                "teacher_passage_length task is of passages, and teacher_marks takes sentences as long as the task's texts "
-                "instead. Leave one of them out."
+                "teacher_passage_length task shortens passages, but teacher_marks uses sentences as long as the task's "
+                "texts instead. Remove one of these options."
             )
     mapping, name = read_mapping(args.teacher_labels), args.teacher[0]
     if mapping and (name in (LINEAR, SELF) or task.kind == "regression"):
-        raise ArgumentsError("teacher_labels has no effect: this teacher has no names of classes of its own. Leave it out.")
+        raise ArgumentsError("teacher_labels has no effect: this teacher has no class names of its own. Remove it.")
     if name == SELF:
         return None
     if name == LINEAR:
@@ -93,7 +95,7 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
     if files := [one for one in args.teacher if Path(one).is_file()]:
         return _open_table(task, args, files[0], mapping)
     if gone := [one for one in args.teacher if suffix_of(Path(one)) in BUILDERS and not Path(one).exists()]:
-        raise ArgumentsError(f"There is no file {gone[0]}, which --teacher names. Give the path of one with answers.")
+        raise ArgumentsError(f"teacher {gone[0]}: this file does not exist. Pass the path of a file with answers.")
     return ModelTeacher(task, args.teacher, mapping, {option: getattr(args, option) for option in MACHINE})
 
 
@@ -104,14 +106,17 @@ def _open_table(task: Task, args: Any, file: str, mapping: Mapping[str, str]) ->
         ArgumentsError: it is combined with other teachers, or with options that need a model; or see `TableTeacher`.
     """
     if len(args.teacher) > 1:
-        raise ArgumentsError(f"teacher {file} is a file of answers, which stands alone: the others are to be left out.")
+        raise ArgumentsError(
+            f"teacher {file} is a file of answers, which cannot be combined with other teachers. Remove the others."
+        )
     if args.teacher_passage_length == "task":
         raise ArgumentsError(
-            "teacher_passage_length task asks of parts of passages, and a file has answers for whole ones. Leave it out."
+            "teacher_passage_length task asks about parts of passages, but a file has answers for complete passages. "
+            "Remove it."
         )
     if args.teacher_marks:
         raise ArgumentsError(
-            "teacher_marks asks of marked sentences, and a file has answers for passages as they are. Leave it out."
+            "teacher_marks asks about marked sentences, but a file has answers for unchanged passages. Remove it."
         )
     return TableTeacher(task, Path(file), mapping)
 
@@ -131,17 +136,17 @@ def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
     """
     if (output := getattr(args, "teacher_output", None)) is not None:
         if Path(output).resolve() == args.folder.resolve():
-            raise ArgumentsError(f"teacher_output {output} is the folder of the run itself. Choose another one.")
+            raise ArgumentsError(f"teacher_output {output} is the folder of the run itself. Choose another folder.")
         if args.teacher_marks:
             raise ArgumentsError(
-                "teacher_output keeps answers for passages, and with teacher_marks they are for sentences. Leave one of "
-                "them out."
+                "teacher_output saves answers for passages, but with teacher_marks the answers are for sentences. Remove "
+                "one of these options."
             )
         check_replaceable(Path(output))
         if "teacher" not in (find_object(Path(output) / MANIFEST_FILE) or {"teacher": None}):
             raise ArgumentsError(
-                f"teacher_output {output} holds a subset without a teacher's answers, which would be lost. Choose another "
-                "folder."
+                f"teacher_output {output} contains a subset without a teacher's answers, and this subset would be lost. "
+                "Choose another folder."
             )
     if not args.taught or (has_passages and not task.has_pairs):
         return
@@ -150,7 +155,7 @@ def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
         value = getattr(args, name)
         of_passages = WITHOUT_PASSAGES in conditions or (name == "teacher_passages" and value != 0)
         if of_passages and value != default:
-            raise ArgumentsError(f"{name} {value} has no effect {why}: it is of a teacher's passages. Leave it out.")
+            raise ArgumentsError(f"{name} {value} has no effect {why}: it applies to a teacher's passages. Remove it.")
 
 
 def content_of(teacher: LinearTeacher | ModelTeacher | TableTeacher | None) -> str | None:
@@ -230,21 +235,21 @@ def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> Passag
         why = (
             f"received {' '.join(args.teacher)}"
             if teacher is None
-            else f"of pairs of texts, as {task.name} has, none knows a passage"
+            else f"no teacher answers for passages with pairs of texts, as {task.name} has"
         )
         raise ArgumentsError(f"Selection by {method} needs a --teacher that answers for passages; {why}.")
     if method == "disagreement":
         if not isinstance(teacher, ModelTeacher) or len(teacher.models) < 2:
             raise ArgumentsError(
-                "Disagreement is among several teachers: expected the folders of two runs or more, as --teacher runs/a "
+                "Disagreement needs several teachers: expected the folders of two or more runs, as --teacher runs/a "
                 f"runs/b; received {teacher.about['model']}."
             )
         if args.teacher_trust != "confidence":
-            raise ArgumentsError("teacher_trust has no effect on disagreement. Leave it out.")
+            raise ArgumentsError("teacher_trust has no effect on disagreement. Remove it.")
     own = {entry.name: entry.default for entry in fields(args) if entry.name in _OF_TRAINING}
     idle = [f"{name} {value}" for name, default in own.items() if (value := getattr(args, name)) != default]
     if idle := [*idle, *of_training(args)]:
-        logger.warning("Of no effect with method %s: %s.", method, ", ".join(idle))
+        logger.warning("With method %s these options have no effect: %s.", method, ", ".join(idle))
     ends = _ends(task, subset.dataset, args)
     answers, scores = _answers(teacher, task, subset.dataset, ends, args), None
     if answers is not None:
@@ -273,8 +278,8 @@ def _answers(
         if isinstance(teacher, ModelTeacher):
             if uses_fsdp(args):
                 raise ArgumentsError(
-                    "A model that teaches is not asked under FSDP. Start the same command on one process first, until it "
-                    "trains: its answers are kept in the cache."
+                    "A teacher that is a model does not work with FSDP. First run the same command in one process until "
+                    "training starts: the teacher's answers are saved in the cache."
                 )
             answers = teacher(task, None if passages is None else shortened(passages, ends), parts)
         elif rank == 0:
@@ -315,8 +320,8 @@ def _marked(task: Task, passages: Dataset, args: Any) -> Dataset:
     texts = phrases.texts_of(progress(passages["text"], "Marking sentences", " passages"))
     if not texts:
         raise ArgumentsError(
-            f"teacher_marks: no sentence of the {len(passages):,} passages holds phrases that the task's texts mark, one of "
-            "every kind. Leave it out; --teacher_passages 0 teaches on the task's texts alone."
+            f"teacher_marks: no sentence of the {len(passages):,} passages contains a phrase of every kind that the task's "
+            "texts mark. Remove teacher_marks; --teacher_passages 0 uses the teacher only on the task's texts."
         )
     return Dataset.from_dict({"text": texts})
 

@@ -62,8 +62,8 @@ def read_marks(words: Sequence[str]) -> list[tuple[str, str]]:
     pairs = list(zip(words[::2], words[1::2], strict=False))
     if len(words) % 2 or len(set(words)) < sum(len(set(pair)) for pair in pairs) or not all(word.strip() for word in words):
         raise ArgumentsError(
-            "teacher_marks: expected what marks a phrase two by two, where it begins and where it ends, other marks for "
-            f"each kind, such as '<<' '>>' '[[' ']]'; received {' '.join(map(repr, words)):.100}."
+            "teacher_marks: expected pairs of a mark before a phrase and a mark after it, with different marks for each "
+            f"kind of phrase, such as '<<' '>>' '[[' ']]'; received {' '.join(map(repr, words)):.100}."
         )
     return pairs
 

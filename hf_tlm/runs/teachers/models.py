@@ -125,7 +125,7 @@ class ModelTeacher:
                 for name, rows in splits.items():
                     of = f" {number} of {len(self.models)}" if len(self.models) > 1 else ""
                     part = parts / f"{number}-{name.replace(' ', '-')}"
-                    answers, read, took = _asked(predictor, one, rows, part, f"Asking the teacher{of} of {name}")
+                    answers, read, took = _asked(predictor, one, rows, part, f"Asking the teacher{of} about {name}")
                     said[name] += answers / len(self.models)
                     if name == "passages" and rank == 0 and one.matrix is not None:
                         own_entropy += entropy(answers) / len(self.models)
@@ -146,21 +146,21 @@ def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
     source, shown = find_source(name), shown_member(name)
     if source.linear:
         raise ArgumentsError(
-            f"The teacher {shown} is a linear model that has seen all training texts and is sure of them. Give --teacher "
-            "linear, which answers for each as one that it has not seen."
+            f"The teacher {shown} is a linear model that has seen all training texts and is overconfident on them. Pass "
+            "--teacher linear, which answers for each text with a model that has not seen it."
         )
     if source.spec.kind != task.kind:
         raise ArgumentsError(f"The teacher {shown} is for {source.spec.kind} tasks, and {task.name} is a {task.kind} task.")
     if not source.stock and task.has_pairs != (len(source.spec.text_columns) == 2):
         was, here = ("single texts", "pairs") if task.has_pairs else ("pairs of texts", "single texts")
-        raise ArgumentsError(f"The teacher {shown} has learned {was}, and this task has {here}.")
+        raise ArgumentsError(f"The teacher {shown} was trained on {was}, but this task has {here}.")
     folders = [source.folder, *_base(source.folder)]
     for folder in folders:
         if not any((folder / weights).is_file() for weights in _SAFE_WEIGHTS[(folder / ADAPTER_FILE).is_file()]):
             whose = f"The teacher {shown}" if folder == source.folder else f"The base of the adapter {shown}"
             raise ArgumentsError(
-                f"{whose} has no weights as safetensors, which alone are read of a teacher. Save it again with "
-                "save_pretrained of a current transformers."
+                f"{whose} has no weights in the safetensors format, which a teacher needs. Save it again with "
+                "save_pretrained of a current version of transformers."
             )
     matrix = None
     if task.kind == "classification":
@@ -242,7 +242,7 @@ def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, descrip
         try:
             predictions = predictor(texts)
         except HfTlmError as error:
-            raise ArgumentsError(f"The teacher {shown_member(one.name)} has no answer. {error}") from error
+            raise ArgumentsError(f"The teacher {shown_member(one.name)} cannot answer. {error}") from error
         answers = _numbers(predictions, one)
         kept[start] = answers, predictor.tokens - before, time.monotonic() - begun
         if rank == 0:
@@ -270,7 +270,7 @@ def _numbers(predictions: Sequence[Mapping[str, Any]], one: _Model) -> np.ndarra
         said = np.maximum(said @ one.matrix, LEAST)
         said /= said.sum(1, keepdims=True)
     if not np.isfinite(said).all():
-        raise ArgumentsError(f"The teacher {shown_member(one.name)} gives numbers that are not finite. Leave it out.")
+        raise ArgumentsError(f"The teacher {shown_member(one.name)} gives numbers that are not finite. Remove this teacher.")
     return said
 
 
@@ -289,9 +289,11 @@ class LinearTeacher:
 
     def __init__(self, task: Task):
         if task.kind != "classification":
-            raise ArgumentsError(f"teacher linear classifies, and {task.name} is a {task.kind} task. Leave --teacher out.")
+            raise ArgumentsError(
+                f"teacher linear is only for classification; {task.name} is a {task.kind} task. Remove --teacher."
+            )
         if task.has_pairs:
-            raise ArgumentsError("teacher linear answers for single texts, and this task's are pairs. Leave --teacher out.")
+            raise ArgumentsError("teacher linear is only for single texts; this task has pairs. Remove --teacher.")
         if by_character(task.train["text"]):
             self.digest = "linear 2"  # Invalidates answers cached before such texts were tokenized by character.
         if task.num_labels > MOST_CLASSES_FOR_PAIRS:
@@ -307,8 +309,8 @@ class LinearTeacher:
         folds = _folds(texts, labels)
         if classes > MOST_CLASSES_FOR_PAIRS:
             logger.warning(
-                "%s has %d classes: its linear teacher counts single words, without the pairs that it tries for %d classes "
-                "and fewer, which would take many times as long.",
+                "%s has %d classes, more than %d: its linear teacher counts only single words. Trying pairs of words too "
+                "would take many times as long.",
                 *(task.name, classes, MOST_CLASSES_FOR_PAIRS),
             )
         (n, c), tried = _choose(texts, labels, classes)
@@ -321,7 +323,7 @@ class LinearTeacher:
         said = np.zeros((0, classes))
         if passages is not None and len(passages):
             model, rows = _fitted(n, c, texts, labels, classes), passages["text"]
-            chunks = progress(range(0, len(rows), PASSAGES_TOGETHER), "Asking the teacher of passages", " chunks")
+            chunks = progress(range(0, len(rows), PASSAGES_TOGETHER), "Asking the teacher about passages", " chunks")
             said = np.concatenate([model(rows[start : start + PASSAGES_TOGETHER]) for start in chunks])
         return Answers(answers, said, report)
 
@@ -377,14 +379,14 @@ def _folds(texts: Sequence[str], labels: np.ndarray) -> list[tuple[np.ndarray, n
         folds = [(train, test) for train, test in splitter.split(texts, labels, groups) if len(test)]
     if not all(len(train) for train, _ in folds) or not folds:
         raise ArgumentsError(
-            f"teacher linear holds out parts of the training texts, and these {len(texts)} ({groups.max() + 1} different "
-            "ones) are too few for it. Leave --teacher out."
+            f"teacher linear holds out parts of the training texts, but these {len(texts)} ({groups.max() + 1} different "
+            "ones) are too few. Remove --teacher."
         )
     for train, _ in folds:
         if len(set(labels[train].tolist())) < 2:
             raise ArgumentsError(
-                f"teacher linear needs texts of two classes in every part of the training texts that it is fitted to; of "
-                f"these {len(texts)} one part has those of a single class. Leave --teacher out."
+                "teacher linear needs texts of at least two classes in every part of the training texts on which it is "
+                f"fitted; one part of these {len(texts)} texts has only one class. Remove --teacher."
             )
     return folds
 

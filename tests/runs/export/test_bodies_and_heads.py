@@ -87,7 +87,7 @@ def test_masked_language_models(family, tokenizer, tmp_path):
     folder = pretrained(tmp_path / "lm", tokenizer, family, transformers.AutoModelForMaskedLM, num_hidden_layers=1)
     made = export_onnx(str(folder), tmp_path / "out", task=make_task(), **ALL)
     assert made.record["kind"] == "fill_mask" and made.record["checked_on"]["metric"] == "masked_accuracy"
-    with pytest.raises(ModelError, match="has no head of a task"):
+    with pytest.raises(ModelError, match="has no task head"):
         predict(str(tmp_path / "out"), __file__, tmp_path / "a.jsonl", backend="onnx")
 
 

@@ -503,35 +503,37 @@ def test_refused(exported, tmp_path, monkeypatch):
         place.mkdir(parents=True)
         for name in names:
             (place / name).write_text("alert(1)")
-    with pytest.raises(ArgumentsError, match="transformers.web.min.js is not that of @huggingface/transformers@4.3.1"):
+    with pytest.raises(
+        ArgumentsError, match="transformers.web.min.js is not the version of @huggingface/transformers@4.3.1"
+    ):
         write_page(exported.folder, tmp_path / "page", runtime=runtime)
     with pytest.raises(ArgumentsError, match="lacks .*transformers.web.min.js of .*npm install"):
         write_page(exported.folder, tmp_path / "page", runtime=tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ArgumentsError, match="by npm, which is not installed"):
+    with pytest.raises(ArgumentsError, match="with npm, which is not installed"):
         write_page(exported.folder, tmp_path / "page")
     assert not (tmp_path / "page").exists()
-    with pytest.raises(ArgumentsError, match="holds no page"):
+    with pytest.raises(ArgumentsError, match="contains no page"):
         write_page(exported.folder, runtime)
     for kind, body in (("tagging", "bert"), ("classification", "cocolm")):
-        with pytest.raises(ArgumentsError, match=f"this is a {body} for {kind}"):
+        with pytest.raises(ArgumentsError, match=f"received a {body} for {kind}"):
             module.check_page({"kind": kind, "model_type": body, "pairs": False}, ["int8"], tmp_path / "page")
-    with pytest.raises(ArgumentsError, match="holds no export: expected export.json"):
+    with pytest.raises(ArgumentsError, match="contains no export: expected export.json"):
         write_page(tmp_path, tmp_path.with_name("page"))
     for place in (exported.folder, exported.folder / "page", exported.folder.parent):
-        with pytest.raises(ArgumentsError, match="are not apart"):
+        with pytest.raises(ArgumentsError, match="overlap: neither may be inside the other"):
             write_page(exported.folder, place)
     pairs = {**exported.record, "pairs": True}
     with pytest.raises(ArgumentsError, match="--page_texts are single texts"):
         module.check_page(pairs, ["int8"], tmp_path / "page", ["a text"])
-    with pytest.raises(ArgumentsError, match="--page_texts: one of them is blank"):
+    with pytest.raises(ArgumentsError, match="--page_texts: one of the texts is blank"):
         module.check_page(exported.record, ["int8"], tmp_path / "page", ["a text", " "])
     module.check_page(pairs, ["int8"], tmp_path / "page")
     monkeypatch.setattr(module, "read_runtime", lambda folder: {"ort.mjs": b""})
     for _ in range(2):
         page = write_page(exported.folder, tmp_path / "page")
     (page / ".git").mkdir()
-    with pytest.raises(ArgumentsError, match=r"no part of the page and that would go with it \(.git\). Move them"):
+    with pytest.raises(ArgumentsError, match=r"not part of the page and would be deleted with it \(.git\). Move them"):
         write_page(exported.folder, page)
     assert (page / ".git").is_dir()
 

@@ -60,7 +60,7 @@ def test_demonstrations_are_one_of_each_class():
         assert all(labels[text[0][0]] == label for text, label in drawn)
         seen |= {text[0][0] for text, _ in drawn}
     assert seen == set(range(12)) - {4}
-    with pytest.raises(PromptError, match="two examples a class"):
+    with pytest.raises(PromptError, match="at least two examples per class"):
         Demonstrations(*examples(5))
 
 

@@ -196,7 +196,7 @@ def test_constant_predictions_score_zero(base, tmp_path):
     run = go(tmp_path / "other", base, make_task(metric="matthews", train=12), learning_rate=0.0, max_steps=1)
     assert run.seeds[0]["validation"]["matthews"] == 0.0
     name = run.details["one_class"]["0"]
-    assert f"one class    the model of seed 0 takes every validation text for {name}: it tells" in run.to_text()
+    assert f"one class    the model of seed 0 predicts {name} for every validation text: it does" in run.to_text()
 
 
 @pytest.mark.slow
@@ -282,13 +282,13 @@ def test_a_body_with_weights_missing_is_refused(base, tmp_path):
     [
         ({"train_fraction": 0.0}, "train_fraction: expected"),
         ({"eval_strategy": "no"}, "select_by best needs validation scores"),
-        ({"save_strategy": "steps", "save_steps": 7}, "select_by best saves a checkpoint whenever it evaluates"),
-        ({"save_strategy": "no"}, "leave save_strategy no and save_steps 500 out; or give --select_by last"),
+        ({"save_strategy": "steps", "save_steps": 7}, "select_by best saves a checkpoint at every evaluation"),
+        ({"save_strategy": "no"}, "remove save_strategy no and save_steps 500; or pass --select_by last"),
         ({"select_by": "worst"}, "select_by: expected one of best, last; received 'worst'"),
         ({"metric_for_best_model": "loss"}, "chosen by the task's metric"),
         ({"seeds": [1, 1]}, "holds a seed twice"),
         ({"total_batch_size": 0}, "total_batch_size: expected"),
-        ({"gradient_accumulation_steps": 2}, "follows from total_batch_size"),
+        ({"gradient_accumulation_steps": 2}, "is determined by total_batch_size"),
         ({"train_sampling_strategy": "sequential"}, "must be group_by_length or random"),
         ({"max_length": 2}, "max_length: expected"),
         ({"max_length": 41}, "more than the 40 positions"),

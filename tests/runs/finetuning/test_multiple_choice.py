@@ -79,7 +79,7 @@ def test_three_parts(tokenizers):
 def test_three_parts_need_a_separator():
     tokenizer = TOKENIZERS["bert"]()
     tokenizer.sep_token = None
-    with pytest.raises(HfTlmError, match="option_apart puts the tokenizer's sep_token between .* this one has none"):
+    with pytest.raises(HfTlmError, match="option_apart puts the tokenizer's sep_token between .* this tokenizer has none"):
         mc.encode(Dataset.from_list(ROWS), tokenizer, arguments(max_length=40, option_apart=True))
 
 

@@ -251,7 +251,7 @@ def test_bad_input(tokenizers, tmp_path):
     with pytest.raises(HfTlmError, match="max_length must leave room"):
         qa.encode(rows, tokenizers["bert"], arguments(max_length=4))
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n")
-    with pytest.raises(TokenizerError, match="does not. Use a checkpoint with a fast tokenizer"):
+    with pytest.raises(TokenizerError, match="does not provide. Use a checkpoint with a fast tokenizer"):
         qa.encode(rows, BertTokenizerLegacy(str(tmp_path / "vocab.txt")), arguments())
 
 
