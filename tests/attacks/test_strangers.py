@@ -130,7 +130,7 @@ def test_predicting_with_a_stranger_s_model_reads_it_and_does_nothing_else(hub, 
 
 def test_labels_that_a_stranger_s_model_does_not_have(tokenizer, rows):
     folder = classifier(rows.parent / "theirs", tokenizer, finetuned(label_names=["up"]))
-    with pytest.raises(ModelError, match="has 3 classes, and finetuned.json names 1"):
+    with pytest.raises(ModelError, match="has 3 classes, but finetuned.json names 1"):
         predict(str(folder), str(rows), use_cpu=True)
 
 
@@ -183,7 +183,7 @@ PROMPT |= {"sets": 1, "similarity_model": None, "examples": None}
         ({"sets": 10**9}, "sets must be a whole number"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"template": ["{text}"]}, "template must be a text"),
-        ({"template": "{text.__class__} {mask}"}, "has a field"),
+        ({"template": "{text.__class__} {mask}"}, "has an invalid field"),
         ({"label_words": {"a": 3}}, "label_words.a must be a text"),
         ({"similarity_model": {"trust_remote_code": True}}, "similarity_model must be a text"),
         ({"examples": [{"text": "x", "label": -1}]}, "examples.0.label must be a whole number"),

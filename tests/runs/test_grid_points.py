@@ -44,7 +44,7 @@ def test_ranges_are_for_searches():
         ({"learning_rate": [2e-5, "0.00002"]}, "learning_rate must have at least one value, and each only once"),
         ({"learning_rate": {"min": 1, "max": 0.5}}, "min must be below max"),
         ({"learning_rate": {"min": 0, "max": 1, "log": True}}, "above 0 with log"),
-        ({"learning_rate": {"min": 1}}, "a range is {min: ..., max: ..., log: true or false}"),
+        ({"learning_rate": {"min": 1}}, "a range must be {min: ..., max: ..., log: true or false}"),
         ({"lr_scheduler_type": {"min": "linear", "max": "cosine"}}, "min and max of a range must be numbers"),
         ({}, "a mapping of arguments to lists"),
         ([1], "a mapping of arguments to lists"),

@@ -172,7 +172,7 @@ def test_places_that_are_taken(tlm, tmp_path):
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         with pytest.raises(ArgumentsError, match="is a file of the run"):
             predict(str(stock), data, stock / name, **CPU)
-    with pytest.raises(ArgumentsError, match="ends with one of .jsonl, .json, .csv"):
+    with pytest.raises(ArgumentsError, match="must be one of .jsonl, .json, .csv"):
         predict(str(tlm[0]), data, tmp_path / "out.doc", **CPU)
     for _ in range(2):  # The second takes the first one's place.
         assert predict(str(stock), data, stock / "out.csv", **CPU).is_file()

@@ -172,7 +172,7 @@ def test_checkpoints_of_a_run(tmp_path, task, subset, tokenizer):
         TlmModel.from_checkpoint(names[0], id2label={0: "a", 1: "b"})
     shorter = train_wordpiece(task.train["text"], 60)
     shorter.save_pretrained(names[1])
-    with pytest.raises(ArgumentsError, match="checkpoint-1 and .*checkpoint-2 have other tokens"):
+    with pytest.raises(ArgumentsError, match="checkpoint-1 and .*checkpoint-2 have different tokens"):
         score_models(task, subset, names, arguments(), ModelArguments())
     given = ModelArguments(tokenizer_name=names[0])
     assert len(score_models(task, subset, names, arguments(), given)[1]) == len(tokenizer)

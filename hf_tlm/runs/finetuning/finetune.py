@@ -192,8 +192,8 @@ def check_finetuning(checkpoint: CheckpointArguments, args: FinetuneArguments) -
         raise ArgumentsError("Fine-tuning does not work with FSDP. Use DDP: the preset accelerate/ddp.")
     if args.crf and args.label_smoothing_factor:
         raise ArgumentsError(
-            f"label_smoothing_factor {args.label_smoothing_factor} smooths the loss of single tags, but with crf the loss "
-            "is of complete sentences. Remove one of these options."
+            f"label_smoothing_factor {args.label_smoothing_factor} smooths the loss of single tags, but crf computes the "
+            "loss of complete sentences. Remove one of these options."
         )
     check_adapted(args, checkpoint.use_peft)
     if checkpoint.use_peft and args.crf:

@@ -39,9 +39,9 @@ def test_changes_of_texts():
 @pytest.mark.parametrize(
     "template,message",
     [
-        ("{text} It was good.", "has {mask} once"),
-        ("{text} {mask} {mask}", "has {mask} once"),
-        ("It was {mask}.", "has {mask} once"),
+        ("{text} It was good.", "must have {mask} once"),
+        ("{text} {mask} {mask}", "must have {mask} once"),
+        ("It was {mask}.", "must have {mask} once"),
         ("{text} {label} {mask}", "field 'label'"),
         ("{text:upper} {mask}", "field 'text:upper'"),
         ("{text} {mask:bare}", "field 'mask:bare'"),
@@ -249,7 +249,7 @@ def test_a_template_that_does_not_fit_is_refused(tokenizer):
     PromptEncoder(tokenizer, Prompt(TEMPLATE, WORDS), 7)  # [CLS], a token of text, It was, mask, full stop, [SEP]
     with pytest.raises(PromptError, match="need 7. Raise --max_length"):
         PromptEncoder(tokenizer, Prompt(TEMPLATE, WORDS), 6)
-    with pytest.raises(PromptError, match="4 times with the demonstrations, and a token of every text take 25"):
+    with pytest.raises(PromptError, match="4 times with the demonstrations, and one token of every text need 25"):
         PromptEncoder(tokenizer, Prompt(TEMPLATE, WORDS), 24, examples=3)
 
 
