@@ -189,7 +189,7 @@ def test_a_table_of_ones_own_is_not_replaced(tmp_path, name):
     path.write_bytes(b"")
     PredictionFile(path, None, spec)
     path.write_bytes(bytes(range(256)))
-    with pytest.raises(ArgumentsError, match="it is no table that can be read, and would be lost"):
+    with pytest.raises(ArgumentsError, match="it is not a readable table, and would be lost"):
         PredictionFile(path, None, spec)
 
 

@@ -505,7 +505,7 @@ def test_one_answer_may_be_lost_where_it_is_worth_more_than_the_limit(caplog):
     for refused, message in (
         (
             _Measured(65, changed=2, lost=2),
-            r"2 of 65 predictions change\), more than --max_drop 0.5, or 1.54, one answer of 65",
+            r"2 of 65 predictions change\), more than --max_drop 0.5 and 1.54 .one answer of 65.",
         ),
         (_Measured(1000, changed=9, lost=6), r"9 of 1,000 predictions change\), more than --max_drop 0.5\. Try"),
         (_Measured(65, changed=65, lost=1, kind="regression"), r"90.00 to 88.46, more than --max_drop 0.5\. Try"),

@@ -36,7 +36,7 @@ def test_too_few_examples(task):
     labels = ["up"] * 9 + ["odd"]
     rows = Dataset.from_dict({"text": [f"text {i}" for i in range(10)], "label": labels})
     rare = load_task(DatasetDict(train=rows, validation=rows))
-    with pytest.raises(TaskError, match=r"1 training example of class 'odd'; .* 2\. Two are the least: label more"):
+    with pytest.raises(TaskError, match=r"1 training example of class 'odd'; .* 2\. At least two are needed: label more"):
         draw_episode(rare, 1, 13)
 
 
