@@ -333,7 +333,7 @@ def _whole(folder: Path) -> bool:
     """Return whether the files published in a folder are intact; log a warning about a damaged one."""
     problem = seal_problem(folder) if (folder / SEAL).is_file() else None  # Folders of early versions have no seal.
     if problem is not None:
-        logger.warning("%s. The files are written again.", problem)
+        logger.warning("%s. It will be created again.", problem)
     return problem is None and find_object(folder / RESULTS_FILE) is not None
 
 
