@@ -239,20 +239,26 @@ def _arms(results: Sequence[Result], split: str, given: Mapping[str, float], not
 
 def _checkpoint_flops(result: Result, given: Mapping[str, float]) -> float | None:
     """Return the FLOPs of all training before the run began; None if they are unknown."""
-    start = result.settings.get("model_name_or_path")
-    if start is None:
-        return 0.0
-    if Path(start).name in given:
-        return given[Path(start).name]
-    start = places_of(result.folder).get(start, start)
-    # The path is relative to the directory where the run was started, which may be a parent of the run's folder.
-    for base in (Path(), *result.folder.resolve().parents):
-        file = base / start / RESULTS_FILE
-        if file.is_file() and "flops" in (content := read_json(file)).get("cost", {}):
-            start = content.get("model", {}).get("model_name_or_path")
-            earlier = 0.0 if start is None else given.get(Path(start).name)
-            return None if earlier is None else earlier + content["cost"]["flops"]
-    return None
+    start, folder = result.settings.get("model_name_or_path"), result.folder
+    flops = 0.0
+    seen: set[Path] = set()
+    while start is not None:
+        if Path(start).name in given:
+            return flops + given[Path(start).name]
+        start = places_of(folder).get(start, start)
+        # The path is relative to the directory where the run was started, which may be a parent of the run's folder.
+        for base in (Path(), *folder.resolve().parents):
+            file = (base / start / RESULTS_FILE).resolve()
+            if file.is_file() and "flops" in (content := read_json(file)).get("cost", {}):
+                break
+        else:
+            return None
+        if file in seen:  # Folders that were renamed or copied may seem to start from each other.
+            return None
+        seen.add(file)
+        flops += content["cost"]["flops"]
+        start, folder = content.get("model", {}).get("model_name_or_path"), file.parent
+    return flops
 
 
 def _tasks(arms: _Arms, tasks: Sequence[str] | None, notes: list[str]) -> list[str]:

@@ -104,6 +104,11 @@ def test_the_cost_of_checkpoints(tmp_path):
     write(tmp_path / "runs/pretrained/results.json", {"cost": {"flops": 5e15}, "model": {"model_name_or_path": "base"}})
     assert "further" not in named(compare(results))
     assert named(compare(results, pretraining_flops={"base": 1e15}))["further"].pretraining == 6e15
+    write(tmp_path / "runs/base/results.json", {"cost": {"flops": 2e15}, "model": {"model_name_or_path": "first"}})
+    write(tmp_path / "runs/first/results.json", {"cost": {"flops": 1e15}, "model": {}})
+    assert named(compare(results))["further"].pretraining == 8e15
+    write(tmp_path / "runs/first/results.json", {"cost": {"flops": 1e15}, "model": {"model_name_or_path": "pretrained"}})
+    assert "further" not in named(compare(results))
 
 
 def test_the_cost_of_a_teacher(tmp_path):
