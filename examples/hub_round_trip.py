@@ -3,14 +3,15 @@
 # dependencies = ["hf-tlm"]
 #
 # [tool.uv.sources]
-# hf-tlm = { path = "..", editable = true }  # The clone that this lies in. Elsewhere leave these two lines out.
+# hf-tlm = { path = "..", editable = true }  # The clone with this file. Elsewhere, remove these two lines.
 # ///
-"""Publish a subset and the model that was trained on it, and load both as a stranger would.
+"""Publish a subset and the model that was trained on it, and load both as any user would.
 
     hf auth login
     uv run examples/hub_round_trip.py --subset runs/scierc-bm25 --model runs/scierc-tlm --user your-name
 
-The folders are what `hf-tlm retrieve` and `hf-tlm train` leave. Repositories are made, private; each push is one commit.
+The folders are those that `hf-tlm retrieve` and `hf-tlm train` write. Repositories are created as private ones. Each push
+is one commit.
 """
 
 import argparse
@@ -29,18 +30,18 @@ def main() -> None:
     options = parser.parse_args()
     dataset_id, model_id = f"{options.user}/tlm-example-subset", f"{options.user}/tlm-example"
 
-    # 1. Publish. The model's card names the subset at the commit that was just made.
+    # 1. Publish. The model's card names the subset and the commit of this push.
     pushed = hub.publish_subset(options.subset, dataset_id)
     print(pushed.to_text())
     print(hub.publish_model(options.model, model_id, dataset=f"{dataset_id}@{pushed.commit}").to_text())
 
-    # 2. Load without hf_tlm: a stock data set, a stock classifier, and a stock masked LM of the same encoder.
+    # 2. Load without hf_tlm: a stock data set, a stock classifier, and a stock masked LM with the same encoder.
     rows = load_dataset(dataset_id, split="train", revision=pushed.commit)
     print(f"{len(rows):,} passages, the best: {rows[0]['text']:.80}")
     print(pipeline("text-classification", model_id)(rows[0]["text"]))
     print(type(AutoModelForMaskedLM.from_pretrained(model_id, subfolder="mlm")).__name__)
 
-    # 3. Load with it: the subset knows how it was made, and trains the next model.
+    # 3. Load with hf_tlm: the subset records how it was made, and can train the next model.
     subset = Subset.open(f"{dataset_id}@{pushed.commit}")
     print(subset.summary())
 

@@ -3,7 +3,7 @@
 # dependencies = ["hf-tlm"]
 #
 # [tool.uv.sources]
-# hf-tlm = { path = "..", editable = true }  # The clone that this lies in. Elsewhere leave these two lines out.
+# hf-tlm = { path = "..", editable = true }  # The clone with this file. Elsewhere, remove these two lines.
 # ///
 """Find the texts that your own classifier would learn most from, by influence (ISS).
 
@@ -11,9 +11,9 @@
         --texts 'path/to/unlabelled/*.jsonl'
 
 The classifier is any sequence classifier with an encoder that hf_tlm knows (BERT, RoBERTa, ELECTRA, ModernBERT, ...). It
-needs a masked-LM head that has learned too: that of the same checkpoint, or of a folder mlm/ beside it. The influence of a
-text is the inner product of the gradient of its masked-LM loss with that of the task's loss on validation examples: what a
-step on the text takes off that loss.
+also needs a trained masked-LM head: in the same checkpoint, or in a folder mlm/ next to it. The influence of a text is the
+inner product of two gradients: that of its masked-LM loss, and that of the task's loss on validation examples. It says how
+much a training step on the text lowers the task's loss.
 """
 
 import argparse
@@ -36,21 +36,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("influential.jsonl"))
     options = parser.parse_args()
 
-    # 1. The classifier with its masked-LM head, and what it is asked about.
+    # 1. The task, the texts, and the classifier with its masked-LM head.
     task, passages = load_task(options.task), load_corpus(options.texts).to_dataset()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     model = TlmModel.from_checkpoint(options.model, id2label=dict(enumerate(task.label_names)))
     if model.classifier_is_new or model.mlm_head_is_new:
         raise SystemExit(f"{options.model} lacks one of the heads: gradients of random weights say nothing. Train it first.")
 
-    # 2. Gradients of the last layer: of the task once, then of every text.
+    # 2. Gradients of the last layer: for the task once, then for every text.
     scorer = InfluenceScorer([model], tokenizer, layer=-1)
     length = scorer.max_length()
     scorer.fit(tokenize(task.validation, tokenizer, length), task_batch_size=4)
     rows = tokenize(passages, tokenizer, length).add_column("id", passages["id"])
-    scores = scorer.score(rows)  # float [N texts, T task batches]; NaN where nothing can be masked
+    scores = scorer.score(rows)  # float [N texts, T task batches]; NaN if nothing can be masked
 
-    # 3. Those that rank best on some task batch, as in the paper: a batch with large gradients does not decide alone.
+    # 3. The texts that rank best on any task batch, as in the paper, so a batch with large gradients does not dominate.
     kept = select_rows(scores, corpus_batch_size=1, num_passages=max(1, round(options.keep * len(passages))))
     with options.output.open("w", encoding="utf-8") as file:
         for row, influence in zip(kept.rows.tolist(), kept.influence.tolist(), strict=True):

@@ -3,15 +3,15 @@
 # dependencies = ["hf-tlm"]
 #
 # [tool.uv.sources]
-# hf-tlm = { path = "..", editable = true }  # The clone that this lies in. Elsewhere leave these two lines out.
+# hf-tlm = { path = "..", editable = true }  # The clone with this file. Elsewhere, remove these two lines.
 # ///
-"""Train a network and a loss of your own on interleaved task and corpus batches.
+"""Train your own network with your own loss on interleaved task and corpus batches.
 
     uv run examples/own_model_and_loss.py --task path/to/scierc --corpus 'path/to/corpus/*.parquet'
 
-The network is a convolution over word pieces, the loss of the task is focal (Lin et al., ICCV 2017). What `TlmTrainer`
-needs of a model: a `forward` that takes the batches of `TlmCollator` and returns class logits, and the summed masked-LM loss
-where the batch has `mlm_labels`.
+The network is a convolution over word pieces. The task loss is the focal loss (Lin et al., ICCV 2017). `TlmTrainer` needs a
+model whose `forward` accepts the batches of `TlmCollator`. It returns class logits, and the summed masked-LM loss if the
+batch has `mlm_labels`.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from hf_tlm.models import TlmOutput, TrainedModel
 
 
 class ConvolutionModel(TrainedModel):
-    """A class from the mean of the tokens' states, masked tokens from their own states."""
+    """A network that predicts the class from the mean of the tokens' states, and masked tokens from their own states."""
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
@@ -40,7 +40,7 @@ class ConvolutionModel(TrainedModel):
         nn.init.normal_(self.embeddings.weight, std=0.02)
 
     def forward(self, input_ids, attention_mask, mlm_labels=None, labels=None, **others) -> TlmOutput:
-        """Logits float [B, C], and the masked-LM loss, a sum. input_ids, attention_mask, mlm_labels: int64 [B, S]."""
+        """Return logits float [B, C] and the summed masked-LM loss. input_ids, attention_mask, mlm_labels: int64 [B, S]."""
         real = attention_mask[..., None]
         embedded = self.embeddings(input_ids) * real
         states = self.norm(embedded + F.gelu(self.convolution(embedded.mT).mT)) * real  # [B, S, H]
@@ -53,14 +53,14 @@ class ConvolutionModel(TrainedModel):
 
 
 class FocalLoss(TaskLoss):
-    r"""The sum over texts of $-(1 - p)^\gamma \log p$, p being the probability of the text's class."""
+    r"""The sum over texts of $-(1 - p)^\gamma \log p$, where p is the probability of the text's class."""
 
     def __init__(self, gamma: float = 2.0):
         super().__init__()
         self.gamma = gamma
 
     def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Summed over the texts. logits: float [B, C]; labels: int64 [B], -100 for none."""
+        """Return the loss, summed over the texts. logits: float [B, C]; labels: int64 [B], -100 for no label."""
         losses = F.cross_entropy(logits, labels, reduction="none")
         return ((1 - torch.exp(-losses)) ** self.gamma * losses).sum()
 
@@ -79,20 +79,20 @@ def main() -> None:
     tokenizer = train_wordpiece([*task.train["text"], *subset.dataset["text"]], vocab_size=8000)
     splits = {name: tokenize(split, tokenizer, max_length=128) for name, split in task.splits.items()}
 
-    # 2. The model. Its config holds what it needs, and comes with it into checkpoints.
+    # 2. The model. Its config holds its sizes and is saved in checkpoints.
     set_seed(0)
     names = dict(enumerate(task.label_names))
     sizes = {"vocab_size": len(tokenizer), "hidden_size": 128, "pad_token_id": tokenizer.pad_token_id}
     model = ConvolutionModel(PreTrainedConfig(**sizes, id2label=names, label2id={v: k for k, v in names.items()}))
 
-    # 3. One stage: three corpus batches for every task batch, whose loss is 20 L_mlm + L_focal.
+    # 3. One stage: three corpus batches for every task batch. The loss of a task batch is 20 L_mlm + L_focal.
     args = TlmArguments(
         output_dir=options.output_dir,
         rho1=3,
         max_steps=options.max_steps,
         learning_rate=2e-3,
         per_device_train_batch_size=32,
-        packing="none",  # One text a row: this forward does not know rows that several share.
+        packing="none",  # One text per row: this forward does not support rows with several texts.
         save_strategy="no",
         report_to="none",
     )

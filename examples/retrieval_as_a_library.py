@@ -3,13 +3,13 @@
 # dependencies = ["hf-tlm"]
 #
 # [tool.uv.sources]
-# hf-tlm = { path = "..", editable = true }  # The clone that this lies in. Elsewhere leave these two lines out.
+# hf-tlm = { path = "..", editable = true }  # The clone with this file. Elsewhere, remove these two lines.
 # ///
-"""Search a corpus by BM25, exactly, with an index that stays on disk. No task, no training.
+"""Search a corpus by exact BM25, with an index on disk. It needs no task and no training.
 
     uv run examples/retrieval_as_a_library.py --corpus 'path/to/corpus/*.parquet' "hidden Markov models" "protein folding"
 
-The first start builds the index in the folder --index; later ones open it, and extend it by new files of the corpus.
+The first run builds the index in the folder --index. Later runs open it, and add new files of the corpus.
 """
 
 import argparse
@@ -25,14 +25,14 @@ def main() -> None:
     parser.add_argument("--top_k", type=int, default=3)
     options = parser.parse_args()
 
-    # 1. Passages of at most 100 words, cut at the ends of sentences.
+    # 1. Passages of at most 100 words, cut at sentence ends.
     corpus = load_corpus(options.corpus, max_words=100)
     passages = corpus.to_dataset()  # Columns id, text, source; on disk, memory-mapped.
 
-    # 2. The index: built, extended, or only opened.
+    # 2. The index: it is built, extended, or only opened.
     index = Index.open_or_build(options.index, passages, corpus_name=corpus.name, fingerprint=corpus.fingerprint)
 
-    # 3. Queries are split into words as the passages were; results come in the queries' order.
+    # 3. Queries are split into words like the passages. Results are in the order of the queries.
     queries = tokenize_texts(options.queries, index.analyzer)
     found = index.search(queries, top_k=options.top_k, settings=Bm25Settings(variant="lucene", k1=1.2, b=0.75))
     for query, (rows, scores) in zip(options.queries, found, strict=True):
