@@ -130,8 +130,8 @@ def command_page(name: str) -> str:
         f"# hf-tlm {name}",
         plain(summary),
         *described(rest),
-        f"In a clone, `python recipes/{command.recipe}.py` is the same command. `--config` accepts [presets](presets.md) and "
-        "files of defaults, see [YAML](yaml.md). `--num_processes 2` and "
+        f"In a clone, `python recipes/{command.recipe}.py` is the same command. `--config` accepts [presets](presets.md) "
+        "and files of defaults, see [YAML](yaml.md). `--num_processes 2` and "
         f"`accelerate launch recipes/{command.recipe}.py` start several processes.",
     ]
     head = ["option", "default", "description"]
