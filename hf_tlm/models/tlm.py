@@ -40,6 +40,7 @@ from hf_tlm.models.loading import (
     without_reports,
 )
 from hf_tlm.utils.options import named
+from hf_tlm.utils.shown import kind_of
 
 logger = logging.getLogger(__name__)
 MLM_SUBFOLDER = "mlm"
@@ -109,7 +110,13 @@ class TlmModel(TrainedModel):
 
     classifier_is_new = mlm_head_is_new = False
 
-    def __init__(self, classifier: PreTrainedModel, lm: PreTrainedModel):
+    def __init__(self, classifier: PreTrainedModel, lm: PreTrainedModel | None = None):
+        if not isinstance(classifier, PreTrainedModel) or lm is None:
+            raise ModelError(
+                f"TlmModel consists of two stock models, a classifier and a masked LM; received {kind_of(classifier)}"
+                f"{' alone' if lm is None else ''}. Call TlmModel.from_config(config), or TlmModel.from_checkpoint(folder, "
+                "id2label=task.id2label)."
+            )
         super().__init__(classifier.config)
         self.family = family_of(classifier.config)
         self.base_model_prefix = classifier.base_model_prefix

@@ -27,6 +27,7 @@ LABELS = ("label", "labels")
 _NOT_TAKEN = {
     "data_collator": "TlmTrainer makes its own (TlmCollator), which masks by seed and visit. Leave it out, and give what it "
     "is to do in args (mlm_probability, packing, ...).",
+    "tokenizer": "the Trainer calls it processing_class. Pass processing_class=tokenizer.",
     "compute_loss_func": "losses are objectives here, one a stream. Pass objectives={'task': ..., 'corpus': ...} "
     "(examples/own_model_and_loss.py).",
 }
@@ -59,14 +60,14 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
             f"(examples/own_model_and_loss.py); received {found}. TlmModel.from_config(config) makes "
             "one from scratch, TlmModel.from_checkpoint(folder, id2label=task.id2label) of a stock checkpoint."
         )
+    for name, instead in _NOT_TAKEN.items():
+        if others.get(name) is not None:
+            raise ArgumentsError(f"{name}: {instead}")
     if tokenizer is None:
         raise ArgumentsError(
             "processing_class: expected the tokenizer of the texts; received none. hf_tlm.data.load_tokenizer(folder) reads "
             "one."
         )
-    for name, instead in _NOT_TAKEN.items():
-        if others.get(name) is not None:
-            raise ArgumentsError(f"{name}: {instead}")
     vocabulary = getattr(model.config, "vocab_size", None)
     if vocabulary is not None and len(tokenizer) > vocabulary:
         raise ArgumentsError(

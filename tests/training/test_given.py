@@ -109,6 +109,15 @@ def test_a_checkpoint_is_not_loaded_by_halves():
         TlmModel.from_pretrained("runs/a")
 
 
+@pytest.mark.parametrize(
+    "given, received",
+    [((config(),), "a BertConfig alone"), ((config(), config()), "a BertConfig"), (("runs/a",), "a str alone")],
+)
+def test_a_model_is_not_made_of_a_config_alone(given, received):
+    with pytest.raises(ModelError, match=f"two stock models.*; received {received}. .*TlmModel.from_config.config"):
+        TlmModel(*given)
+
+
 def test_whole_floats_of_pandas_and_texts_without_a_class_are_labels(tmp_path, data, tokenizer):
     for labels in ([0.0, 2.0], [1, -100]):
         found = Dataset.from_list([{"input_ids": [2, 5, 3], "label": label} for label in labels])
@@ -119,6 +128,13 @@ def test_without_a_model(tmp_path, data, tokenizer):
     args = TlmArguments(output_dir=str(tmp_path), rho1=0, max_steps=2, **QUIET)
     with pytest.raises(ArgumentsError, match="model: expected a model; received none"):
         TlmTrainer(None, args, train_dataset=data["train"], processing_class=tokenizer)
+
+
+def test_the_old_name_of_the_tokenizer(tmp_path, data, tokenizer):
+    args = TlmArguments(output_dir=str(tmp_path), rho1=0, max_steps=2, **QUIET)
+    for given in ({}, {"processing_class": tokenizer}):
+        with pytest.raises(ArgumentsError, match="tokenizer: .* Pass processing_class=tokenizer"):
+            TlmTrainer(TlmModel.from_config(config()), args, train_dataset=data["train"], tokenizer=tokenizer, **given)
 
 
 def test_a_search_is_refused_with_what_to_do(tmp_path, data, tokenizer):
