@@ -142,7 +142,7 @@ def _split_sentences(text: str, ids: list[int], offsets: list[tuple[int, int]]) 
     return [ids[start:end] for start, end in zip(cuts, cuts[1:], strict=False) if end > start]
 
 
-def held_out(corpus: Corpus, identifier: str, share: float) -> bool:
+def is_held_out(corpus: Corpus, identifier: str, share: float) -> bool:
     """Return whether a passage is held out for validation.
 
     A hash of its document's id decides, so the answer depends neither on the run nor on the order or the other passages.
@@ -312,7 +312,7 @@ class BlockShards:
         return with_draws(blocks)
 
     def _is_held_out(self, row: dict[str, str]) -> bool:
-        return held_out(self.corpus, row["id"], self.validation_share)
+        return is_held_out(self.corpus, row["id"], self.validation_share)
 
     def _add_passages(self, maker: BlockMaker, cursor: dict[str, Any], bar: tqdm, pause: Callable | None) -> Iterator[None]:
         """Add the passages after `cursor` to `maker`, and yield after each one, with `cursor` updated."""

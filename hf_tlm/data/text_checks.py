@@ -17,13 +17,13 @@ from hf_tlm.tasks.spec import Task, check_task
 from hf_tlm.utils.texts import count_words
 
 logger = logging.getLogger(__name__)
-MOST_CUT = 0.1  # Share of truncated tokens above which a warning is given.
+MAX_CUT_SHARE = 0.1  # Share of truncated tokens above which a warning is given.
 # Characters of a text that are measured: a book would take long, and a part of it is enough for an estimate.
 MEASURED_CHARACTERS = 20_000
 # Number of texts in a sample, and the characters and tokens after which each is truncated.
 SAMPLE_TEXTS, SAMPLE_CHARACTERS, SAMPLE_TOKENS = 1000, 2000, 512
 # Share of unknown tokens above which they cannot be rare words.
-MOST_UNKNOWN = 0.2
+MAX_UNKNOWN = 0.2
 _NON_TEXT_COLUMNS = ("id", "label", "tags", "answers", "source")
 
 
@@ -54,7 +54,7 @@ def measure_cut(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_le
 
 
 def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, advice: str) -> None:
-    """Log a warning if truncation at `max_length` drops more than `MOST_CUT` of the tokens.
+    """Log a warning if truncation at `max_length` drops more than `MAX_CUT_SHARE` of the tokens.
 
     Args:
         what: name of the texts in the warning.
@@ -62,7 +62,7 @@ def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerB
         advice: what to do, a sentence; `{words}` in it is replaced by the number of words that fill the length.
     """
     cut = measure_cut(texts, tokenizer, max_length)
-    if cut.share > MOST_CUT:
+    if cut.share > MAX_CUT_SHARE:
         logger.warning(
             "%.0f%% of the tokens of %s are beyond %d tokens, where each is cut: no step sees them. %s",
             *(100 * cut.share, what, max_length, advice.format(words=cut.words)),
@@ -76,7 +76,7 @@ def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: 
         name: name of the tokenizer, as the user gave it.
 
     Raises:
-        TokenizerError: more than `MOST_UNKNOWN` of the sample's tokens are unknown ([UNK]).
+        TokenizerError: more than `MAX_UNKNOWN` of the sample's tokens are unknown ([UNK]).
     """
     if tokenizer.unk_token_id is None:
         return
@@ -87,10 +87,10 @@ def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: 
     ids = [index for row in tokenizer(sample, **options)["input_ids"] for index in row]
     without_limits(tokenizer)
     unknown = ids.count(tokenizer.unk_token_id)
-    if unknown > MOST_UNKNOWN * len(ids):
+    if unknown > MAX_UNKNOWN * len(ids):
         raise TokenizerError(
             f"The tokenizer of {name} does not fit the texts: {unknown / len(ids):.0%} of the tokens of "
-            f"{len(sample):,} texts are {tokenizer.unk_token}, expected at most {MOST_UNKNOWN:.0%}. Give a tokenizer, or a "
+            f"{len(sample):,} texts are {tokenizer.unk_token}, expected at most {MAX_UNKNOWN:.0%}. Give a tokenizer, or a "
             "checkpoint, of their language and kind."
         )
 

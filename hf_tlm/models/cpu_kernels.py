@@ -193,7 +193,7 @@ def set_dropout(model: nn.Module, p: float) -> None:
             config.update({name: p for name in names if isinstance(getattr(config, name), int | float)})
 
 
-def _blocks(length: int, window: int | None) -> Iterator[tuple[slice, slice]]:
+def _iterate_blocks(length: int, window: int | None) -> Iterator[tuple[slice, slice]]:
     """Yield slices of rows, and of the keys that they may see: all at once, or in blocks of 2 x `window` rows."""
     if window is None:
         yield slice(None), slice(None)
@@ -213,7 +213,7 @@ class _Attention(torch.autograd.Function):
         output = query.new_empty(texts, length, heads, value.shape[-1])
         saved: list[torch.Tensor] = []
         mask_is_bool = mask is not None and mask.dtype == torch.bool
-        for rows, columns in _blocks(length, window):
+        for rows, columns in _iterate_blocks(length, window):
             weights = torch.bmm(query[:, rows], key[:, columns].transpose(1, 2))
             scores = weights.unflatten(0, (texts, heads))
             if mask_is_bool:
@@ -244,7 +244,7 @@ class _Attention(torch.autograd.Function):
         query, key, value, *saved = ctx.saved_tensors
         length = query.shape[1]
         gradient = gradient.transpose(1, 2).flatten(0, 1)
-        blocks = list(_blocks(length, ctx.window))
+        blocks = list(_iterate_blocks(length, ctx.window))
         grad_query, grad_mask = torch.empty_like(query), None
         if len(blocks) > 1:  # A key is near rows of two blocks, whose gradients are summed with one rounding.
             grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
@@ -274,7 +274,7 @@ class _Attention(torch.autograd.Function):
         return *(each.unflatten(0, (-1, ctx.heads)) for each in gradients), grad_mask, None, None, None
 
 
-def _window(module: nn.Module, mask: torch.Tensor | None, length: int, sliding_window: int | None) -> int | None:
+def _block_window(module: nn.Module, mask: torch.Tensor | None, length: int, sliding_window: int | None) -> int | None:
     """Return how many tokens to either side a row sees if computing it in blocks is faster, else None."""
     if sliding_window is None or mask is None or mask.dtype != torch.bool:
         return None
@@ -318,7 +318,7 @@ def attention(
     Returns:
         (float [R, S, heads, D], None)
     """
-    window = _window(module, attention_mask, query.shape[2], sliding_window)
+    window = _block_window(module, attention_mask, query.shape[2], sliding_window)
     if not _uses_plain_products(module, query, dropout, window):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     if torch.is_autocast_enabled("cpu"):

@@ -29,7 +29,7 @@ BERT_RANGE, BERT_WIDTH = 0.02, 768
 # Relative offsets that the first heads of a layer attend to before training; further heads are initialised at random.
 OFFSETS = ((-1,), (1,), (-2, -3, -4), (2, 3, 4))
 # Maximum number of dimensions of position codes, which have a quarter of all dimensions.
-MOST_POSITION_DIMS = 64
+MAX_POSITION_DIMS = 64
 # Score of a token at the offset minus that of a far token; its exponential is the ratio of their attention weights.
 SHARPNESS = 10.0
 # Scale of the identity in the transform before the output embedding.
@@ -139,7 +139,7 @@ def copying_heads(body: PreTrainedModel) -> None:
     with torch.no_grad():
         for layer in layers_of(body):
             weights = attention_weights(layer, body.config.num_attention_heads)
-            mixing = _orthonormal(*weights.value.shape)
+            mixing = _random_orthonormal(*weights.value.shape)
             weights.value.copy_(mixing)
             weights.output.copy_(mixing.T)
 
@@ -151,7 +151,7 @@ def position_embeddings(body: PreTrainedModel) -> nn.Embedding | None:
 
 def position_dims(embedding_size: int) -> int:
     """Return P, the number of embedding dimensions, the last ones, for position codes: a quarter, at most 64, even."""
-    return min(embedding_size // 4, MOST_POSITION_DIMS) // 2 * 2
+    return min(embedding_size // 4, MAX_POSITION_DIMS) // 2 * 2
 
 
 def frequencies(count: int) -> np.ndarray:
@@ -217,7 +217,7 @@ def start_at_neighbors(body: PreTrainedModel, seen: Collection[int] | None = Non
         for index, offsets in enumerate(OFFSETS[: weights.heads]):
             rows = slice(index * head_size, (index + 1) * head_size)
             _attend_to_offsets(offsets, weights, rows, mapping[:, content:], head_dims, shrinkage)
-            basis = _orthonormal(min(head_size, space.shape[1]), space.shape[1]) @ space.T
+            basis = _random_orthonormal(min(head_size, space.shape[1]), space.shape[1]) @ space.T
             for matrix in (weights.value[rows], weights.output[:, rows].T):
                 matrix.zero_()
                 matrix[: len(basis)] = basis.to(matrix)
@@ -252,14 +252,14 @@ def keep_lengths(body: PreTrainedModel) -> None:
         dims = position_dims(size)
         matrix = torch.zeros(hidden, size)
         if hidden >= size or hidden <= dims:
-            matrix = _orthonormal(hidden, size)
+            matrix = _random_orthonormal(hidden, size)
         else:
             matrix[:dims, size - dims :] = torch.eye(dims)
-            matrix[dims:, : size - dims] = _orthonormal(hidden - dims, size - dims)
+            matrix[dims:, : size - dims] = _random_orthonormal(hidden - dims, size - dims)
         projection.weight.copy_(matrix)
 
 
-def _orthonormal(rows: int, columns: int) -> torch.Tensor:
+def _random_orthonormal(rows: int, columns: int) -> torch.Tensor:
     """Return a random matrix with orthonormal rows, or columns if there are fewer, float [rows, columns]."""
     return nn.init.orthogonal_(torch.empty(rows, columns))
 

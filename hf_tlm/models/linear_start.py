@@ -133,8 +133,8 @@ class LinearStart:
             stock.classifier.weight[:, dims : 2 * dims] = -readout.T
             stock.classifier.bias.zero_()
             if self.sample:
-                logits = _logits(classifier, self.sample)
-                expected = torch.from_numpy(_shares(self.sample, len(self.evidence)) @ self.evidence @ self.readout)
+                logits = _compute_logits(classifier, self.sample)
+                expected = torch.from_numpy(_token_shares(self.sample, len(self.evidence)) @ self.evidence @ self.readout)
                 stock.classifier.weight.mul_(float((logits * expected).sum() / logits.square().sum().clamp(min=1e-12)))
 
 
@@ -173,7 +173,7 @@ def fit_linear_start(
         raise ModelError("classifier_init linear is for classes, and this task has values. Leave it out.")
     if len(set(np.asarray(train.labels).tolist())) < 2:
         raise ModelError("classifier_init linear needs training texts of two classes; there is one. Leave it out.")
-    shares = _shares(train.ids, vocab_size)
+    shares = _token_shares(train.ids, vocab_size)
     idf = np.log((1 + len(train.ids)) / (1 + shares.getnnz(axis=0))) + 1.0
     coefficients, intercept = _fit_coefficients(shares @ sp.diags(SCALE * idf), train.labels, classes)
     logits = SCALE * idf[:, None] * coefficients + intercept
@@ -183,7 +183,7 @@ def fit_linear_start(
     readout = np.linalg.svd(np.sqrt(occurrences)[:, None] * logits, full_matrices=False)[2][:dims]
     evidence = logits @ readout.T
     evidence_rms = math.sqrt(occurrences @ np.square(evidence).sum(1) / occurrences.sum())
-    held_out_logits = _shares(held_out.ids, vocab_size) @ evidence @ readout
+    held_out_logits = _token_shares(held_out.ids, vocab_size) @ evidence @ readout
     report = {
         "dimensions": dims,
         "held_out_accuracy": round(float((held_out_logits.argmax(1) == held_out.labels).mean()), 4),
@@ -193,7 +193,7 @@ def fit_linear_start(
     return LinearStart((evidence / max(evidence_rms, 1e-12)).astype(np.float32), scaled.astype(np.float32), sample, report)
 
 
-def _shares(ids: Sequence[Sequence[int]], vocab_size: int) -> sp.csr_matrix:
+def _token_shares(ids: Sequence[Sequence[int]], vocab_size: int) -> sp.csr_matrix:
     """Return the share of each token among the tokens of each text, float64 [N, V]."""
     lengths = np.array([len(row) for row in ids])
     rows = np.repeat(np.arange(len(ids)), lengths)
@@ -244,7 +244,7 @@ def _reset_norm(norm: Stock, dims: slice) -> None:
         norm.bias[dims] = 0.0
 
 
-def _logits(classifier: Stock, ids: Sequence[Sequence[int]]) -> torch.Tensor:
+def _compute_logits(classifier: Stock, ids: Sequence[Sequence[int]]) -> torch.Tensor:
     """Return the logits of some texts, float64 [N, C], without dropout, by `sdpa`, which works on every device."""
     training, config = classifier.training, body_of(classifier).config
     attention, config._attn_implementation = config._attn_implementation, "sdpa"

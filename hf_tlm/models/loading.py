@@ -44,7 +44,7 @@ POOLER = "pooler"  # Only the classifier reads it, and many checkpoints do not h
 # Trained models have weights of this dtype, whatever a checkpoint's is: updates are too small for half precision.
 DTYPE = torch.float32
 # What transformers, huggingface_hub and safetensors raise for a model that cannot be loaded.
-UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError, SafetensorError)
+LOADING_ERRORS = (OSError, RuntimeError, KeyError, ImportError, ValueError, SafetensorError)
 # Keys of older configs that have no effect with these values.
 _IGNORED_KEYS = {"position_embedding_type": "absolute", "gradient_checkpointing": False}
 # Keys that configs of transformers read beside their fields.
@@ -267,7 +267,7 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
             yield
     except HfTlmError:
         raise
-    except (*UNREADABLE, StrictDataclassError) as error:
+    except (*LOADING_ERRORS, StrictDataclassError) as error:
         # The error about a config field of the wrong type has several lines.
         reason = " ".join(str(error).split())
         if isinstance(error, SafetensorError):

@@ -40,9 +40,9 @@ _ATTENTION_NAME = "hf_tlm_onnx"
 _LOCK = threading.RLock()  # Guards names that are replaced in modules of transformers for the time of an export.
 # The first with an operator for rotary positions; 20 is the first with one for GELU.
 OPSET = 23
-LARGEST = 2 << 30  # Maximum bytes of a protobuf, which holds a graph and its weights.
+MAX_BYTES = 2 << 30  # Maximum bytes of a protobuf, which holds a graph and its weights.
 PARTS = ("embeddings", "head")
-LEAST_SHARE = 1e-30  # Minimum probability of a class, before its logarithm.
+MIN_PROB = 1e-30  # Minimum probability of a class, before its logarithm.
 _MAX_DIM = 1 << 20
 
 
@@ -222,7 +222,7 @@ class _Logits(nn.Module):
 
 def check_size(models: Sequence[nn.Module]) -> None:
     """Raise a ModelError if the weights of the models together are too large for one graph."""
-    if sum(parameter.numel() for model in models for parameter in model.parameters()) * 4 > LARGEST:
+    if sum(parameter.numel() for model in models for parameter in model.parameters()) * 4 > MAX_BYTES:
         subject, hint = ("this model", "") if len(models) == 1 else ("these models together", " Give fewer models.")
         raise ModelError(f"A graph holds its weights in one file of at most 2 GiB, and those of {subject} are more.{hint}")
 
@@ -427,7 +427,7 @@ def averaged(models: Sequence[Any], *, shares: bool) -> Any:
     output = "average" if shares else "logits"
     graph.node.append(helper.make_node("Mean", output_names, [output], "mean"))
     if shares:
-        graph.initializer.append(onnx.numpy_helper.from_array(np.array(LEAST_SHARE, dtype=np.float32), "least"))
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(MIN_PROB, dtype=np.float32), "least"))
         graph.node.append(helper.make_node("Max", ["average", "least"], ["shares"], "no_zero"))
         graph.node.append(helper.make_node("Log", ["shares"], ["logits"], "log"))
     del graph.output[1:]

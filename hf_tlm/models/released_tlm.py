@@ -34,7 +34,7 @@ from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.options import named
 
 # Errors that configs raise for invalid values.
-UNUSABLE = (TypeError, ValueError, StrictDataclassError)
+CONFIG_ERRORS = (TypeError, ValueError, StrictDataclassError)
 # A folder with one of these files has a BERT tokenizer.
 BERT_TOKENIZERS = ("tokenizer.json", "vocab.txt")
 ADVICE = "Give the folder of a checkpoint that the TLM paper released."
@@ -52,13 +52,13 @@ RENAMED = {
 }
 DECODER_BIAS = "predictions.decoder.bias"
 # Pairs of weights, (part, name) each, that are tied unless both are in a file and differ; a file may have either.
-TWINS = (
+TIED_WEIGHTS = (
     ((BODY, "embeddings.word_embeddings.weight"), (MLM_HEAD, "predictions.decoder.weight")),
     ((MLM_HEAD, "predictions.bias"), (MLM_HEAD, DECODER_BIAS)),
 )
 # What the parts may hold beyond our model's weights: position ids, zeros, and a layer that the classifier does not read.
 UNUSED = ("embeddings.position_ids", "embeddings.token_type_ids", "pooler.")
-SHARED = (
+SHARED_FIELDS = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
     "attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps pad_token_id"
 ).split()
@@ -103,10 +103,10 @@ def load_released_tlm(
     state = read_weights(file, ADVICE)
     prefixes = {part: _find_prefix(state, part, file) for part in PARTS}
     names = _check_label_names(state, prefixes, label_names)
-    (embedding, output), (bias, decoder_bias) = _complete_twins(state, prefixes)
+    (embedding, output), (bias, decoder_bias) = _complete_tied_weights(state, prefixes)
     try:
         config = ElectraConfig(
-            **{name: getattr(bert, name) for name in SHARED},
+            **{name: getattr(bert, name) for name in SHARED_FIELDS},
             embedding_size=bert.hidden_size,
             classifier_dropout=0.0,  # Theirs has no dropout.
             tie_word_embeddings=_are_equal(state, embedding, output),
@@ -114,7 +114,7 @@ def load_released_tlm(
             label2id={name: index for index, name in enumerate(names)},
         )
         model = TlmModel.from_config(config)
-    except UNUSABLE as error:
+    except CONFIG_ERRORS as error:
         raise ModelError(f"{folder / CONFIG} cannot be used: {error}") from error
     if not _are_equal(state, bias, decoder_bias):
         raise ModelError(f"{bias} and {decoder_bias} in {file} must be one, and are two. {ADVICE}")
@@ -203,7 +203,7 @@ def _read_config(folder: Path) -> BertConfig:
         config = BertConfig.from_json_file(path)
     except OSError as error:
         raise ModelError(f"Cannot read {path}: {error.strerror}. {ADVICE}") from error
-    except (*UNUSABLE, AttributeError) as error:  # AttributeError for JSON that is not an object.
+    except (*CONFIG_ERRORS, AttributeError) as error:  # AttributeError for JSON that is not an object.
         raise ModelError(f"{path} cannot be used: {error}. Download it again.") from error
     positions = getattr(config, "position_embedding_type", "absolute")
     if config.hidden_act != "gelu" or positions != "absolute" or config.is_decoder:
@@ -222,9 +222,9 @@ def _find_prefix(state: dict[str, torch.Tensor], part: str, file: Path) -> str:
     return matches[0].removesuffix(part)
 
 
-def _complete_twins(state: dict[str, torch.Tensor], prefixes: dict[str, str]) -> list[tuple[str, str]]:
-    """Return the names of `TWINS` in this file; if it has only one of a pair, add the other to `state`."""
-    pairs = [(prefixes[part] + name, prefixes[other_part] + other) for (part, name), (other_part, other) in TWINS]
+def _complete_tied_weights(state: dict[str, torch.Tensor], prefixes: dict[str, str]) -> list[tuple[str, str]]:
+    """Return the names of `TIED_WEIGHTS` in this file; if it has only one of a pair, add the other to `state`."""
+    pairs = [(prefixes[part] + name, prefixes[other_part] + other) for (part, name), (other_part, other) in TIED_WEIGHTS]
     for first, second in pairs:
         for name, other in ((first, second), (second, first)):
             if other in state:

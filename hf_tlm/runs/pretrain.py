@@ -29,7 +29,7 @@ from hf_tlm.data import (
     kept_tokenizer,
     load_tokenizer,
 )
-from hf_tlm.data.blocks import held_out
+from hf_tlm.data.blocks import is_held_out
 from hf_tlm.data.text_checks import check_known
 from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.hub.push import Push
@@ -316,7 +316,7 @@ def _sample(corpus: Corpus, count: int, validation_share: float, among: int | No
     with tqdm(desc="Choosing texts for the vocabulary", unit=" passages") as bar:
         for row in islice(_rows(corpus, bar), among):
             rank = -xxhash.xxh3_64_intdigest(row["id"].encode(), seed=1)
-            if (len(kept) < count or rank > kept[0][0]) and not held_out(corpus, row["id"], validation_share):
+            if (len(kept) < count or rank > kept[0][0]) and not is_held_out(corpus, row["id"], validation_share):
                 (heapq.heappush if len(kept) < count else heapq.heapreplace)(kept, (rank, row["text"]))
     return [text for _, text in sorted(kept, reverse=True)]
 

@@ -12,7 +12,7 @@ from datasets import Dataset
 from hf_tlm.corpora import Corpus, CorpusError, load_corpus
 from hf_tlm.data import BlockMaker, BlocksError, BlockShards
 from hf_tlm.data import blocks as module
-from hf_tlm.data.blocks import held_out
+from hf_tlm.data.blocks import is_held_out
 from support import warm
 from support.toys import sentences
 
@@ -192,7 +192,7 @@ def test_every_setting_has_a_folder_of_its_own(make, tmp_path, tokenizer):
 
 def test_held_out_passages_are_in_the_validation_blocks_alone(make, tokenizer):
     made = make(validation_share=0.2)
-    held = [row for row in made.corpus if held_out(made.corpus, row["id"], 0.2)]
+    held = [row for row in made.corpus if is_held_out(made.corpus, row["id"], 0.2)]
     rest = [row for row in made.corpus if row not in held]
     assert 8 < len(held) < 30
     for rows, blocks in ((held, made.validation(1000)), (rest, made.to_dataset())):
@@ -205,11 +205,11 @@ def test_held_out_passages_are_in_the_validation_blocks_alone(make, tokenizer):
     assert few["input_ids"][:] == made.validation(1000)["input_ids"][:3] and few["draw"][:] == [-1, -2, -3]
     # The same passages whatever is beside them; those of one document together.
     alone = Corpus("one", "1", lambda: iter(held[:1]), max_words=5)
-    assert {held_out(alone, row["id"], 0.2) for row in alone} == {True} and len(list(alone)) > 1
+    assert {is_held_out(alone, row["id"], 0.2) for row in alone} == {True} and len(list(alone)) > 1
     # So do they in a subset, which is not cut again; a name with such an end is that of a document else.
     document, passages = held[0]["id"], replace(made.corpus, cut=True)
-    assert held_out(passages, f"{document}#0", 0.2) and held_out(passages, f"{document}#12", 0.2)
-    assert {held_out(made.corpus, f"{document}#{number}", 0.2) for number in range(30)} == {True, False}
+    assert is_held_out(passages, f"{document}#0", 0.2) and is_held_out(passages, f"{document}#12", 0.2)
+    assert {is_held_out(made.corpus, f"{document}#{number}", 0.2) for number in range(30)} == {True, False}
     with pytest.raises(BlocksError, match="holds out none of the passages"):
         make(validation_share=1e-9).validation(3)
 

@@ -21,7 +21,7 @@ from hf_tlm.data.text_checks import spread_texts
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import check_positions
-from hf_tlm.models.onnx_graph import LEAST_SHARE
+from hf_tlm.models.onnx_graph import MIN_PROB
 from hf_tlm.models.onnx_session import OnnxModel
 from hf_tlm.runs.averaging import shown_member
 from hf_tlm.runs.baselines import to_beat
@@ -109,9 +109,7 @@ class Exportable:
         if not self.others:
             return tuple(found[0][name].numpy() for name in self.outputs)
         logits = torch.stack([one["logits"] for one in found])
-        return (
-            (logits.softmax(-1).mean(0).clamp_min(LEAST_SHARE).log() if self.averages_shares else logits.mean(0)).numpy(),
-        )
+        return ((logits.softmax(-1).mean(0).clamp_min(MIN_PROB).log() if self.averages_shares else logits.mean(0)).numpy(),)
 
 
 def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Exportable:
