@@ -76,7 +76,7 @@ def problem(name, arguments, capsys, whole=True):
             return str(error)
         except HfTlmError as error:
             # Files of the reader's, a GPU and a cluster are not here; a command in a sentence is not all of it.
-            absent = any(said in str(error).lower() for said in ("there is no", "torch sees none here"))
+            absent = any(said in str(error).lower() for said in ("there is no", "does not exist", "torch sees none here"))
             return None if not whole or absent else str(error)
 
 
