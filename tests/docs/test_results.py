@@ -124,7 +124,7 @@ def test_findings_without_a_record_are_refused(tmp_path, monkeypatch):
     """Those of the plateau, of which the page itself is no record."""
     topic = next(topic for topic in TOPICS if topic.page == "plateau")
     file = tmp_path / "findings.md"
-    file.write_text(FINDINGS["plateau.md"].read_text().replace("have 64.0 ±", "have 64.9 ±"))
+    file.write_text(FINDINGS["plateau.md"].read_text().replace("score 64.0 ±", "score 64.9 ±"))
     monkeypatch.setattr(make_results, "FINDINGS", {"plateau.md": file})
     with pytest.raises(ValueError, match=r"findings.md has figures that no record has which their paragraph links: 64.9"):
         page_text(topic)
