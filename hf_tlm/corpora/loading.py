@@ -119,7 +119,7 @@ def load_corpus(
     path = name.partition("@")[0]
     if len(patterns) != 1 or not may_be_repo(path) or glob.has_magic(path) or builder_of(Path(path)):
         listed = not isinstance(corpus, str) and len(patterns) > 1
-        texts = " If the list contains texts, pass load_corpus(Dataset.from_dict({'text': texts}))." if listed else ""
+        texts = " If the list contains texts, use load_corpus(Dataset.from_dict({'text': texts}))." if listed else ""
         raise CorpusError(
             f"No corpus {name!r:.200}: no file matches, and it is not a Hub id (owner/name). File types: "
             f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}.{texts}"

@@ -144,7 +144,7 @@ def _check_hub_options(spec: TaskSpec, task: str, config_name: str | None, revis
         kind = "folder" if Path(spec.path).is_dir() else "file"
         raise TaskError(f"{given} of the task: only for a dataset on the Hub; {task} is a {kind}. Remove {given}.")
     if "@" in task and None not in (spec.revision, revision) and spec.revision != revision:
-        raise TaskError(f"{task} names the revision {spec.revision}, but the option names {revision}. Pass one of them.")
+        raise TaskError(f"{task} names the revision {spec.revision}, but the option names {revision}. Pass only one.")
 
 
 def _plain(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, Dataset]:

@@ -252,8 +252,8 @@ def check_kind(name: str, kind: str, user: str, *kinds: str) -> None:
     """Raise a TaskError if `kind`, the kind of task `name`, is none of `kinds`, which `user` (such as "TLM") supports."""
     if kind not in kinds:
         raise TaskError(
-            f"{user} supports {' and '.join(kinds)} tasks; {name} is a {kind} task. Use `hf-tlm finetune`, which trains and "
-            "evaluates on it, or choose another kind with --task_kind."
+            f"{user} supports {' and '.join(kinds)} tasks; {name} is a {kind} task. Use `hf-tlm finetune` for this "
+            "task, or choose another kind with --task_kind."
         )
 
 

@@ -337,7 +337,7 @@ def test_a_formatted_data_set_is_the_same_corpus(format):
 
 
 def test_a_list_of_texts_is_no_list_of_files():
-    with pytest.raises(CorpusError, match=r"If the list contains texts, pass load_corpus\(Dataset.from_dict") as raised:
+    with pytest.raises(CorpusError, match=r"If the list contains texts, use load_corpus\(Dataset.from_dict") as raised:
         load_corpus(["one text of many words", "and a second one " * 99])
     assert len(str(raised.value)) < 600
 
