@@ -20,7 +20,7 @@ ROWS = {
 FOLDERS = {
     "missing": (None, ""),
     "empty": ({}, "no model"),
-    "unfinished": ({"settings.json": b"{}"}, "not finished"),
+    "unfinished": ({"settings.json": b"{}"}, "contains an unfinished run"),
     "a config alone": ({"config.json": b"{}"}, "no model"),
     "an adapter that is damaged": ({"adapter_config.json": b"{", "adapter_model.safetensors": b""}, "adapter_config.json"),
     "an adapter of nothing": ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, "adapter"),

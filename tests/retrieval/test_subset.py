@@ -170,7 +170,7 @@ def test_changed_data_are_noticed_by_the_same_process(subset, tmp_path, data_fil
     subset.write(tmp_path, retrieval_report(subset), data_file)
     assert subset_problem(tmp_path) is None
     (tmp_path / data_file).write_bytes(b"other data")
-    assert "is not what the manifest describes" in subset_problem(tmp_path)
+    assert "does not match the manifest" in subset_problem(tmp_path)
 
 
 def test_load_refuses_an_empty_one(subset, tmp_path):
