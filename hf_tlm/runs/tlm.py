@@ -47,14 +47,14 @@ from hf_tlm.training import (
 )
 from hf_tlm.training.prepare import tell_of_no_saving, tell_of_other_stage
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run
-from hf_tlm.training.run_folder import SEED, claim, finish, finished, saying_if_finished, settings
+from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
 from hf_tlm.training.stages import begin_stage
 from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import let_others_in, shares_output_dir
 from hf_tlm.utils.options import check_given
-from hf_tlm.utils.run_files import PREDICTIONS, predictions_file, seed_folder, stage_folder
+from hf_tlm.utils.run_files import PREDICTIONS, predictions_file, saying_if_finished, seed_folder, stage_folder
 
 
 class Run(SeededRun):

@@ -11,8 +11,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -130,17 +129,6 @@ def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         files = [file for file in files if file.is_file() and file.suffix != ".md" and file.name not in RECORDS]
         found[name] = sorted((str(file.relative_to(path)), sha256(file)) for file in files)
     return found
-
-
-@contextmanager
-def saying_if_finished(folder: Path) -> Iterator[None]:
-    """Add to an error in the block that the run in the folder is finished, if so: missing inputs may be unneeded then."""
-    try:
-        yield
-    except HfTlmError as error:
-        if not (folder / RESULTS_FILE).is_file() or not (folder / SETTINGS_FILE).is_file():
-            raise
-        raise type(error)(f"{error} The run in {folder} is finished: its model and {RESULTS_FILE} are there.") from error
 
 
 def claim(

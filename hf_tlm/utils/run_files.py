@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ LINEAR_FILE = "linear.json"
 # Advice for damaged predictions.
 AGAIN = "Copy the file again, or run the command again that made the run, which makes it again."
 SEED, SPLIT, STAGE, PREDICTIONS = "seed-", "split-", "stage", "predictions"
+
+
+@contextmanager
+def saying_if_finished(folder: Path) -> Iterator[None]:
+    """Add to an error in the block that the run in the folder is finished, if so: missing inputs may be unneeded then."""
+    try:
+        yield
+    except HfTlmError as error:
+        if not (folder / RESULTS_FILE).is_file() or not (folder / SETTINGS_FILE).is_file():
+            raise
+        raise type(error)(f"{error} The run in {folder} is finished: its model and {RESULTS_FILE} are there.") from error
 
 
 def seed_folder(run: Path, seed: int | str) -> Path:

@@ -86,6 +86,14 @@ def test_a_whole_run_is_not_made_again(whole, tmp_path):
     assert (out / "seed-0/model/README.md").read_text() == "Edited."
 
 
+@pytest.mark.parametrize("recipe, missing", [("train_tlm", "--task"), ("train_tlm", "--subset"), ("finetune", "--task")])
+def test_a_finished_run_whose_data_are_gone_says_that_it_is_finished(whole, toys, tmp_path, recipe, missing):
+    out, command = whole
+    given = command if recipe == "train_tlm" else toys.commands[recipe]
+    outcome = attack(recipe, *given, "--output_dir", out, missing, tmp_path / "gone")
+    assert_refused(outcome, "gone", f"The run in {out} is finished: its model and results.json are there")
+
+
 def test_a_run_of_before_there_were_seals_is_taken(whole, tmp_path):
     (folder, command), out = whole, tmp_path / "out"
     shutil.copytree(folder, out)

@@ -50,13 +50,13 @@ from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run
-from hf_tlm.training.run_folder import SEED, claim, finish, finished, saying_if_finished, settings, unseal
+from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings, unseal
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import shares_output_dir
 from hf_tlm.utils.options import check_given
 from hf_tlm.utils.process import uses_fsdp
-from hf_tlm.utils.run_files import PREDICTIONS, TRAIN_IDS_FILE, predictions_file, seed_folder
+from hf_tlm.utils.run_files import PREDICTIONS, TRAIN_IDS_FILE, predictions_file, saying_if_finished, seed_folder
 
 
 def draw_fraction(train: Dataset, fraction: float, seed: int, kind: str) -> np.ndarray:
