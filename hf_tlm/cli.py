@@ -89,8 +89,8 @@ Task-driven training of text models from scratch, on the Hugging Face Trainer.
 commands:
 {commands}
 
-hf-tlm COMMAND --help shows a command's options. Every command but quickstart also takes
-  --num_processes N     Start N processes through accelerate: one a GPU, or on CPUs where there is none.
+hf-tlm COMMAND --help shows a command's options. Every command except quickstart also accepts
+  --num_processes N     Start N processes through accelerate: one per GPU, or on CPUs if there is no GPU.
   --config_file FILE    accelerate's settings (FSDP, several machines), or a preset: accelerate/fsdp
   --gpu_ids, --num_machines, --machine_rank, --main_process_ip, --main_process_port: as `accelerate launch`"""
 
@@ -154,7 +154,10 @@ def launch(command: str, options: Mapping[str, str], arguments: Sequence[str]) -
         LaunchError: this process was itself started by a launcher, or accelerate refuses the options.
     """
     if "WORLD_SIZE" in os.environ:
-        raise LaunchError(f"--{next(iter(options))} starts processes, and this is one that was started: leave it out.")
+        raise LaunchError(
+            f"--{next(iter(options))} starts processes, and this process was started by a launcher: remove "
+            f"--{next(iter(options))}."
+        )
     import torch
     from accelerate.commands.config.config_args import default_config_file
     from accelerate.commands.launch import launch_command, launch_command_parser
@@ -251,17 +254,17 @@ def _show_presets(arguments: Sequence[str]) -> None:
 
 def _show_completion(arguments: Sequence[str]) -> None:
     if len(arguments) != 1 or arguments[0] not in SHELLS:
-        raise HfTlmError(f"Expected one of {', '.join(SHELLS)}; received {' '.join(arguments) or 'nothing'}.")
+        raise HfTlmError(f"completion: expected one of {', '.join(SHELLS)}; received {' '.join(arguments) or 'nothing'}.")
     print(completion(arguments[0], list(_described()), list(presets())))
 
 
 # Commands that are not recipes: a line of description, and the function that prints their output.
 _OTHERS: dict[str, tuple[str, Callable[[Sequence[str]], None]]] = {
     "presets": (
-        "List the presets, all or those of a folder (tlm); of one (tlm/coffee) print the file.",
+        "List all presets or those of a folder (tlm), or print the file of one (tlm/coffee).",
         _show_presets,
     ),
-    "completion": ("Print what makes a shell complete commands, options and presets: bash, zsh.", _show_completion),
+    "completion": ("Print a script that completes commands, options and presets in a shell: bash, zsh.", _show_completion),
 }
 
 

@@ -23,17 +23,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train_tlm", "Train a classifier from scratch on a task and a subset (TLM), and evaluate it."),
     "pretrain": ("pretrain", "Pretrain on a corpus or a subset alone: masked LM, ELECTRA, ALE, COCO-LM."),
     "finetune": ("finetune", "Fine-tune a pretrained encoder on a task of any kind, with seeds and grids."),
-    "few-shot": ("few_shot", "Learn a task from a few examples a class, by filling a prompt (LM-BFF)."),
+    "few-shot": ("few_shot", "Learn a task from a few examples per class, by filling a prompt (LM-BFF)."),
     "predict": ("predict", "Predict with a finished model: a table in, the same table with predictions out."),
-    "export": ("export", "Export a finished model to ONNX, in float32 and 8 bits, checked when it is made."),
+    "export": ("export", "Export a finished model to ONNX, in float32 and 8 bits, and check the export."),
     "analyze": ("analyze", "Make figures, tables and a report of runs, models and subsets."),
-    "baseline": ("baseline", "Score the largest class and a linear model: what there is to beat."),
+    "baseline": ("baseline", "Score two baselines: the largest class and a linear model."),
     "publish": ("publish", "Publish a run or a subset on the Hub, or convert a released checkpoint."),
     "reproduce": ("reproduce", "Make a table of arms x tasks x seeds at your own budget."),
 }
 RECIPES = tuple(recipe for recipe, _ in COMMANDS.values())
 # Advice for a top-level key of a YAML file that the recipe does not know.
-OTHER_SECTIONS = f" Options of another command go into its section: one of {', '.join(RECIPES)}."
+OTHER_SECTIONS = f" Put options of another command into its section: one of {', '.join(RECIPES)}."
 _SPELLING = re.compile(r"^(?:\./)?recipes/configs/|\.(?:yaml|json)$")
 
 

@@ -70,7 +70,7 @@ def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for path in paths:
         if not str(path).strip():
-            raise ConfigError("--config is empty. Give a file or a preset (tlm/coffee), or leave it out.")
+            raise ConfigError("--config is empty. Pass a file or a preset (tlm/coffee), or remove --config.")
         file = find_preset(path)
         if not os.path.lexists(file) and (hint := did_you_mean(path)):
             raise ConfigError(f"Cannot read --config {path}: no such file or preset.{hint} `hf-tlm presets` lists them.")
@@ -161,7 +161,7 @@ def parse(
     except Exception as error:  # Errors of any type from __post_init__: transformers checks its arguments there.
         raise ConfigError(f"{type(error).__name__}: {' '.join(str(error).split()):.500}") from error
     if unknown:
-        hint = "; put a pattern of files in quotes, and commas between files" if os.path.exists(unknown[0]) else ""
+        hint = "; put a file pattern in quotes, and separate files with commas" if os.path.exists(unknown[0]) else ""
         parser.error(f"unknown argument {unknown[0]}{hint}")
     return tuple(parsed[: len(dataclasses)])
 
@@ -207,7 +207,7 @@ def _given_by_file(message: str, args: Sequence[str], recipe: str, defaults: Map
         return ""
     default = defaults.get(name)
     words = default if isinstance(default, list) else ["null" if default is None else str(default)]
-    return f"It is in {shown_path(file)}: --{name} {' '.join(map(str, words))} takes it back."
+    return f"It is set in {shown_path(file)}: --{name} {' '.join(map(str, words))} resets it."
 
 
 def _check_options(parser: argparse.ArgumentParser, args: Sequence[str]) -> None:
@@ -227,7 +227,7 @@ def _check_unicode(args: Sequence[str]) -> None:
         if _NO_TEXT.search(value):
             option = next((name for name in reversed(args[: number + 1]) if name.startswith("--")), "the command line")
             raise ConfigError(
-                f"{option}: expected text in UTF-8; received {value!r:.60}. Rename the file, or mend the text."
+                f"{option}: expected text in UTF-8; received {value!r:.60}. Rename the file, or correct the text."
             )
 
 
@@ -330,7 +330,7 @@ def _number(name: str, of: type, optional: bool, text: str) -> float | None:
 
 def _text(default: Any, text: str) -> str:
     if not text.strip() and text != default:  # argparse converts a string default like a given value.
-        raise argparse.ArgumentTypeError("expected a text; received an empty one. Leave it out for its default.")
+        raise argparse.ArgumentTypeError("expected a text; received an empty one. Remove the option for its default.")
     return text
 
 
@@ -347,7 +347,7 @@ def _typed(key: str, value: Any, action: Any) -> Any:
     """
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and _NO_TEXT.search(text):
-            raise ConfigError(f"{key}: expected text; received {text!r:.60}, which holds what is no character.")
+            raise ConfigError(f"{key}: expected text; received {text!r:.60}, which contains an invalid character.")
     value = _at_home(value)
     _check_shape(key, value, action)
     if value is None:
@@ -371,7 +371,7 @@ def _check_shape(key: str, value: Any, action: Any) -> None:
     types = {get_origin(one) or one for one in types} | {of for one in types for of in get_args(one)}
     if value is None:
         if type(None) not in types:
-            raise ConfigError(f"{key}: expected a value; received none. Leave the key out for its default.")
+            raise ConfigError(f"{key}: expected a value; received none. Remove the key for its default.")
         return
     if isinstance(value, list):
         if action.nargs != "+":
@@ -434,21 +434,21 @@ def run(main: Callable[[], Any]) -> None:
     except HfTlmError as error:
         _stop(str(error), 1)
     except KeyboardInterrupt:
-        _stop("Interrupted. What was finished is on disk. To go on, run the same command.", 130)
+        _stop("Interrupted. Finished work is on disk. To continue, run the same command.", 130)
     except Terminated as end:
         _stop(end.message, end.code)
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            _stop(f"A name is longer than that of a file can be: {error.filename!r:.60}... Give another.", 1)
+            _stop(f"The file name is too long: {error.filename!r:.60}... Choose another.", 1)
         if isinstance(error, BrokenPipeError) and nobody_reads():
-            _stop("Nobody reads what is printed any more. What was finished is on disk. To go on, run the same command.", 1)
+            _stop("The output is no longer read. Finished work is on disk. To continue, run the same command.", 1)
         if ended := process_problem(error):
-            _stop(f"{ended}. What was finished is on disk: then run the same command.", 1)
+            _stop(f"{ended}. Finished work is on disk: run the same command to continue.", 1)
         if gpu := gpu_problem(error):
-            _stop(f"{gpu}. What was finished is on disk.", 1)
+            _stop(f"{gpu}. Finished work is on disk.", 1)
         if (problem := disk_problem(error)) is None:
             raise
-        _stop(f"{problem}. What was finished is on disk: then run the same command.", 1)
+        _stop(f"{problem}. Finished work is on disk: then run the same command.", 1)
 
 
 def _leave_process_group() -> None:
@@ -459,7 +459,7 @@ def _leave_process_group() -> None:
 
 
 def _terminate() -> None:
-    raise Terminated("Stopped by SIGTERM. What was finished is on disk: the same command continues from there.")
+    raise Terminated("Stopped by SIGTERM. Finished work is on disk: run the same command to continue.")
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:

@@ -42,7 +42,7 @@ def test_ctrl_c_while_a_command_is_loaded_is_one_line(capsys, monkeypatch):
 
     monkeypatch.setattr(cli, "_load", load)
     said = hf_tlm(capsys, monkeypatch, "train", "--help", status=130)
-    assert said == "\nError: Interrupted. What was finished is on disk. To go on, run the same command.\n"
+    assert said == "\nError: Interrupted. Finished work is on disk. To continue, run the same command.\n"
 
 
 def test_every_recipe_is_a_command():
@@ -86,7 +86,7 @@ def test_help_of_a_command_calls_it_by_its_name(command, capsys, monkeypatch):
         ([], 2, "A command is missing.\nSee hf-tlm --help."),
         (["train", "--taks", "x"], 2, "See hf-tlm train --help."),
         (["presets", "cofee"], 1, "There is no preset 'cofee'. Did you mean tlm/coffee?"),
-        (["completion", "tcsh"], 1, "Expected one of bash, zsh; received tcsh."),
+        (["completion", "tcsh"], 1, "completion: expected one of bash, zsh; received tcsh."),
         (["retrieve", "--config", "tlm/cofee", "--task", "x", "--output_dir", "y"], 1, "Did you mean tlm/coffee?"),
         (["train", "--num_processes"], 2, "--num_processes: expected one argument"),
         (["train", "--num_processes", "0"], 2, "expected a number of 1 or more; received '0'"),
@@ -163,7 +163,7 @@ def test_launch_options_are_taken_out(tmp_path, monkeypatch):
     assert launch_options(["--num", "2"]) == ({}, ["--num", "2"])
     assert launch_options(["--num_processes", "1", "--rho1", "3"]) == ({}, ["--rho1", "3"])
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(LaunchError, match="--num_processes starts processes, and this is one that was started"):
+    with pytest.raises(LaunchError, match="--num_processes starts processes, and this process was started by a launcher"):
         launch("train", {"num_processes": "2"}, [])
 
 

@@ -66,7 +66,7 @@ def test_a_file_with_an_option_that_has_no_effect_is_named(tmp_path):
         parse(FewShotArguments, CheckpointArguments, recipe="few_shot", description="", args=[*base, *args])
 
     files = ["--config", str(tmp_path / "scale.yaml"), str(tmp_path / "more.yaml")]
-    with pytest.raises(ArgumentsError, match=r"max_steps 60 has no effect.* in \S*scale.yaml: --max_steps 1000 takes it"):
+    with pytest.raises(ArgumentsError, match=r"max_steps 60 has no effect.* in \S*scale.yaml: --max_steps 1000 resets it"):
         asked(*files)
     asked(*files, "--max_steps", "1000")
     for given in (["--max_steps", "70"], ["--max_steps=70"], ["--max-steps", "70"]):
@@ -211,7 +211,7 @@ def test_bad_files(tmp_path, text, message):
 )
 def test_a_key_of_a_section_at_the_top(tmp_path, key, recipe):
     """What is meant for another recipe was an unknown key alone, with names of this one's that are like it."""
-    said = f"^Unknown key '{key}' in .*0.yaml for {recipe}\\..* Options of another command go into its section: .*retrieve,"
+    said = f"^Unknown key '{key}' in .*0.yaml for {recipe}\\..* Put options of another command into its section: .*retrieve,"
     with pytest.raises(ConfigError, match=said):
         read(tmp_path, f"name: x\n{key}: 3", recipe=recipe)
 
@@ -237,7 +237,7 @@ def test_bad_command_line_is_one_line(tmp_path, args, capsys):
         (["--name", "x", "--batch"], "unknown argument --batch; did you mean --batch_size?"),
         (["--name", "x", "--quiz"], "unknown argument --quiz"),
         (["--name", "x", "y"], "unknown argument y"),
-        (["--name", "x", ".", "y"], "unknown argument .; put a pattern of files in quotes, and commas between files"),
+        (["--name", "x", ".", "y"], "unknown argument .; put a file pattern in quotes, and separate files with commas"),
     ],
 )
 def test_an_unknown_option_is_told_with_what_was_meant(args, hint, capsys):
@@ -283,7 +283,7 @@ def test_an_option_without_its_value_says_what_it_takes(args, message, capsys):
         (
             torch.OutOfMemoryError("CUDA out of memory. GPU 0 has 79 GiB of which 7 MiB is free. Including non-PyTorch ..."),
             1,
-            "which 7 MiB is free. Take fewer texts at a time (--per_device_train_batch_size",
+            "which 7 MiB is free. Use fewer texts at a time (--per_device_train_batch_size",
         ),
     ],
 )
@@ -324,7 +324,7 @@ def test_output_that_nobody_reads_is_one_line(monkeypatch, capsys, lines):
     with open(writing, "w") as pipe, pytest.raises(SystemExit) as stop:
         monkeypatch.setattr(sys, "stdout", pipe)
         run(lambda: print("a line\n" * lines))
-    assert stop.value.code == 1 and capsys.readouterr().err.startswith("\nError: Nobody reads what is printed any more.")
+    assert stop.value.code == 1 and capsys.readouterr().err.startswith("\nError: The output is no longer read.")
 
 
 def test_a_broken_pipe_of_another_kind_is_a_bug():

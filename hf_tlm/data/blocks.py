@@ -67,16 +67,18 @@ class BlockMaker:
         if mode not in (CONTIGUOUS, SENTENCES):
             raise BlocksError(f"blocks must be {CONTIGUOUS} or {SENTENCES}; received {mode!r}.")
         if max_length < 3:
-            raise BlocksError(f"A block has two special tokens and at least one more; received max_length {max_length}.")
+            raise BlocksError(
+                f"max_length must be at least 3: a block has two special tokens and one more; received {max_length}."
+            )
         name = tokenizer.name_or_path or "this one"
         if not tokenizer.is_fast:
-            raise TokenizerError(f"Blocks need a fast tokenizer (a tokenizer.json); {name} is in pure Python.")
+            raise TokenizerError(f"Blocks need a fast tokenizer (a tokenizer.json); {name} is a slow one, in pure Python.")
         self.first, self.last = tokenizer.cls_token_id, tokenizer.sep_token_id
         if None in (self.first, self.last) or tokenizer("")["input_ids"] != [self.first, self.last]:
             raise TokenizerError(
-                f"Blocks need a tokenizer that puts a cls_token before a text and a sep_token after it; {name} makes "
-                f"{tokenizer.convert_ids_to_tokens(tokenizer('')['input_ids'])} of an empty text. Use an encoder's (BERT, "
-                "RoBERTa, ...), or leave --tokenizer_name out to train one."
+                f"Blocks need a tokenizer that puts a cls_token before a text and a sep_token after it; {name} converts an "
+                f"empty text to {tokenizer.convert_ids_to_tokens(tokenizer('')['input_ids'])}. Use an encoder's (BERT, "
+                "RoBERTa, ...), or remove --tokenizer_name to train one."
             )
         self.tokenizer, self.mode, self.capacity = tokenizer, mode, max_length - 2
         self.blocks: list[np.ndarray] = []
@@ -260,13 +262,13 @@ class BlockShards:
                     shard_number += 1
         if not maker.tokens:
             raise BlocksError(
-                f"The corpus {self.corpus.name} holds no passage to train on ({self.corpus.skipped} rows without text, "
-                f"{cursor['held_out']} passages held out, {len(cursor['bad_files'])} files left out)."
+                f"The corpus {self.corpus.name} has no passage to train on ({self.corpus.skipped} rows without text, "
+                f"{cursor['held_out']} passages held out, {len(cursor['bad_files'])} files skipped)."
             )
         if shard_number == 0 and not maker.blocks:
             raise BlocksError(
-                f"The corpus {self.corpus.name} has {maker.tokens} tokens and does not fill one block of {self.max_length}. "
-                "Give more text, or lower max_length."
+                f"The corpus {self.corpus.name} has {maker.tokens} tokens, which do not fill one block of "
+                f"{self.max_length}. Add more text, or lower max_length."
             )
         maker.finish()
         while maker.blocks:  # `finish` may leave one block more than a shard holds.
@@ -304,7 +306,7 @@ class BlockShards:
             if not maker.blocks:
                 raise BlocksError(
                     f"validation_share {self.validation_share:g} holds out none of the passages of {self.corpus.name}. "
-                    "Raise it, or set it to 0 to go without evaluation."
+                    "Increase it, or set it to 0 to train without evaluation."
                 )
             _save_blocks(folder, maker.blocks[:max_blocks], {})
             blocks = _load_blocks(folder)
@@ -362,5 +364,5 @@ def _load_blocks(folder: Path) -> Dataset | None:
     blocks = None if state is None else find_rows(folder / BLOCKS_FILE, state.get("blocks"))
     if blocks is not None and blocks.column_names == SCHEMA.names:
         return blocks
-    logger.warning("%s is damaged and will be made again.", folder)
+    logger.warning("%s is damaged and will be created again.", folder)
     return None

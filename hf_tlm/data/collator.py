@@ -103,8 +103,8 @@ class TlmCollator:
             batch["teacher_probs"] = np.array([text["teacher_probs"] for text in texts], dtype=np.float32)
         if input_ids.max(initial=0) >= len(self.special):
             raise ValueError(
-                f"The texts have the token {input_ids.max()}, and the tokenizer {len(self.special)} tokens. Pass the one "
-                "that the texts were tokenised with."
+                f"The texts contain token id {input_ids.max()}, and the tokenizer has {len(self.special)} tokens. Pass the "
+                "tokenizer that the texts were tokenised with."
             )
         mask_tensors: dict[str, np.ndarray] = {}
         if training and self.mlm_probability > 0:
@@ -153,12 +153,12 @@ def _check_texts(texts: list[dict]) -> None:
     if not texts or "input_ids" not in texts[0]:
         columns = ", ".join(texts[0]) if texts else "none"
         raise ValueError(
-            f"TlmCollator takes tokenised texts, with input_ids; received {columns}. hf_tlm.data.tokenize makes them."
+            f"TlmCollator expects tokenised texts, with input_ids; received {columns}. hf_tlm.data.tokenize creates them."
         )
     if other := [text for text in texts if text.keys() != texts[0].keys()]:
         raise ValueError(
-            f"TlmCollator takes texts with the same columns; received one with {', '.join(texts[0])} and one with "
-            f"{', '.join(other[0])}. Task texts and corpus texts are batches of their own."
+            f"TlmCollator expects texts with the same columns; received one with {', '.join(texts[0])} and one with "
+            f"{', '.join(other[0])}. Put task texts and corpus texts into separate batches."
         )
 
 
@@ -183,7 +183,7 @@ def class_labels(values: Sequence[Any]) -> np.ndarray:
     ]
     for label in labels:
         if not isinstance(label, int) and not (isinstance(label, float) and label.is_integer()):
-            raise ValueError(f"expected labels to be indices of classes, one a text; received {str(label):.60}.")
+            raise ValueError(f"expected labels to be indices of classes, one per text; received {str(label):.60}.")
     return np.array(labels, dtype=np.int64)
 
 

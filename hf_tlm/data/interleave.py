@@ -239,8 +239,9 @@ def _check_lengths(stream: str, lengths: Any) -> np.ndarray:
         array = np.asarray(None)
     if array.ndim != 1 or (array.size and not (array.dtype.kind in "iu" and array.min() >= 0)):
         raise HfTlmError(
-            f"{stream}_lengths are how many tokens each text has, whole numbers; received {type(lengths).__name__}. Pass "
-            "hf_tlm.data.text_lengths(rows) of tokenised rows, [] for a stream that is not used."
+            f"{stream}_lengths must be the number of tokens of each text, as whole numbers; received "
+            f"{type(lengths).__name__}. Pass hf_tlm.data.text_lengths(rows) of tokenised rows, or [] for a stream that is "
+            "not used."
         )
     return array
 
@@ -249,11 +250,11 @@ def _check_sizes(rho1: Any, **sizes: int | None) -> None:
     """Check that rho1 and the sizes are numbers in their ranges, or raise an HfTlmError."""
     is_number = isinstance(rho1, Real) and not math.isnan(rho1)
     if not is_number or rho1 < 0 or (math.isfinite(rho1) and rho1 != int(rho1)):
-        raise HfTlmError(f"rho1 is a number of corpus batches per task batch: 0, 1, 2, ... or inf; received {rho1!r}.")
+        raise HfTlmError(f"rho1 must be a number of corpus batches per task batch: 0, 1, 2, ... or inf; received {rho1!r}.")
     for name, value in sizes.items():
         allowed = Range(0 if name in ("steps_per_epoch", "seed") else 1, math.inf, whole=True)
         if value is not None and not allowed.holds(value):
-            raise HfTlmError(f"{name} is {allowed}; received {value!r}.")
+            raise HfTlmError(f"{name} must be {allowed}; received {value!r}.")
 
 
 def _check_batch_tokens(
@@ -261,12 +262,12 @@ def _check_batch_tokens(
 ) -> None:
     """Check that batches can be measured in tokens and hold the longest text, or raise an HfTlmError."""
     if corpus_stream is not None:
-        raise HfTlmError("Batches of a corpus that is streamed are measured in texts: total_batch_size, not _tokens.")
+        raise HfTlmError("Batches of a streamed corpus are measured in texts: set total_batch_size, not total_batch_tokens.")
     longest = max(task_lengths.max(initial=0), corpus_lengths.max(initial=0))
     if batch_tokens < longest:
         raise HfTlmError(
-            f"A text of {longest} tokens is longer than a batch of {batch_tokens} per process and micro-batch. Raise "
-            "the batch, lower max_length, or accumulate less."
+            f"A text of {longest} tokens is longer than a batch of {batch_tokens} per process and micro-batch. Increase the "
+            "batch size, or lower max_length or gradient accumulation."
         )
 
 
@@ -319,11 +320,11 @@ class InterleavedBatchSampler:
         )
         task_lengths, corpus_lengths = _check_lengths("task", task_lengths), _check_lengths("corpus", corpus_lengths)
         if rho1 > 0 and len(corpus_lengths) == 0 and corpus_stream is None:
-            raise HfTlmError(f"rho1 = {rho1:g} needs corpus texts, and there are none. Give a subset or set rho1 to 0.")
+            raise HfTlmError(f"rho1 = {rho1:g} needs corpus texts; received none. Pass a subset, or set rho1 to 0.")
         if math.isfinite(rho1) and len(task_lengths) == 0:
-            raise HfTlmError(f"rho1 = {rho1:g} needs task texts, and there are none. Give a task or set rho1 to inf.")
+            raise HfTlmError(f"rho1 = {rho1:g} needs task texts; received none. Pass a task, or set rho1 to inf.")
         if (batch_size is None) == (batch_tokens is None):
-            raise HfTlmError("Give batch_size (texts) or batch_tokens, one of them.")
+            raise HfTlmError("Pass either batch_size (texts) or batch_tokens.")
         if batch_tokens is not None:
             _check_batch_tokens(batch_tokens, task_lengths, corpus_lengths, corpus_stream)
         self.rho1 = rho1

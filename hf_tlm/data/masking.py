@@ -116,8 +116,9 @@ def word_continuations(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
         flags = [not token.startswith((space_mark, "\u010a", " ")) for token in tokens]  # Newlines; spaces of added tokens.
     else:
         raise TokenizerError(
-            f"whole_word_mask needs tokens that tell where words begin, and those of this {type(tokenizer).__name__} do "
-            "not. Leave it out, or use a WordPiece tokenizer (BERT), a byte-level one (RoBERTa) or SentencePiece (ALBERT)."
+            f"whole_word_mask needs tokens that show where words begin, and those of this {type(tokenizer).__name__} do "
+            "not. Remove whole_word_mask, or use a WordPiece tokenizer (BERT), a byte-level one (RoBERTa) or SentencePiece "
+            "(ALBERT)."
         )
     continues = np.array(flags)
     continues[special_ids(tokenizer)] = False
@@ -212,11 +213,13 @@ class Cropper:
 
     def __post_init__(self):
         if not 0 < self.fraction <= 1:
-            raise HfTlmError(f"crop_fraction is the share of a text that is kept, in (0, 1]; received {self.fraction}.")
+            raise HfTlmError(
+                f"crop_fraction, the share of a text that is kept, must be in (0, 1]; received {self.fraction}."
+            )
         if self.tokenizer.cls_token_id is None:
             raise TokenizerError(
                 "Cropped texts begin with a cls_token, whose vector stands for the text, and this tokenizer has none. Use "
-                "that of an encoder (BERT, RoBERTa, ...), or leave contrastive learning out: --scl false."
+                "the tokenizer of an encoder (BERT, RoBERTa, ...), or switch contrastive learning off: --scl false."
             )
 
     def __call__(self, texts: list[dict], special: np.ndarray) -> list[dict]:

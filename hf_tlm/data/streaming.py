@@ -117,7 +117,7 @@ class StreamedBlocks:
 
     def __init__(self, shards: BlockShards, preparation: Preparation | None = None):
         if shards.mode != CONTIGUOUS:
-            raise BlocksError(f"streaming_blocks needs blocks of one length: blocks contiguous, not {shards.mode}.")
+            raise BlocksError(f"streaming_blocks needs blocks of equal length: blocks contiguous; received {shards.mode}.")
         self.shards, self.preparation = shards, preparation
         self._open: dict[int, Dataset] = {}
 

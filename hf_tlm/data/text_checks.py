@@ -64,7 +64,7 @@ def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerB
     cut = measure_cut(texts, tokenizer, max_length)
     if cut.share > MAX_CUT_SHARE:
         logger.warning(
-            "%.0f%% of the tokens of %s are beyond %d tokens, where each is cut: no step sees them. %s",
+            "%.0f%% of the tokens of %s are cut off, as each text is truncated to %d tokens. %s",
             *(100 * cut.share, what, max_length, advice.format(words=cut.words)),
         )
 
@@ -89,9 +89,9 @@ def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: 
     unknown = ids.count(tokenizer.unk_token_id)
     if unknown > MAX_UNKNOWN * len(ids):
         raise TokenizerError(
-            f"The tokenizer of {name} does not fit the texts: {unknown / len(ids):.0%} of the tokens of "
-            f"{len(sample):,} texts are {tokenizer.unk_token}, expected at most {MAX_UNKNOWN:.0%}. Give a tokenizer, or a "
-            "checkpoint, of their language and kind."
+            f"The tokenizer of {name} does not fit the texts: {unknown / len(ids):.0%} of the tokens of {len(sample):,} "
+            f"texts are {tokenizer.unk_token}, expected at most {MAX_UNKNOWN:.0%}. Choose a tokenizer, or a checkpoint, for "
+            "their language and kind."
         )
 
 

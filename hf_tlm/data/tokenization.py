@@ -54,7 +54,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, masking: bool = True) ->
     if masking and tokenizer.mask_token is None:
         raise TokenizerError(
             f"Masked language modelling needs a tokenizer with a mask_token; {name} has none. Use an encoder's tokenizer "
-            "(BERT, RoBERTa, ...), or leave --tokenizer_name out to train one."
+            "(BERT, RoBERTa, ...), or remove --tokenizer_name to train one."
         )
     if tokenizer.pad_token is None:
         raise TokenizerError(
@@ -83,8 +83,8 @@ def load_tokenizer(
     """
     if isinstance(name_or_path, PreTrainedTokenizerBase):
         raise TokenizerError(
-            f"name_or_path: expected a folder or a Hub id; received a {type(name_or_path).__name__}. It is a tokenizer "
-            "already: use it as it is."
+            f"name_or_path: expected a folder or a Hub id; received a {type(name_or_path).__name__}. Use the tokenizer "
+            "itself, without load_tokenizer."
         )
     name_or_path = named("name_or_path", name_or_path, TokenizerError, needed=True)
     options = {"trust_remote_code": trust_remote_code}
@@ -95,17 +95,17 @@ def load_tokenizer(
         path = Path(folder)
         if path.is_dir() and not any(file for glob in VOCABULARY_FILES for file in path.glob(glob)):
             # transformers would ask for sentencepiece.
-            reason = "holds neither a model nor a tokenizer. Give a folder with one."
+            reason = "contains neither a model nor a tokenizer. Pass a folder that does."
             if (path / "config.json").is_file():
-                reason = "has no vocabulary: tokenizer.json is missing there. Copy the tokenizer's files beside config.json."
+                reason = "has no vocabulary: tokenizer.json is missing. Copy the tokenizer's files beside config.json."
             raise TokenizerError(f"{name_or_path} {reason}") from error
         reason = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
         raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {reason}") from error
     if len(tokenizer) <= len(special := special_ids(tokenizer)):
         # transformers creates a tokenizer without a vocabulary if it finds no vocabulary files.
         raise TokenizerError(
-            f"{name_or_path} has no vocabulary: its tokenizer knows {len(special)} special tokens and nothing else. "
-            "tokenizer.json, or the files of the vocabulary, are missing there or damaged. Copy them again, or give another "
+            f"{name_or_path} has no vocabulary: its tokenizer has {len(special)} special tokens and nothing else. "
+            "tokenizer.json or the files of the vocabulary are missing or damaged. Copy them again, or choose another "
             "--tokenizer_name."
         )
     check_tokenizer(tokenizer, masking)
@@ -164,7 +164,7 @@ def train_wordpiece(
     alphabet = sorted(c for c in characters if not c.isspace())
     frequent = sorted(alphabet, key=characters.__getitem__, reverse=True)
     if not frequent:
-        raise TokenizerError("Cannot train a vocabulary: there is no text.")
+        raise TokenizerError("Cannot train a vocabulary without texts.")
     coverage = np.cumsum([characters[c] for c in frequent]) / sum(characters[c] for c in frequent)
     size = min(len(frequent), MAX_ALPHABET)
     if has_many_characters:
@@ -176,13 +176,13 @@ def train_wordpiece(
     pieces = [*SPECIAL_TOKENS, *(f"##{c}" for c in alphabet)]
     if len(pieces) + len(alphabet) > vocab_size:
         raise TokenizerError(
-            f"vocab_size {vocab_size} is too small: special tokens and the {len(alphabet)} characters of the texts, at "
-            f"the start and inside of words, take {len(pieces) + len(alphabet)}. Raise it."
+            f"vocab_size {vocab_size} is too small: special tokens and the {len(alphabet)} characters of the texts, at the "
+            f"start and inside of words, need {len(pieces) + len(alphabet)}. Increase vocab_size."
         )
     if coverage[size - 1] < 1 - MAX_UNCOVERED_SHARE:
         logger.warning(
-            "%.0f%% of the characters of the texts are none of the %s that the vocabulary has: words with them are %s. "
-            "Raise --vocab_size.",
+            "%.0f%% of the characters of the texts are not among the %s of the vocabulary: words with them become %s. "
+            "Increase --vocab_size.",
             *(100 * (1 - coverage[size - 1]), f"{size:,}", SPECIAL_TOKENS[1]),
         )
     trainer.train_from_iterator(
@@ -218,7 +218,7 @@ def _iterate_texts(texts: Iterable[str]) -> Iterator[str]:
     """Yield the texts, or raise a TokenizerError for the first one that is not a string."""
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            raise TokenizerError(f"texts: expected texts; received {kind_of(text)}, after {row:,} texts. Give texts alone.")
+            raise TokenizerError(f"texts: expected texts; received {kind_of(text)}, after {row:,} texts. Pass texts only.")
         yield text
 
 
@@ -345,10 +345,10 @@ def _describe_non_text(dataset: Dataset, name: str) -> str | None:
         return None
     kind = str(getattr(rows.features[name], "dtype", rows.features[name]))
     if kind not in ("string", "large_string", "string_view"):
-        return f"{kind}. Make texts of it with dataset.map"
+        return f"{kind}. Convert the column to texts with dataset.map"
     # The nulls of the table may be in rows that were not selected.
     if rows.data.column(name).null_count and any(text is None for text in rows[name]):
-        return "rows without one. Leave such rows out"
+        return "rows without a text. Remove such rows"
     return None
 
 

@@ -150,10 +150,11 @@ class SelectionArguments:
         changed = {name: value for name, value in vars(self).items() if value != getattr(default, name)}
         changed |= {} if teacher is None else {"teacher": " ".join(teacher)}
         if idle := without_effect(self.method, changed):
-            logger.warning("Of no effect with method %s: %s.", self.method, ", ".join(idle))
+            logger.warning("These options have no effect with method %s: %s.", self.method, ", ".join(idle))
         if Path(self.subset).is_dir() and Path(self.subset).resolve() == Path(output_dir).resolve():
             raise InfluenceError(
-                f"The smaller subset would replace the one that it is chosen from, {self.subset}. Choose another output_dir."
+                f"The smaller subset would replace the subset that it is chosen from, {self.subset}. Choose another "
+                "output_dir."
             )
         check_replaceable(Path(output_dir), work_dir=self.work_dir)
         if self.quote_task_texts:

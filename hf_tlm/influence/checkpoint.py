@@ -109,13 +109,13 @@ def choose_parameters(model: TlmModel, layer: int, patterns: str | None) -> Choi
     chosen = [parameter for parameter in owned if any(fnmatchcase(parameter.name, pattern) for pattern in wanted)]
     if not chosen:
         names = ", ".join(dict.fromkeys(parameter.name for parameter in owned))
-        raise InfluenceError(f"No parameter of layer {layer} matches {patterns!r}. It has: {names}.")
+        raise InfluenceError(f"No parameter of layer {layer} matches {patterns!r}. Choose from: {names}.")
     for parameter in chosen:
         if type(parameter.module) not in SUPPORTED:
             raise InfluenceError(
-                f"The gradient of {parameter.name} cannot be taken text by text: it belongs to a "
-                f"{type(parameter.module).__name__}, and only of {', '.join(kind.__name__ for kind in SUPPORTED)}. "
-                "Narrow `parameters`."
+                f"The gradient of {parameter.name} cannot be computed per text: it belongs to a "
+                f"{type(parameter.module).__name__}, and only {', '.join(kind.__name__ for kind in SUPPORTED)} are "
+                "supported. Narrow `parameters`."
             )
     # A layer with shared parameters is applied several times; its first application counts.
     first = next(index for index, modules in enumerate(layers) if modules[0][1] is layers[layer][0][1])
@@ -184,8 +184,8 @@ def check_alike(models: Sequence[TlmModel]) -> None:
     for number, shapes in enumerate(others, start=2):
         if differ := sorted(name for name in {*first, *shapes} if first.get(name) != shapes.get(name)):
             raise InfluenceError(
-                f"Scores are averaged over checkpoints of one model: number {number} has another {differ[0]} than the first "
-                f"({shapes.get(differ[0])} for {first.get(differ[0])}). Give checkpoints of one run."
+                f"Scores are averaged over checkpoints of one model: number {number} has a different {differ[0]} from the "
+                f"first ({shapes.get(differ[0])} instead of {first.get(differ[0])}). Pass checkpoints of one run."
             )
 
 

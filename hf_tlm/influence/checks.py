@@ -41,29 +41,29 @@ def check_selection(
             of a kind that the method does not support.
     """
     if method not in METHODS:
-        raise InfluenceError(f"The method of a selection is one of {', '.join(METHODS)}; received {method!r}.")
+        raise InfluenceError(f"method: expected one of {', '.join(METHODS)}; received {method!r}.")
     sizes = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
     given = {name: value for name, value in sizes.items() if value is not None}
     if len(given) != 1:
         received = ", ".join(f"{name} {value}" for name, value in given.items()) or "none"
-        raise InfluenceError(f"A selection needs its size, as one of {', '.join(sizes)}; received {received}.")
+        raise InfluenceError(f"A selection needs its size as exactly one of {', '.join(sizes)}; received {received}.")
     check_numbers(InfluenceError, **sizes, corpus_batch_size=corpus_batch_size, task_batch_size=task_batch_size)
     if top_k is not None and method != "iss":
         raise InfluenceError(
-            f"top_k is the passages of each task batch, which only iss has; received it with {method}. Give {method} a "
-            "fraction, or num_passages: the size of the subset that it is compared with."
+            f"top_k is the number of passages per task batch, which only iss has; received method {method}. Pass fraction "
+            "or num_passages instead: the size of the subset to compare with."
         )
     for name, value, known in (("task_split", task_split, TASK_SPLITS), ("group_loss", group_loss, GROUP_LOSSES)):
         if value not in known:
-            raise InfluenceError(f"{name} is {' or '.join(known)}; received {value!r}.")
+            raise InfluenceError(f"{name} must be {' or '.join(known)}; received {value!r}.")
     if balance is None:
         return
     if balance not in BALANCES:
-        raise InfluenceError(f"balance is {' or '.join(BALANCES)}, or left out; received {balance!r}.")
+        raise InfluenceError(f"balance must be {' or '.join(BALANCES)}, or None; received {balance!r}.")
     if method not in ("iss", *BY_TEACHER) or top_k is not None:
         raise InfluenceError(
-            f"balance {balance!r} shares passages out to classes: it goes with method iss, {' or '.join(BY_TEACHER)}, and "
-            f"fraction or num_passages; received method {method}{'' if top_k is None else f', top_k {top_k}'}. Leave it out."
+            f"balance {balance!r} distributes passages over classes: it needs method iss, {' or '.join(BY_TEACHER)}, and "
+            f"fraction or num_passages; received method {method}{'' if top_k is None else f', top_k {top_k}'}. Remove it."
         )
 
 
@@ -80,7 +80,8 @@ def check_executor(
     given = {name: value for name, value in options.items() if value is not None}
     if executor is None and given:
         raise InfluenceError(
-            f"{', '.join(given)} belong to an executor: add --executor local (ray, slurm, jobs), or leave them out."
+            f"{', '.join(given)} have no effect without an executor: add --executor local (ray, slurm, jobs), or remove "
+            "them."
         )
     if executor is not None and method != "iss":
         raise InfluenceError(f"An executor scores passages, which only iss does; received {executor} with {method}.")

@@ -177,7 +177,7 @@ class ScoreDocuments(PipelineStep):
         folder = Workspace(parent).reading(name) if "://" in self.scorer else Path(self.scorer)
         details = describe_scorer(folder)
         if details["task"] is None:
-            raise InfluenceError(f"The scorer in {self.scorer} has no task gradients. Save it with them.")
+            raise InfluenceError(f"The scorer in {self.scorer} has no task gradients. Save it after fit.")
         settings = {name: details[name] for name in ("fingerprint", "task")}
         settings |= {"max_length": self.max_length, "tasks": world_size, "rows": SHARD_ROWS}
         found = self.output.read(SETTINGS_FILE)
@@ -185,7 +185,7 @@ class ScoreDocuments(PipelineStep):
             self.output.write(SETTINGS_FILE, settings)
         elif found != settings:
             differ = ", ".join(name for name in settings if found.get(name) != settings[name])
-            raise InfluenceError(f"{self.output.location} holds scores with another {differ}. Choose another output.")
+            raise InfluenceError(f"{self.output.location} contains scores with different {differ}. Choose another output.")
         return folder
 
     def _scores(self, scorer: InfluenceScorer, batch: list[Document], name: str) -> np.ndarray:
@@ -229,9 +229,9 @@ class KeepDocuments(PipelineStep):
             InfluenceError: the scores do not exist, or the documents or tasks differ from those that were scored.
         """
         scores = DocumentScores(self.scores)
-        other = f"{self.scores} holds scores of other documents. Run the pipeline that was scored, with as many tasks."
+        other = f"{self.scores} has scores of other documents. Run the scored pipeline with the same number of tasks."
         if world_size != scores.num_tasks:
-            raise InfluenceError(f"{other} Those were {scores.num_tasks}; received {world_size}.")
+            raise InfluenceError(f"{other} It had {scores.num_tasks}; received {world_size}.")
         rows, documents = scores.rows_of(rank), iter(data)
         places = {int(row): place for place, row in enumerate(self.selection.rows) if rows.start <= row < rows.stop}
         expected = zip(rows, scores.ids_of(rank), strict=True)
@@ -239,7 +239,7 @@ class KeepDocuments(PipelineStep):
         for document, (row, name) in together:
             found = None if document == (None, None) else document.id
             if found != name:
-                raise InfluenceError(f"{other} Task {rank} has come to {found!r} where it was {name!r}.")
+                raise InfluenceError(f"{other} Task {rank} reads {found!r} instead of {name!r}.")
             if (place := places.get(row)) is not None:
                 document.metadata["influence"] = float(self.selection.influence[place])
                 document.metadata["influence_rank"] = int(self.selection.rank[place])

@@ -34,12 +34,12 @@ def cut_at(asked: int | None, tokenizer: PreTrainedTokenizerBase, positions: int
         return min(MAX_LENGTH, tokenizer.model_max_length, positions or MAX_LENGTH)
     if asked <= special:
         raise InfluenceError(
-            f"score_max_length {asked} leaves a text no token beside its {special} special ones. Give --score_max_length "
+            f"score_max_length {asked} leaves no token of a text beside {special} special tokens. Set --score_max_length to "
             f"{special + 1} or more."
         )
     if positions is not None and asked > positions:
         raise InfluenceError(
-            f"score_max_length {asked} is more than the {positions} positions of the score model. Give --score_max_length "
+            f"score_max_length {asked} is more than the {positions} positions of the score model. Set --score_max_length to "
             f"{positions} or less."
         )
     return asked
@@ -58,10 +58,10 @@ def read(rows: Dataset, needed: str) -> Dataset:
         return read(rows.rename_column("labels", "label"), needed)
     if not {"input_ids", needed} <= set(columns):
         found = f"a Dataset with {', '.join(columns)}" if isinstance(rows, Dataset) else type(rows).__name__
-        kept = f" It leaves {needed} out: rows.add_column({needed!r}, ...)." if needed == "id" else ""
+        kept = f" It does not keep {needed}: add it with rows.add_column({needed!r}, ...)." if needed == "id" else ""
         raise InfluenceError(
-            f"Rows are a Dataset with the columns input_ids and {needed}; received {found}. hf_tlm.data.tokenize makes "
-            f"input_ids of texts.{kept}"
+            f"rows: expected a Dataset with the columns input_ids and {needed}; received {found}. hf_tlm.data.tokenize "
+            f"creates input_ids from texts.{kept}"
         )
     names = [name for name in ("input_ids", "token_type_ids", needed) if name in rows.column_names]
     return rows.select_columns(names).with_format(None)

@@ -103,7 +103,7 @@ class ScoreFiles:
         block = np.empty((self.shape[0], len(range(*columns.indices(self.shape[1])))), np.float32, order="F")
         for number in range(self.num_shards):
             if (shard := self.find(number)) is None:
-                raise InfluenceError(f"{self._path(number)} is missing or damaged. Run the same command again to make it.")
+                raise InfluenceError(f"{self._path(number)} is missing or damaged. Run the same command again to create it.")
             rows = self.rows(number)
             block[rows.start : rows.stop] = shard[:, columns]
         return block[every]
@@ -223,14 +223,14 @@ class DocumentScores:
         self.workspace = Workspace(location)
         settings = self.workspace.read(SETTINGS_FILE)
         if settings is None:
-            raise InfluenceError(f"{location} holds no scores of documents. Run a pipeline with ScoreDocuments.")
+            raise InfluenceError(f"{location} contains no scores of documents. Run a pipeline with ScoreDocuments.")
         ends = [self.workspace.read(end_name(rank)) for rank in range(settings["tasks"])]
         if missing := [str(rank) for rank, end in enumerate(ends) if not end]:
-            raise InfluenceError(f"The tasks {', '.join(missing[:10])} of {len(ends)} have not come to their end. Run them.")
+            raise InfluenceError(f"The tasks {', '.join(missing[:10])} of {len(ends)} are not finished. Run them.")
         self.num_tasks, self._ends = len(ends), [end for end in ends if end]
         self._batches = [name for rank in range(len(ends)) for name in self._batches_of(rank)]
         if not self._batches:
-            raise InfluenceError(f"{location} holds the scores of no document: the pipeline has read none.")
+            raise InfluenceError(f"{location} contains no scores, as the pipeline has read no documents.")
         self.shape = (sum(end["documents"] for end in self._ends), self._scores(self._batches[0]).shape[1])
 
     @cached_property
@@ -291,15 +291,15 @@ def _claim(folder: Path, settings: dict[str, Any], main: bool) -> Claim:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
-            raise ValueError("it holds no JSON object")
+            raise ValueError("it is not a JSON object")
     except ValueError as error:
         raise InfluenceError(f"{path} is damaged: {error}. Remove the folder, or choose another --work_dir.") from error
     if found != settings:
         differ = [name for name in sorted({*found, *settings}) if found.get(name) != settings.get(name)]
         named = ", ".join(f"{name} ({_short(found.get(name))} there, {_short(settings.get(name))} now)" for name in differ)
         raise InfluenceError(
-            f"{folder} holds scores that were made with other settings or data: {named}. Give this selection another "
-            "--work_dir, or remove the folder."
+            f"{folder} contains scores with other settings or data: {named}. Choose another --work_dir for this selection, "
+            "or remove the folder."
         )
     return claim
 
@@ -308,7 +308,7 @@ def _refuse_strangers(folder: Path) -> None:
     others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if any(re.fullmatch(r"scores-\d+\.npy", name) for name in others):
         raise InfluenceError(
-            f"{folder} holds scores ({others[0]} ...) and no {SETTINGS_FILE} that would say of what. Choose another "
+            f"{folder} contains scores ({others[0]} ...), but no {SETTINGS_FILE} with their settings. Choose another "
             "--work_dir, or remove the folder."
         )
 

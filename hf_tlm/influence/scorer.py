@@ -103,8 +103,8 @@ class InfluenceScorer:
         if given is not models or any(not isinstance(model, TlmModel) for model in given):
             found = next((model for model in given if not isinstance(model, TlmModel)), models)
             raise InfluenceError(
-                f"Influence takes a list of TlmModel; received {type(found).__name__}. Pass "
-                "[TlmModel.from_checkpoint(folder, id2label=task.id2label)], of a folder or Hub id of a classifier."
+                f"Influence needs a list of TlmModel; received {type(found).__name__}. Pass "
+                "[TlmModel.from_checkpoint(folder, id2label=task.id2label)], with the folder or Hub id of a classifier."
             )
         if not models:
             raise InfluenceError("Influence needs at least one model; received none.")
@@ -116,7 +116,8 @@ class InfluenceScorer:
         self.masked = MaskedTexts(tokenizer, mlm_probability, seed)
         if len(tokenizer) > (vocabulary := models[0].config.vocab_size):
             raise InfluenceError(
-                f"The tokenizer has {len(tokenizer):,} tokens, and the models embed {vocabulary:,}. Pass the models' own."
+                f"The tokenizer has {len(tokenizer):,} tokens, and the models have embeddings for {vocabulary:,}. Pass the "
+                "models' own tokenizer."
             )
         self._checkpoints = []
         for number, model in enumerate(models):
@@ -126,7 +127,7 @@ class InfluenceScorer:
         if projection_dim is not None and not any(isinstance(each, MatrixGradient) for _, each in self._gradients()):
             raise InfluenceError(
                 "projection_dim projects the gradients of linear layers' weights; among "
-                f"{', '.join(parameter.name for parameter in self.choice.parameters)} there is none. Leave it out."
+                f"{', '.join(parameter.name for parameter in self.choice.parameters)} there is none. Remove projection_dim."
             )
         self.models, self.tokenizer = list(models), tokenizer
         self.batch_size, self.device, self.mask_task_texts = batch_size, models[0].device, mask_task_texts
@@ -350,7 +351,7 @@ class InfluenceScorer:
 
     def _fitted(self) -> TaskGradients:
         if self._tasks is None:
-            raise InfluenceError("There are no task gradients yet: call fit, or load what fit wrote.")
+            raise InfluenceError("The task gradients have not been computed: call fit, or load what fit saved.")
         return self._tasks
 
 
@@ -408,8 +409,8 @@ def load_scorer(folder: str | os.PathLike, device: str | torch.device = "cpu") -
     scorer = InfluenceScorer(models, tokenizer, parameters=parameters, batch_size=details["batch_size"], **settings)
     if scorer.fingerprint != details["fingerprint"]:
         raise InfluenceError(
-            f"The scorer in {folder} is not the one that was saved there: its files are damaged, or this version of "
-            "transformers reads them otherwise. Save it again, with the versions that load it."
+            f"The scorer in {folder} differs from the one that was saved: its files are damaged, or this version of "
+            "transformers reads them differently. Save it again with the installed versions."
         )
     if details["task"] is not None:
         scorer.load(folder / GRADIENTS_FOLDER)
@@ -425,4 +426,4 @@ def describe_scorer(folder: Path) -> dict:
     try:
         return json.loads((folder / SCORER_FILE).read_text(encoding="utf-8"))
     except OSError as error:
-        raise InfluenceError(f"{folder} holds no scorer: {error}. Write one with save_scorer.") from error
+        raise InfluenceError(f"{folder} contains no scorer: {error}. Save one with save_scorer.") from error

@@ -175,40 +175,41 @@ def check_inputs(
         InfluenceError, TaskError: see `select`.
     """
     if len(subset) == 0:
-        raise InfluenceError("There is nothing to select from: the subset is empty.")
+        raise InfluenceError("Cannot select from an empty subset.")
     if earlier := subset.manifest.get("selection"):
         raise InfluenceError(
             f"This subset is a selection already ({earlier['size']:,} of {earlier['of']:,} passages by "
-            f"{earlier['method']}). Select from the subset that it was made of."
+            f"{earlier['method']}). Select from the subset that it was chosen from."
         )
     subset.tell_of_other_task(task)
     if method == "iss" and task_split == "validation" and not len(task.splits.get("validation") or ()):
         raise InfluenceError(
-            f"Task {task.name} has no validation examples, whose loss influence is measured on. Split off some of training."
+            f"Task {task.name} has no validation examples, on whose loss influence is measured. Split off some training "
+            "examples."
         )
     for name, value in (("num_passages", num_passages), ("top_k", top_k)):
         if value is not None and value > len(subset):
-            raise InfluenceError(f"{name} {value:,} is more than the {len(subset):,} passages of the subset. Lower it.")
+            raise InfluenceError(f"{name} {value:,} is more than the {len(subset):,} passages of the subset. Lower {name}.")
     return num_passages if fraction is None else max(1, round(fraction * len(subset)))
 
 
 def _check_given(method, subset, scorer, scores, sharding, num_processes) -> None:
     """Check that the method has the scorer or scores that it needs and supports the executor, or raise InfluenceError."""
     if method == "iss" and scorer is None:
-        raise InfluenceError("Selection by influence needs a scorer: an InfluenceScorer of the score model.")
+        raise InfluenceError("Selection by influence needs a scorer. Pass an InfluenceScorer of the score model.")
     if method in BY_TEACHER and (scores is None or len(scores.values) != len(subset)):
         received = "none" if scores is None else f"{len(scores.values):,}"
         raise InfluenceError(
             f"Selection by {method} needs the scores of a teacher for the {len(subset):,} passages, which "
-            f"hf_tlm.runs.teacher_scores gives; received {received}."
+            f"hf_tlm.runs.teacher_scores computes; received {received}."
         )
     if sharding is None:
         return
     check_executor(method, sharding.executor, sharding.num_shards, sharding.workers, None)
     if num_processes > 1:
         raise InfluenceError(
-            f"An executor is started by one process; received {sharding.executor} in {num_processes} processes. Start it "
-            "without accelerate launch, or leave the executor out."
+            f"An executor must be started by a single process; received {sharding.executor} in {num_processes} processes. "
+            "Start the command without accelerate launch, or remove the executor."
         )
 
 
@@ -227,7 +228,7 @@ def _task_rows(
         if not batches:
             raise InfluenceError(
                 f"Balance by class needs a task batch of every class: {task.label_names[label]!r} has {len(members)} "
-                f"{split} examples, and task_batch_size is {batch_size}. Lower it to {len(members)} or less."
+                f"{split} examples, and task_batch_size is {batch_size}. Lower task_batch_size to {len(members)} or less."
             )
         kept.append(members[: batches * batch_size])
         classes += [int(label)] * batches

@@ -142,7 +142,7 @@ def select_rows(
             `num_passages` is given.
     """
     if (top_k is None) == (num_passages is None):
-        raise InfluenceError(f"Give one of top_k and num_passages, and not both; received {top_k} and {num_passages}.")
+        raise InfluenceError(f"Pass either top_k or num_passages; received {top_k} and {num_passages}.")
     if isinstance(scores, list):
         scores = np.asarray(scores, np.float32)
     passages, task_batches = scores.shape
@@ -154,12 +154,12 @@ def select_rows(
     if not scored.any():
         raise InfluenceError(
             f"None of the {passages:,} passages has a score: either no passage has a token that can be masked, or the score "
-            "model's gradients are not finite. Look at the texts and the score model."
+            "model's gradients are not finite. Check the texts and the score model."
         )
     if not_finite:
         logger.warning(
-            "%s of %s passages have scores that are not finite, and are left out: the score model's gradients of them are "
-            "too large for its numbers. In float32, without --bf16, there may be fewer.",
+            "%s of %s passages have scores that are not finite, and are skipped: their gradients exceed the range of the "
+            "score model's precision. float32 (without --bf16) may give fewer.",
             f"{not_finite:,}",
             f"{passages:,}",
         )

@@ -78,17 +78,19 @@ class TaskGradients:
                 settings.
         """
         if not (folder / _META).is_file():
-            raise InfluenceError(f"{folder} holds no task gradients. Make them with InfluenceScorer.fit and save.")
+            raise InfluenceError(
+                f"{folder} contains no task gradients. Compute them with InfluenceScorer.fit, and save them."
+            )
         found = cls.find(folder, device, fingerprint=fingerprint)
         if found is None:
             raise InfluenceError(
-                f"The task gradients in {folder} were made by other models or with other settings. Choose another folder, "
-                "or make them again with InfluenceScorer.fit."
+                f"The task gradients in {folder} were computed with other models or settings. Choose another folder, or "
+                "compute them again with InfluenceScorer.fit."
             )
         if missing := [number for number in range(len(found.stops)) if not found.has(number)]:
             raise InfluenceError(
-                f"Of the task gradients in {folder} {len(missing)} of {len(found.stops)} blocks are missing or damaged. "
-                "Make them with InfluenceScorer.fit, which continues."
+                f"{len(missing)} of {len(found.stops)} blocks of the task gradients in {folder} are missing or damaged. "
+                "Compute them with InfluenceScorer.fit, which continues."
             )
         return found
 

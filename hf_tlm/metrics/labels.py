@@ -83,8 +83,8 @@ class _ClassificationMetric(TaskMetric):
             if values is None or _are_classes(values):
                 continue
             raise HfTlmError(
-                f"{self.name}: expected {side} to be indices of classes, [N]; received {of_python(values)!r:.60}. Take the "
-                "argmax of logits, number names of classes, and leave texts without a label out."
+                f"{self.name}: expected {side} to be indices of classes, [N]; received {of_python(values)!r:.60}. Use the "
+                "argmax of logits and indices of class names, and remove texts without a label."
             )
         super().add_batch(predictions=predictions, references=references, **options)
 
@@ -136,9 +136,9 @@ class BinaryF1(_ClassificationMetric):
     def _compute(self, predictions, references):
         classes = {*predictions, *references}
         if others := classes - {0, 1}:
-            raise HfTlmError(f"f1 is of class 1 against class 0; received class {max(others)}. Use macro_f1 or micro_f1.")
+            raise HfTlmError(f"f1 is for the classes 0 and 1; received class {max(others)}. Use macro_f1 or micro_f1.")
         if 1 not in classes:
-            return {self.name: undefined(self.name, "class 1 is neither referred to nor predicted")}
+            return {self.name: undefined(self.name, "class 1 occurs in neither references nor predictions")}
         return {self.name: float(f1_score(references, predictions))}
 
 
@@ -187,8 +187,8 @@ class _Correlation(TaskMetric):
         for side, values in sides.items():
             if not np.isfinite(values).all():
                 raise HfTlmError(
-                    f"{self.name}: {(~np.isfinite(values)).sum()} of {len(values)} {side} are not finite. If they are a "
-                    "model's, training has diverged: lower the learning rate or lengthen the warm-up."
+                    f"{self.name}: {(~np.isfinite(values)).sum()} of {len(values)} {side} are not finite. If a model "
+                    "predicted them, training has diverged: lower the learning rate or lengthen the warm-up."
                 )
             if np.ptp(values) == 0:
                 return {self.name: undefined(self.name, f"the {side} are all {values[0]:g}")}
@@ -242,7 +242,7 @@ class _TaggingMetric(TaskMetric):
             if len(predicted) != len(truth):
                 raise HfTlmError(
                     f"{self.name}: sentence {sentence} has {len(truth)} reference tags and {len(predicted)} predicted ones. "
-                    "Give a tag, None or an empty string for every word."
+                    "Pass a tag, None or an empty string for every word."
                 )
         if not any(references):
             raise HfTlmError(f"{self.name}: there are no words to score.")

@@ -53,7 +53,7 @@ def load_metric(name: str) -> TaskMetric:
         HfTlmError: no metric has this name.
     """
     if not isinstance(name, str) or name not in METRICS:
-        raise HfTlmError(f"The metrics are {', '.join(METRICS)}; received {name!r}.")
+        raise HfTlmError(f"metric: expected one of {', '.join(METRICS)}; received {name!r}.")
     return METRICS[name]()
 
 
@@ -75,7 +75,7 @@ def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], 
     metrics = {metric.name: metric for metric in loaded}.values()
     if any(metric.name not in usable for metric in metrics):
         raise HfTlmError(
-            "From logits come the metrics of classification together, or those of regression; received "
+            "Expected metrics of classification only, or of regression only, which logits suffice for; received "
             f"{', '.join((name, *further))}."
         )
 
@@ -88,7 +88,7 @@ def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], 
             shape = "numbers [N] or [N, 1]" if regression else "logits [N, classes]"
             raise HfTlmError(
                 f"Expected {shape}, of N texts with a label each; received {list(outputs.shape)} and {list(labels.shape)} "
-                "labels. What preprocess_logits_for_metrics gives has to be such, too."
+                "labels. The output of preprocess_logits_for_metrics must have this shape, too."
             )
         if not np.isfinite(outputs).all():
             raise HfTlmError(
@@ -99,7 +99,7 @@ def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], 
         if not regression:
             predicted, labels = predicted[labels != NO_LABEL], labels[labels != NO_LABEL]
             if not len(labels):
-                raise HfTlmError("None of the texts that are scored has a label: all are -100. Give labels to some.")
+                raise HfTlmError("None of the evaluated texts has a label: all are -100. Add labels.")
         scores: dict[str, float] = {}
         for metric in metrics:
             scores |= metric.compute(predictions=predicted, references=labels)
@@ -163,13 +163,13 @@ def paired_bootstrap(
     for name, side in (("first", first), ("second", second)):
         if callable(side) or not all(map(callable, side)):
             raise HfTlmError(
-                f"{name}: expected a list of what scores each model; received a {type(side).__name__}. Give "
-                "[scorer(metric, references, predictions)]."
+                f"{name}: expected a list with a scorer per model; received a {type(side).__name__}. Pass [scorer(metric, "
+                "references, predictions)]."
             )
     if not (first and second and size > 0 and resamples > 0):
         raise HfTlmError(
-            f"A lead is of one model or more on each side, texts and resamples; received {len(first)} and {len(second)} "
-            f"models, {size} texts and {resamples} resamples."
+            f"A lead needs at least one model on each side, one text and one resample; received {len(first)} and "
+            f"{len(second)} models, {size} texts and {resamples} resamples."
         )
 
     def lead(rows: np.ndarray) -> float:
@@ -196,7 +196,8 @@ def scorer(metric: str, references: Sequence[int | float], predictions: Sequence
     """
     if len(references) != len(predictions):
         raise HfTlmError(
-            f"A prediction for every reference was expected; received {len(predictions):,} and {len(references):,}."
+            f"Expected a prediction for every reference; received {len(predictions):,} predictions and {len(references):,} "
+            "references."
         )
     if metric in KIND_METRICS["regression"]:
         truths, numbers = np.asarray(references, float), np.asarray(predictions, float)
@@ -210,18 +211,18 @@ def scorer(metric: str, references: Sequence[int | float], predictions: Sequence
 
         return score_correlation
     if metric not in _SCORES_FROM_COUNTS:
-        raise HfTlmError(f"A metric of rows is one of {', '.join(METRICS_OF_ROWS)}; received {metric!r:.60}.")
+        raise HfTlmError(f"metric: expected one of {', '.join(METRICS_OF_ROWS)}; received {metric!r:.60}.")
     for name, values in (("references", references), ("predictions", predictions)):
         if wrong := [value for value in np.asarray(values).tolist() if not isinstance(value, int) or value < 0]:
             raise HfTlmError(
-                f"{name}: expected indices of classes, whole numbers from 0; received {wrong[0]!r:.60}. label2id of a task "
-                "has those of names."
+                f"{name}: expected indices of classes, whole numbers from 0; received {wrong[0]!r:.60}. The label2id of a "
+                "task maps names to indices."
             )
     labels, guesses = np.asarray(references, np.int64), np.asarray(predictions, np.int64)
     classes = int(max(labels.max(initial=0), guesses.max(initial=0))) + 1
     hits, score_from_counts = labels == guesses, _SCORES_FROM_COUNTS[metric]
     if metric == "f1" and classes > 2:
-        raise HfTlmError(f"f1 is of class 1 against class 0; received class {classes - 1}. Use macro_f1 or micro_f1.")
+        raise HfTlmError(f"f1 is for the classes 0 and 1; received class {classes - 1}. Use macro_f1 or micro_f1.")
 
     def score_classes(rows: np.ndarray) -> float:
         label, guess = labels[rows], guesses[rows]

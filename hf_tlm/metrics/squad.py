@@ -107,11 +107,11 @@ def best_threshold(
     """
     scorers = {"f1": answer_f1, "exact_match": exact_match}
     if score not in scorers:
-        raise HfTlmError(f"A threshold is best by {' or '.join(scorers)}; received {score!r}.")
+        raise HfTlmError(f"score must be {' or '.join(scorers)}; received {score!r}.")
     if not len(null_scores) == len(predictions) == len(references) > 0:
         raise HfTlmError(
-            "A threshold needs a null score, an answer and references for each of one question or more; received "
-            f"{len(null_scores)}, {len(predictions)} and {len(references)}."
+            "A threshold needs a null score, an answer and references for each question, and at least one question; "
+            f"received {len(null_scores)}, {len(predictions)} and {len(references)}."
         )
     nulls = np.asarray(null_scores, float)
     if not np.isfinite(nulls).all():

@@ -182,7 +182,7 @@ def read_adapter(folder: str | os.PathLike) -> LoraConfig:
             path, {**others, **_FIELDS}, ModelError, optional={*others, *_FIELDS} - {"base_model_name_or_path"}
         )
     except OSError as error:
-        raise ModelError(f"Cannot read {path}: {error.strerror}. Give the folder of an adapter.") from error
+        raise ModelError(f"Cannot read {path}: {error.strerror}. Pass the folder of an adapter.") from error
     arguments: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return LoraConfig(**{name: value for name, value in arguments.items() if name in _FIELDS or name == "target_modules"})
 
@@ -205,8 +205,8 @@ def base_folder(folder: str | os.PathLike, adapter: LoraConfig, *, trust_remote_
     # A name without an owner, such as bert-base-uncased, is one of the Hub's older models.
     if find_repo(base, "model") is None and Path(base).name != base and not os.path.isdir(base):
         raise ModelError(
-            f"The adapter in {folder} goes on the model {base}, which is not there. Put it back, or name its place in "
-            f"{ADAPTER_FILE} as base_model_name_or_path."
+            f"The adapter in {folder} needs the base model {base}, which does not exist. Restore it, or set "
+            f"base_model_name_or_path in {ADAPTER_FILE} to its new path."
         )
     return checkpoint_folder(base, adapter.revision, trust_remote_code=trust_remote_code)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from hf_tlm.errors import ModelError
 from hf_tlm.utils.options import NoEffect, check_ranges, option
 
-_RANDOM = NoEffect("embedding_init", ("random",), "with embedding_init random. Leave it out.")
+_RANDOM = NoEffect("embedding_init", ("random",), "with embedding_init random. Remove it.")
 
 
 @dataclass

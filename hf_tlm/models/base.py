@@ -158,8 +158,8 @@ def encode(
     config = body.config
     if not (position_ids is None) == (text_ids is None) == (first_tokens is None):
         raise ModelError(
-            "position_ids, text_ids and first_tokens say together where the texts of packed rows are (TlmCollator): give "
-            "all of them, or none."
+            "position_ids, text_ids and first_tokens together describe the texts of packed rows (TlmCollator): pass all of "
+            "them, or none."
         )
     attention_mask = default_attention_mask(input_ids, attention_mask, text_ids)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
@@ -317,4 +317,4 @@ def building(config: PreTrainedConfig) -> Iterator[None]:
     try:
         yield
     except (ImportError, ValueError) as error:
-        raise ModelError(f"transformers cannot make a {config.model_type} model of this config: {error}") from error
+        raise ModelError(f"transformers cannot create a {config.model_type} model from this config: {error}") from error

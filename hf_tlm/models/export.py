@@ -70,8 +70,8 @@ def export_stock(
     """
     if not isinstance(model, TrainedModel):
         raise ModelError(
-            f"model: expected a TlmModel or GeneratorDiscriminator; received a {type(model).__name__}. A stock model is "
-            "saved by its save_pretrained, one with an adapter by export_model."
+            f"model: expected a TlmModel or GeneratorDiscriminator; received a {type(model).__name__}. Save a stock model "
+            "with its save_pretrained, and one with an adapter with export_model."
         )
     check_given(ModelError, tokenizer=(tokenizer, PreTrainedTokenizerBase))
     output_dir = Path(output_dir)
@@ -113,7 +113,7 @@ def check_replaceable(output_dir: str | os.PathLike, released: str | os.PathLike
     other_folders = sorted(name for name, path in files.items() if path.is_dir() and name != MLM_SUBFOLDER)
     if other_folders or (files and "config.json" not in files):
         raise ModelError(
-            f"{output_dir} is not empty and holds something else than a converted model "
+            f"{output_dir} is not empty and contains other files than a converted model "
             f"({', '.join((other_folders or sorted(files))[:3])}). Choose another folder, or empty this one."
         )
 
@@ -137,7 +137,7 @@ def load_exported(
     except OSError as error:
         raise ModelError(
             f"Cannot read {folder / CORRUPTION_FILE}, which says how texts are corrupted: {error.strerror}. Load a folder "
-            "without it by GeneratorDiscriminator.from_checkpoint, which can be told."
+            "without this file with GeneratorDiscriminator.from_checkpoint, which has options for the corruption."
         ) from error
     return GeneratorDiscriminator.from_checkpoint(
         str(folder), id2label=id2label, attn_implementation=attn_implementation, **corruption

@@ -155,8 +155,8 @@ def check_family(model_type: str) -> None:
     """Raise a ModelError unless encoders of this `model_type` are supported."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
-            f"TLM trains encoders of the types {', '.join(FAMILIES)}; received the type {model_type!r:.80}. "
-            "Choose another config or checkpoint."
+            f"model_type: expected one of {', '.join(FAMILIES)}; received {model_type!r:.80}. Choose another config or "
+            "checkpoint."
         )
 
 

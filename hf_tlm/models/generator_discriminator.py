@@ -66,9 +66,9 @@ def _check_embeddings(main: PreTrainedModel, auxiliary: PreTrainedModel, *, corr
     (tokens, width), (auxiliary_tokens, auxiliary_width) = (embedding_weight(model).shape for model in (main, auxiliary))
     if corrects and width != main.config.hidden_size:
         raise ModelError(
-            "Corrective language modelling multiplies hidden states by token embeddings, and those of this "
-            f"{main.config.model_type} body have {main.config.hidden_size} and {width} numbers. Give both the same "
-            "size, or take another body: cocolm, modernbert."
+            "Corrective language modelling needs hidden states and token embeddings of equal size; those of this "
+            f"{main.config.model_type} body have {main.config.hidden_size} and {width} dimensions. Give both the same size, "
+            "or choose another body: cocolm, modernbert."
         )
     if frozen and auxiliary_tokens != tokens:
         raise ModelError(
@@ -245,7 +245,7 @@ class GeneratorDiscriminator(TrainedModel):
         assert heads is not None
         if state is None or state.keys() != heads.state_dict().keys():
             missing = "no heads for corrective language modelling" if corrects else "no head for replaced tokens"
-            logger.warning("%s has %s: a new one begins at random.", name, missing)
+            logger.warning("%s has %s: a new one is initialised at random.", name, missing)
         else:
             heads.load_state_dict(state)
         return model
@@ -376,9 +376,8 @@ class GeneratorDiscriminator(TrainedModel):
             if self.clm_heads is not None:
                 if self.lm_loss is None:
                     raise ModelError(
-                        "This model corrects tokens, and its lm_loss is not set: what its LM head computes. TlmTrainer "
-                        "takes it from a CorrectiveLm among its objectives; elsewhere, "
-                        "model.lm_loss = CorrectiveLm().lm_loss."
+                        "This model corrects tokens, but its lm_loss, the loss of its LM head, is not set. TlmTrainer takes "
+                        "it from a CorrectiveLm among its objectives; elsewhere, set model.lm_loss = CorrectiveLm().lm_loss."
                     )
                 masked = originals != -100
                 originals = torch.where(masked, originals, ids)

@@ -104,10 +104,10 @@ def generator_config(config: PreTrainedConfig, size: float = 0.25, layers: int |
     """
     family_of(config)
     if not 0 < size <= 1:
-        raise ModelError(f"auxiliary_size is a share of the main model's width, in (0, 1]; received {size}.")
+        raise ModelError(f"auxiliary_size must be a share of the main model's width, in (0, 1]; received {size}.")
     if layers is not None and not 1 <= layers <= config.num_hidden_layers:
         raise ModelError(
-            f"auxiliary_layers must lie between 1 and the main model's {config.num_hidden_layers}; received {layers}."
+            f"auxiliary_layers must be between 1 and the main model's {config.num_hidden_layers}; received {layers}."
         )
     generator = deepcopy(config)
     if config.model_type == "cocolm":
@@ -117,9 +117,9 @@ def generator_config(config: PreTrainedConfig, size: float = 0.25, layers: int |
     # The width can differ from that of the shared embeddings only if there is a projection between them.
     if size < 1 and not hasattr(generator, "embedding_size"):
         raise ModelError(
-            f"The token embeddings of a {config.model_type} body are as wide as the body, so an auxiliary model that "
-            f"shares them cannot have auxiliary_size {size:g}. Take an electra (or albert) config, whose embeddings have a "
-            "size of their own, or a shallower auxiliary model: --auxiliary_size 1 --auxiliary_layers "
+            f"The token embeddings of a {config.model_type} body are as wide as the body, so an auxiliary model that shares "
+            f"them cannot have auxiliary_size {size:g}. Choose an electra (or albert) config, whose embeddings have a "
+            "separate size, or a shallower auxiliary model: --auxiliary_size 1 --auxiliary_layers "
             f"{max(1, config.num_hidden_layers // 3)}."
         )
     if size < 1:
@@ -223,7 +223,7 @@ def shared_parameters(main: PreTrainedModel, generator: PreTrainedModel, frozen:
         if not norms or frozen:
             raise ModelError(
                 "share_embedding_norm is for two models that learn together and have a LayerNorm in their embeddings, of "
-                "one width: electra or albert. Leave it out."
+                "equal width: electra or albert. Remove it."
             )
         parameters = [f"{name}.{parameter}" for name in norms for parameter, _ in main_modules[name].named_parameters()]
         shared |= {f"{body}{parameter}": f"{source_body}{parameter}" for parameter in parameters}
@@ -252,7 +252,7 @@ def load_auxiliary(name_or_path: str | None, main: str | None = None, **options)
     if name is None:
         assert main is not None  # the checkpoint that it is in
         name, location = f"the folder {GENERATOR!r} of {main}", {"subfolder": GENERATOR, "revision": revision}
-        advice = " Give auxiliary_name_or_path, the generator it was trained with."
+        advice = " Pass the generator that it was trained with as auxiliary_name_or_path."
         folder = checkpoint_folder(main, revision, trust_remote_code=trusted)
     else:
         folder = checkpoint_folder(name, trust_remote_code=trusted)
@@ -260,7 +260,7 @@ def load_auxiliary(name_or_path: str | None, main: str | None = None, **options)
         options |= {"output_loading_info": True, "dtype": DTYPE}
         model, info = AutoModelForMaskedLM.from_pretrained(folder, **location, **options)
     if head_is_new(model, new_weights(model, info, name)):
-        logger.warning("%s has no masked-LM head: a new one begins at random.", name)
+        logger.warning("%s has no masked-LM head: a new one is initialised at random.", name)
     return model
 
 

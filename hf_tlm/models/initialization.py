@@ -66,8 +66,8 @@ def unigram_bias(decoder: nn.Linear, counts: np.ndarray, ignore: Collection[int]
     if decoder.bias is None or len(decoder.bias) != len(counts):
         size = None if decoder.bias is None else len(decoder.bias)
         raise ModelError(
-            f"The output bias begins at log frequencies of {len(counts):,} tokens, and this model's output embedding has "
-            + ("no bias." if size is None else f"{size:,}.")
+            f"The output bias would be initialised with frequencies of {len(counts):,} tokens, but this model's output "
+            "embedding has " + ("no bias." if size is None else f"{size:,}.")
         )
     counts = counts.astype(np.float64)
     counts[list(ignore)] = 0.0
@@ -125,7 +125,7 @@ def attention_weights(layer: nn.Module, heads: int) -> AttentionWeights:
     elif hasattr(attention, "query"):  # ALBERT
         modules = (attention.query, attention.key, attention.value, attention.dense)
     else:
-        raise ModelError(f"There is no attention that is known in a {type(layer).__name__}.")
+        raise ModelError(f"{type(layer).__name__} is not supported: its attention layers are unknown.")
     query, key, value, output = (module.weight for module in modules)
     return AttentionWeights(query, key, value, output, heads)
 
@@ -189,8 +189,8 @@ def start_at_neighbors(body: PreTrainedModel, seen: Collection[int] | None = Non
     positions = position_embeddings(body)
     if positions is None:
         raise ModelError(
-            f"Heads that begin at neighbouring tokens are for bodies with learned positions; a {body.config.model_type} "
-            "has others."
+            "Heads initialised to attend to neighbouring tokens need a body with learned positions; a "
+            f"{body.config.model_type} body has other positions."
         )
     tokens, types = embedding_weight(body), getattr(body.embeddings, "token_type_embeddings", None)
     dims = position_dims(tokens.shape[1])

@@ -143,15 +143,15 @@ def check_linear_start(config: PreTrainedConfig) -> None:
     pooling = getattr(config, "classifier_pooling", None)
     if config.model_type != "modernbert" or pooling != "mean":
         raise ModelError(
-            "classifier_init linear needs a stock classifier that reads the mean over tokens, as a ModernBERT's with "
+            "classifier_init linear needs a stock classifier that reads the mean over tokens, such as a ModernBERT's with "
             f"classifier_pooling mean; received the type {config.model_type!r}"
             + (f" with classifier_pooling {pooling!r}" if pooling else "")
-            + ". Give another --model_config (models/modernbert_3x128), or leave it out."
+            + ". Choose another --model_config (models/modernbert_3x128), or remove classifier_init."
         )
     if config.classifier_activation != "gelu":
         raise ModelError(
             "classifier_init linear needs a head with the activation gelu; received classifier_activation "
-            f"{config.classifier_activation!r}. Change it in the --model_config, or leave classifier_init out."
+            f"{config.classifier_activation!r}. Change it in the --model_config, or remove classifier_init."
         )
 
 
@@ -170,9 +170,13 @@ def fit_linear_start(
         ModelError: the task has values instead of classes, or its training texts have a single class.
     """
     if classes < 2:
-        raise ModelError("classifier_init linear is for classes, and this task has values. Leave it out.")
+        raise ModelError(
+            "classifier_init linear is for classification, and this task is regression. Remove classifier_init."
+        )
     if len(set(np.asarray(train.labels).tolist())) < 2:
-        raise ModelError("classifier_init linear needs training texts of two classes; there is one. Leave it out.")
+        raise ModelError(
+            "classifier_init linear needs training texts of at least two classes; found one. Remove classifier_init."
+        )
     shares = _token_shares(train.ids, vocab_size)
     idf = np.log((1 + len(train.ids)) / (1 + shares.getnnz(axis=0))) + 1.0
     coefficients, intercept = _fit_coefficients(shares @ sp.diags(SCALE * idf), train.labels, classes)

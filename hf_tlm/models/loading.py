@@ -76,7 +76,9 @@ def read_config(model_config: str | os.PathLike | dict | PreTrainedConfig) -> Pr
         try:
             config = AutoConfig.for_model(**values)
         except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
-            raise ModelError(f"transformers makes no config of {_describe_config(model_config)}: {error}") from error
+            raise ModelError(
+                f"transformers cannot create a config from {_describe_config(model_config)}: {error}"
+            ) from error
         if from_file:
             _check_names(values, config, _describe_config(model_config))
         _check_values(config, _describe_config(model_config))
@@ -145,7 +147,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ModelError(f"{path} is no model config: expected a JSON object, received a {type(values).__name__}.")
+        raise ModelError(f"{path} is not a model config: expected a JSON object, received a {type(values).__name__}.")
     return values
 
 
@@ -211,8 +213,8 @@ def reading_pickles(path: str | os.PathLike | None, refusal: type[HfTlmError]) -
         match = re.search(r"(?:GLOBAL|global) (\w[\w.]*)", str(error))
         cause = f"it refers to {match[1]}" if match else "it cannot be read as tensors and numbers"
         raise refusal(
-            f"{path} is damaged, or holds more than tensors: {cause}. Nothing of it was run. Do not use it, or get it again "
-            "from somebody you trust."
+            f"{path} is damaged, or contains more than tensors: {cause}. None of its code was run. Do not use it, or "
+            "download it from a source that you trust."
         ) from None
 
 
@@ -235,7 +237,7 @@ def read_weights(path: Path, advice: str) -> dict[str, torch.Tensor]:
     except (RuntimeError, EOFError, SafetensorError) as error:
         raise ModelError(f"{path} is damaged: {error}. Download it again.") from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise ModelError(f"{path} must hold tensors by name; found {type(state).__name__}. Is it a released checkpoint?")
+        raise ModelError(f"{path} must contain tensors by name; found {type(state).__name__}. Is it a released checkpoint?")
     return state
 
 
@@ -271,7 +273,7 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
         # The error about a config field of the wrong type has several lines.
         reason = " ".join(str(error).split())
         if isinstance(error, SafetensorError):
-            reason = f"its weights are cut short or damaged ({reason:.200}). Get them again, or make them again."
+            reason = f"its weights are truncated or damaged ({reason:.200}). Download or create them again."
         raise ModelError(f"Cannot load {what}: {reason:.1000}{advice}") from error
 
 
@@ -286,8 +288,8 @@ def parse_id2label(id2label: Any) -> dict[int, str]:
     names = {int(index): name for index, name in mapping.items() if str(index).isdecimal() and isinstance(name, str)}
     if not names or sorted(names) != list(range(len(mapping))):
         raise ModelError(
-            f"id2label: expected the names of the classes, by their indices from 0 on; received {id2label!r:.80}. Give "
-            "{0: 'no', 1: 'yes'}, or a list of names in this order."
+            f"id2label: expected names of classes by index, from 0; received {id2label!r:.80}. Give {{0: 'no', 1: 'yes'}}, "
+            "or a list of names in this order."
         )
     return dict(sorted(names.items()))
 
@@ -390,8 +392,8 @@ def new_weights(model: PreTrainedModel, info: Mapping[str, Any], name: str) -> s
     if lacking := sorted(key for key in new if key.startswith(body) and POOLER not in key.split(".")):
         raise ModelError(
             f"{name} lacks weights of its body ({', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''}): they would "
-            f"be random. Give a checkpoint of the type {model.config.model_type}; of an unfinished run, what it exports at "
-            "its end."
+            f"be random. Pass a checkpoint of the type {model.config.model_type}; finish an unfinished run first, which "
+            "then exports one."
         )
     return new
 
@@ -403,8 +405,8 @@ def check_fit(
     check_positions(config, name, max_length)
     if len(tokenizer) > config.vocab_size:
         raise ModelError(
-            f"The tokenizer {tokenizer_name} has {len(tokenizer):,} tokens, and {name} knows {config.vocab_size:,}. Give "
-            "the checkpoint's own, or none."
+            f"The tokenizer {tokenizer_name} has {len(tokenizer):,} tokens, and the vocabulary of {name} has "
+            f"{config.vocab_size:,}. Pass the checkpoint's own tokenizer, or none."
         )
 
 
@@ -413,8 +415,8 @@ def check_positions(config: PreTrainedConfig, name: str, max_length: int) -> Non
     positions = longest_input(config)
     if positions is not None and max_length > positions:
         raise ModelError(
-            f"max_length {max_length} is more than the {positions} positions of {name}. Give --max_length {positions} or "
-            "less, or another checkpoint."
+            f"max_length {max_length} is more than the {positions} positions of {name}. Set --max_length to {positions} or "
+            "less, or choose another checkpoint."
         )
 
 

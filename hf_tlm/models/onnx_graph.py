@@ -223,8 +223,10 @@ class _Logits(nn.Module):
 def check_size(models: Sequence[nn.Module]) -> None:
     """Raise a ModelError if the weights of the models together are too large for one graph."""
     if sum(parameter.numel() for model in models for parameter in model.parameters()) * 4 > MAX_BYTES:
-        subject, hint = ("this model", "") if len(models) == 1 else ("these models together", " Give fewer models.")
-        raise ModelError(f"A graph holds its weights in one file of at most 2 GiB, and those of {subject} are more.{hint}")
+        subject, hint = ("this model", "") if len(models) == 1 else ("these models together", " Pass fewer models.")
+        raise ModelError(
+            f"An ONNX file with its weights can have at most 2 GiB, and the weights of {subject} need more.{hint}"
+        )
 
 
 def to_onnx(
@@ -311,11 +313,11 @@ def check_plain(model: Any, opset: int | None = None) -> None:
     others |= {f"function {function.name}" for function in model.functions}
     others |= {f"{tensor.name} in another file" for tensor in model.graph.initializer if tensor.data_location}
     if others:
-        raise ModelError(f"The graph would need more than ONNX's own operators: {', '.join(sorted(others)[:3])}.")
+        raise ModelError(f"The graph would need other operators than ONNX's own: {', '.join(sorted(others)[:3])}.")
     opsets = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if opset is not None and opsets != [opset]:
         raise ModelError(
-            f"The exporter cannot write this model in opset {opset} (it wrote {opsets[0]}). Take another, such as {OPSET}."
+            f"The exporter cannot write this model in opset {opset} (it wrote {opsets[0]}). Choose another, such as {OPSET}."
         )
 
 

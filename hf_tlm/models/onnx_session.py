@@ -26,7 +26,7 @@ def cores() -> int:
 def check_dtypes(dtypes: Iterable[str]) -> None:
     """Raise a ModelError for a dtype that graphs are not exported in."""
     if others := [dtype for dtype in dtypes if dtype not in ONNX_FILES]:
-        raise ModelError(f"The types are {', '.join(ONNX_FILES)}; received {others[0]!r:.60}.")
+        raise ModelError(f"dtype: expected one of {', '.join(ONNX_FILES)}; received {others[0]!r:.60}.")
 
 
 class OnnxModel:
@@ -52,14 +52,14 @@ class OnnxModel:
             import onnxruntime
         except ImportError as error:
             raise ModelError(
-                "onnxruntime is not installed. Install the extra [onnx]: pip install 'hf-tlm[onnx]', or leave out "
-                "--backend onnx."
+                "onnxruntime is not installed. Install the extra [onnx]: pip install 'hf-tlm[onnx]', or remove --backend "
+                "onnx."
             ) from error
         check_numbers(ModelError, num_threads=num_threads)
         path = Path(folder) / ONNX_FILES[dtype]
         if not path.is_file():
             available = [name for name, file in ONNX_FILES.items() if (Path(folder) / file).is_file()]
-            hint = f"There is {', '.join(available)}" if available else "Make it first: hf-tlm export"
+            hint = f"It has {', '.join(available)}" if available else "Create it first: hf-tlm export"
             raise ModelError(f"{folder} has no {ONNX_FILES[dtype]}, which {dtype} is read from. {hint}.")
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # Errors; warnings are of its own optimisations.
@@ -83,7 +83,8 @@ class OnnxModel:
         """
         if missing := [name for name in self.inputs if name not in batch]:
             raise ModelError(
-                f"The graph takes {', '.join(missing)}, which its tokenizer does not give. Take both from one export."
+                f"The graph needs {', '.join(missing)}, which its tokenizer does not return. Use graph and tokenizer of the "
+                "same export."
             )
         try:
             outputs = self.session.run(None, {name: np.asarray(batch[name], dtype=np.int64) for name in self.inputs})

@@ -85,7 +85,7 @@ def load_released(folder: str | os.PathLike) -> Released:
     folder = Path(named("folder", folder, ModelError, needed=True, what="a folder"))
     values = _read_config(folder / CONFIG)
     file = weights_file(folder)
-    state = read_weights(file, "Give the folder of a released COCO-LM model.")
+    state = read_weights(file, "Pass the folder of a released COCO-LM model.")
     tokenizer = _read_tokenizer(folder)
     try:
         config = _build_config(values, tokenizer, state)
@@ -136,7 +136,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelError(f"Cannot read {path}: {error.strerror}. Give the folder of a released COCO-LM model.") from error
+        raise ModelError(f"Cannot read {path}: {error.strerror}. Pass the folder of a released COCO-LM model.") from error
     except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}. Download it again.") from error
     if not isinstance(values, dict) or values.get("model_type", "cocolm") != "cocolm":
@@ -148,7 +148,7 @@ def _read_tokenizer(folder: Path) -> CocoLmTokenizer:
     files = [folder / name for name in CocoLmTokenizer.vocab_files_names.values()]
     for file in files:
         if not file.is_file():
-            raise ModelError(f"There is no {file}. A released COCO-LM model has {' and '.join(f.name for f in files)}.")
+            raise ModelError(f"{file} is missing. A released COCO-LM model has {' and '.join(f.name for f in files)}.")
     try:
         return CocoLmTokenizer(*map(str, files))
     except (OSError, ValueError) as error:
@@ -174,8 +174,8 @@ def _build_config(values: dict[str, Any], tokenizer: CocoLmTokenizer, state: dic
     )
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"the dictionary has {len(tokenizer)} symbols, special tokens included, and the vocabulary here has "
-            f"{config.vocab_size}. They must be of the same model."
+            f"the dictionary has {len(tokenizer)} symbols, special tokens included, and the model's vocabulary has "
+            f"{config.vocab_size}. Both must belong to the same model."
         )
     return config
 
@@ -198,7 +198,7 @@ def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], 
     unexpected = [name for name in left_out if name.startswith(BODY) and not name.startswith(CONTRASTIVE_HEAD)]
     if problems := weight_problems(state, shapes, unexpected):
         raise ModelError(
-            f"The weights in {file} are not those of the model in {CONFIG}. {problems}. Are both of one released "
+            f"The weights in {file} do not fit the model in {CONFIG}. {problems}. Do both belong to the same released "
             "COCO-LM model, with post-LayerNorm?"
         )
     for name, parts in holders.items():

@@ -37,7 +37,7 @@ from hf_tlm.utils.options import named
 CONFIG_ERRORS = (TypeError, ValueError, StrictDataclassError)
 # A folder with one of these files has a BERT tokenizer.
 BERT_TOKENIZERS = ("tokenizer.json", "vocab.txt")
-ADVICE = "Give the folder of a checkpoint that the TLM paper released."
+ADVICE = "Pass the folder of a checkpoint that the TLM paper released."
 # One name of each part of the model; the prefix before it in a file depends on how the model was wrapped.
 PARTS = ("embeddings.position_embeddings.weight", "predictions.transform.dense.weight", "cls_layer.0.weight")
 BODY, MLM_HEAD, CLASSIFIER = PARTS
@@ -117,7 +117,7 @@ def load_released_tlm(
     except CONFIG_ERRORS as error:
         raise ModelError(f"{folder / CONFIG} cannot be used: {error}") from error
     if not _are_equal(state, bias, decoder_bias):
-        raise ModelError(f"{bias} and {decoder_bias} in {file} must be one, and are two. {ADVICE}")
+        raise ModelError(f"{bias} and {decoder_bias} in {file} must be equal, but differ. {ADVICE}")
     left_out = _load_weights(model, state, prefixes, file)
     return ReleasedTlm(model.eval(), _load_tokenizer(folder, tokenizer_name, config), left_out)
 
@@ -173,14 +173,16 @@ def convert_legacy(
         options = {"task": task, "label_names": label_names, "tokenizer_name": tokenizer_name}
         if others := [name for name, value in options.items() if value is not None]:
             raise ModelError(
-                f"{', '.join(others)}: for checkpoints of TLM, whose {CONFIG} says model_type bert. {checkpoint} is read as "
-                "COCO-LM's, which has a tokenizer and no classes. Leave them out."
+                f"{', '.join(others)}: only for checkpoints of TLM, whose {CONFIG} has model_type bert. {checkpoint} is "
+                f"read as COCO-LM's, which has a tokenizer and no classes. Remove {', '.join(others)}."
             )
         return _write_card(convert_released(folder, output_dir), checkpoint, output_dir, None)
     spec = _find_task(checkpoint, task)
     if label_names is None:
         if task is not None and spec is None:
-            raise ModelError(f"No registered task {task!r}, whose classes the checkpoint could have. Give --label_names.")
+            raise ModelError(
+                f"There is no registered task {task!r}, which would name the classes of the checkpoint. Pass --label_names."
+            )
         label_names = spec.classes if spec else None
     released = convert_released_tlm(folder, output_dir, label_names=label_names, tokenizer_name=tokenizer_name)
     classes = released.model.config.id2label or {}
@@ -218,7 +220,7 @@ def _find_prefix(state: dict[str, torch.Tensor], part: str, file: Path) -> str:
     """Return the prefix of the names of a part in a file."""
     matches = [name for name in state if name == part or name.endswith(f".{part}")]
     if len(matches) != 1:
-        raise ModelError(f"{file} must hold one weight named [...]{part}; found {', '.join(matches) or 'none'}. {ADVICE}")
+        raise ModelError(f"{file} must contain one weight named [...]{part}; found {', '.join(matches) or 'none'}. {ADVICE}")
     return matches[0].removesuffix(part)
 
 
@@ -247,7 +249,7 @@ def _check_label_names(
         return [str(index) for index in range(classes)]
     if len(label_names) != classes:
         raise ModelError(
-            f"The classifier has {classes} classes; received {len(label_names)} labels ({', '.join(label_names)}). Name the "
+            f"The classifier has {classes} classes; received {len(label_names)} labels ({', '.join(label_names)}). Pass the "
             "task or the labels that this checkpoint was trained with."
         )
     return label_names
@@ -263,7 +265,7 @@ def _load_weights(model: TlmModel, state: dict[str, torch.Tensor], prefixes: dic
     unused = tuple(prefixes[BODY] + name for name in UNUSED)
     unexpected = [name for name in left_out if name.startswith(tuple(own_prefixes)) and not name.startswith(unused)]
     if problems := weight_problems(state, {name: tuple(value.shape) for name, value in values.items()}, unexpected):
-        raise ModelError(f"The weights in {file} are not those of the model in {CONFIG}. {problems}. {ADVICE}")
+        raise ModelError(f"The weights in {file} do not fit the model in {CONFIG}. {problems}. {ADVICE}")
     for name, value in values.items():
         value.copy_(state[name])
     return left_out
@@ -279,14 +281,14 @@ def _released_name(name: str, prefixes: dict[str, str]) -> str:
 def _load_tokenizer(folder: Path, name: str | None, config: ElectraConfig) -> PreTrainedTokenizerBase:
     if name is None and not any((folder / file).is_file() for file in BERT_TOKENIZERS):
         raise ModelError(
-            f"{folder} has no tokenizer ({' or '.join(BERT_TOKENIZERS)}). Name one with --tokenizer_name; the paper's "
-            "models of BERT's vocabulary have that of bert-base-uncased."
+            f"{folder} has no tokenizer ({' or '.join(BERT_TOKENIZERS)}). Pass one as --tokenizer_name; the paper's models "
+            "with BERT's vocabulary use bert-base-uncased."
         )
     tokenizer = load_tokenizer(name or str(folder))
     if len(tokenizer) > config.vocab_size:
         raise ModelError(
-            f"The tokenizer {name or folder} has {len(tokenizer)} tokens, and the model's vocabulary {config.vocab_size}. "
-            "They must be of the same model."
+            f"The tokenizer {name or folder} has {len(tokenizer)} tokens, and the model's vocabulary has "
+            f"{config.vocab_size}. Both must belong to the same model."
         )
     tokenizer.model_max_length = min(tokenizer.model_max_length, config.max_position_embeddings)
     return tokenizer

@@ -58,8 +58,8 @@ class SpectralEmbeddings:
         weight = embedding_weight(model)
         if tuple(weight.shape) != self.vectors.shape:
             raise ModelError(
-                f"Spectral embeddings of shape {self.vectors.shape} do not fit the model's {tuple(weight.shape)}: make them "
-                "with its vocabulary size and embedding dimension."
+                f"Spectral embeddings of shape {self.vectors.shape} do not fit the model's {tuple(weight.shape)}: create "
+                "them with its vocabulary size and embedding dimension."
             )
         with torch.no_grad():
             weight[torch.from_numpy(self.known)] = torch.from_numpy(self.vectors[self.known]).to(weight)
@@ -89,7 +89,7 @@ def cooccurrence(
         ModelError: window or max_nonzeros too small, or an id outside the vocabulary.
     """
     if window < 1 or max_nonzeros < 2:
-        raise ModelError(f"window must be at least 1 and max_nonzeros 2; received {window} and {max_nonzeros}.")
+        raise ModelError(f"window must be at least 1, and max_nonzeros at least 2; received {window} and {max_nonzeros}.")
     ignored = np.zeros(vocab_size, dtype=bool)
     ignored[list(ignore)] = True
     # Each pair once, the smaller id as the row: half the memory, and `_drop_rarest` treats both directions alike.
@@ -98,7 +98,7 @@ def cooccurrence(
     for chunk in token_chunks(texts, "Counting co-occurrences"):
         ids = np.concatenate(chunk)
         if ids.max() >= vocab_size or ids.min() < 0:
-            raise ModelError(f"Token id {max(ids.max(), -ids.min())} is outside of the vocabulary of {vocab_size}.")
+            raise ModelError(f"Token id {max(ids.max(), -ids.min())} is outside the vocabulary of {vocab_size} tokens.")
         text_indices = np.repeat(np.arange(len(chunk)), [len(text) for text in chunk])
         usable = ~ignored[ids]
         for distance in range(1, window + 1):
@@ -182,7 +182,7 @@ def spectral_embeddings(
     started = time.monotonic()
     counts, dropped_share = cooccurrence(texts, vocab_size, ignore=ignore)
     if counts.nnz == 0:
-        raise ModelError("Spectral embeddings need texts of two tokens or more, and there are none.")
+        raise ModelError("Spectral embeddings need texts of at least two tokens; found none.")
     matrix = ppmi(counts)
     rank = min(dim, vocab_size - 1)
     # In float32, the matrix's own precision: two to three times as fast, and the same subspace.

@@ -143,7 +143,7 @@ class TlmModel(TrainedModel):
         """
         raise ModelError(
             f"TlmModel has no from_pretrained: TlmModel.from_checkpoint({str(pretrained_model_name_or_path)!r:.60}, ...) "
-            "adds what a stock model lacks. The finished one is a stock model, for "
+            "adds what a stock model lacks. A finished TLM model is a stock model: load it with "
             "AutoModelForSequenceClassification.from_pretrained."
         )
 
@@ -202,7 +202,7 @@ class TlmModel(TrainedModel):
         model = cls(classifier, lm)
         model.classifier_is_new, model.mlm_head_is_new = classifier_is_new, head_is_new(lm, info["missing_keys"])
         if model.mlm_head_is_new:
-            logger.warning("%s has no masked-LM head: a new one begins at random.", name)
+            logger.warning("%s has no masked-LM head: a new one is initialised at random.", name)
         return model
 
     @classmethod

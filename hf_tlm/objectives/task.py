@@ -49,7 +49,8 @@ class TaskLoss:
             return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=self.label_smoothing)
         if len(self.class_weights) != logits.shape[-1]:
             raise HfTlmError(
-                f"class_weights: expected {logits.shape[-1]}, one a class of the model; received {len(self.class_weights)}."
+                f"class_weights: expected {logits.shape[-1]}, one per class of the model; received "
+                f"{len(self.class_weights)}."
             )
         # torch's own weights would multiply the smoothing term of every class by the weight of that class.
         terms = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.label_smoothing)

@@ -15,7 +15,7 @@ from hf_tlm.utils.options import of_python
 Batch = Mapping[str, torch.Tensor]
 # The entries of a batch that objectives read, and where they come from.
 _ENTRY_SOURCES = {
-    "mlm_labels": "which TlmCollator gives where it masks tokens (mlm_probability)",
+    "mlm_labels": "which TlmCollator adds if it masks tokens (mlm_probability)",
     "labels": "the texts' classes or values",
     "teacher_probs": "a teacher's answers, a column of that name in the data that TlmCollator batches",
     "attention_mask": "1 for tokens and 0 for padding",
@@ -35,7 +35,7 @@ def read(batch: Batch, name: str, objective: Any) -> torch.Tensor:
     """Return the entry of a batch that an objective needs, or raise an HfTlmError if the batch lacks it."""
     if name not in batch:
         raise HfTlmError(
-            f"{type(objective).__name__} reads {name} of a batch, {_ENTRY_SOURCES[name]}; received one of "
+            f"{type(objective).__name__} needs {name} in a batch, {_ENTRY_SOURCES[name]}; received a batch with "
             f"{', '.join(batch) or 'nothing'}."
         )
     return batch[name]
@@ -84,7 +84,8 @@ class WeightedSum:
             is_pair = isinstance(part, (tuple, list)) and len(part) == 2
             if not (is_pair and isinstance(of_python(part[0]), Real) and callable(part[1])):
                 raise HfTlmError(
-                    f"{type(self).__name__} takes pairs of a weight and a loss, as (1.0, TaskLoss()); received {part!r:.60}."
+                    f"{type(self).__name__} needs pairs of a weight and a loss, such as (1.0, TaskLoss()); received "
+                    f"{part!r:.60}."
                 )
         if any(weight < 0 or not math.isfinite(weight) for weight, _ in parts) or not any(w > 0 for w, _ in parts):
             raise HfTlmError(
@@ -96,9 +97,9 @@ class WeightedSum:
         names = list(self._names())
         if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise HfTlmError(
-                f"{type(self).__name__} takes one loss of a name, by which it is counted and logged; received "
-                f"{names.count(repeated[0])} that are called {repeated[0]!r:.60}. Leave all but one out, or give a class "
-                "of yours another `name`."
+                f"{type(self).__name__} needs losses with different names, by which they are counted and logged; received "
+                f"{names.count(repeated[0])} named {repeated[0]!r:.60}. Remove all but one, or give a class of yours "
+                "another `name`."
             )
 
     def _names(self) -> Iterator[str]:

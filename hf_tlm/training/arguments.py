@@ -141,18 +141,18 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
             check_scheduler(self.stage2_lr_scheduler_type, name="stage2_lr_scheduler_type")
         if self.stage2_rdrop and self.stage2_rho2:
             raise ArgumentsError(
-                f"stage2_rdrop compares two passes over a text, and stage2_rho2 {self.stage2_rho2} masks it. Leave one of "
-                "them out."
+                f"stage2_rdrop compares two passes over a text, and stage2_rho2 {self.stage2_rho2} masks the text. Remove "
+                "one of the two."
             )
         if self.stage2_ema_decay and uses_fsdp(self):
             raise ArgumentsError(
-                "stage2_ema_decay does not work with FSDP, whose processes do not hold whole weights "
-                "between steps. Use DDP, or leave it out."
+                "stage2_ema_decay does not work with FSDP, whose processes do not hold complete weights between steps. Use "
+                "DDP, or remove stage2_ema_decay."
             )
         if self.stage2_min_steps and self.stage2_max_steps > 0:
             raise ArgumentsError(
-                "stage2_min_steps is for a stage 2 by epochs (stage2_max_steps -1); received "
-                f"{self.stage2_min_steps} with stage2_max_steps {self.stage2_max_steps}. Leave one of them out."
+                "stage2_min_steps needs a stage 2 whose length is set in epochs (stage2_max_steps -1); received "
+                f"{self.stage2_min_steps} with stage2_max_steps {self.stage2_max_steps}. Remove one of the two."
             )
 
     def _check_teacher(self) -> None:
@@ -162,13 +162,13 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
             self.teacher_rounds = max(2, self.teacher_rounds)
         if self.teacher_rounds > 1 and (self.hub_strategy == "checkpoint" or self.resume_from_checkpoint is not None):
             raise ArgumentsError(
-                "Rounds are whole runs, whose checkpoints stay here: leave hub_strategy checkpoint and "
-                "resume_from_checkpoint out. The same command goes on with them."
+                "Rounds are complete runs, whose checkpoints are not on the Hub: remove hub_strategy checkpoint and "
+                "resume_from_checkpoint. Run the same command to continue the rounds."
             )
         if self.stage2_rdrop:
             raise ArgumentsError(
                 f"stage2_rdrop {self.stage2_rdrop} compares two passes over texts with labels, and a teacher's passages "
-                "have none. Leave one of them out."
+                "have none. Remove stage2_rdrop or --teacher."
             )
 
     def untaught(self) -> TlmArguments:
@@ -257,6 +257,6 @@ class PretrainArguments(RunArguments):
         super().__post_init__()
         if self.label_smoothing_factor:
             raise ArgumentsError(
-                f"label_smoothing_factor {self.label_smoothing_factor} is for a task's labels, and pretraining has none. "
-                "Leave it out."
+                f"label_smoothing_factor {self.label_smoothing_factor} applies to labels of a task, and pretraining has "
+                "none. Remove it."
             )

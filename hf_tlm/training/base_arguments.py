@@ -23,14 +23,14 @@ from hf_tlm.utils.shown import relative_name, shown_path
 logger = logging.getLogger(__name__)
 # Options of the Trainer that would break a run, and why.
 _UNSUPPORTED = {
-    "auto_find_batch_size": "batches are drawn before the first step. Choose per_device_train_batch_size, which leaves "
-    "results as they are beside a total batch size",
-    "batch_eval_metrics": "metrics are of a whole split",
-    "dataloader_drop_last": "all batches of a run have as many texts",
-    "ignore_data_skip": "a run that goes on reads what it would have read, to the same weights",
-    "include_for_metrics": "metrics are of predictions and labels",
+    "auto_find_batch_size": "batches are drawn before the first step. Set per_device_train_batch_size "
+    "instead, which does not change results if a total batch size is set",
+    "batch_eval_metrics": "metrics are computed on a complete split",
+    "dataloader_drop_last": "all batches of a run have the same number of texts",
+    "ignore_data_skip": "a resumed run reads the same batches as an uninterrupted one, for the same weights",
+    "include_for_metrics": "metrics are computed from predictions and labels alone",
     "prediction_loss_only": "checkpoints are chosen by the task's metric",
-    "restore_callback_states_from_checkpoint": "what is here restores what a run needs by itself",
+    "restore_callback_states_from_checkpoint": "a run restores the states that it needs by itself",
 }
 _WITH_MUON = OnlyWith("optim", ("muon",))
 
@@ -57,7 +57,7 @@ class BaseArguments(TrainingArguments):
         check_ranges(self, ArgumentsError)
         # A score model's default is "": its directory is chosen later.
         if self.output_dir not in (None, type(self).output_dir) and not str(self.output_dir).strip():
-            raise ArgumentsError("output_dir is empty. Give a folder, or leave it out.")
+            raise ArgumentsError("output_dir is empty. Pass a folder, or remove the option.")
         # Without it, processes on CPUs do not form a group, and each would train the complete run into one directory. It is
         # not `use_cpu`, so that a run can continue with another number of processes.
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
@@ -79,7 +79,9 @@ class BaseArguments(TrainingArguments):
         if str(self.resume_from_checkpoint).lower() == "true":
             self.resume_from_checkpoint = None  # A run resumes in any case.
             if self.process_index == 0 and next(self.folder.rglob("*.safetensors"), None) is None:
-                logger.warning("resume_from_checkpoint: %s holds nothing to go on from; the run begins anew.", self.folder)
+                logger.warning(
+                    "resume_from_checkpoint: %s has nothing to resume from; the run starts from the beginning.", self.folder
+                )
         if self.resume_from_checkpoint is not None and find_repo(self.resume_from_checkpoint, "model") is None:
             raise ArgumentsError(
                 "A run resumes by itself: run the same command with the same --output_dir. resume_from_checkpoint can be "
@@ -88,22 +90,21 @@ class BaseArguments(TrainingArguments):
             )
         if self.n_gpu > 1:
             raise ArgumentsError(
-                f"This process sees {self.n_gpu} GPUs, which it would drive by torch's DataParallel: that is not supported. "
-                f"Start one process for each (--num_processes {self.n_gpu}), or let it see one (CUDA_VISIBLE_DEVICES=0)."
+                f"This process sees {self.n_gpu} GPUs, which it would use with torch's DataParallel, which is not "
+                f"supported. Start one process per GPU (--num_processes {self.n_gpu}), or make one GPU visible "
+                "(CUDA_VISIBLE_DEVICES=0)."
             )
         for name, reason in _UNSUPPORTED.items():
             if getattr(self, name):
-                raise ArgumentsError(f"{name} is not supported: {reason}. Leave it out.")
+                raise ArgumentsError(f"{name} is not supported: {reason}. Remove {name}.")
         if self.enable_jit_checkpoint:
-            raise ArgumentsError("A run saves a checkpoint at SIGTERM by itself. Leave out enable_jit_checkpoint.")
+            raise ArgumentsError("A run saves a checkpoint at SIGTERM by itself. Remove enable_jit_checkpoint.")
         if not self.eval_do_concat_batches:
             raise ArgumentsError(
-                "eval_do_concat_batches false is not supported: metrics are of a whole split. Leave it out."
+                "eval_do_concat_batches false is not supported: metrics are computed on a complete split. Remove it."
             )
         if self.logging_nan_inf_filter:
-            raise ArgumentsError(
-                "logging_nan_inf_filter would hide a loss that is not finite, which ends a run. Leave it out."
-            )
+            raise ArgumentsError("logging_nan_inf_filter would hide a loss that is not finite, which ends a run. Remove it.")
         # By default the Trainer expects every model argument with "label" in its name in a batch.
         self.label_names = ["labels"]
         # The collator also needs columns that the model does not use.
@@ -147,7 +148,7 @@ class BaseArguments(TrainingArguments):
         if total_batch_size % world:
             raise ArgumentsError(
                 f"{name}: a batch of {total_batch_size} texts cannot be split evenly over {world} processes. Choose a "
-                "multiple."
+                f"multiple of {world}."
             )
         share = total_batch_size // world
         per_device = min(per_device, share)
@@ -260,7 +261,7 @@ class SeedsArguments(PublishedArguments):
     def __post_init__(self):
         super().__post_init__()
         if self.seeds and len(set(self.seeds)) < len(self.seeds):
-            raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
+            raise ArgumentsError(f"seeds contains a seed twice: {self.seeds}. Each seed is one run: remove the duplicate.")
 
     @property
     def run_seeds(self) -> list[int]:
@@ -271,7 +272,7 @@ class SeedsArguments(PublishedArguments):
 def _check_deepspeed(args: BaseArguments) -> None:
     if args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         raise ArgumentsError(
-            "Runs do not use DeepSpeed; received "
+            "DeepSpeed is not supported; received "
             + (f"deepspeed {args.deepspeed!r}" if args.deepspeed else "accelerate's distributed_type DEEPSPEED")
             + ". Start the processes with the preset accelerate/ddp, or with accelerate/fsdp, which shards a model."
         )
@@ -289,8 +290,8 @@ def _check_half_precision(args: BaseArguments) -> None:
         args.use_cpu = True
         return
     raise ArgumentsError(
-        f"{asked[0]} needs a GPU that has bfloat16, or without a GPU a processor that multiplies in it, and torch sees "
-        f"neither here. Leave it out (--{asked[0]} false), or add --use_cpu true, which may be slow."
+        f"{asked[0]} needs a GPU that supports bfloat16, or, without a GPU, a processor that does, and torch finds neither. "
+        f"Remove it (--{asked[0]} false), or add --use_cpu true, which may be slow."
     )
 
 
@@ -311,19 +312,23 @@ def _check_hub(args: BaseArguments, id_name: str) -> None:
     strategies = ("end", "checkpoint") if id_name == "hub_model_id" else ("end",)
     if args.hub_strategy not in strategies or args.hub_always_push:
         raise ArgumentsError(
-            f"What is published is finished: hub_strategy can be {' or '.join(strategies)}, hub_always_push false; "
-            f"received {getattr(args.hub_strategy, 'value', args.hub_strategy)} and {args.hub_always_push}."
+            f"Only finished results are published: hub_strategy must be {' or '.join(strategies)}, and hub_always_push "
+            f"false; received {getattr(args.hub_strategy, 'value', args.hub_strategy)} and {args.hub_always_push}."
         )
     if id_name != "hub_model_id" and args.resume_from_checkpoint is not None:
-        raise ArgumentsError("resume_from_checkpoint has no effect here: run the same command again. Leave it out.")
+        raise ArgumentsError(
+            "resume_from_checkpoint has no effect on this command, which continues when it is run again. Remove it."
+        )
     ids = ("hub_model_id", "hub_dataset_id")
     (other,) = (name for name in ids if name != id_name)
     if getattr(args, other, None) is not None:
-        raise ArgumentsError(f"{other} {getattr(args, other)} has no effect here: the repository is --{id_name}.")
+        raise ArgumentsError(f"{other} {getattr(args, other)} has no effect: the repository is set by --{id_name}.")
     given = [name for name in (id_name, "hub_private_repo", "hub_revision") if getattr(args, name) is not None]
     given += ["hub_strategy"] if args.hub_strategy != "end" else []
     if given and not args.push_to_hub:
         has = "has" if len(given) == 1 else "have"
-        raise ArgumentsError(f"{' and '.join(given)} {has} no effect without push_to_hub. Add it, or leave them out.")
+        raise ArgumentsError(
+            f"{' and '.join(given)} {has} no effect without push_to_hub. Add --push_to_hub, or remove {' and '.join(given)}."
+        )
     if args.push_to_hub and getattr(args, id_name) is None:
         raise ArgumentsError(f"push_to_hub needs --{id_name} owner/name: the repository to publish to.")

@@ -270,11 +270,11 @@ class ResumableTrainer(Trainer):
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)
         whole = [path for _, path in checkpoints_in(folder.parent) if (path / SEAL).is_file()]
-        before = f"The checkpoint before it, {whole[-1]}, is intact" if whole else "There is no checkpoint before it"
+        before = f"The previous checkpoint, {whole[-1]}, is intact" if whole else "There is no earlier checkpoint"
         cause = problem or self._failure or "another process could not write its part"
         do = "Then run" if problem else "Free or enlarge the disk, or make the folder writable, then run"
         raise CheckpointError(
-            f"Could not save {folder}: {cause}. {before}. {do} the same command: it continues."
+            f"Could not save {folder}: {cause}. {before}. {do} the same command to continue."
         ) from self._failure
 
 
@@ -285,8 +285,8 @@ def _check_readable(checkpoint: Path) -> None:
     """
     if any(checkpoint.glob("global_step*/*_optim_states.pt")):
         raise CheckpointError(
-            f"{checkpoint} was saved with DeepSpeed, which runs do not use any more, and its optimizer's state is read by "
-            "nothing else. Start in another output folder; the preset accelerate/fsdp shards a model."
+            f"{checkpoint} was saved with DeepSpeed, which is no longer supported, so its optimizer state cannot be read. "
+            "Start in another output folder; the preset accelerate/fsdp shards a model."
         )
 
 

@@ -116,7 +116,7 @@ class EarlyStopping(TrainerCallback):
         if state.is_world_process_zero and state.global_step < state.max_steps:
             tqdm.write(
                 f"{self.name}: stopped at step {state.global_step:,} of {state.max_steps:,}; {args.metric_for_best_model} "
-                f"has not become better in {self.patience} evaluations."
+                f"has not improved in {self.patience} evaluations."
             )
 
     def _is_over(self, args: TrainingArguments, state: TrainerState) -> bool:
@@ -294,7 +294,10 @@ class SigtermCallback(TrainerCallback):
 
     def on_save(self, args, state, control, **kwargs):
         if self._saving:
-            raise Terminated(f"Stopped by SIGTERM after step {state.global_step}; saved. The same command continues.")
+            raise Terminated(
+                f"Stopped by SIGTERM after step {state.global_step}; a checkpoint was saved. Run the same command to "
+                "continue."
+            )
 
 
 class NonFiniteLossError(HfTlmError):
@@ -362,7 +365,7 @@ class NonFiniteLossCallback(TrainerCallback):
         values = "; ".join(f"{name} {value:g}" for name, value in sums.items())
         raise NonFiniteLossError(
             f"The loss of step {step + 1} is not finite{processes}. Stream: {self.stream}; {values}; learning rate "
-            f"{learning_rate:g}. The optimizer step was not taken. {where}. The same command would come to the same step: "
+            f"{learning_rate:g}. The optimizer step was not taken. {where}. The same command would fail at the same step: "
             "start in another output folder with a lower learning rate, more warm-up, or bf16 in place of fp16."
         )
 

@@ -47,7 +47,7 @@ def damage(checkpoint: Path) -> str | None:
     if (problem := seal_problem(checkpoint, STATE)) is not None:
         return problem
     if read_seal(checkpoint).get("resumable") is not True:
-        return f"{checkpoint} holds the model alone (save_only_model)"
+        return f"{checkpoint} contains only the model (save_only_model)"
     best = best_of(checkpoint)
     if best in (None, checkpoint) or (problem := seal_problem(best, STATE)) is None:
         return None
@@ -66,7 +66,9 @@ def last_complete_checkpoint(folder: str | Path) -> str | None:
             break
         problems.append(problem)
     for problem in problems:
-        logger.warning("%s. %s", problem, f"Resuming from {taken} instead." if taken else "There is no whole one before it.")
+        logger.warning(
+            "%s. %s", problem, f"Resuming from {taken} instead." if taken else "There is no earlier complete checkpoint."
+        )
     return None if taken is None else str(taken)
 
 
@@ -74,7 +76,7 @@ def check_checkpoint(path: str | Path) -> str:
     """Return `path` if a run can resume from it, or raise a CheckpointError that says which file is wrong and why."""
     if (problem := damage(Path(path))) is not None:
         raise CheckpointError(
-            f"Cannot resume from {path}: {problem}. Give another checkpoint, or resume_from_checkpoint=True for the newest "
+            f"Cannot resume from {path}: {problem}. Pass another checkpoint, or resume_from_checkpoint=True for the newest "
             "complete one."
         )
     return str(path)
@@ -85,8 +87,8 @@ def warn_of_other_processes(checkpoint: str, world_size: int) -> None:
     before = read_seal(checkpoint)["world_size"]
     if before != world_size:
         logger.warning(
-            "%s was saved by %d processes, now there are %d: texts, masks and rates go on exactly, dropout's random numbers "
-            "do not.",
+            "%s was saved by %d processes, and now there are %d: texts, masks and learning rates continue exactly, random "
+            "numbers of dropout do not.",
             checkpoint,
             before,
             world_size,

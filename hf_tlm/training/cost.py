@@ -307,14 +307,16 @@ class Energy(TrainerCallback):
         # Its constructor and `start` log errors and do not raise them.
         if self._newest.reading is None:
             self._tracker = None
-            raise ArgumentsError("codecarbon could not start (its log above says why). Leave track_energy out.")
+            raise ArgumentsError("codecarbon could not start (see its log above). Remove track_energy.")
         parts = {type(part).__name__: part for part in tracker._hardware}
         self._modelled = ("ram_energy",) if "RAM" in parts else ()
         if "CPU" in parts and parts["CPU"]._mode in _MODELLED_CPU:
             self._modelled += ("cpu_energy",)
-        logger.info("Energy is read of %s; estimated: %s.", ", ".join(parts), ", ".join(self._modelled) or "nothing")
+        logger.info(
+            "Energy is measured for %s and estimated for %s.", ", ".join(parts), ", ".join(self._modelled) or "nothing"
+        )
         if device.type != "cpu" and not {"GPU", "AppleSiliconChip"} & set(parts):
-            logger.warning("codecarbon does not see the %s device: energy_kwh is without what it uses.", device.type)
+            logger.warning("codecarbon does not see the %s device: energy_kwh does not include its energy.", device.type)
 
     def stop(self) -> None:
         """Stop measuring, after a last reading."""

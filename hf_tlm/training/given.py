@@ -25,10 +25,10 @@ from hf_tlm.training.run_arguments import RunArguments
 LABELS = ("label", "labels")
 # Arguments of the Trainer that `TlmTrainer` does not support, and what to use instead.
 _NOT_TAKEN = {
-    "data_collator": "TlmTrainer makes its own (TlmCollator), which masks by seed and visit. Leave it out, and give what it "
-    "is to do in args (mlm_probability, packing, ...).",
+    "data_collator": "TlmTrainer creates its own (TlmCollator), which masks by seed and visit. Remove data_collator, and "
+    "set what it does in args (mlm_probability, packing, ...).",
     "tokenizer": "the Trainer calls it processing_class. Pass processing_class=tokenizer.",
-    "compute_loss_func": "losses are objectives here, one a stream. Pass objectives={'task': ..., 'corpus': ...} "
+    "compute_loss_func": "TlmTrainer has one objective per stream instead. Pass objectives={'task': ..., 'corpus': ...} "
     "(examples/own_model_and_loss.py).",
 }
 
@@ -45,34 +45,33 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
     """
     if not isinstance(args, RunArguments):
         raise ArgumentsError(
-            f"args: expected a TlmArguments; received {type(args).__name__}. It takes the same options, and rho1, rho2 and "
-            "more: TlmArguments(output_dir=..., rho1=3)."
+            f"args: expected a TlmArguments; received {type(args).__name__}. TlmArguments has the options of "
+            "TrainingArguments, and rho1, rho2 and more: TlmArguments(output_dir=..., rho1=3)."
         )
     if others.get("model_init") is not None or model is None:
         raise ArgumentsError(
-            "model: expected a model; received none. model_init is not called here: make the model, after set_seed, and "
-            "pass it."
+            "model: expected a model; received none. model_init is not used: create the model, after set_seed, and pass it."
         )
     if not (isinstance(model, nn.Module) and any(isinstance(module, TrainedModel) for module in model.modules())):
         found = f"{model!r:.60}" if isinstance(model, str) else type(model).__name__
         raise ArgumentsError(
             "model: expected a TlmModel, GeneratorDiscriminator, or a TrainedModel of your own "
-            f"(examples/own_model_and_loss.py); received {found}. TlmModel.from_config(config) makes "
-            "one from scratch, TlmModel.from_checkpoint(folder, id2label=task.id2label) of a stock checkpoint."
+            f"(examples/own_model_and_loss.py); received {found}. TlmModel.from_config(config) creates one from scratch, "
+            "TlmModel.from_checkpoint(folder, id2label=task.id2label) from a stock checkpoint."
         )
     for name, instead in _NOT_TAKEN.items():
         if others.get(name) is not None:
             raise ArgumentsError(f"{name}: {instead}")
     if tokenizer is None:
         raise ArgumentsError(
-            "processing_class: expected the tokenizer of the texts; received none. hf_tlm.data.load_tokenizer(folder) reads "
+            "processing_class: expected the tokenizer of the texts; received none. hf_tlm.data.load_tokenizer(folder) loads "
             "one."
         )
     vocabulary = getattr(model.config, "vocab_size", None)
     if vocabulary is not None and len(tokenizer) > vocabulary:
         raise ArgumentsError(
-            f"processing_class: the tokenizer has {len(tokenizer):,} tokens, and the model embeds {vocabulary:,}. Pass the "
-            "model's own tokenizer, or make the model with vocab_size=len(tokenizer)."
+            f"processing_class: the tokenizer has {len(tokenizer):,} tokens, and the model has embeddings for "
+            f"{vocabulary:,}. Pass the model's own tokenizer, or create the model with vocab_size=len(tokenizer)."
         )
     for name, rows in datasets.items():
         if not (rows is None or isinstance(rows, StreamedBlocks)):
@@ -86,13 +85,13 @@ def _check_tokenized(name: str, rows: Any) -> None:
         found = f"one with the columns {', '.join(columns or ())}" if other else type(rows).__name__
         raise ArgumentsError(
             f"{name}_dataset: expected a datasets.Dataset with the column input_ids; received {found}. "
-            "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes it of texts, Dataset.from_list of a list."
+            "hf_tlm.data.tokenize(rows, tokenizer, max_length) creates it from texts, Dataset.from_list from a list."
         )
 
 
 def check_there(train: Any, corpus: Any, rho1: float) -> None:
     """Check that the data for `rho1` corpus batches per task batch is given, or raise an ArgumentsError."""
-    made = "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes it"
+    made = "hf_tlm.data.tokenize(rows, tokenizer, max_length) creates it"
     if train is None and math.isfinite(rho1):
         raise ArgumentsError(
             f"train_dataset: expected the task's tokenised texts; received none. {made}; rho1=inf trains on the corpus "
@@ -122,9 +121,8 @@ def check_objectives(objectives: Any, trained: Mapping[str, bool]) -> None:
         if usable and {*needed} <= {*objectives} <= {*trained}:
             return
     raise ArgumentsError(
-        f"objectives: expected one for each stream that is trained on ({' and '.join(needed)}), which counts what it is a "
-        f"mean of; received {found}. Such are {{'task': TaskLoss(), 'corpus': Mlm()}}, or your own "
-        "(examples/own_model_and_loss.py)."
+        f"objectives: expected one for each stream that is trained on ({' and '.join(needed)}), with a method count; "
+        f"received {found}. Pass {{'task': TaskLoss(), 'corpus': Mlm()}}, or your own (examples/own_model_and_loss.py)."
     )
 
 
@@ -146,8 +144,8 @@ def check_classes(train: Dataset | None, evaluated: Any, config: PreTrainedConfi
     found = _labels_among(names, "train")
     if found is None:
         raise ArgumentsError(
-            f"train_dataset has the columns {', '.join(names)}: expected label (or labels), an index of a class. Texts "
-            "without labels are corpus_dataset."
+            f"train_dataset has the columns {', '.join(names)}: expected label (or labels), an index of a class. Pass texts "
+            "without labels as corpus_dataset."
         )
     if config.num_labels is not None:
         _check_labels(train, found, config.num_labels, "train")
@@ -159,7 +157,9 @@ def _labels_among(names: Sequence[str], of: str) -> str | None:
     """Return the column of labels of `of`_dataset, None if it has none, or raise an ArgumentsError if it has two."""
     found = [name for name in LABELS if name in names]
     if len(found) > 1:
-        raise ArgumentsError(f"{of}_dataset has columns {' and '.join(found)}: which has the classes? Remove the other.")
+        raise ArgumentsError(
+            f"{of}_dataset has the columns {' and '.join(found)}: expected one of them, with the classes. Remove the other."
+        )
     return found[0] if found else None
 
 
@@ -178,7 +178,7 @@ def _check_evaluated(given: Any, classes: int) -> None:
         if isinstance(rows, Dataset) and "input_ids" not in rows.column_names:
             raise ArgumentsError(
                 f"eval_dataset has the columns {', '.join(rows.column_names)}: expected input_ids. "
-                "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes them of texts."
+                "hf_tlm.data.tokenize(rows, tokenizer, max_length) creates it from texts."
             )
         if isinstance(rows, Dataset) and (column := _labels_among(rows.column_names, "eval")) is not None:
             _check_labels(rows, column, classes, "eval")
@@ -191,14 +191,14 @@ def _label_problem(labels: pa.ChunkedArray, classes: int) -> str | None:
         other = [label for label in class_labels(values).tolist() if label != NO_LABEL and not 0 <= label < classes]
     except ValueError as error:
         return (
-            f"{error} ClassLabel or class_encode_column of datasets makes indices of names; several labels a text are not "
-            "supported."
+            f"{error} ClassLabel or class_encode_column of datasets converts names to indices; several labels per text are "
+            "not supported."
         )
     if not other:
         return None
     return (
-        f"expected 0 to {classes - 1}, the classes of the model, or -100 for none; received {other[0]}. Make the model with "
-        "num_labels of the data."
+        f"expected 0 to {classes - 1}, the classes of the model, or -100 for none; received {other[0]}. Create the model "
+        "with the num_labels of the data."
     )
 
 
@@ -211,7 +211,7 @@ def check_lengths(name: str, lengths: np.ndarray, config: PreTrainedConfig) -> n
     longest, limit = int(lengths.max(initial=0)), longest_input(config)
     if limit is not None and longest > limit:
         raise ArgumentsError(
-            f"{name}_dataset has a text of {longest:,} tokens, and the model's positions suffice for {limit:,}. "
-            f"Tokenise with max_length {limit} at most, or make the model with more max_position_embeddings."
+            f"{name}_dataset has a text of {longest:,} tokens, and the model has positions for {limit:,}. Tokenise with "
+            f"max_length {limit} at most, or create the model with more max_position_embeddings."
         )
     return lengths

@@ -12,7 +12,7 @@ from hf_tlm.models.arguments import InitializationArguments, LoraArguments
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, named, option
 
-_SHARING = NoEffect("freeze_auxiliary", (True,), "with freeze_auxiliary, which shares nothing. Leave it out.")
+_SHARING = NoEffect("freeze_auxiliary", (True,), "with freeze_auxiliary, which shares nothing. Remove it.")
 
 
 @dataclass
@@ -91,18 +91,18 @@ class ModelArguments(InitializationArguments, LoraArguments):
             self.model_name_or_path, self.model_revision = split_revision(self.model_name_or_path, self.model_revision)
         if self.model_name_or_path is not None and (chosen := list(self.chosen())):
             raise ArgumentsError(
-                f"{' and '.join(chosen)} would replace weights that the checkpoint model_name_or_path "
-                f"{self.model_name_or_path!r} has learned. How weights begin is for a model from scratch: leave it out."
+                f"{' and '.join(chosen)} would replace learned weights of the checkpoint model_name_or_path "
+                f"{self.model_name_or_path!r}. Initialisations are for models from scratch: remove {' and '.join(chosen)}."
             )
         if self.freeze_auxiliary and self.auxiliary_name_or_path is None and self.model_name_or_path is None:
             raise ArgumentsError(
-                "freeze_auxiliary needs an auxiliary model that has learned: give --auxiliary_name_or_path, for instance "
-                "the folder generator/ of an earlier run."
+                "freeze_auxiliary needs a trained auxiliary model: pass --auxiliary_name_or_path, for instance the folder "
+                "generator/ of an earlier run."
             )
         if self.auxiliary_name_or_path is not None and self.model_name_or_path is None and not self.freeze_auxiliary:
             raise ArgumentsError(
                 f"The auxiliary model {self.auxiliary_name_or_path!r} would get the random embeddings of a model from "
-                "scratch. Give --model_name_or_path too, or --freeze_auxiliary true, with which nothing is shared."
+                "scratch. Pass --model_name_or_path too, or --freeze_auxiliary true, which shares no weights."
             )
 
     @property

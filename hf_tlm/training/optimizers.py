@@ -83,20 +83,20 @@ def check_optimizer(args: TrainingArguments) -> None:
     """Check that the optimizer exists and, for one of `OWN`, accepts its options, or raise an ArgumentsError."""
     known = [*OWN, *(name.value for name in OptimizerNames)]
     if args.optim not in known:
-        hint = suggestion(str(args.optim).lower(), known) or f" Take {', '.join(OWN)}, adamw_torch, ..."
-        raise ArgumentsError(f"optim: there is no {str(args.optim)!r:.60}.{hint}")
+        hint = suggestion(str(args.optim).lower(), known) or f" Choose {', '.join(OWN)}, adamw_torch, ..."
+        raise ArgumentsError(f"optim: unknown optimizer {str(args.optim)!r:.60}.{hint}")
     if args.optim == LAMB and find_spec("pytorch_optimizer") is None:
-        raise ArgumentsError("optim lamb comes from the package pytorch_optimizer: pip install 'hf-tlm[optim]'.")
+        raise ArgumentsError("optim lamb needs the package pytorch_optimizer: pip install 'hf-tlm[optim]'.")
     if args.optim in OWN and args.optim_args:
         rates = "learning_rate" if args.optim == LAMB else "learning_rate, muon_learning_rate"
         raise ArgumentsError(
-            f"optim {args.optim} takes {rates}, weight_decay, adam_beta1, adam_beta2 and adam_epsilon, no optim_args; "
+            f"optim {args.optim} accepts {rates}, weight_decay, adam_beta1, adam_beta2 and adam_epsilon, but no optim_args; "
             f"received {args.optim_args!r}."
         )
     if args.optim == MUON and uses_fsdp(args):
         raise ArgumentsError(
-            "optim muon makes the singular values of whole matrices alike, and with FSDP a process holds pieces of them. "
-            "Use DDP (the preset accelerate/ddp), or another optim."
+            "optim muon equalises the singular values of complete matrices, and with FSDP each process holds only parts of "
+            "them. Use DDP (the preset accelerate/ddp), or another optim."
         )
 
 
@@ -104,8 +104,8 @@ def check_adapted(args: TrainingArguments, use_peft: bool) -> None:
     """Check that Muon does not train an adapter, or raise an ArgumentsError."""
     if use_peft and args.optim == MUON:
         raise ArgumentsError(
-            "optim muon is for whole matrices, and use_peft trains low-rank factors of their changes. Use an AdamW, or "
-            "leave use_peft out."
+            "optim muon is for complete matrices, and use_peft trains low-rank factors of their updates. Use an AdamW "
+            "optimizer, or remove use_peft."
         )
 
 
@@ -139,8 +139,8 @@ def grouped_optimizer(
             return cls, kwargs
         if not isinstance(cls, type) or {"params", "model", "optimizer_dict"} & kwargs.keys():
             raise ArgumentsError(
-                f"optim {args.optim} divides the parameters in its own way, so layerwise_lr_decay has no effect. Use an "
-                "AdamW, lamb or muon, or leave layerwise_lr_decay at 1."
+                f"optim {args.optim} groups the parameters in its own way, so layerwise_lr_decay has no effect. Use an "
+                "AdamW optimizer, lamb or muon, or remove layerwise_lr_decay."
             )
     groups = parameter_groups(
         model,

@@ -98,7 +98,7 @@ def prepare(
     longest = max(lengths.values())
     tokenizer.model_max_length = lengths[args.stages[-1]]
     if args.process_index == 0:
-        advice = "Give a longer --max_length, or --stage2_max_length (0: the task's own)."
+        advice = "Increase --max_length, or --stage2_max_length (0: the length of the task's texts)."
         warn_of_cut("the task's training texts", spread_texts(texts), tokenizer, longest, advice)
     make_model = model_factory(args, model_args, tokenizer, id2label=task.id2label, max_length=max(corpus_length, longest))
     with args.main_process_first(desc="tokenising"):
@@ -162,7 +162,7 @@ def _tokenized_passages(texts: Dataset, tokenizer: PreTrainedTokenizerBase, leng
     passages = tokenize(texts, tokenizer, length, description="Tokenising the subset")
     if args.process_index == 0 and 1 in args.stages and args.rho1 > 0:
         advice = (
-            "Retrieve passages of that length (--passage_words {words} of `hf-tlm retrieve`), or give a longer "
+            "Retrieve passages of that length (--passage_words {words} of `hf-tlm retrieve`), or increase "
             "--corpus_max_length."
         )
         warn_of_cut("the subset's passages", spread_texts(texts), tokenizer, length, advice)
@@ -172,7 +172,9 @@ def _tokenized_passages(texts: Dataset, tokenizer: PreTrainedTokenizerBase, leng
 def tell_of_other_stage(args: TlmArguments) -> None:
     """Warn of options of a stage that is not run."""
     if args.process_index == 0 and (idle := of_other_stage(args)):
-        logger.warning("Stage %s alone is run: %s are of the other stage, and have no effect.", args.stage, ", ".join(idle))
+        logger.warning(
+            "Only stage %s is run, so these options of the other stage have no effect: %s.", args.stage, ", ".join(idle)
+        )
 
 
 def tell_of_no_saving(args: RunArguments) -> None:
@@ -204,13 +206,14 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
     """
     if args.stage != "2" and args.rho1 > 0 and not has_corpus:
         raise ArgumentsError(
-            f"rho1 is {args.rho1:g}, so stage 1 needs corpus passages: give --subset (`hf-tlm retrieve` makes one), "
-            "or set --rho1 0 for task data only."
+            f"rho1 is {args.rho1:g}, so stage 1 needs corpus passages: pass --subset (`hf-tlm retrieve` creates one), or "
+            "set --rho1 0 for task data only."
         )
     if model_args.use_peft and model_args.model_name_or_path is None and args.stage != "both":
         raise ArgumentsError(
-            f"use_peft leaves the body's weights as they are, and stage {args.stage} from scratch would leave them random. "
-            "Give --model_name_or_path a checkpoint to adapt, or run --stage both: stage 1 in full, an adapter in stage 2."
+            f"use_peft does not train the body's weights, which would stay random in a stage {args.stage} from scratch. "
+            "Pass a checkpoint to adapt as --model_name_or_path, or run --stage both: all weights in stage 1, an adapter in "
+            "stage 2."
         )
     if model_args.use_peft and uses_fsdp(args):
         raise ArgumentsError(
@@ -221,13 +224,13 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
         args.for_stage(2, args.folder, args.seed, "")  # Checks the batch of stage 2 before stage 1 is trained.
     if args.metric_for_best_model not in (None, "loss"):
         raise ArgumentsError(
-            f"The best checkpoint is chosen by the task's metric: leave metric_for_best_model {args.metric_for_best_model} "
-            "out, and give the task another --metric if wanted."
+            "The best checkpoint is chosen by the task's metric: remove metric_for_best_model "
+            f"{args.metric_for_best_model}, and choose another --metric of the task if needed."
         )
     if args.stage2_classifier_pooling is not None and model_args.use_peft:
         raise ArgumentsError(
             "stage2_classifier_pooling does not work with use_peft: an adapter is loaded on its base, whose config says how "
-            "the classifier pools. Leave it out."
+            "the classifier pools. Remove stage2_classifier_pooling."
         )
     check_model(args, model_args)
     if model_args.model_name_or_path is None:
@@ -243,11 +246,11 @@ def _check_linear_start(args: TlmArguments, model_args: ModelArguments) -> None:
     pooling = args.stage2_classifier_pooling
     if 2 in args.stages and (args.stage2_reset_classifier or pooling not in (None, "mean")):
         what = "stage2_reset_classifier true" if args.stage2_reset_classifier else f"stage2_classifier_pooling {pooling}"
-        raise ArgumentsError(f"{what} throws away what classifier_init linear begins with. Leave one of the two out.")
+        raise ArgumentsError(f"{what} discards the initialisation of classifier_init linear. Remove one of the two.")
     if model_args.use_peft:
         raise ArgumentsError(
             "classifier_init linear does not work with use_peft: an adapter is loaded on the model of stage 1, whose "
-            "embeddings have no such evidence. Leave one of the two out."
+            "embeddings lack the linear model's weights. Remove one of the two."
         )
 
 
@@ -299,8 +302,8 @@ def check_sources(model_args: ModelArguments, max_length: int, *, mlm: bool = Tr
 def _check_head(model_args: ModelArguments, model: TlmModel) -> None:
     if model.mlm_head_is_new:
         raise ArgumentsError(
-            f"{model_args.model_name_or_path} has no masked-LM head, and use_peft would leave the random one as it is. "
-            "Pretrain without use_peft first, or start from a checkpoint that has the head."
+            f"{model_args.model_name_or_path} has no masked-LM head, and use_peft would not train a randomly initialised "
+            "one. Pretrain without use_peft first, or start from a checkpoint with the head."
         )
 
 
@@ -387,8 +390,8 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
     """
     if args.fsdp and args.parallel_mode.value != "distributed":
         raise ArgumentsError(
-            "fsdp shards a model over several processes, and this is one. Start them with --num_processes "
-            "and --config_file accelerate/fsdp, or leave it out."
+            "fsdp shards a model over several processes, and only one is running. Start several with --num_processes and "
+            "--config_file accelerate/fsdp, or remove fsdp."
         )
     check_applicable(model_args, args.objective)
     check_together(args, model_args)
@@ -397,14 +400,14 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
     for name in ("auxiliary_size", "auxiliary_layers"):
         if read_from is not None and getattr(model_args, name) is not None:
             raise ArgumentsError(
-                f"{name} {getattr(model_args, name)} is of an auxiliary model from scratch; this run's is read from "
-                f"{read_from!r} as it is. Leave {name} out."
+                f"{name} {getattr(model_args, name)} applies to an auxiliary model from scratch; this run's is loaded from "
+                f"{read_from!r} unchanged. Remove {name}."
             )
     spec, model_args = OBJECTIVES[args.objective], model_args.with_objective_defaults(args.objective)
     if spec.corrupts and (model_args.use_peft or uses_fsdp(args)):
         raise ArgumentsError(
-            f"objective {args.objective} works neither with use_peft nor with FSDP: both of its models are trained whole, "
-            "and the main one is small. Use DDP; adapt the exported model afterwards with --stage 2 --use_peft."
+            f"objective {args.objective} works neither with use_peft nor with FSDP: all weights of both its models are "
+            "trained, and the main one is small. Use DDP; adapt the exported model afterwards with --stage 2 --use_peft."
         )
     if model_args.model_name_or_path is None:
         config = read_config(model_args.model_config)
@@ -431,8 +434,8 @@ def _check_body(args: RunArguments, model_type: str) -> None:
     if spec.encoders and model_type not in spec.encoders:
         what, file = spec.encoder_advice
         raise ArgumentsError(
-            f"objective {args.objective} is {what} (--model_config models/{file}); received the type {model_type!r}. "
-            "For other bodies the objective is electra."
+            f"objective {args.objective} is {what} (--model_config models/{file}); received the type {model_type!r}. For "
+            "other bodies use --objective electra."
         )
 
 

@@ -77,7 +77,7 @@ class Uploads:
                 self.succeeded += 1
             except Exception as error:  # No error may end the thread.
                 self.errors.append(error)
-                logger.warning("An upload failed, and the work goes on: %s", error)
+                logger.warning("An upload failed, and the run continues: %s", error)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -97,8 +97,8 @@ def check_hub(args: BaseArguments, *, adapter: bool = False, base: str | None = 
         return
     if adapter and hub_name(base) is None:
         raise ArgumentsError(
-            "The adapter of this run would belong to a model of this machine, and nobody could load it from the Hub. Give "
-            "--model_name_or_path the repo id of its base (publish that first), or leave out push_to_hub or use_peft."
+            "The adapter of this run would need a base model on this machine, and nobody could load it from the Hub. Pass "
+            "the repo id of the base as --model_name_or_path (publish the base first), or remove push_to_hub or use_peft."
         )
     if args.process_index == 0 and args.hub_model_id is not None:
         check_push(args.hub_model_id, args.hub_token)
@@ -169,7 +169,7 @@ class CheckpointPushes(TrainerCallback):
         errors = self.uploads.errors
         if errors and not self.uploads.succeeded:
             raise HubError(
-                f"The run is finished, and whole in {self.output_dir}, but none of its {len(errors)} checkpoints could be "
+                f"The run is finished and complete in {self.output_dir}, but none of its {len(errors)} checkpoints could be "
                 f"pushed to {self.args.hub_model_id}@{checkpoint_branch(self.args)}: {errors[-1]}"
             )
 
@@ -232,14 +232,14 @@ def fetch_run(args: BaseArguments) -> None:
     repo, sizes = file_sizes(asked, args.hub_token)
     if SETTINGS_FILE not in sizes:
         raise ProtocolError(
-            f"{asked} holds no run to continue: no {SETTINGS_FILE}. Runs with --hub_strategy checkpoint are on a branch of "
-            "their own, such as owner/name@main-checkpoints."
+            f"{asked} has no run to continue: there is no {SETTINGS_FILE}. Runs with --hub_strategy checkpoint are on a "
+            "separate branch, such as owner/name@main-checkpoints."
         )
     wanted = {name: size for name, size in sizes.items() if is_ours(name, (*NAMES, *CONTINUING, *OWN_CODE))}
     check_sizes(wanted, str(asked))
     others = sorted(set(sizes) - set(wanted) - {".gitattributes"})
     logger.warning(
-        "Fetching %s files of %s, %s bytes. Left out, as no recipe writes files of these names: %s.",
+        "Downloading %s files of %s, %s bytes. Skipped, as no run writes files of these names: %s.",
         f"{len(wanted):,}",
         asked,
         f"{sum(wanted.values()):,}",
@@ -264,8 +264,8 @@ def _copy(snapshot: Path, name: str, size: int, target: Path) -> None:
         raise ProtocolError(f"{snapshot / name} is not the file of {size:,} bytes that the Hub listed. Nothing was copied.")
     if name.endswith(".py") and source.read_bytes() != OWN_CODE[Path(name).name].read_bytes():
         raise ProtocolError(
-            f"{name} of the run is not the file of this hf_tlm: it was changed, or another version wrote it. Use that "
-            "version, or start the run anew."
+            f"{name} of the run differs from the file of this hf_tlm: it was edited, or another version wrote it. Use that "
+            "version, or start a new run."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)

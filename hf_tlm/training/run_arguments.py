@@ -19,11 +19,11 @@ OF_STAGE_1 = (
     *"max_flops max_tokens max_hours learning_rate weight_decay layerwise_lr_decay warmup_steps".split(),
     *_MASKING,
 )
-_ALL_TOKEN = NoEffect("clm", ("all_token",), "with clm all_token. Leave it out.")
-_WITHOUT_ENERGY = NoEffect("track_energy", (False,), "without track_energy. Leave it out.")
-_WITHOUT_SCL = NoEffect("scl", (False,), "with scl false. Leave it out.")
-_WITH_SCL = NoEffect("scl", (True,), "with scl, which logs them in any case. Leave it out, or give --scl false.")
-_WITHOUT_RTD = NoEffect("clm", ("full", "no_copy", "all_token"), "with this clm, which detects no tokens. Leave it out.")
+_ALL_TOKEN = NoEffect("clm", ("all_token",), "with clm all_token. Remove it.")
+_WITHOUT_ENERGY = NoEffect("track_energy", (False,), "without track_energy. Remove it.")
+_WITHOUT_SCL = NoEffect("scl", (False,), "with scl false. Remove it.")
+_WITH_SCL = NoEffect("scl", (True,), "with scl, which logs them in any case. Remove it, or pass --scl false.")
+_WITHOUT_RTD = NoEffect("clm", ("full", "no_copy", "all_token"), "with this clm, which detects no tokens. Remove it.")
 
 
 # repr=False keeps the Trainer's repr, which leaves access tokens out.
@@ -154,8 +154,8 @@ class RunArguments(PublishedArguments):
         check_applicable(self, self.objective)
         if not self.stop_gradient and self.clm != "full":
             raise ArgumentsError(
-                f"stop_gradient false is for clm full, whose LM loss has a copy probability; received clm {self.clm}. Leave "
-                "it out."
+                f"stop_gradient false is for clm full, whose LM loss has a copy probability; received clm {self.clm}. "
+                "Remove it."
             )
         if OBJECTIVES[self.objective].corrects and self.clm == "full" and self.stop_gradient and self.rtd_weight == 0:
             raise ArgumentsError(
@@ -164,8 +164,8 @@ class RunArguments(PublishedArguments):
             )
         if self.train_sampling_strategy != "random":
             raise ArgumentsError(
-                f"Runs draw their own batches; train_sampling_strategy {self.train_sampling_strategy!r} has no effect. "
-                "Leave it at random."
+                f"train_sampling_strategy {self.train_sampling_strategy!r} has no effect: runs draw their own batches. "
+                "Remove it."
             )
         self._check_budget()
         if self.track_energy:
@@ -183,8 +183,8 @@ class RunArguments(PublishedArguments):
         if self.num_train_epochs != type(self).num_train_epochs and (self.max_steps == 0 or self.has_budget):
             ends = "the budget ends the run" if self.has_budget else "max_steps ends the run"
             raise ArgumentsError(
-                f"num_train_epochs {self.num_train_epochs} has no effect: {ends}. Leave it out, or give --max_steps -1 and "
-                "no budget (max_flops, max_tokens, max_hours)."
+                f"num_train_epochs {self.num_train_epochs} has no effect: {ends}. Remove it, or set --max_steps -1 and no "
+                "budget (max_flops, max_tokens, max_hours)."
             )
         if self.max_steps == 0:
             # With a budget, the trainer computes the number of steps, as it knows the texts and the model.
@@ -193,14 +193,14 @@ class RunArguments(PublishedArguments):
             return
         if self.warmup_steps >= 1:
             raise ArgumentsError(
-                f"With max_hours warm-up is a share of the time, below 1; received warmup_steps {self.warmup_steps}."
+                f"With max_hours, warmup_steps must be a share of the time, below 1; received {self.warmup_steps}."
             )
         if self.max_steps < 1 and self.max_flops is None and self.max_tokens is None:
             for name in ("logging_steps", "save_steps", "eval_steps"):
                 if getattr(self, name) is not None and getattr(self, name) < 1:
                     raise ArgumentsError(
-                        f"{name} {getattr(self, name)} is a share of a number of steps that max_hours leaves open. Give "
-                        "it in steps."
+                        f"{name} {getattr(self, name)} is a share of the number of steps, which is unknown with max_hours. "
+                        "Pass a number of steps."
                     )
 
     @property
@@ -247,7 +247,7 @@ class RunArguments(PublishedArguments):
         if rest:
             raise ArgumentsError(
                 f"total_batch_tokens {self.total_batch_tokens} cannot be split evenly over {self.world_size} processes. "
-                "Choose a multiple."
+                f"Choose a multiple of {self.world_size}."
             )
         longest = max(self.max_length, self.corpus_max_length or 0)
         most = self.per_device_train_batch_size * longest
@@ -257,9 +257,9 @@ class RunArguments(PublishedArguments):
             if share % count == 0:
                 return count
         raise ArgumentsError(
-            f"total_batch_tokens {self.total_batch_tokens}: {share} tokens of a process cannot be cut into equal "
-            f"micro-batches of {longest} (the longest text) to {most} tokens (per_device_train_batch_size such texts). Give "
-            f"{max(1, round(share / most)) * most * self.world_size}, or another multiple of them."
+            f"total_batch_tokens {self.total_batch_tokens}: {share} tokens per process cannot be divided into equal "
+            f"micro-batches of {longest} (the longest text) to {most} tokens (per_device_train_batch_size such texts). "
+            f"Choose {max(1, round(share / most)) * most * self.world_size}, or another multiple of them."
         )
 
     def for_trainer(self, output_dir: str | os.PathLike, seed: int) -> Self:
@@ -294,8 +294,8 @@ def check_applicable(options: Any, objective: str) -> None:
         of, value = takers(entry.name), getattr(options, entry.name)
         if of and objective not in of and value != entry.default:
             raise ArgumentsError(
-                f"{entry.name} {value} has no effect with objective {objective}: it is for {', '.join(of)}. Leave it "
-                "out, or change --objective."
+                f"{entry.name} {value} has no effect with objective {objective}: it is for {', '.join(of)}. Remove it, or "
+                "change --objective."
             )
 
 
@@ -312,7 +312,7 @@ def check_together(args: Any, model_args: Any) -> None:
         ("lm_head_init", headless, "freeze_auxiliary: no head that predicts tokens learns"),
     ):
         if useless and getattr(model_args, name) != getattr(type(model_args), name):
-            raise ArgumentsError(f"{name} {getattr(model_args, name)} has no effect with {because}. Leave it out.")
+            raise ArgumentsError(f"{name} {getattr(model_args, name)} has no effect with {because}. Remove it.")
 
 
 def check_rdrop(weight: float, drops: bool) -> None:
@@ -322,8 +322,8 @@ def check_rdrop(weight: float, drops: bool) -> None:
     """
     if weight and not drops:
         raise ArgumentsError(
-            f"stage2_rdrop {weight} has no effect on a model without dropout: two passes would be the same. Give "
-            "--stage2_dropout 0.1 too, or leave it out."
+            f"stage2_rdrop {weight} has no effect on a model without dropout: both passes would be the same. Add "
+            "--stage2_dropout 0.1, or remove stage2_rdrop."
         )
 
 
@@ -332,7 +332,9 @@ def check_energy(country: str | None) -> None:
     try:
         from codecarbon.input import DataSource
     except ImportError as error:
-        raise ArgumentsError("track_energy needs codecarbon: pip install 'hf-tlm[energy]', or leave it out.") from error
+        raise ArgumentsError(
+            "track_energy needs codecarbon: pip install 'hf-tlm[energy]', or remove track_energy."
+        ) from error
     if country is not None and country not in DataSource().get_global_energy_mix_data():
         raise ArgumentsError(
             f"energy_country must be the three-letter ISO code of a country that codecarbon knows, such as FRA or USA; "

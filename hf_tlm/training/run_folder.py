@@ -327,7 +327,7 @@ def _whole(folder: Path, name: str, fields: Mapping[str, Any] | None, remove: bo
             problem = str(error)
         except Unfit as unfit:
             problem = f"{path} is damaged: {'.'.join(map(str, unfit.place))} must be {unfit.expected}"
-    logger.warning("%s. It is made again.", problem.removesuffix(". Make it again."))
+    logger.warning("%s. It will be created again.", problem.removesuffix(". Create it again."))
     if remove:
         path.unlink(missing_ok=True)
         unseal(folder)
@@ -337,6 +337,6 @@ def _whole(folder: Path, name: str, fields: Mapping[str, Any] | None, remove: bo
 def _unreadable(folder: Path, path: Path, error: OSError) -> HfTlmError:
     """Return the error for a file that cannot be read now. It may be intact, so it does not count as damaged."""
     return HfTlmError(
-        f"{folder} is finished and cannot be read ({error}). Try again later; if it stays so, delete {path}, and it is made "
-        "again."
+        f"{folder} is finished and cannot be read ({error}). Try again later; if the error remains, delete {path} to create "
+        "it again."
     )

@@ -98,8 +98,8 @@ def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: Mode
     if args.stage2_classifier_pooling is not None and not hasattr(config, "classifier_pooling"):
         raise ArgumentsError(
             "stage2_classifier_pooling is for bodies whose stock classifier can pool (modernbert); received "
-            f"{args.stage2_classifier_pooling!r} for a body of the type {config.model_type!r}. Leave it out, or give "
-            "another --model_config."
+            f"{args.stage2_classifier_pooling!r} for a body of the type {config.model_type!r}. Remove it, or pass another "
+            "--model_config."
         )
     drops = args.stage2_dropout
     if drops is None:
@@ -347,7 +347,7 @@ def with_initialization(
         assert model is not None and task_texts is not None  # `prepare` passes them.
         sizes = {"vocab_size": len(tokenizer), "classes": model.config.num_labels, "hidden_size": model.config.hidden_size}
         linear = fit_linear_start(*task_texts, **sizes)
-        logger.info("A linear start: %s", linear.report)
+        logger.info("Linear initialisation of the classifier: %s", linear.report)
     initialization = Initialization(spectral, neighbors, counts, never, linear)
 
     def make() -> TrainedModel:

@@ -127,7 +127,7 @@ def described(report: Mapping[str, Any]) -> str:
     by_class = report.get("passages_by_class") or {}
     classes = ", ".join(f"{count:,} {name}" for name, count in by_class.items())
     if (only := _only_class(report)) is not None:
-        classes = f"all {only}, none of which it tells apart"
+        classes = f"all {only}, which it does not distinguish"
     kind = "marked sentences of passages" if "marks" in report else "passages"
     return f"{found}; {report['passages']:,} {kind}" + (f": {classes}" if classes else "")
 
@@ -178,21 +178,21 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
     right, largest = report.get("held_out_accuracy"), report.get("largest_class", 1.0)
     if right is not None and right - largest < LEAST_GAIN * (1 - largest):
         found.append(
-            f"The teacher tells {100 * right:.1f}% of {held_out} right, not or "
-            f"hardly more than the {100 * largest:.1f}% of their largest class: it has nothing to teach. Leave it out."
+            f"The teacher classifies {100 * right:.1f}% of {held_out} correctly, hardly or not more than the "
+            f"{100 * largest:.1f}% of their largest class: it has nothing to teach. Remove --teacher."
         )
     if right is not None and (certain := _mean_confidence(report)) > right + MOST_OVERCONFIDENT:
         found.append(
-            f"The teacher is {100 * certain:.0f}% sure of its class of a passage on average and {100 * right:.0f}% right on "
-            f"{held_out}: its answers are nearly labels, with its mistakes. "
-            "--teacher_temperature above 1 softens them."
+            f"On average, the teacher is {100 * certain:.0f}% certain of the class of a passage, but {100 * right:.0f}% "
+            f"right on {held_out}: its answers are nearly hard labels, with its mistakes. --teacher_temperature above 1 "
+            "softens them."
         )
     if marks := report.get("marks_without_passages"):
         found.append(
-            f"Most texts of the task have the marks {' '.join(marks)} and no passage of the subset has: what depends on "
-            "them the teacher cannot know of a passage."
+            f"Most texts of the task have the marks {' '.join(marks)} and no passage of the subset has: the teacher cannot "
+            "tell from a passage what depends on marks."
             + (
-                " --teacher_marks takes sentences of them and marks them likewise; --teacher_passages 0 leaves passages out."
+                " --teacher_marks marks sentences of passages in the same way; --teacher_passages 0 trains without passages."
                 if "passages" in report
                 else ""
             )
@@ -200,14 +200,15 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
     kind = "marked sentence" if "marks" in report else "passage of the subset"
     if (only := _only_class(report)) is not None:
         found.append(
-            f"The teacher takes every {kind} for {only}: it tells none of them apart. --teacher_passages 0 leaves them out."
+            f"The teacher labels every {kind} as {only}: it does not distinguish them. --teacher_passages 0 trains without "
+            "them."
         )
     elif missing := [name for name, count in (report.get("passages_by_class") or {}).items() if count == 0]:
-        found.append(f"The teacher takes no {kind} for {', '.join(missing)}.")
+        found.append(f"The teacher labels no {kind} as {', '.join(missing)}.")
     elif (distance := _distance(report)) > MOST_DISTANT:
         found.append(
-            f"The teacher takes passages of the subset for other classes than the task's texts are of (the shares differ "
-            f"by {100 * distance:.0f}%): it may not know passages. Look at what it says of them in teacher.json."
+            "The teacher's classes of passages of the subset are distributed differently from those of the task's texts "
+            f"(the shares differ by {100 * distance:.0f}%): it may misjudge passages. See its answers in teacher.json."
         )
     return found
 

@@ -11,8 +11,8 @@ from hf_tlm.utils.options import NoEffect, option
 NONE = "none"
 LINEAR = "linear"
 SELF = "self"
-WITHOUT_TEACHER = NoEffect("teacher", ([NONE],), "without a teacher. Leave it out.")
-WITHOUT_PASSAGES = NoEffect("teacher_passages", (0,), "with teacher_passages 0. Leave it out.")
+WITHOUT_TEACHER = NoEffect("teacher", ([NONE],), "without a teacher. Remove it.")
+WITHOUT_PASSAGES = NoEffect("teacher_passages", (0,), "with teacher_passages 0. Remove it.")
 
 
 @dataclass(repr=False)
@@ -82,15 +82,16 @@ class TeacherArguments:
             self.teacher = [NONE]
         if len(self.teacher) > 1 and (word := {NONE, LINEAR, SELF} & set(self.teacher)):
             raise ArgumentsError(
-                f"teacher {word.pop()} stands alone; received {' '.join(self.teacher):.200}. Several are folders of runs."
+                f"teacher {word.pop()} cannot be combined with others; received {' '.join(self.teacher):.200}. Several "
+                "teachers must be folders of runs."
             )
         if self.teacher_weight == 0:
-            raise ArgumentsError("teacher_weight 0 leaves the teacher unheard. Give another one, or --teacher none.")
+            raise ArgumentsError("teacher_weight 0 ignores the teacher. Choose another weight, or --teacher none.")
         super().__post_init__()
         if self.teacher_candidates is not None and self.teacher_candidates < self.teacher_passages:
             raise ArgumentsError(
                 f"teacher_candidates {self.teacher_candidates} are fewer than teacher_passages {self.teacher_passages}, "
-                "which are chosen of them. Ask of more, or choose fewer."
+                "which are chosen from them. Increase teacher_candidates, or lower teacher_passages."
             )
 
     @property

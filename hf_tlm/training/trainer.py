@@ -144,7 +144,7 @@ class TlmTrainer(SampledTrainer):
             if model.clm_heads is None:
                 raise ArgumentsError(
                     f"objective {self.args.objective} with clm {self.args.clm} needs a model that corrects tokens, and this "
-                    "one detects them. Make it with heads='clm', or give --clm rtd."
+                    "one detects them. Create it with heads='clm', or set --clm rtd."
                 )
             model.lm_loss = corrective.lm_loss
         model.second_view_learns = not self.args.scl_cosines
@@ -154,8 +154,8 @@ class TlmTrainer(SampledTrainer):
     def train(self, *args, **kwargs):
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise ArgumentsError(
-                "model: none of its parameters needs gradients, so nothing would learn. An InfluenceScorer leaves a model "
-                "so; model.requires_grad_(True) lets it learn again."
+                "model: none of its parameters requires gradients, so nothing would be trained. An InfluenceScorer switches "
+                "them off; model.requires_grad_(True) switches them on again."
             )
         try:
             return super().train(*args, **kwargs)
@@ -170,9 +170,9 @@ class TlmTrainer(SampledTrainer):
             ArgumentsError: always; the message says what to do instead.
         """
         raise ArgumentsError(
-            "hyperparameter_search makes models by model_init, which TlmTrainer does not call. Make a model and a "
-            "TlmTrainer for each of the settings, after set_seed, and compare evaluate(); hf_tlm.runs.run_grid searches "
-            "those of a fine-tuning."
+            "hyperparameter_search creates models with model_init, which TlmTrainer does not call. Create a model and a "
+            "TlmTrainer for each setting, after set_seed, and compare evaluate(); hf_tlm.runs.run_grid searches settings of "
+            "fine-tuning."
         )
 
     # Not in the constructor: a trainer that only evaluates needs no corpus.

@@ -28,7 +28,10 @@ def check_trainer_options(args: TrainingArguments) -> None:
     _check_compiler(args)
     _check_checkpointing(args)
     if args.use_liger_kernel and find_spec("liger_kernel") is None:
-        raise ArgumentsError("use_liger_kernel needs the package liger_kernel, which is not installed. Leave it out.")
+        raise ArgumentsError(
+            "use_liger_kernel needs the package liger_kernel, which is not installed. Install it, or remove "
+            "use_liger_kernel."
+        )
 
 
 def _check_trackers(report_to: str | list[str] | None) -> None:
@@ -75,10 +78,12 @@ def _check_optimizer(args: TrainingArguments) -> None:
     optim = getattr(args.optim, "value", args.optim)
     of_matrices = next((package for name, package in _OF_MATRICES.items() if optim.startswith(name)), None)
     if args.optim_target_modules and of_matrices is None:
-        raise ArgumentsError(f"optim_target_modules has no effect with optim {optim}. Leave it out.")
+        raise ArgumentsError(f"optim_target_modules has no effect with optim {optim}. Remove it.")
     if of_matrices is not None:
         if find_spec(of_matrices) is None:
-            raise ArgumentsError(f"optim {optim} needs the package {of_matrices}, which is not installed. Give another.")
+            raise ArgumentsError(
+                f"optim {optim} needs the package {of_matrices}, which is not installed. Choose another optim."
+            )
         return
     if optim in _USUAL and not args.optim_args:
         return
@@ -87,11 +92,11 @@ def _check_optimizer(args: TrainingArguments) -> None:
         kwargs = _made(args, given)
     except Exception as error:  # Any error of a package, about values or because it is missing.
         raise ArgumentsError(
-            f"optim {optim}{f' with optim_args {args.optim_args!r:.100}' if given else ''} cannot be made: "
-            f"{' '.join(str(error).split()):.200}. Give another."
+            f"optim {optim}{f' with optim_args {args.optim_args!r:.100}' if given else ''} cannot be created: "
+            f"{' '.join(str(error).split()):.200}. Choose another."
         ) from error
     if idle := [name for name in given if name not in given.read and name not in kwargs]:
-        raise ArgumentsError(f"optim_args: optim {optim} takes no {', '.join(idle)[:60]}. Leave it out.")
+        raise ArgumentsError(f"optim_args: optim {optim} does not accept {', '.join(idle)[:60]}. Remove it.")
 
 
 def _pairs(text: str | None) -> _Read:
@@ -139,7 +144,7 @@ def check_scheduler(kind: str, kwargs: Any = None, name: str = "lr_scheduler_typ
             scheduler.step()
     except Exception as error:  # TypeError, ValueError, and errors of arithmetic with bad values.
         raise ArgumentsError(
-            f"{name} {kind} with lr_scheduler_kwargs {kwargs!r:.100} cannot be made: {str(error):.200}. "
+            f"{name} {kind} with lr_scheduler_kwargs {kwargs!r:.100} cannot be created: {str(error):.200}. "
             f"{'Change them' if name == 'lr_scheduler_type' else 'Take another'}."
         ) from error
 

@@ -62,7 +62,7 @@ def find_rows(file: Path, rows: int | None = None) -> Dataset | None:
     if found is not None and rows is not None and len(found) != rows:
         problem = f"{len(found):,} rows of {rows:,}"
     if problem:
-        logger.warning("%s is damaged and will be made again (%s).", file, problem)
+        logger.warning("%s is damaged and will be created again (%s).", file, problem)
         return None
     return found
 
@@ -119,7 +119,7 @@ def _sealed(
         if (problem := next(filter(None, map(_broken, sorted(place.rglob("*.arrow")))), None)) is None:
             raise
     if problem is not None:
-        logger.warning("%s: what the cache holds is damaged and will be made again (%s).", name, problem)
+        logger.warning("%s: its copy in the cache is damaged and will be created again (%s).", name, problem)
         found = again()
     for file in _files(found):
         if problem is not None or not _seal(file).exists():
@@ -133,7 +133,7 @@ def is_whole(file: Path) -> bool:
     if not file.is_file():
         return False
     if (problem := _broken(file)) is not None:
-        logger.warning("%s is damaged and will be made again (%s).", file, problem)
+        logger.warning("%s is damaged and will be created again (%s).", file, problem)
     return problem is None
 
 

@@ -137,7 +137,7 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     path = Path(path)
     _check_place(path)
     if path.is_file():
-        raise HfTlmError(f"Cannot write {path}: expected a folder or a new name; this is a file.")
+        raise HfTlmError(f"Cannot write {path}: expected a folder or a new name; found a file.")
     _check_replaceable(path, f"Cannot write {path}")
     path = path.resolve()  # Replace the target of a symbolic link, not the link, which may lead to a larger disk.
     try:
@@ -158,7 +158,7 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
         # Libraries write into the folder as well, and raise their own types of errors.
         if isinstance(error, HfTlmError) or not (isinstance(error, OSError) or disk_problem(error)):
             raise
-        raise HfTlmError(f"Cannot write {path}: {told(error, path)}. What was there before is unchanged.") from error
+        raise HfTlmError(f"Cannot write {path}: {told(error, path)}. Its previous content is unchanged.") from error
     finally:
         work.release()
 
@@ -196,7 +196,7 @@ def _put(work: Path, path: Path) -> None:
             if not path.exists():
                 old.unlock()
                 raise HfTlmError(
-                    f"Cannot write {path}: {told(error, path)}. What was there is in {kept}: move it."
+                    f"Cannot write {path}: {told(error, path)}. Its previous content is in {kept}: move it back."
                 ) from error
             raise
         finally:
@@ -238,7 +238,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
     except Exception as error:
         if isinstance(error, HfTlmError) or not (isinstance(error, OSError) or disk_problem(error)):
             raise
-        raise HfTlmError(f"Cannot write {path}: {told(error, path)}. A previous file there is unchanged.") from error
+        raise HfTlmError(f"Cannot write {path}: {told(error, path)}. A previous file is unchanged.") from error
     finally:
         if work is not None:
             work.release()
@@ -254,19 +254,19 @@ def _check_place(path: Path) -> None:
     except OSError:  # For example a name that is too long: the write reports it.
         other = False
     if other or (path.is_symlink() and os.readlink(path).startswith("/proc/")):  # /dev/stdout is such a link.
-        raise HfTlmError(f"Cannot write {path}: expected a file or a new name; this is a pipe or a device.")
+        raise HfTlmError(f"Cannot write {path}: expected a file or a new name; found a pipe or a device.")
 
 
 def _check_replaceable(folder: Path, what: str) -> None:
     """Raise an ArgumentsError if a folder cannot be replaced: a mounted disk, or a parent of the working directory."""
     place = folder.resolve()
     if os.path.ismount(place):
-        problem = "a disk is mounted there"
+        problem = "a disk is mounted at it"
     elif Path.cwd().is_relative_to(place):
-        problem = "this is started in it"
+        problem = "the working directory is in it"
     else:
         return
-    raise ArgumentsError(f"{what}: it is replaced as a whole, which cannot be, as {problem}. Give a folder in it.")
+    raise ArgumentsError(f"{what}: the folder cannot be replaced, as {problem}. Choose a folder in it.")
 
 
 def check_writable(folder: str | os.PathLike, what: str | None = None, *, replaced: bool = False) -> None:
@@ -288,13 +288,13 @@ def check_writable(folder: str | os.PathLike, what: str | None = None, *, replac
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:  # For example a name that is too long.
-        raise ArgumentsError(f"{what}: {told(error, folder, 'Give another')}.") from error
+        raise ArgumentsError(f"{what}: {told(error, folder, 'Choose another')}.") from error
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
     if replaced and there == folder and there.is_dir():
         _check_replaceable(folder, what)
         there = folder.resolve().parent
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ArgumentsError(f"{what}: {there} is no folder that can be written in. Give another.")
+        raise ArgumentsError(f"{what}: {there} is not a writable folder. Choose another.")
 
 
 def check_working_folder() -> None:
@@ -302,7 +302,7 @@ def check_working_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise HfTlmError("The folder that this is started in has been removed. Change to one that is there.") from None
+        raise HfTlmError("The working directory has been removed. Change to a directory that exists.") from None
 
 
 def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:

@@ -23,12 +23,12 @@ from hf_tlm.errors import HfTlmError
 logger = logging.getLogger(__name__)
 LARGEST = 64 << 20  # Largest size of a file in bytes; recipes write some thousand bytes.
 _CHECKSUM = "xxh3"
-_AGAIN = "Make or download it again."
+_AGAIN = "Create or download it again."
 # Takes a JSON value and returns it in the form in which it is used, or raises `Unfit`.
 Check = Callable[[Any], Any]
 
 
-def read_object(path: Path, error: type[HfTlmError] = HfTlmError, advice: str = "Make it again.") -> dict[str, Any]:
+def read_object(path: Path, error: type[HfTlmError] = HfTlmError, advice: str = "Create it again.") -> dict[str, Any]:
     """Return the JSON object in a file; raise `error`, with a reason and `advice`, if it cannot be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def read_object(path: Path, error: type[HfTlmError] = HfTlmError, advice: str = 
         reason = problem.strerror if isinstance(problem, OSError) else f"it is not JSON: {problem}"
         raise error(f"{path} cannot be read, it is damaged or incomplete ({reason}). {advice}") from problem
     if not isinstance(content, dict):
-        raise error(f"{path} is damaged: it must hold a JSON object, and holds {type(content).__name__}. {advice}")
+        raise error(f"{path} is damaged: expected a JSON object, found {type(content).__name__}. {advice}")
     return content
 
 
@@ -45,7 +45,7 @@ def find_object(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return read_object(path, advice="It is made again.")
+        return read_object(path, advice="It will be created again.")
     except HfTlmError as problem:
         logger.warning("%s", problem)
         return None
@@ -64,7 +64,7 @@ def find_checked(path: Path) -> dict[str, Any] | None:
     found = find_object(path)
     if found is None or found.pop(_CHECKSUM, None) in (None, _checksum(found)):
         return found
-    logger.warning("%s is damaged (its checksum differs). It is made again.", path)
+    logger.warning("%s is damaged (its checksum differs). It will be created again.", path)
     return None
 
 
@@ -121,7 +121,7 @@ def read_json(path: Path, error: type[HfTlmError], largest: int = LARGEST) -> An
     """Read a JSON file. Raises the same errors as `read_fields`."""
     size = path.stat().st_size
     if size > largest:
-        raise error(f"{path} has {size:,} bytes; of such a file {largest:,} are read at most. Do not use it.")
+        raise error(f"{path} has {size:,} bytes; expected at most {largest:,}. Do not use it.")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as problem:

@@ -71,7 +71,7 @@ def outline(name: str) -> type[Any]:
     home, own = _origin(*name.rsplit(".", 1))
     node = _statements(home).get(own)
     if not isinstance(node, ast.ClassDef):
-        raise AttributeError(f"{name} is no class of a module whose source can be read.")
+        raise AttributeError(f"{name} is not a class in a module whose source can be read.")
     bases, extends = [], []
     for base in node.bases:
         place, called = _origin(home, ast.unparse(base))

@@ -178,7 +178,7 @@ def let_others_in(folder: str | os.PathLike) -> Iterator[bool]:
 def awaited(folder: str | os.PathLike) -> Iterator[None]:
     """Wait for a folder's lock and hold it during a block; raise a LockError if this thread holds it for its own output."""
     if _held_here(folder):
-        raise LockError(f"{folder} is where the results of this command come. Choose another folder for what it works with.")
+        raise LockError(f"{folder} is the output folder of this command. Choose another folder for its working files.")
     with _waited(folder) or contextlib.nullcontext():
         yield
 
@@ -281,11 +281,11 @@ class _Held(contextlib.AbstractContextManager):
                 if taken is None:
                     raise OSError("the file system has no locks")
             else:
-                raise OSError("it comes and goes")
+                raise OSError("it is created and removed repeatedly")
         except OSError as error:
             if needed:
                 raise
-            logger.warning("Cannot lock %s: %s. Start nothing else that writes there.", folder, error)
+            logger.warning("Cannot lock %s: %s. Do not start another command that writes to it.", folder, error)
             return cls(path, None, made)
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "command": Path(sys.argv[0]).name}
         owner["since"] = datetime.now().astimezone().isoformat(" ", "seconds")

@@ -319,7 +319,7 @@ class OnlyWith:
             return None
         other = prefix + self.option
         takers = " and ".join(self.values)
-        return f"with {other} {getattr(value, 'value', value)}: it is for {takers}. Leave it out, or change {other}."
+        return f"with {other} {getattr(value, 'value', value)}: it is for {takers}. Remove it, or change {other}."
 
 
 def check_effects(options: Any, error: type[Exception], prefix: str = "") -> None:

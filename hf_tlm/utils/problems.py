@@ -23,9 +23,9 @@ _OTHER_CACHE = "set HF_HOME or HF_DATASETS_CACHE to a folder on another disk"
 _WORDS = {
     errno.ENOSPC: "The disk{of} is full{free}: free some space or {other}",
     errno.EDQUOT: "The quota on the disk{of} is used up: free some space or {other}",
-    errno.EFBIG: "There are more bytes{for_} than a file may have (ulimit -f, or the file system's): raise it or {other}",
+    errno.EFBIG: "The file size limit (ulimit -f, or the file system's) is exceeded{for_}: raise it or {other}",
     errno.EROFS: f"The file system{{of}} is read-only: {_OTHER}",
-    errno.EACCES: f"There is no permission{{for_}}: {_OTHER}, or have it made yours",
+    errno.EACCES: f"Permission is denied{{for_}}: {_OTHER}, or ask for permission",
     errno.EIO: f"The disk{{of}} fails (input/output error): {_OTHER} on another disk",
 }
 _WORDS[errno.EPERM] = _WORDS[errno.EACCES]
@@ -98,8 +98,8 @@ def gpu_problem(error: Exception) -> str | None:
         return None
     said = re.split(r"(?<= is free)\.", str(error))[0].rstrip(".")  # Without torch's list of processes and its advice.
     return (
-        f"{said}. Take fewer texts at a time (--per_device_train_batch_size, with --total_batch_size for those of a step; "
-        "--per_device_eval_batch_size), shorter ones (--max_length) or a smaller model, or free the GPU of other processes"
+        f"{said}. Use fewer texts at a time (--per_device_train_batch_size, with --total_batch_size for those of a step; "
+        "--per_device_eval_batch_size), shorter ones (--max_length) or a smaller model, or end other processes on the GPU"
     )
 
 
@@ -109,7 +109,7 @@ def process_problem(error: Exception) -> str | None:
     joined = distributed is not None and distributed.is_available() and distributed.is_initialized()
     if not joined or not isinstance(error, RuntimeError) or not _BROKEN_CONNECTION.search(str(error)):
         return None  # A broken connection to the Hub is not a RuntimeError.
-    return "Another process of this job has ended: what it said is above, or it was killed"
+    return "Another process of this job has ended: its error is above, or it was killed"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -225,11 +225,10 @@ def check_variables() -> None:
     # and sets MASTER_ADDR for it, but not the number of processes.
     if {"ACCELERATE_USE_CPU", "MASTER_ADDR"} <= os.environ.keys() and not os.environ.keys() & set(SIZES):
         logger.warning(
-            "accelerate launch was asked for several processes and has started one, which works alone. Start them with "
-            "--num_processes of hf-tlm, or with --config_file recipes/configs/accelerate/cpu_2.yaml of accelerate launch "
-            "(on GPUs ddp.yaml)."
+            "accelerate launch should start several processes, but has started only one. Start them with --num_processes of "
+            "hf-tlm, or with --config_file recipes/configs/accelerate/cpu_2.yaml of accelerate launch (on GPUs ddp.yaml)."
         )
 
 
 def _refused(name: str, value: str, expected: str) -> HfTlmError:
-    return HfTlmError(f"The environment variable {name}: expected {expected}; received {value!r:.60}. Set another or none.")
+    return HfTlmError(f"The environment variable {name}: expected {expected}; received {value!r:.60}. Change or unset it.")

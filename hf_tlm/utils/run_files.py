@@ -38,7 +38,7 @@ MANIFEST_FILE = "manifest.json"
 # The description of a linear model on TF-IDF.
 LINEAR_FILE = "linear.json"
 # Advice for damaged predictions.
-AGAIN = "Copy the file again, or run the command again that made the run, which makes it again."
+AGAIN = "Copy the file again, or run the command of the run again, which creates it again."
 SEED, SPLIT, STAGE, PREDICTIONS = "seed-", "split-", "stage", "predictions"
 
 
@@ -100,7 +100,7 @@ def read_answers(
         raise error(
             f"{path}, line {len(lines) + 1}, cannot be read as JSON: {problem}. It is damaged. {advice}"
         ) from problem
-    damage = damage or (None if lines else f"{path} is empty, and had a line a text")
+    damage = damage or (None if lines else f"{path} is empty, but should have a line per text")
     if damage is not None:
         raise error(f"{damage}. It is damaged. {advice}")
     return lines

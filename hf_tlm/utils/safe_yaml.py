@@ -52,11 +52,11 @@ class _Loader(yaml.SafeLoader):
         is_alias = self.check_event(yaml.AliasEvent)
         self.depth += 1
         if self.depth > DEEPEST:
-            raise yaml.MarkedYAMLError(problem=f"more than {DEEPEST} values within each other", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem=f"values nested more than {DEEPEST} deep", problem_mark=mark)
         before = self.total
         node = super().compose_node(parent, index)
         if is_alias and id(node) not in self.sizes:
-            raise yaml.MarkedYAMLError(problem="a value that holds itself", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem="a value that contains itself", problem_mark=mark)
         # An alias counts as all the values that it repeats.
         self.total += self.sizes[id(node)] if is_alias else 1
         if self.total > MOST_VALUES:

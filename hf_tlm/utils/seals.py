@@ -131,8 +131,8 @@ def check_seal(folder: str | os.PathLike) -> None:
 def _check(folder: str, _: int) -> None:
     if (problem := seal_problem(folder)) is not None:
         raise SealError(
-            f"{problem}. Copy the folder again, or run the command again that made it, which mends it; if the change is "
-            f"yours, remove {SEAL} there."
+            f"{problem}. Copy the folder again, or run its command again, which repairs it; if you made the change, remove "
+            f"{SEAL} from the folder."
         )
 
 
@@ -153,7 +153,7 @@ def keep_sealed(folder: str | os.PathLike, make: Callable[[Path], object], *need
     if (problem := seal_problem(folder, *needed)) is None:
         return
     if folder.is_dir():
-        logger.warning("%s. It is made again.", problem)
+        logger.warning("%s. It will be created again.", problem)
     with atomic_directory(folder) as work:
         make(work)
         write_seal(work)

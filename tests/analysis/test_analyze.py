@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(tmp_
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file/out"):
         given = ["--what", "words", "--task", tmp_path / "nowhere", "--output_dir", place]
-        fails(RECIPE, *given, message=f"words: --output_dir {place}: {tmp_path / 'file'} is no folder that can be")
+        fails(RECIPE, *given, message=f"words: --output_dir {place}: {tmp_path / 'file'} is not a writable folder")
 
 
 def test_what_is_no_model(tmp_path):
@@ -166,4 +166,4 @@ def test_what_is_no_model(tmp_path):
     (tmp_path / "subset").mkdir()
     (tmp_path / "subset/manifest.json").write_text("{}")
     given = ["--what", "heads", "--texts", tmp_path / "texts.txt", "--output_dir", tmp_path / "out"]
-    fails(RECIPE, *given, "--models", tmp_path / "subset", message="subset holds neither a model nor a tokenizer")
+    fails(RECIPE, *given, "--models", tmp_path / "subset", message="subset contains neither a model nor a tokenizer")

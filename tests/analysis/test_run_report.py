@@ -309,7 +309,7 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
     ("file", "text", "message"),
     [
         ("results.json", '{"task": ', r"results.json cannot be read, .*\(it is not JSON"),
-        ("results.json", "[1]", "results.json is damaged: it must hold a JSON object"),
+        ("results.json", "[1]", "results.json is damaged: expected a JSON object"),
         ("results.json", '{"seeds": {"a": 1}}', "results.json is not what recipes write: seeds must be a list"),
         (
             "results.json",
@@ -344,7 +344,7 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
         (
             "seed-3/predictions/test.jsonl",
             "",
-            "test.jsonl is empty, and had a line a text. It is damaged. Copy the file again",
+            "test.jsonl is empty, but should have a line per text. It is damaged. Copy the file again",
         ),
         ("seed-3/predictions/test.jsonl", '{"id": "a"}', "test.jsonl, line 1, is not a prediction .*label"),
         ("seed-4/stage2/trainer_state.json", "\xff", "trainer_state.json cannot be read, .* is not JSON"),

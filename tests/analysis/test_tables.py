@@ -256,7 +256,7 @@ def test_places(tmp_path):
     ("content", "message"),
     [
         ('{"task": "t", "see', "is not JSON"),
-        ("[1]", "must hold a JSON object, and holds list"),
+        ("[1]", "expected a JSON object, found list"),
         (json.dumps({"task": "t", "seeds": [{}]}), "the record of a seed: seed must be a whole number; found nothing"),
         (json.dumps({"task": "t", "seeds": [1]}), "the record of a seed: all of it must be an object; found 1"),
         (json.dumps({"task": "t", "arguments": [1], "seeds": []}), "is not what recipes write: arguments must be an object"),

@@ -39,13 +39,16 @@ def raised_beside(error, other):
 CASES = {
     "full": (OSError(errno.ENOSPC, "No space left on device", "/tmp/x/y"), "The disk of /tmp/x/y is full ("),
     "quota": (OSError(errno.EDQUOT, "Disk quota exceeded"), "The quota on the disk of /out is used up"),
-    "limit": (OSError(errno.EFBIG, "File too large"), "There are more bytes for /out than a file may have (ulimit -f"),
+    "limit": (
+        OSError(errno.EFBIG, "File too large"),
+        "The file size limit (ulimit -f, or the file system's) is exceeded for /out",
+    ),
     "limit of datasets": (
         raised_from(RuntimeError("generating the dataset"), OSError("[Errno 27] Error writing bytes. Detail: [errno 27]")),
-        "There are more bytes for /out than",
+        "is exceeded for /out: raise it or",
     ),
     "read-only": (OSError(errno.EROFS, "Read-only file system", "/x"), "The file system of /x is read-only"),
-    "permission": (PermissionError(errno.EACCES, "Permission denied", b"/x"), "There is no permission for /x"),
+    "permission": (PermissionError(errno.EACCES, "Permission denied", b"/x"), "Permission is denied for /x"),
     "broken": (OSError(errno.EIO, "Input/output error"), "The disk of /out fails"),
     "safetensors": (
         SafetensorError("Error while serializing: I/O error: No space left (os error 28)"),

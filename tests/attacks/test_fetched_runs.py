@@ -49,7 +49,7 @@ def test_files_that_no_recipe_writes_stay_where_they_are(hub, tmp_path, caplog, 
     hub.put("mallory/run", {**RUN, name: "x"})
     fetch(tmp_path / "out")
     assert names(tmp_path / "out") == {*RUN, MARK}
-    assert "Fetching 3 files of mallory/run, 5 bytes. Left out" in caplog.text
+    assert "Downloading 3 files of mallory/run, 5 bytes. Skipped" in caplog.text
     assert {path.name for path in tmp_path.iterdir()} <= {"out", "hub-cache"}
 
 
@@ -67,7 +67,7 @@ def test_files_that_no_recipe_writes_stay_where_they_are(hub, tmp_path, caplog, 
         ),
         ({"model.safetensors": "x" * 100}, {"LARGEST_TENSORS": 50}, HubError, "model.safetensors of mallory/run has 100"),
         ({"model.safetensors": "x" * 100}, {"LARGEST_RUN": 50}, HubError, "mallory/run has 105 bytes"),
-        ({"seed-0/model/modeling_coco_lm.py": "print()"}, {}, ProtocolError, "is not the file of this hf_tlm"),
+        ({"seed-0/model/modeling_coco_lm.py": "print()"}, {}, ProtocolError, "differs from the file of this hf_tlm"),
     ],
 )
 def test_what_is_refused_leaves_nothing(hub, tmp_path, monkeypatch, files, bounds, error, expected):
@@ -189,7 +189,7 @@ def test_a_checkpoint_with_code_in_it_is_one_line(killed, tmp_path):
     (checkpoint / "optimizer.pt").write_bytes(torch_pickled(tmp_path / "ran", tmp_path))
     (checkpoint / SEAL).unlink()
     write_seal(checkpoint, step=2, world_size=1, resumable=True)
-    with pytest.raises(CheckpointError, match="holds more than tensors: .*open.* Nothing of it was run") as raised:
+    with pytest.raises(CheckpointError, match="contains more than tensors: .*open.* None of its code was run") as raised:
         go()
     assert "weights_only" not in str(raised.value) and not (tmp_path / "ran").exists()
 

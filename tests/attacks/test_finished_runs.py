@@ -70,7 +70,7 @@ def test_a_damaged_part_is_made_again(whole, tmp_path, harms):
         assert changed != (out / name).read_bytes()
         (out / name).write_bytes(changed)
     outcome = attack("train_tlm", *command, "--output_dir", out)
-    assert outcome.status == 0 and "made again" in outcome.stderr and "Traceback" not in outcome.stderr, outcome.stderr
+    assert outcome.status == 0 and "created again" in outcome.stderr and "Traceback" not in outcome.stderr, outcome.stderr
     assert models(out) == models(folder)
     scores = [json.loads((place / "results.json").read_text())["summary"] for place in (folder, out)]
     assert scores[0] == scores[1]
@@ -82,7 +82,7 @@ def test_a_whole_run_is_not_made_again(whole, tmp_path):
     shutil.copytree(folder, out)
     (out / "seed-0/model/README.md").write_text("Edited.")
     outcome = attack("train_tlm", *command, "--output_dir", out)
-    assert outcome.status == 0 and "made again" not in outcome.stderr
+    assert outcome.status == 0 and "created again" not in outcome.stderr
     assert (out / "seed-0/model/README.md").read_text() == "Edited."
 
 
@@ -100,7 +100,7 @@ def test_a_run_of_before_there_were_seals_is_taken(whole, tmp_path):
     for seal in out.rglob("seal.json"):
         seal.unlink()
     outcome = attack("train_tlm", *command, "--output_dir", out)
-    assert outcome.status == 0 and "made again" not in outcome.stderr and models(out) == models(folder)
+    assert outcome.status == 0 and "created again" not in outcome.stderr and models(out) == models(folder)
 
 
 def test_damaged_settings_are_one_line(whole, tmp_path):
@@ -150,7 +150,7 @@ def test_a_copy_is_sealed_but_for_its_card(tmp_path):
 def test_records_that_cards_could_not_be_made_of(tmp_path, content, caplog):
     (tmp_path / "results.json").write_text(content)
     assert finished(tmp_path, None, fields=SEED, local=True) is None
-    assert "results.json" in caplog.text and "made again" in caplog.text
+    assert "results.json" in caplog.text and "created again" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["results.json", "seal.json", "model.safetensors"])

@@ -180,14 +180,14 @@ def test_two_names_of_a_folder_are_one(tmp_path):
 
 
 def test_nobody_waits_for_itself(tmp_path, toys):
-    with owned(tmp_path / "out"), pytest.raises(LockError, match="where the results of this command come"):
+    with owned(tmp_path / "out"), pytest.raises(LockError, match="is the output folder of this command"):
         with awaited(tmp_path / "out"):
             pass
     with awaited(tmp_path / "out"):
         pass
     for recipe, option in (("retrieve", "--index_dir"), ("select_influence", "--work_dir")):
         outcome = attack(recipe, *toys.commands[recipe], option, toys.out)
-        assert_refused(outcome, f"{toys.out} is where the results of this command come. Choose another folder")
+        assert_refused(outcome, f"{toys.out} is the output folder of this command. Choose another folder")
         assert not toys.out.exists()
         outcome = attack(recipe, *toys.commands[recipe], option, toys.out / "work")
         assert_refused(

@@ -16,7 +16,7 @@ WRONG = {
     "a misspelt key": ({"hiden_size": 16}, "has no 'hiden_size'. Did you mean hidden_size"),
     "a key of another type": ({"global_attn": 3}, "a bert config has no 'global_attn'"),
     "a key for the reader": ({"return_unused_kwargs": True}, "has no 'return_unused_kwargs'"),
-    "a name of Python": ({"__class__": "x"}, "transformers makes no config"),
+    "a name of Python": ({"__class__": "x"}, "transformers cannot create a config"),
     "positions that no version of now has": ({"position_embedding_type": "relative_key"}, "'position_embedding_type'"),
     "a negative size": ({"hidden_size": -4}, "hidden_size -4 (expected 1 or more)"),
     "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers 0 (expected 1 or more)"),
@@ -30,9 +30,9 @@ WRONG = {
     "more than everything dropped": ({"hidden_dropout_prob": 7}, "hidden_dropout_prob 7 (expected 0 or more"),
     "no number": ({"initializer_range": float("nan")}, "initializer_range nan (expected a finite number)"),
     "no such activation": ({"hidden_act": "gellu"}, "hidden_act 'gellu' (expected one of gelu"),
-    "no such precision": ({"dtype": "float33"}, "transformers makes no config"),
-    "no such type": ({"model_type": "brt"}, "TLM trains encoders of the types bert"),
-    "a list as the type": ({"model_type": ["bert"]}, "TLM trains encoders of the types bert"),
+    "no such precision": ({"dtype": "float33"}, "transformers cannot create a config"),
+    "no such type": ({"model_type": "brt"}, "model_type: expected one of bert"),
+    "a list as the type": ({"model_type": ["bert"]}, "model_type: expected one of bert"),
 }
 NO_CONFIG = {
     "an array": ("[1, 2]", "expected a JSON object, received a list"),

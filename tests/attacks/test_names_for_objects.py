@@ -248,7 +248,9 @@ def test_what_is_loaded_has_a_name(load, given, request):
 
 def test_a_tokenizer_needs_no_loading():
     tokenizer = train_wordpiece(["some words of a text"] * 9, 100)
-    with pytest.raises(TokenizerError, match=r"received a BertTokenizer. It is a tokenizer already: use it as it is.$"):
+    with pytest.raises(
+        TokenizerError, match=r"received a BertTokenizer. Use the tokenizer itself, without load_tokenizer.$"
+    ):
         load_tokenizer(tokenizer)
 
 
@@ -256,9 +258,9 @@ def test_a_tokenizer_needs_no_loading():
     ("texts", "said"),
     [
         (None, "received none. Give a list."),
-        ([None, "a"], "received none, after 0 texts. Give texts alone."),
-        (["a"] * 5000 + [7], "received a int, after 5,000 texts. Give texts alone."),
-        (ROWS, "received a dict, after 0 texts. Give texts alone."),
+        ([None, "a"], "received none, after 0 texts. Pass texts only."),
+        (["a"] * 5000 + [7], "received a int, after 5,000 texts. Pass texts only."),
+        (ROWS, "received a dict, after 0 texts. Pass texts only."),
     ],
 )
 def test_a_vocabulary_is_of_texts(texts, said):

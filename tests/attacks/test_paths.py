@@ -35,7 +35,7 @@ def test_it_is_refused_in_one_line(toys, places, recipe, option, place):
 
 def test_a_working_folder_that_was_removed_is_told(tmp_path):
     outcome = call(_in_a_removed_folder, str(tmp_path / "gone"))
-    assert_refused(outcome, "The folder that this is started in has been removed.")
+    assert_refused(outcome, "The working directory has been removed.")
 
 
 def _in_a_removed_folder(folder):

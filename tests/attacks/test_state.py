@@ -86,7 +86,7 @@ def test_a_corpus_of_the_cache_with_a_flipped_bit(cache, made_toys, place, caplo
     (file,) = cache.rglob("passages.arrow")
     hurt(file, lambda data: flip(data, place))
     assert load_corpus(str(made_toys.corpus)).to_dataset()[:] == before
-    assert "passages.arrow is damaged and will be made again (its checksum differs)" in caplog.text
+    assert "passages.arrow is damaged and will be created again (its checksum differs)" in caplog.text
 
 
 @flipped
@@ -110,7 +110,7 @@ def test_tokens_of_the_cache_with_a_flipped_bit(cache, made_toys, place, caplog)
         hurt(file, lambda data: flip(data, place))
         caplog.clear()
         assert tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)[:] == rows
-        assert "what the cache holds is damaged and will be made again (its checksum differs)" in caplog.text
+        assert "its copy in the cache is damaged and will be created again (its checksum differs)" in caplog.text
 
 
 def test_tokens_of_the_cache_whose_types_are_damaged(cache, made_toys, caplog):
@@ -120,7 +120,7 @@ def test_tokens_of_the_cache_whose_types_are_damaged(cache, made_toys, caplog):
     del before
     hurt(file, lambda data: data.replace(b'"dtype": "int32"', b'"dtype": "inu32"'))
     assert tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)[:] == rows
-    assert "what the cache holds is damaged and will be made again (its checksum differs)" in caplog.text
+    assert "its copy in the cache is damaged and will be created again (its checksum differs)" in caplog.text
 
 
 @pytest.mark.parametrize("old,new", [(b'"dtype": "string"', b'"dtype": "strhng"'), (b"enzyme", b"enzymf")])
@@ -134,7 +134,7 @@ def test_what_datasets_keeps_of_a_file(cache, made_toys, tmp_path, caplog, what,
 
     before = read()
     hurt(next(cache.glob("parquet/**/*.arrow" if what == "subset" else "csv/**/*.arrow")), lambda d: d.replace(old, new))
-    assert read() == before and "damaged and will be made again" in caplog.text
+    assert read() == before and "damaged and will be created again" in caplog.text
     caplog.clear()
     assert read() == before and "damaged" not in caplog.text
 
@@ -164,7 +164,7 @@ def test_a_damaged_seal_of_the_cache(cache, made_toys, damage, caplog):
     (seal,) = cache.rglob("passages.arrow.seal")
     hurt(seal, damage)
     assert load_corpus(str(made_toys.corpus)).to_dataset()[:] == before
-    assert "passages.arrow is damaged and will be made again (its seal cannot be read)" in caplog.text
+    assert "passages.arrow is damaged and will be created again (its seal cannot be read)" in caplog.text
     caplog.clear()
     load_corpus(str(made_toys.corpus)).to_dataset()
     assert not caplog.text
@@ -292,7 +292,7 @@ def test_a_damaged_pretrained_model_is_made_again(toys, tmp_path, state, name):
     file = toys.out / ("export" if state == "exported" else "") / name
     hurt(file, DAMAGES["cut in two"])
     outcome = attack("pretrain", *toys.commands["pretrain"])
-    assert outcome.status == 0 and "made again" in outcome.stderr and "Traceback" not in outcome.stderr, outcome.stderr
+    assert outcome.status == 0 and "created again" in outcome.stderr and "Traceback" not in outcome.stderr, outcome.stderr
     assert before == {path.name: path.read_bytes() for path in toys.out.glob("*.safetensors")}
     assert not (toys.out / "export").exists()
 

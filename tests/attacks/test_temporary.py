@@ -118,7 +118,7 @@ def test_a_write_that_the_disk_does_not_keep_is_none(tmp_path, monkeypatch):
 
     atomic_write(tmp_path / "file", "old")
     monkeypatch.setattr("os.fsync", fails)
-    with pytest.raises(HfTlmError, match="fails .input/output error.*A previous file there is unchanged"):
+    with pytest.raises(HfTlmError, match="fails .input/output error.*A previous file is unchanged"):
         atomic_write(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "old" and os.listdir(tmp_path) == ["file"]
 
@@ -139,7 +139,7 @@ def test_a_file_is_written_by_the_descriptor_that_has_its_lock(tmp_path):
 def test_a_pipe_or_a_device_stays_what_it_is(tmp_path, writer, target):
     os.mkfifo(tmp_path / "out") if target is None else (tmp_path / "out").symlink_to(target)
     before = os.lstat(tmp_path / "out")
-    with pytest.raises(HfTlmError, match="this is a pipe or a device"):
+    with pytest.raises(HfTlmError, match="found a pipe or a device"):
         finish(writer, tmp_path / "out")
     after = os.lstat(tmp_path / "out")
     assert (after.st_mode, after.st_ino) == (before.st_mode, before.st_ino) and os.listdir(tmp_path) == ["out"]
@@ -147,6 +147,6 @@ def test_a_pipe_or_a_device_stays_what_it_is(tmp_path, writer, target):
 
 def test_a_folder_takes_the_place_of_no_file(tmp_path):
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(HfTlmError, match="expected a folder or a new name; this is a file"):
+    with pytest.raises(HfTlmError, match="expected a folder or a new name; found a file"):
         finish(atomic_directory, tmp_path / "out")
     assert (tmp_path / "out").read_text() == "mine" and os.listdir(tmp_path) == ["out"]

@@ -126,7 +126,7 @@ FOLDERS = {
         "Cannot load a tokenizer",
     ),
     "a model of another class alone": (modernbert_alone, "tokenizer.json is missing"),
-    "nothing": (empty, "holds neither a model nor a tokenizer"),
+    "nothing": (empty, "contains neither a model nor a tokenizer"),
 }
 
 

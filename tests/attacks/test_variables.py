@@ -44,4 +44,4 @@ def test_one_process_of_several_that_were_asked_for_says_so(monkeypatch, caplog,
     if size is not None:
         monkeypatch.setenv(size, "2")
     check_variables()
-    assert ("asked for several processes and has started one, which works alone" in caplog.text) == (size is None)
+    assert ("should start several processes, but has started only one" in caplog.text) == (size is None)

@@ -47,17 +47,17 @@ def options(tmp_path, content, *classes, args=()):
         ("[]", "must be a mapping of argument names to values; found []"),
         ("false", "must be a mapping of argument names to values; found False"),
         ("train_tlm: 0", "section 'train_tlm' must be a mapping; found 0"),
-        ("[" * 1000 + "]" * 1000, "more than 20 values within each other"),
-        ("{a: " * 1000 + "1" + "}" * 1000, "more than 20 values within each other"),
+        ("[" * 1000 + "]" * 1000, "values nested more than 20 deep"),
+        ("{a: " * 1000 + "1" + "}" * 1000, "values nested more than 20 deep"),
         (LAUGHS, "more than 100,000 values"),
-        ("a: &a [*a]", "a value that holds itself"),
+        ("a: &a [*a]", "a value that contains itself"),
         ("a: *b", "found undefined alias 'b'"),
         # Values.
         ("learning_rate: fast", "learning_rate: expected a number from 0 to 100; received 'fast'"),
         ("learning_rate: .nan", "learning_rate: expected a number from 0 to 100; received nan"),
         ("learning_rate: true", "learning_rate: expected a number from 0 to 100; received 'true'"),
         ("learning_rate: 2020-01-01", "received '2020-01-01'"),
-        ("learning_rate:", "learning_rate: expected a value; received none. Leave the key out"),
+        ("learning_rate:", "learning_rate: expected a value; received none. Remove the key"),
         ("learning_rate: [1e-4, 1e-3]", "learning_rate: expected one value; received the list ['1e-4', '1e-3']"),
         ("learning_rate: {a: 1}", "learning_rate: expected a single value; received a mapping: {'a': 1}"),
         ("max_steps: 12:30:00", "received '12:30:00'"),
@@ -206,7 +206,7 @@ def test_a_missing_folder_of_a_selection_is_missing(tmp_path):
     [
         ("train_tlm", "seeds", "--seeds: expected a whole number"),
         ("train_tlm", "stage", "--stage: invalid choice"),
-        ("retrieve", "task", "A name is longer than that of a file can be"),
+        ("retrieve", "task", "The file name is too long"),
     ],
 )
 def test_long_words_are_shortened(toys, recipe, name, expected):

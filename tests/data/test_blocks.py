@@ -104,7 +104,7 @@ def test_roberta(byte_level, mode):
 
 
 def test_errors(tokenizer):
-    with pytest.raises(BlocksError, match="received max_length 2"):
+    with pytest.raises(BlocksError, match="max_length must be at least 3: .*; received 2"):
         BlockMaker(tokenizer, 2)
     with pytest.raises(BlocksError, match="must be contiguous or sentences; received 'words'"):
         BlockMaker(tokenizer, 8, "words")

@@ -34,18 +34,21 @@ def test_labels_by_the_name_of_the_ecosystem(tokenizer):
 
 @pytest.mark.parametrize("texts, found", [([], "none"), ([{"text": "a", "label": 0}], "text, label")])
 def test_what_is_not_tokenised_is_met_with_a_sentence(tokenizer, texts, found):
-    with pytest.raises(ValueError, match=f"takes tokenised texts, with input_ids; received {found}. hf_tlm.data.tokenize"):
+    with pytest.raises(ValueError, match=f"expects tokenised texts, with input_ids; received {found}. hf_tlm.data.tokenize"):
         TlmCollator(tokenizer)(texts)
 
 
 @pytest.mark.parametrize(
     "texts, message",
     [
-        ([{"input_ids": [2, 3], "label": 1.5}], "indices of classes, one a text; received 1.5"),
+        ([{"input_ids": [2, 3], "label": 1.5}], "indices of classes, one per text; received 1.5"),
         ([{"input_ids": [2, 3], "labels": "up"}], "received up"),
         ([{"input_ids": [2, 3], "label": [0, 1]}], r"received \[0, 1\]"),
-        ([{"input_ids": [2, 3], "label": 1}, {"input_ids": [2]}], "one with input_ids, label and one with input_ids. Task"),
-        ([{"input_ids": [2, 9000]}], "the token 9000, and the tokenizer"),
+        (
+            [{"input_ids": [2, 3], "label": 1}, {"input_ids": [2]}],
+            "one with input_ids, label and one with input_ids. Put task",
+        ),
+        ([{"input_ids": [2, 9000]}], "contain token id 9000, and the tokenizer has"),
     ],
 )
 def test_what_is_no_batch_is_met_with_a_sentence(tokenizer, texts, message):

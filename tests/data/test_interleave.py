@@ -118,21 +118,21 @@ def test_missing_stream():
 
 @pytest.mark.parametrize("given", [Dataset.from_dict({"text": ["a"]}), ["a text"], [[1, 2], [3]], [2, -1], [1.5], 3, None])
 def test_lengths_that_are_none(given):
-    with pytest.raises(HfTlmError, match="task_lengths are how many tokens each text has.*hf_tlm.data.text_lengths"):
+    with pytest.raises(HfTlmError, match="task_lengths must be the number of tokens of each text.*hf_tlm.data.text_lengths"):
         InterleavedBatchSampler(given, lengths(5), rho1=1, batch_size=2)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 0}, "batch_size is a whole number, 1 or more; received 0"),
-        ({"batch_size": 2.5}, "batch_size is a whole number, 1 or more; received 2.5"),
-        ({"batch_size": None, "batch_tokens": -8}, "batch_tokens is a whole number, 1 or more; received -8"),
-        ({"world_size": 0}, "world_size is a whole number, 1 or more; received 0"),
-        ({"gradient_accumulation_steps": -1}, "gradient_accumulation_steps is a whole number, 1 or more; received -1"),
-        ({"steps_per_epoch": -1}, "steps_per_epoch is a whole number, 0 or more; received -1"),
-        ({"seed": "a"}, "seed is a whole number, 0 or more; received 'a'"),
-        ({"rho1": "3"}, "rho1 is a number of corpus batches per task batch: .*; received '3'"),
+        ({"batch_size": 0}, "batch_size must be a whole number, 1 or more; received 0"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number, 1 or more; received 2.5"),
+        ({"batch_size": None, "batch_tokens": -8}, "batch_tokens must be a whole number, 1 or more; received -8"),
+        ({"world_size": 0}, "world_size must be a whole number, 1 or more; received 0"),
+        ({"gradient_accumulation_steps": -1}, "gradient_accumulation_steps must be a whole number, 1 or more; received -1"),
+        ({"steps_per_epoch": -1}, "steps_per_epoch must be a whole number, 0 or more; received -1"),
+        ({"seed": "a"}, "seed must be a whole number, 0 or more; received 'a'"),
+        ({"rho1": "3"}, "rho1 must be a number of corpus batches per task batch: .*; received '3'"),
     ],
 )
 def test_sizes_that_make_no_sense(changes, message):

@@ -199,5 +199,5 @@ def test_tokens_that_do_not_tell_where_words_begin():
         pad_token="[PAD]",
         mask_token="[MASK]",
     )
-    with pytest.raises(TokenizerError, match="whole_word_mask needs tokens that tell where words begin"):
+    with pytest.raises(TokenizerError, match="whole_word_mask needs tokens that show where words begin"):
         word_continuations(plain)

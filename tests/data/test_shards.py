@@ -225,9 +225,9 @@ def test_files_that_cannot_be_read(make, tmp_path):
 
 
 def test_errors(make):
-    with pytest.raises(BlocksError, match="holds no passage to train on .2 rows without text"):
+    with pytest.raises(BlocksError, match="has no passage to train on .2 rows without text"):
         make(corpus=Corpus("empty", "1", lambda: iter([{"id": i, "text": " ", "source": "s"} for i in "ab"]))).to_dataset()
-    with pytest.raises(BlocksError, match="has 3 tokens and does not fill one block of 16"):
+    with pytest.raises(BlocksError, match="has 3 tokens, which do not fill one block of 16"):
         make(corpus=Corpus("small", "2", lambda: iter([{"id": "a", "text": "the gene.", "source": "s"}]))).to_dataset()
     for options, message in (({"validation_share": 1.0}, "received 1.0"), ({"shard_size": 0}, "received 0")):
         with pytest.raises(BlocksError, match=message):

@@ -114,7 +114,7 @@ def test_errors_of_the_thread_come_when_its_blocks_are_missed(make, monkeypatch)
             found.append(batch)
     assert len(found) > 5 and found == list(sampler(StreamedBlocks(whole)))[: len(found)]
     empty = make("empty", lambda: iter([]))
-    with Preparation(empty, ahead=1) as preparation, pytest.raises(HfTlmError, match="holds no passage"):
+    with Preparation(empty, ahead=1) as preparation, pytest.raises(HfTlmError, match="has no passage"):
         next(iter(sampler(StreamedBlocks(empty, preparation))))
 
 
@@ -158,7 +158,7 @@ def test_what_goes_to_a_worker(make):
 
 
 def test_what_cannot_be_streamed(make):
-    with pytest.raises(BlocksError, match="blocks of one length"):
+    with pytest.raises(BlocksError, match="blocks of equal length"):
         StreamedBlocks(make(mode="sentences"))
     with pytest.raises(BlocksError, match="shards_ahead: expected"):
         Preparation(make(), ahead=0)

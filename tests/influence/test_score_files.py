@@ -144,7 +144,9 @@ def test_other_settings_are_refused_and_named(task_rows, subset_rows, tokenizer,
     folder = tmp_path / "work"
     scored(task_rows, subset_rows, FakeScorer(tokenizer), folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(InfluenceError, match=r"layer \(2 there, 0 now\), scorer .*Give this selection another --work_dir"):
+    with pytest.raises(
+        InfluenceError, match=r"layer \(2 there, 0 now\), scorer .*Choose another --work_dir for this selection"
+    ):
         scored(task_rows, subset_rows, FakeScorer(tokenizer, layer=0), folder)
     with pytest.raises(InfluenceError, match=r"subset \("):
         scored(task_rows, subset_rows.select(range(59)), FakeScorer(tokenizer), folder, process_index=1, num_processes=2)
@@ -158,7 +160,7 @@ def test_other_settings_are_refused_and_named(task_rows, subset_rows, tokenizer,
         with pytest.raises(InfluenceError, match="settings.json is damaged"):
             scored(task_rows, subset_rows, FakeScorer(tokenizer), folder)
     (folder / SETTINGS_FILE).unlink()
-    with pytest.raises(InfluenceError, match=r"holds scores \(scores-00000.npy ...\) and no settings.json"):
+    with pytest.raises(InfluenceError, match=r"contains scores \(scores-00000.npy ...\), but no settings.json"):
         scored(task_rows, subset_rows, FakeScorer(tokenizer), folder)
 
 

@@ -320,13 +320,13 @@ def test_saved_and_loaded(tokenizer, tmp_path):
     other.load(tmp_path / "saved")
     assert other.num_task_batches == 3 and other.fingerprint == scorer.fingerprint
     assert_close(other.score(passages()), scorer.score(passages()), 1e-12)
-    with pytest.raises(InfluenceError, match="holds no task gradients"):
+    with pytest.raises(InfluenceError, match="contains no task gradients"):
         other.load(tmp_path / "nowhere")
     changed = deepcopy(tiny("bert"))
     changed.classifier.weight.data[0, 0] += 1e-3
     for model, options in ((changed, {}), (tiny("bert"), {"layer": -1}), (tiny("bert"), {"seed": SEED + 1})):
         options = {"layer": 0, "parameters": "*", "mlm_probability": MASKED, "seed": SEED, **options}
-        with pytest.raises(InfluenceError, match="other models or with other settings"):
+        with pytest.raises(InfluenceError, match="other models or settings"):
             InfluenceScorer([model], tokenizer, **options).load(tmp_path / "saved")
 
 
@@ -410,7 +410,7 @@ def test_a_killed_fit_continues_and_several_processes_make_other_blocks(tokenize
 @pytest.mark.parametrize(
     ("family", "length", "message"),
     [
-        ("bert", 2, "leaves a text no token beside its 2 special ones. Give --score_max_length 3 or more"),
+        ("bert", 2, "leaves no token of a text beside 2 special tokens. Set --score_max_length to 3 or more"),
         ("bert", -3, "score_max_length -3 leaves"),
         ("bert", 3, None),
         ("bert", 41, "score_max_length 41 is more than the 40 positions"),
@@ -425,7 +425,9 @@ def test_lengths_that_the_model_cannot_have(family, length, message, tokenizer):
 
 
 def test_a_tokenizer_of_another_model_is_refused(tokenizer):
-    with pytest.raises(InfluenceError, match="The tokenizer has [0-9]+ tokens, and the models embed 50. Pass the"):
+    with pytest.raises(
+        InfluenceError, match="The tokenizer has [0-9]+ tokens, and the models have embeddings for 50. Pass the"
+    ):
         InfluenceScorer([tiny("bert", vocab_size=50)], tokenizer)
 
 
@@ -484,8 +486,8 @@ def test_unsupported_parameters_and_rows(tokenizer):
     with pytest.raises(InfluenceError, match="at least one model"):
         InfluenceScorer([], tokenizer)
     for changes, message in (
-        ({"vocab_size": 90}, "number 2 has another bert.embeddings.word_embeddings.weight"),
-        ({"num_hidden_layers": 3}, "number 2 has another bert.encoder.layer.2.attention.output.LayerNorm.bias"),
+        ({"vocab_size": 90}, "number 2 has a different bert.embeddings.word_embeddings.weight"),
+        ({"num_hidden_layers": 3}, "number 2 has a different bert.encoder.layer.2.attention.output.LayerNorm.bias"),
     ):
         with pytest.raises(InfluenceError, match=message):
             InfluenceScorer([tiny("bert"), tiny("bert", **changes)], tokenizer)

@@ -237,7 +237,7 @@ def test_the_subset_that_was_given_is_unchanged(task, subset):
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({}, "needs its size, as one of fraction, top_k, num_passages; received none"),
+        ({}, "needs its size as exactly one of fraction, top_k, num_passages; received none"),
         ({"fraction": 0.2, "top_k": 3}, "received fraction 0.2, top_k 3"),
         ({"fraction": 0.0}, "above 0 and at most 1; received 0.0"),
         ({"fraction": 1.5}, "above 0 and at most 1; received 1.5"),
@@ -251,9 +251,9 @@ def test_the_subset_that_was_given_is_unchanged(task, subset):
             {"fraction": 0.2, "method": "magic"},
             "one of iss, confidence, disagreement, dsir, bm25-rank, random; received 'magic'",
         ),
-        ({"top_k": 3, "method": "random"}, "received it with random"),
-        ({"fraction": 0.2, "balance": "source"}, "balance is class, or left out; received 'source'"),
-        ({"top_k": 3, "balance": "class"}, "goes with method iss, confidence or disagreement, and fraction"),
+        ({"top_k": 3, "method": "random"}, "received method random"),
+        ({"fraction": 0.2, "balance": "source"}, "balance must be class, or None; received 'source'"),
+        ({"top_k": 3, "balance": "class"}, "needs method iss, confidence or disagreement, and fraction"),
         ({"fraction": 0.2, "method": "dsir", "balance": "class"}, "received method dsir"),
         ({"fraction": 0.2, "scorer": None}, "needs a scorer"),
         ({"fraction": 0.2, "method": "confidence"}, "needs the scores of a teacher for the .* passages, .* received none"),
@@ -276,7 +276,7 @@ def test_a_report_that_cannot_quote_is_refused_before_anything_is_scored(task, s
 
 
 def test_subsets_and_tasks_that_are_refused(task, subset, scorer):
-    with pytest.raises(InfluenceError, match="the subset is empty"):
+    with pytest.raises(InfluenceError, match="Cannot select from an empty subset"):
         select(task, Subset(subset.dataset.select([]), subset.manifest), method="random", fraction=0.5)
     chosen = select(task, subset, method="random", num_passages=20)
     with pytest.raises(InfluenceError, match=rf"a selection already \(20 of {len(subset)} passages by random\)"):

@@ -216,5 +216,5 @@ def test_scores_may_be_lists_and_it_is_said_how_many_are_wanted():
     listed, found = (select_rows(given, num_passages=2) for given in (scores.tolist(), scores))
     np.testing.assert_array_equal(listed.rows, found.rows)
     for wanted in ({}, {"top_k": 1, "num_passages": 2}):
-        with pytest.raises(InfluenceError, match="^Give one of top_k and num_passages, and not both; received"):
+        with pytest.raises(InfluenceError, match="^Pass either top_k or num_passages; received"):
             select_rows(scores, **wanted)

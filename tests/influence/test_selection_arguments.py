@@ -63,8 +63,11 @@ def test_the_command_line_reaches_selection_and_scorer(monkeypatch):
     [
         ([], "needs its size"),
         (["--fraction", "0.2", "--num_passages", "3"], "received fraction 0.2, num_passages 3"),
-        (["--method", "dsir", "--top_k", "3"], "received it with dsir"),
-        (["--fraction", "0.2", "--num_shards", "3", "--workers", "1"], "num_shards, workers belong to an executor"),
+        (["--method", "dsir", "--top_k", "3"], "received method dsir"),
+        (
+            ["--fraction", "0.2", "--num_shards", "3", "--workers", "1"],
+            "num_shards, workers have no effect without an executor",
+        ),
         (["--fraction", "0.2", "--method", "dsir", "--executor", "ray"], "only iss does; received ray with dsir"),
     ],
 )
@@ -120,7 +123,7 @@ class TestCheck:
         self.go(made, "--fraction", "0.2", "--method", "random", "--selection_seed", "3")
 
     def test_its_own_subset(self, made):
-        with pytest.raises(InfluenceError, match="would replace the one that it is chosen from"):
+        with pytest.raises(InfluenceError, match="would replace the subset that it is chosen from"):
             self.go(made, "--fraction", "0.2", out="subset")
         assert len(Subset.load(made[2] / "subset")) == 10
 
@@ -153,12 +156,12 @@ class TestCheck:
     def test_options_without_effect_are_named(self, made, args, idle, caplog):
         """A table's file has them for all of its selections."""
         self.go(made, "--fraction", "0.2", *args.split())
-        assert caplog.text.strip().endswith(f"Of no effect with {idle}") if idle else not caplog.text
+        assert caplog.text.strip().endswith(f"These options have no effect with {idle}") if idle else not caplog.text
 
     @pytest.mark.parametrize("method", METHODS)
     def test_a_teacher_without_effect_is_named(self, made, method, caplog):
         self.go(made, "--fraction", "0.2", "--method", method, teacher=["runs/a", "runs/b"])
-        told = f"Of no effect with method {method}: teacher runs/a runs/b."
+        told = f"These options have no effect with method {method}: teacher runs/a runs/b."
         assert (told in caplog.text) == (method in ("random", "dsir", "bm25-rank"))
 
     def test_a_selection(self, made):

@@ -84,13 +84,13 @@ def test_equal_models_and_sure_leads():
 def test_what_is_refused():
     with pytest.raises(HfTlmError, match="one of macro_f1, .*received 'span_f1'"):
         scorer("span_f1", [0], [0])
-    with pytest.raises(HfTlmError, match="received 2 and 3"):
+    with pytest.raises(HfTlmError, match="received 2 predictions and 3 references"):
         scorer("accuracy", [0, 1, 0], [0, 1])
     with pytest.raises(HfTlmError, match="received class 2"):
         scorer("f1", [0, 2], [0, 1])
     one = scorer("accuracy", [0], [0])
     for given in (([], [one], 1), ([one], [], 1), ([one], [one], 0)):
-        with pytest.raises(HfTlmError, match="one model or more on each side"):
+        with pytest.raises(HfTlmError, match="at least one model on each side"):
             paired_bootstrap(*given)
     with pytest.raises(HfTlmError, match="0 resamples"):
         paired_bootstrap([one], [one], 1, resamples=0)
@@ -98,13 +98,13 @@ def test_what_is_refused():
 
 @pytest.mark.parametrize("side", [np.array([0, 1]), [0, 1], scorer("accuracy", [0, 1], [0, 1])])
 def test_a_side_is_a_list_of_scorers(side):
-    with pytest.raises(HfTlmError, match=r"^second: expected a list of what scores each model.*Give \[scorer\(metric"):
+    with pytest.raises(HfTlmError, match=r"^second: expected a list with a scorer per model.*Pass \[scorer\(metric"):
         paired_bootstrap([scorer("accuracy", [0, 1], [0, 1])], side, 2)
 
 
 @pytest.mark.parametrize("wrong", ["up", -100, 0.5])
 def test_classes_are_indices(wrong):
     with pytest.raises(
-        HfTlmError, match="references: expected indices of classes, .* label2id of a task has those of names"
+        HfTlmError, match="references: expected indices of classes, .* The label2id of a task maps names to indices"
     ):
         scorer("macro_f1", [wrong], [0])

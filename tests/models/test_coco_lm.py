@@ -406,7 +406,7 @@ class TestStockBert:
 
     @pytest.mark.parametrize(
         "cls,mode,message",
-        [(CocoLmModel, "t5", "has no relative positions.*'t5'"), (CocoLmForMaskedLM, None, "take the body")],
+        [(CocoLmModel, "t5", "has no relative positions.*'t5'"), (CocoLmForMaskedLM, None, "Pass the body")],
     )
     def test_errors(self, cls, mode, message):
         with pytest.raises(ModelError, match=message):

@@ -421,7 +421,7 @@ def test_a_model_without_a_task_is_the_masked_lm(tokenizer, tmp_path, caplog):
         str(tmp_path / "out"), id2label=LABELS, temperature=1.0, heads="clm"
     ).eval()
     again.lm_loss = CLM.lm_loss
-    assert "begins at random" not in caplog.text
+    assert "is initialised at random" not in caplog.text
     torch.testing.assert_close(again(**inputs).lm_loss, model(**inputs).lm_loss)
     GeneratorDiscriminator.from_checkpoint(
         str(tmp_path / "out" / "generator"), str(tmp_path / "out" / "generator"), id2label=LABELS, heads="clm"
@@ -431,11 +431,11 @@ def test_a_model_without_a_task_is_the_masked_lm(tokenizer, tmp_path, caplog):
 
 def test_what_does_not_fit(tokenizer):
     electra = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
-    with pytest.raises(ModelError, match="those of this electra body have 16 and 8 numbers"):
+    with pytest.raises(ModelError, match="those of this electra body have 16 and 8 dimensions"):
         GeneratorDiscriminator.from_config(electra, electra, heads="clm")
     with pytest.raises(ModelError, match="replacements must be sampled or random; received 'none'"):
         composite(replacements="none")
     model = composite()
     model.lm_loss = None
-    with pytest.raises(ModelError, match="its lm_loss is not set"):
+    with pytest.raises(ModelError, match="its lm_loss, the loss of its LM head, is not set"):
         model(**batch(tokenizer))

@@ -239,19 +239,19 @@ class TestErrors:
             load_released(path)
 
     def test_pickled_code_is_not_run(self, changed, tmp_path):
-        with pytest.raises(ModelError, match="damaged, or holds more than tensors"):
+        with pytest.raises(ModelError, match="damaged, or contains more than tensors"):
             load_released(changed({"cocolm.danger": Danger(tmp_path / "danger")}))
         assert not (tmp_path / "danger").exists()
 
     def test_not_named_tensors(self, changed):
-        with pytest.raises(ModelError, match="must hold tensors by name; found list"):
+        with pytest.raises(ModelError, match="must contain tensors by name; found list"):
             load_released(changed([torch.ones(2)]))
 
     def test_the_released_folder_is_not_replaced(self, changed):
         path = changed()
         with pytest.raises(HfTlmError, match="Choose another output folder"):
             convert_released(path, path / ".." / "changed")
-        with pytest.raises(HfTlmError, match="holds something else than a converted model .changed"):
+        with pytest.raises(HfTlmError, match="contains other files than a converted model .changed"):
             convert_released(path, path.parent)
         assert (path / "pytorch_model.bin").is_file()
 

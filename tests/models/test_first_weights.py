@@ -135,7 +135,7 @@ def test_dimensions_of_positions_are_theirs_alone():
 
 def test_other_positions_have_no_neighbours_to_begin_at():
     model = TlmModel.from_config(AutoConfig.for_model("modernbert", **TINY_CONFIGS["modernbert"]))
-    with pytest.raises(ModelError, match="learned positions; a modernbert has others"):
+    with pytest.raises(ModelError, match="learned positions; a modernbert body has other positions"):
         start_at_neighbors(model.base_model)
 
 

@@ -300,8 +300,8 @@ def test_starts_from_stock_folders(tokenizer, tmp_path, caplog):
     torch.testing.assert_close(output.rtd_logits, logits, rtol=0, atol=1e-6)
     loss = F.cross_entropy(scores.flatten(0, 1), inputs["mlm_labels"].flatten(), reduction="sum")
     torch.testing.assert_close(output.mlm_loss, loss, rtol=1e-5, atol=0)
-    assert "begins at random" not in caplog.text
-    with pytest.raises(ModelError, match="auxiliary_name_or_path, the generator"):
+    assert "is initialised at random" not in caplog.text
+    with pytest.raises(ModelError, match="Pass the generator that it was trained with as auxiliary_name_or_path"):
         GeneratorDiscriminator.from_checkpoint(folders[0], id2label=LABELS)
     GeneratorDiscriminator.from_checkpoint(folders[0], folders[0], id2label=LABELS)
     assert "discriminator-folder has no masked-LM head" in caplog.text
@@ -350,7 +350,7 @@ def test_what_lacks_its_body_is_refused(tokenizer, tmp_path):
     model, folders = composite(), [str(tmp_path / name) for name in ("run", "generator")]
     model.save_pretrained(folders[0])
     AutoModelForMaskedLM.from_config(model.auxiliary.config).save_pretrained(folders[1])
-    with pytest.raises(ModelError, match="run lacks weights of its body .* what it exports at its end"):
+    with pytest.raises(ModelError, match="run lacks weights of its body .* finish an unfinished run first"):
         GeneratorDiscriminator.from_checkpoint(*folders, id2label=LABELS)
     with pytest.raises(ModelError, match="run lacks weights of its body"):
         GeneratorDiscriminator.from_checkpoint(folders[1], folders[0], id2label=LABELS)

@@ -200,8 +200,8 @@ def test_what_cannot_begin_so_is_refused(changes, message):
 
 def test_values_and_single_classes_are_refused():
     train, held_out = texts(20, 0), texts(10, 1)
-    with pytest.raises(ModelError, match="is for classes, and this task has values"):
+    with pytest.raises(ModelError, match="is for classification, and this task is regression"):
         fit_linear_start(train, held_out, **{**SIZES, "classes": 1})
     one = LabelledTexts(train.ids, np.zeros(20, dtype=int))
-    with pytest.raises(ModelError, match="needs training texts of two classes"):
+    with pytest.raises(ModelError, match="needs training texts of at least two classes"):
         fit_linear_start(one, held_out, **SIZES)

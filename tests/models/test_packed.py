@@ -91,7 +91,7 @@ def test_flash_attention_gets_the_texts_in_one_row(model_type, tokenizer, monkey
 
 
 def test_flash_attention_has_no_place_for_relative_positions():
-    with pytest.raises(ModelError, match="cannot make a cocolm model of this config: .*not support Flash Attention"):
+    with pytest.raises(ModelError, match="cannot create a cocolm model from this config: .*not support Flash Attention"):
         tiny("cocolm", attn_implementation="flash_attention_2")
 
 

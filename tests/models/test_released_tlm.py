@@ -195,14 +195,14 @@ class TestErrors:
         assert found.get_vocab() == tokenizer.get_vocab() and found.model_max_length == 32
 
     def test_the_tokenizer_of_another_model(self, folder):
-        with pytest.raises(ModelError, match="vocabulary 60. They must be of the same model"):
+        with pytest.raises(ModelError, match="vocabulary has 60. Both must belong to the same model"):
             load_released_tlm(folder(published(vocab_size=60)))
 
     @pytest.mark.parametrize(
         "options,message",
         [
             ({"task": "imdb"}, r"7 classes; received 2 labels \(neg, pos\)"),
-            ({"task": "nothing"}, "No registered task 'nothing'"),
+            ({"task": "nothing"}, "There is no registered task 'nothing'"),
             ({"label_names": ["a"]}, "received 1 labels"),
         ],
     )
@@ -227,7 +227,7 @@ class TestErrors:
         (out / kept).parent.mkdir(parents=True)
         (out / kept).touch()
         released = str(folder())
-        with pytest.raises(ModelError, match=f"holds something else than a converted model .{kept.split('/')[0]}"):
+        with pytest.raises(ModelError, match=f"contains other files than a converted model .{kept.split('/')[0]}"):
             convert_legacy(released, out)
         assert [path.name for path in out.iterdir()] == [kept.split("/")[0]]
         (out / kept).rename(tmp_path / "elsewhere")

@@ -117,7 +117,7 @@ def test_more_dimensions_than_tokens():
 
 
 def test_errors():
-    with pytest.raises(ModelError, match="two tokens or more"):
+    with pytest.raises(ModelError, match="at least two tokens"):
         spectral_embeddings([[1], []], V, 4)
     with pytest.raises(ModelError, match="window must be at least 1"):
         cooccurrence(texts(), V, window=0)

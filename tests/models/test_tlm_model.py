@@ -131,7 +131,7 @@ def test_without_a_mask_all_tokens_are_read(model_type):
 def test_a_part_of_what_packed_rows_have(given):
     """Positions alone had no effect, and without first tokens a row of texts was one."""
     ids = batch()["input_ids"]
-    with pytest.raises(ModelError, match="^position_ids, text_ids and first_tokens say together"):
+    with pytest.raises(ModelError, match="^position_ids, text_ids and first_tokens together describe"):
         tiny("bert")(ids, **dict.fromkeys(given, ids))
 
 
@@ -178,7 +178,7 @@ def test_heads_of_the_other_stock_model_are_no_news_and_a_missing_one_is(tokeniz
     assert TlmModel.from_checkpoint(str(mlm), id2label=names).classifier_is_new and not caplog.messages
     shutil.rmtree(mlm)
     assert TlmModel.from_checkpoint(str(tmp_path / "m"), id2label=names).mlm_head_is_new
-    assert caplog.messages == [f"{tmp_path / 'm'} has no masked-LM head: a new one begins at random."]
+    assert caplog.messages == [f"{tmp_path / 'm'} has no masked-LM head: a new one is initialised at random."]
     AutoModelForMaskedLM.from_pretrained(tmp_path / "m")
     assert "UNEXPECTED" in caplog.text
 
@@ -244,7 +244,7 @@ def test_what_names_no_classes(names, tokenizer, tmp_path):
         lambda: TlmModel.from_checkpoint("a/b", id2label=names),
         lambda: GeneratorDiscriminator.from_checkpoint("a/b", id2label=names),
     ):
-        with pytest.raises(ModelError, match="^id2label: expected the names of the classes, by their indices from 0"):
+        with pytest.raises(ModelError, match="^id2label: expected names of classes by index, from 0"):
             ask()
 
 
@@ -294,5 +294,5 @@ class TestBuildConfig:
 
 
 def test_an_attention_implementation_that_is_not_there():
-    with pytest.raises(ModelError, match="cannot make a bert model of this config: .*FlashAttention2"):
+    with pytest.raises(ModelError, match="cannot create a bert model from this config: .*FlashAttention2"):
         tiny("bert", attn_implementation="flash_attention_2")

@@ -102,7 +102,7 @@ class Own(TaskLoss):
 def test_losses_of_one_name_are_refused():
     """They were counted together and logged as one."""
     for parts in ([(1.0, TaskLoss()), (2.0, TaskLoss(0.1))], [(1.0, TaskLoss()), (1.0, WeightedSum((1.0, RDrop(1.0))))]):
-        with pytest.raises(HfTlmError, match="^WeightedMean takes one loss of a name, .* received 2 that are called 'task'"):
+        with pytest.raises(HfTlmError, match="^WeightedMean needs losses with different names, .* received 2 named 'task'"):
             WeightedMean(*parts)
     outputs, batch = case()
     assert set(WeightedSum((1.0, TaskLoss()), (1.0, Own())).count(batch)) == {"task", "own"}
@@ -123,7 +123,9 @@ def test_losses_of_one_name_are_refused():
 )
 def test_a_batch_without_what_is_read_is_told(objective, lacking):
     for ask in (lambda: objective({}, {"input_ids": torch.zeros(1, 2)}), lambda: objective.count({"input_ids": None})):
-        with pytest.raises(HfTlmError, match=f"^{type(objective).__name__} reads {lacking} of a batch, .*one of input_ids."):
+        with pytest.raises(
+            HfTlmError, match=f"^{type(objective).__name__} needs {lacking} in a batch, .*a batch with input_ids."
+        ):
             ask()
 
 
@@ -155,9 +157,9 @@ def test_label_smoothing():
     [
         (
             lambda: WeightedSum(Mlm(), TaskLoss()),
-            "^WeightedSum takes pairs of a weight and a loss, as ",
+            "^WeightedSum needs pairs of a weight and a loss, such as ",
         ),
-        (lambda: WeightedMean([(1, Mlm()), (1, TaskLoss())]), "^WeightedMean takes pairs of a weight and a loss"),
+        (lambda: WeightedMean([(1, Mlm()), (1, TaskLoss())]), "^WeightedMean needs pairs of a weight and a loss"),
         (lambda: WeightedSum(("1", Mlm())), r"received \('1', <"),
         (lambda: WeightedSum((1.0, "mlm")), r"received \(1.0, 'mlm'\)"),
         (lambda: TaskLoss(1.0), "^label_smoothing: expected a number of at least 0 and below 1; received 1.0"),
@@ -176,5 +178,5 @@ def test_a_weight_for_each_class():
     """Of those of more classes than the model has the first were taken."""
     outputs, batch = SimpleNamespace(logits=torch.zeros(2, 3)), {"labels": torch.tensor([0, 2])}
     for weights in ([1.0, 1.0], [1.0] * 4):
-        with pytest.raises(HfTlmError, match=f"^class_weights: expected 3, one a class .* received {len(weights)}"):
+        with pytest.raises(HfTlmError, match=f"^class_weights: expected 3, one per class .* received {len(weights)}"):
             TaskLoss(class_weights=weights)(outputs, batch)

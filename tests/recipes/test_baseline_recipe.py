@@ -38,11 +38,11 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_task_is_read(wor
     corpus = ("--corpus", work / "nowhere") if recipe == "retrieve" else ()
     for place in (tmp_path / "file", tmp_path / "file" / "out"):
         given = ("--task", work / "nowhere", *corpus, "--output_dir", place)
-        fails(f"recipes/{recipe}.py", *given, message=f"{tmp_path / 'file'} is no folder that can be written in")
+        fails(f"recipes/{recipe}.py", *given, message=f"{tmp_path / 'file'} is not a writable folder")
 
 
 def test_a_baseline_whose_own_folder_cannot_be_written_is_refused_before(work, tmp_path):
     (tmp_path / "linear").touch()
     given = ("recipes/baseline.py", "--task", work / "nowhere", "--output_dir", tmp_path)
-    fails(*given, message=f"{tmp_path / 'linear'} is no folder that can be written in")
+    fails(*given, message=f"{tmp_path / 'linear'} is not a writable folder")
     fails(*given, "--baseline", "majority class", message="nowhere")

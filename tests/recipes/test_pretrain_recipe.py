@@ -58,7 +58,7 @@ def test_pretrain_from_yaml_and_on(work):
         (["--rho1", "3"], "unknown argument --rho1"),
         (["--corpus", "{corpus}", "--stage2_max_steps", "3"], "unknown argument --stage2_max_steps"),
         ([], "--corpus is missing"),
-        (["--corpus", "{corpus}", "--max_length", "500", "--validation_share", "0.9"], "does not fill one block of 500"),
+        (["--corpus", "{corpus}", "--max_length", "500", "--validation_share", "0.9"], "do not fill one block of 500"),
         (["--corpus", "{corpus}", "--max_length", "4000"], "max_length 4000 needs 4000 positions"),
         (["--corpus", "{corpus}", "--objective", "ale"], "objective ale is ELECTRA on an ALBERT body"),
         (["--corpus", "{corpus}", "--subset", "somewhere"], "Pass --corpus or --subset, not both"),

@@ -83,7 +83,7 @@ def test_a_control(work, subset):
 def test_a_control_says_that_it_asks_no_teacher(work, subset, tmp_path, caplog):
     asked = ["--method", "random", "--num_passages", "7000", "--teacher", "linear", "--output_dir", tmp_path / "out"]
     fails("recipes/select_influence.py", "--task", work / "task", "--subset", subset, *asked, message="7,000")
-    assert "Of no effect with method random: teacher linear." in caplog.text
+    assert "These options have no effect with method random: teacher linear." in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_quickstart_over_seeds(work, tmp_path):
         (["--task", "{task}", "--subset", "nowhere"], "received 'nowhere', which is neither"),
         (["--task", "nowhere", "--subset", "{subset}"], "No task 'nowhere'"),
         (["--task", "{task}", "--subset", "{subset}", "--label_column", "y"], "no column 'y'"),
-        (["--task", "{task}"], "give --subset"),
+        (["--task", "{task}"], "pass --subset"),
         (["--task", "{task}", "--subset", "{subset}", "--rho1", "0.5"], "rho1 must be"),
         (["--task", "{task}", "--subset", "{subset}", "--config", "nowhere.yaml"], "Cannot read --config nowhere.yaml"),
         (["--task", "{task}", "--subset", "{subset}", "--model_config", "nowhere.json"], "neither a JSON file"),
@@ -217,5 +217,5 @@ def test_errors_are_messages_without_a_traceback(work, subset, tmp_path, argumen
 def test_muon_for_an_adapter_is_refused_before_the_task_is_read(tmp_path):
     fails(
         "recipes/train_tlm.py", *TINY, "--task", tmp_path / "nowhere", "--output_dir", tmp_path / "out",
-        "--optim", "muon", "--use_peft", "true", message="optim muon is for whole matrices",
+        "--optim", "muon", "--use_peft", "true", message="optim muon is for complete matrices",
     )  # fmt: skip

@@ -455,7 +455,7 @@ def test_a_full_disk_gives_a_clear_error_and_leaves_the_previous_state(tmp_path,
         again(mode)
         """,
     )
-    assert "is full" in out and "than a file may have" in out
+    assert "is full" in out and "file size limit" in out
     assert all(str(tmp_path) in line for line in out.splitlines() if line.startswith("said:"))
 
 

@@ -126,7 +126,7 @@ def test_nothing_else_is_ever_overwritten(subset, tmp_path):
     for path, named in ((folder, "thesis.txt"), (tmp_path / "saved", "notes.txt"), (foreign, MANIFEST_FILE)):
         with pytest.raises(RetrievalError, match=f"not empty and contains something other.*{named}"):
             subset.save(path)
-    with pytest.raises(ArgumentsError, match="Cannot save a subset to .*file is no folder that can be written in"):
+    with pytest.raises(ArgumentsError, match="Cannot save a subset to .*file is not a writable folder"):
         subset.save(tmp_path / "file")
     assert contents(tmp_path) == before
 

@@ -76,9 +76,9 @@ def test_predictions_that_were_damaged_are_named(run, tmp_path):
     assert len(read_average(seeds, "test")) == len(make_task().test)
     file = seeds[1] / "predictions/test.jsonl"
     whole = file.read_text()
-    again = "Copy the file again, or run the command again that made the run"
+    again = "Copy the file again, or run the command of the run again"
     for damaged, said in (
-        ("", "test.jsonl is empty, and had a line a text. It is damaged"),
+        ("", "test.jsonl is empty, but should have a line per text. It is damaged"),
         (whole[:-9], r"test.jsonl, line \d+, cannot be read as JSON: .* It is damaged"),
         (
             "".join(whole.splitlines(keepends=True)[:-1]),
@@ -145,7 +145,7 @@ def test_names_of_models(run, tmp_path, monkeypatch):
         "hf_tlm.models.onnx_graph.LARGEST",
         4 * sum(p.numel() for p in AutoModelForSequenceClassification.from_pretrained(models(folder)[0]).parameters()),
     )
-    with pytest.raises(HfTlmError, match="those of these models together are more. Give fewer models"):
+    with pytest.raises(HfTlmError, match="the weights of these models together need more. Pass fewer models"):
         export_onnx(models(folder), tmp_path / "export", dtypes=["fp32"])
 
 

@@ -111,7 +111,7 @@ def test_nothing_that_is_published_names_a_folder_of_this_machine(hub, tmp_path,
     killed_after(monkeypatch, 10**6)  # Every push is waited for.
     args = TlmArguments(output_dir=str(tmp_path / "run"), teacher=["linear"], **options)
     run_tlm(here, subset, args, ModelArguments(model_config=str(tmp_path / "config.json"), vocab_size=120))
-    assert "no recipe writes files of these names" not in caplog.text  # teacher.json, which quotes passages, stays here.
+    assert "no run writes files of these names" not in caplog.text  # teacher.json, which quotes passages, stays here.
     half = [hub.files("alice/toy", revision=commit) for commit in hub.history("alice/toy", revision=BRANCH)]
     assert any("seed-0/stage2/checkpoint-4/trainer_state.json" in files for files in half)
     published = {f"{number}/{name}": text for number, files in enumerate(half) for name, text in files.items()}
@@ -151,8 +151,8 @@ def test_pushes_that_fail_do_not_stop_training(hub, sleeps, tmp_path, task, capl
     hub.fail(lambda method, path: f"/commit/{BRANCH}" in path, 500, times=10**6)
     with pytest.raises(HubError, match=f"none of its .* checkpoints could be pushed to alice/toy@{BRANCH}") as caught:
         go(tmp_path / "out", task, None, rho1=0, seeds=[0], **PUSHING)
-    assert f"whole in {tmp_path / 'out'}" in str(caught.value) and ".upload-" not in str(caught.value) + caplog.text
-    assert "the work goes on" in caplog.text and not list((tmp_path / "out").glob(".upload-*"))
+    assert f"complete in {tmp_path / 'out'}" in str(caught.value) and ".upload-" not in str(caught.value) + caplog.text
+    assert "the run continues" in caplog.text and not list((tmp_path / "out").glob(".upload-*"))
     # The model itself was published.
     assert hub.files("alice/toy")["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
 
@@ -167,7 +167,7 @@ def test_one_push_that_succeeds_is_enough(tmp_path):
 
 def test_there_is_nothing_to_continue(hub, tmp_path, task):
     hub.put("alice/toy", {"config.json": "{}"})
-    with pytest.raises(ProtocolError, match="alice/toy holds no run to continue"):
+    with pytest.raises(ProtocolError, match="alice/toy has no run to continue"):
         go(tmp_path / "out", task, None, rho1=0, resume_from_checkpoint="alice/toy")
     assert not (tmp_path / "out").exists()
     assert fetch_run(SimpleNamespace(resume_from_checkpoint="alice/toy", process_index=1, folder=tmp_path)) is None

@@ -191,8 +191,8 @@ def test_values_that_cannot_be_points(tmp_path, fake, values, message):
 @pytest.mark.parametrize(
     "values,model,options,message",
     [
-        ({"optim": ["adamw_torch", "muon"]}, {"use_peft": True}, {}, "optim muon is for whole matrices"),
-        ({"learning_rate": [1e-5]}, {"use_peft": True}, {"optim": "muon"}, "optim muon is for whole matrices"),
+        ({"optim": ["adamw_torch", "muon"]}, {"use_peft": True}, {}, "optim muon is for complete matrices"),
+        ({"learning_rate": [1e-5]}, {"use_peft": True}, {"optim": "muon"}, "optim muon is for complete matrices"),
         ({"label_smoothing_factor": [0.0, 0.1]}, {}, {"crf": True}, "smooths the loss of single tags"),
         ({"doc_stride": [64, 32]}, {}, {}, "doc_stride .* has no effect on a classification task"),
     ],

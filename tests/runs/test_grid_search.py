@@ -139,7 +139,7 @@ def test_what_cannot_be_searched(tmp_path, base, monkeypatch):
 
 def test_what_no_trial_could_do_is_refused_before_the_first(tmp_path, base, fake):
     task, checkpoint, args = parts(tmp_path / "out", base, optim="muon")
-    with pytest.raises(HfTlmError, match="optim muon is for whole matrices"):
+    with pytest.raises(HfTlmError, match="optim muon is for complete matrices"):
         run_grid(task, replace(checkpoint, use_peft=True), args, Grid(SPACE), trials=2)
     with pytest.raises(HfTlmError, match="doc_stride .* has no effect on a classification task"):
         run_grid(*parts(tmp_path / "out", base, doc_stride=32), Grid(SPACE), trials=2)

@@ -208,7 +208,7 @@ def test_a_teacher_is_asked_of_marked_sentences():
     first = MarkedPhrases(task.train["text"][:], read_marks(MARKS)).texts_of(texts[:15])
     assert set(asked(task, texts, teacher_candidates=15).marked) <= set(first)
     without = asked(task, texts, None)
-    assert without.marked is None and "--teacher_marks takes sentences of them" in " ".join(doubts(without.report))
+    assert without.marked is None and "--teacher_marks marks sentences of passages" in " ".join(doubts(without.report))
 
 
 def test_what_cannot_be_marked(tmp_path):

@@ -103,14 +103,14 @@ def test_predictions_that_cannot_be_written_are_refused_before_models_load(run, 
     module = importlib.import_module("hf_tlm.runs.prediction")
     monkeypatch.setattr(module, "open_predictor", lambda *_, **__: pytest.fail("A model is loaded."))
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="Predictions go to .*out.csv: .*file is no folder that can be written in"):
+    with pytest.raises(ValueError, match="Predictions go to .*out.csv: .*file is not a writable folder"):
         predict(str(run), str(unlabelled_file), tmp_path / "file" / "out.csv", **CPU)
 
 
 def test_predictions_that_cannot_be_written_are_refused_before_the_training(unlabelled_file, tmp_path, task):
     (tmp_path / "file").touch()
     predicting = PredictArguments(predict=str(unlabelled_file), predict_output=str(tmp_path / "file" / "out.csv"))
-    with pytest.raises(ValueError, match="predict_output .*out.csv: .*file is no folder that can be written in"):
+    with pytest.raises(ValueError, match="predict_output .*out.csv: .*file is not a writable folder"):
         check_predictable(task, predicting, str(tmp_path / "run"))
     predicting.predict_output = None
     check_predictable(task, predicting, str(tmp_path / "run"))

@@ -240,13 +240,13 @@ def test_a_checkpoint_that_the_run_does_not_fit(tmp_path, corpus, finished, monk
     """Said before any text is prepared."""
     monkeypatch.setattr(pretraining, "BlockShards", None)
     base = {"model_name_or_path": str(finished.output_dir)}
-    with pytest.raises(ModelError, match="max_length 41 is more than the 40 positions of .*Give --max_length 40 or less"):
+    with pytest.raises(ModelError, match="max_length 41 is more than the 40 positions of .*Set --max_length to 40 or less"):
         go(tmp_path / "long", corpus, model_args=base, max_length=41)
     AutoModelForMaskedLM.from_config(
         AutoConfig.for_model("bert", **{**TINY_CONFIGS["bert"], "vocab_size": 50})
     ).save_pretrained(tmp_path / "few")
     few = {"model_name_or_path": str(tmp_path / "few"), "tokenizer_name": str(finished.output_dir)}
-    with pytest.raises(ModelError, match=r"tokenizer .* has \d+ tokens, and .*few knows 50. Give the checkpoint's own"):
+    with pytest.raises(ModelError, match=r"tokenizer .* has \d+ tokens, and .*few has 50. Pass the checkpoint's own"):
         go(tmp_path / "other", corpus, model_args=few)
     assert not (tmp_path / "long").exists() and not (tmp_path / "other").exists(), "to be corrected in the same folder"
 
@@ -279,7 +279,9 @@ def test_an_adapter_does_not_leave_a_masked_lm_head_random(tmp_path, corpus, fin
     load_tokenizer(str(finished.output_dir)).save_pretrained(tmp_path / "body")
     model_args = {"model_name_or_path": str(tmp_path / "body")}
     unread = Corpus("unread", "0", lambda: pytest.fail("the corpus was read"))
-    with pytest.raises(ArgumentsError, match="body has no masked-LM head, and use_peft would leave the random one"):
+    with pytest.raises(
+        ArgumentsError, match="body has no masked-LM head, and use_peft would not train a randomly initialised one"
+    ):
         go(tmp_path / "out", unread, model_args={**model_args, "use_peft": True})
     assert not (tmp_path / "out").exists()
     assert go(tmp_path / "full", corpus, model_args=model_args).record["trained_parameters"] > 0
@@ -334,7 +336,7 @@ def test_tokens_that_do_not_tell_where_words_begin_are_refused_before_any_work(t
     words = Tokenizer(models.WordLevel({token: number for number, token in enumerate([*names.values(), "gene"])}, "[UNK]"))
     PreTrainedTokenizerFast(tokenizer_object=words, **names).save_pretrained(tmp_path / "words")
     given = {"tokenizer_name": str(tmp_path / "words"), "vocab_size": ModelArguments.vocab_size}
-    with pytest.raises(TokenizerError, match="whole_word_mask needs tokens that tell"):
+    with pytest.raises(TokenizerError, match="whole_word_mask needs tokens that show"):
         go(tmp_path / "out", corpus, model_args=given, whole_word_mask=True)
     assert not (tmp_path / "out").exists()
 

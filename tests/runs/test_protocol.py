@@ -233,7 +233,7 @@ def test_records_have_no_folders_of_the_machine_and_the_run_goes_on_from_any(tmp
 
 
 def test_corpus_batches_need_a_subset(tmp_path, task):
-    with pytest.raises(ArgumentsError, match="give --subset"):
+    with pytest.raises(ArgumentsError, match="pass --subset"):
         go(tmp_path / "out", task, None)
     assert not (tmp_path / "out").exists()
 

@@ -74,7 +74,7 @@ def test_it_is_checked_before_anything_is_trained(hub, tmp_path, task, monkeypat
 
 
 def test_an_adapter_to_a_model_of_this_machine_is_refused(hub, tmp_path, task):
-    with pytest.raises(ArgumentsError, match="belong to a model of this machine"):
+    with pytest.raises(ArgumentsError, match="need a base model on this machine"):
         go(tmp_path / "out", task, {"use_peft": True})
     assert not (tmp_path / "out").exists() and not hub.log
 
@@ -89,7 +89,7 @@ def test_the_adapter_of_further_pretraining(hub, tmp_path):
         return run_pretraining(corpus, arguments, ModelArguments(**model), BlockArguments(validation_share=0.2))
 
     pretrain("base", model_config=CONFIG, vocab_size=120)
-    with pytest.raises(ArgumentsError, match="belong to a model of this machine"):
+    with pytest.raises(ArgumentsError, match="need a base model on this machine"):
         pretrain("refused", model_name_or_path=str(tmp_path / "base"), use_peft=True)
     assert not (tmp_path / "refused").exists()
     pretrain("further", model_name_or_path="alice/base", use_peft=True, lora_r=2)

@@ -220,7 +220,7 @@ def test_pairs_and_too_few_texts_are_refused(task):
             {"teacher": "linear", "teacher_passages": 0, "stage2_teacher_passages": False},
             "no effect with teacher_passages 0",
         ),
-        ({"teacher": "linear", "teacher_weight": 0.0}, "teacher_weight 0 leaves the teacher unheard"),
+        ({"teacher": "linear", "teacher_weight": 0.0}, "teacher_weight 0 ignores the teacher"),
         ({"teacher": "linear", "teacher_weight": float("nan")}, "teacher_weight"),
         ({"teacher": "linear", "teacher_share": 1.0}, "teacher_share"),
         ({"teacher": "linear", "teacher_passages": -1}, "teacher_passages"),
@@ -234,8 +234,8 @@ def test_pairs_and_too_few_texts_are_refused(task):
         ({"teacher": "linear", "teacher_passage_length": None}, "teacher_passage_length: expected one of whole, task;"),
         ({"teacher_rounds": 2}, "teacher_rounds 2 has no effect without a teacher"),
         ({"stage2_teacher_passages": False}, "stage2_teacher_passages False has no effect without a teacher"),
-        ({"teacher": ["linear", "runs/a"]}, "teacher linear stands alone"),
-        ({"teacher": ["runs/a", "self"]}, "teacher self stands alone"),
+        ({"teacher": ["linear", "runs/a"]}, "teacher linear cannot be combined with others"),
+        ({"teacher": ["runs/a", "self"]}, "teacher self cannot be combined with others"),
     ],
 )
 def test_options(tmp_path, options, message):
@@ -534,7 +534,7 @@ def test_the_base_of_an_adapter_is_of_the_teacher(task, tokenizer, tmp_path):
     with pytest.raises(ArgumentsError, match="The base of the adapter .* has no weights in the safetensors format"):
         asked(task, PASSAGES, 10, str(tmp_path / "out"))
     base.rename(tmp_path / "moved")
-    told = "The adapter in .*out goes on the model .*base, which is not there. Put it back"
+    told = "The adapter in .*out needs the base model .*base, which does not exist. Restore it"
     with pytest.raises(ModelError, match=told):
         asked(task, PASSAGES, 10, str(tmp_path / "out"))
     with pytest.raises(ModelError, match=told):
@@ -874,7 +874,7 @@ def test_doubts(tmp_path):
     assert "nothing to teach" in doubts({**good, **counts, "held_out_accuracy": 0.45})[0]
     assert "the shares differ by 45%" in doubts({**good, **counts, "subset_by_class": {"a": 95, "b": 5}})[0]
     for marks, kind in (({}, "passage of the subset"), ({"marks": ["<<", ">>"]}, "marked sentence")):
-        assert f"takes no {kind} for b" in doubts({**good, **counts, **marks, "passages_by_class": {"a": 3, "b": 0}})[0]
+        assert f"labels no {kind} as b" in doubts({**good, **counts, **marks, "passages_by_class": {"a": 3, "b": 0}})[0]
     alike = {
         **good,
         "model": "it",
@@ -883,12 +883,12 @@ def test_doubts(tmp_path):
         "subset_by_class": {"a": 9, "b": 0},
     }
     (doubt,) = doubts(alike)
-    assert doubt.startswith("The teacher takes every passage of the subset for a: it tells none of them apart.")
-    assert described(alike).endswith("; 3 passages: all a, none of which it tells apart")
+    assert doubt.startswith("The teacher labels every passage of the subset as a: it does not distinguish them.")
+    assert described(alike).endswith("; 3 passages: all a, which it does not distinguish")
     tenths = [0, 0, 0, 0, 0, 10, 10, 10, 10, 60]
     assert doubts({**good, **counts, "confidence_by_tenth": tenths}) == []
     sure = doubts({**good, **counts, "confidence_by_tenth": tenths, "held_out_accuracy": 0.7, "held_out": "texts"})
-    assert len(sure) == 1 and "is 85% sure of its class of a passage on average and 70% right on texts" in sure[0]
+    assert len(sure) == 1 and "is 85% certain of the class of a passage, but 70% right on texts" in sure[0]
     marked = {**good, **counts, "marks_without_passages": ["<<", "[["], "passages": 6}
     assert "have the marks << [[ and no passage of the subset has" in doubts(marked)[0]
     assert "--teacher_passages 0" in doubts(marked)[0]

@@ -39,11 +39,11 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ),
         ({"max_length": 2}, "max_length: expected"),
         ({"corpus_max_length": 1}, "corpus_max_length: expected"),
-        ({"seeds": [1, 2, 1]}, "holds a seed twice"),
+        ({"seeds": [1, 2, 1]}, "contains a seed twice"),
         ({"push_to_hub": True}, "push_to_hub needs --hub_model_id owner/name"),
         ({"hub_model_id": "me/model"}, "hub_model_id has no effect without push_to_hub"),
         ({"hub_model_id": "me/a", "hub_revision": "b"}, "hub_model_id and hub_revision have no effect"),
-        ({"hub_strategy": "every_save"}, "hub_strategy can be end or checkpoint.*; received every_save and False"),
+        ({"hub_strategy": "every_save"}, "hub_strategy must be end or checkpoint, .*; received every_save and False"),
         ({"hub_private_repo": True}, "hub_private_repo has no effect without push_to_hub"),
         ({"hub_strategy": "checkpoint"}, "hub_strategy has no effect without push_to_hub"),
         ({"hub_always_push": True}, "received end and True"),
@@ -58,9 +58,9 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"num_train_epochs": 7, "max_steps": -1, "max_flops": 1e9}, "num_train_epochs 7 .*: the budget ends the run"),
         ({"stage2_eval_steps": 0}, "stage2_eval_steps: expected"),
         ({"loss_normalization": "none"}, "loss_normalization: expected one of mean, sum; received 'none'"),
-        ({"stage2_lr_scheduler_type": "sometimes"}, "stage2_lr_scheduler_type sometimes .*cannot be made: .*sometimes"),
-        ({"optim": "Muon"}, "optim: there is no 'Muon'. Did you mean muon"),
-        ({"optim": "none such"}, "optim: there is no 'none such'. Take lamb, muon, adamw_torch"),
+        ({"stage2_lr_scheduler_type": "sometimes"}, "stage2_lr_scheduler_type sometimes .*cannot be created: .*sometimes"),
+        ({"optim": "Muon"}, "optim: unknown optimizer 'Muon'. Did you mean muon"),
+        ({"optim": "none such"}, "optim: unknown optimizer 'none such'. Choose lamb, muon, adamw_torch"),
         ({"ddp_backend": "bogus"}, "ddp_backend: expected one of nccl, .*; received 'bogus'"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
         ({"rtd_weight": 7.0}, "rtd_weight 7.0 has no effect with objective mlm: it is for electra, ale, cocolm"),
@@ -119,7 +119,7 @@ def test_stage_two_takes_the_largest_micro_batch_that_fits():
 def test_what_stage_two_refuses_is_refused_before_stage_one():
     check = partial(check_tlm, False, model_args=ModelArguments())
     check(TlmArguments(**BASE, rho1=0))
-    for changes, message in (({"metric_for_best_model": "f1"}, "leave metric_for_best_model f1 out"),):
+    for changes, message in (({"metric_for_best_model": "f1"}, "remove metric_for_best_model f1"),):
         with pytest.raises(ArgumentsError, match=message):
             check(TlmArguments(**BASE, rho1=0, **changes))
     args = TlmArguments(**BASE, rho1=0)
@@ -131,7 +131,7 @@ def test_what_stage_two_refuses_is_refused_before_stage_one():
 def test_several_gpus_need_a_process_each(monkeypatch):
     monkeypatch.setattr(TlmArguments, "n_gpu", 2)
     with pytest.raises(
-        ArgumentsError, match="sees 2 GPUs, .*DataParallel: that is not supported. Start one process for each"
+        ArgumentsError, match="sees 2 GPUs, .*DataParallel, which is not supported. Start one process per GPU"
     ):
         TlmArguments(**BASE)
 
@@ -273,7 +273,7 @@ def test_seeds():
     "option", [{"embedding_init": "spectral"}, {"attention_init": "neighbors"}, {"lm_head_init": "frequencies"}]
 )
 def test_first_weights_are_those_of_a_model_from_scratch(option):
-    with pytest.raises(ArgumentsError, match=f"{' '.join(*option.items())} would replace weights that the checkpoint"):
+    with pytest.raises(ArgumentsError, match=f"{' '.join(*option.items())} would replace learned weights of the checkpoint"):
         ModelArguments(**option, model_name_or_path="some/model")
 
 
@@ -291,7 +291,9 @@ def test_what_is_published_decides_how_its_repository_is_called():
     args = {**BASE, "push_to_hub": True}
     assert TlmArguments(**args, hub_model_id="me/model").hub_strategy == "end"
     assert ScoreModelArguments(**args, hub_dataset_id="me/passages").hub_dataset_id == "me/passages"
-    with pytest.raises(ArgumentsError, match="hub_model_id me/model has no effect here: the repository is --hub_dataset_id"):
+    with pytest.raises(
+        ArgumentsError, match="hub_model_id me/model has no effect: the repository is set by --hub_dataset_id"
+    ):
         ScoreModelArguments(**args, hub_model_id="me/model", hub_dataset_id="me/passages")
 
 
@@ -315,9 +317,9 @@ def test_a_run_continues_from_a_repository_or_by_itself(tmp_path, monkeypatch):
     (tmp_path / "runs" / "checkpoint-5").mkdir(parents=True)
     with pytest.raises(ArgumentsError, match="received 'runs/checkpoint-5'"):
         TlmArguments(**BASE, resume_from_checkpoint="runs/checkpoint-5")
-    with pytest.raises(ArgumentsError, match="hub_strategy can be end, hub_always_push false; received checkpoint"):
+    with pytest.raises(ArgumentsError, match="hub_strategy must be end, and hub_always_push false; received checkpoint"):
         ScoreModelArguments(**BASE, push_to_hub=True, hub_dataset_id="me/passages", hub_strategy="checkpoint")
-    with pytest.raises(ArgumentsError, match="resume_from_checkpoint has no effect here"):
+    with pytest.raises(ArgumentsError, match="resume_from_checkpoint has no effect on this command"):
         ScoreModelArguments(**BASE, resume_from_checkpoint="me/model@main-checkpoints")
 
 

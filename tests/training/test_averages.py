@@ -147,7 +147,7 @@ def test_two_processes_are_one(tmp_path, tokenizer):
         ({"stage2_rdrop": -1.0}, "stage2_rdrop: expected"),
         ({"stage2_rho2": math.inf}, "stage2_rho2: expected"),
         ({"stage2_class_balance": 1.5}, r"stage2_class_balance: expected .*; received 1.5"),
-        ({"stage2_rdrop": 1.0, "stage2_rho2": 0.1}, "stage2_rho2 0.1 masks it. Leave one of them out"),
+        ({"stage2_rdrop": 1.0, "stage2_rho2": 0.1}, "stage2_rho2 0.1 masks the text. Remove one of the two"),
     ],
 )
 def test_refused(tmp_path, values, message):

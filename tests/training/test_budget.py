@@ -131,7 +131,7 @@ def test_measured_flops_are_those_of_the_equations(tmp_path, data, tokenizer):
         ({"max_flops": 0}, "max_flops: expected"),
         ({"max_hours": -1.0}, "max_hours: expected"),
         ({"max_hours": 1.0, "warmup_steps": 100}, "share of the time"),
-        ({"max_hours": 1.0, "eval_strategy": "steps", "eval_steps": 0.1}, "Give it in steps"),
+        ({"max_hours": 1.0, "eval_strategy": "steps", "eval_steps": 0.1}, "Pass a number of steps"),
         ({"total_batch_tokens": 64, "total_batch_size": 8}, "not both"),
     ],
 )

@@ -49,7 +49,10 @@ def test_at_least_so_many_steps(tmp_path, tokenizer, epochs, texts, steps):
 @pytest.mark.parametrize(
     "values,message",
     [
-        ({"stage2_min_steps": 5, "stage2_max_steps": 10}, "stage 2 by epochs .* received 5 with stage2_max_steps 10"),
+        (
+            {"stage2_min_steps": 5, "stage2_max_steps": 10},
+            "stage 2 whose length is set in epochs .* received 5 with stage2_max_steps 10",
+        ),
         ({"stage2_min_steps": -1}, "stage2_min_steps: expected a whole number from 0"),
         ({"stage2_max_length": 2}, "stage2_max_length: expected"),
         ({"stage2_dropout": 1.0}, r"stage2_dropout: expected"),
@@ -108,7 +111,9 @@ def test_passages_that_are_cut_are_told_of(tmp_path, task, caplog, values, told)
     args = TlmArguments(output_dir=str(tmp_path), **QUIET, **{"rho1": 1, "max_length": 16, **values})
     body = {**MODEL["model_config"], "max_position_embeddings": 64}
     prepare(task, corpus, args, ModelArguments(model_config=body, vocab_size=100))
-    assert ("of the tokens of the subset's passages are beyond 16 tokens" in caplog.text) == told
+    assert (
+        "of the tokens of the subset's passages are cut off, as each text is truncated to 16 tokens" in caplog.text
+    ) == told
     assert not told or "--passage_words" in caplog.text
 
 
@@ -123,5 +128,7 @@ def test_texts_of_the_task_that_are_cut_are_told_of(tmp_path, caplog, values, to
     args = TlmArguments(output_dir=str(tmp_path), **QUIET, **{"rho1": 0, "max_length": 16, **values})
     body = {**MODEL["model_config"], "max_position_embeddings": 64}
     prepare(task, None, args, ModelArguments(model_config=body, vocab_size=100))
-    assert ("of the tokens of the task's training texts are beyond 16 tokens" in caplog.text) == told
+    assert (
+        "of the tokens of the task's training texts are cut off, as each text is truncated to 16 tokens" in caplog.text
+    ) == told
     assert not told or "--stage2_max_length" in caplog.text

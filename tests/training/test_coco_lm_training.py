@@ -329,7 +329,7 @@ def test_what_cannot_be(tmp_path, task, tokenizer, data):
     for option in ({"temperature": 0.5}, {"replacements": "random"}, {"auxiliary_size": 0.5}):
         with pytest.raises(ArgumentsError, match=f"{next(iter(option))} .* has no effect with objective mlm"):
             prepare(task, None, mlm, ModelArguments(**option))
-    with pytest.raises(ArgumentsError, match="freeze_auxiliary needs an auxiliary model that has learned"):
+    with pytest.raises(ArgumentsError, match="freeze_auxiliary needs a trained auxiliary model"):
         ModelArguments(freeze_auxiliary=True)
     with pytest.raises(ArgumentsError, match="would get the random embeddings"):
         ModelArguments(auxiliary_name_or_path="x")

@@ -11,7 +11,7 @@ QUIET = {"report_to": "none", "use_cpu": True}
 
 @pytest.mark.parametrize("cls", [TlmArguments, PretrainArguments, FinetuneArguments, FewShotArguments])
 def test_deepspeed_is_refused(tmp_path, monkeypatch, cls):
-    with pytest.raises(ArgumentsError, match="do not use DeepSpeed; received deepspeed 'zero.json'.*accelerate/fsdp"):
+    with pytest.raises(ArgumentsError, match="DeepSpeed is not supported; received deepspeed 'zero.json'.*accelerate/fsdp"):
         cls(output_dir=str(tmp_path), deepspeed="zero.json", **QUIET)
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     with pytest.raises(ArgumentsError, match="received accelerate's distributed_type DEEPSPEED.*accelerate/ddp"):

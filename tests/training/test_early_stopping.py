@@ -50,7 +50,7 @@ def test_it_ends_after_the_patience_and_keeps_the_best(tmp_path, tokenizer, caps
     stopped = stage_2(tmp_path / "stopped", tokenizer, SCORES)
     stopped.train()
     assert (stopped.state.global_step, stopped.state.best_global_step) == (10, 4)
-    assert "stopped at step 10 of 20; macro_f1 has not become better in 3 evaluations." in capsys.readouterr().out
+    assert "stopped at step 10 of 20; macro_f1 has not improved in 3 evaluations." in capsys.readouterr().out
     whole = stage_2(tmp_path / "whole", tokenizer, [*SCORES[:5], *[0.2] * 5], patience=0)
     whole.train()
     assert (whole.state.global_step, whole.state.best_global_step) == (20, 4)

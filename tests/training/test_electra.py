@@ -189,6 +189,6 @@ def test_what_cannot_be(tmp_path, task, tokenizer):
     with pytest.raises(ArgumentsError, match="temperature: expected .*; received inf"):
         ModelArguments(temperature=math.inf)
     read = ModelArguments(model_name_or_path="x", auxiliary_layers=2)
-    refused("auxiliary_layers 2 is of an auxiliary model from scratch; this run's is read from 'x'", read)
+    refused("auxiliary_layers 2 applies to an auxiliary model from scratch; this run's is loaded from 'x'", read)
     with pytest.raises(ArgumentsError, match="rtd_weight: expected .*; received -1"):
         TlmArguments(output_dir="x", **QUIET, objective="electra", rtd_weight=-1)

@@ -40,37 +40,37 @@ def rows(length=3, **columns):
     "changes, message",
     [
         ({"args": "plain"}, r"args: expected a TlmArguments; received TrainingArguments. .*TlmArguments\(output_dir"),
-        ({"model": "stock"}, r"received BertForSequenceClassification. TlmModel.from_config\(config\) makes one"),
-        ({"model": "stock"}, r"TlmModel.from_checkpoint\(folder, id2label=task.id2label\) of a stock checkpoint"),
+        ({"model": "stock"}, r"received BertForSequenceClassification. TlmModel.from_config\(config\) creates one"),
+        ({"model": "stock"}, r"TlmModel.from_checkpoint\(folder, id2label=task.id2label\) from a stock checkpoint"),
         ({"model": "bert-base"}, "model: expected a TlmModel.*received 'bert-base'. TlmModel.from_config"),
         ({"model": nn.Linear(2, 2)}, "model: expected a TlmModel.*received Linear"),
-        ({"model_init": lambda: None}, "model_init is not called here"),
+        ({"model_init": lambda: None}, "model_init is not used"),
         ({"processing_class": None}, "processing_class: expected the tokenizer of the texts"),
-        ({"data_collator": list}, "data_collator: TlmTrainer makes its own"),
+        ({"data_collator": list}, "data_collator: TlmTrainer creates its own"),
         ({"train_dataset": Rows()}, r"train_dataset: expected a datasets.Dataset.*received Rows.*hf_tlm.data.tokenize"),
         ({"train_dataset": Dataset.from_list([{"text": "a", "label": 0}])}, "received one with the columns text, label"),
         ({"corpus_dataset": Dataset.from_list([{"text": "a"}]), "rho1": 1}, "corpus_dataset: expected a datasets.Dataset"),
         ({"train_dataset": rows(label=0).to_iterable_dataset()}, "expected a datasets.Dataset.*received IterableDataset"),
-        ({"compute_loss_func": max}, "compute_loss_func: losses are objectives here"),
+        ({"compute_loss_func": max}, "compute_loss_func: TlmTrainer has one objective per stream instead"),
         ({"train_dataset": rows(label=3)}, "label: expected 0 to 2, the classes of the model, or -100 for none; received 3"),
         ({"train_dataset": rows(labels=-1)}, "train_dataset, labels: expected 0 to 2, .* received -1"),
-        ({"train_dataset": rows(label=0, labels=1)}, "train_dataset has columns label and labels: .* Remove the other"),
-        ({"eval_dataset": rows(label=0, labels=1)}, "eval_dataset has columns label and labels"),
+        ({"train_dataset": rows(label=0, labels=1)}, "train_dataset has the columns label and labels: .* Remove the other"),
+        ({"eval_dataset": rows(label=0, labels=1)}, "eval_dataset has the columns label and labels"),
         ({"eval_dataset": rows(label=3)}, "eval_dataset, label: expected 0 to 2, .* received 3"),
-        ({"eval_dataset": {"a": rows(), "b": rows(labels="up")}}, "eval_dataset, labels: .* one a text; received up"),
-        ({"train_dataset": rows(label="up")}, "indices of classes, one a text; received up. ClassLabel or class_encode"),
-        ({"train_dataset": rows(label=0.5)}, "indices of classes, one a text; received 0.5"),
-        ({"train_dataset": rows(label=None)}, "indices of classes, one a text; received None"),
-        ({"train_dataset": rows(label=[0, 1])}, r"received \[0, 1\]. .*several labels a text are not supported"),
+        ({"eval_dataset": {"a": rows(), "b": rows(labels="up")}}, "eval_dataset, labels: .* one per text; received up"),
+        ({"train_dataset": rows(label="up")}, "indices of classes, one per text; received up. ClassLabel or class_encode"),
+        ({"train_dataset": rows(label=0.5)}, "indices of classes, one per text; received 0.5"),
+        ({"train_dataset": rows(label=None)}, "indices of classes, one per text; received None"),
+        ({"train_dataset": rows(label=[0, 1])}, r"received \[0, 1\]. .*several labels per text are not supported"),
         (
             {"eval_dataset": Dataset.from_list([{"text": "a", "label": 0}])},
             "eval_dataset has the columns text, label",
         ),
         ({"objectives": TaskLoss()}, r"objectives: expected one for each stream .*\(task\).*; received a TaskLoss"),
-        ({"objectives": {"tasks": TaskLoss()}}, "; received tasks: TaskLoss. Such are {'task': TaskLoss"),
+        ({"objectives": {"tasks": TaskLoss()}}, "; received tasks: TaskLoss. Pass {'task': TaskLoss"),
         ({"objectives": {"task": "mlm"}}, "; received task: str"),
         ({"objectives": {"task": TaskLoss()}, "corpus_dataset": rows(), "rho1": 1}, r"\(task and corpus\)"),
-        ({"model": "small"}, "the tokenizer has [0-9]+ tokens, and the model embeds 50"),
+        ({"model": "small"}, "the tokenizer has [0-9]+ tokens, and the model has embeddings for 50"),
     ],
 )
 def test_a_sentence_says_what_to_pass(tmp_path, data, tokenizer, changes, message):
@@ -89,7 +89,9 @@ def test_texts_longer_than_the_positions_are_refused_when_training_begins(tmp_pa
         ("train", {"train_dataset": rows(41, label=0)}),
         ("corpus", {"corpus_dataset": rows(41), "rho1": 1}),
     ):
-        with pytest.raises(ArgumentsError, match=f"{name}_dataset has a text of 41 tokens, .* suffice for 40. Tokenise"):
+        with pytest.raises(
+            ArgumentsError, match=f"{name}_dataset has a text of 41 tokens, .* has positions for 40. Tokenise"
+        ):
             made(tmp_path, data, tokenizer, **changes).train()
 
 
@@ -138,7 +140,7 @@ def test_the_old_name_of_the_tokenizer(tmp_path, data, tokenizer):
 
 
 def test_a_search_is_refused_with_what_to_do(tmp_path, data, tokenizer):
-    with pytest.raises(ArgumentsError, match="TlmTrainer does not call. Make a model and a TlmTrainer for each"):
+    with pytest.raises(ArgumentsError, match="TlmTrainer does not call. Create a model and a TlmTrainer for each"):
         made(tmp_path, data, tokenizer).hyperparameter_search(n_trials=2)
 
 
@@ -167,5 +169,7 @@ def test_a_frozen_model_is_evaluated_and_not_trained(tmp_path, data, tokenizer):
     """As an InfluenceScorer leaves it."""
     trainer = made(tmp_path, data, tokenizer, model=TlmModel.from_config(config()).requires_grad_(False))
     trainer.evaluate(data["train"])
-    with pytest.raises(ArgumentsError, match=r"needs gradients, so nothing would learn. .*model.requires_grad_\(True\)"):
+    with pytest.raises(
+        ArgumentsError, match=r"requires gradients, so nothing would be trained. .*model.requires_grad_\(True\)"
+    ):
         trainer.train()

@@ -206,7 +206,9 @@ def test_a_linear_start_without_a_mean_is_refused_before_any_work(tmp_path, task
 def test_a_linear_start_that_stage_2_throws_away_is_refused(tmp_path, stage, option):
     args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST, stage=stage, **option)
     body = {**config("modernbert"), "classifier_pooling": "mean"}
-    with pytest.raises(ArgumentsError, match=f"{next(iter(option))} .* throws away what classifier_init linear begins with"):
+    with pytest.raises(
+        ArgumentsError, match=f"{next(iter(option))} .* discards the initialisation of classifier_init linear"
+    ):
         check_tlm(True, args, ModelArguments(model_config=body, vocab_size=120, classifier_init="linear"))
 
 
@@ -226,7 +228,7 @@ def test_a_single_stage_begins_as_a_linear_model(tmp_path, monkeypatch, caplog, 
     model_args = ModelArguments(model_config=body, vocab_size=120, classifier_init="linear")
     run_tlm(task, retrieve(task, corpus, top_k=5) if stage == "1" else None, args, model_args)
     assert len(written) == 1
-    assert caplog.text.count(f"Stage {stage} alone is run") == 1
+    assert caplog.text.count(f"Only stage {stage} is run") == 1
 
 
 def test_counts_are_of_the_texts_that_are_trained_on(task, corpus):

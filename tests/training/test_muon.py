@@ -234,5 +234,5 @@ def test_where_it_cannot_be(tmp_path, monkeypatch):
     with pytest.raises(ArgumentsError, match="use_peft trains low-rank factors"):
         finetune(make_task(), CheckpointArguments(model_name_or_path="x", use_peft=True), tuning)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ArgumentsError, match="with FSDP a process holds pieces"):
+    with pytest.raises(ArgumentsError, match="with FSDP each process holds only parts"):
         TlmArguments(**QUIET, output_dir="unused", optim="muon")

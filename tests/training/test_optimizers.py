@@ -93,7 +93,7 @@ def test_what_lamb_cannot_do(monkeypatch):
     assert importlib.util.find_spec("pytorch_optimizer")
     with pytest.raises(ArgumentsError, match=r"pip install 'hf-tlm\[optim\]'"):
         TlmArguments(**QUIET, output_dir="unused", optim="lamb")
-    with pytest.raises(ArgumentsError, match="there is no 'lamp'. Did you mean lamb"):
+    with pytest.raises(ArgumentsError, match="unknown optimizer 'lamp'. Did you mean lamb"):
         TlmArguments(**QUIET, output_dir="unused", optim="lamp")
 
 

@@ -100,7 +100,7 @@ def test_stage_two_adapts_the_stage_one_model(tmp_path, task):
 
 @pytest.mark.parametrize("stage", ["1", "2"])
 def test_from_scratch_there_is_nothing_to_adapt(tmp_path, task, stage):
-    with pytest.raises(ArgumentsError, match=f"stage {stage} from scratch would leave them random"):
+    with pytest.raises(ArgumentsError, match=f"which would stay random in a stage {stage} from scratch"):
         go(tmp_path / "out", task, stage=stage)
 
 

@@ -193,7 +193,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, data, tokenizer, whole, c
 
 def test_a_checkpoint_of_the_model_alone_is_not_resumed(tmp_path, data, tokenizer, caplog):
     again(tmp_path, data, tokenizer, save_only_model=True, max_steps=3)
-    assert last_complete_checkpoint(tmp_path) is None and "holds the model alone" in caplog.text
+    assert last_complete_checkpoint(tmp_path) is None and "contains only the model" in caplog.text
 
 
 FULL = "No space left on device"
@@ -244,7 +244,9 @@ def _break(file, error, monkeypatch):
 def test_sigterm_saves_and_the_run_continues(tmp_path, data, tokenizer, whole, step):
     """Within an epoch, at its end, at the end of the run."""
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Terminated, match=f"Stopped by SIGTERM after step {step}; saved. The same command") as caught:
+    with pytest.raises(
+        Terminated, match=f"Stopped by SIGTERM after step {step}; a checkpoint was saved. Run the same command"
+    ) as caught:
         trainer(tmp_path, data, tokenizer, **COMMON, callbacks=[At(step, sigterm)]).train()
     assert caught.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
     assert damage(tmp_path / f"checkpoint-{step}") is None
@@ -293,7 +295,7 @@ def test_two_processes(tmp_path, toy):
     assert ends["whole"] == ["finished"] * 2
     expected = outcome(tmp_path / "whole", "model.safetensors")
 
-    stopped = "Terminated: Stopped by SIGTERM after step 5; saved. The same command continues."
+    stopped = "Terminated: Stopped by SIGTERM after step 5; a checkpoint was saved. Run the same command to continue."
     assert json.loads((tmp_path / "sigterm" / "ends.json").read_text()) == [stopped] * 2
     assert outcome(tmp_path / "sigterm", "model.safetensors") == expected
 
@@ -340,9 +342,9 @@ def test_a_streamed_corpus_killed(tmp_path, toy, processes):
 def test_resume_from_checkpoint_true_is_what_a_run_does_and_says_where_there_is_nothing_to_resume(tmp_path, caplog):
     asked = {"output_dir": str(tmp_path / "run"), "use_cpu": True, "report_to": "none", "resume_from_checkpoint": "true"}
     assert TlmArguments(**asked).resume_from_checkpoint is None
-    assert [line for line in caplog.messages if "run holds nothing to go on from; the run begins anew." in line]
+    assert [line for line in caplog.messages if "run has nothing to resume from; the run starts from the beginning." in line]
     caplog.clear()
     (tmp_path / "run/seed-0/stage1/checkpoint-3").mkdir(parents=True)
     (tmp_path / "run/seed-0/stage1/checkpoint-3/model.safetensors").touch()
     assert TlmArguments(**asked).resume_from_checkpoint is None
-    assert "begins anew" not in caplog.text
+    assert "starts from the beginning" not in caplog.text

@@ -29,9 +29,9 @@ def test_what_could_not_be_written_is_told_before(tmp_path, monkeypatch):
                 continue
             with pytest.raises(ArgumentsError) as found:
                 check_writable(tmp_path / folder, replaced=replaced)
-            said = f"--output_dir {tmp_path / folder}: {tmp_path / there} is no folder that can be written in. Give another."
+            said = f"--output_dir {tmp_path / folder}: {tmp_path / there} is not a writable folder. Choose another."
             assert str(found.value) == said
-    with pytest.raises(ArgumentsError, match=r"^--page: .*others is no folder"):
+    with pytest.raises(ArgumentsError, match=r"^--page: .*others is not a writable folder"):
         check_writable(tmp_path / "others/inner", "--page", replaced=True)
     with pytest.raises(ArgumentsError, match="File name too long"):
         check_writable(tmp_path / ("x" * 300))
@@ -76,7 +76,7 @@ def test_directory_is_replaced_where_folders_cannot_be_exchanged(tmp_path, monke
         rename(source, target)
 
     monkeypatch.setattr("hf_tlm.utils.files.os.rename", full)
-    with pytest.raises(HfTlmError, match="What was there before is unchanged"), atomic_directory(tmp_path / "out") as work:
+    with pytest.raises(HfTlmError, match="Its previous content is unchanged"), atomic_directory(tmp_path / "out") as work:
         (work / "third").write_text("third")
     assert os.listdir(tmp_path / "out") == ["new"] and os.listdir(tmp_path) == ["out"]
 
@@ -102,11 +102,14 @@ def test_unwritable_place(tmp_path):
             atomic_write(tmp_path / name, "text")
 
 
-@pytest.mark.parametrize("folder,problem", [("/", "a disk is mounted there"), (".", "started in it"), ("..", "started in")])
+@pytest.mark.parametrize(
+    "folder,problem",
+    [("/", "a disk is mounted at it"), (".", "working directory is in it"), ("..", "working directory is in it")],
+)
 def test_a_folder_that_no_other_can_take_the_place_of(tmp_path, monkeypatch, folder, problem):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(ArgumentsError, match=f"^--output_dir {folder}: .*{problem}.* Give a folder in it.$"):
+    with pytest.raises(ArgumentsError, match=f"^--output_dir {folder}: .*{problem}.* Choose a folder in it.$"):
         check_writable(folder, replaced=True)
     with pytest.raises(HfTlmError, match=f"^Cannot write .*{problem}"), atomic_directory(folder):
         pass

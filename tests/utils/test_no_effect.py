@@ -13,7 +13,7 @@ from hf_tlm.utils.options import NoEffect, OnlyWith, check_effects
 class Toy:
     kind: str = "a"
     on: bool = True
-    weight: Annotated[float, NoEffect("on", (False,), "with on false. Leave it out.")] = 1.0
+    weight: Annotated[float, NoEffect("on", (False,), "with on false. Remove it.")] = 1.0
     words: Annotated[list[str] | None, NoEffect("kind", ("b", "c"), ": it is for a.")] = field(
         default_factory=lambda: ["x"], metadata={"nargs": "+"}
     )
@@ -27,13 +27,13 @@ class Toy:
 @pytest.mark.parametrize(
     "values,message",
     [
-        ({"on": False, "weight": 2.0}, "--weight 2.0 has no effect with on false. Leave it out."),
+        ({"on": False, "weight": 2.0}, "--weight 2.0 has no effect with on false. Remove it."),
         ({"kind": "b", "words": ["y"]}, "--words ['y'] has no effect: it is for a."),
         ({"kind": "c", "on": False, "both": 4}, "--both 4 has no effect with c."),
         ({"on": False, "both": 4}, "--both 4 has no effect with on false."),
         (
             {"kind": "c", "of_a": 1},
-            "--of_a 1 has no effect with --kind c: it is for a and b. Leave it out, or change --kind.",
+            "--of_a 1 has no effect with --kind c: it is for a and b. Remove it, or change --kind.",
         ),
     ],
 )

@@ -49,13 +49,13 @@ def as_bert(model: CocoLmPreTrainedModel) -> PreTrainedModel:
     own = model.config
     if own.relative_attention_mode is not None:
         raise ModelError(
-            f"Stock BERT has no relative positions, and this model has (relative_attention_mode "
-            f"{own.relative_attention_mode!r}). Save it with save_pretrained: its code goes along."
+            "Stock BERT has no relative positions, but this model does (relative_attention_mode "
+            f"{own.relative_attention_mode!r}). Save it with save_pretrained, which also saves its code."
         )
     if type(model) not in STOCK:
         raise ModelError(
-            f"No stock BERT computes what {type(model).__name__} does; there are {', '.join(c.__name__ for c in STOCK)}. "
-            "Of a masked LM take the body, its `base_model`."
+            f"No stock BERT class corresponds to {type(model).__name__}; expected {', '.join(c.__name__ for c in STOCK)}. "
+            "Pass the body of a masked LM, its `base_model`."
         )
     names = set(BertConfig().to_dict()) - {"model_type", "transformers_version", "architectures", "id2label", "label2id"}
     values = {name: value for name, value in own.to_dict().items() if name in names}

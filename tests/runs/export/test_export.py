@@ -224,7 +224,7 @@ def test_half_precision(run, graph, texts, tmp_path):
     made = export_onnx(str(run), tmp_path / "out", data=texts, dtypes=["fp16"], **ANY)
     assert [*made.record["files"]] == ["onnx/model_fp16.onnx"] and not (made.folder / "onnx/model.onnx").exists()
     assert made.record["files"]["onnx/model_fp16.onnx"]["max_difference"] < 0.01
-    with pytest.raises(ModelError, match="has no onnx/model.onnx, which fp32 is read from. There is fp16"):
+    with pytest.raises(ModelError, match="has no onnx/model.onnx, which fp32 is read from. It has fp16"):
         predict(str(made.folder), texts, tmp_path / "a.jsonl", backend="onnx")
 
 
@@ -272,7 +272,7 @@ def test_refused_before_any_work(run, tmp_path, tokenizer, monkeypatch):
     refused(ArgumentsError, "received both", task=make_task(), data="a.txt")
     refused(ArgumentsError, "keep_float apply to int8", dtypes=["fp32"], keep_float=["head"])
     refused(ArgumentsError, "keep_float: expected embeddings or head; received 'body'", data="a.txt", keep_float=["body"])
-    refused(ModelError, "The types are fp32, int8, fp16; received 'int4'", dtypes=["int4"])
+    refused(ModelError, "dtype: expected one of fp32, int8, fp16; received 'int4'", dtypes=["int4"])
     refused(ArgumentsError, "dtypes: expected one or more of fp32, int8, fp16; received none", dtypes=[])
     only = {"dtypes": ["fp32"]}
     for name, value in (("opset", 17), ("opset", 99), ("max_drop", math.nan), ("max_length", 0), ("batch_size", 0)):
@@ -284,13 +284,16 @@ def test_refused_before_any_work(run, tmp_path, tokenizer, monkeypatch):
     (tmp_path / "mine/thesis.txt").touch()
     refused(ArgumentsError, "is not empty and contains no export", output=tmp_path / "mine", **only)
     for output in (tmp_path / "mine/thesis.txt", tmp_path / "mine/thesis.txt/a/b"):
-        refused(ArgumentsError, "mine/thesis.txt is no folder that can be written in. Give another", output=output, **only)
+        refused(ArgumentsError, "mine/thesis.txt is not a writable folder. Choose another", output=output, **only)
     body = pretrained(tmp_path / "body", tokenizer, auto_class=AutoModel)
     refused(ModelError, "has no task head", model=body, **only)
     damaged = pretrained(tmp_path / "damaged", tokenizer, auto_class=AutoModelForSequenceClassification)
     (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:500])
     refused(
-        ModelError, "Cannot load the model in .*its weights are cut short or damaged .*Get them again", model=damaged, **only
+        ModelError,
+        "Cannot load the model in .*its weights are truncated or damaged .*Download or create them again",
+        model=damaged,
+        **only,
     )
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     refused(ModelError, "Exporting needs the package onnxscript, which is not installed", **only)
@@ -304,7 +307,7 @@ def test_a_page_is_refused_before_any_work(run, tmp_path, monkeypatch):
         with pytest.raises(ArgumentsError, match="overlap: neither may be inside the other"):
             export_onnx(str(run), out, dtypes=["fp32"], page=page)
     (run.parent / "a-file").touch()
-    with pytest.raises(ArgumentsError, match="--page .*a-file is no folder that can be written in"):
+    with pytest.raises(ArgumentsError, match="--page .*a-file is not a writable folder"):
         export_onnx(str(run), out, dtypes=["fp32"], page=run.parent / "a-file" / "page")
     with pytest.raises(ArgumentsError, match="lacks .*npm install"):
         export_onnx(str(run), out, dtypes=["fp32"], page=tmp_path / "page", page_runtime=tmp_path)
@@ -393,7 +396,7 @@ def test_a_shorter_length_is_that_of_predictions(run, exported, graph, texts, tm
     by_torch = lines(predict(str(run), texts, tmp_path / "torch.jsonl", use_cpu=True, max_length=5))
     for one, other in zip(found, by_torch, strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=2e-6)
-    with pytest.raises(ModelError, match=r"max_length 4,?000 is more than the \d+ positions of .*Give --max_length"):
+    with pytest.raises(ModelError, match=r"max_length 4,?000 is more than the \d+ positions of .*Set --max_length"):
         export_onnx(str(run), tmp_path / "long", dtypes=["fp32"], max_length=4000)
 
 

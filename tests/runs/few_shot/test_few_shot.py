@@ -147,7 +147,7 @@ def test_a_split_that_another_process_tests_meanwhile_is_not_trained_again(
 
         monkeypatch.setattr(few_shot, "finish", finish_after)
         again = go(out, task, checkpoint, max_length=64, demonstrations=True, demonstration_sets=2)
-    assert untimed(again) == untimed(run) and len(trained) == 3 and "made again" not in caplog.text
+    assert untimed(again) == untimed(run) and len(trained) == 3 and "created again" not in caplog.text
     assert {folder.relative_to(out).parts[0] for folder in trained} == {"split-21"}
 
 

@@ -66,7 +66,9 @@ def test_sigterm_saves_and_the_run_continues(task, checkpoint, tmp_path, before_
     whole = go(tmp_path / "whole", task, checkpoint, **SETTINGS)
     out, before = tmp_path / "out", signal.getsignal(signal.SIGTERM)
     places = before_step(2 * (4 + step) - 1, sigterm)
-    with pytest.raises(Terminated, match=f"Stopped by SIGTERM after step {step}; saved. The same command") as caught:
+    with pytest.raises(
+        Terminated, match=f"Stopped by SIGTERM after step {step}; a checkpoint was saved. Run the same command"
+    ) as caught:
         go(out, task, checkpoint, **SETTINGS)
     assert caught.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
     assert len(places) == 2 * (4 + step), "the step was not finished, or others followed"

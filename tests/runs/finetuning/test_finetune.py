@@ -246,7 +246,9 @@ def test_what_there_is_to_beat(base, tmp_path):
 @pytest.mark.parametrize("max_length, told", [(6, True), (32, False)])
 def test_texts_that_are_cut_are_told_of(base, tmp_path, caplog, max_length, told):
     go(tmp_path / "out", base, max_steps=1, max_length=max_length)
-    assert ("of the tokens of the task's training texts are beyond 6 tokens" in caplog.text) == told
+    assert (
+        "of the tokens of the task's training texts are cut off, as each text is truncated to 6 tokens" in caplog.text
+    ) == told
 
 
 def test_another_number_of_texts_at_a_time_is_the_same_run(tokenizer, tmp_path):
@@ -286,7 +288,7 @@ def test_a_body_with_weights_missing_is_refused(base, tmp_path):
         ({"save_strategy": "no"}, "remove save_strategy no and save_steps 500; or pass --select_by last"),
         ({"select_by": "worst"}, "select_by: expected one of best, last; received 'worst'"),
         ({"metric_for_best_model": "loss"}, "chosen by the task's metric"),
-        ({"seeds": [1, 1]}, "holds a seed twice"),
+        ({"seeds": [1, 1]}, "contains a seed twice"),
         ({"total_batch_size": 0}, "total_batch_size: expected"),
         ({"gradient_accumulation_steps": 2}, "is determined by total_batch_size"),
         ({"train_sampling_strategy": "sequential"}, "must be group_by_length or random"),
@@ -307,7 +309,7 @@ def test_bad_checkpoints(base, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="Cannot load a config from"):
         go(tmp_path / "out", tmp_path / "nothing")
     small = pretrained(tmp_path / "small", tokenizer, vocab_size=60)
-    with pytest.raises(ValueError, match=r"has 120 tokens, and .* knows 60"):
+    with pytest.raises(ValueError, match=r"has 120 tokens, and the vocabulary of .* has 60"):
         go(tmp_path / "out", small)
 
 
