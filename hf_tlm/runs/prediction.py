@@ -181,8 +181,6 @@ def open_predictor(
     """
     with tempfile.TemporaryDirectory() as scratch, _without_bars_of_chunks():
         args = source.finetune_arguments(scratch, **options)
-        if args.device.type == "cpu":
-            args.dataloader_pin_memory = False  # As in training.
         if exported is not None:
             yield _Exported(source, args, exported)
         elif source.linear:

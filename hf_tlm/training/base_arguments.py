@@ -196,8 +196,6 @@ class BaseArguments(TrainingArguments):
         args.seed = seed
         if self.data_seed is None:
             args.data_seed = seed
-        if self.device.type == "cpu":
-            args.dataloader_pin_memory = False  # It has no effect on CPUs, and torch warns of it for every loader.
         return args
 
 

@@ -83,6 +83,8 @@ class ResumableTrainer(Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        if self.args.device.type == "cpu":
+            self.args.dataloader_pin_memory = False  # It has no effect on CPUs, and torch warns of it for every loader.
         self.interruption = SigtermCallback()
         self.watch = NonFiniteLossCallback(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.interruption)

@@ -116,6 +116,15 @@ def test_memory_that_was_kept_is_given_back_when_a_split_was_scored(tmp_path, da
     assert len(given_back) == 2
 
 
+def test_memory_is_not_pinned_where_there_is_no_accelerator(tmp_path, data, tokenizer, recwarn):
+    """torch warned of it for every loader."""
+    run = trainer(tmp_path, data, tokenizer, max_steps=1, use_cpu=False)
+    run.train()
+    run.evaluate()
+    assert run.args.dataloader_pin_memory == (run.args.device.type != "cpu")
+    assert not [one for one in recwarn if "pin_memory" in str(one.message)]
+
+
 def test_cost(tmp_path, data, tokenizer):
     run = trainer(
         tmp_path,

@@ -261,8 +261,6 @@ class WithHead:
         """Score the model in `folder`, see `Prompted.score`."""
         assert folder is not None  # This method always trains a head first.
         args = self._arguments(output_dir=str(folder), select_by="last", eval_strategy="no")
-        if args.device.type == "cpu":
-            args.dataloader_pin_memory = False  # As in training.
         kind, rows, trust = kind_module("classification"), self.task.splits[split], self.checkpoint.trust_remote_code
         tokenizer = load_tokenizer(str(folder), trust_remote_code=trust, masking=False)
         held_out = EvaluationSet(kind, rows, tokenizer, args)
