@@ -1,6 +1,7 @@
 """Records of a table's runs that are damaged: a warning, and the run is made again. Tasks of a table that are none."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -47,7 +48,8 @@ def test_a_damaged_record_is_made_again(table, place, harm):
     if place == "runs":  # What is prepared is not made again while no run needs it.
         after = json.loads(record.read_text())
         assert after["status"] == "finished" and after["settings"] == before["settings"]
-        assert after["test"] == before["test"] and "created again" in outcome.stderr
+        assert after["test"] == before["test"]
+        assert re.search("It (is made|will be created) again", outcome.stderr), outcome.stderr
 
 
 TASKS = ['"a"', '"12"', "3", "[0.7]", "[true]", "[-1]", "[]", "[[0]]", '["0"]']
