@@ -267,7 +267,7 @@ class TestBuildConfig:
         [
             ({"hidden_size": 3}, "model_type"),
             ({"model_type": "nonsense"}, "nonsense"),
-            ({"model_type": "gpt2"}, "received the type 'gpt2'"),
+            ({"model_type": "gpt2"}, "model_type: expected one of bert.*; received 'gpt2'"),
             ({"model_type": "cocolm", "relative_attention_mode": "T5"}, "relative_attention_mode must be one of"),
             ("missing/config.json", "neither a JSON file"),
         ],
