@@ -142,7 +142,7 @@ def test_names_of_models(run, tmp_path, monkeypatch):
     (tmp_path / "texts.txt").write_text("the gene binds\n")
     assert predict(folder, str(tmp_path / "texts.txt"), tmp_path / "out.txt", **CPU) == tmp_path / "out.txt"
     monkeypatch.setattr(
-        "hf_tlm.models.onnx_graph.LARGEST",
+        "hf_tlm.models.onnx_graph.MAX_BYTES",
         4 * sum(p.numel() for p in AutoModelForSequenceClassification.from_pretrained(models(folder)[0]).parameters()),
     )
     with pytest.raises(HfTlmError, match="the weights of these models together need more. Pass fewer models"):
