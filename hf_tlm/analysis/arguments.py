@@ -77,10 +77,10 @@ class AnalyzeArguments(_CheckedArguments):
         Raises:
             AnalysisError: a folder does not exist.
         """
-        found = {name: Path(place) for name, place in named(self.run, "run").items()}
-        if missing := [str(path) for path in found.values() if not path.is_dir()]:
+        folders = {name: Path(place) for name, place in named(self.run, "run").items()}
+        if missing := [str(path) for path in folders.values() if not path.is_dir()]:
             raise AnalysisError(f"--run: expected folders of runs; there is no folder {missing[0]}.")
-        return found
+        return folders
 
     @cached_property
     def encoders(self) -> dict[str, str]:
@@ -313,17 +313,17 @@ def named(values: Sequence[str] | None, option: str) -> dict[str, str]:
     Raises:
         AnalysisError: a name or a place is empty, or a name occurs twice.
     """
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     for value in values or ():
         name, equals, place = value.partition("=")
         if not equals or Path(value).exists():  # Folders of runs may have names such as lr=1e-4.
             name, place = Path(value).name, value
         if not name or not place:
             raise AnalysisError(f"--{option}: expected {NAMED}; received {value!r}.")
-        if name in found:
+        if name in places:
             raise AnalysisError(f"--{option}: the name {name!r} occurs twice. Use different names, such as first={place}.")
-        found[name] = os.path.expanduser(place)  # Shells expand ~ only at the start of a word.
-    return found
+        places[name] = os.path.expanduser(place)  # Shells expand ~ only at the start of a word.
+    return places
 
 
 def _module(what: str) -> ModuleType:

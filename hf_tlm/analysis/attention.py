@@ -108,8 +108,8 @@ def count_maxima(maps: torch.Tensor, attention_mask: torch.Tensor, separators: t
     following = pad(on_top.diagonal(1, 2, 3), (0, 1))
     is_adjacent = (previous.int() + following.int() == maxima) & real[:, None]
     is_separator = ((on_top & separators[:, None, None, :]).sum(-1) == maxima) & real[:, None]
-    found = (is_adjacent & ~following, is_adjacent & ~previous, is_adjacent, is_separator)
-    return torch.stack([rows.sum((0, 2)) for rows in found], dim=1)
+    counted = (is_adjacent & ~following, is_adjacent & ~previous, is_adjacent, is_separator)
+    return torch.stack([rows.sum((0, 2)) for rows in counted], dim=1)
 
 
 def layer_shares(heads: Iterable[AttentionHead]) -> list[LayerShares]:
@@ -119,9 +119,13 @@ def layer_shares(heads: Iterable[AttentionHead]) -> list[LayerShares]:
         kinds.setdefault(head.layer, []).append(head.kind)
     kinds[None] = [kind for layer in kinds.values() for kind in layer]
     return [
-        LayerShares(layer, len(own), *(100 * own.count(kind) / len(own) for kind in (POSITIONAL, VERTICAL, OTHER)))
-        for layer, own in kinds.items()
-        if own
+        LayerShares(
+            layer,
+            len(layer_kinds),
+            *(100 * layer_kinds.count(kind) / len(layer_kinds) for kind in (POSITIONAL, VERTICAL, OTHER)),
+        )
+        for layer, layer_kinds in kinds.items()
+        if layer_kinds
     ]
 
 
@@ -177,17 +181,17 @@ def measure_heads(
     counts: list[torch.Tensor] = []
     total = sum(len(row["input_ids"]) for row in rows)
     bar = tqdm(total=len(rows), desc=f"Heads {name}".strip(), unit=" texts", disable=os.environ.get("RANK", "0") != "0")
-    with _eager(model) as body, torch.inference_mode(), bar:
-        for batch in _batches(rows, model, batch_size):
-            padded = _padded(batch, tokenizer, model)
+    with _attention_enabled(model) as body, torch.inference_mode(), bar:
+        for batch in _split_batches(rows, model, batch_size):
+            padded = _pad_batch(batch, tokenizer, model)
             special = torch.isin(padded["input_ids"], separators)
-            found = [count_maxima(maps, padded["attention_mask"], special) for maps in _maps(body, padded)]
-            counts = [old + new for old, new in zip(counts, found, strict=True)] if counts else found
+            batch_counts = [count_maxima(maps, padded["attention_mask"], special) for maps in _compute_maps(body, padded)]
+            counts = [old + new for old, new in zip(counts, batch_counts, strict=True)] if counts else batch_counts
             bar.update(len(batch))
     return [
-        AttentionHead(layer, head, total, *own)
+        AttentionHead(layer, head, total, *head_counts)
         for layer, heads in enumerate(counts, 1)
-        for head, own in enumerate(heads.tolist(), 1)
+        for head, head_counts in enumerate(heads.tolist(), 1)
     ]
 
 
@@ -198,8 +202,8 @@ def text_maps(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: 
         AnalysisError: see `measure_heads`.
     """
     rows = _encode(model, tokenizer, [text], max_length)
-    with _eager(model) as body, torch.inference_mode():
-        maps = _maps(body, _padded(rows, tokenizer, model))
+    with _attention_enabled(model) as body, torch.inference_mode():
+        maps = _compute_maps(body, _pad_batch(rows, tokenizer, model))
     tokens = tokenizer.convert_ids_to_tokens(rows[0]["input_ids"])
     return TextMaps(list(tokens), [layer[0].float().cpu().numpy() for layer in maps])
 
@@ -214,10 +218,10 @@ def most_tokens(texts: Sequence[Text], tokenizers: Sequence[PreTrainedTokenizerB
 
 def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], max_length: int) -> dict[str, list[list[int]]]:
     parts = [text if isinstance(text, tuple) else (text,) for text in texts]
-    for row, of_text in enumerate(parts):
-        if len(of_text) > 2 or not all(isinstance(part, str) for part in of_text):
+    for row, text_parts in enumerate(parts):
+        if len(text_parts) > 2 or not all(isinstance(part, str) for part in text_parts):
             raise AnalysisError(f"Texts must be strings or pairs of strings; text number {row} is {texts[row]!r}.")
-    if len({len(of_text) for of_text in parts}) > 1:
+    if len({len(text_parts) for text_parts in parts}) > 1:
         raise AnalysisError("Some texts are pairs and others are not. Pass only pairs or only single texts.")
     options = {"truncation": True, "max_length": max_length, "return_attention_mask": False}
     return tokenizer(*map(list, zip(*parts, strict=True)), **options)
@@ -246,15 +250,16 @@ def _encode(
             f"A text has {longest} tokens, but the model has {limit} positions. Truncate texts to {limit} tokens or fewer "
             "(max_length, --max_length)."
         )
-    known, largest = model.get_input_embeddings().num_embeddings, max(max(row["input_ids"]) for row in rows)
-    if largest >= known:
+    num_embeddings, largest = model.get_input_embeddings().num_embeddings, max(max(row["input_ids"]) for row in rows)
+    if largest >= num_embeddings:
         raise AnalysisError(
-            f"The tokenizer has a token id {largest}, but the model embeds {known} tokens. Pass the model's own tokenizer."
+            f"The tokenizer has a token id {largest}, but the model embeds {num_embeddings} tokens. Pass the model's "
+            "own tokenizer."
         )
     return rows
 
 
-def _batches(rows: list[Inputs], model: PreTrainedModel, batch_size: int) -> Iterator[list[Inputs]]:
+def _split_batches(rows: list[Inputs], model: PreTrainedModel, batch_size: int) -> Iterator[list[Inputs]]:
     """Split the rows, sorted by length, into batches limited by `batch_size` and by the size of their maps."""
     maps = getattr(model.config, "num_hidden_layers", 12) * getattr(model.config, "num_attention_heads", 12)
     start = 0
@@ -266,17 +271,17 @@ def _batches(rows: list[Inputs], model: PreTrainedModel, batch_size: int) -> Ite
         start += size
 
 
-def _padded(rows: list[Inputs], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def _pad_batch(rows: list[Inputs], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Pad rows to one batch on the model's device."""
     return {name: values.to(model.device) for name, values in DataCollatorWithPadding(tokenizer)(rows).items()}
 
 
 @contextmanager
-def _eager(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+def _attention_enabled(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """Yield the model's body in evaluation mode with attention maps enabled; afterwards restore the model's state."""
     body: PreTrainedModel = model.get_encoder() if model.config.is_encoder_decoder else body_of(model)
     config = body.config
-    training, implementation, wanted = model.training, config._attn_implementation, config.output_attentions
+    training, implementation, output_attentions = model.training, config._attn_implementation, config.output_attentions
     try:
         model.eval()
         body.set_attn_implementation("eager")
@@ -287,17 +292,19 @@ def _eager(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
         config.output_attentions = True
         yield body
     finally:
-        config.output_attentions = wanted
+        config.output_attentions = output_attentions
         body.set_attn_implementation(implementation)
         model.train(training)
 
 
-def _maps(body: nn.Module, batch: dict[str, torch.Tensor]) -> Sequence[torch.Tensor]:
+def _compute_maps(body: nn.Module, batch: dict[str, torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return the maps of each layer, float [B, A, S, S]."""
     maps = getattr(body(**batch), "attentions", None)
-    texts, places = batch["input_ids"].shape
-    expected = (texts, places, places)
-    if not maps or any(not torch.is_tensor(own) or (len(own), *own.shape[2:]) != expected for own in maps):
+    texts, positions = batch["input_ids"].shape
+    expected = (texts, positions, positions)
+    if not maps or any(
+        not torch.is_tensor(layer_maps) or (len(layer_maps), *layer_maps.shape[2:]) != expected for layer_maps in maps
+    ):
         raise AnalysisError(
             f"{type(body).__name__} returns no attention maps of all tokens to all tokens: heads can be classified only in "
             "models with full attention."

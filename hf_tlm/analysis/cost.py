@@ -98,7 +98,9 @@ def published_points() -> Sequence[Point]:
         for key in rows:
             row = PUBLISHED[key]
             assert row.flops is not None  # All rows of a family have FLOPs.
-            scores = {task: of[0] for task in row.cells if task != "average" and (of := row.score(task))}
+            scores = {
+                task: published_score[0] for task in row.cells if task != "average" and (published_score := row.score(task))
+            }
             metrics = {task: TASKS[task].metric for task in scores}
             points.append(Point(family, key, row.measure, row.flops, scores, metrics))
     names = ALE_COLUMNS.split()
@@ -186,34 +188,34 @@ def compare(
             has several metrics; an arm has a seed twice.
     """
     notes: list[str] = []
-    arms = _arms(results, split, pretraining_flops or {}, notes)
+    arms = _group_by_arm(results, split, pretraining_flops or {}, notes)
     if not arms:
         listed = f" {'; '.join(notes)}." if notes else ""
         raise AnalysisError(f"No run has both a {split} score and a cost.{listed}")
-    chosen = _tasks(arms, tasks, notes)
-    metrics = {task: _metric(arms, task) for task in chosen}
-    found = Comparison(metrics, split, notes=notes)
-    for name, of_tasks in arms.items():
-        if missing := [task for task in chosen if task not in of_tasks]:
+    chosen = _choose_tasks(arms, tasks, notes)
+    metrics = {task: _common_metric(arms, task) for task in chosen}
+    comparison = Comparison(metrics, split, notes=notes)
+    for name, results_by_task in arms.items():
+        if missing := [task for task in chosen if task not in results_by_task]:
             notes.append(f"{name} is left out: it has no score on {', '.join(missing)}")
         else:
-            found.points.append(_scored(name, {task: of_tasks[task] for task in chosen}, split))
+            comparison.points.append(_average_scores(name, {task: results_by_task[task] for task in chosen}, split))
     for point in published_points() if published else ():
         score = point.average(metrics) if point.split == split else None
         if score is not None:
             name = point.source.partition(": ")[2]
-            found.points.append(Scored(name, point.flops, score, family=point.family, source=point.source))
-    if published and not found.published:
+            comparison.points.append(Scored(name, point.flops, score, family=point.family, source=point.source))
+    if published and not comparison.published:
         notes.append(f"no published row with FLOPs has {split} scores on these tasks and metrics")
-    return found
+    return comparison
 
 
-def _arms(results: Sequence[Result], split: str, given: Mapping[str, float], notes: list[str]) -> _Arms:
+def _group_by_arm(results: Sequence[Result], split: str, known_flops: Mapping[str, float], notes: list[str]) -> _Arms:
     arms: _Arms = {}
     unknown: dict[str, str] = {}
     for result in results:
-        before = _checkpoint_flops(result, given)
-        if before is None:
+        checkpoint_flops = _checkpoint_flops(result, known_flops)
+        if checkpoint_flops is None:
             unknown[result.arm] = str(result.settings["model_name_or_path"])
         elif result.error is not None:
             notes.append(f"{result.run} has no score: {result.error}")
@@ -221,13 +223,14 @@ def _arms(results: Sequence[Result], split: str, given: Mapping[str, float], not
             lacking = "cost" if result.score(split) is not None else f"{split} score"
             notes.append(f"{result.run}, seed {result.seed}, has no {lacking}")
         else:
-            of = arms.setdefault(result.arm, {}).setdefault(result.task, [])
-            if result.seed in [other.seed for other, _ in of]:
+            pairs = arms.setdefault(result.arm, {}).setdefault(result.task, [])
+            if result.seed in [other.seed for other, _ in pairs]:
                 raise AnalysisError(
-                    f"{result.arm} has seed {result.seed} on {result.task} twice, in {of[0][0].folder} and {result.folder}. "
-                    "Remove one of them, or name the folders differently, as in --run first=DIR second=DIR."
+                    f"{result.arm} has seed {result.seed} on {result.task} twice, in {pairs[0][0].folder} and "
+                    f"{result.folder}. Remove one of them, or name the folders differently, as in --run first=DIR "
+                    "second=DIR."
                 )
-            of.append((result, before + teacher_cost(result.teacher, "flops")))
+            pairs.append((result, checkpoint_flops + teacher_cost(result.teacher, "flops")))
     for arm, checkpoint in unknown.items():
         arms.pop(arm, None)
         notes.append(
@@ -237,14 +240,14 @@ def _arms(results: Sequence[Result], split: str, given: Mapping[str, float], not
     return arms
 
 
-def _checkpoint_flops(result: Result, given: Mapping[str, float]) -> float | None:
+def _checkpoint_flops(result: Result, known_flops: Mapping[str, float]) -> float | None:
     """Return the FLOPs of all training before the run began; None if they are unknown."""
     start, folder = result.settings.get("model_name_or_path"), result.folder
     flops = 0.0
-    seen: set[Path] = set()
+    visited_files: set[Path] = set()
     while start is not None:
-        if Path(start).name in given:
-            return flops + given[Path(start).name]
+        if Path(start).name in known_flops:
+            return flops + known_flops[Path(start).name]
         start = places_of(folder).get(start, start)
         # The path is relative to the directory where the run was started, which may be a parent of the run's folder.
         for base in (Path(), *folder.resolve().parents):
@@ -253,36 +256,38 @@ def _checkpoint_flops(result: Result, given: Mapping[str, float]) -> float | Non
                 break
         else:
             return None
-        if file in seen:  # Folders that were renamed or copied may seem to start from each other.
+        if file in visited_files:  # Folders that were renamed or copied may seem to start from each other.
             return None
-        seen.add(file)
+        visited_files.add(file)
         flops += content["cost"]["flops"]
         start, folder = content.get("model", {}).get("model_name_or_path"), file.parent
     return flops
 
 
-def _tasks(arms: _Arms, tasks: Sequence[str] | None, notes: list[str]) -> list[str]:
-    every = list(dict.fromkeys(task for of_tasks in arms.values() for task in of_tasks))
+def _choose_tasks(arms: _Arms, tasks: Sequence[str] | None, notes: list[str]) -> list[str]:
+    all_tasks = list(dict.fromkeys(task for results_by_task in arms.values() for task in results_by_task))
     if tasks is None:
-        common = [task for task in every if all(task in of_tasks for of_tasks in arms.values())]
+        common = [task for task in all_tasks if all(task in results_by_task for results_by_task in arms.values())]
         if not common:
-            listed = "; ".join(f"{name}: {', '.join(of_tasks)}" for name, of_tasks in arms.items())
+            listed = "; ".join(f"{name}: {', '.join(results_by_task)}" for name, results_by_task in arms.items())
             raise AnalysisError(
                 f"No task is common to all arms ({listed}), and averages over different tasks are not comparable. Name the "
                 "tasks (--cost_tasks), or compare other runs."
             )
-        if len(common) < len(every):
-            notes.append(f"not averaged, as some arms lack it: {', '.join(task for task in every if task not in common)}")
+        if len(common) < len(all_tasks):
+            notes.append(
+                f"not averaged, as some arms lack it: {', '.join(task for task in all_tasks if task not in common)}"
+            )
         return common
-    if missing := [task for task in tasks if task not in every]:
-        raise AnalysisError(f"No run has a score on {missing[0]!r}. Tasks with scores: {', '.join(every)}.")
-    if not any(all(task in of_tasks for task in tasks) for of_tasks in arms.values()):
+    if missing := [task for task in tasks if task not in all_tasks]:
+        raise AnalysisError(f"No run has a score on {missing[0]!r}. Tasks with scores: {', '.join(all_tasks)}.")
+    if not any(all(task in results_by_task for task in tasks) for results_by_task in arms.values()):
         raise AnalysisError(f"No arm has scores on all of {', '.join(tasks)}.")
     return list(dict.fromkeys(tasks))
 
 
-def _metric(arms: _Arms, task: str) -> str:
-    metrics = {str(result.metric) for of_tasks in arms.values() for result, _ in of_tasks.get(task, ())}
+def _common_metric(arms: _Arms, task: str) -> str:
+    metrics = {str(result.metric) for results_by_task in arms.values() for result, _ in results_by_task.get(task, ())}
     if len(metrics) > 1:
         raise AnalysisError(
             f"Runs on {task} have different metrics, {' and '.join(sorted(metrics))}. Remove some of these runs."
@@ -290,21 +295,22 @@ def _metric(arms: _Arms, task: str) -> str:
     return metrics.pop()
 
 
-def _scored(name: str, of_tasks: Mapping[str, Sequence[tuple[Result, float]]], split: str) -> Scored:
+def _average_scores(name: str, results_by_task: Mapping[str, Sequence[tuple[Result, float]]], split: str) -> Scored:
     scores = {
-        task: {r.seed: 100 * score for r, _ in of if (score := r.score(split)) is not None} for task, of in of_tasks.items()
+        task: {r.seed: 100 * score for r, _ in results if (score := r.score(split)) is not None}
+        for task, results in results_by_task.items()
     }
-    shared = set.intersection(*(set(of_seeds) for of_seeds in scores.values()))
-    averages = [fmean(of_seeds[seed] for of_seeds in scores.values()) for seed in shared]
-    before = fmean(fmean(flops for _, flops in of) for of in of_tasks.values())
-    own = fmean(fmean(result.cost["flops"] for result, _ in of) for of in of_tasks.values())
+    shared = set.intersection(*(set(by_seed) for by_seed in scores.values()))
+    averages = [fmean(by_seed[seed] for by_seed in scores.values()) for seed in shared]
+    checkpoint_flops = fmean(fmean(flops for _, flops in results) for results in results_by_task.values())
+    run_flops = fmean(fmean(result.cost["flops"] for result, _ in results) for results in results_by_task.values())
     return Scored(
         name,
-        flops=before + own,
-        score=fmean(fmean(of_seeds.values()) for of_seeds in scores.values()),
+        flops=checkpoint_flops + run_flops,
+        score=fmean(fmean(by_seed.values()) for by_seed in scores.values()),
         deviation=stdev(averages) if len(averages) > 1 else None,
         seeds=len(shared),
-        pretraining=before,
+        pretraining=checkpoint_flops,
     )
 
 
@@ -358,9 +364,9 @@ def cost_figure(found: Comparison) -> Figure:
     several = len(found.own) > 1
     height = max(2.6, 1.0 + 0.2 * len(found.own)) + (0.5 if found.published else 0.0)
     figure, axes = new_figure(1, 1 + several, width=WIDE if several else WIDTH, height=height, squeeze=False)
-    _by_flops(axes[0, 0], found)
+    _draw_by_flops(axes[0, 0], found)
     if several:
-        _own(axes[0, 1], found)
+        _draw_own_runs(axes[0, 1], found)
     elif found.own:
         axes[0, 0].set_title(f"{found.own[0].name} (filled)")
     if found.published:
@@ -370,22 +376,22 @@ def cost_figure(found: Comparison) -> Figure:
     return figure
 
 
-def _style(number: int) -> dict[str, Any]:
+def _point_style(index: int) -> dict[str, Any]:
     """Return colour and marker of a point; the marker shifts each time the colours repeat."""
-    return {"color": PALETTE[number % len(PALETTE)], "marker": MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]}
+    return {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[(index + index // len(PALETTE)) % len(MARKERS)]}
 
 
-def _by_flops(axes: Axes, found: Comparison) -> None:
-    for number, point in enumerate(found.own):
-        axes.plot(point.ratio, point.score, linestyle="", label="_own", zorder=3, **_style(number))
-    for number, family in enumerate(dict.fromkeys(point.family for point in found.published)):
-        points = sorted((point for point in found.published if point.family == family), key=lambda point: point.flops)
+def _draw_by_flops(axes: Axes, comparison: Comparison) -> None:
+    for index, point in enumerate(comparison.own):
+        axes.plot(point.ratio, point.score, linestyle="", label="_own", zorder=3, **_point_style(index))
+    for index, family in enumerate(dict.fromkeys(point.family for point in comparison.published)):
+        points = sorted((point for point in comparison.published if point.family == family), key=lambda point: point.flops)
         axes.plot(
             [point.ratio for point in points],
             [point.score for point in points],
             color=GREY,
             linewidth=0.6,
-            marker=MARKERS[number % len(MARKERS)],
+            marker=MARKERS[index % len(MARKERS)],
             markerfacecolor="none",
             markeredgewidth=0.8,
             label=family,
@@ -394,45 +400,47 @@ def _by_flops(axes: Axes, found: Comparison) -> None:
     axes.margins(x=0.06, y=0.1)
     axes.set_xlabel("training FLOPs relative to RoBERTa-Large")
     label_decades(axes.xaxis)
-    axes.set_ylabel(_score(found))
+    axes.set_ylabel(_score_label(comparison))
 
 
-def _own(axes: Axes, found: Comparison) -> None:
+def _draw_own_runs(axes: Axes, comparison: Comparison) -> None:
     """Draw a row for each of your own runs, the best on top."""
-    order = sorted(range(len(found.own)), key=lambda number: found.own[number].score)
-    for place, number in enumerate(order):
-        point = found.own[number]
-        axes.errorbar(point.score, place, xerr=point.deviation, linestyle="", elinewidth=0.8, **_style(number))
-    names = [f"{found.own[number].name}\n{found.own[number].flops:.2g} FLOPs" for number in order]
+    order = sorted(range(len(comparison.own)), key=lambda index: comparison.own[index].score)
+    for position, index in enumerate(order):
+        point = comparison.own[index]
+        axes.errorbar(point.score, position, xerr=point.deviation, linestyle="", elinewidth=0.8, **_point_style(index))
+    names = [f"{comparison.own[index].name}\n{comparison.own[index].flops:.2g} FLOPs" for index in order]
     axes.set_yticks(range(len(order)), names)
     axes.margins(x=0.08, y=0.12)
-    axes.set_xlabel(_score(found))
-    axes.set_title("own runs" + (", mean ± standard deviation" if any(point.deviation for point in found.own) else ""))
+    axes.set_xlabel(_score_label(comparison))
+    axes.set_title("own runs" + (", mean ± standard deviation" if any(point.deviation for point in comparison.own) else ""))
 
 
-def _score(found: Comparison) -> str:
-    tasks = f"{next(iter(found.tasks))}," if len(found.tasks) == 1 else f"average of {len(found.tasks)} tasks,"
-    return f"{tasks} {found.split} score (%)"
+def _score_label(comparison: Comparison) -> str:
+    tasks = (
+        f"{next(iter(comparison.tasks))}," if len(comparison.tasks) == 1 else f"average of {len(comparison.tasks)} tasks,"
+    )
+    return f"{tasks} {comparison.split} score (%)"
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: CostArguments) -> Findings:
     """Write cost.png, cost.svg, and cost.csv with the points."""
     if not args.run:
         raise AnalysisError("--what cost needs --run: runs, or a folder of runs.")
-    found = compare(
+    comparison = compare(
         find_results(args.runs),
         split=options.cost_split,
         tasks=options.cost_tasks,
         pretraining_flops={
-            name: _flops(name, text) for name, text in named(options.pretraining_flops, "pretraining_flops").items()
+            name: _parse_flops(name, text) for name, text in named(options.pretraining_flops, "pretraining_flops").items()
         },
         published=options.published,
     )
-    files = save_figure(cost_figure(found), args.folder, "cost", to_rows(found))
-    return Findings("Score against cost", to_markdown(found), files)
+    files = save_figure(cost_figure(comparison), args.folder, "cost", to_rows(comparison))
+    return Findings("Score against cost", to_markdown(comparison), files)
 
 
-def _flops(name: str, text: str) -> float:
+def _parse_flops(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -66,39 +66,41 @@ def choose_quantities(runs: Iterable[RunLog], wanted: Sequence[str] | None = Non
     runs = list(runs)
     logged = list(dict.fromkeys(name for run in runs for name in run.quantities))
     if wanted is None:
-        return _default(runs, logged)
-    found: dict[str, None] = {}
+        return _default_quantities(runs, logged)
+    chosen: dict[str, None] = {}
     for name in wanted:
         matching = [other for other in logged if other == name]
         matching = matching or [other for other in logged if _matches(other, name)]
         if not matching:
             hint = suggestion(name, logged)
             raise AnalysisError(f"No run has logged {name!r}.{hint} Logged quantities: {', '.join(sorted(logged))}.")
-        found |= dict.fromkeys(matching)
-    return list(found)
+        chosen |= dict.fromkeys(matching)
+    return list(chosen)
 
 
 def _matches(name: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(form, pattern) for form in (name, name.partition("/")[2]) if form)
 
 
-def _default(runs: Sequence[RunLog], logged: Sequence[str]) -> list[str]:
+def _default_quantities(runs: Sequence[RunLog], logged: Sequence[str]) -> list[str]:
     def points(name: str) -> int:
         return max(len(seed.points.get(name, ())) for run in runs for seed in run.seeds)
 
     terms = [name for name in logged if name.endswith("_loss") and "/" in name]
-    drawn = [name for name in logged if name not in _LEAST_WANTED and not (name == "loss" and terms)]
+    candidates = [name for name in logged if name not in _LEAST_WANTED and not (name == "loss" and terms)]
     # For a term of the corpus loss, the training curve says more than the validation curve.
-    drawn = [name for name in drawn if f"corpus/{name.removeprefix('eval_')}" not in logged or not name.startswith("eval_")]
-    drawn = [name for name in drawn if points(name) > 1] or drawn or list(logged)
-    ranks = {name: rank for rank, name in enumerate(sorted(drawn, key=lambda name: (_kind(name), name)))}
+    candidates = [
+        name for name in candidates if f"corpus/{name.removeprefix('eval_')}" not in logged or not name.startswith("eval_")
+    ]
+    candidates = [name for name in candidates if points(name) > 1] or candidates or list(logged)
+    ranks = {name: rank for rank, name in enumerate(sorted(candidates, key=lambda name: (_sort_group(name), name)))}
     # If there are too many, drop the task batches' curve of a quantity that corpus batches have too.
-    again = [name for name in drawn if name.startswith("task/") and f"corpus/{name[5:]}" in drawn]
-    kept = sorted(drawn, key=lambda name: (name in again, ranks[name]))[:MOST_PANELS]
+    repeated = [name for name in candidates if name.startswith("task/") and f"corpus/{name[5:]}" in candidates]
+    kept = sorted(candidates, key=lambda name: (name in repeated, ranks[name]))[:MOST_PANELS]
     return sorted(kept, key=ranks.__getitem__)
 
 
-def _kind(name: str) -> int:
+def _sort_group(name: str) -> int:
     """Return the sort group of a quantity: losses, scores, accuracies, then the rest."""
     if name.endswith("loss"):
         return 0
@@ -115,18 +117,22 @@ def average(run: RunLog, quantity: str) -> Average | None:
     x = {axis: np.full_like(values, np.nan) for axis in AXES}
     stages: dict[int, str] = {}
     for row, curve in enumerate(curves):
-        places = np.searchsorted(steps, curve.x["steps"])
-        values[row, places] = curve.values
-        for axis, along in curve.x.items():
-            x[axis][row, places] = along
-        stages.update(zip(places.tolist(), curve.stages, strict=True))
-    mean, deviation, seeds = _moments(values)
+        indices = np.searchsorted(steps, curve.x["steps"])
+        values[row, indices] = curve.values
+        for axis, positions in curve.x.items():
+            x[axis][row, indices] = positions
+        stages.update(zip(indices.tolist(), curve.stages, strict=True))
+    mean, deviation, seeds = _mean_and_deviation(values)
     return Average(
-        {axis: _moments(of)[0] for axis, of in x.items()}, mean, deviation, seeds, [stages[at] for at in range(len(steps))]
+        {axis: _mean_and_deviation(axis_values)[0] for axis, axis_values in x.items()},
+        mean,
+        deviation,
+        seeds,
+        [stages[index] for index in range(len(steps))],
     )
 
 
-def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _mean_and_deviation(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return mean, sample standard deviation and number of the finite values of each column."""
     values = np.where(np.isfinite(values), values, np.nan)
     with warnings.catch_warnings(action="ignore"):  # Columns with fewer than two values give NaN.
@@ -145,12 +151,12 @@ def smooth(values: np.ndarray, stages: Sequence[str], window: int) -> np.ndarray
     stage_of = np.asarray(stages)
     smoothed = np.full(len(values), math.nan)
     for stage in dict.fromkeys(stages):
-        own = np.flatnonzero(stage_of == stage)
-        for at in own:
-            half = min(window // 2, at - own[0], own[-1] - at)
-            near = values[at - half : at + half + 1]
-            if np.isfinite(near).any():
-                smoothed[at] = near[np.isfinite(near)].mean()
+        stage_indices = np.flatnonzero(stage_of == stage)
+        for index in stage_indices:
+            half = min(window // 2, index - stage_indices[0], stage_indices[-1] - index)
+            window_values = values[index - half : index + half + 1]
+            if np.isfinite(window_values).any():
+                smoothed[index] = window_values[np.isfinite(window_values)].mean()
     return smoothed
 
 
@@ -173,30 +179,40 @@ def point_rows(runs: Mapping[str, RunLog], quantities: Sequence[str], window: in
         for name, run in runs.items():
             for seed in run.seeds:
                 if curve := seed.curve(quantity):
-                    about = {"run": name, "quantity": quantity, "seed": seed.seed}
-                    rows += _rows(about, curve.x, curve.stages, curve.values, np.full(len(curve.values), np.nan), 1, window)
-            if len(run.seeds) > 1 and (of := average(run, quantity)):
-                about = {"run": name, "quantity": quantity, "seed": "mean"}
-                rows += _rows(about, of.x, of.stages, of.mean, of.deviation, of.seeds, window)
+                    description = {"run": name, "quantity": quantity, "seed": seed.seed}
+                    rows += _curve_rows(
+                        description, curve.x, curve.stages, curve.values, np.full(len(curve.values), np.nan), 1, window
+                    )
+            if len(run.seeds) > 1 and (mean_curve := average(run, quantity)):
+                description = {"run": name, "quantity": quantity, "seed": "mean"}
+                rows += _curve_rows(
+                    description,
+                    mean_curve.x,
+                    mean_curve.stages,
+                    mean_curve.mean,
+                    mean_curve.deviation,
+                    mean_curve.seeds,
+                    window,
+                )
     return rows
 
 
-def _rows(about, x, stages, values, deviation, seeds, window: int) -> list[dict[str, Any]]:
-    drawn, counts = smooth(values, stages, window), np.broadcast_to(seeds, values.shape)
+def _curve_rows(description, x, stages, values, deviation, seeds, window: int) -> list[dict[str, Any]]:
+    smoothed, counts = smooth(values, stages, window), np.broadcast_to(seeds, values.shape)
     return [
-        {**about, "stage": stages[at]}
-        | {axis: _written(along[at]) for axis, along in x.items()}
+        {**description, "stage": stages[index]}
+        | {axis: _format_number(positions[index]) for axis, positions in x.items()}
         | {
-            "value": float(values[at]),
-            "deviation": _written(deviation[at]),
-            "seeds": int(counts[at]),
-            "drawn": float(drawn[at]),
+            "value": float(values[index]),
+            "deviation": _format_number(deviation[index]),
+            "seeds": int(counts[index]),
+            "drawn": float(smoothed[index]),
         }
-        for at in range(len(values))
+        for index in range(len(values))
     ]
 
 
-def _written(number: float) -> float | str:
+def _format_number(number: float) -> float | str:
     return "" if math.isnan(number) else float(number)
 
 
@@ -220,54 +236,58 @@ def curves_figure(
             "in --run first=DIR second=DIR."
         )
     figure, panels, columns = new_panels(len(quantities), lambda rows, _: 0.7 + 1.5 * rows, sharex=True)
-    exponent = _exponent(runs, quantities, x)
-    for at, (panel, quantity) in enumerate(zip(panels, quantities, strict=True)):
+    exponent = _axis_exponent(runs, quantities, x)
+    for index, (panel, quantity) in enumerate(zip(panels, quantities, strict=True)):
         word, scale = unit(quantity)
         panel.set_title(quantity)
         panel.set_ylabel(word)
-        for number, run in enumerate(runs.values()):
-            look = {**series_style(number), "markersize": 3, "markevery": number / len(runs)}
-            _draw(panel, run, quantity, x, 10.0**-exponent, scale, smoothing, spread, look)
-        for end in _ends(runs, x):
+        for run_index, run in enumerate(runs.values()):
+            line_style = {**series_style(run_index), "markersize": 3, "markevery": run_index / len(runs)}
+            _draw_curve(panel, run, quantity, x, 10.0**-exponent, scale, smoothing, spread, line_style)
+        for end in _stage_ends(runs, x):
             panel.axvline(end * 10.0**-exponent, color="#808080", linestyle=":", linewidth=0.8, zorder=0)
         panel.margins(x=0.03)
         bottom, top = panel.get_ylim()
         if word == "%" and top > 100:
             panel.set_ylim(bottom, 100 + 0.03 * (100 - bottom))
-        panel.tick_params(labelbottom=at + columns >= len(quantities))
+        panel.tick_params(labelbottom=index + columns >= len(quantities))
     label = AXES[x] + (f" ({power_of_ten(exponent)})" if exponent else "")
     label += f", running means of {smoothing} points" if smoothing > 1 else ""
     figure.supxlabel(label, fontsize=STYLE["axes.labelsize"])
-    looks = [{**series_style(number), "markersize": 3} for number in range(len(runs))]
-    handles = [figure.axes[0].plot([], [], label=name, **look)[0] for name, look in zip(runs, looks, strict=True)]
+    line_styles = [{**series_style(run_index), "markersize": 3} for run_index in range(len(runs))]
+    handles = [
+        figure.axes[0].plot([], [], label=name, **line_style)[0] for name, line_style in zip(runs, line_styles, strict=True)
+    ]
     add_legend(figure, handles=handles, loc="outside upper center", ncols=min(len(runs), 2 if columns == 1 else 4))
     return figure
 
 
-def _draw(panel, run: RunLog, quantity: str, x: str, shrink: float, scale: float, window: int, spread: str, look) -> None:
+def _draw_curve(
+    panel, run: RunLog, quantity: str, x: str, shrink: float, scale: float, window: int, spread: str, line_style
+) -> None:
     if spread == "lines":
         for seed in run.seeds:
             if curve := seed.curve(quantity):
                 values = scale * smooth(curve.values, curve.stages, window)
-                panel.plot(shrink * curve.x[x], values, **_marked(look, len(values)) | {"linewidth": 0.7})
+                panel.plot(shrink * curve.x[x], values, **_with_markers(line_style, len(values)) | {"linewidth": 0.7})
         return
-    of = average(run, quantity)
-    if of is None:
+    mean_curve = average(run, quantity)
+    if mean_curve is None:
         return
-    mean, along = scale * smooth(of.mean, of.stages, window), shrink * of.x[x]
-    panel.plot(along, mean, **_marked(look, len(mean)))
-    if np.isfinite(of.deviation).any():
-        deviation = scale * smooth(of.deviation, of.stages, window)
-        panel.fill_between(along, mean - deviation, mean + deviation, color=look["color"], alpha=0.18, linewidth=0)
+    mean, positions = scale * smooth(mean_curve.mean, mean_curve.stages, window), shrink * mean_curve.x[x]
+    panel.plot(positions, mean, **_with_markers(line_style, len(mean)))
+    if np.isfinite(mean_curve.deviation).any():
+        deviation = scale * smooth(mean_curve.deviation, mean_curve.stages, window)
+        panel.fill_between(positions, mean - deviation, mean + deviation, color=line_style["color"], alpha=0.18, linewidth=0)
 
 
-def _marked(look, points: int):
+def _with_markers(line_style, points: int):
     """Return the line style with markers at a few points, at different ones for each run, to be readable without colour."""
-    every = max(1, math.ceil(points / _MARKS))
-    return {**look, "markevery": (int(look["markevery"] * every), every)}
+    interval = max(1, math.ceil(points / _MARKS))
+    return {**line_style, "markevery": (int(line_style["markevery"] * interval), interval)}
 
 
-def _ends(runs: Mapping[str, RunLog], x: str) -> list[float]:
+def _stage_ends(runs: Mapping[str, RunLog], x: str) -> list[float]:
     """Return the x positions where stages end; ends within 2% of each other are merged into their mean."""
     ends = sorted({seed_end[x] for run in runs.values() for seed in run.seeds for seed_end in seed.ends if x in seed_end})
     groups: list[list[float]] = []
@@ -279,7 +299,7 @@ def _ends(runs: Mapping[str, RunLog], x: str) -> list[float]:
     return [sum(group) / len(group) for group in groups]
 
 
-def _exponent(runs: Mapping[str, RunLog], quantities: Sequence[str], x: str) -> int:
+def _axis_exponent(runs: Mapping[str, RunLog], quantities: Sequence[str], x: str) -> int:
     """Return the exponent of the power of ten that the axis is scaled by: 0, 3, 6, ..."""
     points = (
         point for run in runs.values() for seed in run.seeds for name in quantities for point in seed.points.get(name, ())
@@ -303,14 +323,14 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: CurvesArguments
     quantities = choose_quantities(drawn.values(), options.quantities)
     figure = curves_figure(drawn, quantities, x=options.x, smoothing=options.smoothing, spread=options.spread)
     files = save_figure(figure, args.folder, "curves", point_rows(drawn, quantities, options.smoothing))
-    return Findings("Training curves", _text(drawn, quantities, lacking, options), files)
+    return Findings("Training curves", _format_text(drawn, quantities, lacking, options), files)
 
 
-def _text(runs: Mapping[str, RunLog], quantities: list[str], lacking: list[str], options: CurvesArguments) -> str:
+def _format_text(runs: Mapping[str, RunLog], quantities: list[str], lacking: list[str], options: CurvesArguments) -> str:
     axis = AXES[options.x]
     lines = [f"Drawn against {axis}: {', '.join(quantities)}."]
     for name, run in runs.items():
-        lines += _about(name, run, quantities, axis)
+        lines += _describe_run(name, run, quantities, axis)
     lines += [f"- {name} is left out: its log has no {axis}" for name in lacking]
     others = sorted({name for run in runs.values() for name in run.quantities} - set(quantities))
     if others:
@@ -320,7 +340,7 @@ def _text(runs: Mapping[str, RunLog], quantities: list[str], lacking: list[str],
     return "\n".join(lines)
 
 
-def _about(name: str, run: RunLog, quantities: Sequence[str], axis: str) -> Iterator[str]:
+def _describe_run(name: str, run: RunLog, quantities: Sequence[str], axis: str) -> Iterator[str]:
     """Yield Markdown lines that say what is drawn of a run, what it has not logged, and where values are not finite."""
     seeds = f"{len(run.seeds)} seeds" if len(run.seeds) > 1 else "one seed"
     if any(seed.of_checkpoints for seed in run.seeds):

@@ -115,19 +115,24 @@ def draw_texts(
                 f"{task.name} has one text per row: similar pairs need a task with pairs of texts. For classes, remove "
                 "--similar_label; scores of single texts cannot be analysed."
             )
-        is_similar, said = _similar(task, rows["label"][:], options)
+        is_similar, description = _find_similar_pairs(task, rows["label"][:], options)
         order = order[np.argsort(~is_similar[order], kind="stable")][: max(max_texts // 2, 1)]
         rows = rows.select(order)
-        place: dict[str, int] = {}
+        text_index: dict[str, int] = {}
         both = zip(rows["text"][:], rows["text_pair"][:], strict=True)
-        pairs = [[place.setdefault(text, len(place)) for text in row] for row in both]
-        texts, parts = list(place), {"similar": np.asarray(pairs, np.int64)[is_similar[order]], "similar_are": said}
+        pairs = [[text_index.setdefault(text, len(text_index)) for text in row] for row in both]
+        texts, parts = (
+            list(text_index),
+            {"similar": np.asarray(pairs, np.int64)[is_similar[order]], "similar_are": description},
+        )
     else:
         rows = rows.select(order[:max_texts])
         labels = np.asarray(rows["label"][:], np.int64)
         if len(present := np.unique(labels)) < 2:
-            named = ", ".join(task.label_names[label] for label in present)
-            raise AnalysisError(f"Two classes are needed; the {len(labels)} {split} texts of {task.name} are all {named}.")
+            class_names = ", ".join(task.label_names[label] for label in present)
+            raise AnalysisError(
+                f"Two classes are needed; the {len(labels)} {split} texts of {task.name} are all {class_names}."
+            )
         texts, parts = rows["text"][:], {"labels": labels, "label_names": tuple(task.label_names)}
         parts["text_pairs"] = rows["text_pair"][:] if "text_pair" in rows.column_names else None
         parts |= {"similar": same_class_pairs(labels, options.max_pairs, seed=seed), "similar_are": "of one class"}
@@ -140,20 +145,20 @@ def draw_texts(
             f"None of the texts drawn from {task.name}'s {split} split form a similar pair ({parts['similar_are']})."
         )
     if random_from is None:
-        others, count, said = None, len(texts), f"{task.name}'s {split} split"
+        others, count, description = None, len(texts), f"{task.name}'s {split} split"
     else:
         others = sample_corpus(random_from, max_texts, seed=seed, least=2)
-        count, said = len(others), Path(random_from).name
+        count, description = len(others), Path(random_from).name
     return DrawnTexts(
         texts,
         **parts,
         random=random_pairs(count, options.max_pairs, seed=seed),
-        random_are=f"of {said}",
+        random_are=f"of {description}",
         random_texts=others,
     )
 
 
-def _similar(task: Task, labels: Sequence[float], options: EmbeddingsArguments) -> tuple[np.ndarray, str]:
+def _find_similar_pairs(task: Task, labels: Sequence[float], options: EmbeddingsArguments) -> tuple[np.ndarray, str]:
     """Return (bool [rows], which pairs are similar; a description of similar pairs)."""
     values = np.asarray(labels)
     if task.kind == "regression":
@@ -190,16 +195,22 @@ def draw_classes(
     present = [label for label in np.argsort(-counts, kind="stable") if counts[label]]
     shown = present if len(present) <= len(PALETTE) else present[: len(PALETTE) - 1]
     columns = 3 if len(projections) == 1 else 5
-    figure, panels = _panels(projections, legend_rows=math.ceil((len(shown) + 1) / columns))
+    figure, panels = _create_panels(projections, legend_rows=math.ceil((len(shown) + 1) / columns))
     for axes, points in zip(panels, projections.values(), strict=True):
         rest = ~np.isin(labels, shown)
         if rest.any():
             axes.scatter(*points[rest].T, s=5, c=GREY, marker=".", linewidths=0, label=f"{len(present) - len(shown)} others")
         # The largest class first: it would hide small ones.
-        for at, label in enumerate(shown):
-            look = {"s": _size(len(labels)), "c": PALETTE[at], "marker": MARKERS[at], "linewidths": 0, "alpha": 0.8}
-            axes.scatter(*points[labels == label].T, label=shortened(names[label], NAME_WIDTH), **look)
-    _legend(figure, panels[0], columns)
+        for index, label in enumerate(shown):
+            point_style = {
+                "s": _point_size(len(labels)),
+                "c": PALETTE[index],
+                "marker": MARKERS[index],
+                "linewidths": 0,
+                "alpha": 0.8,
+            }
+            axes.scatter(*points[labels == label].T, label=shortened(names[label], NAME_WIDTH), **point_style)
+    _add_legend(figure, panels[0], columns)
     rows = [
         {"model": name, "text": row, "class": names[label], "x": float(x), "y": float(y)}
         for name, points in projections.items()
@@ -220,18 +231,23 @@ def draw_pairs(
         projections: name of a model -> [N, 2].
         pairs: int64 [P, 2], rows of the projections.
     """
-    drawn = np.random.default_rng(seed).permutation(np.flatnonzero(pairs[:, 0] != pairs[:, 1]))[:MARKED]
-    figure, panels = _panels(projections, legend_rows=0)
+    marked = np.random.default_rng(seed).permutation(np.flatnonzero(pairs[:, 0] != pairs[:, 1]))[:MARKED]
+    figure, panels = _create_panels(projections, legend_rows=0)
     for axes, points in zip(panels, projections.values(), strict=True):
-        axes.scatter(*points.T, s=_size(len(points)), c=GREY, marker="o", linewidths=0)
-        for at, pair in enumerate(drawn):
-            look = {"color": PALETTE[at], "marker": MARKERS[at], "markeredgecolor": EDGE, "markeredgewidth": 0.4}
-            axes.plot(*points[pairs[pair]].T, linewidth=0.8, markersize=5, **look)
+        axes.scatter(*points.T, s=_point_size(len(points)), c=GREY, marker="o", linewidths=0)
+        for index, pair in enumerate(marked):
+            point_style = {
+                "color": PALETTE[index],
+                "marker": MARKERS[index],
+                "markeredgecolor": EDGE,
+                "markeredgewidth": 0.4,
+            }
+            axes.plot(*points[pairs[pair]].T, linewidth=0.8, markersize=5, **point_style)
     corners = ("first_x", "first_y", "second_x", "second_y")
     rows = [
-        {"model": name, "pair": at, "marked": at in drawn} | dict(zip(corners, place, strict=True))
+        {"model": name, "pair": index, "marked": index in marked} | dict(zip(corners, corner_values, strict=True))
         for name, points in projections.items()
-        for at, place in enumerate(points[pairs].astype(float).reshape(-1, 4).tolist())
+        for index, corner_values in enumerate(points[pairs].astype(float).reshape(-1, 4).tolist())
     ]
     return save_figure(figure, directory, "embeddings_tsne", rows)
 
@@ -246,66 +262,70 @@ def draw_cosines(cosines: Mapping[str, Mapping[str, np.ndarray]], vector: str, d
         cosines: name of a model -> kind of pairs, such as "random" -> [P].
         vector: name of the compared vectors, for the axis.
     """
-    least = min(found.min() for kinds in cosines.values() for found in kinds.values())
+    least = min(values.min() for kinds in cosines.values() for values in kinds.values())
     edges = np.linspace(min(math.floor(least * 10) / 10, 0.9), 1, BINS + 1)
-    figure, panels = _panels(cosines, legend_rows=1, labels=(f"cosine similarity of {vector}", "share of pairs (%)"))
+    figure, panels = _create_panels(cosines, legend_rows=1, labels=(f"cosine similarity of {vector}", "share of pairs (%)"))
     rows: list[dict[str, Any]] = []
     for axes, (name, kinds) in zip(panels, cosines.items(), strict=True):
-        means = ", ".join(f"{kind} {found.mean():.2f}" for kind, found in kinds.items())
+        means = ", ".join(f"{kind} {values.mean():.2f}" for kind, values in kinds.items())
         axes.set_title(f"{shortened(name, NAME_WIDTH)}\nmean: {means}")
         # One more bin beyond 1, as models with degenerate embeddings have all of their pairs at the edge.
         axes.set_xlim(edges[0], 2 - edges[-2])
-        for at, (kind, found) in enumerate(kinds.items()):
-            shares = 100 * np.histogram(found, edges)[0] / len(found)
+        for index, (kind, values) in enumerate(kinds.items()):
+            shares = 100 * np.histogram(values, edges)[0] / len(values)
             # One filled, one hollow, so that they are distinguishable without colour.
-            look = {"color": PALETTE[at], "alpha": 0.35} if at == 0 else {"facecolor": "none", "edgecolor": PALETTE[at]}
-            axes.stairs(shares, edges, fill=at == 0, linewidth=0.8, label=kind, **look)
-            axes.plot(*_density(found, edges), color=PALETTE[at], linewidth=1.1)
-            axes.axvline(found.mean(), color=PALETTE[at], linewidth=0.9, linestyle=("--", ":")[at % 2])
+            bar_style = (
+                {"color": PALETTE[index], "alpha": 0.35}
+                if index == 0
+                else {"facecolor": "none", "edgecolor": PALETTE[index]}
+            )
+            axes.stairs(shares, edges, fill=index == 0, linewidth=0.8, label=kind, **bar_style)
+            axes.plot(*_estimate_density(values, edges), color=PALETTE[index], linewidth=1.1)
+            axes.axvline(values.mean(), color=PALETTE[index], linewidth=0.9, linestyle=("--", ":")[index % 2])
             rows += [
                 {"model": name, "pairs": kind, "cosine_from": low, "cosine_to": high, "share_percent": share}
                 for low, high, share in zip(*(x.tolist() for x in (edges[:-1], edges[1:], shares)), strict=True)
             ]
         axes.set_ylim(bottom=0)
-    _legend(figure, panels[0], 2)
+    _add_legend(figure, panels[0], 2)
     return save_figure(figure, directory, "embeddings_cosine", rows)
 
 
-def _density(cosines: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _estimate_density(cosines: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (positions, kernel density estimate in percent per bin); empty if the values spread less than a bin."""
     from scipy.stats import gaussian_kde
 
     width = edges[1] - edges[0]
     if cosines.std() < width:
         return np.zeros(0), np.zeros(0)
-    at, estimate = np.linspace(edges[0], edges[-1], 4 * BINS + 1), gaussian_kde(cosines)
+    positions, estimate = np.linspace(edges[0], edges[-1], 4 * BINS + 1), gaussian_kde(cosines)
     # Reflect the density beyond 1 and -1, where no cosine is, back into the range.
-    return at, 100 * width * sum(estimate(x) for x in (at, 2 - at, -2 - at))
+    return positions, 100 * width * sum(estimate(x) for x in (positions, 2 - positions, -2 - positions))
 
 
-def _panels(
+def _create_panels(
     names: Collection[str], legend_rows: int, labels: tuple[str, str] = ("t-SNE 1", "t-SNE 2")
 ) -> tuple[Any, list[Any]]:
     """Create a figure with titled panels and room for a legend below; t-SNE panels have no ticks, as they have no unit."""
     figure, panels, columns = new_panels(
         len(names), lambda rows, columns: rows * (HEIGHT if columns < 3 else 2.1) + 0.17 * legend_rows
     )
-    for at, (axes, name) in enumerate(zip(panels, names, strict=True)):
+    for index, (axes, name) in enumerate(zip(panels, names, strict=True)):
         axes.set_title(shortened(name, NAME_WIDTH))
         axes.set_xlabel(labels[0])
-        axes.set_ylabel(labels[1] if at % columns == 0 else "")
+        axes.set_ylabel(labels[1] if index % columns == 0 else "")
         if labels[0].startswith("t-SNE"):
             axes.set(xticks=[], yticks=[])
     return figure, panels
 
 
-def _legend(figure: Any, axes: Any, columns: int) -> None:
+def _add_legend(figure: Any, axes: Any, columns: int) -> None:
     entries = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda entry: entry[1].endswith(" others"))
-    look = {"markerscale": 1.8, "handletextpad": 0.4, "columnspacing": 1.2}
-    add_legend(figure, *zip(*entries, strict=True), ncols=min(columns, len(entries)), **look)
+    spacing = {"markerscale": 1.8, "handletextpad": 0.4, "columnspacing": 1.2}
+    add_legend(figure, *zip(*entries, strict=True), ncols=min(columns, len(entries)), **spacing)
 
 
-def _size(count: int) -> float:
+def _point_size(count: int) -> float:
     """Return the size of a point in square points: smaller if there are many points."""
     return float(np.clip(4000 / max(count, 1), 4, 14))
 
@@ -322,21 +342,21 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: EmbeddingsArgum
     loaded = task.load("--what embeddings")
     drawn = draw_texts(loaded, options, max_texts=args.max_texts, random_from=args.texts, seed=args.seed)
     rows, projections, cosines = [], {}, {}
-    for name, place in args.encoders.items():
-        vectors, random_vectors = _embed(name, place, drawn, args, options)
+    for name, name_or_path in args.encoders.items():
+        vectors, random_vectors = _embed(name, name_or_path, drawn, args, options)
         similar = cosine_similarities(vectors, drawn.similar)
         random = cosine_similarities(random_vectors, drawn.random)
         cosines[name] = {"random": random, "similar": similar}
         rows.append({"model": name} | measure(random, similar, vectors, drawn.labels, args.seed))
-        seen = vectors if drawn.labels is not None else vectors[np.unique(drawn.similar)]
-        projections[name] = project(seen, perplexity=options.perplexity, seed=args.seed)
+        projected = vectors if drawn.labels is not None else vectors[np.unique(drawn.similar)]
+        projections[name] = project(projected, perplexity=options.perplexity, seed=args.seed)
     if drawn.labels is not None:
         files = draw_classes(projections, drawn.labels, drawn.label_names, args.folder)
     else:
-        own = np.searchsorted(np.unique(drawn.similar), drawn.similar)
-        files = draw_pairs(projections, own, args.folder, seed=args.seed)
+        pair_rows = np.searchsorted(np.unique(drawn.similar), drawn.similar)
+        files = draw_pairs(projections, pair_rows, args.folder, seed=args.seed)
     files += draw_cosines(cosines, "[CLS]" if options.pooling == "cls" else "mean vectors", args.folder)
-    text = f"{to_markdown(rows)}\n{_explained(drawn, options)}\n"
+    text = f"{to_markdown(rows)}\n{_explain_vectors(drawn, options)}\n"
     files += save_files(args.folder, {"embeddings.md": text, "embeddings.csv": rows})
     return Findings(f"Embeddings of {loaded.name}", text, files)
 
@@ -351,13 +371,13 @@ def measure(
         vectors: [N, H].
         labels: int64 [N], for the silhouette; None leaves it out.
     """
-    found = {
+    measures = {
         "mean_cosine_random": float(random.mean()),
         "mean_cosine_similar": float(similar.mean()),
         "alignment": alignment(similar),
         "uniformity": uniformity(random),
     }
-    return found if labels is None else found | {"silhouette": silhouette(vectors, labels, seed=seed)}
+    return measures if labels is None else measures | {"silhouette": silhouette(vectors, labels, seed=seed)}
 
 
 def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -368,11 +388,11 @@ def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _embed(
-    name: str, place: str, drawn: DrawnTexts, args: AnalyzeArguments, options: EmbeddingsArguments
+    name: str, name_or_path: str, drawn: DrawnTexts, args: AnalyzeArguments, options: EmbeddingsArguments
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a model's vectors of the texts, and of the texts of random pairs."""
     length = args.max_length
-    model, tokenizer = load_encoder(place, max_length=length, trust_remote_code=args.trust_remote_code)
+    model, tokenizer = load_encoder(name_or_path, max_length=length, trust_remote_code=args.trust_remote_code)
     embed = partial(
         embed_texts,
         model,
@@ -387,7 +407,7 @@ def _embed(
     return vectors, vectors if drawn.random_texts is None else embed(drawn.random_texts)
 
 
-def _explained(drawn: DrawnTexts, options: EmbeddingsArguments) -> str:
+def _explain_vectors(drawn: DrawnTexts, options: EmbeddingsArguments) -> str:
     vector = "The vector of [CLS]" if options.pooling == "cls" else "The mean over tokens"
     layer = "last layer" if options.layer == -1 else f"layer {options.layer}"
     return (

@@ -82,7 +82,7 @@ def load_encoder(
     # Suppress the loading report: a head that is left out is expected here.
     with without_reports(), reading(f"an encoder from {name_or_path!r}"):
         if (Path(folder) / ADAPTER_FILE).is_file():
-            model, missing = _adapted(folder, options), []
+            model, missing = _load_merged_body(folder, options), []
         else:
             model, info = AutoModel.from_pretrained(folder, output_loading_info=True, **options)
             missing = [key for key in info["missing_keys"] if POOLER not in key.split(".")]
@@ -109,12 +109,12 @@ def sample_corpus(corpus: str, count: int, *, seed: int = 0, least: int = 1, tex
     Raises:
         AnalysisError: the corpus has fewer than `least` texts.
     """
-    rng, read = np.random.default_rng(seed), 0
+    rng, num_read = np.random.default_rng(seed), 0
     kept: list[tuple[float, int, str]] = []
     for _, batch in load_corpus(corpus, text_column=text_column).batches():
         texts = [text for text in batch["text"].to_pylist() if text and text.strip()]
-        kept += zip(rng.random(len(texts)), range(read, read + len(texts)), texts, strict=True)
-        kept, read = sorted(kept)[:count], read + len(texts)
+        kept += zip(rng.random(len(texts)), range(num_read, num_read + len(texts)), texts, strict=True)
+        kept, num_read = sorted(kept)[:count], num_read + len(texts)
     if len(kept) < least:
         raise AnalysisError(f"{corpus} has {len(kept)} texts that are not blank; at least {least} are needed.")
     return [text for _, _, text in sorted(kept, key=lambda drawn: drawn[1])]
@@ -170,16 +170,16 @@ def embed_texts(
             chunk = [list(part[start : start + size]) for part in both]
             inputs = tokenizer(*chunk, truncation=True, max_length=max_length)
             order = np.argsort([len(ids) for ids in inputs["input_ids"]], kind="stable")
-            found = []
-            for at in range(0, len(order), batch_size):
-                rows = order[at : at + batch_size]
+            chunk_vectors = []
+            for batch_start in range(0, len(order), batch_size):
+                rows = order[batch_start : batch_start + batch_size]
                 batch = collate([{name: values[row] for name, values in inputs.items()} for row in rows])
                 batch = {name: values.to(model.device) for name, values in batch.items()}
-                found.append(_pooled(model, batch, tokenizer.cls_token_id, pooling, layer))
+                chunk_vectors.append(_pool_vectors(model, batch, tokenizer.cls_token_id, pooling, layer))
                 bar.update(len(rows))
-            chunks.append(np.concatenate(found)[np.argsort(order)])
+            chunks.append(np.concatenate(chunk_vectors)[np.argsort(order)])
     vectors = np.concatenate(chunks) if chunks else np.zeros((0, 0), np.float32)
-    _check(vectors, texts, pooling)
+    _check_vectors(vectors, texts, pooling)
     return vectors
 
 
@@ -201,12 +201,12 @@ def same_class_pairs(labels: np.ndarray, limit: int, *, seed: int = 0) -> np.nda
     """
     order = np.argsort(labels, kind="stable")
     _, starts, sizes = np.unique(np.asarray(labels)[order], return_index=True, return_counts=True)
-    of_class = sizes * (sizes - 1) // 2
-    if of_class.sum() <= limit:
-        places = [start + np.stack(np.triu_indices(size, 1), axis=1) for start, size in zip(starts, sizes, strict=True)]
-        return order[np.concatenate(places)] if places else np.zeros((0, 2), np.int64)
+    pairs_by_class = sizes * (sizes - 1) // 2
+    if pairs_by_class.sum() <= limit:
+        positions = [start + np.stack(np.triu_indices(size, 1), axis=1) for start, size in zip(starts, sizes, strict=True)]
+        return order[np.concatenate(positions)] if positions else np.zeros((0, 2), np.int64)
     rng = np.random.default_rng(seed)
-    classes = rng.choice(len(sizes), limit, p=of_class / of_class.sum())
+    classes = rng.choice(len(sizes), limit, p=pairs_by_class / pairs_by_class.sum())
     first, second = rng.integers(sizes[classes]), rng.integers(sizes[classes] - 1)
     second += second >= first
     return order[starts[classes, None] + np.stack([first, second], axis=1)]
@@ -220,13 +220,13 @@ def cosine_similarities(vectors: np.ndarray, pairs: np.ndarray) -> np.ndarray:
         pairs: int64 [P, 2], rows of `vectors`.
     """
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-    found = np.empty(len(pairs))
+    cosines = np.empty(len(pairs))
     for start in range(0, len(pairs), CHUNK):
         first, second = pairs[start : start + CHUNK].T
         products = np.einsum("ph,ph->p", vectors[first], vectors[second], dtype=np.float64)
         scale = lengths[first] * lengths[second]
-        found[start : start + CHUNK] = np.divide(products, scale, out=np.zeros_like(scale), where=scale > 0)
-    return found.clip(-1, 1)
+        cosines[start : start + CHUNK] = np.divide(products, scale, out=np.zeros_like(scale), where=scale > 0)
+    return cosines.clip(-1, 1)
 
 
 def alignment(cosines: np.ndarray) -> float:
@@ -291,7 +291,7 @@ def project(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> 
     return tsne.fit_transform(reduced).astype(np.float32)
 
 
-def _adapted(folder: str, options: dict[str, Any]) -> PreTrainedModel:
+def _load_merged_body(folder: str, options: dict[str, Any]) -> PreTrainedModel:
     """Load the body of a base model with an adapter merged into it."""
     adapter = read_adapter(folder)
     bare = "AutoModelForMultipleChoice" if adapter.modules_to_save else "AutoModelForMaskedLM"
@@ -302,10 +302,10 @@ def _adapted(folder: str, options: dict[str, Any]) -> PreTrainedModel:
 
 def _check_encoder(model: Any, tokenizer: Any) -> None:
     if not isinstance(model, torch.nn.Module):
-        named = json.dumps(os.fspath(model), ensure_ascii=False) if isinstance(model, (str, os.PathLike)) else "..."
-        received = kind_of(model) if named == "..." else named
+        argument = json.dumps(os.fspath(model), ensure_ascii=False) if isinstance(model, (str, os.PathLike)) else "..."
+        received = kind_of(model) if argument == "..." else argument
         raise AnalysisError(
-            f"model: expected an encoder; received {received}. Pass the first value that load_encoder({named}) returns."
+            f"model: expected an encoder; received {received}. Pass the first value that load_encoder({argument}) returns."
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise AnalysisError(
@@ -316,13 +316,13 @@ def _check_encoder(model: Any, tokenizer: Any) -> None:
 
 def _check_texts(name: str, texts: Any) -> None:
     if isinstance(texts, (str, bytes)) or not (hasattr(texts, "__len__") and hasattr(texts, "__getitem__")):
-        made = "[text]" if isinstance(texts, str) else "list(texts)" if hasattr(texts, "__iter__") else "a list"
-        raise AnalysisError(f"{name}: expected a list of texts; received {kind_of(texts)}. Pass {made}.")
+        suggestion = "[text]" if isinstance(texts, str) else "list(texts)" if hasattr(texts, "__iter__") else "a list"
+        raise AnalysisError(f"{name}: expected a list of texts; received {kind_of(texts)}. Pass {suggestion}.")
     if isinstance(texts, Mapping) or hasattr(texts, "column_names"):
         raise AnalysisError(f"{name}: expected a list of texts; received {kind_of(texts)}. Pass its column: rows['text'].")
 
 
-def _pooled(model: PreTrainedModel, batch: dict, cls_token_id: int | None, pooling: str, layer: int) -> np.ndarray:
+def _pool_vectors(model: PreTrainedModel, batch: dict, cls_token_id: int | None, pooling: str, layer: int) -> np.ndarray:
     """Return the pooled vectors of a batch, float32 [B, H]."""
     if layer == -1:
         hidden = model(**batch).last_hidden_state
@@ -334,14 +334,14 @@ def _pooled(model: PreTrainedModel, batch: dict, cls_token_id: int | None, pooli
     hidden, mask = hidden.float(), batch["attention_mask"]
     if pooling == "mean":
         return ((hidden * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)).cpu().numpy()
-    marked = (batch["input_ids"] == cls_token_id) & (mask == 1) if cls_token_id is not None else mask == 0
+    is_cls = (batch["input_ids"] == cls_token_id) & (mask == 1) if cls_token_id is not None else mask == 0
     # XLNet puts [CLS] at the end and pads on the left.
-    marked = torch.where(marked.any(dim=1, keepdim=True), marked, mask == 1)
-    first = marked.int().argmax(dim=1)
+    is_cls = torch.where(is_cls.any(dim=1, keepdim=True), is_cls, mask == 1)
+    first = is_cls.int().argmax(dim=1)
     return hidden[torch.arange(len(hidden), device=hidden.device), first].cpu().numpy()
 
 
-def _check(vectors: np.ndarray, texts: Sequence[str], pooling: str) -> None:
+def _check_vectors(vectors: np.ndarray, texts: Sequence[str], pooling: str) -> None:
     if not np.isfinite(vectors).all():
         raise AnalysisError("The model's vectors are not finite numbers: its weights are damaged, or its training diverged.")
     if pooling == "cls" and len(set(texts)) > 1 and np.ptp(vectors, axis=0).max() <= 1e-6 * np.abs(vectors).max():

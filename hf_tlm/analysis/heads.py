@@ -48,15 +48,24 @@ def draw_head_shares(by_model: Mapping[str, Sequence[attention.LayerShares]]) ->
     """Draw the percentage of positional and of vertical heads by layer, a line for each model."""
     columns = 2 if max(map(len, by_model)) <= 20 else 1
     figure, axes = new_figure(2, 1, height=3.2 + 0.13 * -(-len(by_model) // columns), sharex=True)
-    values = [value for shares in by_model.values() for own in shares for value in (own.positional, own.vertical)]
+    values = [
+        value
+        for shares in by_model.values()
+        for layer_shares in shares
+        for value in (layer_shares.positional, layer_shares.vertical)
+    ]
     top = next(end for end in (10, 25, 50, 100) if max(values) <= end)
     for panel, kind in zip(axes, (attention.POSITIONAL, attention.VERTICAL), strict=True):
         for index, (name, shares) in enumerate(by_model.items()):
-            layers = [own for own in shares if own.layer is not None]
-            look = series_style(index) | {"markerfacecolor": "none", "clip_on": False, "label": _title(name)}
-            panel.plot([own.layer for own in layers], [getattr(own, kind) for own in layers], **look)
+            layers = [layer_shares for layer_shares in shares if layer_shares.layer is not None]
+            line_style = series_style(index) | {"markerfacecolor": "none", "clip_on": False, "label": _title(name)}
+            panel.plot(
+                [layer_shares.layer for layer_shares in layers],
+                [getattr(layer_shares, kind) for layer_shares in layers],
+                **line_style,
+            )
         panel.set(ylabel=f"{kind} heads (%)", ylim=(0, 1.05 * top))
-    last = max(own.layer or 0 for shares in by_model.values() for own in shares)
+    last = max(layer_shares.layer or 0 for shares in by_model.values() for layer_shares in shares)
     axes[-1].set(xlabel="layer", xlim=(0.5, last + 0.5))
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
     add_legend(figure, *axes[0].get_legend_handles_labels(), ncols=columns)
@@ -72,8 +81,8 @@ def draw_attention_maps(models: Mapping[str, Drawn], text: str) -> Figure:
     from matplotlib.cm import ScalarMappable
     from matplotlib.patches import Patch
 
-    width = WIDTH if sum(_most(maps) for _, maps in models.values()) <= 6 else 2 * WIDTH
-    panels, side, right, bottom = _places(models, width - 0.75)
+    width = WIDTH if sum(_most_heads(maps) for _, maps in models.values()) <= 6 else 2 * WIDTH
+    panels, side, right, bottom = _arrange_panels(models, width - 0.75)
     lines = textwrap.wrap(text, round(width / LETTER), max_lines=3, placeholder=" ...")
     figure, canvas = new_figure(width=width, height=bottom + 0.4 + 0.13 * len(lines))
     canvas.set(xlim=(0, right), ylim=(bottom, 0), aspect="equal")
@@ -81,7 +90,7 @@ def draw_attention_maps(models: Mapping[str, Drawn], text: str) -> Figure:
     for name, (x, y) in panels.items():
         _draw_panel(canvas, name, *models[name], x, y, side)
     figure.suptitle("\n".join(lines), fontsize=7)
-    colours = ScalarMappable(_norm(), "Blues")
+    colours = ScalarMappable(_color_scale(), "Blues")
     bar = figure.colorbar(colours, ax=canvas, ticks=(0, 0.1, 0.5, 1), fraction=0.03, aspect=16, shrink=min(1, 1.4 / bottom))
     bar.set_label("attention weight", fontsize=7)
     bar.ax.tick_params(labelsize=6)
@@ -95,9 +104,9 @@ def map_rows(models: Mapping[str, Drawn]) -> list[dict[str, Any]]:
     return [
         {
             "model": name,
-            "layer": own.layer,
-            "head": own.head,
-            "kind": own.kind,
+            "layer": head.layer,
+            "head": head.head,
+            "kind": head.kind,
             "row": row,
             "column": column,
             "row_token": maps.tokens[row],
@@ -105,8 +114,8 @@ def map_rows(models: Mapping[str, Drawn]) -> list[dict[str, Any]]:
             "weight": round(float(weight), 4),
         }
         for name, (heads, maps) in models.items()
-        for own in heads
-        for (row, column), weight in np.ndenumerate(maps.maps[own.layer - 1][own.head - 1])
+        for head in heads
+        for (row, column), weight in np.ndenumerate(maps.maps[head.layer - 1][head.head - 1])
     ]
 
 
@@ -115,24 +124,24 @@ def _title(name: str) -> str:
     return name if len(name) <= 31 else f"{name[:14]}...{name[-14:]}"
 
 
-def _most(maps: attention.TextMaps) -> int:
+def _most_heads(maps: attention.TextMaps) -> int:
     """Return the number of heads of the layer with the most."""
     return max(len(layer) for layer in maps.maps)
 
 
-def _norm():
+def _color_scale():
     """Return the colour scale, a square root, as most weights are small."""
     from matplotlib.colors import PowerNorm
 
     return PowerNorm(0.5, 0, 1)
 
 
-def _places(models: Mapping[str, Drawn], width: float) -> tuple[dict[str, tuple[float, float]], float, float, float]:
+def _arrange_panels(models: Mapping[str, Drawn], width: float) -> tuple[dict[str, tuple[float, float]], float, float, float]:
     """Arrange the models' panels: side by side while their heads and names fit, then in a new row.
 
     Returns (top left corner of each model's maps, side of a map, total width, total height), in inches.
     """
-    heads = {name: _most(maps) for name, (_, maps) in models.items()}
+    heads = {name: _most_heads(maps) for name, (_, maps) in models.items()}
     titles = {name: TITLE * len(_title(name)) for name in models}
     rows: list[list[str]] = [[]]
     for name in models:
@@ -140,26 +149,26 @@ def _places(models: Mapping[str, Drawn], width: float) -> tuple[dict[str, tuple[
         if len(row) > 1 and (sum(heads[n] for n in row) > ACROSS or sum(LEFT + titles[n] for n in row) > width):
             rows.append([])
         rows[-1].append(name)
-    side, places, y, right = min(LARGEST, *(_side(row, heads, titles, width) for row in rows)), {}, 0.0, 0.0
+    side, corners, y, right = min(LARGEST, *(_map_side(row, heads, titles, width) for row in rows)), {}, 0.0, 0.0
     for row in rows:
         x = 0.0
         for name in row:
-            places[name] = (x + LEFT, y + ABOVE)
+            corners[name] = (x + LEFT, y + ABOVE)
             x += LEFT + max(side * heads[name], titles[name])
         right = max(right, x)
         y += ABOVE + side * max(len(models[name][1].maps) for name in row) + BELOW
-    return places, side, right, y
+    return corners, side, right, y
 
 
-def _side(row: Sequence[str], heads: Mapping[str, int], titles: Mapping[str, float], width: float) -> float:
+def _map_side(row: Sequence[str], heads: Mapping[str, int], titles: Mapping[str, float], width: float) -> float:
     """Return the largest side of a map with which the models of a row fit the width, given the width of their names."""
-    named: list[str] = []
-    while len(named) < len(row):
-        side = (width - LEFT * len(row) - sum(titles[n] for n in named)) / sum(heads[n] for n in row if n not in named)
-        narrow = [name for name in row if name not in named and side * heads[name] < titles[name]]
+    widened: list[str] = []
+    while len(widened) < len(row):
+        side = (width - LEFT * len(row) - sum(titles[n] for n in widened)) / sum(heads[n] for n in row if n not in widened)
+        narrow = [name for name in row if name not in widened and side * heads[name] < titles[name]]
         if not narrow:
             return side
-        named += narrow
+        widened += narrow
     return min(titles[name] / heads[name] for name in row)
 
 
@@ -169,14 +178,14 @@ def _draw_panel(
     """Draw the maps of a model with its top left corner at (x, y)."""
     from matplotlib.patches import Rectangle
 
-    layers, most = len(maps.maps), _most(maps)
+    layers, most = len(maps.maps), _most_heads(maps)
     # The viewer resamples: an SVG then has one pixel for each weight and stays small.
     extent = (x, x + most * side, y + layers * side, y)
     canvas.imshow(_mosaic(heads, maps), extent=extent, interpolation="none", aspect="equal", clip_on=False)
     edge = 0.5 * MARGIN * side
-    for own in heads:
-        if own.kind == attention.POSITIONAL:
-            corner = (x + (own.head - 1) * side + edge, y + (own.layer - 1) * side + edge)
+    for head in heads:
+        if head.kind == attention.POSITIONAL:
+            corner = (x + (head.head - 1) * side + edge, y + (head.layer - 1) * side + edge)
             square = (side - 2 * edge, side - 2 * edge)
             canvas.add_patch(Rectangle(corner, *square, fill=False, edgecolor=FRAME, linewidth=min(1.6, 5 * side)))
     canvas.text(x, y - 0.04, _title(name), va="bottom")
@@ -197,12 +206,12 @@ def _mosaic(heads: Sequence[attention.AttentionHead], maps: attention.TextMaps) 
     size = len(maps.tokens)
     edge = max(1, round(MARGIN * size))
     cell = size + 2 * edge
-    image, grey = np.ones((len(maps.maps) * cell, _most(maps) * cell, 3)), np.array(to_rgb(GREY))
-    for own in heads:
-        weights = _norm()(maps.maps[own.layer - 1][own.head - 1]).data
-        square = image[(own.layer - 1) * cell : own.layer * cell, (own.head - 1) * cell : own.head * cell]
+    image, grey = np.ones((len(maps.maps) * cell, _most_heads(maps) * cell, 3)), np.array(to_rgb(GREY))
+    for head in heads:
+        weights = _color_scale()(maps.maps[head.layer - 1][head.head - 1]).data
+        square = image[(head.layer - 1) * cell : head.layer * cell, (head.head - 1) * cell : head.head * cell]
         inner = square[edge:-edge, edge:-edge]
-        if own.kind == attention.VERTICAL:
+        if head.kind == attention.VERTICAL:
             square[edge // 2 : cell - edge // 2, edge // 2 : cell - edge // 2] = grey
             inner[:] = 0.5 * colormaps["Greys"](weights)[..., :3] + 0.5 * grey
         else:
@@ -223,23 +232,28 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments)
     files = _file_names(args.encoders)
     source, texts = read_texts(args, task)
     tokenizers = {
-        name: load_tokenizer(place, trust_remote_code=trust, masking=False) for name, place in args.encoders.items()
+        name: load_tokenizer(name_or_path, trust_remote_code=trust, masking=False)
+        for name, name_or_path in args.encoders.items()
     }
-    drawn, caption = _drawn(texts, list(tokenizers.values()), options)
-    found, limits = {}, {"batch_size": args.batch_size, "max_length": args.max_length}
-    for name, place in args.encoders.items():
+    text, caption = _choose_text(texts, list(tokenizers.values()), options)
+    by_model, limits = {}, {"batch_size": args.batch_size, "max_length": args.max_length}
+    for name, name_or_path in args.encoders.items():
         model, tokenizer = load_encoder(
-            place, max_length=args.max_length, trust_remote_code=trust, attn_implementation="eager"
+            name_or_path, max_length=args.max_length, trust_remote_code=trust, attn_implementation="eager"
         )
         heads = attention.measure_heads(model, tokenizer, texts, name=name, **limits)
-        found[name] = (heads, attention.text_maps(model, tokenizer, drawn, options.heads_tokens))
-    shares = {name: attention.layer_shares(heads) for name, (heads, _) in found.items()}
+        by_model[name] = (heads, attention.text_maps(model, tokenizer, text, options.heads_tokens))
+    shares = {name: attention.layer_shares(heads) for name, (heads, _) in by_model.items()}
     table = shares_table(shares)
-    counts = [{"model": name, "kind": one.kind} | asdict(one) for name, (heads, _) in found.items() for one in heads]
+    counts = [{"model": name, "kind": head.kind} | asdict(head) for name, (heads, _) in by_model.items() for head in heads]
     saved = save_files(args.folder, {"heads.md": table, "heads_counts.csv": counts})
-    by_layer = [{"model": name} | asdict(own) for name, layers in shares.items() for own in layers if own.layer is not None]
+    by_layer = [
+        {"model": name} | asdict(value) for name, layers in shares.items() for value in layers if value.layer is not None
+    ]
     saved += save_figure(draw_head_shares(shares), args.folder, "heads", by_layer)
-    drawings = {files[name]: {name: own} for name, own in found.items()} | ({"heads_maps": found} if len(found) > 1 else {})
+    drawings = {files[name]: {name: value} for name, value in by_model.items()} | (
+        {"heads_maps": by_model} if len(by_model) > 1 else {}
+    )
     for file, models in drawings.items():
         saved += save_figure(draw_attention_maps(models, caption), args.folder, file, map_rows(models))
     words = (
@@ -278,9 +292,11 @@ def shares_table(shares: Mapping[str, Sequence[attention.LayerShares]]) -> str:
     """Return a Markdown table: the percentage of heads of each kind, for each layer and for the complete model."""
     rows = []
     for name, layers in shares.items():
-        for own in layers:
-            values = [f"{value:.1f}" for value in (own.positional, own.vertical, own.other)]
-            rows.append([name, "all" if own.layer is None else str(own.layer), str(own.heads), *values])
+        for layer_shares in layers:
+            values = [f"{value:.1f}" for value in (layer_shares.positional, layer_shares.vertical, layer_shares.other)]
+            rows.append(
+                [name, "all" if layer_shares.layer is None else str(layer_shares.layer), str(layer_shares.heads), *values]
+            )
     return markdown_table(["model", "layer", "heads", "positional /%", "vertical /%", "other /%"], rows)
 
 
@@ -296,7 +312,7 @@ def _file_names(names: Iterable[str]) -> dict[str, str]:
     return files
 
 
-def _drawn(
+def _choose_text(
     texts: Sequence[attention.Text], tokenizers: Sequence[PreTrainedTokenizerBase], options: HeadsArguments
 ) -> tuple[attention.Text, str]:
     """Choose the text whose maps are drawn, and return (text, caption).

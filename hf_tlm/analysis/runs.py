@@ -24,16 +24,18 @@ from hf_tlm.utils.json_files import Check, check_fields, entry, listed, mapped, 
 from hf_tlm.utils.run_files import GRID_FILE, RESULTS_FILE, SEED_FIGURES, SETTINGS_FILE
 from hf_tlm.utils.shown import kind_of
 
-_LARGEST = 10**300  # Largest integer accepted; the sum of larger ones may overflow a float.
+_MAX_INTEGER = 10**300  # Largest integer accepted; the sum of larger ones may overflow a float.
 SPLITS = ("validation", "test")
 NOT_FINISHED = "not finished"
 _DAMAGED = "The file is damaged."
 read_json = partial(read_object, error=AnalysisError, advice="Create it again, or remove its folder from the analysis.")
-_DEEPEST = 4  # Levels of nested folders that are searched for runs.
+_MAX_DEPTH = 4  # Levels of nested folders that are searched for runs.
 # Names of folders inside a run, which are never runs themselves.
-_PARTS = re.compile(r"\..*|(?:seed|split|checkpoint|nonfinite-step)-\d+|stage\d|predictions|model|mlm|training|analysis")
-_OF_SUBSETS = "retriever query_mode max_query_terms top_k variant k1 b delta stopwords stemmer".split()
-_OF_SELECTIONS = ("method", "fraction", "layer")
+_INNER_FOLDERS = re.compile(
+    r"\..*|(?:seed|split|checkpoint|nonfinite-step)-\d+|stage\d|predictions|model|mlm|training|analysis"
+)
+_SUBSET_FIELDS = "retriever query_mode max_query_terms top_k variant k1 b delta stopwords stemmer".split()
+_SELECTION_FIELDS = ("method", "fraction", "layer")
 _METHODS = {
     **{"bm25-rank": "by rank", "random": "at random", "iss": "by ISS", "dsir": "by DSIR"},
     **{"confidence": "by a teacher's confidence", "disagreement": "by teachers' disagreement"},
@@ -42,7 +44,7 @@ _METHODS = {
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Return whether the value is a number that fits a float; NaN and infinity do."""
-    return isinstance(value, float) or (type(value) is int and abs(value) <= _LARGEST)
+    return isinstance(value, float) or (type(value) is int and abs(value) <= _MAX_INTEGER)
 
 
 def _if_any(check: Check) -> Check:
@@ -51,22 +53,22 @@ def _if_any(check: Check) -> Check:
 
 
 _TEXT, _OBJECT = _if_any(such(lambda value: isinstance(value, str), "a text")), _if_any(record({}))
-_WHOLE = such(lambda value: isinstance(value, int), "a whole number")
+_INTEGER = such(lambda value: isinstance(value, int), "a whole number")
 _NUMBER = maybe(such(is_number, "a number"))
-_FIGURES = _if_any(mapped(_NUMBER, 10**6))
-_OF_MANIFEST = dict.fromkeys(("corpus", "counts", "selection"), _OBJECT)
-_ASKED = {"flops": _NUMBER, "seconds": _NUMBER}
-_OF_RUN = {
+_NUMBERS = _if_any(mapped(_NUMBER, 10**6))
+_MANIFEST_FIELDS = dict.fromkeys(("corpus", "counts", "selection"), _OBJECT)
+_COST_FIELDS = {"flops": _NUMBER, "seconds": _NUMBER}
+_RUN_FIELDS = {
     **{"metric": _TEXT, "task": _if_any(such(lambda value: isinstance(value, (str, dict)), "a text or an object"))},
-    **{"kind": _if_any(one_of(*KINDS)), "arguments": _OBJECT, "model": _OBJECT, "subset": _if_any(record(_OF_MANIFEST))},
-    **{"teacher": _if_any(record({**_ASKED, "training": _if_any(record(_ASKED))}))},
-    **dict.fromkeys(("cost", "validation", "test"), _FIGURES),
+    **{"kind": _if_any(one_of(*KINDS)), "arguments": _OBJECT, "model": _OBJECT, "subset": _if_any(record(_MANIFEST_FIELDS))},
+    **{"teacher": _if_any(record({**_COST_FIELDS, "training": _if_any(record(_COST_FIELDS))}))},
+    **dict.fromkeys(("cost", "validation", "test"), _NUMBERS),
     **dict.fromkeys(("seeds", "splits"), _if_any(listed(lambda value: value, 10**6))),
 }
-_OF_SEED = {
-    **{"seed": _WHOLE, "parameters": maybe(_WHOLE), **dict.fromkeys(("cost", "validation", "test"), _FIGURES)},
+_SEED_FIELDS = {
+    **{"seed": _INTEGER, "parameters": maybe(_INTEGER), **dict.fromkeys(("cost", "validation", "test"), _NUMBERS)},
     **{
-        "stages": _if_any(mapped(_if_any(record({"cost": _FIGURES})), 100)),
+        "stages": _if_any(mapped(_if_any(record({"cost": _NUMBERS})), 100)),
         "history": _if_any(listed(record({}), 10**7)),
     },
 }
@@ -78,7 +80,7 @@ def check_record(record: Mapping[str, Any], path: Path) -> None:
     Raises:
         AnalysisError: a field has a type that no recipe writes, or the kind of task is unknown.
     """
-    fields = _OF_RUN if record.get("subset") else _OF_RUN | _OF_MANIFEST
+    fields = _RUN_FIELDS if record.get("subset") else _RUN_FIELDS | _MANIFEST_FIELDS
     check_fields(record, fields, AnalysisError, f"{path} is not what recipes write", _DAMAGED)
 
 
@@ -86,7 +88,7 @@ def check_seed(record: Any, path: Path) -> None:
     """Check the record of a seed, or of a split, like `check_record`."""
     seed = entry(record, "seed")
     where = f"{path} is not what recipes write: the record of {'a seed' if seed is None else f'seed {seed!r:.60}'}"
-    check_fields(record, _OF_SEED, AnalysisError, where, _DAMAGED)
+    check_fields(record, _SEED_FIELDS, AnalysisError, where, _DAMAGED)
 
 
 @dataclass(frozen=True)
@@ -133,18 +135,18 @@ def find_results(places: Mapping[str, str | os.PathLike]) -> list[Result]:
         AnalysisError: a folder does not exist, none has a run with a task, or a file of a run is not what recipes write.
     """
     check_places(places)
-    found: list[Result] = []
-    for name, place in places.items():
-        if not Path(place).is_dir():
-            raise AnalysisError(f"Expected folders of runs; there is no folder {place}.")
-        found += _results(Path(place), name, "" if len(places) == 1 else f"{name}/", 0)
-    if not found:
+    results: list[Result] = []
+    for name, path in places.items():
+        if not Path(path).is_dir():
+            raise AnalysisError(f"Expected folders of runs; there is no folder {path}.")
+        results += _read_folder(Path(path), name, "" if len(places) == 1 else f"{name}/", 0)
+    if not results:
         listed = ", ".join(map(str, places.values())) or "no folder given"
         raise AnalysisError(
             f"No run with a task is in {listed}. Set --run to folders written by train_tlm.py, finetune.py, few_shot.py or "
             "reproduce.py, or to a folder of such folders."
         )
-    return found
+    return results
 
 
 def check_places(places: Any) -> None:
@@ -167,69 +169,71 @@ def baseline_seed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def subfolders(folder: Path) -> list[Path]:
     """Return the folders that may contain runs: neither hidden nor part of a run, sorted."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not _PARTS.fullmatch(path.name))
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not _INNER_FOLDERS.fullmatch(path.name))
 
 
-def _results(folder: Path, name: str, prefix: str, depth: int) -> Iterator[Result]:
+def _read_folder(folder: Path, name: str, prefix: str, depth: int) -> Iterator[Result]:
     records = sorted((folder / "runs").glob("*.json"))
     file = next((path for path in (folder / RESULTS_FILE, folder / SETTINGS_FILE) if path.is_file()), None)
     if records:
-        yield from _of_records([_of_record(path, folder, prefix) for path in records])
+        yield from _complete_failed_settings([_read_table_record(path, folder, prefix) for path in records])
     elif (folder / GRID_FILE).is_file():
         # The grid's statistic overrides that of its points: running a grid again with another one does not rerun the points.
-        figure = _figure(read_json(folder / GRID_FILE))
-        yield from (replace(one, seed_figure=figure) for one in _of_subfolders(folder / "points", prefix, depth))
+        statistic = _recorded_statistic(read_json(folder / GRID_FILE))
+        yield from (replace(result, seed_figure=statistic) for result in _read_subfolders(folder / "points", prefix, depth))
     elif file is not None:
-        yield from _of_run(folder, name, read_json(file))
-    elif depth < _DEEPEST:
-        yield from _of_subfolders(folder, prefix, depth)
+        yield from _read_run_results(folder, name, read_json(file))
+    elif depth < _MAX_DEPTH:
+        yield from _read_subfolders(folder, prefix, depth)
 
 
-def _of_subfolders(folder: Path, prefix: str, depth: int) -> Iterator[Result]:
+def _read_subfolders(folder: Path, prefix: str, depth: int) -> Iterator[Result]:
     for path in subfolders(folder) if folder.is_dir() else ():
-        yield from _results(path, f"{prefix}{path.name}", f"{prefix}{path.name}/", depth + 1)
+        yield from _read_folder(path, f"{prefix}{path.name}", f"{prefix}{path.name}/", depth + 1)
 
 
-def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Result]:
+def _read_run_results(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Result]:
     """Yield the results of one run; none for a pretraining, which has no task."""
     task = content.get("task")
     if not isinstance(task, str):
         return
     check_record(content, folder / RESULTS_FILE)
-    arm, metric = _without_task(name, task), content.get("metric")
+    arm, metric = _strip_task_name(name, task), content.get("metric")
     seeds = content.get("seeds") or content.get("splits") or ([baseline_seed(content)] if is_baseline(content) else None)
-    figure = None if seeds is None else _figure(content)
-    of_run = partial(Result, run=name, folder=folder, task=task, arm=arm, metric=metric, seed_figure=figure)
-    seed_of = partial(of_run, settings=_flat(content), teacher=content.get("teacher") or {})
+    statistic = None if seeds is None else _recorded_statistic(content)
+    create_result = partial(Result, run=name, folder=folder, task=task, arm=arm, metric=metric, seed_figure=statistic)
+    create_seed_result = partial(create_result, settings=_flatten_settings(content), teacher=content.get("teacher") or {})
     if seeds is None:  # Interrupted: the finished seeds have their own folders.
         seeds = [read_json(path) for path in sorted(folder.glob("s[ep]*-*/results.json"))]
-        yield seed_of(seed=None, error=NOT_FINISHED)
-    for one in seeds:
-        check_seed(one, folder / RESULTS_FILE)
-        scores = {split: one[split] for split in SPLITS if one.get(split)}
-        yield seed_of(seed=one["seed"], scores=scores, cost=one.get("cost") or {})
+        yield create_seed_result(seed=None, error=NOT_FINISHED)
+    for seed_record in seeds:
+        check_seed(seed_record, folder / RESULTS_FILE)
+        scores = {split: seed_record[split] for split in SPLITS if seed_record.get(split)}
+        yield create_seed_result(seed=seed_record["seed"], scores=scores, cost=seed_record.get("cost") or {})
 
 
-def _figure(record: Mapping[str, Any]) -> str:
-    named = str(record.get("seed_figure"))
-    return named if named in SEED_FIGURES else "mean"
+def _recorded_statistic(record: Mapping[str, Any]) -> str:
+    statistic = str(record.get("seed_figure"))
+    return statistic if statistic in SEED_FIGURES else "mean"
 
 
-def _of_records(results: Sequence[Result]) -> list[Result]:
+def _complete_failed_settings(results: Sequence[Result]) -> list[Result]:
     """Give a failed run, whose record says less about its subset, the settings of its arm's finished seeds."""
-    known = {(result.task, result.arm): result.settings for result in results if result.error is None}
+    settings_by_arm = {(result.task, result.arm): result.settings for result in results if result.error is None}
     return [
-        result if result.error is None else replace(result, settings=known.get((result.task, result.arm), result.settings))
+        result
+        if result.error is None
+        else replace(result, settings=settings_by_arm.get((result.task, result.arm), result.settings))
         for result in results
     ]
 
 
-def _of_record(path: Path, folder: Path, prefix: str) -> Result:
+def _read_table_record(path: Path, folder: Path, prefix: str) -> Result:
     """Return the result in a record that `reproduce.py` wrote for one run, finished or failed."""
     record = read_json(path)
     try:
         settings, subset = dict(record["settings"]), record.get("subset")
-        settings |= _of_subset(subset, settings.get("subset")) if record["kind"] == "train_tlm" else {}
+        settings |= _subset_settings(subset, settings.get("subset")) if record["kind"] == "train_tlm" else {}
         # A teacher of the same table is the training with the pupil's own seed, so that its name differs between seeds.
         teacher, _, seed = str(settings.get("teacher")).rpartition("/")
         if teacher.startswith(f"{record.get('task')}/") and seed == f"seed-{record.get('seed')}":
@@ -252,36 +256,36 @@ def _of_record(path: Path, folder: Path, prefix: str) -> Result:
         raise AnalysisError(f"{path} is not the record of a run: it lacks {error}.") from error
 
 
-def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_settings(content: Mapping[str, Any]) -> dict[str, Any]:
     settings = {**(content.get("model") or {}), **(content.get("arguments") or {})}
     if "subset" in content:
-        settings |= _of_subset(content["subset"], None)
+        settings |= _subset_settings(content["subset"], None)
     return {**settings, "task": content["task"]}
 
 
-def _of_subset(subset: Mapping[str, Any] | None, place: str | None) -> dict[str, Any]:
+def _subset_settings(subset: Mapping[str, Any] | None, path: str | None) -> dict[str, Any]:
     """Return the settings of a subset, from its manifest or from the record of `reproduce.py`.
 
     Args:
-        place: the subset's path in the settings of a failed run, which records nothing else; None for others.
+        path: the subset's path in the settings of a failed run, which records nothing else; None for others.
     """
     if subset is None:
-        return {"subset": place or "task only"}
+        return {"subset": path or "task only"}
     selection = subset.get("selection") or {}
-    known = {name: subset[name] for name in _OF_SUBSETS if name in subset}
-    known |= {name: selection[name] for name in _OF_SELECTIONS if selection.get(name) is not None}
+    settings = {name: subset[name] for name in _SUBSET_FIELDS if name in subset}
+    settings |= {name: selection[name] for name in _SELECTION_FIELDS if selection.get(name) is not None}
     words = str(subset.get("retriever") or "unknown").replace("bm25", "BM25")
     if selection:
-        part = (
+        share = (
             f"{100 * selection['fraction']:g}%" if selection.get("fraction") else f"{selection.get('size', 'some')} passages"
         )
         method = selection.get("method") or ""
-        words += f", {part} {_METHODS.get(method, method or 'chosen')}"
-    return {**known, "subset": words}
+        words += f", {share} {_METHODS.get(method, method or 'chosen')}"
+    return {**settings, "subset": words}
 
 
-def _without_task(name: str, task: str) -> str:
+def _strip_task_name(name: str, task: str) -> str:
     """Return the run's name without that of its task: `iss-20` for a run `scierc-iss-20` on scierc."""
     short = re.escape(task.removeprefix("glue_"))
-    left = re.sub(rf"(?<![A-Za-z0-9])(?:glue_)?{short}(?![A-Za-z0-9])", "", name, flags=re.IGNORECASE)
-    return re.sub(r"(?<=[-_./])[-_./]+|^[-_./]+|[-_./]+$", "", left) or name
+    shortened = re.sub(rf"(?<![A-Za-z0-9])(?:glue_)?{short}(?![A-Za-z0-9])", "", name, flags=re.IGNORECASE)
+    return re.sub(r"(?<=[-_./])[-_./]+|^[-_./]+|[-_./]+$", "", shortened) or name

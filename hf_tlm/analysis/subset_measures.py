@@ -87,30 +87,36 @@ def source_shares(subsets: Mapping[str, Subset], top: int = 10) -> list[SourceSh
         raise AnalysisError("subsets: expected at least one subset; received none.")
     if empty := [name for name, subset in subsets.items() if not len(subset)]:
         raise AnalysisError(f"The subset {empty[0]!r} is empty: it has no sources.")
-    found = {name: _count(subset) for name, subset in subsets.items()}
+    source_counts = {name: _count_sources(subset) for name, subset in subsets.items()}
     corpora = {name: subset.manifest["counts"].get("sources") or {} for name, subset in subsets.items()}
     weight: dict[str, float] = defaultdict(float)
-    for name, counts in found.items():
+    for name, counts in source_counts.items():
         for source, count in counts.items():
             weight[source] += count / len(subsets[name])
     order = sorted({*weight}.union(*corpora.values()), key=lambda source: (-weight[source], source))
     groups: list[tuple[str | None, list[str]]] = [(source, [source]) for source in order[:top]]
     if order[top:]:
         groups.append((None, order[top:]))
-    return [_share(name, source, members, found[name], corpora[name]) for source, members in groups for name in subsets]
+    return [
+        _source_share(name, source, members, source_counts[name], corpora[name])
+        for source, members in groups
+        for name in subsets
+    ]
 
 
-def _share(
-    subset: str, source: str | None, members: list[str], here: Mapping[str, int], there: Mapping[str, int]
+def _source_share(
+    subset: str, source: str | None, members: list[str], subset_counts: Mapping[str, int], corpus_counts: Mapping[str, int]
 ) -> SourceShare:
-    passages = sum(here.get(member, 0) for member in members)
-    share = passages / sum(here.values())
-    of_corpus = sum(there.get(member, 0) for member in members) / sum(there.values()) if there else None
+    passages = sum(subset_counts.get(member, 0) for member in members)
+    share = passages / sum(subset_counts.values())
+    corpus_share = (
+        sum(corpus_counts.get(member, 0) for member in members) / sum(corpus_counts.values()) if corpus_counts else None
+    )
     others = len(members) if source is None else 0
-    return SourceShare(subset, source, others, passages, share, of_corpus, share / of_corpus if of_corpus else None)
+    return SourceShare(subset, source, others, passages, share, corpus_share, share / corpus_share if corpus_share else None)
 
 
-def _count(subset: Subset) -> dict[str, int]:
+def _count_sources(subset: Subset) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for pair in pc.value_counts(column(subset, "source")).to_pylist():
         counts[pair["values"] or ""] += pair["counts"]
@@ -195,49 +201,51 @@ def subset_overlap(subsets: Mapping[str, Subset]) -> Overlap:
         raise AnalysisError(f"The subset {empty[0]!r} is empty: nothing can overlap with it.")
     if len(corpora := by_corpus(subsets)) > 1:
         raise AnalysisError(f"Ids of different corpora cannot be compared: {describe_corpora(corpora, subsets)}.")
-    ids = _codes([column(subset, "id") for subset in subsets.values()])
-    queries = _codes([column(subset, "best_query") for subset in subsets.values()])
+    ids = _encode_strings([column(subset, "id") for subset in subsets.values()])
+    queries = _encode_strings([column(subset, "best_query") for subset in subsets.values()])
     tasks = [subset.manifest["task"]["fingerprint"] for subset in subsets.values()]
-    size = 1 + max(int(own.max()) for own in ids)
-    sets = [np.unique(own) for own in ids]
+    size = 1 + max(int(passages.max()) for passages in ids)
+    sets = [np.unique(passages) for passages in ids]
     # One number for each (query, passage), sorted; empty for subsets without queries.
-    hits = [np.unique(query[query >= 0] * size + own[query >= 0]) for own, query in zip(ids, queries, strict=True)]
-    both = np.diag([len(own) for own in sets])
-    per_query = np.diag([1.0 if len(own) else np.nan for own in hits])
+    hits = [np.unique(query[query >= 0] * size + passages[query >= 0]) for passages, query in zip(ids, queries, strict=True)]
+    both = np.diag([len(passages) for passages in sets])
+    per_query = np.diag([1.0 if len(passages) else np.nan for passages in hits])
     for a, b in combinations(range(len(sets)), 2):
         both[a, b] = both[b, a] = len(np.intersect1d(sets[a], sets[b], assume_unique=True))
         same_task = tasks[a] == tasks[b] and tasks[a] is not None
-        per_query[a, b] = per_query[b, a] = _per_query(hits[a], hits[b], size) if same_task else np.nan
+        per_query[a, b] = per_query[b, a] = _query_jaccard(hits[a], hits[b], size) if same_task else np.nan
     sizes = both.diagonal()
     return Overlap(list(subsets), both, both / (sizes[:, None] + sizes - both), both / sizes[:, None], per_query)
 
 
 def by_corpus(subsets: Mapping[str, Subset]) -> list[list[str]]:
     """Group the names of subsets by the fingerprint of their corpus; a subset of an unknown corpus is a group of its own."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name, subset in subsets.items():
         fingerprint = subset.manifest["corpus"]["fingerprint"]
-        found.setdefault(f"unknown to {name}" if fingerprint is None else f"={fingerprint}", []).append(name)
-    return list(found.values())
+        groups.setdefault(f"unknown to {name}" if fingerprint is None else f"={fingerprint}", []).append(name)
+    return list(groups.values())
 
 
 def describe_corpora(groups: Sequence[Sequence[str]], subsets: Mapping[str, Subset]) -> str:
     """Return a text that says which corpus each group of subsets is from."""
-    said = []
+    descriptions = []
     for names in groups:
         corpus = subsets[names[0]].manifest["corpus"]
-        said.append(f"{', '.join(names)} of {corpus['name']} (fingerprint {corpus['fingerprint'] or 'unknown'})")
-    return "; ".join(said)
+        descriptions.append(f"{', '.join(names)} of {corpus['name']} (fingerprint {corpus['fingerprint'] or 'unknown'})")
+    return "; ".join(descriptions)
 
 
-def _codes(columns: Sequence[pa.ChunkedArray]) -> list[np.ndarray]:
+def _encode_strings(columns: Sequence[pa.ChunkedArray]) -> list[np.ndarray]:
     """Encode strings as int64 [rows] per column: equal numbers for equal strings, -1 for null."""
-    whole = pa.chunked_array([chunk.cast("large_string") for own in columns for chunk in own.chunks], "large_string")
-    codes = whole.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
-    return np.split(codes, np.cumsum([len(own) for own in columns])[:-1])
+    combined = pa.chunked_array(
+        [chunk.cast("large_string") for column in columns for chunk in column.chunks], "large_string"
+    )
+    codes = combined.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
+    return np.split(codes, np.cumsum([len(column) for column in columns])[:-1])
 
 
-def _per_query(first: np.ndarray, second: np.ndarray, size: int) -> float:
+def _query_jaccard(first: np.ndarray, second: np.ndarray, size: int) -> float:
     """Return the mean Jaccard index per query.
 
     Args:
@@ -300,18 +308,20 @@ def rank_against_influence(subset: Subset, bins: int = 10) -> RankInfluence:
         raise AnalysisError("The passages have no influence: the subset was not selected by ISS.")
     rank = ranks(subset)
     influence = numbers(subset, "influence")
-    values, place, counts = np.unique(rank, return_inverse=True, return_counts=True)
+    values, value_index, counts = np.unique(rank, return_inverse=True, return_counts=True)
     # The middle of a rank's passages decides its group.
     group = ((counts.cumsum() - counts / 2) * bins // len(rank)).astype(np.int64)
-    found = []
-    for own in np.unique(group):
-        members, inside = values[group == own], influence[group[place] == own]
-        quantiles = np.quantile(inside, QUANTILES).tolist()
+    rank_bins = []
+    for index in np.unique(group):
+        members, group_influence = values[group == index], influence[group[value_index] == index]
+        quantiles = np.quantile(group_influence, QUANTILES).tolist()
         span = int(members[0]), int(members[-1])
-        found.append(RankBin(*span, len(inside), float(inside.mean()), float(inside.std()), quantiles))
+        rank_bins.append(
+            RankBin(*span, len(group_influence), float(group_influence.mean()), float(group_influence.std()), quantiles)
+        )
     varies = len(values) > 1 and np.ptp(influence) > 0
     spearman = float(spearmanr(rank, influence).statistic) if varies else float("nan")
-    return RankInfluence(found, spearman, len(rank), (subset.manifest.get("selection") or {}).get("of", len(rank)))
+    return RankInfluence(rank_bins, spearman, len(rank), (subset.manifest.get("selection") or {}).get("of", len(rank)))
 
 
 @dataclass(frozen=True)
@@ -369,16 +379,16 @@ def case_studies(subset: Subset, task: Task, number: int = 10, *, passages: int 
     queries = column(subset, "best_query").combine_chunks().dictionary_encode()
     if queries.null_count == len(queries):
         raise AnalysisError("The subset does not record which task texts its passages were retrieved for.")
-    of = queries.indices.fill_null(-1).to_numpy()
+    query_index = queries.indices.fill_null(-1).to_numpy()
     # Rows of equal rank are sorted by score in the subset, and lexsort is stable.
-    order = np.lexsort((rank, of))
-    order = order[np.searchsorted(of[order], 0) :]
-    counts = np.bincount(of[order])
+    order = np.lexsort((rank, query_index))
+    order = order[np.searchsorted(query_index[order], 0) :]
+    counts = np.bincount(query_index[order])
     starts = np.cumsum(counts) - counts
-    drawn = np.random.default_rng(seed).permutation(len(counts))
-    drawn = drawn[np.argsort(counts[drawn] < passages, kind="stable")][:number]
-    rows = [order[starts[query] : starts[query] + min(counts[query], passages)] for query in drawn]
-    return _show(subset, task, rows)
+    chosen = np.random.default_rng(seed).permutation(len(counts))
+    chosen = chosen[np.argsort(counts[chosen] < passages, kind="stable")][:number]
+    rows = [order[starts[query] : starts[query] + min(counts[query], passages)] for query in chosen]
+    return _build_studies(subset, task, rows)
 
 
 def case_studies_to_markdown(studies: Sequence[CaseStudy]) -> str:
@@ -387,23 +397,23 @@ def case_studies_to_markdown(studies: Sequence[CaseStudy]) -> str:
     for number, study in enumerate(studies, 1):
         lines = [f"### {number}", f"> **Task text** {for_markdown(study.query_id)}: {spans_to_markdown(study.query)}"]
         for passage in study.passages:
-            found, place = how_found(vars(passage), passage.score), origin(vars(passage))
-            lines.append(f"> **Passage**, {found} ({place}): {spans_to_markdown(passage.text)}")
+            retrieval, source = how_found(vars(passage), passage.score), origin(vars(passage))
+            lines.append(f"> **Passage**, {retrieval} ({source}): {spans_to_markdown(passage.text)}")
         blocks.append("\n\n".join([lines[0], "\n>\n".join(lines[1:])]))
     return "\n\n".join(blocks) + "\n"
 
 
-def _show(subset: Subset, task: Task, rows: Sequence[np.ndarray]) -> list[CaseStudy]:
+def _build_studies(subset: Subset, task: Task, rows: Sequence[np.ndarray]) -> list[CaseStudy]:
     """Build the case studies; rows: the passages' row numbers, one array per text."""
     chosen = replace(subset, dataset=subset.dataset.select(np.concatenate(rows)))
     examples = chosen.examples(task, len(chosen))
     terms_of = MarkedTerms.of(subset.manifest)
-    found, end = [], 0
-    for own in rows:
-        start, end = end, end + len(own)
+    studies, end = [], 0
+    for text_rows in rows:
+        start, end = end, end + len(text_rows)
         shown = chosen.dataset[start:end]
         query, texts = mark_shared(examples[start][0], shown["text"], terms_of)
         columns = (shown[name] for name in ("id", "source", "rank", "score", "n_queries"))
         passages = [RetrievedPassage(*values) for values in zip(*columns, texts, strict=True)]
-        found.append(CaseStudy(shown["best_query"][0], query, passages))
-    return found
+        studies.append(CaseStudy(shown["best_query"][0], query, passages))
+    return studies

@@ -40,13 +40,13 @@ def draw_size(curves: Mapping[str, measures.SizeAgainstK]) -> Figure:
     """Draw the size of the union against K (upper panel), and the score at each rank with its deviation (lower panel)."""
     figure, (above, below) = new_figure(2, 1, height=3.6, sharex=True)
     for index, (name, curve) in enumerate(curves.items()):
-        look, known = series_style(index), ~np.isnan(curve.score)
-        at = np.array(steps(len(curve.k)))
-        above.plot(curve.k, curve.passages, label=label(name), markevery=at - 1, **look)
-        if known.any():
-            k, score, deviation = (values[known] for values in (curve.k, curve.score, curve.deviation))
-            below.plot(k, score, markevery=np.flatnonzero(np.isin(k, at)).tolist(), **look)
-            below.fill_between(k, score - deviation, score + deviation, color=look["color"], alpha=0.15, linewidth=0)
+        line_style, has_score = series_style(index), ~np.isnan(curve.score)
+        marked_steps = np.array(steps(len(curve.k)))
+        above.plot(curve.k, curve.passages, label=label(name), markevery=marked_steps - 1, **line_style)
+        if has_score.any():
+            k, score, deviation = (values[has_score] for values in (curve.k, curve.score, curve.deviation))
+            below.plot(k, score, markevery=np.flatnonzero(np.isin(k, marked_steps)).tolist(), **line_style)
+            below.fill_between(k, score - deviation, score + deviation, color=line_style["color"], alpha=0.15, linewidth=0)
     above.set(xscale="log", ylabel="passages in the union", ylim=(0, None))
     below.set(xscale="log", xlabel="K, or rank k (log scale)", ylabel="BM25 score at rank k", ylim=(0, None))
     ticks = steps(max(len(curve.k) for curve in curves.values()))
@@ -55,7 +55,7 @@ def draw_size(curves: Mapping[str, measures.SizeAgainstK]) -> Figure:
     for axes in (above, below):
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    _legend(figure, above, len(curves))
+    _add_legend(figure, above, len(curves))
     return figure
 
 
@@ -71,30 +71,30 @@ def draw_sources(shares: Sequence[measures.SourceShare], corpora: Mapping[str, S
     bars += [(name, [own[name].share for own in groups]) for name in groups[0]]
     height = 0.9 + len(groups) * (len(bars) + 1) * BAR + 0.12 * len(bars)
     figure, axes = new_figure(height=height)
-    places = np.arange(len(groups)) * (len(bars) + 1.0)
+    positions = np.arange(len(groups)) * (len(bars) + 1.0)
     for index, (name, values) in enumerate(bars):
         own = index - len(corpora)
-        look = (
+        bar_style = (
             {"color": CORPUS_COLORS[index % len(CORPUS_COLORS)]}
             if own < 0
             else {"facecolor": PALETTE[own % len(PALETTE)], "hatch": HATCHES[own % len(HATCHES)], "edgecolor": "white"}
         )
-        axes.barh(places + index, 100 * np.array(values), height=1, linewidth=0.3, label=label(name), **look)
+        axes.barh(positions + index, 100 * np.array(values), height=1, linewidth=0.3, label=label(name), **bar_style)
     firsts = [next(iter(own.values())) for own in groups]
-    names = [label(_source(one)) for one in firsts]
-    axes.set_yticks(places + (len(bars) - 1) / 2, names)
-    axes.set(xlabel="share of passages (%)", ylim=(places[-1] + len(bars), -1))
+    names = [label(_source_name(first)) for first in firsts]
+    axes.set_yticks(positions + (len(bars) - 1) / 2, names)
+    axes.set(xlabel="share of passages (%)", ylim=(positions[-1] + len(bars), -1))
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
-    _legend(figure, axes, len(bars))
+    _add_legend(figure, axes, len(bars))
     return figure
 
 
-def _source(share: measures.SourceShare) -> str:
+def _source_name(share: measures.SourceShare) -> str:
     return f"{share.others:,} others" if share.source is None else share.source or "(none)"
 
 
-def _ranks(group: measures.RankBin, to: str) -> str:
+def _format_ranks(group: measures.RankBin, to: str) -> str:
     """Format the range of ranks of a group."""
     return f"{group.first:,}" if group.first == group.last else f"{group.first:,}{to}{group.last:,}"
 
@@ -103,20 +103,22 @@ def _ranks(group: measures.RankBin, to: str) -> str:
 def draw_influence(found: measures.RankInfluence) -> Figure:
     """Draw, by group of ranks, the median, the middle 50% and 90% of the influence, and its mean with standard deviation."""
     figure, axes = new_figure()
-    at = np.arange(len(found.bins))
+    positions = np.arange(len(found.bins))
     quantiles = np.array([group.quantiles for group in found.bins])
-    for low, high, color, what in ((0, 4, "#dcdcdc", "5 to 95%"), (1, 3, "#a8a8a8", "25 to 75%")):
-        axes.bar(at, quantiles[:, high] - quantiles[:, low], 0.7, quantiles[:, low], color=color, label=what)
-    axes.hlines(quantiles[:, 2], at - 0.35, at + 0.35, color="black", linewidth=0.8, label="median")
+    for low, high, color, description in ((0, 4, "#dcdcdc", "5 to 95%"), (1, 3, "#a8a8a8", "25 to 75%")):
+        axes.bar(positions, quantiles[:, high] - quantiles[:, low], 0.7, quantiles[:, low], color=color, label=description)
+    axes.hlines(quantiles[:, 2], positions - 0.35, positions + 0.35, color="black", linewidth=0.8, label="median")
     mean, deviation = (np.array([getattr(group, name) for group in found.bins]) for name in ("mean", "deviation"))
-    look = series_style(1) | {"linestyle": ""}
-    axes.errorbar(at, mean, deviation, elinewidth=0.9, capsize=2, label="mean, standard deviation", **look)
+    mean_style = series_style(1) | {"linestyle": ""}
+    axes.errorbar(positions, mean, deviation, elinewidth=0.9, capsize=2, label="mean, standard deviation", **mean_style)
     axes.use_sticky_edges = False  # Else bars would have no margin below.
-    axes.set_xticks(at, [_ranks(group, "–") for group in found.bins], rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_xticks(
+        positions, [_format_ranks(group, "–") for group in found.bins], rotation=45, ha="right", rotation_mode="anchor"
+    )
     axes.set(xlabel="BM25 rank", ylabel="influence\n(loss per learning rate)")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=False)
     axes.grid(False, axis="x")
-    _legend(figure, axes, 4)
+    _add_legend(figure, axes, 4)
     return figure
 
 
@@ -124,24 +126,24 @@ def draw_influence(found: measures.RankInfluence) -> Figure:
 def draw_overlap(found: measures.Overlap) -> Figure:
     """Draw an annotated matrix for each measure of overlap; the one per query only if it is defined."""
     matrices = {"Jaccard index": found.jaccard, "share of the row in the column": found.containment}
-    apart = found.per_query[~np.eye(len(found.names), dtype=bool)]
-    if not np.isnan(apart).all():
+    off_diagonal = found.per_query[~np.eye(len(found.names), dtype=bool)]
+    if not np.isnan(off_diagonal).all():
         matrices["Jaccard index per query"] = found.per_query
-    across = len(matrices) if len(found.names) <= SIDE_BY_SIDE else 1
-    down = len(matrices) // across
+    num_columns = len(matrices) if len(found.names) <= SIDE_BY_SIDE else 1
+    num_rows = len(matrices) // num_columns
     names = [label(name, 18) for name in found.names]
-    width = 2 * WIDTH + 0.2 if across > 1 else WIDTH
-    beside = 0.2 + LETTER * max(map(len, names))  # Width of the row labels, inches.
-    cell = (width - beside) / across / len(names)
-    height = down * (0.3 + cell * len(names)) + beside
-    figure, grid = new_figure(down, across, width=width, height=height, sharex=True, sharey=True, squeeze=False)
+    width = 2 * WIDTH + 0.2 if num_columns > 1 else WIDTH
+    label_width = 0.2 + LETTER * max(map(len, names))  # Width of the row labels, inches.
+    cell = (width - label_width) / num_columns / len(names)
+    height = num_rows * (0.3 + cell * len(names)) + label_width
+    figure, grid = new_figure(num_rows, num_columns, width=width, height=height, sharex=True, sharey=True, squeeze=False)
     size = min(7, 26 * cell)
     for axes, (title, values) in zip(grid.flat, matrices.items(), strict=True):
         axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         for (row, column), value in np.ndenumerate(values):
-            written = "–" if np.isnan(value) else f"{value:.2f}"
+            formatted = "–" if np.isnan(value) else f"{value:.2f}"
             axes.text(
-                column, row, written, ha="center", va="center", fontsize=size, color="white" if value > 0.6 else "black"
+                column, row, formatted, ha="center", va="center", fontsize=size, color="white" if value > 0.6 else "black"
             )
         axes.set_title(title, fontsize=7)
         axes.set_xticks(range(len(names)), names, rotation=90)
@@ -161,23 +163,23 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
     return f"{text[: longest - tail - 1]}…{text[-tail:]}"
 
 
-def _legend(figure: Figure, axes: Axes, entries: int) -> None:
+def _add_legend(figure: Figure, axes: Axes, entries: int) -> None:
     """Add a legend above the plot, outside the data."""
     add_legend(figure, *axes.get_legend_handles_labels(), loc="outside upper center", ncols=2 if entries > 1 else 1)
 
 
 def sizes(subsets: Subsets, folder: Path) -> Findings:
     """Write subsets_size: the size of the union and the score against K."""
-    curves, reasons = _of_each(subsets, measures.size_against_k)
+    curves, reasons = _apply_view(subsets, measures.size_against_k)
     files, lines = [], []
-    for names, suffix in _pages(curves):
+    for names, suffix in _split_names(curves):
         rows = [
             {
                 "subset": name,
                 "k": int(k),
                 "passages": int(passages),
-                "score": _number(score),
-                "deviation": _number(deviation),
+                "score": _nan_to_none(score),
+                "deviation": _nan_to_none(deviation),
             }
             for name in names
             for k, passages, score, deviation in zip(*vars(curves[name]).values(), strict=True)
@@ -189,11 +191,11 @@ def sizes(subsets: Subsets, folder: Path) -> Findings:
         for k in steps(max(len(curve.k) for curve in curves.values())):
             row = [f"{k:,}"]
             for curve in curves.values():
-                there = k <= len(curve.k)
-                row.append(f"{curve.passages[k - 1]:,}" if there else "")
-                row.append(f"{curve.score[k - 1]:.1f}" if there and not np.isnan(curve.score[k - 1]) else "")
+                is_reached = k <= len(curve.k)
+                row.append(f"{curve.passages[k - 1]:,}" if is_reached else "")
+                row.append(f"{curve.score[k - 1]:.1f}" if is_reached and not np.isnan(curve.score[k - 1]) else "")
             table.append(row)
-        head = ["K", *(f"{name}: {what}" for name in curves for what in ("passages", "score at rank K"))]
+        head = ["K", *(f"{name}: {measure}" for name in curves for measure in ("passages", "score at rank K"))]
         lines = ["Passages in the union of the queries' K best, and the mean BM25 score of those whose best rank is K.", ""]
         lines.append(markdown_table(head, table, texts=0))
     return Findings("Size against K", "\n".join([*lines, *reasons]), files)
@@ -203,13 +205,13 @@ def sources(subsets: Subsets, folder: Path, top: int) -> Findings:
     """Write subsets_sources: the shares of the sources with the most passages."""
     shares = measures.source_shares(subsets, top)
     groups = measures.by_corpus(subsets)
-    known = [[name for name in names if subsets[name].manifest["counts"].get("sources")] for names in groups]
-    corpora = {"corpus" if len(groups) == 1 else f"corpus of {', '.join(names)}": names for names in known if names}
+    recorded = [[name for name in names if subsets[name].manifest["counts"].get("sources")] for names in groups]
+    corpora = {"corpus" if len(groups) == 1 else f"corpus of {', '.join(names)}": names for names in recorded if names}
     files = []
-    for names, suffix in _pages(subsets):
+    for names, suffix in _split_names(subsets):
         rows = [share for share in shares if share.subset in names]
-        own = {name: [member for member in members if member in names] for name, members in corpora.items()}
-        figure = draw_sources(rows, {name: members for name, members in own.items() if members})
+        shown_corpora = {name: [member for member in members if member in names] for name, members in corpora.items()}
+        figure = draw_sources(rows, {name: members for name, members in shown_corpora.items() if members})
         files += save_figure(figure, folder, f"subsets_sources{suffix}", [asdict(row) for row in rows])
     text = "Share of the passages, and its ratio to the source's share of the corpus."
     return Findings("Sources", f"{text}\n\n{_source_table(subsets, shares)}", files)
@@ -220,11 +222,11 @@ def _source_table(subsets: Subsets, shares: Sequence[measures.SourceShare]) -> s
     table = []
     for _, group in groupby(shares, key=lambda share: share.source):
         row = list(group)
-        line = [_source(row[0])]
+        line = [_source_name(row[0])]
         for share in row:
             line += [f"{share.share:.1%}", "" if share.ratio is None else f"{share.ratio:.2f}"]
         table.append(line)
-    head = ["source", *(f"{name}{what}" for name in subsets for what in ("", ": ratio"))]
+    head = ["source", *(f"{name}{suffix}" for name in subsets for suffix in ("", ": ratio"))]
     return markdown_table(head, table)
 
 
@@ -233,26 +235,26 @@ def influence(subsets: Subsets, folder: Path, bins: int) -> Findings | None:
     scored = {name: subset for name, subset in subsets.items() if "influence" in subset.dataset.column_names}
     if not scored:
         return None
-    found, reasons = _of_each(scored, lambda subset: measures.rank_against_influence(subset, bins))
+    results, reasons = _apply_view(scored, lambda subset: measures.rank_against_influence(subset, bins))
     files, blocks = [], []
-    for (name, own), path in zip(found.items(), _file_names(found), strict=True):
+    for (name, result), path in zip(results.items(), _file_names(results), strict=True):
         quantiles = [f"quantile_{quantile:g}" for quantile in measures.QUANTILES]
         rows = []
-        for group in own.bins:
+        for group in result.bins:
             row = {"first_rank": group.first, "last_rank": group.last, "passages": group.passages, "mean": group.mean}
             rows.append(row | {"deviation": group.deviation, **dict(zip(quantiles, group.quantiles, strict=True))})
-        files += save_figure(draw_influence(own), folder, f"subsets_influence_{path}", rows)
+        files += save_figure(draw_influence(result), folder, f"subsets_influence_{path}", rows)
         table = [
-            (_ranks(group, " to "), f"{group.passages:,}", f"{group.mean:.3g}", f"{group.deviation:.3g}")
-            for group in own.bins
+            (_format_ranks(group, " to "), f"{group.passages:,}", f"{group.mean:.3g}", f"{group.deviation:.3g}")
+            for group in result.bins
         ]
-        spearman = "not defined, as one of the two does not vary" if np.isnan(own.spearman) else f"{own.spearman:.3f}"
-        said = (
-            f"**{for_markdown(name)}**: the {own.passages:,} passages that were kept of {own.of:,}. Spearman's correlation "
-            f"of rank (1 is the best) and influence: {spearman}."
+        spearman = "not defined, as one of the two does not vary" if np.isnan(result.spearman) else f"{result.spearman:.3f}"
+        summary = (
+            f"**{for_markdown(name)}**: the {result.passages:,} passages that were kept of {result.of:,}. Spearman's "
+            f"correlation of rank (1 is the best) and influence: {spearman}."
         )
         head = ["rank", "passages", "mean influence", "deviation"]
-        blocks.append(f"{said}\n\n{markdown_table(head, table)}")
+        blocks.append(f"{summary}\n\n{markdown_table(head, table)}")
     return Findings("BM25 rank against influence", "\n\n".join([*blocks, "\n".join(reasons)]).strip(), files)
 
 
@@ -268,11 +270,11 @@ def overlaps(subsets: Subsets, folder: Path) -> Findings | None:
     if len(groups) > 1:
         corpora = for_markdown(measures.describe_corpora(groups, subsets), 1000)
         blocks.append(f"Compared within a corpus only, as an id is another passage in each: {corpora}.")
-    for number, names in enumerate((names for names in groups if len(names) > 1), 1):
-        found = measures.subset_overlap({name: subsets[name] for name in names})
-        rows, path = _overlap_rows(found), "subsets_overlap" + (f"_{number}" if number > 1 else "")
+    for group_number, names in enumerate((names for names in groups if len(names) > 1), 1):
+        overlap = measures.subset_overlap({name: subsets[name] for name in names})
+        rows, path = _overlap_rows(overlap), "subsets_overlap" + (f"_{group_number}" if group_number > 1 else "")
         if len(names) > 2:
-            files += save_figure(draw_overlap(found), folder, path, rows)
+            files += save_figure(draw_overlap(overlap), folder, path, rows)
         else:
             files += save_files(folder, {f"{path}.csv": rows})
         table = [
@@ -290,11 +292,11 @@ def case_study(subsets: Subsets, folder: Path, task: Task | None, number: int, p
     title = "Case study"
     if task is None:
         return Findings(title, "Not shown: it needs the task's texts, --task.")
-    found, reasons = _of_each(
+    results, reasons = _apply_view(
         subsets, lambda subset: measures.case_studies(subset, task, number, passages=passages, seed=seed)
     )
     files, lines = [], []
-    for (name, studies), path in zip(found.items(), _file_names(found), strict=True):
+    for (name, studies), path in zip(results.items(), _file_names(results), strict=True):
         intro = "Words that a task text and its passage both have are bold, stop words aside."
         text = f"# {for_markdown(name)}: task texts and what was retrieved for them\n\n{intro}\n\n"
         files += save_files(folder, {f"subsets_case_study_{path}.md": text + measures.case_studies_to_markdown(studies)})
@@ -302,18 +304,18 @@ def case_study(subsets: Subsets, folder: Path, task: Task | None, number: int, p
     return Findings(title, "\n".join(["\n\n".join(lines), *reasons]).strip(), files)
 
 
-def _of_each(subsets: Subsets, view: Callable[[Subset], Any]) -> tuple[dict[str, Any], list[str]]:
+def _apply_view(subsets: Subsets, view: Callable[[Subset], Any]) -> tuple[dict[str, Any], list[str]]:
     """Apply a view to each subset: return its results by name, and Markdown lines that say why others are not shown."""
-    found, reasons = {}, []
+    views, reasons = {}, []
     for name, subset in subsets.items():
         try:
-            found[name] = view(subset)
+            views[name] = view(subset)
         except HfTlmError as error:
             reasons.append(f"- {for_markdown(name)} is not shown. {for_markdown(str(error), 1000)}")
-    return found, [""] * bool(found and reasons) + reasons
+    return views, [""] * bool(views and reasons) + reasons
 
 
-def _pages(subsets: Mapping[str, Any]) -> Iterator[tuple[list[str], str]]:
+def _split_names(subsets: Mapping[str, Any]) -> Iterator[tuple[list[str], str]]:
     """Split the names into groups that fit one figure; yield each with the suffix of the figure's file name."""
     names = list(subsets)
     for page, start in enumerate(range(0, len(names), IN_A_FIGURE), 1):
@@ -323,29 +325,29 @@ def _pages(subsets: Mapping[str, Any]) -> Iterator[tuple[list[str], str]]:
 def _file_names(subsets: Mapping[str, Any]) -> list[str]:
     """Return a unique file name for each subset."""
     names = [re.sub(r"[^\w.-]+", "-", name).strip("-.") or "subset" for name in subsets]
-    return [name if name not in names[:at] else f"{name}-{at + 1}" for at, name in enumerate(names)]
+    return [name if name not in names[:index] else f"{name}-{index + 1}" for index, name in enumerate(names)]
 
 
-def _overlap_rows(found: measures.Overlap) -> list[dict[str, Any]]:
+def _overlap_rows(overlap: measures.Overlap) -> list[dict[str, Any]]:
     """Return a CSV row for each pair of subsets."""
-    sizes = found.passages.diagonal()
+    sizes = overlap.passages.diagonal()
     return [
         {
-            "first": found.names[a],
-            "second": found.names[b],
+            "first": overlap.names[a],
+            "second": overlap.names[b],
             "first_passages": int(sizes[a]),
             "second_passages": int(sizes[b]),
-            "in_both": int(found.passages[a, b]),
-            "jaccard": float(found.jaccard[a, b]),
-            "first_in_second": float(found.containment[a, b]),
-            "second_in_first": float(found.containment[b, a]),
-            "jaccard_per_query": _number(found.per_query[a, b]),
+            "in_both": int(overlap.passages[a, b]),
+            "jaccard": float(overlap.jaccard[a, b]),
+            "first_in_second": float(overlap.containment[a, b]),
+            "second_in_first": float(overlap.containment[b, a]),
+            "jaccard_per_query": _nan_to_none(overlap.per_query[a, b]),
         }
-        for a, b in combinations(range(len(found.names)), 2)
+        for a, b in combinations(range(len(overlap.names)), 2)
     ]
 
 
-def _number(value: float) -> float | None:
+def _nan_to_none(value: float) -> float | None:
     """Convert NaN to None, which is written as an empty CSV field."""
     return None if np.isnan(value) else float(value)
 
@@ -361,7 +363,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: SubsetsArgument
     if empty := [name for name, subset in subsets.items() if not len(subset)]:
         raise AnalysisError(f"The subset {empty[0]!r} is empty: there is nothing to show.")
     labelled = task.load() if task.task is not None and options.case_studies else None
-    made = [
+    views = [
         sizes(subsets, args.folder),
         sources(subsets, args.folder, options.top_sources),
         influence(subsets, args.folder, options.rank_bins),
@@ -369,7 +371,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: SubsetsArgument
     ]
     if options.case_studies:
         number, passages, seed = options.case_studies, options.case_passages, args.seed
-        made.append(case_study(subsets, args.folder, labelled, number, passages, seed))
-    text = "\n\n".join(f"### {view.title}\n\n{view.text}" for view in made if view is not None) + "\n"
+        views.append(case_study(subsets, args.folder, labelled, number, passages, seed))
+    text = "\n\n".join(f"### {view.title}\n\n{view.text}" for view in views if view is not None) + "\n"
     files = save_files(args.folder, {"subsets.md": f"# Subsets\n\n{text}"})
-    return Findings("Subsets", text, files + [path for view in made if view for path in view.files])
+    return Findings("Subsets", text, files + [path for view in views if view for path in view.files])

@@ -27,11 +27,11 @@ from hf_tlm.utils.shown import Markdown, for_markdown, markdown_table, suggestio
 
 RUN = "run"  # As a row or a column: the run's name without its task's.
 # Settings in order of preference: the first ones that distinguish the runs become the rows.
-_FIRST = (
+_PREFERRED_SETTINGS = (
     "arm objective clm subset fraction method layer top_k retriever rho1 rho2 stage embedding_init model_config "
     "model_name_or_path learning_rate stage2_learning_rate max_steps stage2_max_steps"
 ).split()
-_LATEX = {
+_LATEX_ESCAPES = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
     **{"<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", "±": "$\\pm$"},
@@ -81,13 +81,13 @@ class SensitivityTable:
     @property
     def best(self) -> set[tuple[tuple, tuple]]:
         """Cells with the highest score of each task, as printed, ties included; none for a task with a single cell."""
-        found = set()
+        best_cells = set()
         for task in dict.fromkeys(cell.task for cell in self.cells.values()):
-            figures = {at: self.figure(s) for at, cell in self.cells.items() if cell.task == task and (s := cell.summary)}
-            if len(figures) > 1:
-                highest = max(map(float, figures.values()))
-                found |= {at for at, figure in figures.items() if float(figure) == highest}
-        return found
+            printed = {key: self.figure(s) for key, cell in self.cells.items() if cell.task == task and (s := cell.summary)}
+            if len(printed) > 1:
+                highest = max(map(float, printed.values()))
+                best_cells |= {key for key, value in printed.items() if float(value) == highest}
+        return best_cells
 
     def figure(self, summary: Mapping[str, Any]) -> str:
         """Return the cell's statistic over seeds (`seed_figure`) in percent, with two decimals."""
@@ -134,55 +134,61 @@ def sensitivity_table(
     if columns is None:
         columns = ["task"] if "task" in differing and "task" not in (rows or ()) else []
     if rows is None:
-        rows = _telling_apart(results, differing, columns)
+        rows = _distinguishing_settings(results, differing, columns)
     _check_names(results, differing, rows, columns)
     cells: dict[tuple[tuple, tuple], Cell] = {}
     members: dict[tuple[tuple, tuple], list[Result]] = {}
     for result in results:
-        at = _key(result, rows), _key(result, columns)
-        cell = cells.setdefault(at, Cell(result.task))
+        key = _key(result, rows), _key(result, columns)
+        cell = cells.setdefault(key, Cell(result.task))
         score = result.score(split)
         if score is None:
             cell.failed.append(result)
             if result.error is not None:  # Its record may lack some of its settings.
                 continue
-        _check_alike(members.setdefault(at, []), result, differing, dict(zip([*rows, *columns], at[0] + at[1], strict=True)))
-        members[at].append(result)
+        _check_same_settings(
+            members.setdefault(key, []), result, differing, dict(zip([*rows, *columns], key[0] + key[1], strict=True))
+        )
+        members[key].append(result)
         if score is not None:
             cell.metric, cell.scores[result.seed] = result.metric, score
     _check_metrics(cells.values())
-    row_keys, column_keys = (tuple(_ordered([at[axis] for at in cells])) for axis in (0, 1))
+    row_keys, column_keys = (tuple(_sort_keys([key[axis] for key in cells])) for axis in (0, 1))
     scored = [result for result in results if result.score(split) is not None]
-    said = tuple(sorted({result.seed_figure for result in scored if result.seed_figure is not None}))
-    figure = said[0] if len(said) == 1 else "mean"
-    return SensitivityTable(tuple(rows), tuple(columns), row_keys, column_keys, cells, split, figure, said)
+    statistics = tuple(sorted({result.seed_figure for result in scored if result.seed_figure is not None}))
+    statistic = statistics[0] if len(statistics) == 1 else "mean"
+    return SensitivityTable(tuple(rows), tuple(columns), row_keys, column_keys, cells, split, statistic, statistics)
 
 
 def differing_settings(results: Sequence[Result]) -> list[str]:
     """Return the names of the settings with more than one value, those that the papers vary first."""
     # A failed run always records its task and arm, but maybe not its other settings.
-    told = [result for result in results if result.error is None] or results
-    names = dict.fromkeys([*_FIRST, *sorted({name for result in results for name in result.settings}), "task"])
-    return [n for n in names if len({_value(result, n) for result in (results if n in ("arm", "task") else told)}) > 1]
+    complete = [result for result in results if result.error is None] or results
+    names = dict.fromkeys([*_PREFERRED_SETTINGS, *sorted({name for result in results for name in result.settings}), "task"])
+    return [
+        n
+        for n in names
+        if len({_setting_value(result, n) for result in (results if n in ("arm", "task") else complete)}) > 1
+    ]
 
 
-def _telling_apart(results: Sequence[Result], differing: Sequence[str], columns: Sequence[str]) -> list[str]:
+def _distinguishing_settings(results: Sequence[Result], differing: Sequence[str], columns: Sequence[str]) -> list[str]:
     """Return the first settings that, with the columns, distinguish all runs; ["run"] if no settings do."""
     chosen: list[str] = []
-    parts = len({_key(result, columns) for result in results})
+    num_groups = len({_key(result, columns) for result in results})
     for name in differing:
-        finer = len({_key(result, [*columns, *chosen, name]) for result in results})
-        if name not in columns and finer > parts:
-            chosen, parts = [*chosen, name], finer
+        num_finer = len({_key(result, [*columns, *chosen, name]) for result in results})
+        if name not in columns and num_finer > num_groups:
+            chosen, num_groups = [*chosen, name], num_finer
     seeds = [(_key(result, [*columns, *chosen]), result.seed) for result in results]
     return chosen if chosen and len(set(seeds)) == len(seeds) else [RUN]
 
 
 def _check_names(results: Sequence[Result], differing: Sequence[str], rows: Sequence[str], columns: Sequence[str]) -> None:
-    known = {RUN, "task"}.union(*(result.settings for result in results))
+    available = {RUN, "task"}.union(*(result.settings for result in results))
     for name in (*rows, *columns):
-        if name not in known:
-            hint = suggestion(name, known)
+        if name not in available:
+            hint = suggestion(name, available)
             raise AnalysisError(
                 f"No run has a setting {name!r}.{hint} The runs differ in: {', '.join(differing) or 'their names alone'}."
             )
@@ -190,10 +196,12 @@ def _check_names(results: Sequence[Result], differing: Sequence[str], rows: Sequ
             raise AnalysisError(f"{name!r} can be used only once, as a row or a column.")
 
 
-def _check_alike(others: Sequence[Result], result: Result, differing: Sequence[str], place: Mapping[str, Any]) -> None:
-    where = ", ".join(f"{name} = {show_value(value)}" for name, value in place.items()) or "the only cell"
+def _check_same_settings(
+    others: Sequence[Result], result: Result, differing: Sequence[str], cell_settings: Mapping[str, Any]
+) -> None:
+    where = ", ".join(f"{name} = {show_value(value)}" for name, value in cell_settings.items()) or "the only cell"
     for other in others:
-        mixed = [name for name in differing if _value(other, name) != _value(result, name)]
+        mixed = [name for name in differing if _setting_value(other, name) != _setting_value(result, name)]
         if mixed:
             raise AnalysisError(
                 f"{other.run} and {result.run} would share a cell ({where}) and differ in {', '.join(mixed[:5])}. Add "
@@ -216,29 +224,29 @@ def _check_metrics(cells) -> None:
             )
 
 
-def _value(result: Result, name: str) -> Hashable:
+def _setting_value(result: Result, name: str) -> Hashable:
     value = {RUN: result.arm, "task": result.task}.get(name, result.settings.get(name))
     return json.dumps(value, sort_keys=True) if isinstance(value, (list, dict)) else value
 
 
 def _key(result: Result, names: Sequence[str]) -> tuple:
-    return tuple(_value(result, name) for name in names)
+    return tuple(_setting_value(result, name) for name in names)
 
 
-def _ordered(keys: Sequence[tuple]) -> list[tuple]:
+def _sort_keys(keys: Sequence[tuple]) -> list[tuple]:
     """Return the unique keys, sorted: numbers by value, then texts alphabetically, with numbers inside them by value."""
     return sorted(dict.fromkeys(keys), key=lambda key: [_rank(value) for value in key])
 
 
 def _rank(value: Any) -> tuple:
-    number = _number(value)
+    number = _parse_number(value)
     if number is not None:
         return 0, number, ()
     parts = re.split(r"(\d+)", show_value(value).lower())
-    return 1, 0.0, tuple((int(part), "") if at % 2 else (0, part) for at, part in enumerate(parts))
+    return 1, 0.0, tuple((int(part), "") if index % 2 else (0, part) for index, part in enumerate(parts))
 
 
-def _number(value: Any) -> float | None:
+def _parse_number(value: Any) -> float | None:
     """Return the value as a number, also from text that YAML does not parse as one, such as 1e-4; None for others."""
     try:
         number = float(value)
@@ -260,10 +268,10 @@ def table_to_markdown(table: SensitivityTable) -> str:
     """Format the table as Markdown, with the best score of each task in bold and a caption below."""
     head = [*table.rows, *(" / ".join(map(show_value, key)) for key in table.column_keys)]
     if not table.columns:
-        head[-1] = _only_task(table)
+        head[-1] = _task_names(table)
     rows, best = [], table.best
     for row in table.row_keys:
-        cells = [Markdown(_cell(table, (row, column), best, "**{}**", for_markdown)) for column in table.column_keys]
+        cells = [Markdown(_format_cell(table, (row, column), best, "**{}**", for_markdown)) for column in table.column_keys]
         rows.append([*map(show_value, row), *cells])
     text = markdown_table(head, rows, len(table.rows)).rstrip("\n")
     return "\n\n".join([text, caption(table), *failures(table)]) + "\n"
@@ -277,23 +285,23 @@ def table_to_latex(table: SensitivityTable) -> str:
         f"\\begin{{tabular}}{{{'l' * len(table.rows)}{'r' * len(table.column_keys)}}}",
         "\\toprule",
     ]
-    levels = list(zip(*table.column_keys, strict=True)) if table.columns else [(_only_task(table),)]
+    levels = list(zip(*table.column_keys, strict=True)) if table.columns else [(_task_names(table),)]
     for level, values in enumerate(levels):
         last = level == len(levels) - 1
-        names = [_latex(name) for name in table.rows] if last else [""] * len(table.rows)
-        heads = [_latex(show_value(value)) for value in values] if last else _spans(values)
+        names = [_escape_latex(name) for name in table.rows] if last else [""] * len(table.rows)
+        heads = [_escape_latex(show_value(value)) for value in values] if last else _merge_headers(values)
         lines.append(" & ".join([*names, *heads]) + " \\\\")
     lines.append("\\midrule")
     best = table.best
     for row in table.row_keys:
-        cells = [_cell(table, (row, column), best, "\\textbf{{{}}}", _latex) for column in table.column_keys]
-        lines.append(" & ".join([*(_latex(show_value(value)) for value in row), *cells]) + " \\\\")
+        cells = [_format_cell(table, (row, column), best, "\\textbf{{{}}}", _escape_latex) for column in table.column_keys]
+        lines.append(" & ".join([*(_escape_latex(show_value(value)) for value in row), *cells]) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
 
 def table_to_rows(table: SensitivityTable) -> list[dict[str, Any]]:
     """Return a CSV row for each cell: its settings, its statistics in percent at full precision, and each seed's score."""
-    best, rows, (word, figure) = table.best, [], seed_figure(table.seed_figure)
+    best, rows, (word, statistic) = table.best, [], seed_figure(table.seed_figure)
     for row, column in itertools.product(table.row_keys, table.column_keys):
         cell = table.cells.get((row, column))
         if cell is None:
@@ -303,7 +311,7 @@ def table_to_rows(table: SensitivityTable) -> list[dict[str, Any]]:
         rows.append(
             {name: show_value(value) for name, value in settings.items()}
             | {"task": cell.task, "metric": cell.metric or "", "split": table.split}
-            | {word: _percent(figure(summary["values"]) if summary["values"] else None)}
+            | {word: _percent(statistic(summary["values"]) if summary["values"] else None)}
             | {"mean": _percent(summary["mean"]), "std": _percent(summary["std"]), "n": summary["n"]}
             | {"best": (row, column) in best}
             | {"seeds": " ".join(map(str, cell.scores)), "scores": " ".join(str(_percent(v)) for v in summary["values"])}
@@ -321,8 +329,8 @@ def caption(table: SensitivityTable) -> str:
         f"{metric.replace('_', ' ').replace('f1', 'F1')} of {', '.join(tasks)}" for metric, tasks in metrics.items()
     )
     word, _ = seed_figure(table.seed_figure)
-    said = "mean ± standard deviation (n - 1)" if word == "mean" else f"{word} (mean ± standard deviation, n - 1)"
-    text = f"Scores on {table.split} in percent ({scores or 'none'}), {said} over seeds"
+    statistic = "mean ± standard deviation (n - 1)" if word == "mean" else f"{word} (mean ± standard deviation, n - 1)"
+    text = f"Scores on {table.split} in percent ({scores or 'none'}), {statistic} over seeds"
     if len(table.seeds) == 1:
         text += f", n = {next(iter(table.seeds))}"
     if len(table.reported) > 1:
@@ -336,35 +344,35 @@ def failures(table: SensitivityTable) -> list[str]:
     return ["Without a score:\n\n" + "\n".join(f"- {text}" for text in failed)] if failed else []
 
 
-def _cell(table: SensitivityTable, at: tuple[tuple, tuple], best: set, bold: str, escape) -> str:
+def _format_cell(table: SensitivityTable, key: tuple[tuple, tuple], best: set, bold: str, escape) -> str:
     """Format a cell; empty if there was no run."""
-    cell: Cell | None = table.cells.get(at)
+    cell: Cell | None = table.cells.get(key)
     if cell is None:
         return ""
     summary = cell.summary
     if summary is None:
         return "failed" if any(result.error != NOT_FINISHED for result in cell.failed) else NOT_FINISHED
-    figure, (mean, *deviation) = table.figure(summary), format_score(summary).split()
+    statistic, (mean, *deviation) = table.figure(summary), format_score(summary).split()
     if seed_figure(table.seed_figure)[0] != "mean" and summary["n"] > 1:
         deviation = [f"({mean}", *deviation[:-1], f"{deviation[-1]})"]
     count = f" (n = {summary['n']})" if len(table.seeds) > 1 else ""
-    return " ".join([bold.format(figure) if at in best else figure, *map(escape, deviation)]) + count
+    return " ".join([bold.format(statistic) if key in best else statistic, *map(escape, deviation)]) + count
 
 
-def _only_task(table: SensitivityTable) -> str:
+def _task_names(table: SensitivityTable) -> str:
     return ", ".join(dict.fromkeys(cell.task for cell in table.cells.values()))
 
 
-def _spans(values: tuple) -> list[str]:
+def _merge_headers(values: tuple) -> list[str]:
     """Return the LaTeX headers of a level, with equal neighbours merged into one."""
     groups = [(value, len(list(group))) for value, group in itertools.groupby(values)]
-    return [f"\\multicolumn{{{size}}}{{c}}{{{_latex(show_value(value))}}}" for value, size in groups]
+    return [f"\\multicolumn{{{size}}}{{c}}{{{_escape_latex(show_value(value))}}}" for value, size in groups]
 
 
-def _latex(text: str) -> str:
+def _escape_latex(text: str) -> str:
     if text == "inf":
         return "$\\infty$"
-    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+    return "".join(_LATEX_ESCAPES.get(character, character) for character in " ".join(text.split()))
 
 
 def _percent(value: float | None) -> float | str:

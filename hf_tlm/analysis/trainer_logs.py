@@ -101,19 +101,19 @@ def read_runs(places: Mapping[str, str | os.PathLike]) -> dict[str, RunLog]:
         AnalysisError: a path does not exist, has no log or an empty one; a file is not what the Trainer writes.
     """
     check_places(places)
-    found: dict[str, RunLog] = {}
-    for name, place in places.items():
-        path = Path(place)
+    logs: dict[str, RunLog] = {}
+    for name, location in places.items():
+        path = Path(location)
         if not path.exists():
             raise AnalysisError(f"There is no {path}. Set --run to folders of runs, or to {STATE} files.")
         seeds = [_read_stages("", [("", path)])] if path.is_file() else _read_seeds(path)
-        runs = {name: RunLog(name, seeds)} if seeds else _runs_below(path, name if len(places) > 1 else "")
+        runs = {name: RunLog(name, seeds)} if seeds else _read_subfolders(path, name if len(places) > 1 else "")
         if not any(seed.points for run in runs.values() for seed in run.seeds):
             raise AnalysisError(
                 f"Nothing was logged in {path}: no {STATE} with entries was found in it or in runs below it."
             )
-        found |= runs
-    return found
+        logs |= runs
+    return logs
 
 
 def read_log(folder: Path) -> list[dict[str, float]]:
@@ -121,33 +121,33 @@ def read_log(folder: Path) -> list[dict[str, float]]:
 
     Entries that a resumed training logged again are left out. Empty if there is no checkpoint and no finished training.
     """
-    state = _state(folder)
-    return [values | {"step": step} for step, values in _entries(state)] if state else []
+    state = _find_state(folder)
+    return [values | {"step": step} for step, values in _read_entries(state)] if state else []
 
 
-def _runs_below(folder: Path, prefix: str, depth: int = 4) -> dict[str, RunLog]:
+def _read_subfolders(folder: Path, prefix: str, depth: int = 4) -> dict[str, RunLog]:
     """Read the runs in subfolders, up to `depth` levels deep, by their relative paths."""
-    found: dict[str, RunLog] = {}
+    logs: dict[str, RunLog] = {}
     for path in subfolders(folder) if depth else ():
         name = f"{prefix}/{path.name}".lstrip("/")
         seeds = _read_seeds(path)
-        found |= {name: RunLog(name, seeds)} if seeds else _runs_below(path, name, depth - 1)
-    return found
+        logs |= {name: RunLog(name, seeds)} if seeds else _read_subfolders(path, name, depth - 1)
+    return logs
 
 
 def _read_seeds(folder: Path) -> list[SeedLog]:
     """Read the logs of a run's seeds; empty if the folder is not a run."""
     if seeds := _read_checkpoints(folder):
         return seeds
-    if stages := _stages(folder):
+    if stages := _find_stages(folder):
         return [_read_stages(folder.name.removeprefix(SEED) if folder.name.startswith(SEED) else "", stages)]
-    found: list[SeedLog] = []
+    logs: list[SeedLog] = []
     for path in sorted(folder.glob(f"{SEED}*"), key=lambda path: (len(path.name), path.name)):
-        if stages := _stages(path):
-            found.append(_read_stages(path.name.removeprefix(SEED), stages))
+        if stages := _find_stages(path):
+            logs.append(_read_stages(path.name.removeprefix(SEED), stages))
         elif path.is_dir():  # `reproduce.py` puts a run of one seed into a folder of that seed.
-            found += _read_seeds(path)
-    return found
+            logs += _read_seeds(path)
+    return logs
 
 
 @contextmanager
@@ -168,10 +168,10 @@ def checkpoint_points(grid: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     """
     best: dict[int, Mapping[str, Any]] = {}
     for point in grid.get("points", ()):
-        named = _CHECKPOINT.fullmatch(PurePath(str(point["values"].get("model_name_or_path", ""))).name)
-        if "validation" not in point or not named:
+        match = _CHECKPOINT.fullmatch(PurePath(str(point["values"].get("model_name_or_path", ""))).name)
+        if "validation" not in point or not match:
             continue
-        step, score = int(named[1]), point["validation"][grid["metric"]]["median"]
+        step, score = int(match[1]), point["validation"][grid["metric"]]["median"]
         if step not in best or score > best[step]["validation"][grid["metric"]]["median"]:
             best[step] = point
     return dict(sorted(best.items()))
@@ -184,29 +184,31 @@ def _read_checkpoints(folder: Path) -> list[SeedLog]:
         best = checkpoint_points(record)
         seeds = [SeedLog(str(seed), of_checkpoints=True) for seed in record.get("seeds", ())] if best else []
         for step, point in best.items():
-            place, shown = {"steps": float(step)}, point["values"]["model_name_or_path"]
+            position, shown = {"steps": float(step)}, point["values"]["model_name_or_path"]
             start = Path(places_of(folder / point["folder"]).get(shown, shown))
             if (start / STATE).is_file():
-                along = _places(_entries(start / STATE))
-                place |= {axis: float(values[-1]) for axis, values in along.items() if axis != "steps" and len(values)}
-            for name, figures in point["validation"].items():
-                for seed, value in zip(seeds, figures["values"], strict=True):
-                    seed.points.setdefault(f"eval_{name}", []).append(("", place, float(value)))
+                positions = _axis_positions(_read_entries(start / STATE))
+                position |= {
+                    axis: float(values[-1]) for axis, values in positions.items() if axis != "steps" and len(values)
+                }
+            for name, statistics in point["validation"].items():
+                for seed, value in zip(seeds, statistics["values"], strict=True):
+                    seed.points.setdefault(f"eval_{name}", []).append(("", position, float(value)))
     return seeds
 
 
-def _stages(folder: Path) -> list[tuple[str, Path]]:
+def _find_stages(folder: Path) -> list[tuple[str, Path]]:
     """Return (name, file) of each stage of a seed in order; empty if nothing is logged in this folder."""
-    if state := _state(folder):
+    if state := _find_state(folder):
         return [("", state)]
-    named = [(name, _state(folder / name)) for name in ("stage1", "stage2", "training")]
-    if found := [(name.removeprefix("stage"), state) for name, state in named if state]:
-        return found
+    states = [(name, _find_state(folder / name)) for name in ("stage1", "stage2", "training")]
+    if stages := [(name.removeprefix("stage"), state) for name, state in states if state]:
+        return stages
     results = folder / RESULTS_FILE
     return [("", results)] if results.is_file() and "history" in read_json(results) else []
 
 
-def _state(folder: Path) -> Path | None:
+def _find_state(folder: Path) -> Path | None:
     """Return the state file of a finished training, else that of the newest checkpoint; None without either."""
     folders = [folder, *(path for _, path in reversed(checkpoints_in(folder)))]
     return next((path / STATE for path in folders if (path / STATE).is_file()), None)
@@ -214,22 +216,26 @@ def _state(folder: Path) -> Path | None:
 
 def _read_stages(seed: str, stages: Sequence[tuple[str, Path]]) -> SeedLog:
     log, start = SeedLog(seed), dict.fromkeys(AXES, 0.0)
-    for number, (stage, file) in enumerate(stages):
-        entries = _entries(file)
-        places = _places(entries)
+    for stage_index, (stage, file) in enumerate(stages):
+        entries = _read_entries(file)
+        positions = _axis_positions(entries)
         end = start
-        for at, (_, values) in enumerate(entries):
-            end = {axis: start[axis] + float(along[at]) for axis, along in places.items() if axis in start}
+        for index, (_, values) in enumerate(entries):
+            end = {
+                axis: start[axis] + float(axis_positions[index])
+                for axis, axis_positions in positions.items()
+                if axis in start
+            }
             for name, value in values.items():
                 if not _BOOKKEEPING.fullmatch(name):
                     log.points.setdefault(name, []).append((stage, end, value))
-        if entries and number + 1 < len(stages):
+        if entries and stage_index + 1 < len(stages):
             log.ends.append(end)
         start = end
     return log
 
 
-def _entries(file: Path) -> list[tuple[float, dict[str, float]]]:
+def _read_entries(file: Path) -> list[tuple[float, dict[str, float]]]:
     """Return (step, numbers logged at it), sorted, each step once.
 
     After a resume the log continues from an earlier step: entries from that step on that were logged before are dropped.
@@ -240,21 +246,21 @@ def _entries(file: Path) -> list[tuple[float, dict[str, float]]]:
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
         raise AnalysisError(f"{file} is not what the Trainer writes: it has no list log_history.")
     if file.name == RESULTS_FILE:
-        history = list(_of_results(history, content.get("cost", {})))
-    found: dict[float, dict[str, float]] = {}
+        history = list(_convert_history(history, content.get("cost", {})))
+    logged: dict[float, dict[str, float]] = {}
     previous = -math.inf
     for entry in history:
         step = entry.get("step")
         if not is_number(step):
             raise AnalysisError(f"{file}: an entry of log_history has no step: {str(entry)[:80]}.")
         if step < previous:
-            found = {earlier: values for earlier, values in found.items() if earlier < step}
-        found.setdefault(step, {}).update({name: float(value) for name, value in entry.items() if is_number(value)})
+            logged = {earlier: values for earlier, values in logged.items() if earlier < step}
+        logged.setdefault(step, {}).update({name: float(value) for name, value in entry.items() if is_number(value)})
         previous = step
-    return sorted(found.items())
+    return sorted(logged.items())
 
 
-def _of_results(history: Sequence[Mapping[str, Any]], cost: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+def _convert_history(history: Sequence[Mapping[str, Any]], cost: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """Yield a fine-tuning's validation scores as the Trainer logs them, then the position of its end."""
     for entry in history:
         yield {name if name == "step" else f"eval_{name}": value for name, value in entry.items()}
@@ -262,17 +268,17 @@ def _of_results(history: Sequence[Mapping[str, Any]], cost: Mapping[str, float])
         yield {"step": cost["steps"]} | {axis: cost[axis] for axis in AXES if axis in cost}
 
 
-def _places(entries: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, np.ndarray]:
+def _axis_positions(entries: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, np.ndarray]:
     """Return the positions of the entries on every axis that their stage has logged, float64 [N].
 
     An entry without a value for an axis, such as that of an evaluation, gets one by linear interpolation over the steps,
     starting at 0.
     """
     steps = np.array([step for step, _ in entries], np.float64)
-    places = {"steps": steps}
+    positions = {"steps": steps}
     for axis in AXES:
-        known = [(step, values[axis]) for step, values in entries if math.isfinite(values.get(axis, math.nan))]
-        if axis != "steps" and known:
-            at, of = zip((0.0, 0.0), *known, strict=True)
-            places[axis] = np.interp(steps, at, of)
-    return places
+        logged = [(step, values[axis]) for step, values in entries if math.isfinite(values.get(axis, math.nan))]
+        if axis != "steps" and logged:
+            logged_steps, logged_values = zip((0.0, 0.0), *logged, strict=True)
+            positions[axis] = np.interp(steps, logged_steps, logged_values)
+    return positions

@@ -80,22 +80,25 @@ def label_pmi(task: Task, top: int = 10, *, min_count: int = 10) -> list[Influen
     check_task(task, "label_pmi", "classification")
     check_positive(top=top, min_count=min_count)
     counts, words = _count_words(task.train, classes=task.num_labels)
-    of_word, of_label = counts.sum(axis=1), counts.sum(axis=0)
-    kept = np.flatnonzero(of_word >= min_count)
+    word_counts, label_counts = counts.sum(axis=1), counts.sum(axis=0)
+    kept = np.flatnonzero(word_counts >= min_count)
     if not len(kept):
-        most = of_word.max(initial=0)
+        most = word_counts.max(initial=0)
         raise AnalysisError(
             f"No word occurs at least {min_count} times in the training texts of {task.name}; the most frequent one occurs "
             f"{most} times."
         )
     with np.errstate(divide="ignore"):
-        pmi = np.log(counts[kept]) - np.log(of_word[kept, None]) - np.log(of_label / of_label.sum())
-    found = []
+        pmi = np.log(counts[kept]) - np.log(word_counts[kept, None]) - np.log(label_counts / label_counts.sum())
+    influential = []
     for label, name in enumerate(task.label_names):
-        of = [at for at in range(len(kept)) if counts[kept[at], label]]
-        of.sort(key=lambda at: (-pmi[at, label].round(12), -of_word[kept[at]], words[kept[at]]))
-        found += [InfluentialWord(words[kept[at]], name, float(pmi[at, label]), int(of_word[kept[at]])) for at in of[:top]]
-    return found
+        indices = [index for index in range(len(kept)) if counts[kept[index], label]]
+        indices.sort(key=lambda index: (-pmi[index, label].round(12), -word_counts[kept[index]], words[kept[index]]))
+        influential += [
+            InfluentialWord(words[kept[index]], name, float(pmi[index, label]), int(word_counts[kept[index]]))
+            for index in indices[:top]
+        ]
+    return influential
 
 
 def word_frequencies(words: Sequence[str], subsets: Mapping[str, Subset | Dataset]) -> dict[str, list[float]]:
@@ -112,23 +115,23 @@ def word_frequencies(words: Sequence[str], subsets: Mapping[str, Subset | Datase
         raise AnalysisError(
             f"words: expected lower-case words of two or more letters, digits or underscores; received {wrong[0]!r}."
         )
-    found = {}
+    frequencies = {}
     for name, subset in subsets.items():
         script = MarkedTerms.of(getattr(subset, "manifest", {})).script
         counts, vocabulary = _count_words(getattr(subset, "dataset", subset), script=script)
         if not counts.sum():
             raise AnalysisError(f"The texts of {name!r} contain no words.")
-        place = {word: at for at, word in enumerate(vocabulary)}
+        word_index = {word: at for at, word in enumerate(vocabulary)}
         shares = counts[:, 0] / counts.sum()
-        found[name] = [float(shares[place[word]]) if word in place else 0.0 for word in words]
-    return found
+        frequencies[name] = [float(shares[word_index[word]]) if word in word_index else 0.0 for word in words]
+    return frequencies
 
 
 def to_markdown(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> str:
     """Format Table 6: a row for each word with its label, its PMI, and its frequency in each subset in percent."""
     rows = []
-    for at, word in enumerate(words):
-        shares = [f"{100 * shares[at]:.4f}" for shares in frequencies.values()]
+    for index, word in enumerate(words):
+        shares = [f"{100 * shares[index]:.4f}" for shares in frequencies.values()]
         rows.append([word.word, word.label, f"{word.pmi:.3f}", *shares])
     return markdown_table(["word", "label", "PMI", *(f"{name} /%" for name in frequencies)], rows, texts=2)
 
@@ -146,21 +149,21 @@ def _count_words(rows: Dataset, classes: int = 1, script: str | None = None) -> 
         for column in columns:
             ids, offsets = tokenize_words(table[column], vocabulary, script)
             size = len(vocabulary) * classes
-            own = np.bincount(ids.astype(np.int64) * classes + np.repeat(labels, np.diff(offsets)), minlength=size)
-            own = own.reshape(-1, classes)
-            own[: len(counts)] += counts
-            counts = own
+            batch_counts = np.bincount(ids.astype(np.int64) * classes + np.repeat(labels, np.diff(offsets)), minlength=size)
+            batch_counts = batch_counts.reshape(-1, classes)
+            batch_counts[: len(counts)] += counts
+            counts = batch_counts
     return counts, vocabulary.words()
 
 
 def to_rows(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     """Return a CSV row for each word: its PMI and count, its share of each subset, and the ratio if there are two."""
     rows = []
-    for at, word in enumerate(words):
+    for index, word in enumerate(words):
         row = {"word": word.word, "label": word.label, "pmi": word.pmi, "count": word.count}
-        row |= {name: shares[at] for name, shares in frequencies.items()}
+        row |= {name: shares[index] for name, shares in frequencies.items()}
         if len(frequencies) == 2:
-            first, second = (shares[at] for shares in frequencies.values())
+            first, second = (shares[index] for shares in frequencies.values())
             row["ratio"] = first / second if second else ""
         rows.append(row)
     return rows
@@ -180,49 +183,49 @@ def draw_frequencies(
         words: at least one.
         frequencies: name of a subset -> share of each of `words` among its words.
     """
-    rows, lines = to_rows(words, frequencies), _lines(words)
+    rows, lines = to_rows(words, frequencies), _figure_lines(words)
     figure, axes = new_figure(width=WIDTH, height=0.8 + LINE * len(lines))
     axes.set(xscale="log", ylim=(len(lines) - 0.4, -0.6))
-    shown = [(y, at) for y, (_, at) in enumerate(lines) if at is not None]
-    percents = 100 * np.array([[shares[at] for _, at in shown] for shares in frequencies.values()])
+    shown = [(y, word_index) for y, (_, word_index) in enumerate(lines) if word_index is not None]
+    percents = 100 * np.array([[shares[word_index] for _, word_index in shown] for shares in frequencies.values()])
     # A logarithmic axis cannot show 0: such points are drawn left of all others.
-    none = percents[percents > 0].min() / 2 if percents.any() else 5e-3
-    places, lacking = np.where(percents > 0, percents, none), not percents.all()
-    if lacking:
-        axes.axvline(none, color="#808080", linewidth=0.8, linestyle=":")
-        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        axes.annotate("none", (none, 1), (0, 2), ha="center", fontsize=6.5, **place)
-    for index, (name, values) in enumerate(zip(frequencies, places, strict=True)):
-        look = series_style(index) | {"linestyle": "none"}
+    zero_x = percents[percents > 0].min() / 2 if percents.any() else 5e-3
+    positions, has_zeros = np.where(percents > 0, percents, zero_x), not percents.all()
+    if has_zeros:
+        axes.axvline(zero_x, color="#808080", linewidth=0.8, linestyle=":")
+        text_position = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate("none", (zero_x, 1), (0, 2), ha="center", fontsize=6.5, **text_position)
+    for index, (name, values) in enumerate(zip(frequencies, positions, strict=True)):
+        line_style = series_style(index) | {"linestyle": "none"}
         hollow = {"markerfacecolor": "none"} if index % 2 else {}
-        axes.plot(values, [y for y, _ in shown], label=name, zorder=3, **look, **hollow)
-    for (y, word), values in zip(shown, places.T, strict=True):
+        axes.plot(values, [y for y, _ in shown], label=name, zorder=3, **line_style, **hollow)
+    for (y, word), values in zip(shown, positions.T, strict=True):
         axes.plot([values.min(), values.max()], [y, y], color="#b0b0b0", linewidth=0.8, zorder=2)
         if (ratio := rows[word].get("ratio", "")) != "":
             axes.text(1.02, y, f"×{ratio:.2f}", transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
     axes.set_yticks(range(len(lines)), [shortened(text, NAME_WIDTH) for text, _ in lines])
-    for text, (_, at) in zip(axes.get_yticklabels(), lines, strict=True):
-        text.set_fontweight("bold" if at is None else "normal")
+    for text, (_, word_index) in zip(axes.get_yticklabels(), lines, strict=True):
+        text.set_fontweight("bold" if word_index is None else "normal")
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("share of the subset's words (%)")
     label_decades(axes.xaxis)
-    if lacking:
+    if has_zeros:
         for minor in (False, True):  # The position of 0 has no number.
             ticks = axes.get_xticks(minor=minor)
-            axes.set_xticks(ticks[(ticks > 1.05 * none) & (ticks <= axes.get_xlim()[1])], minor=minor)
+            axes.set_xticks(ticks[(ticks > 1.05 * zero_x) & (ticks <= axes.get_xlim()[1])], minor=minor)
     title = f"×: {' / '.join(frequencies)}" if len(frequencies) == 2 else None
     add_legend(figure, ncols=4, handletextpad=0.2, title=title)
     return save_figure(figure, directory, "words", rows)
 
 
-def _lines(words: Sequence[InfluentialWord]) -> list[tuple[str, int | None]]:
+def _figure_lines(words: Sequence[InfluentialWord]) -> list[tuple[str, int | None]]:
     """Return (text, index of the word) of each line of the figure; None as the index of a label, which heads its words."""
     by_label: dict[str, list[int]] = {}
-    for at, word in enumerate(words):
-        by_label.setdefault(word.label, []).append(at)
+    for index, word in enumerate(words):
+        by_label.setdefault(word.label, []).append(index)
     most, lines = max(MOST_WORDS // len(by_label), 1), []
-    for label, found in list(by_label.items())[:MOST_WORDS]:
-        lines += [(label, None), *((words[at].word, at) for at in found[:most])]
+    for label, indices in list(by_label.items())[:MOST_WORDS]:
+        lines += [(label, None), *((words[index].word, index) for index in indices[:most])]
     return lines
 
 
@@ -232,21 +235,23 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: WordsArguments)
     Writes words.md, words.csv, and with subsets words.png and words.svg.
     """
     loaded = task.load("--what words")
-    found = label_pmi(loaded, options.top_words, min_count=options.min_count)
-    frequencies = word_frequencies([word.word for word in found], args.opened_subsets)
-    table = to_markdown(found, frequencies) + _together(found, frequencies)
+    influential = label_pmi(loaded, options.top_words, min_count=options.min_count)
+    frequencies = word_frequencies([word.word for word in influential], args.opened_subsets)
+    table = to_markdown(influential, frequencies) + _total_share_sentence(influential, frequencies)
     files = save_files(args.folder, {"words.md": table})
     if frequencies:
-        files += draw_frequencies(found, frequencies, args.folder)
+        files += draw_frequencies(influential, frequencies, args.folder)
     else:
-        files += save_files(args.folder, {"words.csv": to_rows(found, frequencies)})
+        files += save_files(args.folder, {"words.csv": to_rows(influential, frequencies)})
     return Findings(f"Task-influential words of {loaded.name}", table, files)
 
 
-def _together(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> str:
+def _total_share_sentence(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> str:
     """Return a sentence with the total share of these words in each subset; a word of two labels counts once."""
     if not frequencies:
         return ""
-    once = list({word.word: at for at, word in enumerate(words)}.values())
-    shares = [f"{100 * sum(own[at] for at in once):.3f}% ({name})" for name, own in frequencies.items()]
-    return f"\nOf all words of a subset, these {len(once)} together make up {', '.join(shares)}.\n"
+    indices = list({word.word: index for index, word in enumerate(words)}.values())
+    shares = [
+        f"{100 * sum(word_shares[index] for index in indices):.3f}% ({name})" for name, word_shares in frequencies.items()
+    ]
+    return f"\nOf all words of a subset, these {len(indices)} together make up {', '.join(shares)}.\n"

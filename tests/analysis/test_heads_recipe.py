@@ -132,13 +132,13 @@ def test_lines_of_shares():
 def test_models_stand_side_by_side_while_there_is_room():
     maps = {n: TextMaps(["a"], [np.ones((n, 1, 1), np.float32)] * 2) for n in (12, 2)}
     models = {"a": ([], maps[12]), "b": ([], maps[12]), "c": ([], maps[12]), "d": ([], maps[2])}
-    places, side, right, bottom = figures._places(models, 6)
+    places, side, right, bottom = figures._arrange_panels(models, 6)
     assert places["a"][1] == places["b"][1] < places["c"][1] == places["d"][1] and places["a"][0] == places["c"][0]
     assert places["b"][0] >= places["a"][0] + 12 * side and right <= 6 and places["c"][1] + 2 * side < bottom
-    assert figures._places({"d": models["d"]}, 6)[1] == figures.LARGEST
+    assert figures._arrange_panels({"d": models["d"]}, 6)[1] == figures.LARGEST
     # Names may take more room than maps.
     narrow = {f"a-rather-long-name-{n}": ([], maps[2]) for n in range(6)}
-    places, side, right, _ = figures._places(narrow, 6)
+    places, side, right, _ = figures._arrange_panels(narrow, 6)
     assert right <= 6 and len({y for _, y in places.values()}) == 2 and 0.4 < side <= figures.LARGEST
     assert figures._title("x" * 40 + "end") == "x" * 14 + "..." + "x" * 11 + "end"
 

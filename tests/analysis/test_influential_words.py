@@ -14,7 +14,7 @@ from datasets import ClassLabel, Dataset
 
 from hf_tlm.analysis import AnalysisError, InfluentialWord, label_pmi, to_markdown, word_frequencies
 from hf_tlm.analysis import words as module
-from hf_tlm.analysis.words import _together, draw_frequencies
+from hf_tlm.analysis.words import _total_share_sentence, draw_frequencies
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from support.toys import sentences
@@ -144,7 +144,7 @@ def test_the_recipe(task, corpus, tmp_path, monkeypatch, capsys):
 
 def test_words_of_two_labels_count_once():
     words = [InfluentialWord(word, label, 1.0, 20) for word, label in (("a1", "x"), ("b1", "x"), ("a1", "y"))]
-    assert "these 2 together make up 30.000% (ISS), 10.000% (BM25)" in _together(
+    assert "these 2 together make up 30.000% (ISS), 10.000% (BM25)" in _total_share_sentence(
         words, {"ISS": [0.1, 0.2, 0.1], "BM25": [0.1, 0.0, 0.1]}
     )
 

@@ -10,9 +10,9 @@ from datasets import Dataset
 
 from hf_tlm.analysis import read_run, write_report
 from hf_tlm.analysis.arguments import ReportPageArguments
-from hf_tlm.analysis.report.about import _loss_chart, _validation
+from hf_tlm.analysis.report.about import _loss_chart, _validation_chart
 from hf_tlm.analysis.report.compare import lead_of, verdict
-from hf_tlm.analysis.report.predictions import JUDGES, Predictions, _classified, read_predictions
+from hf_tlm.analysis.report.predictions import JUDGES, Predictions, _judge_classification, read_predictions
 from hf_tlm.analysis.report.teacher_and_subset import subset_command
 from hf_tlm.config import parse
 from hf_tlm.corpora import PassageArguments, load_corpus
@@ -111,7 +111,7 @@ def test_f1_of_a_class_that_no_model_has(tmp_path):
     lines = [{"id": at, "label": "yes", "prediction": "no", "probabilities": shares} for at in range(4)]
 
     def predictions(found):
-        return Predictions("classification", "test", {0: [_classified(line) for line in found]}, ("no", "yes"))
+        return Predictions("classification", "test", {0: [_judge_classification(line) for line in found]}, ("no", "yes"))
 
     two, three = predictions(lines), predictions([{**lines[0], "label": "may be"}, *lines[1:]])
     assert lead_of(two, two, "f1", np.arange(4)) is not None
@@ -217,8 +217,8 @@ def test_the_seed_that_is_shown_is_one_that_differs(run, task, tmp_path):
 
 def test_two_points_are_no_curve():
     points = [{"step": step, "loss": 1.0, "eval_f1": 0.5} for step in (1, 2, 3)]
-    assert _validation("t", "l", {"a": points[:2]}, "eval_f1") is None and _loss_chart("t", points[:2]) is None
-    assert _validation("t", "l", {"a": points}, "eval_f1") is not None and _loss_chart("t", points) is not None
+    assert _validation_chart("t", "l", {"a": points[:2]}, "eval_f1") is None and _loss_chart("t", points[:2]) is None
+    assert _validation_chart("t", "l", {"a": points}, "eval_f1") is not None and _loss_chart("t", points) is not None
 
 
 def test_the_page_of_a_subset_says_what_is_in_it_and_what_makes_it(task, corpus_rows, tmp_path):

@@ -73,13 +73,15 @@ def what_was_run(run: RunFolder, rows: Mapping[str, Rows]) -> Section:
     columns = (Column("setting"), Column("value"), Column("default"))
     kinds = (("Settings that differ from the defaults", True, 3), ("Settings at their defaults", False, 2))
     for title, differing, width in kinds:
-        if shown := [(one.name, one.value, one.default)[:width] for one in settings if one.differs is differing]:
+        if shown := [
+            (setting.name, setting.value, setting.default)[:width] for setting in settings if setting.differs is differing
+        ]:
             blocks.append(Folded(f"{title} ({len(shown)})", [make_table("", columns[:width], shown)]))
     manifest = record if run.kind == "subset" else record.get("subset")
     if isinstance(manifest, Mapping):
-        of_manifest = (Column("of the manifest"), Column("value"))
-        facts = [row for row in _flat(manifest) if not row[0].startswith("files.")]
-        blocks.append(Folded("How the subset was made", [make_table("", of_manifest, facts, characters=500)]))
+        manifest_columns = (Column("of the manifest"), Column("value"))
+        facts = [row for row in _flatten(manifest) if not row[0].startswith("files.")]
+        blocks.append(Folded("How the subset was made", [make_table("", manifest_columns, facts, characters=500)]))
     if isinstance(grid := record.get("grid"), Mapping):
         blocks.append(Folded("The points of the grid", [_grid_table(grid, run.metric)]))
     return Section("What was run", "run", blocks)
@@ -105,13 +107,13 @@ def cost(run: RunFolder) -> Section | None:
     if not rows:
         return None
     names = [name for name in COST if any(part.get(name) for _, part in rows)]
-    values = [(of, *(hours(name, part.get(name)) for name in names)) for of, part in rows]
+    values = [(label, *(hours(name, part.get(name)) for name in names)) for label, part in rows]
     table = make_table("Training, by seed and stage", (Column("of"), *(COST[name] for name in names)), values)
-    about = (
+    note = (
         "FLOPs are 6 x tokens x parameters (each as often as it is applied), with padding, as the TLM paper counts them; "
         "measured FLOPs are what forward and backward passes really did. RoBERTa-Large's pretraining took 4.36e21."
     )
-    return Section("Cost", "cost", [table, Text(about)])
+    return Section("Cost", "cost", [table, Text(note)])
 
 
 def scores(run: RunFolder) -> Section | None:
@@ -120,51 +122,51 @@ def scores(run: RunFolder) -> Section | None:
     For a pretraining it has the losses. None if nothing is scored.
     """
     if run.kind == "pretrain":
-        return _losses(run)
+        return _loss_section(run)
     splits = {split: summary_of(run, split) for split in SPLITS}
     if not any(splits.values()):
         return None
-    of = run.part
+    part_name = run.part
     columns = [Column("metric"), Column("on"), Column("mean", "number", "{:.2f}")]
     word, _ = seed_figure(run.record.get("seed_figure"))
-    beside = ["±", *([word] if word != "mean" else [])] if len(run.seeds) > 1 else []
-    columns += [Column(name, "number", "{:.2f}") for name in beside]
-    columns += [Column(f"{of} {record['seed']}", "number", "{:.2f}") for record in run.seeds]
-    rows = list(_score_rows(run, splits, len(beside)))
-    about = f"± is the sample standard deviation over the {of}s. " if len(run.seeds) > 1 else ""
-    about += "Checkpoints were chosen by the validation score." if _chose_checkpoints(run) else ""
+    extra_names = ["±", *([word] if word != "mean" else [])] if len(run.seeds) > 1 else []
+    columns += [Column(name, "number", "{:.2f}") for name in extra_names]
+    columns += [Column(f"{part_name} {record['seed']}", "number", "{:.2f}") for record in run.seeds]
+    rows = list(_score_rows(run, splits, len(extra_names)))
+    note = f"± is the sample standard deviation over the {part_name}s. " if len(run.seeds) > 1 else ""
+    note += "Checkpoints were chosen by the validation score." if _chose_checkpoints(run) else ""
     if (scored := run.record.get("scored_split")) not in (None, "test"):
-        about += f" Test scores are on the task's {scored} split: there is no test split with labels."
-    return Section("Scores", "scores", [make_table("In percent", columns, rows), *_lead_tables(run), Text(about)])
+        note += f" Test scores are on the task's {scored} split: there is no test split with labels."
+    return Section("Scores", "scores", [make_table("In percent", columns, rows), *_lead_tables(run), Text(note)])
 
 
-def _score_rows(run: RunFolder, splits: Mapping[str, Mapping[str, Any]], beside: int) -> Iterator[tuple]:
+def _score_rows(run: RunFolder, splits: Mapping[str, Mapping[str, Any]], num_extra: int) -> Iterator[tuple]:
     """Yield a row of scores for each metric and split, then rows for averaged models and baselines in the record.
 
     Args:
-        beside: number of figures between the mean and the seeds' scores: deviation, and the run's own figure.
+        num_extra: number of statistics between the mean and the seeds' scores: deviation, and the run's own statistic.
     """
     metrics = list(dict.fromkeys(name for summary in splits.values() for name in summary))
     metrics.sort(key=lambda name: (name != run.metric, name == "loss"))
-    _, figure = seed_figure(run.record.get("seed_figure"))
+    _, statistic = seed_figure(run.record.get("seed_figure"))
     for metric, (split, summary) in product(metrics, splits.items()):
         if (score := summary.get(metric)) is not None:
-            each = [(record.get(split) or {}).get(metric) for record in run.seeds]
-            values = [score["mean"], *[score["std"], figure(score["values"])][:beside], *each]
+            by_seed = [(record.get(split) or {}).get(metric) for record in run.seeds]
+            values = [score["mean"], *[score["std"], statistic(score["values"])][:num_extra], *by_seed]
             yield metric_name(metric), split, *(None if value is None else 100 * value for value in values)
-            for name, value in (*_averaged(run, split, metric), *_to_beat(run, split, metric)):
-                yield metric_name(metric), f"{split}: {name}", 100 * value, *[None] * (beside + len(each))
+            for name, value in (*_averaged_scores(run, split, metric), *_baseline_scores(run, split, metric)):
+                yield metric_name(metric), f"{split}: {name}", 100 * value, *[None] * (num_extra + len(by_seed))
 
 
-def _losses(run: RunFolder) -> Section | None:
+def _loss_section(run: RunFolder) -> Section | None:
     """Return the section on the losses of a pretraining; None if none are recorded."""
-    found = [
-        (part, name.replace("_", " "), value)
-        for part in ("training", "validation")
-        for name, value in (run.record.get(part) or {}).items()
+    rows = [
+        (split, name.replace("_", " "), value)
+        for split in ("training", "validation")
+        for name, value in (run.record.get(split) or {}).items()
     ]
     columns = (Column("on"), Column("what"), Column("value", "number", "{:.4f}"))
-    return Section("Scores", "scores", [make_table("Losses (nats) and shares", columns, found)]) if found else None
+    return Section("Scores", "scores", [make_table("Losses (nats) and shares", columns, rows)]) if rows else None
 
 
 def _lead_tables(run: RunFolder) -> list[Table]:
@@ -178,14 +180,14 @@ def _lead_tables(run: RunFolder) -> list[Table]:
 
 def _lead(run: RunFolder, split: str) -> tuple[float, float, float] | None:
     """Return the run's recorded lead over the linear model on a split: (difference, low, high); None without one."""
-    for one in _baselines(run):
-        difference, low, high = (entry(one, "lead", split, name) for name in ("difference", "low", "high"))
+    for baseline in _baselines(run):
+        difference, low, high = (entry(baseline, "lead", split, name) for name in ("difference", "low", "high"))
         if _is_score(difference) and _is_score(low) and _is_score(high):
             return difference, low, high
     return None
 
 
-def _averaged(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
+def _averaged_scores(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
     """Yield the recorded scores of the seeds' averaged models, and of each averaged with the linear model."""
     if _is_score(score := entry(run.record, "averaged", split, metric)):
         yield "all seeds averaged", score
@@ -194,15 +196,15 @@ def _averaged(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, fl
 
 
 def _baselines(run: RunFolder) -> list[Any]:
-    found = run.record.get("baselines")
-    return found if isinstance(found, list) else []
+    baselines = run.record.get("baselines")
+    return baselines if isinstance(baselines, list) else []
 
 
-def _to_beat(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
+def _baseline_scores(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
     """Yield name and score of each recorded baseline that was scored on the split by the metric."""
-    for one in _baselines(run):
-        if _is_score(score := entry(one, "scores", split, metric)):
-            yield str(one.get("name")), score
+    for baseline in _baselines(run):
+        if _is_score(score := entry(baseline, "scores", split, metric)):
+            yield str(baseline.get("name")), score
 
 
 def _is_score(value: Any) -> TypeGuard[float]:
@@ -215,29 +217,31 @@ def _chose_checkpoints(run: RunFolder) -> bool:
     Stage 1 of TLM alone, fine-tuning with `select_by` last, and zero-shot prompts keep the final model.
     """
     arguments = run.record.get("arguments") or {}
-    ends = {"stage": "1", "select_by": "last", "method": "zero_shot"}
-    return arguments.get("load_best_model_at_end") or not any(arguments.get(name) == value for name, value in ends.items())
+    final_model_options = {"stage": "1", "select_by": "last", "method": "zero_shot"}
+    return arguments.get("load_best_model_at_end") or not any(
+        arguments.get(name) == value for name, value in final_model_options.items()
+    )
 
 
 def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
     """Return the tiles at the top of the page: (name, figure, explanation) of the most important numbers."""
-    of_scores = _loss_tiles(run) if run.kind == "pretrain" else _score_tiles(run)
-    return [*of_scores, *_cost_tiles(run), *(_passage_tile(run) if run.kind == "subset" else ())]
+    score_tiles = _loss_tiles(run) if run.kind == "pretrain" else _score_tiles(run)
+    return [*score_tiles, *_cost_tiles(run), *(_passage_tile(run) if run.kind == "subset" else ())]
 
 
 def _score_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
     """Yield the tiles of the score on each split, test first, and after the first one that of the baseline to beat."""
-    n, of = len(run.seeds), run.part
-    word, figure = seed_figure(run.record.get("seed_figure"))
+    n, part_name = len(run.seeds), run.part
+    word, statistic = seed_figure(run.record.get("seed_figure"))
     scores = {split: summary_of(run, split).get(run.metric or "") for split in reversed(SPLITS)}
     scored = [(split, score) for split, score in scores.items() if score is not None]
-    for place, (split, score) in enumerate(scored):
-        said = f"{format_score(score)} %", "" if run.kind == BASELINE else f"{n} {of}{'s' * (n > 1)}"
+    for index, (split, score) in enumerate(scored):
+        texts = f"{format_score(score)} %", "" if run.kind == BASELINE else f"{n} {part_name}{'s' * (n > 1)}"
         if word != "mean" and n > 1:
-            said = f"{100 * figure(score['values']):.2f} %", f"{word} of {said[1]}, mean {said[0]}"
-        yield f"{split} {metric_name(run.metric)}", *said
-        if place == 0 and (to_beat := list(_to_beat(run, split, run.metric or ""))):
-            name, value = to_beat[-1]  # The last baseline is the linear model; its lead is over the mean.
+            texts = f"{100 * statistic(score['values']):.2f} %", f"{word} of {texts[1]}, mean {texts[0]}"
+        yield f"{split} {metric_name(run.metric)}", *texts
+        if index == 0 and (baselines := list(_baseline_scores(run, split, run.metric or ""))):
+            name, value = baselines[-1]  # The last baseline is the linear model; its lead is over the mean.
             lead = _lead(run, split) if word == "mean" else None
             unsure = lead is not None and lead[1] <= 0 <= lead[2]
             chance = "; the difference may be chance of these texts" if unsure else ""
@@ -253,15 +257,15 @@ def _loss_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
 def _cost_tiles(run: RunFolder) -> Iterator[tuple[str, str, str]]:
     """Yield the tiles of costs: means over the seeds, or the run's own if no seed has a cost."""
     costs = [record["cost"] for record in run.seeds if isinstance(record.get("cost"), Mapping)]
-    costs = costs or [part for part in [run.record.get("cost")] if isinstance(part, Mapping)]
+    costs = costs or [seed_cost for seed_cost in [run.record.get("cost")] if isinstance(seed_cost, Mapping)]
     if costs:
-        each = " a seed" if run.seeds else ""
+        per_seed = " a seed" if run.seeds else ""
         tokens, flops, seconds = (
-            sum(part.get(name) or 0 for part in costs) / len(costs) for name in ("real_tokens", "flops", "seconds")
+            sum(seed_cost.get(name) or 0 for seed_cost in costs) / len(costs) for name in ("real_tokens", "flops", "seconds")
         )
-        yield f"tokens{each}", f"{tokens:,.0f}", "not padding"
-        yield f"FLOPs{each}", f"{flops:.2e}", ""
-        yield f"time{each}", duration(seconds), "of training"
+        yield f"tokens{per_seed}", f"{tokens:,.0f}", "not padding"
+        yield f"FLOPs{per_seed}", f"{flops:.2e}", ""
+        yield f"time{per_seed}", duration(seconds), "of training"
 
 
 def _passage_tile(run: RunFolder) -> Iterator[tuple[str, str, str]]:
@@ -298,8 +302,9 @@ def _facts(run: RunFolder, rows: Mapping[str, Rows]) -> Iterator[tuple[str, str]
     yield from _data_facts(run)
     if rows:
         rare = [
-            f"{split} {100 * found.rare_share(found.rare_below):.1f}% (in none: {100 * found.rare_share(1):.1f}%)"
-            for split, found in rows.items()
+            f"{split} {100 * split_rows.rare_share(split_rows.rare_below):.1f}% "
+            f"(in none: {100 * split_rows.rare_share(1):.1f}%)"
+            for split, split_rows in rows.items()
         ]
         below = next(iter(rows.values())).rare_below
         yield f"Words that fewer than {below} training texts have", ", ".join(rare)
@@ -332,11 +337,13 @@ def _data_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
         ("repeated_texts", "Texts repeated within the split"),
         ("texts_also_in_train", "Texts that training has too"),
     ):
-        if isinstance(found := record.get(name), Mapping):
+        if isinstance(by_kind := record.get(name), Mapping):
             rows = [
-                (of.replace(".", " "), int(count)) for of, count in _flat(found) if re.fullmatch("[1-9][0-9]{0,15}", count)
+                (label.replace(".", " "), int(count))
+                for label, count in _flatten(by_kind)
+                if re.fullmatch("[1-9][0-9]{0,15}", count)
             ]
-            if shown := ", ".join(f"{of} {count:,}" for of, count in rows):
+            if shown := ", ".join(f"{label} {count:,}" for label, count in rows):
                 yield title, shown
 
 
@@ -347,50 +354,54 @@ def _model_facts(run: RunFolder) -> Iterator[tuple[str, str]]:
         yield "Model", f"from the checkpoint {start}"
     elif model.get("model_config"):
         yield "Model", f"from scratch, {model['model_config']}"
-    if (one := next(iter(run.seeds), run.record)).get("parameters"):
-        trained = one.get("trained_parameters", one["parameters"])
-        some = f", {trained:,} of them trained" if trained < one["parameters"] else ""
-        yield "Parameters", f"{one['parameters']:,}{some} ({one.get('model_type', 'model')})"
-    if "price" in one:
+    if (record := next(iter(run.seeds), run.record)).get("parameters"):
+        trained = record.get("trained_parameters", record["parameters"])
+        note = f", {trained:,} of them trained" if trained < record["parameters"] else ""
+        yield "Parameters", f"{record['parameters']:,}{note} ({record.get('model_type', 'model')})"
+    if "price" in record:
         with suppress(Unfit):  # A record from elsewhere may have any content.
-            yield "A prediction", price_line(PRICE(one["price"]))
+            yield "A prediction", price_line(PRICE(record["price"]))
 
 
 def subset_facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     corpus, counts = manifest.get("corpus") or {}, manifest.get("counts") or {}
     selection = manifest.get("selection") or {}
     size = selection.get("size", counts.get("union"))
-    how = str(manifest.get("retriever"))
-    how += f", top {manifest['top_k']:,} of each training text" if manifest.get("top_k") else ""
-    how += f", then {selection['method']}" if selection.get("method") else ""
+    retrieval = str(manifest.get("retriever"))
+    retrieval += f", top {manifest['top_k']:,} of each training text" if manifest.get("top_k") else ""
+    retrieval += f", then {selection['method']}" if selection.get("method") else ""
     facts = [("Corpus", f"{corpus.get('name')} ({corpus.get('size') or 0:,} passages)")]
-    facts.append(("Subset", f"{size or 0:,} passages ({how})"))
+    facts.append(("Subset", f"{size or 0:,} passages ({retrieval})"))
     made_for = manifest.get("task")
     return facts + ([("Retrieved for", str(made_for.get("name")))] if isinstance(made_for, Mapping) else [])
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):
-            rows += _flat(value, f"{before}{name}.")
+            rows += _flatten(value, f"{prefix}{name}.")
         else:
-            rows.append((f"{before}{name}", str(value)))
+            rows.append((f"{prefix}{name}", str(value)))
     return rows
 
 
 def _grid_table(grid: Mapping[str, Any], metric: str | None) -> Table:
     points = [point for point in grid.get("points", []) if isinstance(point, Mapping)]
     names: Sequence[str] = list(dict.fromkeys(name for point in points for name in point.get("values", {})))
-    chosen = (grid.get("chosen") or {}).get("folder")
-    of_points = ("median", "mean", "std")
-    columns = [*map(Column, names), *(Column(f"validation {what} /%", "number", "{:.2f}") for what in of_points), Column("")]
+    chosen_folder = (grid.get("chosen") or {}).get("folder")
+    statistics = ("median", "mean", "std")
+    columns = [
+        *map(Column, names),
+        *(Column(f"validation {statistic} /%", "number", "{:.2f}") for statistic in statistics),
+        Column(""),
+    ]
     rows = []
     for point in points:
-        of = (point.get("validation") or {}).get(metric, {})
-        figures = (None if of.get(what) is None else 100 * of[what] for what in of_points)
-        note = "chosen" if point.get("folder") == chosen else "failed" if "failed" in point else ""
-        rows.append((*(str(point.get("values", {}).get(name, "")) for name in names), *figures, note))
+        summary = (point.get("validation") or {}).get(metric, {})
+        values = (None if summary.get(statistic) is None else 100 * summary[statistic] for statistic in statistics)
+        note = "chosen" if point.get("folder") == chosen_folder else "failed" if "failed" in point else ""
+        rows.append((*(str(point.get("values", {}).get(name, "")) for name in names), *values, note))
     return make_table("Points of the grid", columns, rows)
 
 
@@ -403,13 +414,13 @@ def curves(run: RunFolder) -> list[Chart]:
     """Return the charts against steps: losses of the seed best on validation, and the validation scores of all seeds."""
     charts: list[Chart | None] = []
     if isinstance(grid := run.record.get("grid"), Mapping):
-        charts.append(_of_checkpoints(run, grid))
+        charts.append(_checkpoint_chart(run, grid))
     if run.kind == "pretrain":
         log = read_log(run.path / "training")
         charts += [
             _loss_chart("Losses", log),
-            *_shares(log),
-            _validation("Validation loss", "loss", {"validation": log}, "eval_loss"),
+            *_share_charts(log),
+            _validation_chart("Validation loss", "loss", {"validation": log}, "eval_loss"),
         ]
     started, score = run.started_seeds, f"{metric_name(run.metric)} /%"
     shown = run.best_seed if run.best_seed is not None else next(iter(started), None)
@@ -417,18 +428,18 @@ def curves(run: RunFolder) -> list[Chart]:
         logs = {seed: read_log(stage_folder(run.seed_folder(seed), stage)) for seed in started}
         charts.append(_loss_chart(f"Stage {stage}, seed {shown}: losses", [] if shown is None else logs.get(shown, [])))
         named = {f"seed {seed}": log for seed, log in logs.items()}
-        charts.append(_validation(f"Stage {stage}: validation", score, named, f"eval_{run.metric}", 100))
+        charts.append(_validation_chart(f"Stage {stage}: validation", score, named, f"eval_{run.metric}", 100))
     histories, prefix = {f"seed {record['seed']}": record.get("history") or [] for record in run.seeds}, ""
     if not any(histories.values()):
         # An unfinished fine-tuning has its log in checkpoints.
         histories, prefix = {f"seed {seed}": read_log(run.seed_folder(seed)) for seed in started}, "eval_"
         charts.append(_loss_chart(f"Seed {shown}: losses", histories.get(f"seed {shown}", [])))
-    charts.append(_validation("Validation", score, histories, f"{prefix}{run.metric}", 100))
-    charts.append(_validation("Validation loss", "loss (nats)", histories, f"{prefix}loss"))
+    charts.append(_validation_chart("Validation", score, histories, f"{prefix}{run.metric}", 100))
+    charts.append(_validation_chart("Validation loss", "loss (nats)", histories, f"{prefix}loss"))
     return [chart for chart in charts if chart is not None]
 
 
-def _of_checkpoints(run: RunFolder, grid: Mapping[str, Any]) -> Chart | None:
+def _checkpoint_chart(run: RunFolder, grid: Mapping[str, Any]) -> Chart | None:
     """Chart the scores of a pretraining's fine-tuned checkpoints against its steps (COCO-LM, Figure 3)."""
     logs: dict[str, list[dict[str, Any]]] = {}
     with checked_grid(run.path / GRID_FILE):
@@ -436,13 +447,13 @@ def _of_checkpoints(run: RunFolder, grid: Mapping[str, Any]) -> Chart | None:
             for seed, value in zip(grid["seeds"], point["validation"][grid["metric"]]["values"], strict=True):
                 logs.setdefault(f"seed {seed}", []).append({"step": step, "score": float(value)})
     title = "Fine-tuned checkpoints: validation against the pretraining's steps"
-    return _validation(title, f"{metric_name(run.metric)} /%", logs, "score", 100)
+    return _validation_chart(title, f"{metric_name(run.metric)} /%", logs, "score", 100)
 
 
 def _loss_chart(title: str, log: Log) -> Chart | None:
     terms = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.endswith("_loss")))
     names = [name for name in terms if not name.startswith(("eval_", "train_"))] or ["loss"]
-    return _curve(title, "loss (nats)", {_loss_name(name): _points(log, name) for name in names})
+    return _step_chart(title, "loss (nats)", {_loss_name(name): _points(log, name) for name in names})
 
 
 def _loss_name(name: str) -> str:
@@ -451,25 +462,25 @@ def _loss_name(name: str) -> str:
     return ": ".join([*stream, LOSSES.get(loss, loss.replace("_", " "))])
 
 
-def _shares(log: Log) -> list[Chart | None]:
+def _share_charts(log: Log) -> list[Chart | None]:
     """Chart what objectives log beside losses: accuracies, shares and cosines (COCO-LM, Figures 7 and 8)."""
     names = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.startswith("corpus/")))
     shown = {name: name.removeprefix("corpus/").replace("_", " ") for name in names}
     shares = {shown[name]: _points(log, name, 100) for name in names if "accuracy" in name or name.endswith("fraction")}
     cosines = {shown[name]: _points(log, name) for name in names if "cosine" in name}
     title = "Cosines of pairs: of one text (positive), of two texts (negative)"
-    return [_curve("Accuracies and shares", "%", shares), _curve(title, "cosine", cosines)]
+    return [_step_chart("Accuracies and shares", "%", shares), _step_chart(title, "cosine", cosines)]
 
 
-def _validation(title: str, label: str, logs: Mapping[str, Log], name: str, times: float = 1) -> Chart | None:
-    return _curve(title, label, {of: _points(log, name, times) for of, log in logs.items()})
+def _validation_chart(title: str, label: str, logs: Mapping[str, Log], name: str, factor: float = 1) -> Chart | None:
+    return _step_chart(title, label, {series_name: _points(log, name, factor) for series_name, log in logs.items()})
 
 
-def _curve(title: str, label: str, series: Mapping[str, Points]) -> Chart | None:
+def _step_chart(title: str, label: str, series: Mapping[str, Points]) -> Chart | None:
     """Return a chart against steps; None if no series has three points or more, as fewer make no curve."""
     return line_chart(title, "step", label, series) if any(len(points) > 2 for points in series.values()) else None
 
 
-def _points(log: Log, name: str, times: float = 1) -> list[tuple[float, float]]:
-    known = (entry for entry in log if is_number(entry.get("step")) and is_number(entry.get(name)))
-    return [(entry["step"], times * entry[name]) for entry in known]
+def _points(log: Log, name: str, factor: float = 1) -> list[tuple[float, float]]:
+    entries = (entry for entry in log if is_number(entry.get("step")) and is_number(entry.get(name)))
+    return [(entry["step"], factor * entry[name]) for entry in entries]

@@ -18,7 +18,7 @@ from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.utils.shown import markdown_table
 
 # Control characters, and marks that change the direction of the text after them.
-_BLANKS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 LONGEST = 4000  # Most characters in any string of the page.
 SMALL_TABLE, LARGE_TABLE = 60_000, 500_000  # Most bytes in the cells of a table.
 SMALL_ROWS = 200
@@ -34,7 +34,7 @@ Points = Sequence[tuple[float, float]]
 def printable(text: str, longest: int = LONGEST) -> str:
     """Truncate a text to `longest` characters, with an ellipsis, and replace characters that a page cannot hold."""
     text = text if len(text) <= longest else f"{text[:longest]}…"
-    return _BLANKS.sub(" ", text.encode("utf-8", "replace").decode("utf-8"))
+    return _CONTROL_CHARACTERS.sub(" ", text.encode("utf-8", "replace").decode("utf-8"))
 
 
 class Block:
@@ -182,7 +182,7 @@ def make_table(
     kept: list[list[Cell]] = []
     size = 0
     for row in islice(rows, most):
-        cells = [_cell(value, column, characters) for value, column in zip(row, columns, strict=True)]
+        cells = [_make_cell(value, column, characters) for value, column in zip(row, columns, strict=True)]
         # A cell's tags and attributes take about 60 bytes, those of a mark 13.
         size += sum(60 + 13 * len(cell.pieces) + len(str(escape(cell.text)).encode("utf-8")) for cell in cells)
         if size > most_bytes and kept:
@@ -204,14 +204,14 @@ def line_chart(title: str, x_label: str, y_label: str, series: Mapping[str, Poin
 
     Series beyond the first `MOST_SERIES` are named in a note. Returns None if there are no finite points.
     """
-    finite = {name: _finite(points) for name, points in series.items()}
+    finite = {name: _finite_points(points) for name, points in series.items()}
     finite = {name: points for name, points in finite.items() if points}
     if not finite:
         return None
     left_out = list(finite)[MOST_SERIES:]
-    finite = {name: _thinned(sorted(points), MOST_POINTS) for name, points in list(finite.items())[:MOST_SERIES]}
-    x, y = (_Axis([point[of] for points in finite.values() for point in points], of) for of in (0, 1))
-    rows = [(name, *point) for name, points in finite.items() for point in _thinned(points, TABLE_ROWS // len(finite))]
+    finite = {name: _thin_points(sorted(points), MOST_POINTS) for name, points in list(finite.items())[:MOST_SERIES]}
+    x, y = (_Axis([point[axis] for points in finite.values() for point in points], axis) for axis in (0, 1))
+    rows = [(name, *point) for name, points in finite.items() for point in _thin_points(points, TABLE_ROWS // len(finite))]
     columns = (Column("series"), Column(x_label, "number", "{:,g}"), Column(y_label, "number", "{:.5g}"))
     return Chart(
         title,
@@ -227,10 +227,10 @@ def line_chart(title: str, x_label: str, y_label: str, series: Mapping[str, Poin
 
 def scatter(title: str, x_label: str, y_label: str, points: Points) -> Chart | None:
     """Draw a dot for each point, and the line y = x; return None if there are no finite points."""
-    finite = _finite(points)
+    finite = _finite_points(points)
     if not finite:
         return None
-    drawn = _thinned(finite, MOST_DOTS)
+    shown = _thin_points(finite, MOST_DOTS)
     values = [value for point in finite for value in point]
     x, y = _Axis(values, 0), _Axis(values, 1)
     low, high = min(values), max(values)
@@ -240,9 +240,9 @@ def scatter(title: str, x_label: str, y_label: str, points: Points) -> Chart | N
         y_label,
         x.ticks,
         y.ticks,
-        dots=[(round(x(a), 1), round(y(b), 1)) for a, b in drawn],
+        dots=[(round(x(a), 1), round(y(b), 1)) for a, b in shown],
         diagonal=f"{x(low):.1f},{y(low):.1f} {x(high):.1f},{y(high):.1f}",
-        note=f"{len(drawn):,} of {len(finite):,} rows are drawn." if len(drawn) < len(finite) else "",
+        note=f"{len(shown):,} of {len(finite):,} rows are drawn." if len(shown) < len(finite) else "",
     )
 
 
@@ -262,11 +262,11 @@ def to_markdown(blocks: Iterable[Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _cell(value: Any, column: Column, characters: int) -> Cell:
+def _make_cell(value: Any, column: Column, characters: int) -> Cell:
     if value is None:
         return Cell("")
     if isinstance(value, list):
-        pieces = _first(value, characters)
+        pieces = _truncate_pieces(value, characters)
         return Cell("".join(piece for piece, _ in pieces), pieces=pieces)
     if column.of == "text" or isinstance(value, str):
         return Cell(printable(str(value), characters))
@@ -279,7 +279,7 @@ def _cell(value: Any, column: Column, characters: int) -> Cell:
     return Cell(column.format.format(value), number)
 
 
-def _first(pieces: Sequence[tuple[str, bool]], characters: int) -> list[tuple[str, bool]]:
+def _truncate_pieces(pieces: Sequence[tuple[str, bool]], characters: int) -> list[tuple[str, bool]]:
     """Truncate a marked text to its first characters, with an ellipsis."""
     kept: list[tuple[str, bool]] = []
     for piece, marked in pieces:
@@ -293,20 +293,20 @@ def _first(pieces: Sequence[tuple[str, bool]], characters: int) -> list[tuple[st
 class _Axis:
     """A linear scale from values to coordinates, with ticks at round numbers; of: 0 for x, 1 for y."""
 
-    def __init__(self, values: Sequence[float], of: int):
+    def __init__(self, values: Sequence[float], axis: int):
         low, high = min(values), max(values)
         if low == high:
-            room = abs(low) * 0.05 or 0.5
-            low, high = low - room, high + room
+            margin = abs(low) * 0.05 or 0.5
+            low, high = low - margin, high + margin
         step = _round_step((high - low) / 5)
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-        if of == 0:
+        if axis == 0:
             self.low, self.high = low, high
             first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         else:
             self.low, self.high = first * step, last * step
-        self.start, self.end = (LEFT, WIDTH - RIGHT) if of == 0 else (HEIGHT - BOTTOM, TOP)
-        self.ticks = [(round(self(at * step), 1), _label(at * step, step)) for at in range(first, last + 1)]
+        self.start, self.end = (LEFT, WIDTH - RIGHT) if axis == 0 else (HEIGHT - BOTTOM, TOP)
+        self.ticks = [(round(self(index * step), 1), _tick_label(index * step, step)) for index in range(first, last + 1)]
 
     def __call__(self, value: float) -> float:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
@@ -318,20 +318,20 @@ def _round_step(step: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
 
 
-def _label(value: float, step: float) -> str:
+def _tick_label(value: float, step: float) -> str:
     if abs(value) >= 1e6 or 0 < step < 1e-4:
         return f"{value:.3g}"
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     return f"{value + 0.0:,.{digits}f}"
 
 
-def _finite(points: Sequence[Any]) -> list[tuple[float, float]]:
+def _finite_points(points: Sequence[Any]) -> list[tuple[float, float]]:
     pairs = [(float(a), float(b)) for a, b in points]
     return [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
 
 
-def _thinned(points: Sequence[Any], most: int) -> list[Any]:
+def _thin_points(points: Sequence[Any], most: int) -> list[Any]:
     """Return at most `most` evenly spaced points, including the first and the last."""
     if len(points) <= most:
         return list(points)
-    return [points[round(at * (len(points) - 1) / (most - 1))] for at in range(most)]
+    return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]

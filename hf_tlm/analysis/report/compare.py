@@ -23,7 +23,7 @@ from hf_tlm.utils.shown import one_line
 Runs = tuple[RunFolder, RunFolder]
 Both = tuple[Predictions, Predictions]
 LONGEST_NAME = 40
-_COSTS = {"steps": "{:,.0f}", "tokens": "{:,.0f}", "flops": "{:.3g}", "flops_ratio": "{:.2g}", "seconds": "{:.3f}"}
+_COST_FORMATS = {"steps": "{:,.0f}", "tokens": "{:,.0f}", "flops": "{:.3g}", "flops_ratio": "{:.2g}", "seconds": "{:.3f}"}
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | 
     Raises:
         AnalysisError: the runs predicted different rows.
     """
-    place = {identifier: at for at, identifier in enumerate(second.ids)}
-    if first.kind != second.kind or len(place) != len(first.ids) or set(place) != set(first.ids):
+    row_index = {identifier: index for index, identifier in enumerate(second.ids)}
+    if first.kind != second.kind or len(row_index) != len(first.ids) or set(row_index) != set(first.ids):
         raise AnalysisError(
             f"Two runs must have predictions of the same rows; their {first.split} predictions are of different rows "
             f"({len(first.ids):,} and {len(second.ids):,}). Pass two runs on the same task."
         )
-    order = np.array([place[identifier] for identifier in first.ids])
+    order = np.array([row_index[identifier] for identifier in first.ids])
     pairs = [(seed, seed) for seed in first.seeds if seed in second.seeds]
     if either := first.seedless or second.seedless:
         pairs = [(a, b) for a in first.seeds for b in second.seeds]
@@ -127,32 +127,32 @@ def compare_runs(
     Raises:
         AnalysisError: the runs have different tasks.
     """
-    of_run, other = run.record.get("task_fingerprint"), second.record.get("task_fingerprint")
-    if of_run != other:
+    fingerprint, other = run.record.get("task_fingerprint"), second.record.get("task_fingerprint")
+    if fingerprint != other:
         raise AnalysisError(
-            f"Two runs must have the same task; {run.name} is on {run.record.get('task')} (fingerprint {of_run}), "
+            f"Two runs must have the same task; {run.name} is on {run.record.get('task')} (fingerprint {fingerprint}), "
             f"{second.name} on {second.record.get('task')} (fingerprint {other})."
         )
     for split in ("test", "validation"):
-        found, absent = read_predictions(second, split) if split in predicted else (None, [])
-        if found is not None:
+        predictions, absent = read_predictions(second, split) if split in predicted else (None, [])
+        if predictions is not None:
             missing += [f"{second.name}: {sentence}" for sentence in [*second.missing, *absent]]
             judged, rows = predicted[split]
-            return against((run, second), (judged, found), rows, options)
+            return against((run, second), (judged, predictions), rows, options)
     missing.append(f"Nothing to compare: {run.name} and {second.name} have predictions of no split in common.")
     return None, None
 
 
 def highlights_of_both(runs: tuple[RunFolder, RunFolder]) -> list[tuple[str, str, str]]:
     """Return the tiles of two runs, those of the same kind next to each other, with the runs' names."""
-    found = [
-        (name, kind, (f"{kind}: {name}", figure, of))
+    labelled = [
+        (name, kind, (f"{kind}: {name}", figure, explanation))
         for name, run in zip(labels(runs), runs, strict=True)
-        for kind, figure, of in highlights(run)
+        for kind, figure, explanation in highlights(run)
         if kind != "to beat" or run is runs[0]
     ]
-    kinds = list(dict.fromkeys(kind for _, kind, _ in found))
-    tiles = [tile for _, _, tile in sorted(found, key=lambda one: kinds.index(one[1]))]
+    kinds = list(dict.fromkeys(kind for _, kind, _ in labelled))
+    tiles = [tile for _, _, tile in sorted(labelled, key=lambda entry: kinds.index(entry[1]))]
     return [("to beat", *tile[1:]) if tile[0].startswith("to beat") else tile for tile in tiles]
 
 
@@ -163,10 +163,10 @@ def against(runs: Runs, predictions: Both, rows: Rows | None, options: ReportPag
     page: they are of another split, or of seeds without predictions.
     """
     first, second = predictions
-    found, names = pair(first, second, (runs[0].best_seed, runs[1].best_seed)), labels(runs)
-    about = f"Both on the {len(found.order):,} rows of {first.split}; differences are {names[1]} minus {names[0]}."
-    blocks: list[Block] = [Text(about), _differing(runs), _score_table(runs, first.split)]
-    lead = lead_of(first, second, runs[0].metric or "", found.order)
+    pairing, names = pair(first, second, (runs[0].best_seed, runs[1].best_seed)), labels(runs)
+    note = f"Both on the {len(pairing.order):,} rows of {first.split}; differences are {names[1]} minus {names[0]}."
+    blocks: list[Block] = [Text(note), _settings_table(runs), _score_table(runs, first.split)]
+    lead = lead_of(first, second, runs[0].metric or "", pairing.order)
     if lead is not None:
         blocks.append(
             Text(
@@ -177,19 +177,19 @@ def against(runs: Runs, predictions: Both, rows: Rows | None, options: ReportPag
         )
     blocks += _cost_tables(runs)
     if first.larger_is_better:
-        blocks.append(_agreement_table(found, names))
+        blocks.append(_agreement_table(pairing, names))
         blocks.append(
             Text(
                 "p is McNemar's exact two-sided p of the rows that only one of two models has right: how likely so uneven a "
                 "split is if both are equally good. It is of one pair of models, and does not know how much seeds differ."
             )
         )
-    groups = {"All rows": [Group("all", np.arange(len(found.order)))]} | groups_of(first, rows)
-    tables = [_group_table(found, names, first.kind, by, members) for by, members in groups.items()]
+    groups = {"All rows": [Group("all", np.arange(len(pairing.order)))]} | groups_of(first, rows)
+    tables = [_group_table(pairing, names, first.kind, criterion, members) for criterion, members in groups.items()]
     blocks.append(Row(tables))
     for better in (True, False):
-        blocks.append(_examples(found, names, predictions, rows, options, better))
-    complete = all(len(one.seeds) == len(run.seeds) for one, run in zip(predictions, runs, strict=True))
+        blocks.append(_examples_table(pairing, names, predictions, rows, options, better))
+    complete = all(len(predicted.seeds) == len(run.seeds) for predicted, run in zip(predictions, runs, strict=True))
     return Section(f"Against {names[1]}", "against", blocks), lead if complete and first.split == _split_of(runs) else None
 
 
@@ -212,24 +212,24 @@ def verdict(runs: Runs, lead: Lead | None = None) -> str | None:
     (a, b), scores = labels(runs), [summary_of(run, split).get(metric or "") for run in runs]
     if None in scores:
         return None
-    word, figure = _figure_of(runs, scores)
-    said_of = [100 * figure(score["values"]) for score in scores if score]
-    apart = said_of[1] - said_of[0]
-    what = ("" if word == "mean" else f"the {word} of ") + f"{split} {metric_name(metric)}"
-    figures = f"{said_of[1]:.2f} for {b}, {said_of[0]:.2f} for {a}"
-    if f"{abs(apart):.2f}" == "0.00":
-        return f"{a} and {b} are equal in {what}: {figures}."
-    ahead, behind = (b, a) if apart > 0 else (a, b)
-    sentences = [f"{ahead} is ahead of {behind} in {what} by {abs(apart):.2f} points: {figures}."]
+    word, statistic = _common_statistic(runs, scores)
+    values = [100 * statistic(score["values"]) for score in scores if score]
+    gap = values[1] - values[0]
+    score_name = ("" if word == "mean" else f"the {word} of ") + f"{split} {metric_name(metric)}"
+    figures = f"{values[1]:.2f} for {b}, {values[0]:.2f} for {a}"
+    if f"{abs(gap):.2f}" == "0.00":
+        return f"{a} and {b} are equal in {score_name}: {figures}."
+    ahead, behind = (b, a) if gap > 0 else (a, b)
+    sentences = [f"{ahead} is ahead of {behind} in {score_name} by {abs(gap):.2f} points: {figures}."]
     if not all(run.kind == BASELINE for run in runs):
-        sentences.append(_beside_seeds(runs, scores, abs(apart)))
+        sentences.append(_compare_with_seeds(runs, scores, abs(gap)))
     if lead is not None and word == "mean":
         chance = "is more than chance of these texts" if lead.sure else "may be chance of these texts"
-        sentences.append(f"The lead {chance} ({(lead if apart > 0 else lead.reversed).interval}).")
+        sentences.append(f"The lead {chance} ({(lead if gap > 0 else lead.reversed).interval}).")
     return " ".join(sentences)
 
 
-def _beside_seeds(runs: Runs, scores: Sequence[Any], lead: float) -> str:
+def _compare_with_seeds(runs: Runs, scores: Sequence[Any], lead: float) -> str:
     """Return a sentence that compares a lead, in points, with the standard deviation over seeds; baselines have none."""
     deviations = [100 * score["std"] for score in scores if score["std"] is not None]
     if not deviations:
@@ -244,14 +244,14 @@ def _split_of(runs: Runs) -> str | None:
     return next((split for split in ("test", "validation") if all(summary_of(run, split) for run in runs)), None)
 
 
-def _figure_of(runs: Runs, scores: Sequence[Any]) -> tuple[str, Callable[[Sequence[float]], float]]:
+def _common_statistic(runs: Runs, scores: Sequence[Any]) -> tuple[str, Callable[[Sequence[float]], float]]:
     """Return (name, function) of the statistic over seeds for both runs.
 
     A statistic other than the mean is used only if both runs report it for the same number of seeds: the maximum over more
     seeds is higher.
     """
-    named, counts = {str(run.record.get("seed_figure")) for run in runs}, {score["n"] for score in scores if score}
-    return seed_figure(*named) if len(named) == len(counts) == 1 and counts != {1} else seed_figure("mean")
+    names, counts = {str(run.record.get("seed_figure")) for run in runs}, {score["n"] for score in scores if score}
+    return seed_figure(*names) if len(names) == len(counts) == 1 and counts != {1} else seed_figure("mean")
 
 
 def _score_table(runs: Runs, split: str) -> Table:
@@ -262,29 +262,32 @@ def _score_table(runs: Runs, split: str) -> Table:
     columns.append(Column("difference", "number", "{:+.2f}"))
     shared = {name: (summaries[0][name], summaries[1][name]) for name in summaries[0] if name in summaries[1]}
     shared.pop("loss", None)
-    word, figure = _figure_of(runs, [score for both in shared.values() for score in both])
+    word, statistic = _common_statistic(runs, [score for both in shared.values() for score in both])
     rows = []
     for metric, (a, b) in shared.items():
-        of_a, of_b = figure(a["values"]), figure(b["values"])
-        figures = [of_a, a["std"], of_b, b["std"], of_b - of_a]
-        rows.append((metric_name(metric), *(None if value is None else 100 * value for value in figures)))
-    what = "" if word == "mean" else f", the {word} of the seeds"
-    return make_table(f"{split} scores of both, in percent{what}", columns, rows)
+        value_a, value_b = statistic(a["values"]), statistic(b["values"])
+        values = [value_a, a["std"], value_b, b["std"], value_b - value_a]
+        rows.append((metric_name(metric), *(None if value is None else 100 * value for value in values)))
+    suffix = "" if word == "mean" else f", the {word} of the seeds"
+    return make_table(f"{split} scores of both, in percent{suffix}", columns, rows)
 
 
-def _differing(runs: Runs) -> Table:
+def _settings_table(runs: Runs) -> Table:
     """Return a table of the settings that differ; one that only a single run has is listed unless it is a default."""
-    settings = [{one.name: one for one in settings_of(run)} for run in runs]
+    settings = [{setting.name: setting for setting in settings_of(run)} for run in runs]
     shared = settings[0].keys() & settings[1].keys()
     first, second = (
-        {**_asked(run), **{name: one.value for name, one in own.items() if one.differs or name in shared}}
-        for run, own in zip(runs, settings, strict=True)
+        {
+            **_data_facts(run),
+            **{name: setting.value for name, setting in run_settings.items() if setting.differs or name in shared},
+        }
+        for run, run_settings in zip(runs, settings, strict=True)
     )
     rows = [(name, first.get(name), second.get(name)) for name in {**first, **second} if first.get(name) != second.get(name)]
     return make_table("What differs", [Column("setting"), *map(Column, labels(runs))], rows, characters=300)
 
 
-def _asked(run: RunFolder) -> dict[str, str]:
+def _data_facts(run: RunFolder) -> dict[str, str]:
     manifest = run.record.get("subset")
     facts = subset_facts(manifest) if manifest else [("Subset", "none")] if run.kind == "tlm" else []
     return {"kind of run": TITLES[run.kind], **{name: value for name, value in facts if name in ("Corpus", "Subset")}}
@@ -296,39 +299,46 @@ def _cost_tables(runs: Runs) -> list[Table]:
     if not all(costs):
         return []
     rows = []
-    for name, of in zip(labels(runs), costs, strict=True):
-        known = [[part[key] for part in of if part.get(key) is not None] for key in _COSTS]
-        means = [sum(values) / len(values) if values else None for values in known]
-        rows.append((name, *(hours(key, mean) for key, mean in zip(_COSTS, means, strict=True))))
-    columns = [Column("run"), *(replace(COST[key], format=_COSTS[key]) for key in _COSTS)]
+    for name, run_costs in zip(labels(runs), costs, strict=True):
+        recorded = [[cost[key] for cost in run_costs if cost.get(key) is not None] for key in _COST_FORMATS]
+        means = [sum(values) / len(values) if values else None for values in recorded]
+        rows.append((name, *(hours(key, mean) for key, mean in zip(_COST_FORMATS, means, strict=True))))
+    columns = [Column("run"), *(replace(COST[key], format=_COST_FORMATS[key]) for key in _COST_FORMATS)]
     return [make_table("Cost of both, means over seeds", columns, rows)]
 
 
-def _agreement_table(found: Pairing, names: tuple[str, str]) -> Table:
+def _agreement_table(pairing: Pairing, names: tuple[str, str]) -> Table:
     columns = [Column("seed"), Column("both right", "number"), *(Column(f"only {name}", "number") for name in names)]
     columns += [Column("neither", "number"), Column("p", "number", "{:.2g}")]
-    rows = [(name, *astuple(one), one.p) for name, one in zip(found.names, found.agreements(), strict=True)]
+    rows = [
+        (name, *astuple(agreement), agreement.p) for name, agreement in zip(pairing.names, pairing.agreements(), strict=True)
+    ]
     return make_table("Rows that the two have right", columns, rows)
 
 
-def _group_table(found: Pairing, names: tuple[str, str], kind: str, by: str, groups: list[Group]) -> Table:
-    times = 100 if kind != "regression" else 1
-    several = len(found.seeds) > 1
-    columns = [Column(heading(by)), Column("rows", "number")]
+def _group_table(pairing: Pairing, names: tuple[str, str], kind: str, criterion: str, groups: list[Group]) -> Table:
+    factor = 100 if kind != "regression" else 1
+    several = len(pairing.seeds) > 1
+    columns = [Column(heading(criterion)), Column("rows", "number")]
     columns += [Column(name, "number", "{:.2f}") for name in names]
     columns += [Column("difference", "number", "{:+.2f}"), *([Column("±", "number", "{:.2f}")] if several else [])]
     rows = []
     for group in groups:
-        apart = difference(found.first[:, group.rows], found.second[:, group.rows], found.seeds)
-        figures = apart[: 4 if several else 3]
-        rows.append((group.name, len(group.rows), *(None if value is None else times * value for value in figures)))
-    about = f"{SCORES[kind]} of both" + (f" by {by[0].lower()}{by[1:]}" if by != "All rows" else "")
-    about += ", in percent" if times == 100 else ""
-    return make_table(about, columns, rows, characters=200)
+        differences = difference(pairing.first[:, group.rows], pairing.second[:, group.rows], pairing.seeds)
+        figures = differences[: 4 if several else 3]
+        rows.append((group.name, len(group.rows), *(None if value is None else factor * value for value in figures)))
+    caption = f"{SCORES[kind]} of both" + (f" by {criterion[0].lower()}{criterion[1:]}" if criterion != "All rows" else "")
+    caption += ", in percent" if factor == 100 else ""
+    return make_table(caption, columns, rows, characters=200)
 
 
-def _examples(
-    found: Pairing, names: tuple[str, str], predictions: Both, rows: Rows | None, options: ReportPageArguments, better: bool
+def _examples_table(
+    pairing: Pairing,
+    names: tuple[str, str],
+    predictions: Both,
+    rows: Rows | None,
+    options: ReportPageArguments,
+    better: bool,
 ) -> Table:
     """Return a table of the rows on which the second run is better (or worse) on average, largest difference first.
 
@@ -336,24 +346,24 @@ def _examples(
     """
     first, second = predictions
     sign = (1 if better else -1) * (1 if first.larger_is_better else -1)
-    apart = sign * (found.second.mean(axis=0) - found.first.mean(axis=0))
-    chosen = [int(at) for at in np.argsort(-apart, kind="stable") if apart[at] > 1e-12]
-    places = np.array(found.seeds)
-    seeds = np.argmax(sign * (found.second[places[:, 1]] - found.first[places[:, 0]]), axis=0)  # [N], indices of `names`
+    differences = sign * (pairing.second.mean(axis=0) - pairing.first.mean(axis=0))
+    chosen = [int(index) for index in np.argsort(-differences, kind="stable") if differences[index] > 1e-12]
+    pairs = np.array(pairing.seeds)
+    seeds = np.argmax(sign * (pairing.second[pairs[:, 1]] - pairing.first[pairs[:, 0]]), axis=0)  # [N], indices of `names`
     ours = list(first.by_seed.values())
     theirs = [{row.id: row for row in of_seed} for of_seed in second.by_seed.values()]
-    several = len(found.seeds) > 1
+    several = len(pairing.seeds) > 1
     columns = [Column("id"), *([Column("text", wide=True)] if rows else []), *([Column("seed")] if several else [])]
     columns += [Column(name) for name in ("gold", *names)]
     columns += [Column(f"{SCORES[first.kind]}: {name}", "number", "{:.2f}") for name in names]
 
     def values() -> Iterator[tuple]:
-        for at in chosen:
-            a, b = found.seeds[seeds[at]]
-            one = ours[a][at]
-            shown = (one.id, *([rows.texts[at]] if rows else []), *([found.names[seeds[at]]] if several else []))
-            predicted = (one.gold, one.predicted, theirs[b][one.id].predicted)
-            yield (*shown, *predicted, float(found.first[:, at].mean()), float(found.second[:, at].mean()))
+        for index in chosen:
+            a, b = pairing.seeds[seeds[index]]
+            judged = ours[a][index]
+            shown = (judged.id, *([rows.texts[index]] if rows else []), *([pairing.names[seeds[index]]] if several else []))
+            predicted = (judged.gold, judged.predicted, theirs[b][judged.id].predicted)
+            yield (*shown, *predicted, float(pairing.first[:, index].mean()), float(pairing.second[:, index].mean()))
 
     caption = f"Where {names[1]} is {'better' if better else 'worse'} than {names[0]}"
     caption += ": predictions of the seed in which they differ most, scores over all seeds" if several else ""

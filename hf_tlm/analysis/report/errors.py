@@ -62,24 +62,24 @@ Predicted = dict[str, tuple[Predictions, Rows | None]]
 def predictions_of(run: RunFolder, task: Task | None, options: ReportPageArguments, missing: list[str]) -> Predicted:
     """Read the predictions of a run on each split; add sentences to `missing` about what is not available."""
     predicted: Predicted = {}
-    file, drawn = _examples(run)
-    training = None if task is None else TrainingWords(task, drawn)
+    file, training_ids = _training_examples(run)
+    training = None if task is None else TrainingWords(task, training_ids)
     scored = [split for split in SPLITS if any(split in record for record in run.seeds)]
     if run.kind == "few_shot":
         scored = ["test"]  # Every split has validation examples of its own.
     for split in scored if run.kind not in ("pretrain", "subset") else ():
-        found, absent = read_predictions(run, split)
+        predictions, absent = read_predictions(run, split)
         missing += absent
-        if found is not None:
-            of = run.record.get("scored_split", split)
-            rows = None if training is None else rows_of(training, of, found.ids, options.rare_below)
-            predicted[split] = found, rows
+        if predictions is not None:
+            scored_split = run.record.get("scored_split", split)
+            rows = None if training is None else rows_of(training, scored_split, predictions.ids, options.rare_below)
+            predicted[split] = predictions, rows
     if predicted and task is None:
         missing.append(
             "The task's texts: predictions are shown by their ids, and the error analysis knows neither lengths nor rare "
             "words. Give --task, the run's own."
         )
-    if predicted and task is not None and file is not None and drawn is None:
+    if predicted and task is not None and file is not None and training_ids is None:
         missing.append(
             f"Which texts {run.part} {run.best_seed} learned from: {file} in its folder is not there or damaged, so words "
             "are called rare by the task's whole training split."
@@ -89,19 +89,21 @@ def predictions_of(run: RunFolder, task: Task | None, options: ReportPageArgumen
 
 def error_sections(run: RunFolder, predicted: Predicted, options: ReportPageArguments) -> list[Section]:
     """Return the sections on confusions, errors and their analysis, with every split in each."""
-    parts: dict[str, list[Any]] = {"confusion": [], "errors": [], "analysis": []}
-    for found, rows in predicted.values():
-        parts["confusion"] += [*confusions(found), *tag_tables(found, run.seeds)]
-        if not parts["errors"] and found.kind in ABOUT_ERRORS:
-            parts["errors"].append(Text(ABOUT_ERRORS[found.kind]))
-        parts["errors"].append(error_table(found, rows, run.best_seed, options))
-        parts["analysis"] += group_tables(found, groups_of(found, rows))
+    by_section: dict[str, list[Any]] = {"confusion": [], "errors": [], "analysis": []}
+    for predictions, rows in predicted.values():
+        by_section["confusion"] += [*confusions(predictions), *tag_tables(predictions, run.seeds)]
+        if not by_section["errors"] and predictions.kind in ABOUT_ERRORS:
+            by_section["errors"].append(Text(ABOUT_ERRORS[predictions.kind]))
+        by_section["errors"].append(error_table(predictions, rows, run.best_seed, options))
+        by_section["analysis"] += group_tables(predictions, groups_of(predictions, rows))
     titles = {"confusion": "Confusions", "errors": "Errors", "analysis": "Error analysis"}
-    if parts["confusion"] and not any(len(getattr(block, "names", ())) > NARROW_MATRIX for block in parts["confusion"]):
-        parts["confusion"] = [Row(parts["confusion"])]
-    if parts["analysis"]:
-        parts["analysis"] = [Row(parts["analysis"])]
-    return [Section(titles[name], name, blocks) for name, blocks in parts.items() if blocks]
+    if by_section["confusion"] and not any(
+        len(getattr(block, "names", ())) > NARROW_MATRIX for block in by_section["confusion"]
+    ):
+        by_section["confusion"] = [Row(by_section["confusion"])]
+    if by_section["analysis"]:
+        by_section["analysis"] = [Row(by_section["analysis"])]
+    return [Section(titles[name], name, blocks) for name, blocks in by_section.items() if blocks]
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,10 @@ def confusion(pairs: Iterable[tuple[str, str]], names: Sequence[str] = ()) -> Co
     frequency = Counter(truth for truth, _ in pairs)
     others = {name for pair in pairs for name in pair} - set(names)
     ordered = [*names, *sorted(others, key=lambda name: (-frequency[name], name))]
-    place = {name: at for at, name in enumerate(ordered)}
+    class_index = {name: index for index, name in enumerate(ordered)}
     counts = np.zeros((len(ordered), len(ordered)), np.int64)
     for (truth, predicted), count in Counter(pairs).items():
-        counts[place[truth], place[predicted]] = count
+        counts[class_index[truth], class_index[predicted]] = count
     return Confusion(ordered, counts)
 
 
@@ -140,10 +142,10 @@ def fewer_classes(found: Confusion, most: int = MOST_CLASSES) -> Confusion:
     if len(found.names) <= most:
         return found
     kept = np.sort(np.argsort(-found.support, kind="stable")[: most - 1])
-    left = np.setdiff1d(np.arange(len(found.names)), kept)
-    groups = [*(np.array([at]) for at in kept), left]
+    merged = np.setdiff1d(np.arange(len(found.names)), kept)
+    groups = [*(np.array([index]) for index in kept), merged]
     counts = np.array([[found.counts[np.ix_(rows, columns)].sum() for columns in groups] for rows in groups])
-    return Confusion([*(found.names[at] for at in kept), OTHERS], counts)
+    return Confusion([*(found.names[index] for index in kept), OTHERS], counts)
 
 
 def confusions(found: Predictions) -> list[Any]:
@@ -171,8 +173,8 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
     seed = best if best is not None and best in found.by_seed else found.seeds[0]
     judged = found.by_seed[seed]
     regression = found.kind == "regression"
-    wrong = [at for at, row in enumerate(judged) if not row.right]
-    wrong.sort(key=lambda at: -(judged[at].score if regression else judged[at].probability or 0.0))
+    wrong = [index for index, row in enumerate(judged) if not row.right]
+    wrong.sort(key=lambda index: -(judged[index].score if regression else judged[index].probability or 0.0))
     several = len(found.seeds) > 1 and not regression
     columns = [Column("id"), *([Column("text", wide=True)] if rows else []), Column("gold"), Column("predicted")]
     probability = {"probability": Column("probability", "number", "{:.3f}")}
@@ -184,19 +186,19 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
     columns += numbers.values()
     columns += [Column(f"wrong in {found.part}s (of {len(found.seeds)})", "number")] if several else []
 
-    def values(at: int) -> list[Any]:
-        row = judged[at]
+    def values(index: int) -> list[Any]:
+        row = judged[index]
         gold, predicted = row.gold, row.predicted
         if row.wrong and rows:
-            words = rows.columns["tokens"][at]
+            words = rows.columns["tokens"][index]
             gold, predicted = tags_of(row.wrong, 1, words), tags_of(row.wrong, 2, words)
         shown = (getattr(row, name) for name in numbers)
-        misses = [int((~found.right[:, at]).sum())] if several else []
-        return [row.id, *([rows.texts[at]] if rows else []), gold, predicted, *shown, *misses]
+        misses = [int((~found.right[:, index]).sum())] if several else []
+        return [row.id, *([rows.texts[index]] if rows else []), gold, predicted, *shown, *misses]
 
-    of = "Rows, the farthest off first" if regression else "Errors, the surest first"
-    which = f", of {found.part} {seed}, the best on validation" if len(found.seeds) > 1 else ""
-    caption = f"{found.split}: {of.lower()}{which}"
+    title = "Rows, the farthest off first" if regression else "Errors, the surest first"
+    model_note = f", of {found.part} {seed}, the best on validation" if len(found.seeds) > 1 else ""
+    caption = f"{found.split}: {title.lower()}{model_note}"
     return texts_table(caption, columns, map(values, wrong), len(wrong), options)
 
 
@@ -213,22 +215,30 @@ def groups_of(found: Predictions, rows: Rows | None) -> dict[str, list[Group]]:
 
 def group_tables(found: Predictions, groups: dict[str, list[Group]]) -> list[Table]:
     """Return a table for each criterion: rows and score, with deviation over seeds; for classes also precision and F1."""
-    what = SCORES[found.kind]
+    score_name = SCORES[found.kind]
     as_share = found.larger_is_better
     tables = []
-    for by, members in groups.items():
-        columns = [Column(heading(by)), Column("rows", "number"), Column(what, "share" if as_share else "number", "{:.3f}")]
+    for criterion, members in groups.items():
+        columns = [
+            Column(heading(criterion)),
+            Column("rows", "number"),
+            Column(score_name, "share" if as_share else "number", "{:.3f}"),
+        ]
         deviation = Column("±\u00a0/%", "number", "{:.1f}") if as_share else Column("±", "number", "{:.3f}")
         columns += [deviation] if len(found.seeds) > 1 else []
         values: list[list[Any]] = []
         for group in members:
             mean, std = mean_and_std(found.scores[:, group.rows])
             values.append([group.name, len(group.rows), mean, *([] if std is None else [100 * std if as_share else std])])
-        if by == "Class":
+        if criterion == "Class":
             columns += [Column("precision", "share"), Column("F1", "share")]
-            for row, more in zip(values, _precision_and_f1(found, [group.name for group in members]), strict=True):
-                row += more
-        tables.append(make_table(f"{found.split}: {what} by {by[0].lower()}{by[1:]}", columns, values, characters=200))
+            for row, extra in zip(values, _precision_and_f1(found, [group.name for group in members]), strict=True):
+                row += extra
+        tables.append(
+            make_table(
+                f"{found.split}: {score_name} by {criterion[0].lower()}{criterion[1:]}", columns, values, characters=200
+            )
+        )
     return tables
 
 
@@ -242,35 +252,39 @@ def tag_tables(found: Predictions, seeds: Sequence[dict[str, Any]]) -> list[Tabl
         return []
     columns = [Column("tag"), Column("words", "number"), *(Column(name, "share") for name in ("precision", "recall", "F1"))]
     rows = [
-        (tag, own[0]["support"], *(float(np.mean([row[name] for row in own])) for name in ("precision", "recall", "f1")))
-        for tag, own in by_tag.items()
+        (
+            tag,
+            tag_rows[0]["support"],
+            *(float(np.mean([row[name] for row in tag_rows])) for name in ("precision", "recall", "f1")),
+        )
+        for tag, tag_rows in by_tag.items()
     ]
     return [make_table(f"{found.split}: tags", columns, rows)]
 
 
-def _examples(run: RunFolder) -> tuple[str | None, frozenset[str] | None]:
+def _training_examples(run: RunFolder) -> tuple[str | None, frozenset[str] | None]:
     """Return (file that lists the best seed's training examples, their ids).
 
     The file is None if all examples were used, the ids None if the file cannot be read.
     """
     arguments = run.record.get("arguments")
-    some = isinstance(arguments, dict) and arguments.get("train_fraction", 1) != 1
-    if run.best_seed is None or not (some or run.kind == "few_shot"):
+    is_sampled = isinstance(arguments, dict) and arguments.get("train_fraction", 1) != 1
+    if run.best_seed is None or not (is_sampled or run.kind == "few_shot"):
         return None, None
-    file, drawn = EXAMPLES_FILE if run.kind == "few_shot" else TRAIN_IDS_FILE, None
+    file, ids = EXAMPLES_FILE if run.kind == "few_shot" else TRAIN_IDS_FILE, None
     with contextlib.suppress(OSError, HfTlmError):
-        drawn = read_json(run.seed_folder(run.best_seed) / file, HfTlmError)
+        ids = read_json(run.seed_folder(run.best_seed) / file, HfTlmError)
     if run.kind == "few_shot":
-        drawn = drawn.get("train") if isinstance(drawn, dict) else None
-    return file, frozenset(map(str, drawn)) if isinstance(drawn, list) else None
+        ids = ids.get("train") if isinstance(ids, dict) else None
+    return file, frozenset(map(str, ids)) if isinstance(ids, list) else None
 
 
-def _precision_and_f1(found: Predictions, names: Sequence[str]) -> list[list[float]]:
+def _precision_and_f1(predictions: Predictions, names: Sequence[str]) -> list[list[float]]:
     """Return precision and F1 of each class, [classes, 2], means over the seeds; 0 for a class never predicted."""
-    each = []
-    for rows in found.by_seed.values():
-        table = confusion([(row.gold, row.predicted) for row in rows], found.names)
-        right, said = np.diagonal(table.counts), table.counts.sum(axis=0)
-        of_all = np.stack([right / np.maximum(1, said), 2 * right / np.maximum(1, said + table.support)], axis=1)
-        each.append(of_all[[table.names.index(name) for name in names]])
-    return np.mean(each, axis=0).tolist()
+    by_seed = []
+    for rows in predictions.by_seed.values():
+        table = confusion([(row.gold, row.predicted) for row in rows], predictions.names)
+        right, predicted = np.diagonal(table.counts), table.counts.sum(axis=0)
+        values = np.stack([right / np.maximum(1, predicted), 2 * right / np.maximum(1, predicted + table.support)], axis=1)
+        by_seed.append(values[[table.names.index(name) for name in names]])
+    return np.mean(by_seed, axis=0).tolist()

@@ -81,7 +81,7 @@ def report_page(
         if not isinstance(folder, RunFolder) and (name == "run" or folder is not None):
             raise AnalysisError(f"{name}: expected a RunFolder; {instead(folder, 'read_run', data=False)}")
     check_subsets(subsets or {})
-    return _page(run, second, task, subsets or {}, options or ReportPageArguments())[0]
+    return _render_page(run, second, task, subsets or {}, options or ReportPageArguments())[0]
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArguments) -> Findings:
@@ -91,7 +91,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArgum
         raise AnalysisError(f"--what report needs one --run, or two to compare; received {len(runs)}.")
     second = runs[1] if len(runs) == 2 else None
     loaded = task.load() if task.task is not None else None
-    page, compared = _page(runs[0], second, loaded, args.opened_subsets, options)
+    page, compared = _render_page(runs[0], second, loaded, args.opened_subsets, options)
     path = args.folder / FILE
     atomic_write(path, page)
     names = " against ".join(run.name for run in runs)
@@ -103,7 +103,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArgum
     return Findings(title, f"{text}\n\n{tables}", [path, path.with_suffix(".md")])
 
 
-def _page(
+def _render_page(
     run: RunFolder, second: RunFolder | None, task: Task | None, subsets: Mapping[str, Subset], options: ReportPageArguments
 ) -> tuple[str, Section | None]:
     """Return the page, and its section that compares two runs; None if no split has predictions of both."""
@@ -112,7 +112,7 @@ def _page(
         missing.append(
             "The run came from the Hub, so nothing that it names was loaded: all of this is in its own files, or was given."
         )
-    task = _task_of(run, task)
+    task = _resolve_task(run, task)
     predicted = predictions_of(run, task, options, missing)
     rows = {split: of_split for split, (_, of_split) in predicted.items() if of_split is not None}
     sections = [about.what_was_run(run, rows), about.on_what(run), about.cost(run), about.scores(run)]
@@ -136,7 +136,7 @@ def _page(
     return page, compared
 
 
-def _task_of(run: RunFolder, task: Task | None) -> Task | None:
+def _resolve_task(run: RunFolder, task: Task | None) -> Task | None:
     """Return the given task, checked to be the run's, or the run's recorded task if none is given.
 
     Raises:
@@ -145,10 +145,10 @@ def _task_of(run: RunFolder, task: Task | None) -> Task | None:
     if task is None:
         return recorded_task(run)
     check_task(task)
-    if (of_run := run.record.get("task_fingerprint")) not in (None, task.fingerprint):
+    if (fingerprint := run.record.get("task_fingerprint")) not in (None, task.fingerprint):
         raise AnalysisError(
             f"--task {task.name} is not the task of {run.name}: its data have fingerprint {task.fingerprint}, those of the "
-            f"run {of_run}. Pass the run's own task, or remove --task for a report without texts."
+            f"run {fingerprint}. Pass the run's own task, or remove --task for a report without texts."
         )
     return task
 

@@ -118,23 +118,27 @@ class Predictions:
         """Return a scorer for each seed, which computes the metric on chosen rows; empty if rows do not determine it."""
         rows = range(len(self.ids)) if order is None else order
         if self.kind == "question_answering":
-            return [partial(_mean_of, scores) for scores in self.scores[:, list(rows)]]
+            return [partial(_mean_score, scores) for scores in self.scores[:, list(rows)]]
         if metric not in METRICS_OF_ROWS or metric not in KIND_METRICS.get(self.kind, ()):
             return []
         if self.kind == "regression":
-            numbers = np.array([[of[row].numbers for row in rows] for of in self.by_seed.values()])  # [seeds, rows, 2]
-            return [scorer(metric, *one.T) for one in numbers] if np.isfinite(numbers).all() else []
-        said = (name for of in self.by_seed.values() for one in of for name in (one.gold, one.predicted))
-        place = {name: at for at, name in enumerate(dict.fromkeys([*names, *said]))}
-        if metric == "f1" and not len(names) == len(place) == 2:
+            numbers = np.array(
+                [[judged[row].numbers for row in rows] for judged in self.by_seed.values()]
+            )  # [seeds, rows, 2]
+            return [scorer(metric, *item.T) for item in numbers] if np.isfinite(numbers).all() else []
+        used_names = (name for judged in self.by_seed.values() for item in judged for name in (item.gold, item.predicted))
+        class_index = {name: index for index, name in enumerate(dict.fromkeys([*names, *used_names]))}
+        if metric == "f1" and not len(names) == len(class_index) == 2:
             return []
         return [
-            scorer(metric, [place[of[row].gold] for row in rows], [place[of[row].predicted] for row in rows])
-            for of in self.by_seed.values()
+            scorer(
+                metric, [class_index[judged[row].gold] for row in rows], [class_index[judged[row].predicted] for row in rows]
+            )
+            for judged in self.by_seed.values()
         ]
 
 
-def _mean_of(scores: np.ndarray, rows: np.ndarray) -> float:
+def _mean_score(scores: np.ndarray, rows: np.ndarray) -> float:
     return float(scores[rows].mean())
 
 
@@ -144,49 +148,49 @@ def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, li
     Returns (predictions, None if there are none; sentences about what is missing).
     """
     missing: list[str] = []
-    found: dict[int, list[Judged]] = {}
+    by_seed: dict[int, list[Judged]] = {}
     names: tuple[str, ...] = ()
     for seed in (record["seed"] for record in run.seeds):
         path = predictions_file(run.seed_folder(seed), split)
-        lines = read_answers(run.seed_folder(seed), split, AnalysisError, _again(run))
+        lines = read_answers(run.seed_folder(seed), split, AnalysisError, _rerun_advice(run))
         if lines is None:
             missing.append(f"No {split} predictions of {run.part} {seed} ({path.relative_to(run.path)}).")
             continue
-        judge = JUDGES.get(run.task_kind, _classified)
-        rows = [_judged(judge, line, path, at, run) for at, line in enumerate(lines, 1)]
-        if found and [row.id for row in rows] != [row.id for row in next(iter(found.values()))]:
+        judge = JUDGES.get(run.task_kind, _judge_classification)
+        rows = [_judge_line(judge, line, path, line_number, run) for line_number, line in enumerate(lines, 1)]
+        if by_seed and [row.id for row in rows] != [row.id for row in next(iter(by_seed.values()))]:
             missing.append(
                 f"The {split} predictions of {run.part} {seed} are of other rows than those before and are left out."
             )
             continue
-        found[seed] = rows
+        by_seed[seed] = rows
         probabilities = lines[0].get("probabilities")
         names = names or tuple(probabilities if isinstance(probabilities, Mapping) else ())
-    read = Predictions(run.task_kind, split, found, names, run.kind == BASELINE, run.part) if found else None
-    return read, missing
+    predictions = Predictions(run.task_kind, split, by_seed, names, run.kind == BASELINE, run.part) if by_seed else None
+    return predictions, missing
 
 
-def _again(run: RunFolder) -> str:
+def _rerun_advice(run: RunFolder) -> str:
     """Return advice for a damaged file: to rerun the command, and what to delete if it would consider the run finished."""
-    first = ""
+    deletion = ""
     if run.kind == "grid":
-        first = f" after deleting {run.home / RESULTS_FILE}"
+        deletion = f" after deleting {run.home / RESULTS_FILE}"
     elif "reproduce" in str(run.record.get("command", "")).partition(" --")[0]:
-        first = " after deleting its record in the folder runs of the table"
-    return f"Copy the file again, or repeat the command that created the run{first}, to create the {run.part} again."
+        deletion = " after deleting its record in the folder runs of the table"
+    return f"Copy the file again, or repeat the command that created the run{deletion}, to create the {run.part} again."
 
 
-def _judged(judge: Judge, line: Mapping[str, Any], path: Path, at: int, run: RunFolder) -> Judged:
+def _judge_line(judge: Judge, line: Mapping[str, Any], path: Path, line_number: int, run: RunFolder) -> Judged:
     try:
         return judge(line)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AnalysisError(
-            f"{path}, line {at}, is not a prediction that hf_tlm wrote ({type(error).__name__}: {error}): expected `id`, "
-            f"`label` and `prediction`. {_again(run)}"
+            f"{path}, line {line_number}, is not a prediction that hf_tlm wrote ({type(error).__name__}: {error}): expected "
+            f"`id`, `label` and `prediction`. {_rerun_advice(run)}"
         ) from error
 
 
-def _classified(line: Mapping[str, Any]) -> Judged:
+def _judge_classification(line: Mapping[str, Any]) -> Judged:
     probabilities = line.get("probabilities") or {}
     gold, predicted = str(line["label"]), str(line["prediction"])
     right = gold == predicted
@@ -195,48 +199,54 @@ def _classified(line: Mapping[str, Any]) -> Judged:
     )
 
 
-def _rated(line: Mapping[str, Any]) -> Judged:
+def _judge_regression(line: Mapping[str, Any]) -> Judged:
     gold, predicted = float(line["label"]), float(line["prediction"])
     return Judged(str(line["id"]), f"{gold:g}", f"{predicted:.4g}", abs(gold - predicted), None, numbers=(gold, predicted))
 
 
-def _answered(line: Mapping[str, Any]) -> Judged:
+def _judge_answer(line: Mapping[str, Any]) -> Judged:
     references, predicted = list(line["label"]), str(line["prediction"])
     score, right = answer_f1(predicted, references), bool(exact_match(predicted, references))
     gold = " | ".join(dict.fromkeys(map(str, references))) or NO_ANSWER
     return Judged(str(line["id"]), gold, predicted or NO_ANSWER, score, right, line.get("probability"))
 
 
-def _tagged(line: Mapping[str, Any]) -> Judged:
+def _judge_tags(line: Mapping[str, Any]) -> Judged:
     gold, predicted = list(line["label"]), list(line["prediction"])
     if len(gold) != len(predicted):
         raise ValueError(f"{len(gold)} labels, {len(predicted)} predicted tags")
     # A missing tag counts as an error, as does the tag of a word whose gold tag is not in training.
-    wrong = [at for at, (truth, tag) in enumerate(zip(gold, predicted, strict=True)) if tag is None or tag != truth]
+    wrong = [
+        position for position, (truth, tag) in enumerate(zip(gold, predicted, strict=True)) if tag is None or tag != truth
+    ]
     probabilities = line.get("probabilities") or []
-    sure = [probabilities[at] for at in wrong if at < len(probabilities) and probabilities[at] is not None]
-    shown = tuple((at, str(gold[at]), str(predicted[at])) for at in wrong[:SHOWN_TAGS])
+    wrong_probabilities = [
+        probabilities[position]
+        for position in wrong
+        if position < len(probabilities) and probabilities[position] is not None
+    ]
+    shown = tuple((position, str(gold[position]), str(predicted[position])) for position in wrong[:SHOWN_TAGS])
     return Judged(
         str(line["id"]),
         tags_of(shown, 1),
         tags_of(shown, 2),
         1 - len(wrong) / max(1, len(gold)),
         not wrong,
-        max(sure, default=None),
+        max(wrong_probabilities, default=None),
         wrong=shown,
     )
 
 
 def tags_of(wrong: Sequence[tuple[int, str, str]], which: int, words: Sequence[str] | None = None) -> str:
     """Format each wrong word as `word: tag`, or with its number from 1; which: 1 for gold tags, 2 for predicted ones."""
-    listed = ", ".join(f"{words[one[0]] if words else one[0] + 1}: {one[which]}" for one in wrong)
+    listed = ", ".join(f"{words[entry[0]] if words else entry[0] + 1}: {entry[which]}" for entry in wrong)
     return listed + (", …" if len(wrong) == SHOWN_TAGS else "")
 
 
 JUDGES: dict[str, Judge] = {
-    "regression": _rated,
-    "question_answering": _answered,
-    "tagging": _tagged,
+    "regression": _judge_regression,
+    "question_answering": _judge_answer,
+    "tagging": _judge_tags,
 }
 
 
@@ -257,7 +267,7 @@ class TrainingWords:
             train = train.select([row for row, identifier in enumerate(train["id"][:]) if identifier in self.ids])
         columns = [name for name in TEXTS[self.task.kind] if name in train.column_names]
         # Many questions share a context, which counts once.
-        return document_frequency(text for name in columns for text in dict.fromkeys(_as_text(name, train[name][:])))
+        return document_frequency(text for name in columns for text in dict.fromkeys(_join_values(name, train[name][:])))
 
 
 @dataclass(frozen=True)
@@ -272,7 +282,7 @@ class Rows:
     @cached_property
     def texts(self) -> list[str]:
         """The text of each row, with its columns joined."""
-        return [" / ".join(parts) for parts in zip(*map(_as_text, self.columns, self.columns.values()), strict=True)]
+        return [" / ".join(parts) for parts in zip(*map(_join_values, self.columns, self.columns.values()), strict=True)]
 
     def rare_share(self, below: int) -> float:
         """Return the share of the rows' words that occur in fewer than `below` training texts; 0 if there are no words."""
@@ -283,13 +293,13 @@ class Rows:
     def groups(self) -> dict[str, list[Group]]:
         """Criterion -> groups of rows by length, by share of rare words and, for questions, by question word."""
         lengths, rare = lengths_and_rare_shares(self.texts, self.training.frequency, self.rare_below)
-        found = {
+        groups = {
             "Length of the text, in words": by_quantile(lengths),
             f"Share of rare words (in fewer than {self.rare_below} training texts)": by_quantile(100 * rare, "{:.1f}%"),
         }
         if self.kind == "question_answering":
-            found["Question word"] = by_value([question_word(question) for question in self.columns["question"]])
-        return found
+            groups["Question word"] = by_value([question_word(question) for question in self.columns["question"]])
+        return groups
 
 
 def rows_of(training: TrainingWords, split: str, ids: Sequence[str], rare_below: int) -> Rows:
@@ -304,18 +314,18 @@ def rows_of(training: TrainingWords, split: str, ids: Sequence[str], rare_below:
             f"{task.name} has no {split} split, but the run has predictions of one. Pass the run's own --task."
         )
     data = task.splits[split]
-    place = {identifier: at for at, identifier in enumerate(data["id"][:])}
-    if missing := [identifier for identifier in ids if identifier not in place]:
+    row_of_id = {identifier: index for index, identifier in enumerate(data["id"][:])}
+    if missing := [identifier for identifier in ids if identifier not in row_of_id]:
         raise AnalysisError(f"The {split} split of {task.name} has no row {missing[0]!r}. Pass the run's own --task.")
     names = [name for name in TEXTS[task.kind] if name in data.column_names]
-    chosen = data.select([place[identifier] for identifier in ids])
+    chosen = data.select([row_of_id[identifier] for identifier in ids])
     return Rows(task.kind, {name: chosen[name][:] for name in names}, training, rare_below)
 
 
-def _as_text(column: str, values: Sequence[Any]) -> list[str]:
+def _join_values(column: str, values: Sequence[Any]) -> list[str]:
     """Join lists of words, or of options, into texts."""
-    between = " | " if column == "options" else " "
-    return [value if isinstance(value, str) else between.join(map(str, value)) for value in values]
+    separator = " | " if column == "options" else " "
+    return [value if isinstance(value, str) else separator.join(map(str, value)) for value in values]
 
 
 @dataclass(frozen=True)
@@ -341,12 +351,12 @@ def lengths_and_rare_shares(
 
     A word is rare if fewer than `rare_below` training texts contain it.
     """
-    known = {word for word, count in frequency.items() if count >= rare_below}
+    frequent_words = {word for word, count in frequency.items() if count >= rare_below}
     lengths, rare = np.zeros(len(texts), np.int64), np.zeros(len(texts))
-    for at, text in enumerate(texts):
-        found = words(text)
-        lengths[at] = len(found)
-        rare[at] = (len(found) - sum(map(known.__contains__, found))) / max(1, len(found))
+    for index, text in enumerate(texts):
+        text_words = words(text)
+        lengths[index] = len(text_words)
+        rare[index] = (len(text_words) - sum(map(frequent_words.__contains__, text_words))) / max(1, len(text_words))
     return lengths, rare
 
 
@@ -364,10 +374,10 @@ def by_quantile(values: np.ndarray, format: str = "{:,.0f}") -> list[Group]:
     if not len(values):
         return []
     edges = np.unique(np.quantile(values, (0.25, 0.5, 0.75), method="inverted_cdf"))
-    place = np.searchsorted(edges, values, side="left")
+    quartiles = np.searchsorted(edges, values, side="left")
     groups = []
-    for part in np.unique(place):
-        rows = np.flatnonzero(place == part)
+    for quartile in np.unique(quartiles):
+        rows = np.flatnonzero(quartiles == quartile)
         low, high = (format.format(edge) for edge in (values[rows].min(), values[rows].max()))
         groups.append(Group(low if low == high else f"{low} to {high}", rows))
     return groups
@@ -398,6 +408,6 @@ def difference(
     deviation over the `paired` seeds, None for fewer than two.
     """
     means = first.mean(axis=1), second.mean(axis=1)
-    apart = np.array([means[1][b] - means[0][a] for a, b in paired])
+    differences = np.array([means[1][b] - means[0][a] for a, b in paired])
     a, b = float(means[0].mean()), float(means[1].mean())
-    return a, b, b - a, float(apart.std(ddof=1)) if len(apart) > 1 else None
+    return a, b, b - a, float(differences.std(ddof=1)) if len(differences) > 1 else None

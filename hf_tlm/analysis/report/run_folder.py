@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hf_tlm.tasks import Task
 
 # Suffixes of the files that a page is made from.
-_RECORDS = (".json", ".jsonl", ".parquet")
+_RECORD_SUFFIXES = (".json", ".jsonl", ".parquet")
 BASELINE = "baseline"
 TITLES = {
     "tlm": "TLM",
@@ -47,7 +47,7 @@ TITLES = {
     BASELINE: "A model without a network",
 }
 # Settings that every run sets or derives by itself, which do not reflect what was asked for.
-_SETTLED = frozenset(
+_DERIVED_SETTINGS = frozenset(
     "accelerator_config activation_checkpointing ddp_find_unused_parameters debug do_eval gradient_checkpointing "
     "hub_strategy label_names remove_unused_columns texts_per_step".split()
 )
@@ -97,8 +97,8 @@ class RunFolder:
     def started_seeds(self) -> list[int]:
         """Seeds that have a folder, finished or not, sorted."""
         names = os.listdir(self.home) if self.home.is_dir() else []
-        found = (re.fullmatch(r"(?:seed|split)-(\d+)", name) for name in names)
-        return sorted(int(match[1]) for match in found if match)
+        matches = (re.fullmatch(r"(?:seed|split)-(\d+)", name) for name in names)
+        return sorted(int(match[1]) for match in matches if match)
 
     @property
     def best_seed(self) -> int | None:
@@ -106,8 +106,8 @@ class RunFolder:
         if not self.seeds:
             return None
         scores = [(record.get("validation") or {}).get(self.metric) for record in self.seeds]
-        known = [float("-inf") if score is None or math.isnan(score) else score for score in scores]
-        return self.seeds[known.index(max(known))]["seed"]
+        values = [float("-inf") if score is None or math.isnan(score) else score for score in scores]
+        return self.seeds[values.index(max(values))]["seed"]
 
 
 def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
@@ -117,17 +117,17 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
         AnalysisError: it is none of these, or one of its files is damaged; the message names the file.
     """
     if not isinstance(path, (str, os.PathLike)):
-        made = " Pass run.output_dir." if hasattr(path, "output_dir") else ""
-        raise AnalysisError(f"path: expected the folder of a run; received {kind_of(path)}.{made}")
+        hint = " Pass run.output_dir." if hasattr(path, "output_dir") else ""
+        raise AnalysisError(f"path: expected the folder of a run; received {kind_of(path)}.{hint}")
     path = Path(path)
     check_links(path)
     name = name or path.resolve().name
-    places = [path / file for file in (RESULTS_FILE, SETTINGS_FILE, MANIFEST_FILE, GRID_FILE)]
-    files = {place.name: read_json(place) for place in places if place.is_file()}
+    candidates = [path / file for file in (RESULTS_FILE, SETTINGS_FILE, MANIFEST_FILE, GRID_FILE)]
+    files = {candidate.name: read_json(candidate) for candidate in candidates if candidate.is_file()}
     for file in (RESULTS_FILE, SETTINGS_FILE, MANIFEST_FILE):
         check_record(files.get(file, {}), path / file)
     if not {RESULTS_FILE, SETTINGS_FILE} & set(files):
-        return _of_others(path, name, files.get(MANIFEST_FILE))
+        return _read_other_folder(path, name, files.get(MANIFEST_FILE))
     if is_baseline(record := files.get(RESULTS_FILE, {})):
         check_seed(seed := baseline_seed(record), path / RESULTS_FILE)
         return RunFolder(name, path, BASELINE, record, [seed], home=path)
@@ -141,21 +141,21 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
                 f"{path / GRID_FILE}: the chosen point lies outside of the run's folder. The file is damaged."
             )
         record = {**record, "grid": files[GRID_FILE]}
-    if type(number := record.get("round")) is int:
-        home = path / f"round-{number}"
+    if type(round_number := record.get("round")) is int:
+        home = path / f"round-{round_number}"
     run = RunFolder(name, path, _kind(record), record, home=home, missing=missing)
     run.seeds.extend(_finished_seeds(run, RESULTS_FILE in files))
-    if run.kind != "pretrain" and (left := sorted(set(run.started_seeds) - {seed["seed"] for seed in run.seeds})):
-        missing.append(f"Not finished: seed {', '.join(map(str, left))}.")
+    if run.kind != "pretrain" and (unfinished := sorted(set(run.started_seeds) - {seed["seed"] for seed in run.seeds})):
+        missing.append(f"Not finished: seed {', '.join(map(str, unfinished))}.")
     return run
 
 
-def _of_others(path: Path, name: str, manifest: dict[str, Any] | None) -> RunFolder:
+def _read_other_folder(path: Path, name: str, manifest: dict[str, Any] | None) -> RunFolder:
     """Read a folder without a record of its own: a subset, an arm's runs, or the output of `hf-tlm baseline`."""
     if manifest is not None:
         return RunFolder(name, path, "subset", manifest, home=path)
-    if folders := sorted(folder for folder in path.glob(f"{SEED}*") if _is_of_a_seed(folder)):
-        return _of_arm(name, path, [read_run(folder) for folder in folders])
+    if folders := sorted(folder for folder in path.glob(f"{SEED}*") if _is_seed_run(folder)):
+        return _combine_arm(name, path, [read_run(folder) for folder in folders])
     if (path / LINEAR / RESULTS_FILE).is_file():  # The same baseline that prediction uses.
         return read_run(path / LINEAR, name)
     raise AnalysisError(
@@ -172,23 +172,23 @@ def check_links(folder: Path) -> None:
     """
     # Files in the Hub's cache are links into the `blobs` of their repository.
     home = folder.resolve()
-    homes = [home, home.parents[1] / "blobs"] if is_fetched(home) and len(home.parents) > 1 else [home]
+    roots = [home, home.parents[1] / "blobs"] if is_fetched(home) and len(home.parents) > 1 else [home]
     for path in folder.rglob("*"):
-        if path.is_symlink() and not any(path.resolve().is_relative_to(place) for place in homes):
-            if path.is_dir() or path.suffix in _RECORDS:
+        if path.is_symlink() and not any(path.resolve().is_relative_to(root) for root in roots):
+            if path.is_dir() or path.suffix in _RECORD_SUFFIXES:
                 raise AnalysisError(
                     f"{path} is a link out of the run's folder, which a report does not follow. Replace the link with a "
                     "copy of its target, or remove it."
                 )
 
 
-def _is_of_a_seed(folder: Path) -> bool:
+def _is_seed_run(folder: Path) -> bool:
     """Return whether the folder of a seed is a run of its own, finished or not, and not a part of a run."""
-    named = re.fullmatch(rf"{SEED}\d+", folder.name)
-    return named is not None and ((folder / SETTINGS_FILE).is_file() or (folder / folder.name).is_dir())
+    match = re.fullmatch(rf"{SEED}\d+", folder.name)
+    return match is not None and ((folder / SETTINGS_FILE).is_file() or (folder / folder.name).is_dir())
 
 
-def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
+def _combine_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
     """Combine runs of one seed each into one, with the record of the first finished run.
 
     Raises:
@@ -201,10 +201,10 @@ def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
             raise AnalysisError(
                 f"{run.path} has runs of other seeds than its name says. Set --run to the folder of one run."
             )
-        for part in ("task_fingerprint", "metric", "subset", "model", "arguments"):
-            values = [one.record.get(part) for one in (finished[0], run)]
+        for section in ("task_fingerprint", "metric", "subset", "model", "arguments"):
+            values = [member.record.get(section) for member in (finished[0], run)]
             first, other = ({**(value if isinstance(value, Mapping) else {"": value}), "seeds": None} for value in values)
-            if changed := [f"{part} {key}".strip() for key in {**first, **other} if first.get(key) != other.get(key)]:
+            if changed := [f"{section} {key}".strip() for key in {**first, **other} if first.get(key) != other.get(key)]:
                 raise AnalysisError(
                     f"{finished[0].path} and {run.path} are not runs of one arm: their {changed[0]} differs. Set --run to "
                     "the folder of one run."
@@ -229,9 +229,9 @@ def _finished_seeds(run: RunFolder, finished: bool) -> list[dict[str, Any]]:
     Raises:
         AnalysisError: a record is damaged.
     """
-    part, results = f"{run.part}s", run.path / RESULTS_FILE
+    key, results = f"{run.part}s", run.path / RESULTS_FILE
     if finished:
-        records = run.record.get(part, [])
+        records = run.record.get(key, [])
     else:
         files = [(seed, run.seed_folder(seed) / RESULTS_FILE) for seed in run.started_seeds]
         records = [{"seed": seed, **read_json(path)} for seed, path in files if path.is_file()]
@@ -251,14 +251,16 @@ class Setting:
 def settings_of(run: RunFolder) -> list[Setting]:
     """Return all recorded settings of a run, in their order."""
     defaults = _defaults(run)
-    found = []
+    settings = []
     for section in ("arguments", "model", "blocks", "settings"):  # "settings" is that of baselines.
         values = run.record.get(section)
         for name, value in (values if isinstance(values, Mapping) else {}).items():
-            known = name in defaults
-            differs = name not in _SETTLED and (not known or defaults[name] != value)
-            found.append(Setting(name, _written(value), _written(defaults[name]) if known else None, differs))
-    return found
+            has_default = name in defaults
+            differs = name not in _DERIVED_SETTINGS and (not has_default or defaults[name] != value)
+            settings.append(
+                Setting(name, _format_value(value), _format_value(defaults[name]) if has_default else None, differs)
+            )
+    return settings
 
 
 def _defaults(run: RunFolder) -> dict[str, Any]:
@@ -276,8 +278,8 @@ def _defaults(run: RunFolder) -> dict[str, Any]:
         "grid": (FinetuneArguments, CheckpointArguments),
         "few_shot": (FewShotArguments, CheckpointArguments),
     }.get(run.kind, ())
-    known = (default for cls in classes for default in defaults_of(cls).items())
-    values = {name: value for name, value in known if value is not dataclasses.MISSING}
+    pairs = (default for cls in classes for default in defaults_of(cls).items())
+    values = {name: value for name, value in pairs if value is not dataclasses.MISSING}
     if ModelArguments in classes:
         # Some defaults depend on the objective.
         objective = (run.record.get("arguments") or {}).get("objective", "mlm")
@@ -288,7 +290,7 @@ def _defaults(run: RunFolder) -> dict[str, Any]:
     return json.loads(json.dumps(values, default=str))
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -309,8 +311,8 @@ def task_of_run(folder: str | os.PathLike) -> tuple[Task, str]:
     Raises:
         AnalysisError: it is not a run, or its task is not recorded, no longer found, or has other data now.
     """
-    here = Path(folder).resolve()
-    home = next((place for place in (here, *here.parents[:4]) if (place / SETTINGS_FILE).is_file()), None)
+    path = Path(folder).resolve()
+    home = next((candidate for candidate in (path, *path.parents[:4]) if (candidate / SETTINGS_FILE).is_file()), None)
     if home is None:
         raise AnalysisError(f"{folder} is not the folder of a run, which records its task.")
     return _recorded_task(read_run(home))
@@ -322,40 +324,40 @@ def _recorded_task(run: RunFolder) -> tuple[Task, str]:
         raise AnalysisError(
             f"{run.name} is from the Hub: the data that its command names are not searched for on this machine."
         )
-    values = _options(run)
-    named = str(values.get("task") or "")
-    if not named:
+    values = _recorded_options(run)
+    task_name = str(values.get("task") or "")
+    if not task_name:
         raise AnalysisError(f"The recorded command of {run.name} names no task.")
-    places = [named] if named in TASKS else _places(run, named)
-    given = {name: [values[name]] for name in AnalyzedTask.__dataclass_fields__ if name in values}
-    problem = f"{named}, the task of {run.name}, is not a file or folder on this machine."
-    for place in places:
+    paths = [task_name] if task_name in TASKS else _existing_paths(run, task_name)
+    arguments = {name: [values[name]] for name in AnalyzedTask.__dataclass_fields__ if name in values}
+    problem = f"{task_name}, the task of {run.name}, is not a file or folder on this machine."
+    for path in paths:
         try:
-            known = {name: value for name, (value,) in typed_values(AnalyzedTask, given, run.name).items()}
-            task = AnalyzedTask(**known | {"task": place}).load()
+            parsed = {name: value for name, (value,) in typed_values(AnalyzedTask, arguments, run.name).items()}
+            task = AnalyzedTask(**parsed | {"task": path}).load()
         except (ValueError, TypeError, OSError) as error:  # No data there, or no network.
-            problem = f"{named}, the task of {run.name}, cannot be loaded: {' '.join(str(error).split())}"
+            problem = f"{task_name}, the task of {run.name}, cannot be loaded: {' '.join(str(error).split())}"
             continue
         if task.fingerprint == run.record.get("task_fingerprint"):
-            return task, place
-        problem = f"The data of {named} have changed since {run.name} was trained."
+            return task, path
+        problem = f"The data of {task_name} have changed since {run.name} was trained."
     raise AnalysisError(problem)
 
 
-def _places(run: RunFolder, named: str) -> list[str]:
+def _existing_paths(run: RunFolder, name: str) -> list[str]:
     """Return the existing paths for a recorded name, relative to the working directory or to a parent of the run."""
-    places = [os.path.join(base, named) for base in ("", *map(str, run.path.resolve().parents))]
-    return [place for place in places if not place.startswith(("//", "\\\\")) and os.path.exists(place)]
+    paths = [os.path.join(base, name) for base in ("", *map(str, run.path.resolve().parents))]
+    return [path for path in paths if not path.startswith(("//", "\\\\")) and os.path.exists(path)]
 
 
 def recorded_subset(run: RunFolder) -> Subset | None:
     """Return the subset named in the recorded command, if its manifest is the recorded one; None otherwise."""
     from hf_tlm.retrieval import Subset
 
-    place, manifest = _options(run).get("subset"), run.record.get("subset")
-    if not place or not manifest:
+    path, manifest = _recorded_options(run).get("subset"), run.record.get("subset")
+    if not path or not manifest:
         return None
-    for folder in _places(run, str(place)):
+    for folder in _existing_paths(run, str(path)):
         try:
             subset = Subset.load(folder)
         except (ValueError, OSError):
@@ -365,7 +367,7 @@ def recorded_subset(run: RunFolder) -> Subset | None:
     return None
 
 
-def _options(run: RunFolder) -> dict[str, Any]:
+def _recorded_options(run: RunFolder) -> dict[str, Any]:
     """Parse the options of the recorded command and its YAML files: name -> a string, a list of them, or True."""
     command = None if is_foreign(run.path) else run.record.get("command")
     try:
@@ -375,8 +377,8 @@ def _options(run: RunFolder) -> dict[str, Any]:
             recipe, _ = COMMANDS.get(recipe, ("", ""))
     except ValueError:
         return {}
-    places = places_of(run.path)
-    arguments = [places.get(argument, argument) for argument in arguments]
+    paths = places_of(run.path)
+    arguments = [paths.get(argument, argument) for argument in arguments]
     values: dict[str, Any] = {}
     try:
         files = config_files(arguments)
@@ -392,6 +394,8 @@ def _options(run: RunFolder) -> dict[str, Any]:
             name = name.replace("-", "_")
             values[name] = value if equals else True
         elif name is not None:
-            before = values[name]
-            values[name] = argument if before is True else [*(before if isinstance(before, list) else [before]), argument]
+            previous = values[name]
+            values[name] = (
+                argument if previous is True else [*(previous if isinstance(previous, list) else [previous]), argument]
+            )
     return values

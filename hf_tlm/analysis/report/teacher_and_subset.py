@@ -43,7 +43,7 @@ _SHARE = real(0, 1)
 _COST = {"seconds": real(0, 1e12), "flops": real(0, 1e30)}
 _EXAMPLE = record({"text": words(1000), "probability": _SHARE, "taught": truth})
 # Fields of `teacher.json` that the page shows, checked because the file may come from elsewhere; others are settings.
-_REPORT = {
+_REPORT_FIELDS = {
     **{"model": words(10_000), "held_out": words(100), "held_out_accuracy": _SHARE, "largest_class": _SHARE},
     **{"passages": whole(0, 2**40), "passages_by_class": _COUNTS, "subset_by_class": _COUNTS},
     **{"class_shares": mapped(_SHARE, 10_000), "marks_without_passages": listed(words(1000), 1000)},
@@ -75,7 +75,7 @@ def teacher(run: RunFolder) -> Section | None:
     path = run.home / TEACHER_FILE
     if not isinstance(run.record.get("teacher"), Mapping) or not path.is_file():
         return None
-    report: dict[str, Any] = read_fields(path, _REPORT, AnalysisError, optional=_REPORT.keys() - {"model"})
+    report: dict[str, Any] = read_fields(path, _REPORT_FIELDS, AnalysisError, optional=_REPORT_FIELDS.keys() - {"model"})
     blocks: list[Any] = [Text(described(report)), *map(Text, doubts(report))]
     if seconds := report.get("seconds"):
         flops = f" and {report['flops']:.3g} FLOPs (2 x tokens x parameters)" if report.get("flops") else ""
@@ -89,15 +89,17 @@ def teacher(run: RunFolder) -> Section | None:
         by_class = [(name, shares.get(name), count / total, taught.get(name, 0)) for name, count in subset.items()]
         blocks.append(make_table("What it takes passages for", columns, by_class))
     if tenths := report.get("confidence_by_tenth"):
-        sure = [(f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", count) for tenth, count in enumerate(tenths) if count]
-        of = (Column("probability of the likeliest class"), Column("passages", "number"))
-        blocks.append(make_table("How sure it is", of, sure))
+        by_tenth = [(f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", count) for tenth, count in enumerate(tenths) if count]
+        tenth_columns = (Column("probability of the likeliest class"), Column("passages", "number"))
+        blocks.append(make_table("How sure it is", tenth_columns, by_tenth))
     if examples := report.get("examples"):
-        about = (Column("class"), Column("probability", "share"), Column("taught"), Column("passage", wide=True))
-        shown = [(name, one) for name, of_class in examples.items() for one in of_class]
-        rows = [(name, one["probability"], "yes" if one["taught"] else "no", one["text"]) for name, one in shown]
+        example_columns = (Column("class"), Column("probability", "share"), Column("taught"), Column("passage", wide=True))
+        shown = [(name, example) for name, of_class in examples.items() for example in of_class]
+        rows = [
+            (name, example["probability"], "yes" if example["taught"] else "no", example["text"]) for name, example in shown
+        ]
         caption = "The surest passages of every class, and the least sure one"
-        blocks.append(make_table(caption, about, rows, searchable=True))
+        blocks.append(make_table(caption, example_columns, rows, searchable=True))
     return Section("The teacher", "teacher", blocks)
 
 
@@ -113,9 +115,9 @@ def retrieved(
 
         subsets = {run.name: Subset.load(run.path)}
     if not subsets and run.kind == "tlm" and run.record.get("subset"):
-        found = recorded_subset(run)
-        subsets = {} if found is None else {"the run's subset": found}
-        if found is None:
+        recorded = recorded_subset(run)
+        subsets = {} if recorded is None else {"the run's subset": recorded}
+        if recorded is None:
             missing.append(
                 "Retrieved passages: the run's subset is not at hand, or has changed. Give --subsets, its folder."
             )
@@ -132,9 +134,9 @@ def retrieved(
         if run.kind == "subset":
             command, chart = subset_command(subset.manifest), size_chart(subset)
             chosen = subset.manifest.get("selection") or {}
-            trained = "; of the score model that was trained for it, the options that the manifest has"
-            again = f"What makes it again{trained if isinstance(chosen.get('score_model'), dict) else ''}:"
-            blocks += [Text(again), Code(command)] if command else []
+            note = "; of the score model that was trained for it, the options that the manifest has"
+            intro = f"What makes it again{note if isinstance(chosen.get('score_model'), dict) else ''}:"
+            blocks += [Text(intro), Code(command)] if command else []
             blocks.append(Row([source_table(subset), *([chart] if chart else [])]))
         else:
             blocks += [Text(f"From {name}:"), Facts(about.subset_facts(subset.manifest))]
@@ -155,7 +157,7 @@ def retrieved_table(subset: Subset, task: Task | None, characters: int, most_byt
     total = len(subset)
     chosen = np.unique(np.linspace(0, total - 1, min(total, EXAMPLES)).round().astype(int)) if total else np.empty(0, int)
     rows = subset.dataset.select(chosen)
-    shown = _with_queries(subset, rows, task) if task is not None and made_for(subset, task) else {}
+    shown = _mark_queries(subset, rows, task) if task is not None and made_for(subset, task) else {}
     scored = [name for name in ("influence", "teacher_score") if name in rows.column_names]
     columns = [*COLUMNS, *(Column(name.replace("_", " "), "number", "{:.3g}") for name in scored)]
     values = (
@@ -176,21 +178,21 @@ def size_chart(subset: Subset) -> Chart | None:
     ranks = np.sort([rank for rank in subset.dataset["rank"][:] if rank is not None])
     if (subset.manifest.get("top_k") or 0) < 2 or not len(ranks):
         return None
-    places = np.unique(np.geomspace(1, max(ranks[-1], 2), 60).round().astype(int))
-    points = list(zip(places.tolist(), np.searchsorted(ranks, places, side="right").tolist(), strict=True))
+    cutoffs = np.unique(np.geomspace(1, max(ranks[-1], 2), 60).round().astype(int))
+    points = list(zip(cutoffs.tolist(), np.searchsorted(ranks, cutoffs, side="right").tolist(), strict=True))
     return line_chart("Size against K", "K, passages of each training text", "passages of the subset", {"subset": points})
 
 
 def source_table(subset: Subset) -> Table:
     """Return a table of the sources with the most passages, beside their share of the corpus if the manifest has it."""
-    found = Counter(source or "" for source in subset.dataset["source"][:])
+    counts = Counter(source or "" for source in subset.dataset["source"][:])
     corpus = subset.manifest["counts"].get("sources") or {}
     columns = [Column("source"), Column("passages", "number"), Column("share /%", "number", "{:.1f}")]
     columns += [Column("share of the corpus /%", "number", "{:.1f}")] if corpus else []
     of_corpus = sum(corpus.values())
     rows = [
         (name or "(none)", count, 100 * count / len(subset), *([100 * corpus.get(name, 0) / of_corpus] if corpus else []))
-        for name, count in found.most_common()
+        for name, count in counts.most_common()
     ]
     return make_table("Sources", columns, rows, most=SOURCES)
 
@@ -203,66 +205,67 @@ def subset_command(manifest: Mapping[str, Any]) -> str | None:
     if manifest["retriever"] == "released":
         return None
     task, corpus, random = manifest["task"]["name"], manifest["corpus"], manifest["retriever"] == "random"
-    asked: dict[str, Any] = {"task": task, "retriever": manifest["retriever"]}
-    asked["elastic_index" if manifest["retriever"] == "elasticsearch" else "corpus"] = corpus["name"]
-    asked["passage_words"] = corpus.get("passage_words", None if manifest["retriever"] == "elasticsearch" else 0)
+    options: dict[str, Any] = {"task": task, "retriever": manifest["retriever"]}
+    options["elastic_index" if manifest["retriever"] == "elasticsearch" else "corpus"] = corpus["name"]
+    options["passage_words"] = corpus.get("passage_words", None if manifest["retriever"] == "elasticsearch" else 0)
     names = ("num_passages", "seed") if random else ("query_mode", "max_query_terms", "k1", "b", "delta", "stemmer")
-    asked |= {name: manifest.get(name) for name in names}
+    options |= {name: manifest.get(name) for name in names}
     if not random:
-        asked |= {"top_k": manifest.get("top_k_requested") or manifest.get("top_k"), "bm25_variant": manifest["variant"]}
-        asked["keep_stopwords"] = manifest.get("stopwords") is None and "analyzed_by" not in manifest
-    asked["decontaminate"] = manifest.get("decontamination") is not None
-    asked["deduplicate"] = (manifest.get("deduplication") or {}).get("threshold")
-    lines = [_command("retrieve", asked, RetrievalArguments)]
+        options |= {"top_k": manifest.get("top_k_requested") or manifest.get("top_k"), "bm25_variant": manifest["variant"]}
+        options["keep_stopwords"] = manifest.get("stopwords") is None and "analyzed_by" not in manifest
+    options["decontaminate"] = manifest.get("decontamination") is not None
+    options["deduplicate"] = (manifest.get("deduplication") or {}).get("threshold")
+    lines = [_format_command("retrieve", options, RetrievalArguments)]
     if selection := manifest.get("selection"):
         from hf_tlm.training import ScoreModelArguments
 
         chosen = {"task": task, "subset": "SUBSET", **_selection_options(selection)}
-        lines.append(_command("select-influence", chosen, SelectionArguments, ScoreModelArguments))
+        lines.append(_format_command("select-influence", chosen, SelectionArguments, ScoreModelArguments))
     return "\n".join(lines)
 
 
 def _selection_options(selection: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of select-influence from a manifest's `selection`, including those of its score model."""
-    of = "method fraction top_k num_passages balance corpus_batch_size task_batch_size task_split group_loss"
-    options = {name: selection.get(name) for name in (*of.split(), "mask_task_texts", "layer", "projection_dim")}
+    names = "method fraction top_k num_passages balance corpus_batch_size task_batch_size task_split group_loss"
+    options = {name: selection.get(name) for name in (*names.split(), "mask_task_texts", "layer", "projection_dim")}
     renamed = {"selection_seed": "seed", "score_mlm_probability": "mlm_probability", "score_max_length": "max_length"}
     options |= {option: selection.get(name) for option, name in renamed.items()}
     parameters = selection.get("parameters")
     options["parameters"] = ",".join(map(str, parameters)) if isinstance(parameters, list) else None
     if teacher := selection.get("teacher"):
         options["teacher_trust"] = selection.get("trust")
-        asked = [
-            f"{one['name']}@{one['revision']}" if one.get("revision") else one["name"] for one in teacher.get("teachers", [])
+        teachers = [
+            f"{member['name']}@{member['revision']}" if member.get("revision") else member["name"]
+            for member in teacher.get("teachers", [])
         ]
-        return options | {"teacher": asked or [(teacher.get("file") or {}).get("name", "linear")]}
+        return options | {"teacher": teachers or [(teacher.get("file") or {}).get("name", "linear")]}
     model = selection.get("score_model")
     if isinstance(model, Mapping):
-        trained = "rho2 mlm_probability learning_rate warmup_steps num_train_epochs max_steps max_length seed"
-        return options | {name: model.get(name) for name in trained.split()}
+        model_fields = "rho2 mlm_probability learning_rate warmup_steps num_train_epochs max_steps max_length seed"
+        return options | {name: model.get(name) for name in model_fields.split()}
     return options | {"score_model": model}
 
 
-def _command(name: str, values: Mapping[str, Any], *arguments: type) -> str:
+def _format_command(name: str, values: Mapping[str, Any], *arguments: type) -> str:
     """Format a command with the options that differ from their defaults."""
-    defaults = {entry.name: entry.default for each in arguments for entry in dataclasses.fields(each)}
-    given = {option: value for option, value in values.items() if value is not None and value != defaults.get(option)}
+    defaults = {entry.name: entry.default for cls in arguments for entry in dataclasses.fields(cls)}
+    options = {option: value for option, value in values.items() if value is not None and value != defaults.get(option)}
     words: list[str] = []
-    for option, value in given.items():
+    for option, value in options.items():
         words += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(["hf-tlm", name, *(word.lower() if word in ("True", "False") else word for word in words)])
 
 
-def _with_queries(subset: Subset, rows: Any, task: Task) -> dict[str, tuple[Spans, Spans]]:
+def _mark_queries(subset: Subset, rows: Any, task: Task) -> dict[str, tuple[Spans, Spans]]:
     """Return passage id -> (query, passage text), with shared words marked; passages without a query are left out."""
-    asked = rows.select([at for at, query in enumerate(rows["best_query"][:]) if query is not None])
+    with_query = rows.select([index for index, query in enumerate(rows["best_query"][:]) if query is not None])
     try:
-        found = dataclasses.replace(subset, dataset=asked).examples(task, len(asked))
+        examples = dataclasses.replace(subset, dataset=with_query).examples(task, len(with_query))
         terms_of = MarkedTerms.of(subset.manifest)
     except HfTlmError:
         return {}  # The task lacks such a row, or the stemmer of the retrieval is not installed.
     shown = {}
-    for identifier, (query, passage, _) in zip(asked["id"][:], found, strict=True):
-        of_query, (of_passage,) = mark_shared(query, [passage], terms_of)
-        shown[identifier] = of_query, of_passage
+    for identifier, (query, passage, _) in zip(with_query["id"][:], examples, strict=True):
+        query_spans, (passage_spans,) = mark_shared(query, [passage], terms_of)
+        shown[identifier] = query_spans, passage_spans
     return shown
