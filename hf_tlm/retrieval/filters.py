@@ -76,7 +76,7 @@ def hash_ngrams(
 
 
 @functools.cache
-def _kinds() -> np.ndarray:
+def _code_point_kinds() -> np.ndarray:
     """Return the class of every code point, uint8: BETWEEN words, a LETTER of a word, or a WORD by itself."""
     kinds = np.zeros(sys.maxunicode + 1, np.uint8)
     for plane in PLANES:
@@ -99,7 +99,7 @@ def _find_words(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     kinds = np.full(len(codes) + 2, BETWEEN, np.uint8)
-    np.take(_kinds(), codes, out=kinds[1:-1])
+    np.take(_code_point_kinds(), codes, out=kinds[1:-1])
     letter, word = kinds == LETTER, kinds[1:-1] == WORD
     starts = np.flatnonzero(letter[1:-1] & ~letter[:-2] | word)
     ends = np.flatnonzero(letter[1:-1] & ~letter[2:] | word) + 1
@@ -183,32 +183,32 @@ class Decontaminator:
         self.ngram, self.threshold = ngram, threshold
         self.settings = {"ngram": ngram, "threshold": threshold, "min_characters": min_characters}
         self._held_out = list(held_out)
-        self._alone: dict[str, int] = {}  # text leaked only by an equal passage -> its index in held_out
-        lengths, keys, owners, first = {ngram}, [], [], 0
+        self._whole_texts: dict[str, int] = {}  # text leaked only by an equal passage -> its index in held_out
+        lengths, keys, owners, num_before = {ngram}, [], [], 0
         for texts, hashes, offsets in hash_words(text for _, text in self._held_out):
-            found, of = hash_ngrams(hashes, offsets, ngram, short_texts=True)
-            lost = np.zeros(len(texts), bool)
+            ngrams, text_of_ngram = hash_ngrams(hashes, offsets, ngram, short_texts=True)
+            is_whole = np.zeros(len(texts), bool)
             for position in np.flatnonzero(np.diff(offsets) < ngram).tolist():
                 text = " ".join(words(texts[position]))
                 if len(text) < min_characters:
-                    self._alone.setdefault(text, first + position)
-                    lost[position] = True
+                    self._whole_texts.setdefault(text, num_before + position)
+                    is_whole[position] = True
                 else:
                     lengths.add(int(offsets[position + 1] - offsets[position]))
-            keys.append(found[~lost[of]])
-            owners.append(of[~lost[of]] + first)
-            first += len(texts)
-        self._alone.pop("", None)
+            keys.append(ngrams[~is_whole[text_of_ngram]])
+            owners.append(text_of_ngram[~is_whole[text_of_ngram]] + num_before)
+            num_before += len(texts)
+        self._whole_texts.pop("", None)
         self._lengths = sorted(lengths - {0})
-        self._index(np.concatenate([np.empty(0, np.uint64), *keys]), np.concatenate([np.empty(0, np.int64), *owners]))
+        self._build_index(np.concatenate([np.empty(0, np.uint64), *keys]), np.concatenate([np.empty(0, np.int64), *owners]))
 
-    def _index(self, keys: np.ndarray, owners: np.ndarray) -> None:
+    def _build_index(self, keys: np.ndarray, owners: np.ndarray) -> None:
         """Build the index of the n-grams: sorted by hash, then text, without repetitions within a text."""
         order = np.argsort(keys, kind="stable")
         keys, owners = keys[order], owners[order].astype(np.int32)
-        first = np.ones(len(keys), bool)
-        first[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])
-        self._keys, self._owners = keys[first], owners[first]
+        is_first = np.ones(len(keys), bool)
+        is_first[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])
+        self._keys, self._owners = keys[is_first], owners[is_first]
         self._sizes = np.bincount(self._owners, minlength=len(self._held_out))
         # One look-up in this filter saves most n-grams of the passages a binary search.
         bits = min(max(FILTER_BITS[0], (8 * len(keys)).bit_length()), FILTER_BITS[1])
@@ -223,21 +223,21 @@ class Decontaminator:
     def leaks(self, texts: Iterable[str]) -> Iterator[Leak | None]:
         """Yield for each passage, in order, what it leaks, or None if it may stay."""
         for batch, hashes, offsets in hash_words(texts):
-            own, of = hash_ngrams(hashes, offsets, self.ngram)
-            starts = np.searchsorted(of, np.arange(len(batch) + 1))
-            hits, hit_of = self._known(hashes, offsets)
-            hit_starts = np.searchsorted(hit_of, np.arange(len(batch) + 1))
-            few = np.diff(offsets) < self.ngram
+            ngrams, passage_of_ngram = hash_ngrams(hashes, offsets, self.ngram)
+            starts = np.searchsorted(passage_of_ngram, np.arange(len(batch) + 1))
+            hits, passage_of_hit = self._find_hits(hashes, offsets)
+            hit_starts = np.searchsorted(passage_of_hit, np.arange(len(batch) + 1))
+            is_short = np.diff(offsets) < self.ngram
             for i, text in enumerate(batch):
                 if hit_starts[i] < hit_starts[i + 1]:
-                    num_own = len(np.unique(own[starts[i] : starts[i + 1]]))
-                    yield self._worst(text, np.unique(hits[hit_starts[i] : hit_starts[i + 1]]), num_own)
-                elif few[i] and (position := self._alone.get(" ".join(words(text)))) is not None:
+                    num_own = len(np.unique(ngrams[starts[i] : starts[i + 1]]))
+                    yield self._find_worst_leak(text, np.unique(hits[hit_starts[i] : hit_starts[i + 1]]), num_own)
+                elif is_short[i] and (position := self._whole_texts.get(" ".join(words(text)))) is not None:
                     yield Leak(self._held_out[position][0], "contains", 1.0)
                 else:
                     yield None
 
-    def _known(self, hashes: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _find_hits(self, hashes: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find the held-out n-grams among those of a batch of passages, by hash.
 
         Word runs of the lengths of the short held-out texts are looked up too.
@@ -245,22 +245,22 @@ class Decontaminator:
         Returns:
             (hashes, index of the passage of each, ascending).
         """
-        hits, hit_of = [], []
+        hits, passages = [], []
         for length in self._lengths:
-            found, of = hash_ngrams(hashes, offsets, length)
-            maybe = np.flatnonzero(self._filter[found >> self._shift])
-            maybe = maybe[np.argsort(found[maybe])]  # Sorted, so that binary search stays in the CPU cache.
-            found, of = found[maybe], of[maybe]
-            places = np.searchsorted(self._keys, found)
-            sure = places < len(self._keys)
-            sure[sure] = self._keys[places[sure]] == found[sure]
-            hits.append(found[sure])
-            hit_of.append(of[sure])
-        all_hits, all_of = np.concatenate(hits), np.concatenate(hit_of)
-        order = np.argsort(all_of, kind="stable")
-        return all_hits[order], all_of[order]
+            ngrams, passage_of_ngram = hash_ngrams(hashes, offsets, length)
+            candidates = np.flatnonzero(self._filter[ngrams >> self._shift])
+            candidates = candidates[np.argsort(ngrams[candidates])]  # Sorted, so that binary search stays in the CPU cache.
+            ngrams, passage_of_ngram = ngrams[candidates], passage_of_ngram[candidates]
+            positions = np.searchsorted(self._keys, ngrams)
+            is_held_out = positions < len(self._keys)
+            is_held_out[is_held_out] = self._keys[positions[is_held_out]] == ngrams[is_held_out]
+            hits.append(ngrams[is_held_out])
+            passages.append(passage_of_ngram[is_held_out])
+        all_hits, all_passages = np.concatenate(hits), np.concatenate(passages)
+        order = np.argsort(all_passages, kind="stable")
+        return all_hits[order], all_passages[order]
 
-    def _worst(self, text: str, hits: np.ndarray, num_own: int) -> Leak | None:
+    def _find_worst_leak(self, text: str, hits: np.ndarray, num_own: int) -> Leak | None:
         """Return the leak with the highest share, confirmed on the words, or None.
 
         Args:
@@ -275,18 +275,18 @@ class Decontaminator:
         for candidate in np.lexsort((owners, -shares)):
             if shares[candidate] <= self.threshold:
                 break
-            if leak := self._confirm(passage, *self._held_out[owners[candidate]]):
+            if leak := self._confirm_leak(passage, *self._held_out[owners[candidate]]):
                 return leak
         return None
 
-    def _confirm(self, passage: list[str], held_out: str, text: str) -> Leak | None:
+    def _confirm_leak(self, passage: list[str], held_out: str, text: str) -> Leak | None:
         """Check on words instead of hashes whether the passage leaks a held-out text; return the leak, or None."""
         text_words = words(text)
         if f" {' '.join(text_words)} " in f" {' '.join(passage)} ":
             return Leak(held_out, "contains", 1.0)
-        theirs, own = _ngram_set(text_words, self.ngram), _ngram_set(passage, self.ngram)
-        shared = len(theirs & own)
-        share = max(shared / max(len(theirs), 1), shared / max(len(own), 1))
+        text_ngrams, passage_ngrams = _ngram_set(text_words, self.ngram), _ngram_set(passage, self.ngram)
+        shared = len(text_ngrams & passage_ngrams)
+        share = max(shared / max(len(text_ngrams), 1), shared / max(len(passage_ngrams), 1))
         return Leak(held_out, "shares", share) if share > self.threshold else None
 
 
@@ -299,8 +299,8 @@ def held_out_texts(task: Task) -> list[tuple[str, str]]:
     for split in [split for split in ("validation", "test") if split in task.splits]:
         rows = task.splits[split]
         for identifier, *parts in zip(rows["id"][:], *(rows[name][:] for name in columns_of_texts(rows)), strict=True):
-            in_a_row = [" ".join(parts)] if len(parts) > 1 else []
-            texts += [(f"{split}/{identifier}", part) for part in parts + in_a_row]
+            joined = [" ".join(parts)] if len(parts) > 1 else []
+            texts += [(f"{split}/{identifier}", part) for part in parts + joined]
     return texts
 
 
@@ -361,38 +361,38 @@ def near_duplicates(
     from datasketch import MinHash
 
     # 1. Candidates are texts that share a band, a slice of the MinHash, which is stored as one number.
-    num_bands, band_size = _shape_of_bands(threshold, num_perm)
+    num_bands, band_size = _choose_band_shape(threshold, num_perm)
     multipliers = np.random.default_rng(seed).integers(1 << 63, size=band_size, dtype=np.uint64) * 2 + 1
     bands = np.empty((num_bands, len(texts)), np.uint64)
-    minhashes = MinHash.generator(_hashed_ngrams(texts, ngram), num_perm=num_perm, seed=seed, hashfunc=int)
+    minhashes = MinHash.generator(_hash_ngram_sets(texts, ngram), num_perm=num_perm, seed=seed, hashfunc=int)
     bar = tqdm(minhashes, total=len(texts), desc="Hashing passages", unit=" passages", disable=not progress)
     for index, minhash in enumerate(bar):
         values = minhash.hashvalues[: num_bands * band_size].astype(np.uint64)
         bands[:, index] = (values.reshape(num_bands, band_size) * multipliers).sum(axis=1)
-    in_company = np.stack([_occurs_twice(band) for band in bands])
+    shares_band = np.stack([_is_repeated(band) for band in bands])
 
     # 2. Compare each candidate, in order, with the earlier ones that stay.
     @functools.lru_cache(CACHED_TEXTS)
     def ngrams_of(index: int) -> frozenset[tuple[str, ...]]:
-        found = words(texts[index])
-        return frozenset(_ngram_set(found, ngram) or [tuple(found)])
+        text_words = words(texts[index])
+        return frozenset(_ngram_set(text_words, ngram) or [tuple(text_words)])
 
     repeats = np.full(len(texts), -1, np.int64)
-    staying: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-    candidates = np.flatnonzero(in_company.any(axis=0)).tolist()
+    kept_in_bucket: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    candidates = np.flatnonzero(shares_band.any(axis=0)).tolist()
     for index in tqdm(candidates, desc="Comparing passages", unit=" passages", disable=not progress):
-        buckets = [(band, int(bands[band, index])) for band in np.flatnonzero(in_company[:, index]).tolist()]
-        for earlier in sorted({earlier for bucket in buckets for earlier in staying[bucket]}):
+        buckets = [(band, int(bands[band, index])) for band in np.flatnonzero(shares_band[:, index]).tolist()]
+        for earlier in sorted({earlier for bucket in buckets for earlier in kept_in_bucket[bucket]}):
             if _jaccard(ngrams_of(index), ngrams_of(earlier)) >= threshold:
                 repeats[index] = earlier
                 break
         else:
             for bucket in buckets:
-                staying[bucket].append(index)
+                kept_in_bucket[bucket].append(index)
     return repeats
 
 
-def _shape_of_bands(threshold: float, num_perm: int) -> tuple[int, int]:
+def _choose_band_shape(threshold: float, num_perm: int) -> tuple[int, int]:
     """Choose the number of LSH bands and of MinHash values in each: (bands, values).
 
     The longest bands with a recall of at least `RECALL` are chosen, because they give the fewest false candidates. Two
@@ -400,17 +400,17 @@ def _shape_of_bands(threshold: float, num_perm: int) -> tuple[int, int]:
     1 - (1 - s^r)^b.
     """
     shapes = ((num_perm // size, size) for size in range(num_perm, 0, -1))
-    good = (shape for shape in shapes if 1 - (1 - threshold ** shape[1]) ** shape[0] >= RECALL)
-    return next(good, (num_perm, 1))
+    accepted = (shape for shape in shapes if 1 - (1 - threshold ** shape[1]) ** shape[0] >= RECALL)
+    return next(accepted, (num_perm, 1))
 
 
-def _hashed_ngrams(texts: Sequence[str], n: int) -> Iterator[list[int]]:
+def _hash_ngram_sets(texts: Sequence[str], n: int) -> Iterator[list[int]]:
     """Yield the distinct n-grams of each text as 32-bit hashes."""
     for _, hashes, offsets in hash_words(texts):
-        found, of = hash_ngrams(hashes, offsets, n, short_texts=True)
-        found >>= np.uint64(32)
-        for start, end in pairwise(np.searchsorted(of, np.arange(len(offsets)))):
-            yield np.unique(found[start:end]).tolist()
+        ngrams, text_of_ngram = hash_ngrams(hashes, offsets, n, short_texts=True)
+        ngrams >>= np.uint64(32)
+        for start, end in pairwise(np.searchsorted(text_of_ngram, np.arange(len(offsets)))):
+            yield np.unique(ngrams[start:end]).tolist()
 
 
 def _jaccard(first: frozenset, second: frozenset) -> float:
@@ -419,7 +419,7 @@ def _jaccard(first: frozenset, second: frozenset) -> float:
     return shared / (len(first) + len(second) - shared)
 
 
-def _occurs_twice(values: np.ndarray) -> np.ndarray:
+def _is_repeated(values: np.ndarray) -> np.ndarray:
     """Return for each element whether another one is equal to it."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return counts[inverse] > 1

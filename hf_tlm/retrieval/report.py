@@ -63,102 +63,110 @@ def retrieval_report(subset: SubsetLike, task: Task | None = None, num_examples:
     if not all(hasattr(subset, name) for name in ("manifest", "dataset", "examples")):
         raise RetrievalError(f"subset: expected a Subset; {instead(subset, 'Subset.open', data=False)}")
     check_number(RetrievalError, "num_examples", num_examples, RANGES["num_examples"])
-    made, random = subset.manifest, subset.manifest["retriever"] == "random"
+    manifest, random = subset.manifest, subset.manifest["retriever"] == "random"
     released = subset.manifest["retriever"] == "released"
-    parts = [
-        f"# Retrieval for {for_markdown(made['task']['name'])} from {for_markdown(made['corpus']['name'])}",
-        _counts(made, len(subset)),
+    sections = [
+        f"# Retrieval for {for_markdown(manifest['task']['name'])} from {for_markdown(manifest['corpus']['name'])}",
+        _counts_section(manifest, len(subset)),
     ]
     if len(subset) == 0:
-        return "\n\n".join([*parts, "The subset is empty.\n"])
+        return "\n\n".join([*sections, "The subset is empty.\n"])
     if random:
-        parts.append("The passages were drawn at random: there are no queries, hits and scores to report.")
+        sections.append("The passages were drawn at random: there are no queries, hits and scores to report.")
     elif released:
-        parts.append("TLM's authors retrieved and released the passages, without the queries, hits and scores.")
-        parts += [] if made.get("rank_column") is False else [_union(subset)]
+        sections.append("TLM's authors retrieved and released the passages, without the queries, hits and scores.")
+        sections += [] if manifest.get("rank_column") is False else [_union_section(subset)]
     else:
-        parts += [_union(subset), _hits(subset)]
+        sections += [_union_section(subset), _hits_section(subset)]
     if "influence" in subset.dataset.column_names:
-        parts.append(_influence(subset))
-    parts += [_sources(subset), _lengths(subset)]
+        sections.append(_influence_section(subset))
+    sections += [_sources_section(subset), _lengths_section(subset)]
     if num_examples:
-        parts.append(_passages(subset, num_examples) if random or released else _examples(subset, task, num_examples))
-    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+        sections.append(
+            _passages_section(subset, num_examples) if random or released else _examples_section(subset, task, num_examples)
+        )
+    return "\n\n".join(section.rstrip("\n") for section in sections) + "\n"
 
 
 def describe_selection(selection: dict[str, Any]) -> str:
     """Describe in words the manifest's `selection`: how passages of a subset were selected (`hf_tlm.influence.select`)."""
     names = {name: name.replace("_", " ") for name in SELECTION_SETTINGS}
     names |= {"top_k": "top k of each task batch", "num_passages": "passages asked for"}
-    said = []
+    details = []
     for name, words in names.items():
         value = selection.get(name)
         if isinstance(value, list):
             value = ", ".join(map(str, value[:NAMED_PARAMETERS])) + (", …" if len(value) > NAMED_PARAMETERS else "")
         if isinstance(value, dict):
-            value = value["model"] if name == "teacher" else _score_model(value)
+            value = value["model"] if name == "teacher" else _describe_score_model(value)
         if value is not None:
-            said.append(f"{words} {_plain(value)}")
+            details.append(f"{words} {_format_setting(value)}")
     method = selection["method"]
-    lost, wild = selection.get("passages_without_score"), selection.get("passages_not_finite")
+    num_unscored, num_not_finite = selection.get("passages_without_score"), selection.get("passages_not_finite")
     return (
         f"{selection['size']:,} of {selection['of']:,} passages by "
-        f"{SELECTIONS[method].format(split=selection.get('task_split', 'validation'))} ({', '.join(said)})"
-        + (f"; {lost:,} had no {'token to mask' if method == 'iss' else 'answer'}, and so no score" if lost else "")
-        + (f"; the scores of {wild:,} were not finite" if wild else "")
+        f"{SELECTIONS[method].format(split=selection.get('task_split', 'validation'))} ({', '.join(details)})"
+        + (
+            f"; {num_unscored:,} had no {'token to mask' if method == 'iss' else 'answer'}, and so no score"
+            if num_unscored
+            else ""
+        )
+        + (f"; the scores of {num_not_finite:,} were not finite" if num_not_finite else "")
     )
 
 
-def _score_model(made: dict[str, Any]) -> str:
+def _describe_score_model(settings: dict[str, Any]) -> str:
     """Describe in words a score model that was trained for the selection (`hf_tlm.runs.score_models`)."""
-    scores = made.get("validation", {})
-    left_out = {"model", "validation", "digest", "num_train_epochs" if made.get("max_steps", -1) > 0 else "max_steps"}
-    said = [f"{name.replace('_', ' ')} {_plain(value)}" for name, value in made.items() if name not in left_out]
-    said += [f"{name.replace('_', ' ')} on validation {100 * score:.1f}" for name, score in scores.items()]
-    model = made["model"] if isinstance(made["model"], str) else made["model"]["model_type"]
-    return f"{model} trained on the task ({', '.join(said)})"
+    scores = settings.get("validation", {})
+    left_out = {"model", "validation", "digest", "num_train_epochs" if settings.get("max_steps", -1) > 0 else "max_steps"}
+    details = [
+        f"{name.replace('_', ' ')} {_format_setting(value)}" for name, value in settings.items() if name not in left_out
+    ]
+    details += [f"{name.replace('_', ' ')} on validation {100 * score:.1f}" for name, score in scores.items()]
+    model = settings["model"] if isinstance(settings["model"], str) else settings["model"]["model_type"]
+    return f"{model} trained on the task ({', '.join(details)})"
 
 
-def _numbers(head: Sequence[str], numbers: Iterable[float], style: str) -> str:
+def _number_table(head: Sequence[str], numbers: Iterable[float], style: str) -> str:
     """Return a table of one row of numbers, in the format `style`."""
     return markdown_table(head, [[format(number, style) for number in numbers]], texts=0)
 
 
-def _counts(made: dict[str, Any], rows: int) -> str:
+def _counts_section(manifest: dict[str, Any], rows: int) -> str:
     """Return the section of counts and settings."""
-    counts = made["counts"]
-    of = "released file" if made["retriever"] == "released" else "corpus"
+    counts = manifest["counts"]
+    source_name = "released file" if manifest["retriever"] == "released" else "corpus"
     table = [
-        (f"passages of the {of}", f"{counts['passages']:,}"),
+        (f"passages of the {source_name}", f"{counts['passages']:,}"),
         ("passages of the subset", f"{rows:,} ({_percent(rows, counts['passages'])})"),
     ]
     if counts.get("blank_texts"):
         table.append(("rows without a text", f"{counts['blank_texts']:,} left out"))
     if bad := counts.get("bad_files"):
-        table.append(("files that could not be read", f"{len(bad):,} left out{_names(bad[:NAMED_IDS], len(bad))}"))
-    if selection := made.get("selection"):
+        table.append(("files that could not be read", f"{len(bad):,} left out{_list_ids(bad[:NAMED_IDS], len(bad))}"))
+    if selection := manifest.get("selection"):
         table.append(("passages before the selection", f"{selection['of']:,}"))
     if counts.get("queries"):
         table.append(("queries", f"{counts['queries']:,}"))
-        for what, key in (("empty queries", "empty_queries"), ("other queries without hits", "queries_without_hits")):
+        for label, key in (("empty queries", "empty_queries"), ("other queries without hits", "queries_without_hits")):
             number = counts.get(key, 0)
-            table.append((what, Markdown(f"{number:,}{_names(counts.get(f'first_{key}'), number)}")))
-    for what, key in (("passages with held-out texts", "decontamination"), ("near-duplicates", "deduplication")):
-        left_out = made.get(key)
+            table.append((label, Markdown(f"{number:,}{_list_ids(counts.get(f'first_{key}'), number)}")))
+    for label, key in (("passages with held-out texts", "decontamination"), ("near-duplicates", "deduplication")):
+        left_out = manifest.get(key)
         number = f"{left_out['passages']:,} left out" if left_out else "not looked for"
-        table.append((what, Markdown(number + (_names(left_out.get("ids"), left_out["passages"]) if left_out else ""))))
-    settings = {**made, **(made.get("analyzer") or {})}
+        table.append((label, Markdown(number + (_list_ids(left_out.get("ids"), left_out["passages"]) if left_out else ""))))
+    settings = {**manifest, **(manifest.get("analyzer") or {})}
     if settings.get("top_k_requested") == settings.get("top_k"):
         settings.pop("top_k_requested", None)
-    given = [name for name in SETTINGS if settings.get(name) is not None]
-    used = [f"{name.replace('_', ' ')} {for_markdown(_plain(settings[name]))}" for name in given]
-    lines = ["## Counts", "", markdown_table((" ", " "), table, texts=2), f"Settings: {', '.join(used)}."]
+    names = [name for name in SETTINGS if settings.get(name) is not None]
+    descriptions = [f"{name.replace('_', ' ')} {for_markdown(_format_setting(settings[name]))}" for name in names]
+    lines = ["## Counts", "", markdown_table((" ", " "), table, texts=2), f"Settings: {', '.join(descriptions)}."]
     if selection:
         lines += ["", f"Selection: {for_markdown(describe_selection(selection), 1000)}."]
     return "\n".join(lines)
 
 
-def _union(subset: SubsetLike) -> str:
+def _union_section(subset: SubsetLike) -> str:
     """Return the section with the size of the union for each K.
 
     The passages of rank k or better are the union of the queries' top k, so no new search is needed.
@@ -174,11 +182,11 @@ def _union(subset: SubsetLike) -> str:
 
 def steps(largest: int) -> list[int]:
     """Return the values of K to report: 1, 2, 5, 10, 20, 50, ... and the largest."""
-    found = [factor * 10**power for power in range(len(str(largest))) for factor in (1, 2, 5)]
-    return [step for step in found if step < largest] + [largest]
+    candidates = [factor * 10**power for power in range(len(str(largest))) for factor in (1, 2, 5)]
+    return [step for step in candidates if step < largest] + [largest]
 
 
-def _hits(subset: SubsetLike) -> str:
+def _hits_section(subset: SubsetLike) -> str:
     """Return the section with the histogram of the number of queries that hit a passage, in powers of two."""
     hits = _column(subset, "n_queries").astype(np.int64)
     numbers = np.bincount(np.log2(np.maximum(hits, 1)).astype(int)).tolist()
@@ -191,72 +199,75 @@ def _hits(subset: SubsetLike) -> str:
     return "\n\n".join(["## Queries that hit a passage", facts, markdown_table(("queries", *BARS), rows, texts=[3])])
 
 
-def _influence(subset: SubsetLike) -> str:
+def _influence_section(subset: SubsetLike) -> str:
     """Return the section with the quantiles of influence, for a subset that was selected by it."""
     values = _column(subset, "influence").astype(np.float64)
     numbers = [*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)), values.mean()]
     head = ["lowest", "25%", "median", "75%", "highest", "mean"]
     split = (subset.manifest.get("selection") or {}).get("task_split", "validation")
-    about = f"What a training step on the passage takes off the {split} loss, to first order, by the learning rate."
-    return "\n\n".join(["## Influence", about, _numbers(head, numbers, ",.3g")])
+    note = f"What a training step on the passage takes off the {split} loss, to first order, by the learning rate."
+    return "\n\n".join(["## Influence", note, _number_table(head, numbers, ",.3g")])
 
 
-def _sources(subset: SubsetLike) -> str:
+def _sources_section(subset: SubsetLike) -> str:
     """Return the section with the most frequent sources, compared with their share of the corpus if the manifest has it."""
-    found = Counter(source or "" for source in subset.dataset["source"][:])
+    subset_counts = Counter(source or "" for source in subset.dataset["source"][:])
     corpus = subset.manifest["counts"].get("sources") or {}
-    names = sorted({*found, *corpus}, key=lambda name: (-found[name], name))
+    names = sorted({*subset_counts, *corpus}, key=lambda name: (-subset_counts[name], name))
     groups = [(name or "(none)", [name]) for name in names[:NAMED_SOURCES]]
     if len(names) > NAMED_SOURCES:
         groups.append((f"{len(names) - NAMED_SOURCES:,} others", names[NAMED_SOURCES:]))
     rows = []
     for label, members in groups:
-        here, there = (sum(counts.get(name, 0) for name in members) for counts in (found, corpus))
-        row = [label, f"{here:,}", _percent(here, len(subset))]
+        in_subset, in_corpus = (sum(counts.get(name, 0) for name in members) for counts in (subset_counts, corpus))
+        row = [label, f"{in_subset:,}", _percent(in_subset, len(subset))]
         if corpus:
-            share = there / sum(corpus.values())
-            row += [f"{there:,}", f"{share:.1%}", f"{here / len(subset) / share:,.2f}" if there else ""]
+            share = in_corpus / sum(corpus.values())
+            row += [f"{in_corpus:,}", f"{share:.1%}", f"{in_subset / len(subset) / share:,.2f}" if in_corpus else ""]
         rows.append(row)
     head = ["source", "passages", "share", *(["in the corpus", "share", "ratio of shares"] if corpus else [])]
     return "\n\n".join(["## Sources", markdown_table(head, rows)])
 
 
-def _lengths(subset: SubsetLike) -> str:
+def _lengths_section(subset: SubsetLike) -> str:
     """Return the section with the quantiles of the passages' lengths in words."""
     texts = (text for batch in subset.dataset.select_columns("text").iter(1000) for text in batch["text"])
     words = np.array([count_words(text) for text in texts])
     numbers = [*np.quantile(words, (0, 0.25, 0.5, 0.75, 1)), words.mean(), words.sum()]
     head = ["shortest", "25%", "median", "75%", "longest", "mean", "in all"]
-    return "\n\n".join(["## Words of a passage", _numbers(head, numbers, ",.0f")])
+    return "\n\n".join(["## Words of a passage", _number_table(head, numbers, ",.0f")])
 
 
-def _passages(subset: SubsetLike, number: int) -> str:
+def _passages_section(subset: SubsetLike, number: int) -> str:
     """Return the section of examples for a subset without queries: its first passages."""
     rows = subset.dataset.select(range(min(number, len(subset))))
-    shown = [f"> {_unmarked(row)}\n>\n> {origin(row)}" for row in rows]
-    return "\n\n".join(["## Examples", *_numbered(shown)])
+    shown = [f"> {_plain_excerpt(row)}\n>\n> {origin(row)}" for row in rows]
+    return "\n\n".join(["## Examples", *_number_examples(shown)])
 
 
-def _examples(subset: SubsetLike, task: Task | None, number: int) -> str:
+def _examples_section(subset: SubsetLike, task: Task | None, number: int) -> str:
     """Return the section of examples: query and passage with their shared words in bold (TLM, Table 8).
 
     Without a task only the passages are shown.
     """
-    rows = subset.dataset.select(_spread(_column(subset, "rank"), subset.dataset["best_query"][:], number))
+    rows = subset.dataset.select(_spread_rows(_column(subset, "rank"), subset.dataset["best_query"][:], number))
     if task is None:
-        shown = [f"> {how_found(row, row['score'])}: {_unmarked(row)}\n>\n> {origin(row)}" for row in rows]
-        return "\n\n".join(["## Examples", "Spread over the ranks. The task's texts are not quoted.", *_numbered(shown)])
+        shown = [f"> {how_found(row, row['score'])}: {_plain_excerpt(row)}\n>\n> {origin(row)}" for row in rows]
+        return "\n\n".join(
+            ["## Examples", "Spread over the ranks. The task's texts are not quoted.", *_number_examples(shown)]
+        )
     terms_of = MarkedTerms.of(subset.manifest)
     shown = []
     examples = dataclasses.replace(subset, dataset=rows).examples(task, len(rows))
     for row, (query, passage, score) in zip(rows, examples, strict=True):
         query_spans, (passage_spans,) = mark_shared(query, [passage], terms_of)
-        asked = f"> **Query** {for_markdown(row['best_query'])}: {spans_to_markdown(query_spans)}"
+        query_line = f"> **Query** {for_markdown(row['best_query'])}: {spans_to_markdown(query_spans)}"
         shown.append(
-            f"{asked}\n>\n> **Passage**, {how_found(row, score)}: {spans_to_markdown(passage_spans)}\n>\n> {origin(row)}"
+            f"{query_line}\n>\n> **Passage**, {how_found(row, score)}: {spans_to_markdown(passage_spans)}\n>\n> "
+            f"{origin(row)}"
         )
     intro = "Words that both have are bold, stop words aside. The examples are spread over the ranks, and over the queries."
-    return "\n\n".join(["## Examples", intro, *_numbered(shown)])
+    return "\n\n".join(["## Examples", intro, *_number_examples(shown)])
 
 
 def how_found(row: dict[str, Any], score: float) -> str:
@@ -270,7 +281,7 @@ def origin(row: dict[str, Any]) -> str:
     return for_markdown(row["id"]) + (f", from {for_markdown(row['source'])}" if row["source"] else "")
 
 
-def _numbered(blocks: Iterable[str]) -> list[str]:
+def _number_examples(blocks: Iterable[str]) -> list[str]:
     """Put a numbered heading above each example."""
     return [f"### {number}\n\n{block}" for number, block in enumerate(blocks, 1)]
 
@@ -279,15 +290,15 @@ def _column(subset: SubsetLike, name: str) -> np.ndarray:
     return np.asarray(subset.dataset[name][:])
 
 
-def _names(ids: Sequence[str] | None, number: int) -> str:
+def _list_ids(ids: Sequence[str] | None, number: int) -> str:
     """Return the first ids in brackets, with an ellipsis if there are more; an empty string if there are none."""
     if not ids:
         return ""
-    more = ", …" if number > len(ids[:NAMED_IDS]) else ""
-    return f" ({', '.join(for_markdown(name) for name in ids[:NAMED_IDS])}{more})"
+    ellipsis = ", …" if number > len(ids[:NAMED_IDS]) else ""
+    return f" ({', '.join(for_markdown(name) for name in ids[:NAMED_IDS])}{ellipsis})"
 
 
-def _plain(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     """Format a setting's value."""
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -315,8 +326,8 @@ class MarkedTerms:
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> MarkedTerms:
         """Create it with the stemmer and script of the retrieval that a manifest describes."""
-        made = {**manifest, **(manifest.get("analyzer") or {})}
-        return cls(made.get("stemmer"), made.get("script"))
+        settings = {**manifest, **(manifest.get("analyzer") or {})}
+        return cls(settings.get("stemmer"), settings.get("script"))
 
     @cached_property
     def _stopwords(self) -> frozenset[str]:
@@ -332,20 +343,20 @@ class MarkedTerms:
         For a letter of a script without spaces that text includes its two neighbours, since terms there are bigrams.
         """
         pattern = _LETTER if self.script == "unspaced" else word_pattern(marks=True, least=1)
-        found = []
+        matches = []
         for word in pattern.finditer(text):
             first, last = word.span()
-            apart = self.script == "unspaced" and last == first + 1
-            found.append((first, last, text[max(0, first - 1) : last + 1] if apart else word.group()))
-        return found
+            is_single_letter = self.script == "unspaced" and last == first + 1
+            matches.append((first, last, text[max(0, first - 1) : last + 1] if is_single_letter else word.group()))
+        return matches
 
 
 def mark_shared(query: str, passages: Sequence[str], terms_of: MarkedTerms) -> tuple[Spans, list[Spans]]:
     """Mark the shared words of a query and passages: in each passage the query's, in the query those of any passage."""
-    of_query, of_passages = terms_of(query), [terms_of(passage) for passage in passages]
-    shared = of_query.intersection(set().union(*of_passages))
+    query_terms, passage_terms = terms_of(query), [terms_of(passage) for passage in passages]
+    shared = query_terms.intersection(set().union(*passage_terms))
     return marked_spans(query, shared, terms_of), [
-        marked_spans(passage, of_query & found, terms_of) for passage, found in zip(passages, of_passages, strict=True)
+        marked_spans(passage, query_terms & terms, terms_of) for passage, terms in zip(passages, passage_terms, strict=True)
     ]
 
 
@@ -360,32 +371,32 @@ def marked_spans(text: str, terms: set[str], terms_of: MarkedTerms) -> Spans:
     words = terms_of.words(text)
     if not words:
         return [(one_line(text, LONGEST_PIECE), False)]
-    of_word = [terms & terms_of(around) if terms else terms for _, _, around in words]
+    word_terms = [terms & terms_of(context) if terms else terms for _, _, context in words]
     last = max(0, len(words) - WINDOW_WORDS)
     shown, missing = np.zeros(len(words), bool), set(terms)
     for window in range(WINDOWS):
-        starts = [min(max(0, place - CONTEXT_WORDS), last) for place, found in enumerate(of_word) if found & missing]
+        starts = [min(max(0, index - CONTEXT_WORDS), last) for index, shared in enumerate(word_terms) if shared & missing]
         if not starts and window:
             break
-        within = {
-            start: missing.intersection(set().union(*of_word[start : start + WINDOW_WORDS])) for start in starts or [0]
+        coverage = {
+            start: missing.intersection(set().union(*word_terms[start : start + WINDOW_WORDS])) for start in starts or [0]
         }
-        best = max(within, key=lambda start: len(within[start]))
+        best = max(coverage, key=lambda start: len(coverage[start]))
         shown[best : best + WINDOW_WORDS] = True
-        missing -= within[best]
+        missing -= coverage[best]
 
     pieces: Spans = [("" if shown[0] else "… ", False)]
-    for place, (first, last, _) in enumerate(words):
-        if shown[place]:
-            before = text[words[place - 1][1] if place else 0 : first]
+    for index, (first, last, _) in enumerate(words):
+        if shown[index]:
+            gap = text[words[index - 1][1] if index else 0 : first]
             pieces += [
-                (_cut(before if not place or shown[place - 1] else ""), False),
-                (_cut(text[first:last]), bool(of_word[place])),
+                (_truncate(gap if not index or shown[index - 1] else ""), False),
+                (_truncate(text[first:last]), bool(word_terms[index])),
             ]
-        elif place and shown[place - 1]:
+        elif index and shown[index - 1]:
             pieces.append((" … ", False))
-    pieces.append((_cut(text[words[-1][1] :]) if shown[-1] else "", False))
-    return _joined(pieces)
+    pieces.append((_truncate(text[words[-1][1] :]) if shown[-1] else "", False))
+    return _merge_spans(pieces)
 
 
 def spans_to_markdown(spans: Spans) -> str:
@@ -394,7 +405,7 @@ def spans_to_markdown(spans: Spans) -> str:
     return text.strip() or "(empty)"
 
 
-def _joined(pieces: Sequence[tuple[str, bool]]) -> Spans:
+def _merge_spans(pieces: Sequence[tuple[str, bool]]) -> Spans:
     """Join adjacent pieces that are both marked or both unmarked; marked words separated by one space are joined too."""
     spans: Spans = []
     for piece, marked in pieces:
@@ -408,30 +419,32 @@ def _joined(pieces: Sequence[tuple[str, bool]]) -> Spans:
     return spans
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     """Cut a piece to LONGEST_PIECE characters."""
     return text if len(text) <= LONGEST_PIECE else f"{text[:LONGEST_PIECE]}…"
 
 
-def _spread(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> list[int]:
+def _spread_rows(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> list[int]:
     """Choose rows whose ranks grow geometrically, of different queries as far as there are enough; sorted by rank."""
     order = np.argsort(ranks, kind="stable")
     ranks, number = ranks[order], min(number, len(ranks))
     chosen: list[int] = []
-    seen: set[str | None] = set()
-    for turn, target in enumerate(np.geomspace(1, ranks[-1], number).round()):
+    used_queries: set[str | None] = set()
+    for index, target in enumerate(np.geomspace(1, ranks[-1], number).round()):
         start = np.searchsorted(ranks, target)
         end = np.searchsorted(ranks, ranks[start], side="right")
         # Within a rank the best score comes first; start lower in later turns, so that examples vary.
-        first = start + int((turn + 0.5) / number * (end - start))
-        places = itertools.chain(range(first, end), range(start, first), range(end, len(ranks)), range(start))
-        fresh = (place for place in places if place not in chosen and queries[order[place]] not in seen)
-        again = (place for place in range(len(ranks)) if place not in chosen)
-        chosen.append(next(itertools.chain(fresh, again)))
-        seen.add(queries[order[chosen[-1]]])
-    return [int(order[place]) for place in sorted(chosen)]
+        first = start + int((index + 0.5) / number * (end - start))
+        positions = itertools.chain(range(first, end), range(start, first), range(end, len(ranks)), range(start))
+        unused = (
+            position for position in positions if position not in chosen and queries[order[position]] not in used_queries
+        )
+        remaining = (position for position in range(len(ranks)) if position not in chosen)
+        chosen.append(next(itertools.chain(unused, remaining)))
+        used_queries.add(queries[order[chosen[-1]]])
+    return [int(order[position]) for position in sorted(chosen)]
 
 
-def _unmarked(row: dict[str, Any]) -> str:
+def _plain_excerpt(row: dict[str, Any]) -> str:
     """Return the excerpt of a passage without marks, in markdown."""
     return spans_to_markdown(marked_spans(row["text"], set(), MarkedTerms()))

@@ -106,7 +106,7 @@ def retrieve(
     top_k, max_query_terms, num_passages, seed, deduplicate = map(
         of_python, (top_k, max_query_terms, num_passages, seed, deduplicate)
     )
-    by_default = top_k is None
+    is_default_k = top_k is None
     top_k = default_top_k(len(task.train)) if top_k is None else top_k
     check_numbers(RetrievalError, top_k=top_k, max_query_terms=max_query_terms)
     check_numbers(RetrievalError, num_threads=num_threads, query_batch_size=query_batch_size)
@@ -114,14 +114,16 @@ def retrieve(
     if deduplicate is not None:
         check_deduplication(deduplicate)
     folder = cache_folder(cache_dir)
-    guard = Decontaminator(held_out_texts(task)) if decontaminate else None
+    decontaminator = Decontaminator(held_out_texts(task)) if decontaminate else None
 
     method: dict[str, Any]
     repeated: list[str] | None = None
     if retriever == "random":
         assert corpus is not None and num_passages is not None  # Checked above.
-        found, leaked, repeated = _random(corpus.to_dataset(str(folder)), num_passages, seed, guard, deduplicate)
-        found.counts["bad_files"] = list(corpus.bad_files)
+        result, leaked, repeated = _draw_passages(
+            corpus.to_dataset(str(folder)), num_passages, seed, decontaminator, deduplicate
+        )
+        result.counts["bad_files"] = list(corpus.bad_files)
         method = {"seed": seed, "num_passages": num_passages}
     else:
         query_ids = task.train["id"][:]
@@ -132,37 +134,39 @@ def retrieve(
         search = RetrievalRequest(
             task.name, query_ids, queries, top_k, settings, max_query_terms, folder, index_dir, num_threads, query_batch_size
         )
-        found = _search(retriever, search, corpus, sharding, elastic)
+        result = _search(retriever, search, corpus, sharding, elastic)
         # An index that hf_tlm did not create has its own analyzer.
-        foreign = retriever == "elasticsearch" and found.counts["fingerprint"] is None
-        found.counts = _with_queries(found, search, str.split if foreign else settings.analyzer)
-        _warn_of_no_hits(found.counts)
-        _warn_of_a_large_union(found, top_k, by_default)
-        found, leaked = _clean(found, guard)
-        found.columns["best_query"] = [query_ids[query] for query in found.columns["best_query"]]
+        foreign_index = retriever == "elasticsearch" and result.counts["fingerprint"] is None
+        result.counts = _add_query_counts(result, search, str.split if foreign_index else settings.analyzer)
+        _warn_of_no_hits(result.counts)
+        _warn_of_a_large_union(result, top_k, is_default_k)
+        result, leaked = _remove_leaks(result, decontaminator)
+        result.columns["best_query"] = [query_ids[query] for query in result.columns["best_query"]]
         if deduplicate is not None:
-            found, repeated = _distinct(found, deduplicate)
-        method = {"query_mode": query_mode, **_method(search, found.counts["passages"], foreign)}
-    if len(found.passages) == 0:
+            result, repeated = _remove_duplicates(result, deduplicate)
+        method = {"query_mode": query_mode, **_search_fields(search, result.counts["passages"], foreign_index)}
+    if len(result.passages) == 0:
         raise RetrievalError(
             f"No passage is left for {task.name}: all passages found ({len(leaked):,}) contain held-out texts."
         )
     manifest = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "corpus": _corpus(corpus, elastic, found.counts),
+        "corpus": _corpus_entry(corpus, elastic, result.counts),
         "task": {"name": task.name, "fingerprint": task.fingerprint, "split": "train"},
         "retriever": retriever,
         **dict.fromkeys(METHOD_FIELDS),
         **method,
-        "decontamination": None if guard is None else {**guard.settings, "passages": len(leaked), "ids": leaked},
+        "decontamination": None
+        if decontaminator is None
+        else {**decontaminator.settings, "passages": len(leaked), "ids": leaked},
         "deduplication": None
         if repeated is None
         else {"threshold": deduplicate, "passages": len(repeated), "ids": sorted(repeated)},
-        "counts": {**found.counts, "union": len(found.passages)},
+        "counts": {**result.counts, "union": len(result.passages)},
         "versions": {"hf_tlm": __version__, **{name: version(name) for name in PACKAGES}},
     }
-    return Subset(_dataset(found, manifest), manifest)
+    return Subset(_build_dataset(result, manifest), manifest)
 
 
 def _search(retriever: str, search: RetrievalRequest, corpus, sharding, elastic) -> RetrievalResult:
@@ -174,7 +178,7 @@ def _search(retriever: str, search: RetrievalRequest, corpus, sharding, elastic)
     return search_corpus(retriever, search, corpus)
 
 
-def _method(search: RetrievalRequest, passages: int, foreign: bool) -> dict[str, Any]:
+def _search_fields(search: RetrievalRequest, passages: int, foreign_index: bool) -> dict[str, Any]:
     """Return the manifest's fields that describe a search.
 
     Args:
@@ -190,75 +194,77 @@ def _method(search: RetrievalRequest, passages: int, foreign: bool) -> dict[str,
         "k1": settings.k1,
         "b": settings.b,
         "delta": settings.used_delta,
-        "stopwords": None if foreign else settings.stopwords,
+        "stopwords": None if foreign_index else settings.stopwords,
         "stemmer": settings.stemmer,
         **({"script": settings.script} if settings.script else {}),
-        **({"analyzed_by": "the index's"} if foreign else {}),
+        **({"analyzed_by": "the index's"} if foreign_index else {}),
     }
 
 
-def _with_queries(found: RetrievalResult, search: RetrievalRequest, analyzer: Callable[[str], list[str]]) -> dict[str, Any]:
+def _add_query_counts(
+    result: RetrievalResult, search: RetrievalRequest, analyzer: Callable[[str], list[str]]
+) -> dict[str, Any]:
     """Return the counts with the numbers of queries, of queries without a term, and of queries without hits."""
     empty = [identifier for identifier, text in zip(search.query_ids, search.queries, strict=True) if not analyzer(text)]
     return {
         "queries": len(search.queries),
         "empty_queries": len(empty),
         "first_empty_queries": empty[:NAMED_EXAMPLES],
-        **found.counts,
-        "queries_without_hits": len(found.without_hits),
-        "first_queries_without_hits": [search.query_ids[query] for query in found.without_hits[:NAMED_EXAMPLES]],
+        **result.counts,
+        "queries_without_hits": len(result.without_hits),
+        "first_queries_without_hits": [search.query_ids[query] for query in result.without_hits[:NAMED_EXAMPLES]],
     }
 
 
 def _warn_of_no_hits(counts: dict[str, Any]) -> None:
     """Warn if most queries found nothing: the passages of the others then say little about the task."""
-    without = counts["empty_queries"] + counts["queries_without_hits"]
-    if 2 * without > counts["queries"]:
+    num_without_hits = counts["empty_queries"] + counts["queries_without_hits"]
+    if 2 * num_without_hits > counts["queries"]:
         logger.warning(
             "%s of the %s training texts match no passage: they have no word in common with the corpus. Check that the "
             "corpus is in the task's language.",
-            *(f"{without:,}", f"{counts['queries']:,}"),
+            *(f"{num_without_hits:,}", f"{counts['queries']:,}"),
         )
 
 
-def _warn_of_a_large_union(found: RetrievalResult, top_k: int, by_default: bool) -> None:
+def _warn_of_a_large_union(result: RetrievalResult, top_k: int, is_default_k: bool) -> None:
     """Warn if the subset is more than half of the corpus, and name the largest K that gives at most half."""
-    passages = found.counts["passages"]
-    if 2 * len(found.passages) <= passages:
+    passages = result.counts["passages"]
+    if 2 * len(result.passages) <= passages:
         return
-    ranks = np.sort(np.asarray(found.columns["rank"]))
+    ranks = np.sort(np.asarray(result.columns["rank"]))
     # For any K, the union is the passages whose best rank is at most K.
-    fits = int(ranks[passages // 2]) - 1
+    fitting_k = int(ranks[passages // 2]) - 1
     logger.warning(
         "top_k %s%s selects %s of the %s passages of the corpus. %s If the corpus is the task's own unlabelled texts, this "
         "may be what you want.",
         f"{top_k:,}",
-        ", the paper's default for a task of this size," * by_default,
-        f"{len(found.passages):,}",
+        ", the paper's default for a task of this size," * is_default_k,
+        f"{len(result.passages):,}",
         f"{passages:,}",
-        f"--top_k {fits} selects at most half of them."
-        if fits
+        f"--top_k {fitting_k} selects at most half of them."
+        if fitting_k
         else "Even --top_k 1 selects more than half of them: use a larger corpus.",
     )
 
 
-def _clean(found: RetrievalResult, guard: Decontaminator | None) -> tuple[RetrievalResult, list[str]]:
+def _remove_leaks(result: RetrievalResult, decontaminator: Decontaminator | None) -> tuple[RetrievalResult, list[str]]:
     """Remove the passages that contain held-out texts; return the rest, and the sorted ids of the removed ones."""
-    if guard is None:
-        return found, []
-    texts = tqdm(_texts(found.passages), total=len(found.passages), desc="Decontaminating", unit=" passages")
-    leaks = np.array([leak is not None for leak in guard.leaks(texts)], bool)
-    return found.select(np.flatnonzero(~leaks)), sorted(found.passages.select(np.flatnonzero(leaks))["id"][:])
+    if decontaminator is None:
+        return result, []
+    texts = tqdm(_iterate_texts(result.passages), total=len(result.passages), desc="Decontaminating", unit=" passages")
+    leaks = np.array([leak is not None for leak in decontaminator.leaks(texts)], bool)
+    return result.select(np.flatnonzero(~leaks)), sorted(result.passages.select(np.flatnonzero(leaks))["id"][:])
 
 
-def _distinct(found: RetrievalResult, threshold: float) -> tuple[RetrievalResult, list[str]]:
+def _remove_duplicates(result: RetrievalResult, threshold: float) -> tuple[RetrievalResult, list[str]]:
     """Remove near-duplicates of better passages; return the rest, and the ids of the removed ones."""
-    repeats = near_duplicates(found.passages["text"][:], threshold=threshold)
-    return found.select(np.flatnonzero(repeats < 0)), found.passages.select(np.flatnonzero(repeats >= 0))["id"][:]
+    repeats = near_duplicates(result.passages["text"][:], threshold=threshold)
+    return result.select(np.flatnonzero(repeats < 0)), result.passages.select(np.flatnonzero(repeats >= 0))["id"][:]
 
 
-def _random(
-    passages: Dataset, num_passages: int, seed: int, guard: Decontaminator | None, deduplicate: float | None
+def _draw_passages(
+    passages: Dataset, num_passages: int, seed: int, decontaminator: Decontaminator | None, deduplicate: float | None
 ) -> tuple[RetrievalResult, list[str], list[str] | None]:
     """Draw passages without replacement.
 
@@ -279,22 +285,22 @@ def _random(
     rows = np.empty(0, np.int64)
     leaked: list[str] = []
     repeated: list[str] = []
-    left = np.ones(len(passages), bool)
+    is_available = np.ones(len(passages), bool)
     while True:
-        left[drawn] = False
-        clean, more = _clean(RetrievalResult(passages.select(drawn), {"row": drawn}, {}), guard)
-        rows, leaked = np.concatenate([rows, clean.columns["row"]]), leaked + more
+        is_available[drawn] = False
+        clean, new_ids = _remove_leaks(RetrievalResult(passages.select(drawn), {"row": drawn}, {}), decontaminator)
+        rows, leaked = np.concatenate([rows, clean.columns["row"]]), leaked + new_ids
         if deduplicate is not None:
-            distinct, more = _distinct(RetrievalResult(passages.select(rows), {"row": rows}, {}), deduplicate)
-            rows, repeated = distinct.columns["row"], repeated + more
+            distinct, new_ids = _remove_duplicates(RetrievalResult(passages.select(rows), {"row": rows}, {}), deduplicate)
+            rows, repeated = distinct.columns["row"], repeated + new_ids
         if len(rows) == num_passages:
             break
-        if not left.any():
+        if not is_available.any():
             raise RetrievalError(
                 f"Cannot draw {num_passages} distinct passages: of {len(passages)} passages, {len(leaked)} contain held-out "
                 "texts" + ("." if deduplicate is None else f", and {len(repeated)} nearly repeat others.")
             )
-        drawn = rng.permutation(np.flatnonzero(left))[: num_passages - len(rows)]
+        drawn = rng.permutation(np.flatnonzero(is_available))[: num_passages - len(rows)]
     columns = {
         "rank": np.arange(1, num_passages + 1, dtype=np.int32),
         "score": np.array([None] * num_passages),
@@ -303,8 +309,8 @@ def _random(
     }
     counts: dict[str, Any] = {"queries": 0, "empty_queries": 0, "queries_without_hits": 0}
     counts |= {"passages": len(passages), "sources": count_sources(passages)}
-    found = RetrievalResult(passages.select(rows), columns, counts)
-    return found, sorted(leaked), None if deduplicate is None else repeated
+    result = RetrievalResult(passages.select(rows), columns, counts)
+    return result, sorted(leaked), None if deduplicate is None else repeated
 
 
 def _check_arguments(retriever, query_mode, settings, max_query_terms, num_passages, corpus, elastic, index_dir) -> None:
@@ -334,30 +340,30 @@ def _check_arguments(retriever, query_mode, settings, max_query_terms, num_passa
         raise RetrievalError(f"{retriever} retrieval needs a corpus; only elasticsearch works without one.")
 
 
-def _corpus(corpus: Corpus | None, elastic: ElasticSettings | None, counts: dict[str, Any]) -> dict[str, Any]:
+def _corpus_entry(corpus: Corpus | None, elastic: ElasticSettings | None, counts: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest's entry of the corpus, and remove "fingerprint" from the counts."""
-    made_from = counts.pop("fingerprint", None)
+    fingerprint = counts.pop("fingerprint", None)
     if corpus is None:
         assert elastic is not None  # Only elasticsearch works without a corpus.
-        return {"name": elastic.index, "fingerprint": made_from, "size": counts["passages"]}
+        return {"name": elastic.index, "fingerprint": fingerprint, "size": counts["passages"]}
     cut = {} if corpus.max_words is None else {"passage_words": corpus.max_words}
     return {"name": corpus.name, "fingerprint": corpus.fingerprint, "size": counts["passages"], **cut}
 
 
-def _dataset(found: RetrievalResult, manifest: dict[str, Any]) -> Dataset:
+def _build_dataset(result: RetrievalResult, manifest: dict[str, Any]) -> Dataset:
     """Build the subset's dataset in memory: the passages and their columns of the search."""
     schema = Features({name: Value(kind) for name, kind in COLUMNS.items()}).arrow_schema
-    texts = found.passages.select_columns(["id", "text", "source"]).with_format("arrow")
+    texts = result.passages.select_columns(["id", "text", "source"]).with_format("arrow")
     # Read in chunks: one string column of more than 2 GiB would overflow Arrow's offsets.
     table = pa.concat_tables([texts[start : start + READ_ROWS] for start in range(0, len(texts), READ_ROWS)])
-    for name, values in found.columns.items():
+    for name, values in result.columns.items():
         table = table.append_column(name, pa.array(values, schema.field(name).type))
     # Without this, `datasets` would pickle the whole table to compute a fingerprint.
     fingerprint = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()[:16]
     return Dataset(InMemoryTable(table.cast(schema)), split=NamedSplit("train"), fingerprint=fingerprint)
 
 
-def _texts(passages: Dataset) -> Iterator[str]:
+def _iterate_texts(passages: Dataset) -> Iterator[str]:
     """Iterate over the texts in batches, so that they need not all fit in memory."""
     for batch in passages.select_columns("text").iter(batch_size=READ_ROWS):
         yield from batch["text"]

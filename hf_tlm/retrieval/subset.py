@@ -56,10 +56,10 @@ logger = logging.getLogger(__name__)
 # Directory that `hf-tlm analyze` writes inside a saved subset; it is replaced together with the subset.
 ANALYSIS = "analysis/"
 ROW_GROUP = 1000
-_FROM = "Pass the manifest of the subset that the passages are from: Subset(rows, subset.manifest)."
+_MANIFEST_ADVICE = "Pass the manifest of the subset that the passages are from: Subset(rows, subset.manifest)."
 
 # Suffix that a passage's id adds to its document's id.
-_PASSAGE = re.compile(r"#\d+$")
+_PASSAGE_SUFFIX = re.compile(r"#\d+$")
 
 
 @dataclass
@@ -83,17 +83,19 @@ class Subset:
 
     def __post_init__(self):
         if not hasattr(self.dataset, "with_format"):
-            found, made = kind_of(self.dataset), dataset_of(self.dataset)
-            raise RetrievalError(f"dataset: expected a datasets.Dataset; received {found}. Pass {made}.")
+            received, replacement = kind_of(self.dataset), dataset_of(self.dataset)
+            raise RetrievalError(f"dataset: expected a datasets.Dataset; received {received}. Pass {replacement}.")
         if not isinstance(self.manifest, dict) or not NEEDED.keys() <= self.manifest.keys():
-            found = f"{self.manifest!r:.60}"
-            raise RetrievalError(f"manifest: expected a dict with {', '.join(NEEDED)}; received {found}. {_FROM}")
-        found = {name: str(getattr(feature, "dtype", feature)) for name, feature in self.dataset.features.items()}
-        wrong = [f"{name} ({kind})" for name, kind in COLUMNS.items() if found.get(name) != kind]
+            received = f"{self.manifest!r:.60}"
+            raise RetrievalError(
+                f"manifest: expected a dict with {', '.join(NEEDED)}; received {received}. {_MANIFEST_ADVICE}"
+            )
+        received = {name: str(getattr(feature, "dtype", feature)) for name, feature in self.dataset.features.items()}
+        wrong = [f"{name} ({kind})" for name, kind in COLUMNS.items() if received.get(name) != kind]
         if wrong:
             raise RetrievalError(
                 f"The dataset of a subset lacks the columns {', '.join(wrong)}. Its columns are: "
-                f"{', '.join(f'{name} ({kind})' for name, kind in found.items())}."
+                f"{', '.join(f'{name} ({kind})' for name, kind in received.items())}."
             )
         counts = self.manifest.get("counts", {})
         if len(self) and counts.get("union", len(self)) != len(self):
@@ -121,7 +123,7 @@ class Subset:
             RetrievalError: the directory holds anything but a saved subset, or `load` would reject the manifest.
             HfTlmError: the disk cannot be written.
         """
-        check_values(self.manifest, "The subset's manifest", _FROM)
+        check_values(self.manifest, "The subset's manifest", _MANIFEST_ADVICE)
         directory = Path(named("directory", directory, RetrievalError, needed=True, what="a folder")).resolve()
         check_replaceable(directory)
         report = report or retrieval_report(self)
@@ -148,7 +150,7 @@ class Subset:
             self.manifest,
             report,
             describe_data(columns, data),
-            engine="" if self.manifest["retriever"] in UNQUERIED else _engine(self.manifest),
+            engine="" if self.manifest["retriever"] in UNQUERIED else _describe_engine(self.manifest),
             selection=describe_selection(selection) if selection else None,
             **card,
         )
@@ -163,10 +165,10 @@ class Subset:
             RetrievalError: the directory is no saved subset, or the subset is empty, damaged, or of another format version.
         """
         directory = Path(named("directory", directory, RetrievalError, needed=True, what="a folder"))
-        manifest, data, found = _checked(directory)
+        manifest, data, digest = _check_saved(directory)
         # The cache of `datasets` identifies a file by path and modification time; the digest adds its content.
         with writing_cache(datasets.config.HF_DATASETS_CACHE):
-            return cls(cached_rows(partial(Dataset.from_parquet, str(data), config_name=found)), manifest)
+            return cls(cached_rows(partial(Dataset.from_parquet, str(data), config_name=digest)), manifest)
 
     @classmethod
     def open(cls, name: str) -> Subset:
@@ -192,8 +194,8 @@ class Subset:
             HubError: see `hf_tlm.hub.fetch`.
             RetrievalError: there is no subset, or none of that configuration; or see `load` and `read_released`.
         """
-        found, commit = download(repo_id, revision, config)
-        subset = cls.load(found) if isinstance(found, Path) else cls(*found)
+        source, commit = download(repo_id, revision, config)
+        subset = cls.load(source) if isinstance(source, Path) else cls(*source)
         # Record the commit, because a branch may move.
         subset.manifest["hub"] = {"repo_id": repo_id, "revision": commit, "config": config}
         return subset
@@ -215,10 +217,10 @@ class Subset:
             RetrievalError: `load` would reject the manifest; `config` is not a valid name, or other subsets of the
                 repository have names and this one has none (or vice versa).
         """
-        check_values(self.manifest, "The subset's manifest", _FROM)
+        check_values(self.manifest, "The subset's manifest", _MANIFEST_ADVICE)
         # Leave out where the subset was loaded from, so that pushing it back there changes nothing.
-        own = replace(self, manifest={name: value for name, value in self.manifest.items() if name != "hub"})
-        return push_subset(own, repo_id, config, report or retrieval_report(own), options)
+        published = replace(self, manifest={name: value for name, value in self.manifest.items() if name != "hub"})
+        return push_subset(published, repo_id, config, report or retrieval_report(published), options)
 
     def as_corpus(self) -> Corpus:
         """Return the passages as a Corpus, for instance to pretrain on."""
@@ -227,33 +229,33 @@ class Subset:
         corpus = load_corpus(self.dataset, id_column="id")
         corpus = replace(corpus, name=f"{self.manifest['corpus']['name']}, for {self.manifest['task']['name']}")
         # If documents were cut into passages, the passages of one document must stay together.
-        cut = all(_PASSAGE.search(identifier) for identifier in self.dataset["id"][:])
+        cut = all(_PASSAGE_SUFFIX.search(identifier) for identifier in self.dataset["id"][:])
         return replace(corpus, cut=True, fingerprint=f"{corpus.fingerprint}-cut") if cut else corpus
 
     def summary(self) -> str:
         """Describe the subset in a few lines of text."""
-        made, counts = self.manifest, self.manifest["counts"]
+        manifest, counts = self.manifest, self.manifest["counts"]
         lines = [
             f"{counts['union']:,} of {counts['passages']:,} passages ({counts['union'] / counts['passages']:.1%}) of "
-            f"{made['corpus']['name']} for {made['task']['name']}"
+            f"{manifest['corpus']['name']} for {manifest['task']['name']}"
         ]
-        if made["retriever"] == "random":
-            lines.append(f"random, seed {made['seed']}")
-        elif made["retriever"] == "released":
+        if manifest["retriever"] == "random":
+            lines.append(f"random, seed {manifest['seed']}")
+        elif manifest["retriever"] == "released":
             lines.append("retrieved and released by the authors of TLM")
         else:
-            lines.append(f"BM25 ({_engine(made)})")
-            lines.append(f"{counts['queries']:,} queries ({made['query_mode']}), top {made['top_k']:,} of each")
+            lines.append(f"BM25 ({_describe_engine(manifest)})")
+            lines.append(f"{counts['queries']:,} queries ({manifest['query_mode']}), top {manifest['top_k']:,} of each")
             hits = np.asarray(self.dataset["n_queries"][:])
             lines.append(f"a passage was hit by {hits.mean():.1f} queries on average, by {hits.max():,} at most")
-            for what in ("empty_queries", "queries_without_hits"):
-                if counts.get(what):
-                    lines.append(f"{what.replace('_', ' ')}: {counts[what]:,}")
-        if selection := made.get("selection"):
+            for field in ("empty_queries", "queries_without_hits"):
+                if counts.get(field):
+                    lines.append(f"{field.replace('_', ' ')}: {counts[field]:,}")
+        if selection := manifest.get("selection"):
             lines.append(f"selected: {describe_selection(selection)}")
-        for what, why in (("decontamination", "hold held-out texts"), ("deduplication", "are near-duplicates")):
-            if made.get(what) and made[what]["passages"]:
-                lines.append(f"left out because they {why}: {made[what]['passages']:,}")
+        for field, reason in (("decontamination", "hold held-out texts"), ("deduplication", "are near-duplicates")):
+            if manifest.get(field) and manifest[field]["passages"]:
+                lines.append(f"left out because they {reason}: {manifest[field]['passages']:,}")
         if counts.get("blank_texts"):
             lines.append(f"rows without a text, left out: {counts['blank_texts']:,}")
         if counts.get("bad_files"):
@@ -274,12 +276,12 @@ class Subset:
         if not isinstance(n := of_python(n), int):
             raise RetrievalError(f"n: expected a whole number of passages; received {n!r:.60}.")
         rows = self.dataset[: max(n, 0)]
-        found = [row for row, query in enumerate(rows["best_query"]) if query is not None]
-        if not found:
+        rows_with_query = [row for row, query in enumerate(rows["best_query"]) if query is not None]
+        if not rows_with_query:
             return []
-        examples = task.train.select(self.rows_of_queries(task, [rows["best_query"][row] for row in found]))
+        examples = task.train.select(self.rows_of_queries(task, [rows["best_query"][row] for row in rows_with_query]))
         queries = build_queries(example_texts(examples), self.manifest["query_mode"], script=self.manifest.get("script"))
-        return [(query, rows["text"][row], rows["score"][row]) for query, row in zip(queries, found, strict=True)]
+        return [(query, rows["text"][row], rows["score"][row]) for query, row in zip(queries, rows_with_query, strict=True)]
 
     def tell_of_other_task(self, task: Task) -> None:
         """Warn if the subset is known to have been retrieved for other data than the task's, or for other splits of them.
@@ -313,14 +315,14 @@ class Subset:
         """
         check_task(task)
         position = {identifier: row for row, identifier in enumerate(task.train["id"][:])}
-        asked = sorted({*self.dataset["best_query"][:]} - {None}) if queries is None else list(queries)
-        if missing := [query for query in asked if query not in position]:
+        identifiers = sorted({*self.dataset["best_query"][:]} - {None}) if queries is None else list(queries)
+        if missing := [query for query in identifiers if query not in position]:
             made_for = self.manifest["task"]
             raise RetrievalError(
                 f"The training split of {task.name} has no example {missing[0]!r}. This subset was retrieved for "
                 f"{made_for['name']} (fingerprint {made_for['fingerprint']}): load that task."
             )
-        return [position[query] for query in asked]
+        return [position[query] for query in identifiers]
 
 
 def _write_parquet(dataset: Dataset, path: Path) -> None:
@@ -336,7 +338,7 @@ def _read_manifest(directory: Path) -> dict[str, Any] | None:
     return find_format(directory / MANIFEST_FILE, FORMAT)
 
 
-def _checked(directory: Path) -> tuple[dict[str, Any], Path, str]:
+def _check_saved(directory: Path) -> tuple[dict[str, Any], Path, str]:
     """Check a saved subset; return its manifest (without the field `files`), its data file and the file's sha256.
 
     Raises:
@@ -359,15 +361,15 @@ def _checked(directory: Path) -> tuple[dict[str, Any], Path, str]:
     files = manifest.pop("files", {})
     data_file = CONFIG_DATA_FILE if CONFIG_DATA_FILE in files else DATA_FILE
     data, expected = directory / data_file, files.get(data_file)
-    found = sha256(data) if data.is_file() else "no such file"
-    if found != expected:
+    digest = sha256(data) if data.is_file() else "no such file"
+    if digest != expected:
         raise RetrievalError(
-            f"{data} does not match the manifest (sha256 {found}; expected {expected}). The folder is damaged or was "
+            f"{data} does not match the manifest (sha256 {digest}; expected {expected}). The folder is damaged or was "
             "edited: copy the folder again, or retrieve the subset again."
         )
     if not pq.read_metadata(data).num_rows:
         raise RetrievalError(f"{directory} is an empty subset without passages. Retrieve the subset again.")
-    return manifest, data, found
+    return manifest, data, digest
 
 
 def subset_problem(directory: Path) -> str | None:
@@ -376,15 +378,15 @@ def subset_problem(directory: Path) -> str | None:
     The answer is cached: files are read again only if their modification time, size or inode changed.
     """
     files = [directory / name for name in (MANIFEST_FILE, DATA_FILE, CONFIG_DATA_FILE)]
-    facts = [file.stat() for file in files if file.is_file()]
-    return _problem(directory, *((fact.st_mtime_ns, fact.st_size, fact.st_ino) for fact in facts))
+    stats = [file.stat() for file in files if file.is_file()]
+    return _cached_problem(directory, *((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats))
 
 
 @functools.cache
-def _problem(directory: Path, *_: tuple[int, ...]) -> str | None:
+def _cached_problem(directory: Path, *_: tuple[int, ...]) -> str | None:
     """Implement `subset_problem`; the further arguments are only cache keys."""
     try:
-        _checked(directory)
+        _check_saved(directory)
     except (RetrievalError, OSError) as error:
         return str(error)
     return None
@@ -412,35 +414,38 @@ def check_replaceable(directory: Path, **work: str | None) -> None:
         RetrievalError: the directory holds something other than a saved subset, or one of `work` is inside it.
         ArgumentsError: the directory cannot be written, see `check_writable`.
     """
-    for name, place in work.items():
-        if place is not None and directory.resolve() in Path(place).resolve().parents:
+    for name, work_path in work.items():
+        if work_path is not None and directory.resolve() in Path(work_path).resolve().parents:
             raise RetrievalError(
-                f"--{name} {place} is in {directory}, which may only contain the subset. Choose another {name}."
+                f"--{name} {work_path} is in {directory}, which may only contain the subset. Choose another {name}."
             )
     check_writable(directory, f"Cannot save a subset to {directory}", replaced=True)
     if not directory.exists():
         return
     files = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}
-    subset = _read_manifest(directory) is not None
+    is_subset = _read_manifest(directory) is not None
     others = sorted(files - {DATA_FILE, MANIFEST_FILE, CARD_FILE, REPORT_FILE})
-    others = [file for file in others if not (subset and file.startswith(ANALYSIS))]
-    if others or (files and not subset):
+    others = [file for file in others if not (is_subset and file.startswith(ANALYSIS))]
+    if others or (files and not is_subset):
         raise RetrievalError(
             f"{directory} is not empty and contains something other than a saved subset "
             f"({', '.join((others or sorted(files))[:3])}). Choose another folder, or empty this one."
         )
 
 
-def _engine(made: dict[str, Any]) -> str:
+def _describe_engine(manifest: dict[str, Any]) -> str:
     """Describe the engine and its settings in words."""
-    delta = "" if made["delta"] is None else f", delta {made['delta']:g}"
-    words = "kept" if made["stopwords"] is None else "dropped"
-    if made.get("analyzed_by"):
-        words = f"as {made['analyzed_by']} analyzer has them"
-    words += f", stemmed ({made['stemmer']})" if made.get("stemmer") else ""
-    words += {"unspaced": ", each two letters a word", "marks": ", marks within words"}.get(made.get("script") or "", "")
-    words += f", {made['max_query_terms']} rarest terms of a query" if made.get("max_query_terms") else ""
-    return f"{made['retriever']}, {made['variant']}, k1 {made['k1']:g}, b {made['b']:g}{delta}, stop words {words}"
+    delta = "" if manifest["delta"] is None else f", delta {manifest['delta']:g}"
+    words = "kept" if manifest["stopwords"] is None else "dropped"
+    if manifest.get("analyzed_by"):
+        words = f"as {manifest['analyzed_by']} analyzer has them"
+    words += f", stemmed ({manifest['stemmer']})" if manifest.get("stemmer") else ""
+    words += {"unspaced": ", each two letters a word", "marks": ", marks within words"}.get(manifest.get("script") or "", "")
+    words += f", {manifest['max_query_terms']} rarest terms of a query" if manifest.get("max_query_terms") else ""
+    return (
+        f"{manifest['retriever']}, {manifest['variant']}, k1 {manifest['k1']:g}, b {manifest['b']:g}{delta}, "
+        f"stop words {words}"
+    )
 
 
 def check_subset(subset: Any) -> None:

@@ -78,19 +78,19 @@ RELEASED_FILE = "{}_external.csv"  # {} is the configuration: small or large.
 LONGEST_FIELD = 1 << 30  # Python's csv module refuses fields of more than 128 KiB by default.
 ROUNDS = 20  # Maximum number of times that a card is updated with configurations pushed meanwhile.
 DATA_FOLDER = Path(DATA_FILE).parent.name
-_ON_HUB = re.compile(r"(?P<repo_id>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
+_HUB_NAME = re.compile(r"(?P<repo_id>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
 _CONFIG = re.compile(r"\w[\w.-]{0,95}")
 
 _COUNT, _NUMBER, _NAME = whole(0, 2**53), real(-1e300, 1e300), words(10_000)
 _NAMES = listed(_NAME, 10**7)
 
 
-def _of(**fields: Check) -> Check:
+def _optional_record(**fields: Check) -> Check:
     """Return the check of an object whose known fields are these, all of them optional."""
     return record(fields, optional=tuple(fields))
 
 
-def _named(*needed: str, **fields: Check) -> Check:
+def _named_record(*needed: str, **fields: Check) -> Check:
     """Return the check of an object with a name and these fields, of which only those in `needed` are required."""
     return record({"name": _NAME, **fields}, optional=[name for name in fields if name not in needed])
 
@@ -106,20 +106,20 @@ def _choice(*values: str) -> Check:
     return check
 
 
-def _score_model(value: Any) -> Any:
+def _check_score_model(value: Any) -> Any:
     """Check the score model of a selection: names of checkpoints, or an object that describes how one was trained."""
     if isinstance(value, dict):
         return _TRAINED(value)
     return _NAME(value) if isinstance(value, str) else _NAMES(value)
 
 
-def _model(value: Any) -> Any:
+def _check_model(value: Any) -> Any:
     """Check the model that a score model was trained from: a name, or a configuration with its model_type."""
     return record({"model_type": _NAME})(value) if isinstance(value, dict) else _NAME(value)
 
 
 _TRAINED = record(
-    {"model": _model, "validation": mapped(_NUMBER, 100), "max_steps": whole(-1, 2**53)},
+    {"model": _check_model, "validation": mapped(_NUMBER, 100), "max_steps": whole(-1, 2**53)},
     optional=("validation", "max_steps"),
 )
 
@@ -130,41 +130,43 @@ _COUNTS = {
     "sources": maybe(mapped(_COUNT, 10**6)),
 }
 _LEFT_OUT = maybe(record({"passages": _COUNT, "threshold": _NUMBER, "ids": _NAMES}, optional=("threshold", "ids")))
-_TEACHERS = listed(_of(name=_NAME, revision=maybe(_NAME), license=maybe(_NAME)), 10_000)
+_TEACHERS = listed(_optional_record(name=_NAME, revision=maybe(_NAME), license=maybe(_NAME)), 10_000)
 # Fields that every manifest has.
 NEEDED: dict[str, Check] = {
-    "corpus": _named("fingerprint", fingerprint=maybe(_NAME), size=maybe(_COUNT)),
-    "task": _named("fingerprint", fingerprint=maybe(_NAME), split=maybe(_NAME)),
+    "corpus": _named_record("fingerprint", fingerprint=maybe(_NAME), size=maybe(_COUNT)),
+    "task": _named_record("fingerprint", fingerprint=maybe(_NAME), split=maybe(_NAME)),
     "retriever": _choice(*RETRIEVERS, "released"),
     "counts": record(_COUNTS, optional=[name for name in _COUNTS if name not in ("passages", "union")]),
 }
 # Fields that only some manifests have, or only those written since some version.
-_MORE: dict[str, Check] = {
+_OPTIONAL_FIELDS: dict[str, Check] = {
     **dict.fromkeys(("query_mode", "variant", "stopwords", "stemmer", "analyzed_by"), maybe(_NAME)),
     "script": maybe(_choice(*SCRIPTS)),
     **dict.fromkeys(("max_query_terms", "top_k", "top_k_requested", "num_passages", "seed"), maybe(_COUNT)),
     **dict.fromkeys(("k1", "b", "delta"), maybe(_NUMBER)),
-    "analyzer": maybe(_of(stopwords=maybe(_NAME), stemmer=maybe(_NAME), script=maybe(_choice(*SCRIPTS)))),
-    "teacher": maybe(_of(model=_NAME, passages=_COUNT, label_names=_NAMES, cut_passages=_COUNT, teachers=_TEACHERS)),
+    "analyzer": maybe(_optional_record(stopwords=maybe(_NAME), stemmer=maybe(_NAME), script=maybe(_choice(*SCRIPTS)))),
+    "teacher": maybe(
+        _optional_record(model=_NAME, passages=_COUNT, label_names=_NAMES, cut_passages=_COUNT, teachers=_TEACHERS)
+    ),
     "decontamination": _LEFT_OUT,
     "deduplication": _LEFT_OUT,
     "rank_column": truth,
     "selection": maybe(
         record(
             {
-                **{"size": _COUNT, "of": _COUNT, "method": _choice(*SELECTIONS), "score_model": maybe(_score_model)},
+                **{"size": _COUNT, "of": _COUNT, "method": _choice(*SELECTIONS), "score_model": maybe(_check_score_model)},
                 **dict.fromkeys(("passages_without_score", "passages_not_finite"), maybe(_COUNT)),
-                "teacher": _of(model=_NAME, teachers=_TEACHERS),
+                "teacher": _optional_record(model=_NAME, teachers=_TEACHERS),
             },
             optional=("score_model", "passages_without_score", "passages_not_finite", "teacher"),
         )
     ),
     "versions": mapped(maybe(_NAME), 100),
-    "hub": maybe(_of(repo_id=_NAME, revision=maybe(_NAME), config=maybe(_NAME))),
+    "hub": maybe(_optional_record(repo_id=_NAME, revision=maybe(_NAME), config=maybe(_NAME))),
     "files": mapped(_NAME, 100),
 }
 # Fields that a manifest must also have if the subset was retrieved with queries.
-_QUERIED: dict[str, Check] = {
+_QUERY_FIELDS: dict[str, Check] = {
     "query_mode": _choice(*QUERY_MODES),
     "variant": _choice(*dict.fromkeys(chain(*VARIANTS.values()))),
     "top_k": whole(1, 2**53),
@@ -191,14 +193,14 @@ def check_values(manifest: Any, name: str, advice: str) -> None:
     Raises:
         RetrievalError: a field is missing or unknown, or holds a value that recipes do not write.
     """
-    what = f"{name} is not what recipes write"
-    retriever = check_fields(manifest, NEEDED, RetrievalError, what, advice)["retriever"]
-    of_it = _BY_RETRIEVER.get(retriever, _QUERIED)
-    optional = [field for field in _MORE if field not in of_it]
-    check_fields(manifest, {**NEEDED, **_MORE, **of_it}, RetrievalError, what, advice, optional)
-    known = ["format", "format_version", *NEEDED, *_MORE]
-    if unknown := [field for field in manifest if field not in known]:
-        hint = suggestion(unknown[0], known, 1)
+    description = f"{name} is not what recipes write"
+    retriever = check_fields(manifest, NEEDED, RetrievalError, description, advice)["retriever"]
+    retriever_fields = _BY_RETRIEVER.get(retriever, _QUERY_FIELDS)
+    optional = [field for field in _OPTIONAL_FIELDS if field not in retriever_fields]
+    check_fields(manifest, {**NEEDED, **_OPTIONAL_FIELDS, **retriever_fields}, RetrievalError, description, advice, optional)
+    known_fields = ["format", "format_version", *NEEDED, *_OPTIONAL_FIELDS]
+    if unknown := [field for field in manifest if field not in known_fields]:
+        hint = suggestion(unknown[0], known_fields, 1)
         raise RetrievalError(f"{name} has a field {unknown[0]!r:.60} that recipes do not write.{hint} {advice}")
 
 
@@ -220,13 +222,13 @@ class SubsetLike(Protocol):
 
 def parse_name(name: str) -> dict[str, Any]:
     """Parse `owner/name[:config][@revision]` into the arguments of `Subset.from_hub`, or raise a RetrievalError."""
-    parts = _ON_HUB.fullmatch(name)
-    if parts is None or parse_repo(parts["repo_id"], "dataset") is None:
+    match = _HUB_NAME.fullmatch(name)
+    if match is None or parse_repo(match["repo_id"], "dataset") is None:
         raise RetrievalError(
             f"Expected the folder of a subset, or a dataset of the Hub as owner/name, owner/name:config or "
             f"owner/name:config@revision; received {name!r}, which is neither."
         )
-    return parts.groupdict()
+    return match.groupdict()
 
 
 def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Path | tuple[Dataset, dict[str, Any]], str]:
@@ -238,12 +240,12 @@ def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Pa
     Raises:
         HubError, RetrievalError: see `Subset.from_hub`.
     """
-    repo = _checked(repo_id, revision, config)
+    repo = _check_repo(repo_id, revision, config)
     if config is None:
-        wanted = [MANIFEST_FILE, f"{DATA_FOLDER}/*"]
+        patterns = [MANIFEST_FILE, f"{DATA_FOLDER}/*"]
     else:
-        wanted = [f"{config}/*", RELEASED_FILE.format(config)]
-    snapshot = fetch(repo, allow_patterns=wanted)
+        patterns = [f"{config}/*", RELEASED_FILE.format(config)]
+    snapshot = fetch(repo, allow_patterns=patterns)
     folder = snapshot if config is None else snapshot / config
     if (folder / MANIFEST_FILE).is_file():
         return folder, snapshot.name
@@ -259,7 +261,7 @@ def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Pa
 
 def push_subset(subset: SubsetLike, repo_id: str, config: str | None, report: str, options: Mapping[str, Any]) -> Push:
     """Push a subset to a repository of the Hub; see `Subset.push_to_hub`."""
-    repo = _checked(repo_id, options.get("revision"), config)
+    repo = _check_repo(repo_id, options.get("revision"), config)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "subset"
         try:
@@ -296,10 +298,10 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
     digest = sha256(path)
     shift = None if first_rank is None else int(first_rank == 0)
     # The digest is part of the cache key of `datasets`, so that a file with other content is not read from the cache.
-    made = {"path": str(path), "source": repo_id, "shift": shift, "digest": digest}
+    generator_arguments = {"path": str(path), "source": repo_id, "shift": shift, "digest": digest}
     features = Features({name: Value(kind) for name, kind in COLUMNS.items()})
     with writing_cache(datasets.config.HF_DATASETS_CACHE):
-        dataset = Dataset.from_generator(_rows, features=features, gen_kwargs=made)
+        dataset = Dataset.from_generator(_rows, features=features, gen_kwargs=generator_arguments)
     ranks = dataset.with_format("numpy")["rank"][:]
     if (ranks[1:] < ranks[:-1]).any():
         dataset = dataset.select(np.argsort(ranks, kind="stable"))
@@ -374,33 +376,33 @@ def _push_config(subset: SubsetLike, folder: Path, repo: Repo, config: str, repo
     card = {name: options.pop(name, None) for name in ("license", "language")}
     folder.mkdir()
     subset.write(folder, report, CONFIG_DATA_FILE, config=config, data_files=f"{config}/train-*.parquet")
-    own = published_card((folder / CARD_FILE).read_text(encoding="utf-8"), repo.id, **card)
-    atomic_write(folder / CARD_FILE, own)
-    whole = folder.parent / CARD_FILE
+    own_card = published_card((folder / CARD_FILE).read_text(encoding="utf-8"), repo.id, **card)
+    atomic_write(folder / CARD_FILE, own_card)
+    repo_card = folder.parent / CARD_FILE
     files = {f"{config}/{name}": folder / name for name in (CONFIG_DATA_FILE, MANIFEST_FILE, CARD_FILE, REPORT_FILE)}
     options |= {"type": "dataset", "message": f"Subset {config} of hf_tlm {__version__}", "replace": [f"{config}/*"]}
-    there = repo_files(repo, token, options.get("dry_run", False))
-    if MANIFEST_FILE in there:
+    paths = repo_files(repo, token, options.get("dry_run", False))
+    if MANIFEST_FILE in paths:
         raise RetrievalError(f"{repo} has a subset without a name. Choose another repository, or publish without a name.")
-    done: Push | None = None
+    result: Push | None = None
     for _ in range(ROUNDS):
-        cards = {config: own} | config_cards(repo, [name for name in config_names(there) if name != config], token)
-        atomic_write(whole, configs_card({name: cards[name] for name in sorted(cards)}, repo.id))
-        last = push(folder, repo.id, files={**files, CARD_FILE: whole}, **options)
-        done = last if done is None else replace(done, commit=last.commit or done.commit)
-        if last.dry_run:
-            return done
+        cards = {config: own_card} | config_cards(repo, [name for name in config_names(paths) if name != config], token)
+        atomic_write(repo_card, configs_card({name: cards[name] for name in sorted(cards)}, repo.id))
+        pushed = push(folder, repo.id, files={**files, CARD_FILE: repo_card}, **options)
+        result = pushed if result is None else replace(result, commit=pushed.commit or result.commit)
+        if pushed.dry_run:
+            return result
         # Others may have pushed between reading and writing: the last one to push lists all configurations.
-        there = repo_files(repo, token)
-        if set(config_names(there)) <= set(cards):
+        paths = repo_files(repo, token)
+        if set(config_names(paths)) <= set(cards):
             break
-    assert done is not None  # Set in the first round.
+    assert result is not None  # Set in the first round.
     if tag is not None:
-        push(folder, repo.id, files={**files, CARD_FILE: whole}, tag=tag, **options)
-    return done
+        push(folder, repo.id, files={**files, CARD_FILE: repo_card}, tag=tag, **options)
+    return result
 
 
-def _checked(repo_id: str, revision: str | None, config: str | None) -> Repo:
+def _check_repo(repo_id: str, revision: str | None, config: str | None) -> Repo:
     """Return the repository, or raise if its id (HubError) or the configuration's name (RetrievalError) is invalid."""
     if (repo := parse_repo(repo_id, "dataset")) is None or repo.revision is not None:
         raise HubError(f"Expected a dataset of the Hub as owner/name; received {repo_id!r}.")

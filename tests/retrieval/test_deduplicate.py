@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_tlm.retrieval import RetrievalError
-from hf_tlm.retrieval.filters import RECALL, _shape_of_bands, near_duplicates, words
+from hf_tlm.retrieval.filters import RECALL, _choose_band_shape, near_duplicates, words
 
 pytest.importorskip("datasketch")
 
@@ -94,11 +94,11 @@ def test_deterministic_and_of_any_sequence():
 
 
 def test_bands_find_the_wanted_part_of_the_pairs():
-    assert _shape_of_bands(0.8, 128) == (16, 8)
-    assert _shape_of_bands(1.0, 128) == (1, 128)
-    assert _shape_of_bands(0.1, 2) == (2, 1)  # too few for the wanted recall: the best there is
+    assert _choose_band_shape(0.8, 128) == (16, 8)
+    assert _choose_band_shape(1.0, 128) == (1, 128)
+    assert _choose_band_shape(0.1, 2) == (2, 1)  # too few for the wanted recall: the best there is
     for threshold in (0.3, 0.5, 0.9):
-        bands, size = _shape_of_bands(threshold, 256)
+        bands, size = _choose_band_shape(threshold, 256)
         assert 1 - (1 - threshold**size) ** bands >= RECALL > 1 - (1 - threshold ** (size + 1)) ** (256 // (size + 1))
 
 

@@ -13,7 +13,7 @@ from hf_tlm.retrieval import RetrievalError, Subset
 from hf_tlm.retrieval.report import (
     MarkedTerms,
     _bar,
-    _spread,
+    _spread_rows,
     mark_shared,
     marked_spans,
     retrieval_report,
@@ -228,14 +228,14 @@ def test_hostile_texts_are_shown_as_they_are(text):
 def test_examples_are_spread_over_ranks_and_queries():
     rng = np.random.default_rng(0)
     ranks = np.sort(rng.integers(1, 501, 5000))
-    chosen = _spread(ranks, [f"q{i}" for i in rng.integers(0, 40, 5000)], 10)
+    chosen = _spread_rows(ranks, [f"q{i}" for i in rng.integers(0, 40, 5000)], 10)
     found = ranks[chosen].tolist()
     assert found == sorted(found) and found[0] == 1 and found[-1] > 400 and len(set(found)) >= 9
     queries = [f"q{i % 3}" for i in range(30)]
-    chosen = _spread(np.ones(30, int), queries, 6)
+    chosen = _spread_rows(np.ones(30, int), queries, 6)
     assert len(set(chosen)) == 6 and {queries[row] for row in chosen} == {"q0", "q1", "q2"}
-    assert _spread(np.array([1, 1, 2]), ["a", "a", "a"], 10) == [0, 1, 2]
-    assert _spread(np.array([3, 1, 2]), ["a", "b", "c"], 3) == [1, 2, 0]
+    assert _spread_rows(np.array([1, 1, 2]), ["a", "a", "a"], 10) == [0, 1, 2]
+    assert _spread_rows(np.array([3, 1, 2]), ["a", "b", "c"], 3) == [1, 2, 0]
 
 
 def test_names_are_cut():

@@ -28,7 +28,7 @@ from hf_tlm.hub import cards  # noqa: E402
 from hf_tlm.retrieval import filters  # noqa: E402
 
 get_checkpoint_conversion_mapping("bert")
-filters._kinds()
+filters._code_point_kinds()
 for kind in ("csv", "json", "parquet", "text"):
     extend_module_for_streaming(f"datasets.packaged_modules.{kind}.{kind}", datasets.DownloadConfig())
 for template in Path(cards.__file__).parent.joinpath("templates").iterdir():
