@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 # Random retrieval accepts and ignores the search options: a preset file sets them for all of its subsets.
 _BM25 = OnlyWith("retriever", ("bm25",), ignored=("random",))
-_OURS = OnlyWith("retriever", ("bm25", "sharded"), ignored=("random",))
+_OWN_INDEX = OnlyWith("retriever", ("bm25", "sharded"), ignored=("random",))
 _SHARDED = OnlyWith("retriever", ("sharded",), ignored=("random",))
 _ELASTIC = OnlyWith("retriever", ("elasticsearch",), ignored=("random",))
 
@@ -64,7 +64,7 @@ class RetrievalArguments:
     num_threads: Annotated[int | None, _BM25] = option(
         None, "Number of threads. Default: all cores. Indexing needs some 100 MB of memory per thread."
     )
-    query_batch_size: Annotated[int | None, _OURS] = option(
+    query_batch_size: Annotated[int | None, _OWN_INDEX] = option(
         None, "Queries that a thread searches at once; each needs 24 bytes x top_k of memory. Small batches are slower."
     )
     num_shards: Annotated[int, _SHARDED] = option(
@@ -119,17 +119,17 @@ class RetrievalArguments:
         from hf_tlm.retrieval.subset import Subset
 
         self._check()
-        like = Subset.open(self.like) if self.like else None
-        if like is not None and corpus is not None:
-            made_from = like.manifest["corpus"]["fingerprint"]
-            if made_from not in (None, corpus.fingerprint):
-                words, why = like.manifest["corpus"].get("passage_words", 0), "they are of another corpus"
-                if words != (corpus.max_words or 0) and like.manifest["retriever"] != "elasticsearch":
-                    why = f"they were cut with another length (pass --passage_words {words}), or are of another corpus"
+        like_subset = Subset.open(self.like) if self.like else None
+        if like_subset is not None and corpus is not None:
+            fingerprint = like_subset.manifest["corpus"]["fingerprint"]
+            if fingerprint not in (None, corpus.fingerprint):
+                words, reason = like_subset.manifest["corpus"].get("passage_words", 0), "they are of another corpus"
+                if words != (corpus.max_words or 0) and like_subset.manifest["retriever"] != "elasticsearch":
+                    reason = f"they were cut with another length (pass --passage_words {words}), or are of another corpus"
                 logger.warning(
                     "The passages that %s was chosen from are not those of this corpus: %s. "
                     "The random subset has only the number of passages in common with it.",
-                    *(self.like, why),
+                    *(self.like, reason),
                 )
         return retrieve(
             task,
@@ -148,7 +148,7 @@ class RetrievalArguments:
             ),
             decontaminate=self.decontaminate,
             deduplicate=self.deduplicate,
-            num_passages=self.num_passages if like is None else len(like),
+            num_passages=self.num_passages if like_subset is None else len(like_subset),
             seed=self.seed,
             index_dir=self.index_dir,
             num_threads=self.num_threads,

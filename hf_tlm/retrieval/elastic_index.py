@@ -108,13 +108,13 @@ def index_corpus(
     with connect(settings) as client:
         exists = with_retries(lambda: client.indices.exists(index=settings.index), settings, drops=False)
         if not exists:
-            _create(client, settings, bm25, stamp)
-        found = _same(read_layout(client, settings).stamp, stamp, settings)
-        if not found["complete"]:
+            _create_index(client, settings, bm25, stamp)
+        stored_stamp = _check_stamp(read_layout(client, settings).stamp, stamp, settings)
+        if not stored_stamp["complete"]:
             bar = tqdm(total=len(dataset), desc="Indexing the corpus", unit=" passages", disable=None if progress else True)
             with bar:
                 for rows in dataset.iter(batch_size=BULK_ROWS):
-                    _bulk(client, rows, fields, settings)
+                    _index_batch(client, rows, fields, settings)
                     bar.update(len(rows["id"]))
             interval = {"index": {"refresh_interval": None}}
             with_retries(lambda: client.indices.put_settings(index=settings.index, settings=interval), settings)
@@ -125,7 +125,7 @@ def index_corpus(
                 f"The index {settings.index!r} has {count:,} passages, but the corpus has {len(dataset):,}. Ids repeat in "
                 "the corpus, or another program writes to the index. Delete the index and index the corpus again."
             )
-        if not found["complete"]:
+        if not stored_stamp["complete"]:
             meta = {STAMP: {**stamp, "complete": True}}
             with_retries(lambda: client.indices.put_mapping(index=settings.index, meta=meta), settings)
     return count
@@ -156,13 +156,13 @@ def read_layout(client: Elasticsearch, settings: ElasticSettings) -> Layout:
         RetrievalError: there is no such index, the indices differ, or a field cannot be used.
     """
     # Do not retry lost connections: a refused one is usually a wrong address, for which waiting does not help.
-    answer = with_retries(lambda: client.indices.get(index=settings.index), settings, drops=False)
-    if not answer.body:
+    response = with_retries(lambda: client.indices.get(index=settings.index), settings, drops=False)
+    if not response.body:
         raise RetrievalError(f"There is no index {settings.index!r} at {settings.url}. Check the name.")
-    layouts = [_layout(name, described, settings) for name, described in answer.body.items()]
+    layouts = [_parse_layout(name, description, settings) for name, description in response.body.items()]
     if any(layout != layouts[0] for layout in layouts):
         raise RetrievalError(
-            f"The indices behind {settings.index!r} differ in fields or similarity: {', '.join(answer.body)}."
+            f"The indices behind {settings.index!r} differ in fields or similarity: {', '.join(response.body)}."
         )
     if len(layouts) > 1 and settings.id_field is None:
         raise RetrievalError(
@@ -192,13 +192,13 @@ def with_retries(
         try:
             return call()
         except Unfinished as error:
-            reason, again = error, True
+            reason, temporary = error, True
         except ApiError as error:
-            reason, again = error, error.status_code in statuses
+            reason, temporary = error, error.status_code in statuses
         except TransportError as error:
             dropped = isinstance(error, Dropped) and not isinstance(error, SSLError)
-            reason, again = error, isinstance(error, ConnectionTimeout) or (drops and dropped)
-        if not again:
+            reason, temporary = error, isinstance(error, ConnectionTimeout) or (drops and dropped)
+        if not temporary:
             break
     raise RetrievalError(explain(reason, settings, attempt)) from reason
 
@@ -226,8 +226,8 @@ def explain(error: Exception, settings: ElasticSettings, repetitions: int = 0) -
     elif not isinstance(error, ApiError):
         message = f"The request to {url} failed: {error}."
     elif error.status_code == 401:
-        what = f"did not accept the API key in {name}" if key else f"asks for an API key: set {name} in the environment"
-        message = f"{url} {what}."
+        problem = f"did not accept the API key in {name}" if key else f"asks for an API key: set {name} in the environment"
+        message = f"{url} {problem}."
     elif error.status_code == 403:
         message = (
             f"The API key in {name} lacks a privilege for index {index!r}: {reason_of(error.body)}. Retrieval needs the "
@@ -251,41 +251,41 @@ def explain(error: Exception, settings: ElasticSettings, repetitions: int = 0) -
 
 def reason_of(body: Any) -> str:
     """Return the types and reasons in an error response of Elasticsearch, outermost first, without repetitions."""
-    found: dict[str, None] = {}
+    reasons: dict[str, None] = {}
 
-    def walk(part: Any) -> None:
-        if isinstance(part, dict):
-            words = [str(part[name]) for name in ("type", "reason") if isinstance(part.get(name), str)]
+    def walk(node: Any) -> None:
+        if isinstance(node, dict):
+            words = [str(node[name]) for name in ("type", "reason") if isinstance(node.get(name), str)]
             if words:
-                found[": ".join(words)] = None
-            for value in part.values():
+                reasons[": ".join(words)] = None
+            for value in node.values():
                 walk(value)
-        elif isinstance(part, list):
-            for value in part:
+        elif isinstance(node, list):
+            for value in node:
                 walk(value)
 
     walk(body)
-    return "; ".join(found) or str(body)
+    return "; ".join(reasons) or str(body)
 
 
-def _layout(name: str, described: dict[str, Any], settings: ElasticSettings) -> Layout:
+def _parse_layout(name: str, description: dict[str, Any], settings: ElasticSettings) -> Layout:
     """Read the layout from one index's mapping and settings, or raise a RetrievalError if a field cannot be used."""
-    mapping, options = described.get("mappings", {}), described.get("settings", {}).get("index", {})
+    mapping, options = description.get("mappings", {}), description.get("settings", {}).get("index", {})
     properties, stamp = mapping.get("properties", {}), mapping.get("_meta", {}).get(STAMP)
-    text = _field(properties, settings.text_field)
+    text = _find_field(properties, settings.text_field)
     if text is None or text[0].get("type") != "text":
         kind = "is not mapped" if text is None else f"is of type {text[0].get('type')}"
         raise RetrievalError(
             f"text_field {settings.text_field!r} of index {name!r} {kind}; BM25 needs a field of type text."
         )
     if settings.id_field is not None:
-        field = _field(properties, settings.id_field)
+        field = _find_field(properties, settings.id_field)
         if field is None or field[0].get("type") != "keyword" or field[0].get("doc_values") is False:
             raise RetrievalError(
                 f"id_field {settings.id_field!r} of index {name!r} is not a keyword field with doc values. Pass a keyword "
                 f"field (often a subfield, such as {settings.id_field}.keyword), or remove id_field to use _id."
             )
-    source = _field(properties, settings.source_field)
+    source = _find_field(properties, settings.source_field)
     declared = options.get("similarity", {})
     chosen = text[0].get("similarity", "default")
     similarity = {**DEFAULT_SIMILARITY, **declared.get(chosen, {} if chosen in ("default", "BM25") else {"type": chosen})}
@@ -301,7 +301,7 @@ def _layout(name: str, described: dict[str, Any], settings: ElasticSettings) -> 
     )
 
 
-def _field(properties: dict[str, Any], path: str) -> tuple[dict[str, Any], str] | None:
+def _find_field(properties: dict[str, Any], path: str) -> tuple[dict[str, Any], str] | None:
     """Return (mapping, path in _source) of a field, or None if it does not exist; a multi-field has its parent's path."""
     head, _, rest = path.partition(".")
     field = properties.get(head)
@@ -309,11 +309,11 @@ def _field(properties: dict[str, Any], path: str) -> tuple[dict[str, Any], str] 
         return field and (field, head)
     if rest in field.get("fields", {}):
         return field["fields"][rest], head
-    inner = _field(field.get("properties", {}), rest)
+    inner = _find_field(field.get("properties", {}), rest)
     return inner and (inner[0], f"{head}.{inner[1]}")
 
 
-def _create(client: Elasticsearch, settings: ElasticSettings, bm25: Bm25Settings, stamp: dict[str, Any]) -> None:
+def _create_index(client: Elasticsearch, settings: ElasticSettings, bm25: Bm25Settings, stamp: dict[str, Any]) -> None:
     """Create the index with an analyzer like our `Analyzer`, BM25 similarity and the stamp."""
     filters = ["lowercase", "hf_tlm_storable", *(["hf_tlm_stop"] if bm25.stopwords else [])]
     analysis = {
@@ -346,41 +346,43 @@ def _create(client: Elasticsearch, settings: ElasticSettings, bm25: Bm25Settings
 
     def create():
         # 400: the index exists, created by another process meanwhile, or by this one if the response was lost.
-        answer = client.options(ignore_status=400).indices.create(index=settings.index, settings=options, mappings=mappings)
-        if "error" in answer and "resource_already_exists_exception" not in reason_of(answer.body):
-            raise RetrievalError(f"Elasticsearch did not create the index {settings.index!r}: {reason_of(answer.body)}.")
+        response = client.options(ignore_status=400).indices.create(
+            index=settings.index, settings=options, mappings=mappings
+        )
+        if "error" in response and "resource_already_exists_exception" not in reason_of(response.body):
+            raise RetrievalError(f"Elasticsearch did not create the index {settings.index!r}: {reason_of(response.body)}.")
 
     with_retries(create, settings, drops=False)
 
 
-def _same(found: dict[str, Any] | None, stamp: dict[str, Any], settings: ElasticSettings) -> dict[str, Any]:
+def _check_stamp(stored: dict[str, Any] | None, stamp: dict[str, Any], settings: ElasticSettings) -> dict[str, Any]:
     """Check that an existing index has our stamp with the same corpus and settings; return the stamp found.
 
     Raises:
         RetrievalError: it does not.
     """
     advice = "Choose another index name, or delete this index."
-    if found is None:
+    if stored is None:
         raise RetrievalError(
             f"The index {settings.index!r} exists and was not created by hf_tlm. To search this index, pass no corpus. "
             "To index the corpus, choose another index name, or delete this index."
         )
-    if found["version"] != stamp["version"]:
+    if stored["version"] != stamp["version"]:
         raise RetrievalError(f"The index {settings.index!r} was created by another version of hf_tlm. {advice}")
-    if found["fingerprint"] != stamp["fingerprint"]:
+    if stored["fingerprint"] != stamp["fingerprint"]:
         raise RetrievalError(
-            f"The index {settings.index!r} holds another corpus: {found['corpus_name']} ({found['fingerprint']}) instead of "
-            f"{stamp['corpus_name']} ({stamp['fingerprint']}). {advice}"
+            f"The index {settings.index!r} holds another corpus: {stored['corpus_name']} ({stored['fingerprint']}) instead "
+            f"of {stamp['corpus_name']} ({stamp['fingerprint']}). {advice}"
         )
-    theirs, ours = found["settings"], stamp["settings"]
+    theirs, ours = stored["settings"], stamp["settings"]
     if other := [
         f"{name} {theirs.get(name)!r} instead of {ours[name]!r}" for name in ours if theirs.get(name) != ours[name]
     ]:
         raise RetrievalError(f"The index {settings.index!r} was created with other settings: {', '.join(other)}. {advice}")
-    return found
+    return stored
 
 
-def _bulk(client: Elasticsearch, rows: dict[str, list], fields: dict[str, str], settings: ElasticSettings) -> None:
+def _index_batch(client: Elasticsearch, rows: dict[str, list], fields: dict[str, str], settings: ElasticSettings) -> None:
     """Index a batch of passages; those that exist already are left unchanged."""
     from elasticsearch.helpers import streaming_bulk
 

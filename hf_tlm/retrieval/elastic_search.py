@@ -81,10 +81,10 @@ def _check_layout(layout: Layout, top_k: int, settings: ElasticSettings, bm25: B
             f"top_k is {top_k}, but the index {index!r} returns at most {layout.max_result_window} passages per query. "
             f"Lower top_k, or raise the index's setting index.max_result_window to {top_k} (this needs more memory)."
         )
-    wanted = {"type": "BM25", "k1": bm25.k1, "b": bm25.b}
-    if layout.similarity != wanted:
+    expected = {"type": "BM25", "k1": bm25.k1, "b": bm25.b}
+    if layout.similarity != expected:
         raise RetrievalError(
-            f"The index {index!r} scores with {layout.similarity}, but the settings have {wanted}. In Elasticsearch these "
+            f"The index {index!r} scores with {layout.similarity}, but the settings have {expected}. In Elasticsearch these "
             "values belong to the index: use those of this index, or create another index with yours."
         )
     if layout.stamp is None:
@@ -104,35 +104,35 @@ def _search_batch(
         # Read ids from doc values: no stored fields have to be loaded for every hit, and ties can be sorted.
         body |= {"stored_fields": "_none_", "docvalue_fields": [layout.id_field]}
         body["sort"] = [{"_score": "desc"}, {layout.id_field: "asc"}]
-    found: dict[int, tuple[list[str], np.ndarray]] = {}
+    hits: dict[int, tuple[list[str], np.ndarray]] = {}
 
-    def ask() -> None:
-        pending = [place for place in range(len(texts)) if place not in found]
+    def send() -> None:
+        pending = [index for index in range(len(texts)) if index not in hits]
         searches: list[dict[str, Any]] = []
-        for place in pending:
+        for index in pending:
             # The same preference routes all requests to the same shard copies: the statistics of copies may differ.
-            query = {"match": {settings.text_field: {"query": texts[place]}}}
+            query = {"match": {settings.text_field: {"query": texts[index]}}}
             searches += [{"preference": STAMP}, {**body, "query": query}]
-        answer = client.msearch(
+        response = client.msearch(
             index=settings.index, searches=searches, search_type="dfs_query_then_fetch", filter_path=FILTER
         )
-        again = None
-        for place, item in zip(pending, answer["responses"], strict=True):
-            problem, passing = _problem(item)
+        retry_reason = None
+        for index, item in zip(pending, response["responses"], strict=True):
+            problem, temporary = _find_problem(item)
             if problem is None:
-                found[place] = _hits(item, layout.id_field)
-            elif passing:
-                again = again or _query_error(names[place], problem)
+                hits[index] = _parse_hits(item, layout.id_field)
+            elif temporary:
+                retry_reason = retry_reason or _query_error(names[index], problem)
             else:
-                raise RetrievalError(_query_error(names[place], problem))
-        if again:
-            raise Unfinished(again)
+                raise RetrievalError(_query_error(names[index], problem))
+        if retry_reason:
+            raise Unfinished(retry_reason)
 
-    with_retries(ask, settings)
-    return [found[place] for place in range(len(texts))]
+    with_retries(send, settings)
+    return [hits[index] for index in range(len(texts))]
 
 
-def _problem(item: dict[str, Any]) -> tuple[str | None, bool]:
+def _find_problem(item: dict[str, Any]) -> tuple[str | None, bool]:
     """Return the problem of one response, or None, and whether it is temporary.
 
     Hits of only some of the shards are a problem too.
@@ -159,7 +159,7 @@ def _query_error(name: str, problem: str) -> str:
     return message
 
 
-def _hits(item: dict[str, Any], id_field: str | None) -> tuple[list[str], np.ndarray]:
+def _parse_hits(item: dict[str, Any], id_field: str | None) -> tuple[list[str], np.ndarray]:
     """Return the ids and scores of one response, ordered by score descending, then id."""
     hits = item.get("hits", {}).get("hits", [])
     ids = [hit["_id"] if id_field is None else hit["fields"][id_field][0] for hit in hits]
@@ -179,16 +179,16 @@ def fetch(ids: Sequence[str], settings: ElasticSettings) -> list[dict[str, str]]
         layout = read_layout(client, settings)
         for start in range(0, len(ids), FETCH_ROWS):
             batch = list(ids[start : start + FETCH_ROWS])
-            found = _fetch_batch(client, batch, settings, layout)
+            documents = _fetch_batch(client, batch, settings, layout)
             for identifier in batch:
-                document = found.get(identifier, {})
-                text = _value(document, layout.text_path)
+                document = documents.get(identifier, {})
+                text = _field_value(document, layout.text_path)
                 if not isinstance(text, str):
                     raise RetrievalError(
                         f"Passage {identifier!r} of index {settings.index!r} has no text under {layout.text_path!r} any "
                         "more, or a value that is not a string. Do not change the index during retrieval."
                     )
-                source = layout.source_path and _value(document, layout.source_path)
+                source = layout.source_path and _field_value(document, layout.source_path)
                 rows.append({"id": identifier, "text": text, "source": str(source or settings.index)})
     return rows
 
@@ -196,46 +196,46 @@ def fetch(ids: Sequence[str], settings: ElasticSettings) -> list[dict[str, str]]
 def _fetch_batch(client: Elasticsearch, ids: list[str], settings: ElasticSettings, layout: Layout) -> dict[str, dict]:
     """Fetch passages by their ids; return id -> `_source` of those that exist."""
     paths = [layout.text_path, *([layout.source_path] if layout.source_path else [])]
-    found: dict[str, dict] = {}
+    documents: dict[str, dict] = {}
 
     def get():
-        pending = [identifier for identifier in ids if identifier not in found]
-        again = None
+        pending = [identifier for identifier in ids if identifier not in documents]
+        retry_reason = None
         for document in client.mget(index=settings.index, ids=pending, source_includes=paths)["docs"]:
             if "error" in document:
-                again = f"Passage {document['_id']!r} cannot be read: {reason_of(document['error'])}."
+                retry_reason = f"Passage {document['_id']!r} cannot be read: {reason_of(document['error'])}."
             else:
-                found[document["_id"]] = document.get("_source", {})
-        if again:
-            raise Unfinished(again)
+                documents[document["_id"]] = document.get("_source", {})
+        if retry_reason:
+            raise Unfinished(retry_reason)
 
     def find():
         query = {"terms": {settings.id_field: ids}}
         size = min(len(ids) + 1, layout.max_result_window)
-        answer = client.search(
+        response = client.search(
             index=settings.index, query=query, size=size, source=paths, docvalue_fields=[settings.id_field]
         )
-        problem, _ = _problem(answer.body)
+        problem, _ = _find_problem(response.body)
         if problem:
             raise Unfinished(f"Passages cannot be read: {problem}.")
-        hits = answer["hits"]["hits"]
-        found.update((hit["fields"][settings.id_field][0], hit.get("_source", {})) for hit in hits)
-        if len(found) < len(hits):
+        hits = response["hits"]["hits"]
+        documents.update((hit["fields"][settings.id_field][0], hit.get("_source", {})) for hit in hits)
+        if len(documents) < len(hits):
             raise RetrievalError(
                 f"id_field {settings.id_field!r} of index {settings.index!r} has the same id more than once."
             )
 
     with_retries(get if settings.id_field is None else find, settings)
-    return found
+    return documents
 
 
-def _value(document: dict[str, Any], path: str) -> Any:
+def _field_value(document: dict[str, Any], path: str) -> Any:
     """Return a field of `_source`, in which the path "a.b" may be one key or two nested ones."""
     if path in document or "." not in path:
         return document.get(path)
     head, _, rest = path.partition(".")
     inner = document.get(head)
-    return _value(inner, rest) if isinstance(inner, dict) else None
+    return _field_value(inner, rest) if isinstance(inner, dict) else None
 
 
 def retrieve_elastic(
@@ -278,5 +278,5 @@ def retrieve_elastic(
     counts = {"fingerprint": stamp["fingerprint"] if stamp else None, "passages": passages}
     ids = list(positions)
     rows = union.order(order_of_ids(pa.array(ids)))
-    found = Dataset.from_list(fetch([ids[row] for row in rows], settings))
-    return RetrievalResult(found, union.columns(rows), counts, without_hits)
+    dataset = Dataset.from_list(fetch([ids[row] for row in rows], settings))
+    return RetrievalResult(dataset, union.columns(rows), counts, without_hits)

@@ -98,7 +98,7 @@ def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> Retr
     """Search a corpus on this machine with our own index or with the engine of another package."""
     tell_of_compiling()
     queries = search.tokenize()
-    passages, index = _indexed(search, corpus) if engine == "bm25" else (corpus.to_dataset(str(search.folder)), None)
+    passages, index = _open_index(search, corpus) if engine == "bm25" else (corpus.to_dataset(str(search.folder)), None)
     if search.top_k > len(passages):
         logger.warning("top_k %d is larger than the corpus: using K = %d, all of its passages.", search.top_k, len(passages))
     if index is not None:
@@ -114,14 +114,14 @@ def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> Retr
     else:
         order = order_of_ids(pa.array(passages["id"][:]))
         tokenized = tokenize_texts(passages["text"][:], search.settings.analyzer)
-        asked = queries
+        reduced = queries
         if search.max_query_terms is not None:
-            asked = rarest_terms(queries, tokenized, search.max_query_terms)
-        hits = search_package(asked, tokenized, search.top_k, backend=engine, settings=search.settings, tie_key=order)
+            reduced = rarest_terms(queries, tokenized, search.max_query_terms)
+        hits = search_package(reduced, tokenized, search.top_k, backend=engine, settings=search.settings, tie_key=order)
     union, without_hits = union_of(hits, len(search.queries), len(passages))
     rows = union.order(order)
     search.check_found(len(rows), len(passages))
-    without_hits = [number for number in without_hits if queries.offsets[number] < queries.offsets[number + 1]]
+    without_hits = [query for query in without_hits if queries.offsets[query] < queries.offsets[query + 1]]
     counts = {
         "passages": len(passages),
         "sources": count_sources(passages),
@@ -134,7 +134,7 @@ def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) 
     """Search a corpus larger than one machine, shard by shard."""
     from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
 
-    found = retrieve_sharded(
+    result = retrieve_sharded(
         search.tokenize(),
         corpus,
         search.top_k,
@@ -148,8 +148,8 @@ def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) 
         executor_options=sharding.options,
         cache_dir=str(search.folder),
     )
-    search.check_found(len(found.passages), found.counts["passages"])
-    return found
+    search.check_found(len(result.passages), result.counts["passages"])
+    return result
 
 
 def search_elastic(search: RetrievalRequest, corpus: Corpus | None, elastic: ElasticSettings) -> RetrievalResult:
@@ -162,7 +162,7 @@ def search_elastic(search: RetrievalRequest, corpus: Corpus | None, elastic: Ela
         passages = corpus.to_dataset(str(search.folder))
         index_corpus(passages, elastic, search.settings, corpus_name=corpus.name, fingerprint=corpus.fingerprint)
         counts = {"sources": count_sources(passages), "bad_files": list(corpus.bad_files)}
-    found = retrieve_elastic(
+    result = retrieve_elastic(
         search.query_ids,
         search.queries,
         search.top_k,
@@ -171,9 +171,9 @@ def search_elastic(search: RetrievalRequest, corpus: Corpus | None, elastic: Ela
         max_query_terms=search.max_query_terms,
     )
     # The caller counts empty queries separately.
-    analyzer = search.settings.analyzer if found.counts["fingerprint"] else str.split
-    without_hits = [number for number in found.without_hits if analyzer(search.queries[number])]
-    return replace(found, counts=counts | found.counts, without_hits=without_hits)
+    analyzer = search.settings.analyzer if result.counts["fingerprint"] else str.split
+    without_hits = [query for query in result.without_hits if analyzer(search.queries[query])]
+    return replace(result, counts=counts | result.counts, without_hits=without_hits)
 
 
 def search_package(
@@ -207,11 +207,11 @@ def search_package(
         raise RetrievalError("The corpus is empty: there is nothing to retrieve.")
     if tie_key is None:
         tie_key = np.arange(len(corpus))
-    ids = {term: number for number, term in enumerate(corpus.vocabulary)}
-    known = [[ids[term] for term in map(queries.vocabulary.__getitem__, query) if term in ids] for query in queries]
-    if not any(known):
-        return iter([NO_HITS] * len(known))
-    return BACKENDS[backend](known, corpus, min(top_k, len(corpus)), settings, tie_key)
+    ids = {term: index for index, term in enumerate(corpus.vocabulary)}
+    known_terms = [[ids[term] for term in map(queries.vocabulary.__getitem__, query) if term in ids] for query in queries]
+    if not any(known_terms):
+        return iter([NO_HITS] * len(known_terms))
+    return BACKENDS[backend](known_terms, corpus, min(top_k, len(corpus)), settings, tie_key)
 
 
 def rarest_terms(queries: TokenizedTexts, corpus: TokenizedTexts, max_query_terms: int) -> TokenizedTexts:
@@ -225,8 +225,8 @@ def rarest_terms(queries: TokenizedTexts, corpus: TokenizedTexts, max_query_term
     frequency = np.array([frequencies.get(term, 0) for term in queries.vocabulary])
     kept = []
     for query in queries:
-        known = dict.fromkeys(term for term in query if frequency[term])
-        chosen = set(sorted(known, key=frequency.__getitem__)[:max_query_terms])
+        corpus_terms = dict.fromkeys(term for term in query if frequency[term])
+        chosen = set(sorted(corpus_terms, key=frequency.__getitem__)[:max_query_terms])
         kept.append([term for term in query if term in chosen])
     offsets = np.concatenate([[0], np.cumsum([len(query) for query in kept])])
     return TokenizedTexts(np.array([term for query in kept for term in query], np.int32), offsets, queries.vocabulary)
@@ -238,7 +238,7 @@ def count_sources(passages: Dataset) -> dict[str, int]:
     return {entry["values"]: entry["counts"] for entry in sorted(counted, key=lambda e: (-e["counts"], e["values"]))}
 
 
-def _indexed(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, Index]:
+def _open_index(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, Index]:
     """Return the corpus as a dataset and its index, built if needed, with the passages in the same order.
 
     If the user chose the index's directory and its index lacks files of the corpus, it is extended with them.
@@ -253,7 +253,7 @@ def _indexed(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, Index]:
     name += f"-{analyzer.script}" if analyzer.script else ""
     directory = Path(search.index_dir or search.folder / name)
     if search.index_dir is not None and (directory / META_FILE).exists():
-        _extend(directory, parts, fingerprint, corpus.name, search)
+        _extend_index(directory, parts, fingerprint, corpus.name, search)
     index = Index.open_or_build(
         directory,
         passages,
@@ -265,11 +265,11 @@ def _indexed(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, Index]:
     )
     # An extended index may have the parts in another order; one built as a single part has the corpus's order.
     if index.parts not in (list(parts), [fingerprint]):
-        passages = _concatenated([parts[part] for part in index.parts], search.folder)
+        passages = _concatenate_parts([parts[part] for part in index.parts], search.folder)
     return passages, index
 
 
-def _extend(
+def _extend_index(
     directory: Path, parts: Mapping[str, Part], fingerprint: str, corpus_name: str, search: RetrievalRequest
 ) -> None:
     """Extend an index with the parts that it lacks, if it already holds some of these parts and no others.
@@ -281,18 +281,18 @@ def _extend(
         if not set(index.parts) < set(parts):
             return
         new = [part for part in parts if part not in index.parts]
-        rows = _concatenated([parts[part] for part in new], search.folder)
+        rows = _concatenate_parts([parts[part] for part in new], search.folder)
         with contextlib.suppress(ChangedIndexError):
             index.extend(rows, fingerprint=fingerprint, corpus_name=corpus_name, parts=new, num_threads=search.num_threads)
 
 
-def _concatenated(parts: Sequence[Part], folder: Path) -> Dataset:
+def _concatenate_parts(parts: Sequence[Part], folder: Path) -> Dataset:
     """Concatenate the passages of some parts, in this order."""
     return concatenate_datasets([part.to_dataset(str(folder)) for part in parts])
 
 
 @contextmanager
-def _torch_threads_kept():
+def _keep_torch_threads():
     """Restore torch's number of threads after the block.
 
     numba's parallel loops set OpenMP's number of threads, which torch shares, and do not reset it.
@@ -323,22 +323,22 @@ def _search_bm25s(
         backend="numba",
         csc_backend="scipy",
     )
-    vocabulary = {term: number for number, term in enumerate(corpus.vocabulary)}
+    vocabulary = {term: index for index, term in enumerate(corpus.vocabulary)}
     engine.index(bm25s.tokenization.Tokenized(corpus, vocabulary), create_empty_token=False, show_progress=False)
     indices, indptr = engine.scores["indices"], engine.scores["indptr"]
 
     size = min(MAX_BATCH, max(1, BATCH_BYTES // (8 * (top_k + 1))))
     for start in range(0, len(queries), size):
         batch = queries[start : start + size]
-        known = [query for query in batch if query]
-        if known and top_k < len(corpus):
+        non_empty = [query for query in batch if query]
+        if non_empty and top_k < len(corpus):
             # K + 1 hits show whether the cut falls inside a tie, where bm25s keeps arbitrary documents.
             threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # Numba sets its options on import.
-            with _torch_threads_kept():
-                found = engine.retrieve(known, k=top_k + 1, show_progress=False, n_threads=threads)
-            rows: Iterator[Hits | None] = zip(found.documents, found.scores.astype(np.float32), strict=True)
+            with _keep_torch_threads():
+                results = engine.retrieve(non_empty, k=top_k + 1, show_progress=False, n_threads=threads)
+            rows: Iterator[Hits | None] = zip(results.documents, results.scores.astype(np.float32), strict=True)
         else:
-            rows = (None for _ in known)
+            rows = (None for _ in non_empty)
         for query in batch:
             if not query:
                 yield NO_HITS
@@ -349,12 +349,12 @@ def _search_bm25s(
                 # a document that scores above the (K+1)-th shares a token.
                 documents, scores = row[0][:top_k], row[1][:top_k]
             else:
-                shares = np.zeros(len(corpus), bool)
+                has_token = np.zeros(len(corpus), bool)
                 for token in set(query):
-                    shares[indices[indptr[token] : indptr[token + 1]]] = True
-                documents = np.flatnonzero(shares)
+                    has_token[indices[indptr[token] : indptr[token + 1]]] = True
+                documents = np.flatnonzero(has_token)
                 scores = engine.get_scores_from_ids(query)[documents].astype(np.float32)
-            yield _best(documents, scores, top_k, tie_key)
+            yield _select_best(documents, scores, top_k, tie_key)
 
 
 def _search_rank_bm25(
@@ -367,7 +367,7 @@ def _search_rank_bm25(
         tokens = set(query)
         documents = np.flatnonzero([not tokens.isdisjoint(counts) for counts in engine.doc_freqs])
         scores = engine.get_scores(query)[documents].astype(np.float32)
-        yield _best(documents, scores, top_k, tie_key)
+        yield _select_best(documents, scores, top_k, tie_key)
 
 
 class LuceneBM25(rank_bm25.BM25Okapi):
@@ -398,10 +398,10 @@ RANK_BM25 = {"lucene": LuceneBM25, "okapi": rank_bm25.BM25Okapi, "bm25l": BM25L,
 BACKENDS: dict[str, Callable[..., Iterator[Hits]]] = {"bm25s": _search_bm25s, "rank_bm25": _search_rank_bm25}
 
 
-def _best(documents: np.ndarray, scores: np.ndarray, top_k: int, tie_key: np.ndarray) -> Hits:
+def _select_best(documents: np.ndarray, scores: np.ndarray, top_k: int, tie_key: np.ndarray) -> Hits:
     """Return the K best candidates, ordered by (score descending, tie key ascending)."""
     if len(documents) > top_k:
-        enough = scores >= np.partition(scores, -top_k)[-top_k]
-        documents, scores = documents[enough], scores[enough]
+        is_candidate = scores >= np.partition(scores, -top_k)[-top_k]
+        documents, scores = documents[is_candidate], scores[is_candidate]
     order = np.lexsort((tie_key[documents], -scores))[:top_k]
     return documents[order].astype(np.int32), scores[order]

@@ -86,8 +86,8 @@ def term_weights(settings: Bm25Settings, statistics: Statistics) -> tuple[np.nda
     else:
         idf = np.log((n + 1) / (df + 0.5)) * (k1 + 1)
         weights, constants = idf * k1 / (k1 + delta), idf * delta / (k1 + delta)
-    known = statistics.document_frequencies > 0
-    return weights * known, constants * known
+    occurs = statistics.document_frequencies > 0
+    return weights * occurs, constants * occurs
 
 
 def length_norms(settings: Bm25Settings, lengths: np.ndarray, statistics: Statistics) -> np.ndarray:

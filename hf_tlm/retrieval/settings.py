@@ -58,7 +58,7 @@ class Bm25Settings:
 
     def __post_init__(self):
         if not any(self.variant in variants for variants in VARIANTS.values()):
-            raise RetrievalError(f"There is no BM25 variant {self.variant!r}. {_offers()}")
+            raise RetrievalError(f"There is no BM25 variant {self.variant!r}. {_list_variants()}")
         check_numbers(RetrievalError, k1=self.k1, b=self.b, delta=self.delta)
         for name in ("k1", "b", "delta"):
             object.__setattr__(self, name, of_python(getattr(self, name)))
@@ -92,7 +92,7 @@ def check_engine(engine: str, settings: Bm25Settings) -> None:
     if engine not in VARIANTS:
         raise RetrievalError(f"engine: expected one of {', '.join(VARIANTS)}; received {engine!r}.")
     if settings.variant not in VARIANTS[engine]:
-        raise RetrievalError(f"{engine} has no BM25 variant {settings.variant!r}. {_offers()}")
+        raise RetrievalError(f"{engine} has no BM25 variant {settings.variant!r}. {_list_variants()}")
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,6 @@ class Sharding:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def _offers() -> str:
+def _list_variants() -> str:
     """Return the sentence of error messages that lists the variants of each engine."""
     return "Variants: " + "; ".join(f"{name}: {', '.join(variants)}" for name, variants in VARIANTS.items()) + "."

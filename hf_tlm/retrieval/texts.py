@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 QUERY_MODES = ("text", "rake")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _PUNCTUATION = re.compile(r"[^\w\s]")
-_IMPORTING = threading.Lock()
+_IMPORT_LOCK = threading.Lock()
 
 
 class RetrievalError(HfTlmError):
@@ -58,7 +58,7 @@ class Analyzer:
         if self.stopwords not in ("en", None):
             raise RetrievalError(f'stopwords must be "en" or None (keep every word); received {self.stopwords!r}.')
         if self.stemmer is not None:
-            _stemmer(self.stemmer)
+            _load_stemmer(self.stemmer)
 
     def __call__(self, text: str) -> list[str]:
         """Return the terms of a text, in order, repetitions included."""
@@ -71,7 +71,7 @@ class Analyzer:
     def terms(self, words: Sequence[str]) -> list[str | None]:
         """Return the term of each lower-case word; None for a stop word."""
         stopwords = self.stopword_set
-        stemmed = list(words) if self.stemmer is None else _stemmer(self.stemmer).stemWords(list(words))
+        stemmed = list(words) if self.stemmer is None else _load_stemmer(self.stemmer).stemWords(list(words))
         return [None if word in stopwords else term for word, term in zip(words, stemmed, strict=True)]
 
     def to_dict(self) -> dict[str, str | None]:
@@ -112,7 +112,7 @@ def build_queries(
     check_query_mode(mode)
     if num_phrases < 1:
         raise RetrievalError(f"num_phrases must be at least 1; received {num_phrases}.")
-    return list(texts) if mode == "text" else _rake(texts, num_phrases, script)
+    return list(texts) if mode == "text" else _extract_phrases(texts, num_phrases, script)
 
 
 def check_query_mode(mode: str) -> None:
@@ -128,7 +128,7 @@ def load_bm25s() -> ModuleType:
     JAX would then reserve three quarters of a GPU's memory for as long as the process runs, training included. Nothing
     here needs it.
     """
-    with _IMPORTING:  # Without the lock, a second thread would take the first one's None for the original entry.
+    with _IMPORT_LOCK:  # Without the lock, a second thread would take the first one's None for the original entry.
         jax = sys.modules.pop("jax", None)
         sys.modules["jax"] = None  # type: ignore[assignment]  # Makes `import jax` raise ImportError.
         try:
@@ -148,7 +148,7 @@ def word_pattern(*, marks: bool, least: int) -> re.Pattern:
     return re.compile(rf"[\w{combining_marks() if marks else ''}]{{{least},}}")
 
 
-def _rake(texts: Sequence[str], num_phrases: int, script: str | None) -> list[str]:
+def _extract_phrases(texts: Sequence[str], num_phrases: int, script: str | None) -> list[str]:
     """Return the RAKE key phrases of each text, joined by spaces; see `build_queries`."""
     from rake_nltk import Rake
 
@@ -170,7 +170,7 @@ def _rake(texts: Sequence[str], num_phrases: int, script: str | None) -> list[st
 
 
 @functools.cache
-def _stemmer(language: str):
+def _load_stemmer(language: str):
     """Return PyStemmer's stemmer for an algorithm, or raise a RetrievalError if it or the package is missing."""
     try:
         import Stemmer

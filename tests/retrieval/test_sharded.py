@@ -372,7 +372,7 @@ def test_what_has_changed_in_a_work_dir_is_never_taken(tmp_path):
     work = tmp_path / "work"
 
     def again():
-        workspace._problem.cache_clear()  # A process looks once at a folder.
+        workspace._cached_problem.cache_clear()  # A process looks once at a folder.
         return retrieve_sharded(["word1", "word2"], corpus, 5, work_dir=work, num_shards=2, workers=1)
 
     check_same(again(), expected)

@@ -110,21 +110,21 @@ class Builder:
             OSError: the disk cannot be written.
         """
         texts = passages.select_columns("text").with_format("arrow")
-        ahead = iter(range(0, len(passages), tiles.TILE))
+        tile_starts = iter(range(0, len(passages), tiles.TILE))
         tokenizing: deque[tuple[_Words, Future]] = deque()
         inverting: deque[Future] = deque()
-        idle = deque(_Words() for _ in range(num_threads))
+        available = deque(_Words() for _ in range(num_threads))
         with open(self.folder / POSTINGS_FILE, "ab") as file, ThreadPoolExecutor(num_threads) as pool:
             while True:
-                while idle and len(inverting) < num_threads and (start := next(ahead, None)) is not None:
+                while available and len(inverting) < num_threads and (start := next(tile_starts, None)) is not None:
                     column = texts[start : min(start + tiles.TILE, len(passages))]["text"]
-                    words = idle.popleft()
+                    words = available.popleft()
                     tokenizing.append((words, pool.submit(tokenize_words, column, words.vocabulary, self.analyzer.script)))
                 if tokenizing and (tokenizing[0][1].done() or not inverting):
                     words, tokens = tokenizing.popleft()
                     ids, offsets = tokens.result()
                     terms = words.name(self.terms, self.analyzer)
-                    idle.append(words)
+                    available.append(words)
                     inverting.append(pool.submit(self._invert, ids, offsets, terms, len(self.terms)))
                 elif inverting:
                     progress(self._append(file, *inverting.popleft().result()))
@@ -186,8 +186,8 @@ class Builder:
 def _check_passages(dataset: Any) -> None:
     """Check that an argument is a Dataset with the columns id and text, or raise a RetrievalError that says what to pass."""
     if not isinstance(dataset, Dataset):
-        made = {"Corpus": "corpus.to_dataset()", "Subset": "subset.dataset", "Task": "task.train"}
-        call = made.get(type(dataset).__name__) or dataset_of(dataset)
+        replacements = {"Corpus": "corpus.to_dataset()", "Subset": "subset.dataset", "Task": "task.train"}
+        call = replacements.get(type(dataset).__name__) or dataset_of(dataset)
         raise RetrievalError(
             f"dataset: expected a datasets.Dataset with the columns id and text; received {kind_of(dataset)}. Pass {call}."
         )
@@ -201,7 +201,7 @@ def _check_passages(dataset: Any) -> None:
         raise RetrievalError(f"dataset: expected texts in the column text; received {kind}. Convert them with dataset.map.")
 
 
-class _Telling(event.Listener):
+class _CompileListener(event.Listener):
     """A listener to numba's compiler that logs one warning when it first compiles a function of hf_tlm."""
 
     told = False
@@ -221,10 +221,10 @@ class _Telling(event.Listener):
 def tell_of_compiling() -> None:
     """Log one warning when compilation starts, but only in the first process of a job and in none of its children."""
     if os.environ.get("RANK", "0") == "0" and multiprocessing.parent_process() is None:
-        event.register("numba:compile", _Telling())
+        event.register("numba:compile", _CompileListener())
 
 
-def _compile(passage: Dataset, about: dict[str, Any]) -> None:
+def _compile_kernels(passage: Dataset, about: dict[str, Any]) -> None:
     """Compile the kernels by building and opening a temporary index of one passage.
 
     This happens before the progress bar starts, which would otherwise stand still and estimate hours. The code that opens
@@ -263,7 +263,7 @@ def write_index(
     order = order_of_ids(ids)
     tell_of_compiling()
     if progress and len(dataset):
-        _compile(dataset.select([0]), about)
+        _compile_kernels(dataset.select([0]), about)
     bar = tqdm(total=len(dataset), desc="Indexing the corpus", unit=" passages", disable=None if progress else True)
     with atomic_directory(directory) as work, bar:
         builder = Builder.of(old, work) if old else Builder(work, Analyzer(**about["analyzer"]))

@@ -28,7 +28,7 @@ from hf_tlm.utils.json_files import entry, find_format
 from hf_tlm.utils.texts import SCRIPTS
 
 # Array -> its dtype and number of dimensions.
-_KINDS: dict[str, tuple[type[np.integer], int]] = {
+_DTYPES: dict[str, tuple[type[np.integer], int]] = {
     "table": (np.int64, 2),
     "sampled": (np.int64, 1),
     "lengths": (np.int32, 1),
@@ -49,7 +49,7 @@ _FIELDS: dict[tuple[str, ...], type | tuple[type, ...]] = {
 FORMAT = "hf_tlm.index"
 FORMAT_VERSION = 1
 META_FILE, POSTINGS_FILE, IDS_FILE = "index.json", "postings.bin", "ids.arrow"
-ARRAYS = tuple(_KINDS)
+ARRAYS = tuple(_DTYPES)
 FILES = (POSTINGS_FILE, IDS_FILE, *(f"{name}.npy" for name in ARRAYS))
 
 
@@ -121,94 +121,96 @@ def check_contents(index: Opened) -> None:
         _check_ids(index.ids, index.by_place)
         _check_words(words)
         _check_table(index.table, meta, len(sampled), len(index.postings))
-        _need(len(np.unique(sampled)) == len(sampled) > 0, "sampled", "distinct")
-        _need(sampled.min() >= 0 and sampled.max() < meta["passages"], "sampled", "passages")
-        found = np.zeros(meta["terms"], np.int64)
-        first = 0
-        for number in range(len(index.table) - 1):
-            one = index.tile(number)
-            _check_tile(one, meta["terms"], index.lengths[first : first + one.num_docs], number)
-            found[one.terms] += np.diff(one.starts)
-            first += one.num_docs
-            index.forget(number)
+        _require(len(np.unique(sampled)) == len(sampled) > 0, "sampled", "distinct")
+        _require(sampled.min() >= 0 and sampled.max() < meta["passages"], "sampled", "passages")
+        frequencies = np.zeros(meta["terms"], np.int64)
+        start = 0
+        for tile_index in range(len(index.table) - 1):
+            tile = index.tile(tile_index)
+            _check_tile(tile, meta["terms"], index.lengths[start : start + tile.num_docs], tile_index)
+            frequencies[tile.terms] += np.diff(tile.starts)
+            start += tile.num_docs
+            index.forget(tile_index)
         _check_tile(index.tile(len(index.table) - 1), meta["terms"], index.lengths[sampled], "of the sample")
-        _need(np.array_equal(found, index.frequencies), "frequencies", "the postings of each term")
+        _require(np.array_equal(frequencies, index.frequencies), "frequencies", "the postings of each term")
     except Unsound as problem:
         raise unsound(index.directory, str(problem)) from None
 
 
 def _check_shapes(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], ids: pa.ChunkedArray) -> None:
     """Check dtypes, dimensions and lengths of the arrays against the metadata, and their sums."""
-    for name, (kind, dimensions) in _KINDS.items():
+    for name, (kind, dimensions) in _DTYPES.items():
         array = arrays[name]
-        _need(array.dtype == kind and array.ndim == dimensions, name, f"{np.dtype(kind)} of {dimensions} dimensions")
-        _need(array.flags.c_contiguous, name, "in C order")
-    _need(ids.type == pa.large_string() and ids.null_count == 0, "ids", "texts")
+        _require(array.dtype == kind and array.ndim == dimensions, name, f"{np.dtype(kind)} of {dimensions} dimensions")
+        _require(array.flags.c_contiguous, name, "in C order")
+    _require(ids.type == pa.large_string() and ids.null_count == 0, "ids", "texts")
     try:
         ids.validate(full=True)
     except pa.ArrowInvalid:
         raise Unsound("ids must be texts in UTF-8") from None
     passages, terms = meta["passages"], meta["terms"]
-    _need(len(ids) == passages > 0, "ids", f"of {passages:,} passages")
+    _require(len(ids) == passages > 0, "ids", f"of {passages:,} passages")
     for name in ("lengths", "order", "by_place"):
-        _need(len(arrays[name]) == passages, name, f"of {passages:,} passages")
-    _need(len(arrays["frequencies"]) == terms, "frequencies", f"of {terms:,} terms")
-    _need(int(arrays["frequencies"].min(initial=0)) >= 0, "frequencies", "numbers of passages")
-    _need(len(arrays["starts"]) == terms + 1, "starts", f"of {terms:,} terms")
+        _require(len(arrays[name]) == passages, name, f"of {passages:,} passages")
+    _require(len(arrays["frequencies"]) == terms, "frequencies", f"of {terms:,} terms")
+    _require(int(arrays["frequencies"].min(initial=0)) >= 0, "frequencies", "numbers of passages")
+    _require(len(arrays["starts"]) == terms + 1, "starts", f"of {terms:,} terms")
     lengths = arrays["lengths"]
-    _need(lengths.min() >= 0 and int(lengths.sum(dtype=np.int64)) == meta["tokens"], "lengths", "the tokens of passages")
-    _need(int(arrays["frequencies"].sum()) == meta["postings"], "frequencies", f"of {meta['postings']:,} postings")
+    _require(lengths.min() >= 0 and int(lengths.sum(dtype=np.int64)) == meta["tokens"], "lengths", "the tokens of passages")
+    _require(int(arrays["frequencies"].sum()) == meta["postings"], "frequencies", f"of {meta['postings']:,} postings")
 
 
 def _check_order(order: np.ndarray, by_place: np.ndarray) -> None:
     """Check that the two arrays are inverse to each other, which is true only of permutations."""
-    number = len(order)
-    for start in range(0, number, _BLOCK):
-        places = order[start : start + _BLOCK]
-        _need(places.min() >= 0 and places.max() < number, "order", "places")
-        expected = np.arange(start, start + len(places))
-        _need(np.array_equal(by_place[places], expected), "by_place", "the inverse of order")
+    size = len(order)
+    for start in range(0, size, _BLOCK):
+        positions = order[start : start + _BLOCK]
+        _require(positions.min() >= 0 and positions.max() < size, "order", "places")
+        expected = np.arange(start, start + len(positions))
+        _require(np.array_equal(by_place[positions], expected), "by_place", "the inverse of order")
 
 
 def _check_ids(ids: pa.ChunkedArray, by_place: np.ndarray) -> None:
     """Check that the ids, in the order of by_place, strictly ascend, so that none is repeated."""
     for start in range(0, len(by_place) - 1, _BLOCK):
         ordered = ids.take(pa.array(by_place[start : start + _BLOCK + 1]))
-        _need(pc.all(pc.less(ordered[:-1], ordered[1:])).as_py(), "by_place", "the passages sorted by id")
+        _require(pc.all(pc.less(ordered[:-1], ordered[1:])).as_py(), "by_place", "the passages sorted by id")
 
 
 def _check_words(words: Vocabulary) -> None:
     """Check the vocabulary: valid UTF-8, and a hash table in which every word is found."""
     arena, starts, slots = words.arena, words.starts, words.slots
-    _need(starts[0] == 0 and starts[-1] == len(arena) and (np.diff(starts) >= 0).all(), "starts", "where words begin")
+    _require(starts[0] == 0 and starts[-1] == len(arena) and (np.diff(starts) >= 0).all(), "starts", "where words begin")
     texts = pa.LargeStringArray.from_buffers(len(starts) - 1, pa.py_buffer(starts), pa.py_buffer(arena))
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
         raise Unsound("arena must be words in UTF-8") from None
-    number, used = len(slots), slots[:, 1]
-    _need(slots.shape[1] == 2 and number > 0 and number & (number - 1) == 0, "slots", "a power of two of pairs")
+    num_slots, used = len(slots), slots[:, 1]
+    _require(slots.shape[1] == 2 and num_slots > 0 and num_slots & (num_slots - 1) == 0, "slots", "a power of two of pairs")
     # There must be free slots, because the search for an unknown word ends at one.
-    _need(used.min() >= 0 and used.max() < len(starts) and 2 * np.count_nonzero(used) <= number, "slots", "words, half full")
+    _require(
+        used.min() >= 0 and used.max() < len(starts) and 2 * np.count_nonzero(used) <= num_slots, "slots", "words, half full"
+    )
     for start in range(0, len(words), _BLOCK):
-        found = words.find_encoded(*words.encoded(start, min(start + _BLOCK, len(words))))
-        _need(np.array_equal(found, np.arange(start, start + len(found))), "slots", "the place of each word")
+        indices = words.find_encoded(*words.encoded(start, min(start + _BLOCK, len(words))))
+        _require(np.array_equal(indices, np.arange(start, start + len(indices))), "slots", "the place of each word")
 
 
 def _check_table(table: np.ndarray, meta: Mapping[str, Any], sampled: int, size: int) -> None:
     """Check that the tiles follow each other without gaps, fill the postings file of `size` bytes, and have all passages."""
-    _need(table.shape[1] == 5 and len(table) > 1 and (table >= 0).all(), "table", "rows of five numbers")
+    _require(table.shape[1] == 5 and len(table) > 1 and (table >= 0).all(), "table", "rows of five numbers")
     # Checked before the multiplications below, which would overflow for larger numbers.
-    _need((table[:, [0, 2, 3, 4]] <= size).all(), "table", "within the postings")
+    _require((table[:, [0, 2, 3, 4]] <= size).all(), "table", "within the postings")
     offsets, documents, terms, postings, many = table.T
-    ends = offsets + _aligned(4 * terms) + _aligned(4 * (terms + 1)) + _aligned(2 * postings)
-    ends += _aligned(postings) + _aligned(16 * many)
-    _need(offsets[0] == 0 and np.array_equal(offsets[1:], ends[:-1]) and ends[-1] == size, "table", "where tiles are")
-    _need(int(documents[:-1].sum()) == meta["passages"] and documents[-1] == sampled, "table", "all passages")
-    _need(documents[:-1].min() > 0 and documents.max() < 2**16, "table", f"tiles of up to {2**16 - 1:,} passages")
+    ends = offsets + _align_sizes(4 * terms) + _align_sizes(4 * (terms + 1)) + _align_sizes(2 * postings)
+    ends += _align_sizes(postings) + _align_sizes(16 * many)
+    _require(offsets[0] == 0 and np.array_equal(offsets[1:], ends[:-1]) and ends[-1] == size, "table", "where tiles are")
+    _require(int(documents[:-1].sum()) == meta["passages"] and documents[-1] == sampled, "table", "all passages")
+    _require(documents[:-1].min() > 0 and documents.max() < 2**16, "table", f"tiles of up to {2**16 - 1:,} passages")
 
 
-def _aligned(sizes: np.ndarray) -> np.ndarray:
+def _align_sizes(sizes: np.ndarray) -> np.ndarray:
     """Round sizes up to multiples of 64 bytes."""
     return sizes + -sizes % 64
 
@@ -217,11 +219,11 @@ def _check_tile(tile: Tile, num_terms: int, lengths: np.ndarray, number: int | s
     """Check the postings of a tile against the lengths of its passages."""
     name, terms, starts = f"tile {number}", tile.terms, tile.starts
     ascend = len(terms) == 0 or (terms[0] >= 0 and terms[-1] < num_terms and (np.diff(terms) > 0).all())
-    _need(ascend, name, "ascending terms")
-    _need(starts[0] == 0 and starts[-1] == len(tile.docs) and (np.diff(starts) > 0).all(), name, "postings of each term")
+    _require(ascend, name, "ascending terms")
+    _require(starts[0] == 0 and starts[-1] == len(tile.docs) and (np.diff(starts) > 0).all(), name, "postings of each term")
     counted = np.zeros(tile.num_docs, np.int64)
-    _need(_count(starts, tile.docs, tile.counts, tile.many, counted), name, "ascending passages of each term")
-    _need(np.array_equal(counted, lengths), name, "as many terms as its passages have")
+    _require(_count(starts, tile.docs, tile.counts, tile.many, counted), name, "ascending passages of each term")
+    _require(np.array_equal(counted, lengths), name, "as many terms as its passages have")
 
 
 @njit(nogil=True, cache=True)
@@ -246,9 +248,9 @@ def _count(starts, docs, counts, many, counted):
     return next_many == len(many)
 
 
-def _need(is_so: bool | np.bool_, name: str, expected: str) -> None:
+def _require(condition: bool | np.bool_, name: str, expected: str) -> None:
     """Raise Unsound unless the condition holds."""
-    if not is_so:
+    if not condition:
         raise Unsound(f"{name} must be {expected}")
 
 
@@ -293,10 +295,10 @@ def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | 
         )
     for name, expected in meta["files"].items():
         path = directory / name
-        found = checksum(path) if path.is_file() else "no such file"
-        if found != expected:
+        actual = checksum(path) if path.is_file() else "no such file"
+        if actual != expected:
             raise RetrievalError(
-                f"{path} is damaged (checksum {found}; expected {expected}). Copy the index again, or delete its "
+                f"{path} is damaged (checksum {actual}; expected {expected}). Copy the index again, or delete its "
                 "folder and build it again."
             )
     return meta
@@ -310,11 +312,11 @@ def order_of_ids(ids: pa.ChunkedArray) -> np.ndarray:
     """
     by_id = pc.array_sort_indices(ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids).to_numpy()
     ordered = ids.take(pa.array(by_id))
-    same = pc.equal(ordered[1:], ordered[:-1]) if len(ids) > 1 else pa.array([], pa.bool_())
-    if (at := pc.index(same, True).as_py()) >= 0:
+    is_repeated = pc.equal(ordered[1:], ordered[:-1]) if len(ids) > 1 else pa.array([], pa.bool_())
+    if (index := pc.index(is_repeated, True).as_py()) >= 0:
         raise RetrievalError(
-            f"The passage id {ordered[at].as_py()!r} occurs twice, in rows {min(by_id[at : at + 2])} and "
-            f"{max(by_id[at : at + 2])}. Ids must be unique."
+            f"The passage id {ordered[index].as_py()!r} occurs twice, in rows {min(by_id[index : index + 2])} and "
+            f"{max(by_id[index : index + 2])}. Ids must be unique."
         )
     order = np.empty(len(by_id), np.int32)
     order[by_id] = np.arange(len(by_id), dtype=np.int32)

@@ -53,12 +53,12 @@ def _folder(directory: Any) -> Path:
     return Path(named("directory", directory, RetrievalError, needed=True, what="the folder of an index")).absolute()
 
 
-def _about(name: str, fingerprint: str, parts: list[str] | None, analyzer: Analyzer) -> dict[str, Any]:
+def _create_metadata(name: str, fingerprint: str, parts: list[str] | None, analyzer: Analyzer) -> dict[str, Any]:
     """Return the metadata of corpus and analyzer, after checking the arguments."""
     check_given(RetrievalError, analyzer=(analyzer, Analyzer))
-    for argument, value, made in (("corpus_name", name, "name"), ("fingerprint", fingerprint, "fingerprint")):
+    for argument, value, attribute in (("corpus_name", name, "name"), ("fingerprint", fingerprint, "fingerprint")):
         if not isinstance(value, str):
-            raise RetrievalError(f"{argument}: expected a text; received {kind_of(value)}. Pass corpus.{made}.")
+            raise RetrievalError(f"{argument}: expected a text; received {kind_of(value)}. Pass corpus.{attribute}.")
     corpus = {"name": name, "fingerprint": fingerprint, "parts": parts or [fingerprint]}
     return {"corpus": corpus, "analyzer": analyzer.to_dict()}
 
@@ -101,9 +101,9 @@ class Index(Opened):
             HfTlmError: the disk cannot be written; a previous index then stays intact.
         """
         directory = _folder(directory)
-        about = _about(corpus_name, fingerprint, parts, analyzer or Analyzer())
+        metadata = _create_metadata(corpus_name, fingerprint, parts, analyzer or Analyzer())
         with awaited(directory):
-            return cls(directory, write_index(directory, None, dataset, about, num_threads, progress))
+            return cls(directory, write_index(directory, None, dataset, metadata, num_threads, progress))
 
     @classmethod
     def load(
@@ -119,19 +119,19 @@ class Index(Opened):
         """
         directory = Path(named("directory", directory, RetrievalError, needed=True, what="the folder of an index"))
         while True:
-            found = written(directory)
+            version = written(directory)
             try:
-                index = cls._sound(directory, checked_meta(directory, fingerprint, analyzer))
+                index = cls._open_checked(directory, checked_meta(directory, fingerprint, analyzer))
             except (ValueError, OSError):  # RetrievalError is a ValueError too.
-                if written(directory) == found:
+                if written(directory) == version:
                     raise
             else:
-                if written(directory) == found:
+                if written(directory) == version:
                     return index
             # Another process replaced the index meanwhile: try again.
 
     @classmethod
-    def _sound(cls, directory: Path, meta: dict[str, Any]) -> Index:
+    def _open_checked(cls, directory: Path, meta: dict[str, Any]) -> Index:
         """Open an index with this metadata, and check the contents of its files."""
         try:
             index = cls(directory, meta)
@@ -165,8 +165,8 @@ class Index(Opened):
         if not (directory / META_FILE).exists():  # A read-only directory cannot hold a lock, and needs none.
             with awaited(directory):
                 if not (directory / META_FILE).exists():
-                    about = _about(corpus_name, fingerprint, parts, analyzer)
-                    return cls(directory, write_index(directory, None, dataset, about, num_threads))
+                    metadata = _create_metadata(corpus_name, fingerprint, parts, analyzer)
+                    return cls(directory, write_index(directory, None, dataset, metadata, num_threads))
         return cls.load(directory, fingerprint=fingerprint, analyzer=analyzer)
 
     def extend(
@@ -195,8 +195,8 @@ class Index(Opened):
             if read_meta(self.directory) != self.meta | {"checksum": digest_of(self.meta)}:
                 raise ChangedIndexError(f"The index {self.directory} has changed since it was opened: load it again.")
             parts = self.parts + (parts or [fingerprint])
-            about = _about(corpus_name or self.corpus_name, fingerprint, parts, self.analyzer)
-            return type(self)(self.directory, write_index(self.directory, self, dataset, about, num_threads))
+            metadata = _create_metadata(corpus_name or self.corpus_name, fingerprint, parts, self.analyzer)
+            return type(self)(self.directory, write_index(self.directory, self, dataset, metadata, num_threads))
 
     def terms(self) -> tuple[list[str], np.ndarray]:
         """Return the vocabulary, in the order of first occurrence, and the number of passages of each term (int64)."""
@@ -281,15 +281,15 @@ class Index(Opened):
         self, terms: QueryTerms, top_k, settings, statistics, threads: int, batch_size: int | None
     ) -> Iterator[Hits]:
         """Search batches of queries in threads, and yield the hits in the order of the queries."""
-        number = len(terms.constants)
-        if number == 0:
+        num_queries = len(terms.constants)
+        if num_queries == 0:
             return
         size = batch_size or max(16, min(MAX_BATCH, KEY_BYTES // (16 * top_k)))
-        rounds = -(-number // (size * threads))
-        size = -(-number // (rounds * threads))  # Equal batches, so that no thread waits for a larger one.
+        rounds = -(-num_queries // (size * threads))
+        size = -(-num_queries // (rounds * threads))  # Equal batches, so that no thread waits for a larger one.
 
         sizes = self.table[:-1, 1]
-        begins = np.cumsum(sizes) - sizes  # The first passage of every tile.
+        starts = np.cumsum(sizes) - sizes  # The first passage of every tile.
 
         def arguments(tile: int, rows: slice | np.ndarray) -> TileArguments:
             return self.tile(tile), length_norms(settings, self.lengths[rows], statistics), self.order[rows]
@@ -297,16 +297,16 @@ class Index(Opened):
         def tile_of(tile: int) -> TileArguments:
             if tile:
                 self.forget(tile - 1)
-            return arguments(tile, slice(begins[tile], begins[tile] + sizes[tile]))
+            return arguments(tile, slice(starts[tile], starts[tile] + sizes[tile]))
 
         sample = arguments(len(self.table) - 1, self.sampled) if len(self) >= 4 * len(self.sampled) else None
 
         def run(first: int) -> list[Hits]:
-            batch = terms.slice(first, min(first + size, number))
+            batch = terms.slice(first, min(first + size, num_queries))
             return list(search_batch(batch, top_k, len(self.table) - 1, tile_of, sample, self.by_place))
 
         with ThreadPoolExecutor(threads) as pool:
-            firsts = list(range(0, number, size))
+            firsts = list(range(0, num_queries, size))
             running = [pool.submit(run, first) for first in firsts[:threads]]
             for following in [*firsts[threads:], *[None] * len(running)]:
                 hits = running.pop(0).result()

@@ -83,32 +83,32 @@ def query_terms(
     Args:
         index_ids: int32 [vocabulary of the queries], ids in the index as in `QueryTerms.terms`.
     """
-    number = len(queries)
-    owner = np.repeat(np.arange(number, dtype=np.int64), np.diff(queries.offsets))
+    num_queries = len(queries)
+    owner = np.repeat(np.arange(num_queries, dtype=np.int64), np.diff(queries.offsets))
     pairs = owner * max(len(queries.vocabulary), 1) + queries.ids
     _, first, counts = np.unique(pairs, return_index=True, return_counts=True)
-    known = statistics.document_frequencies[queries.ids[first]] > 0
-    first, counts = first[known], counts[known]
+    occurs = statistics.document_frequencies[queries.ids[first]] > 0
+    first, counts = first[occurs], counts[occurs]
     if max_query_terms is not None:
         # Within each query the rarest terms come first, equally rare ones in the query's order.
         order = np.lexsort((first, statistics.document_frequencies[queries.ids[first]], owner[first]))
-        starts = np.searchsorted(owner[first][order], np.arange(number))
+        starts = np.searchsorted(owner[first][order], np.arange(num_queries))
         rank = np.arange(len(order)) - starts[owner[first][order]]
         kept = np.sort(order[rank < max_query_terms])
         first, counts = first[kept], counts[kept]
     terms, owner = queries.ids[first], owner[first]
-    starts = np.searchsorted(owner, np.arange(number + 1))
+    starts = np.searchsorted(owner, np.arange(num_queries + 1))
     weights, constants = term_weights(settings, statistics)
     return QueryTerms(
         starts,
         index_ids[terms],
         counts.astype(np.int32),
         weights[terms],
-        np.bincount(owner, counts * constants[terms], number),
+        np.bincount(owner, counts * constants[terms], num_queries),
     )
 
 
-class Room:
+class Buffer:
     """A buffer that is reused for every tile, because allocating memory would cost as much as the computation in it."""
 
     def __init__(self, dtype, zeros: bool = False):
@@ -130,24 +130,24 @@ class Batch:
 
     def __init__(self, queries: QueryTerms, top_k: int):
         self.queries, self.top_k = queries, top_k
-        known = queries.terms >= 0
-        self.terms, slots = np.unique(queries.terms[known], return_inverse=True)
+        in_index = queries.terms >= 0
+        self.terms, slots = np.unique(queries.terms[in_index], return_inverse=True)
         self.slots = np.full(len(queries.terms), -1, np.int32)
-        self.slots[known] = slots
+        self.slots[in_index] = slots
         self.weights = np.zeros(len(self.terms))
-        self.weights[slots] = queries.weights[known]
-        number = len(queries.constants)
-        self.owner = np.repeat(np.arange(number), np.diff(queries.starts))
-        self.slack = np.bincount(self.owner, queries.counts, number).astype(np.int64) + 1
-        total = np.bincount(self.owner, queries.counts * np.abs(queries.weights), number)
+        self.weights[slots] = queries.weights[in_index]
+        num_queries = len(queries.constants)
+        self.owner = np.repeat(np.arange(num_queries), np.diff(queries.starts))
+        self.slack = np.bincount(self.owner, queries.counts, num_queries).astype(np.int64) + 1
+        total = np.bincount(self.owner, queries.counts * np.abs(queries.weights), num_queries)
         # Powers of two, chosen so that a score in fixed point cannot overflow.
         self.scales = np.exp2(FIXED_BITS - np.ceil(np.log2(np.maximum(total, 1e-9))) - 1)
-        self.positive = np.bincount(self.owner, queries.counts * np.maximum(queries.weights, 0), number)
-        self.negative = np.bincount(self.owner, queries.counts * np.maximum(-queries.weights, 0), number)
-        self.keys = np.empty((number, 2 * top_k + BLOCK), np.int64)
-        self.filled = np.zeros(number, np.int32)
-        self.thresholds = np.full(number, NO_THRESHOLD)
-        self._rows, self._bounds = Room(np.uint8, zeros=True), Room(np.uint16)
+        self.positive = np.bincount(self.owner, queries.counts * np.maximum(queries.weights, 0), num_queries)
+        self.negative = np.bincount(self.owner, queries.counts * np.maximum(-queries.weights, 0), num_queries)
+        self.keys = np.empty((num_queries, 2 * top_k + BLOCK), np.int64)
+        self.filled = np.zeros(num_queries, np.int32)
+        self.thresholds = np.full(num_queries, NO_THRESHOLD)
+        self._rows, self._bounds = Buffer(np.uint8, zeros=True), Buffer(np.uint16)
 
     def add(self, tile: Tile, norms: np.ndarray, order: np.ndarray) -> None:
         """Search a tile and add its candidates.
@@ -157,11 +157,11 @@ class Batch:
             order: int32 [passages of the tile], positions when all passages are sorted by id.
         """
         queries = self.queries
-        places = places_of(tile.terms, self.terms)
-        present = places >= 0
+        positions = places_of(tile.terms, self.terms)
+        present = positions >= 0
         if not present.any():
             return
-        frequencies = np.where(present, tile.starts[places + 1] - tile.starts[places], 0)
+        frequencies = np.where(present, tile.starts[positions + 1] - tile.starts[positions], 0)
         dense = frequencies * DENSE_RATIO > tile.num_docs
         rows = np.where(dense, np.cumsum(dense), 0).astype(np.int32)
         positive = np.maximum(self.weights, 0)
@@ -171,17 +171,17 @@ class Batch:
         row_bounds, row_counts = self._rows((2, 1 + int(dense.sum()), width))
         bounds = self._bounds((len(tile.docs),))
         postings = tile.starts, tile.docs, tile.counts, tile.many, norms
-        scored = rows, self.weights, step, bounds, row_bounds, row_counts
-        bounds_of(*postings, places, *scored)
+        score_arguments = rows, self.weights, step, bounds, row_bounds, row_counts
+        bounds_of(*postings, positions, *score_arguments)
         # The slack, how far a sum of bounds may be above the true score, is a step per term occurrence, a rounding to
         # float32 (within which scores are ties), and what okapi subtracts for terms of negative weight.
-        vague = 3e-7 * (self.positive + np.abs(queries.constants)) + self.negative
-        slack = self.slack + np.ceil(vague / step).astype(np.int64)
-        fits = self.positive / step + self.slack < 2**16
-        for chosen, kind in ((np.flatnonzero(fits), np.uint16), (np.flatnonzero(~fits), np.uint32)):
+        tolerance = 3e-7 * (self.positive + np.abs(queries.constants)) + self.negative
+        slack = self.slack + np.ceil(tolerance / step).astype(np.int64)
+        fits_uint16 = self.positive / step + self.slack < 2**16
+        for chosen, kind in ((np.flatnonzero(fits_uint16), np.uint16), (np.flatnonzero(~fits_uint16), np.uint32)):
             if len(chosen):
                 search_tile(
-                    *postings, order, places, *scored,
+                    *postings, order, positions, *score_arguments,
                     chosen, queries.starts, self.slots, queries.counts, slack, self.scales, queries.constants,
                     self.top_k, self.keys, self.filled, self.thresholds, np.empty(width, kind),
                 )  # fmt: skip
@@ -194,8 +194,8 @@ class Batch:
         """
         keys = self.keys[query, : self.filled[query]]
         keys.sort()
-        number = min(len(keys), self.top_k)
-        documents, scores = np.empty(number, np.int32), np.empty(number, np.float32)
+        num_hits = min(len(keys), self.top_k)
+        documents, scores = np.empty(num_hits, np.int32), np.empty(num_hits, np.float32)
         decode(keys, by_place, documents, scores)
         return documents, scores
 
@@ -217,22 +217,22 @@ def search_batch(
         by_place: int32 [N], the passages sorted by id.
     """
     batch = Batch(queries, top_k)
-    guessed = np.full(len(batch.thresholds), NO_THRESHOLD)
+    estimated = np.full(len(batch.thresholds), NO_THRESHOLD)
     if sample is not None:
         expected = top_k * sample[0].num_docs / len(by_place)
         # With three standard deviations, one estimate in a thousand fails.
-        enough = math.ceil(expected + 3 * math.sqrt(expected) + 2)
-        if enough < sample[0].num_docs:
-            trial = Batch(queries, enough)
+        num_needed = math.ceil(expected + 3 * math.sqrt(expected) + 2)
+        if num_needed < sample[0].num_docs:
+            trial = Batch(queries, num_needed)
             trial.add(*sample)
-            guessed = last_scores(trial.keys, trial.filled, enough)
-    batch.thresholds[:] = guessed
+            estimated = last_scores(trial.keys, trial.filled, num_needed)
+    batch.thresholds[:] = estimated
     for tile in range(num_tiles):
         batch.add(*tile_of(tile))
-    failed = np.flatnonzero((batch.filled < top_k) & (guessed > NO_THRESHOLD))
-    again = {}
+    failed = np.flatnonzero((batch.filled < top_k) & (estimated > NO_THRESHOLD))
+    repeated = {}
     if len(failed):
         results = search_batch(queries.select(failed), top_k, num_tiles, tile_of, None, by_place)
-        again = dict(zip(failed.tolist(), results, strict=True))
+        repeated = dict(zip(failed.tolist(), results, strict=True))
     for query in range(len(batch.filled)):
-        yield again.get(query) or batch.hits(query, by_place)
+        yield repeated.get(query) or batch.hits(query, by_place)

@@ -95,9 +95,11 @@ class _Quiet(PipelineExecutor):
             try:
                 return self._run(rank, local_rank, node_rank)
             except Exception as error:
-                known = isinstance(error, HfTlmError)
+                is_known = isinstance(error, HfTlmError)
                 with self.logging_dir.open(f"errors/{rank:05d}.json", "w") as file:
-                    json.dump({"known": known, "message": str(error) if known else f"{type(error).__name__}: {error}"}, file)
+                    json.dump(
+                        {"known": is_known, "message": str(error) if is_known else f"{type(error).__name__}: {error}"}, file
+                    )
                 raise
 
     def incomplete(self) -> list[int]:
@@ -107,12 +109,12 @@ class _Quiet(PipelineExecutor):
 
     def errors(self) -> dict[int, dict[str, Any]]:
         """Return the errors of the tasks that failed in this run: rank -> {"known": it is an HfTlmError, "message"}."""
-        found = {}
+        errors = {}
         for rank in self.incomplete():
             if self.logging_dir.isfile(path := f"errors/{rank:05d}.json"):
                 with self.logging_dir.open(path, "r") as file:
-                    found[rank] = json.load(file)
-        return found
+                    errors[rank] = json.load(file)
+        return errors
 
 
 class LocalExecutor(_Quiet, LocalPipelineExecutor):
@@ -304,11 +306,13 @@ def check_executor(name: str, options: dict[str, Any]) -> None:
     """
     if name not in EXECUTORS:
         raise RetrievalError(f"executor must be one of {', '.join(EXECUTORS)}; received {name!r}.")
-    known = inspect.signature(EXECUTORS[name]).parameters.keys() - OWN_ARGUMENTS - UNUSED_ARGUMENTS.get(name, set())
+    accepted = inspect.signature(EXECUTORS[name]).parameters.keys() - OWN_ARGUMENTS - UNUSED_ARGUMENTS.get(name, set())
     if name == "ray":
-        known = known | {"address"}
-    if unknown := sorted(options.keys() - known):
-        raise RetrievalError(f"The {name} executor has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
+        accepted = accepted | {"address"}
+    if unknown := sorted(options.keys() - accepted):
+        raise RetrievalError(
+            f"The {name} executor has no option {', '.join(unknown)}; it has {', '.join(sorted(accepted))}."
+        )
     for option in options.keys() & NUMBERS.keys():
         check_number(RetrievalError, f"{option} of the executor's options", options[option], NUMBERS[option])
     methods, method = multiprocessing.get_all_start_methods(), options.get("start_method")
@@ -411,9 +415,9 @@ def run_stage(step: Step, tasks: int, name: str, options: dict[str, Any], title:
         rank, failure = next(iter(errors.items()), (missing[0], None))
         if failure and failure["known"]:
             raise RetrievalError(failure["message"])
-        what = failure["message"] if failure else "its process or machine was lost"
+        reason = failure["message"] if failure else "its process or machine was lost"
         raise RetrievalError(
-            f"Shard {rank} failed in the stage {step.name}: {what}. See "
+            f"Shard {rank} failed in the stage {step.name}: {reason}. See "
             f"{logs.resolve_paths(f'logs/task_{rank:05d}.log')}; repeat the same call to continue from here."
         )
 

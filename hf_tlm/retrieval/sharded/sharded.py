@@ -106,11 +106,11 @@ def retrieve_sharded(
         queries = tokenize_texts(queries, settings.analyzer)
 
     with lock(workspace), cluster(executor, options, PRELOAD):
-        claimed = _claim(workspace, _identity(queries, corpus, top_k, settings, max_query_terms, num_shards))
+        claim = _claim_workspace(workspace, _identity(queries, corpus, top_k, settings, max_query_terms, num_shards))
         if executor in ("local", "ray"):  # Tasks of a killed run ended with it: remove their temporary files.
             for path in Path(workspace.location).glob("*/.*"):
                 shutil.rmtree(path, ignore_errors=True)
-        with claimed:
+        with claim:
             if not workspace.has("queries"):
                 with workspace.writing("queries") as folder:
                     write_queries(folder, queries)
@@ -119,18 +119,18 @@ def retrieve_sharded(
                 pieces = plan(corpus.parts, num_shards)
             else:
                 spread(corpus, workspace, num_shards, cache_dir)
-        here = "local", {"workers": 1}
-        away = executor, options
+        local_executor = "local", {"workers": 1}
+        shard_executor = executor, options
         okapi = settings.variant == "okapi"
         index = steps.IndexShard(workspace, pieces, corpus.skip_bad_files, settings.analyzer, okapi, threads)
-        run_stage(index, num_shards, *away, "Indexing")
+        run_stage(index, num_shards, *shard_executor, "Indexing")
         _check_bad_files(workspace, num_shards, corpus.skip_bad_files)
-        run_stage(steps.SumStatistics(workspace, num_shards, okapi), 1, *here)
+        run_stage(steps.SumStatistics(workspace, num_shards, okapi), 1, *local_executor)
         search = steps.SearchShard(workspace, top_k, settings, max_query_terms, threads, query_batch_size)
-        run_stage(search, num_shards, *away, "Searching")
-        run_stage(steps.MergeHits(workspace, num_shards, top_k), 1, *here)
-        run_stage(steps.GatherTexts(workspace), num_shards, *(here if workspace.local else away))
-        return _result(workspace, num_shards)
+        run_stage(search, num_shards, *shard_executor, "Searching")
+        run_stage(steps.MergeHits(workspace, num_shards, top_k), 1, *local_executor)
+        run_stage(steps.GatherTexts(workspace), num_shards, *(local_executor if workspace.local else shard_executor))
+        return _read_result(workspace, num_shards)
 
 
 def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_query_terms, num_shards) -> dict[str, Any]:
@@ -148,17 +148,17 @@ def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_quer
     }
 
 
-def _claim(workspace: Workspace, identity: dict[str, Any]) -> Claim:
+def _claim_workspace(workspace: Workspace, identity: dict[str, Any]) -> Claim:
     """Start a run in the workspace, or check that the run started there is the same one.
 
     Raises:
         RetrievalError: the workspace belongs to another run, holds something else, or is damaged.
     """
     try:
-        found = workspace.read(RUN_FILE)
+        recorded = workspace.read(RUN_FILE)
     except ValueError as error:
         raise RetrievalError(f"{workspace.path(RUN_FILE)} is damaged. Use another work_dir, or delete this one.") from error
-    if found is None:
+    if recorded is None:
         if workspace.local and any(not path.name.startswith(".") for path in Path(workspace.location).iterdir()):
             raise RetrievalError(
                 f"{workspace.location} contains files that do not belong to a sharded run. Choose an empty or new work_dir."
@@ -167,22 +167,22 @@ def _claim(workspace: Workspace, identity: dict[str, Any]) -> Claim:
         workspace.write(RUN_FILE, identity)
         claim.new = workspace.local
         return claim
-    if different := [name for name, value in identity.items() if found.get(name) != value]:
-        was = "; ".join(f"{name} was {found.get(name)}, now {identity[name]}" for name in different)
+    if different := [name for name, value in identity.items() if recorded.get(name) != value]:
+        changes = "; ".join(f"{name} was {recorded.get(name)}, now {identity[name]}" for name in different)
         raise RetrievalError(
-            f"{workspace.location} belongs to another run: {was}. Use another work_dir, or delete this one."
+            f"{workspace.location} belongs to another run: {changes}. Use another work_dir, or delete this one."
         )
     return Claim(Path(workspace.location))
 
 
-def _counts(workspace: Workspace, num_shards: int) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_counts(workspace: Workspace, num_shards: int) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the counts of all shards' passages together, and the errors of the files left out, by name."""
     shards = [read_json(workspace.reading(shard_name("passages", i)) / "counts.json") for i in range(num_shards)]
-    sources = sum((Counter(own["sources"]) for own in shards), Counter())
-    bad_files = dict(sorted(bad for own in shards for bad in own["bad_files"].items()))
+    sources = sum((Counter(shard["sources"]) for shard in shards), Counter())
+    bad_files = dict(sorted(bad for shard in shards for bad in shard["bad_files"].items()))
     counts = {
         "passages": sources.total(),
-        "skipped": sum(own["skipped"] for own in shards),
+        "skipped": sum(shard["skipped"] for shard in shards),
         "sources": dict(sorted(sources.items(), key=lambda source: (-source[1], source[0]))),
         "bad_files": list(bad_files),
     }
@@ -191,7 +191,7 @@ def _counts(workspace: Workspace, num_shards: int) -> tuple[dict[str, Any], dict
 
 def _check_bad_files(workspace: Workspace, num_shards: int, skip_bad_files: bool) -> None:
     """Warn of files left out, or raise a RetrievalError if this call does not allow it but an earlier one did."""
-    _, bad_files = _counts(workspace, num_shards)
+    _, bad_files = _read_counts(workspace, num_shards)
     if bad_files and not skip_bad_files:
         raise RetrievalError(
             f"The run in {workspace.location} has left out files that could not be read: {', '.join(bad_files)}. Pass "
@@ -201,7 +201,7 @@ def _check_bad_files(workspace: Workspace, num_shards: int, skip_bad_files: bool
         logger.warning("%s is left out of the corpus: %s", name, error)
 
 
-def _result(workspace: Workspace, num_shards: int) -> RetrievalResult:
+def _read_result(workspace: Workspace, num_shards: int) -> RetrievalResult:
     """Read the result of a finished run."""
     union = read_table(workspace.reading("union") / "union.arrow")
     texts = [open_passages(workspace.reading(shard_name("texts", shard))) for shard in range(num_shards)]
@@ -211,5 +211,5 @@ def _result(workspace: Workspace, num_shards: int) -> RetrievalResult:
     passages = concatenate_datasets([part for part in texts if len(part)] or texts[:1])
     without_hits = read_json(workspace.reading("union") / "counts.json")["without_hits"]
     columns = {name: union[name].to_numpy() for name in ("rank", "score", "n_queries", "best_query")}
-    counts, _ = _counts(workspace, num_shards)
+    counts, _ = _read_counts(workspace, num_shards)
     return RetrievalResult(passages.select(rows, keep_in_memory=True), columns, counts, without_hits)

@@ -102,16 +102,16 @@ class IndexShard(Step):
     num_threads: int | None
 
     def work(self, folder: Path, rank: int, world_size: int) -> None:
-        own = shard_name("passages", rank)
-        if not self.workspace.has(own):
+        passages_name = shard_name("passages", rank)
+        if not self.workspace.has(passages_name):
             assert self.pieces is not None  # It is None only if all passages are written.
-            with self.workspace.writing(own) as work:
+            with self.workspace.writing(passages_name) as work:
                 write_shard(work, self.pieces[rank], self.skip_bad_files)
-        passages = open_passages(self.workspace.reading(own))
+        passages = open_passages(self.workspace.reading(passages_name))
         vocabulary = read_queries(self.workspace).vocabulary
         frequencies, tokens, hashes = np.zeros(len(vocabulary), np.int64), 0, np.empty(0, np.uint64)
         words: list[str] = []
-        of_words = np.empty(0, np.int64)
+        document_frequencies = np.empty(0, np.int64)
         if len(passages):
             index = Index.build(
                 folder / "index",
@@ -124,11 +124,11 @@ class IndexShard(Step):
             )
             frequencies, tokens, hashes = index.document_frequencies(vocabulary), index.num_tokens, hash_ids(index.ids)
             if self.all_terms:
-                words, of_words = index.terms()
+                words, document_frequencies = index.terms()
         np.save(folder / "frequencies.npy", frequencies)
         np.save(folder / "hashes.npy", np.sort(hashes))
         if self.all_terms:
-            table = {"term": pa.array(words, pa.large_string()), "frequency": of_words}
+            table = {"term": pa.array(words, pa.large_string()), "frequency": document_frequencies}
             write_table(folder / "terms.arrow", pa.table(table))
         write_json(folder / "counts.json", {"passages": len(passages), "tokens": tokens})
 
@@ -189,11 +189,11 @@ class SearchShard(Step):
         queries = read_queries(self.workspace)
         shard = self.workspace.reading(shard_name("index", rank))
         offsets = np.zeros(len(queries) + 1, np.int64)
-        hit, ids = np.zeros(0, bool), pa.chunked_array([], pa.large_string())
+        is_hit, ids = np.zeros(0, bool), pa.chunked_array([], pa.large_string())
         with open(folder / "documents.bin", "wb") as documents_file, open(folder / "scores.bin", "wb") as scores_file:
             if (shard / "index").is_dir():
                 index = Index.load(shard / "index")
-                hit, ids = np.zeros(len(index), bool), index.ids
+                is_hit, ids = np.zeros(len(index), bool), index.ids
                 hits = index.search(
                     queries,
                     self.top_k,
@@ -204,17 +204,17 @@ class SearchShard(Step):
                     query_batch_size=self.query_batch_size,
                 )
                 for query, (documents, scores) in enumerate(hits):
-                    hit[documents] = True
+                    is_hit[documents] = True
                     offsets[query + 1] = len(documents)
                     documents_file.write(documents.astype(np.int32).tobytes())
                     scores_file.write(scores.astype(np.float32).tobytes())
         np.cumsum(offsets, out=offsets)
-        rows = np.flatnonzero(hit).astype(np.int32)
-        place_of = np.cumsum(hit, dtype=np.int32) - 1
+        rows = np.flatnonzero(is_hit).astype(np.int32)
+        position_of = np.cumsum(is_hit, dtype=np.int32) - 1
         with open(folder / "places.bin", "wb") as file:
             documents = read_array(folder / "documents.bin", np.int32)
             for start in range(0, len(documents), COPY_ROWS):
-                file.write(place_of[documents[start : start + COPY_ROWS]].tobytes())
+                file.write(position_of[documents[start : start + COPY_ROWS]].tobytes())
         (folder / "documents.bin").unlink()
         np.save(folder / "offsets.npy", offsets)
         np.save(folder / "rows.npy", rows)
@@ -240,9 +240,9 @@ class MergeHits(Step):
         # A passage's key is its position among all hit passages sorted by id: it breaks ties without comparing strings.
         keys = order_of_ids(ids)
         by_id = np.argsort(keys)
-        keys_of = np.split(keys, np.cumsum([len(r) for r in rows])[:-1])
+        shard_keys = np.split(keys, np.cumsum([len(r) for r in rows])[:-1])
         offsets = [np.load(shard / "offsets.npy") for shard in shards]
-        places = [read_array(shard / "places.bin", np.int32) for shard in shards]
+        positions = [read_array(shard / "places.bin", np.int32) for shard in shards]
         scores = [read_array(shard / "scores.bin", np.float32) for shard in shards]
 
         lengths = np.diff(read_queries(self.workspace).offsets)
@@ -250,18 +250,18 @@ class MergeHits(Step):
         for query in range(len(lengths)):
             ranges = [slice(o[query], o[query + 1]) for o in offsets]
             ends = np.cumsum([r.stop - r.start for r in ranges])
-            found = np.concatenate([k[p[r]] for k, p, r in zip(keys_of, places, ranges, strict=True)])
+            hit_keys = np.concatenate([k[p[r]] for k, p, r in zip(shard_keys, positions, ranges, strict=True)])
             values = np.concatenate([s[r] for s, r in zip(scores, ranges, strict=True)])
-            documents, values = merge_hits(found, values, ends, self.top_k)
+            documents, values = merge_hits(hit_keys, values, ends, self.top_k)
             union.add(query, documents, values)
             if lengths[query] and len(documents) == 0:
                 without_hits.append(query)
 
         chosen = union.order(np.arange(len(by_id)))
-        at = by_id[chosen]
+        hit_order = by_id[chosen]
         table = {
-            "shard": np.repeat(np.arange(self.num_shards, dtype=np.int32), [len(r) for r in rows])[at],
-            "row": np.concatenate(rows)[at],
+            "shard": np.repeat(np.arange(self.num_shards, dtype=np.int32), [len(r) for r in rows])[hit_order],
+            "row": np.concatenate(rows)[hit_order],
             **union.columns(chosen),
         }
         write_table(folder / "union.arrow", pa.table(table))
@@ -281,9 +281,9 @@ class GatherTexts(Step):
         cuts = np.split(rows, np.searchsorted(rows, ends))
         with pa.OSFile(str(folder / PASSAGES_FILE), "wb") as sink:
             with pa.ipc.new_stream(sink, FEATURES.arrow_schema) as writer:
-                for batch, part, end in zip(batches, cuts, ends, strict=False):
-                    if len(part):
-                        writer.write_batch(batch.take(pa.array(part - (end - len(batch)))).cast(FEATURES.arrow_schema))
+                for batch, batch_rows, end in zip(batches, cuts, ends, strict=False):
+                    if len(batch_rows):
+                        writer.write_batch(batch.take(pa.array(batch_rows - (end - len(batch)))).cast(FEATURES.arrow_schema))
 
 
 @njit(nogil=True, cache=True)
@@ -349,13 +349,13 @@ def check_ids(shards: list[Path]) -> None:
         if len(repeated) == 0:
             continue
         owners: dict[str, int] = {}  # Compare ids, because equal hashes do not imply equal ids.
-        for number, (shard, own) in enumerate(zip(shards, hashes, strict=True)):
-            if np.isin(repeated, own).any():
+        for shard_index, (shard, shard_hashes) in enumerate(zip(shards, hashes, strict=True)):
+            if np.isin(repeated, shard_hashes).any():
                 ids = read_table(shard / "index" / "ids.arrow")["id"]
                 for identifier in ids.filter(pa.array(np.isin(hash_ids(ids), repeated))).to_pylist():
                     if identifier in owners:
                         raise RetrievalError(
-                            f"The passage id {identifier!r} occurs twice, in shards {owners[identifier]} and {number}. Ids "
-                            "must be unique."
+                            f"The passage id {identifier!r} occurs twice, in shards {owners[identifier]} and {shard_index}. "
+                            "Ids must be unique."
                         )
-                    owners[identifier] = number
+                    owners[identifier] = shard_index

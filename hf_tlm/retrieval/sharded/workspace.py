@@ -91,32 +91,32 @@ class Workspace:
             RetrievalError: a file in it has changed since it was written. A process checks each directory only once.
         """
         if self.local:
-            return _sound(Path(self.path(name)), self.location)
-        copy = _copies(self.location) / name
+            return _check_seal(Path(self.path(name)), self.location)
+        copy = _create_copy_folder(self.location) / name
         if not copy.is_dir():
             with atomic_directory(copy) as folder:
                 for file in self._files.find(self.path(name)):
                     target = folder / file.rpartition(f"/{name}/")[2]
                     target.parent.mkdir(parents=True, exist_ok=True)
                     self._files.get_file(file, str(target))
-        return _sound(copy, self.location)
+        return _check_seal(copy, self.location)
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Read a JSON file of the workspace; None if it does not exist. Raise a ValueError if it holds no object."""
         if self.local:
-            found = read_json(Path(self.path(name))) if Path(self.path(name)).is_file() else None
+            content = read_json(Path(self.path(name))) if Path(self.path(name)).is_file() else None
         else:
-            found = json.loads(self._files.cat_file(self.path(name))) if self._files.exists(self.path(name)) else None
-        if found is not None and not isinstance(found, dict):
+            content = json.loads(self._files.cat_file(self.path(name))) if self._files.exists(self.path(name)) else None
+        if content is not None and not isinstance(content, dict):
             raise ValueError(f"{self.path(name)} holds no JSON object")
-        return found
+        return content
 
     def write(self, name: str, value: dict[str, Any]) -> None:
         """Write a JSON file of the workspace."""
         if self.local:
-            atomic_write(self.path(name), _json(value))
+            atomic_write(self.path(name), _to_json(value))
         else:
-            self._files.pipe_file(self.path(name), _json(value).encode())
+            self._files.pipe_file(self.path(name), _to_json(value).encode())
 
     @property
     def _files(self):
@@ -128,7 +128,7 @@ class Workspace:
         return files
 
 
-def _sound(folder: Path, location: str) -> Path:
+def _check_seal(folder: Path, location: str) -> Path:
     """Return a directory after checking its seal, because kernels and memory maps do no bounds checks.
 
     Raises:
@@ -136,7 +136,7 @@ def _sound(folder: Path, location: str) -> Path:
     """
     with contextlib.suppress(OSError):  # There is no seal if an earlier version wrote the directory.
         status = os.stat(folder / SEAL)
-        if (problem := _problem(str(folder), status.st_ino, status.st_mtime_ns)) is not None:
+        if (problem := _cached_problem(str(folder), status.st_ino, status.st_mtime_ns)) is not None:
             raise RetrievalError(
                 f"{problem}: it is damaged. Delete {location} and repeat the same call, or choose another folder."
             )
@@ -144,13 +144,13 @@ def _sound(folder: Path, location: str) -> Path:
 
 
 @functools.cache
-def _problem(folder: str, *_: int) -> str | None:
+def _cached_problem(folder: str, *_: int) -> str | None:
     """Return `seal_problem(folder)`, cached; the further arguments are only cache keys."""
     return seal_problem(folder)
 
 
 @functools.cache
-def _copies(location: str) -> Path:
+def _create_copy_folder(location: str) -> Path:
     """Return the temporary directory of a remote location's copies, deleted when this process exits."""
     folder = tempfile.mkdtemp(prefix="hf-tlm-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -223,8 +223,8 @@ class Piece:
     def passages(self) -> Iterator[pa.RecordBatch]:
         """Yield the piece's passages, see `Part.passages`, then set `skipped`: the part's for its first piece, else 0."""
         documents = replace(self.part, max_words=None)
-        own = (batch for at, batch in enumerate(documents.passages()) if at % self.of == self.number)
-        yield from replace(self.part, documents=lambda: own, id_column=None).passages()
+        batches = (batch for index, batch in enumerate(documents.passages()) if index % self.of == self.number)
+        yield from replace(self.part, documents=lambda: batches, id_column=None).passages()
         self.skipped = documents.skipped if self.number == 0 else 0
 
 
@@ -235,8 +235,8 @@ def plan(parts: Iterable[Part], num_shards: int) -> list[list[Piece]]:
     always to the smallest shard.
     """
     parts = list(parts)
-    fair = max(1, sum(part.size or 0 for part in parts) / num_shards)
-    cuts = [(part, min(num_shards, max(1, round((part.size or 0) / fair)))) for part in parts]
+    mean_size = max(1, sum(part.size or 0 for part in parts) / num_shards)
+    cuts = [(part, min(num_shards, max(1, round((part.size or 0) / mean_size)))) for part in parts]
     pieces = [Piece(part, number, of) for part, of in cuts for number in range(of)]
     shards: list[list[Piece]] = [[] for _ in range(num_shards)]
     sizes = [0.0] * num_shards
@@ -259,11 +259,11 @@ def write_shard(folder: Path, pieces: Iterable[Piece], skip_bad_files: bool) -> 
         # The schema is written with the first batch; write it now, so that it stays if the first file is truncated away.
         writer.write_batch(pa.RecordBatch.from_pylist([], schema=FEATURES.arrow_schema))
         for piece in pieces:
-            start, own = file.tell(), Counter[str]()
+            start, piece_sources = file.tell(), Counter[str]()
             try:
                 for batch in piece.passages():
                     writer.write_batch(batch)
-                    own += _sources_of(batch)
+                    piece_sources += _count_sources(batch)
             except CorpusError as error:
                 if not skip_bad_files:
                     raise
@@ -271,7 +271,7 @@ def write_shard(folder: Path, pieces: Iterable[Piece], skip_bad_files: bool) -> 
                 file.seek(start)
                 file.truncate()
                 continue
-            sources += own
+            sources += piece_sources
             skipped += piece.skipped
     _write_counts(folder, sources, skipped, bad_files)
 
@@ -297,7 +297,7 @@ def spread(corpus: Corpus, workspace: Workspace, num_shards: int, cache_dir: str
                     for start in range(first, last, READ_ROWS):
                         table = passages[start : min(start + READ_ROWS, last)]
                         writer.write_table(table.cast(FEATURES.arrow_schema).combine_chunks())
-                        sources += _sources_of(table)
+                        sources += _count_sources(table)
             first_only = (corpus.skipped, corpus.bad_files) if shard == 0 else (0, {})
             _write_counts(folder, sources, *first_only)
 
@@ -353,7 +353,7 @@ def read_array(path: Path, kind: type) -> np.ndarray:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write an object to a JSON file."""
-    path.write_text(_json(value), encoding="utf-8")
+    path.write_text(_to_json(value), encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -361,11 +361,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _json(value: dict[str, Any]) -> str:
+def _to_json(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def _sources_of(rows: pa.RecordBatch | pa.Table) -> Counter[str]:
+def _count_sources(rows: pa.RecordBatch | pa.Table) -> Counter[str]:
     """Count the passages of each source."""
     return Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(rows["source"]).to_pylist()})
 
