@@ -96,10 +96,10 @@ class SensitivityTable:
     @property
     def failed(self) -> list[str]:
         """Runs without a score, each with the reason, one string each."""
-        found = [
+        failures = [
             (result, result.error or f"no {self.split} score") for cell in self.cells.values() for result in cell.failed
         ]
-        return [f"{r.run}: {error}" if r.seed is None else f"{r.run}, seed {r.seed}: {error}" for r, error in found]
+        return [f"{r.run}: {error}" if r.seed is None else f"{r.run}, seed {r.seed}: {error}" for r, error in failures]
 
     @property
     def seeds(self) -> set[int]:

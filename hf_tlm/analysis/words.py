@@ -121,7 +121,7 @@ def word_frequencies(words: Sequence[str], subsets: Mapping[str, Subset | Datase
         counts, vocabulary = _count_words(getattr(subset, "dataset", subset), script=script)
         if not counts.sum():
             raise AnalysisError(f"The texts of {name!r} contain no words.")
-        word_index = {word: at for at, word in enumerate(vocabulary)}
+        word_index = {word: index for index, word in enumerate(vocabulary)}
         shares = counts[:, 0] / counts.sum()
         frequencies[name] = [float(shares[word_index[word]]) if word in word_index else 0.0 for word in words]
     return frequencies

@@ -62,8 +62,8 @@ class RetrievalRequest:
 
     def digest(self, *more: Any) -> str:
         """Return a hash of the search, and of `more` values that its work in progress depends on."""
-        asked = [self.queries, self.top_k, self.settings.to_dict(), self.max_query_terms, *map(str, more)]
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+        fields = [self.queries, self.top_k, self.settings.to_dict(), self.max_query_terms, *map(str, more)]
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
 
     def tokenize(self) -> TokenizedTexts:
         """Tokenize the queries; raise a RetrievalError if all of them are empty, and warn if some are."""

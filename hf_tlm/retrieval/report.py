@@ -191,10 +191,10 @@ def _hits_section(subset: SubsetLike) -> str:
     hits = _column(subset, "n_queries").astype(np.int64)
     numbers = np.bincount(np.log2(np.maximum(hits, 1)).astype(int)).tolist()
     rows = []
-    for power, number in enumerate(numbers):
+    for power, count in enumerate(numbers):
         low, high = 2**power, 2 ** (power + 1) - 1
         label = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        rows.append((label, f"{number:,}", _percent(number, len(hits)), _bar(number, max(numbers))))
+        rows.append((label, f"{count:,}", _percent(count, len(hits)), _bar(count, max(numbers))))
     facts = f"Mean {hits.mean():,.1f}, median {np.median(hits):,.1f}, most {hits.max():,}; {hits.sum():,} hits in all."
     return "\n\n".join(["## Queries that hit a passage", facts, markdown_table(("queries", *BARS), rows, texts=[3])])
 
@@ -238,19 +238,19 @@ def _lengths_section(subset: SubsetLike) -> str:
     return "\n\n".join(["## Words of a passage", _number_table(head, numbers, ",.0f")])
 
 
-def _passages_section(subset: SubsetLike, number: int) -> str:
+def _passages_section(subset: SubsetLike, num_examples: int) -> str:
     """Return the section of examples for a subset without queries: its first passages."""
-    rows = subset.dataset.select(range(min(number, len(subset))))
+    rows = subset.dataset.select(range(min(num_examples, len(subset))))
     shown = [f"> {_plain_excerpt(row)}\n>\n> {origin(row)}" for row in rows]
     return "\n\n".join(["## Examples", *_number_examples(shown)])
 
 
-def _examples_section(subset: SubsetLike, task: Task | None, number: int) -> str:
+def _examples_section(subset: SubsetLike, task: Task | None, num_examples: int) -> str:
     """Return the section of examples: query and passage with their shared words in bold (TLM, Table 8).
 
     Without a task only the passages are shown.
     """
-    rows = subset.dataset.select(_spread_rows(_column(subset, "rank"), subset.dataset["best_query"][:], number))
+    rows = subset.dataset.select(_spread_rows(_column(subset, "rank"), subset.dataset["best_query"][:], num_examples))
     if task is None:
         shown = [f"> {how_found(row, row['score'])}: {_plain_excerpt(row)}\n>\n> {origin(row)}" for row in rows]
         return "\n\n".join(
@@ -290,11 +290,11 @@ def _column(subset: SubsetLike, name: str) -> np.ndarray:
     return np.asarray(subset.dataset[name][:])
 
 
-def _list_ids(ids: Sequence[str] | None, number: int) -> str:
+def _list_ids(ids: Sequence[str] | None, total: int) -> str:
     """Return the first ids in brackets, with an ellipsis if there are more; an empty string if there are none."""
     if not ids:
         return ""
-    ellipsis = ", …" if number > len(ids[:NAMED_IDS]) else ""
+    ellipsis = ", …" if total > len(ids[:NAMED_IDS]) else ""
     return f" ({', '.join(for_markdown(name) for name in ids[:NAMED_IDS])}{ellipsis})"
 
 
@@ -303,8 +303,8 @@ def _format_setting(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _percent(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else ""
+def _percent(count: int, total: int) -> str:
+    return f"{count / total:.1%}" if total else ""
 
 
 def _bar(value: int, most: int) -> str:
@@ -424,17 +424,17 @@ def _truncate(text: str) -> str:
     return text if len(text) <= LONGEST_PIECE else f"{text[:LONGEST_PIECE]}…"
 
 
-def _spread_rows(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> list[int]:
+def _spread_rows(ranks: np.ndarray, queries: Sequence[str | None], num_rows: int) -> list[int]:
     """Choose rows whose ranks grow geometrically, of different queries as far as there are enough; sorted by rank."""
     order = np.argsort(ranks, kind="stable")
-    ranks, number = ranks[order], min(number, len(ranks))
+    ranks, num_rows = ranks[order], min(num_rows, len(ranks))
     chosen: list[int] = []
     used_queries: set[str | None] = set()
-    for index, target in enumerate(np.geomspace(1, ranks[-1], number).round()):
+    for index, target in enumerate(np.geomspace(1, ranks[-1], num_rows).round()):
         start = np.searchsorted(ranks, target)
         end = np.searchsorted(ranks, ranks[start], side="right")
         # Within a rank the best score comes first; start lower in later turns, so that examples vary.
-        first = start + int((index + 0.5) / number * (end - start))
+        first = start + int((index + 0.5) / num_rows * (end - start))
         positions = itertools.chain(range(first, end), range(start, first), range(end, len(ranks)), range(start))
         unused = (
             position for position in positions if position not in chosen and queries[order[position]] not in used_queries

@@ -372,9 +372,9 @@ class TokenizedTexts:
 
 def term_ids(terms: Sequence[str | None], vocabulary: Vocabulary) -> np.ndarray:
     """Return the id of each term (int32), -1 for None; unknown terms are added to the vocabulary."""
-    known = [term is not None for term in terms]
+    is_term = [term is not None for term in terms]
     ids = np.full(len(terms), -1, np.int32)
-    ids[known] = vocabulary.add(*encode([term for term in terms if term is not None]))
+    ids[is_term] = vocabulary.add(*encode([term for term in terms if term is not None]))
     return ids
 
 
