@@ -32,7 +32,7 @@ from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments
 from hf_tlm.training.prepare import source_config
-from hf_tlm.training.run_arguments import of_training
+from hf_tlm.training.run_arguments import training_options
 from hf_tlm.training.run_folder import RESULTS_FILE, local_files, settings
 from hf_tlm.utils.arrow_files import cache_folder
 from hf_tlm.utils.json_files import read_object
@@ -94,7 +94,7 @@ def score_models(
     elif SCRATCH in names:
         raise ArgumentsError(f"score_model: expected scratch or checkpoints; received both: {', '.join(names)}.")
     else:
-        idle = [*of_training(args), *([f"teacher {' '.join(args.teacher)}"] if args.taught else [])]
+        idle = [*training_options(args), *([f"teacher {' '.join(args.teacher)}"] if args.taught else [])]
         if args.process_index == 0 and idle:
             logger.warning("No score model is trained, so these options have no effect: %s.", ", ".join(idle))
         # The last two parts of a path identify a checkpoint without naming folders of this machine.

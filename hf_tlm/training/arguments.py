@@ -21,7 +21,7 @@ from hf_tlm.utils.process import uses_fsdp
 # Defined again, because `--help` would import all of training for the one of `base_arguments`.
 _WITH_MUON = OnlyWith("optim", ("muon",))
 # Options with a value of their own in stage 2, stage2_<name>.
-_OF_STAGE_2 = (
+_STAGE_2_OPTIONS = (
     "max_steps num_train_epochs learning_rate muon_learning_rate weight_decay layerwise_lr_decay warmup_steps eval_steps "
     "early_stopping_patience rdrop ema_decay rho2 class_balance"
 ).split()
@@ -201,7 +201,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         args.max_flops = args.max_tokens = args.max_hours = None
         if self.stage2_max_length is not None:
             args.max_length = self.stage2_max_length
-        for name in _OF_STAGE_2:
+        for name in _STAGE_2_OPTIONS:
             setattr(args, name, getattr(self, f"stage2_{name}"))
         if self.stage2_label_smoothing is not None:
             args.label_smoothing_factor = self.stage2_label_smoothing

@@ -181,10 +181,10 @@ class BaseArguments(TrainingArguments):
         The group is this run's name: `run_name`, or its directory relative to the working directory, or the end of its path
         with a digest. The part's name appends the path of `folder` within the run's directory.
         """
-        own = os.path.abspath(self.folder)
-        name = self.run_name or relative_name(shown_path(own), own)
-        part = os.path.relpath(folder, own)
-        args.run_group, args.run_name = self.run_group or name, name if part == os.curdir else f"{name}/{part}"
+        run_dir = os.path.abspath(self.folder)
+        name = self.run_name or relative_name(shown_path(run_dir), run_dir)
+        subfolder = os.path.relpath(folder, run_dir)
+        args.run_group, args.run_name = self.run_group or name, name if subfolder == os.curdir else f"{name}/{subfolder}"
 
     def _copy(self, output_dir: str | os.PathLike, seed: int) -> Self:
         args = copy.copy(self)
@@ -281,15 +281,15 @@ def _check_half_precision(args: BaseArguments) -> None:
 
     Without it, transformers would refuse bfloat16 on a machine without an accelerator.
     """
-    asked = [name for name in ("bf16", "bf16_full_eval") if getattr(args, name)]
-    if not asked or args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available():
+    options = [name for name in ("bf16", "bf16_full_eval") if getattr(args, name)]
+    if not options or args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available():
         return
     if not torch.accelerator.is_available() and _processor_has_bfloat16():
         args.use_cpu = True
         return
     raise ArgumentsError(
-        f"{asked[0]} needs a GPU that supports bfloat16, or, without a GPU, a processor that does, and torch finds neither. "
-        f"Remove it (--{asked[0]} false), or add --use_cpu true, which may be slow."
+        f"{options[0]} needs a GPU that supports bfloat16, or, without a GPU, a processor that does, and torch finds "
+        f"neither. Remove it (--{options[0]} false), or add --use_cpu true, which may be slow."
     )
 
 
@@ -318,15 +318,16 @@ def _check_hub(args: BaseArguments, id_name: str) -> None:
             "resume_from_checkpoint has no effect on this command, which continues when it is run again. Remove it."
         )
     ids = ("hub_model_id", "hub_dataset_id")
-    (other,) = (name for name in ids if name != id_name)
-    if getattr(args, other, None) is not None:
-        raise ArgumentsError(f"{other} {getattr(args, other)} has no effect: the repository is set by --{id_name}.")
-    given = [name for name in (id_name, "hub_private_repo", "hub_revision") if getattr(args, name) is not None]
-    given += ["hub_strategy"] if args.hub_strategy != "end" else []
-    if given and not args.push_to_hub:
-        has = "has" if len(given) == 1 else "have"
+    (other_id,) = (name for name in ids if name != id_name)
+    if getattr(args, other_id, None) is not None:
+        raise ArgumentsError(f"{other_id} {getattr(args, other_id)} has no effect: the repository is set by --{id_name}.")
+    options = [name for name in (id_name, "hub_private_repo", "hub_revision") if getattr(args, name) is not None]
+    options += ["hub_strategy"] if args.hub_strategy != "end" else []
+    if options and not args.push_to_hub:
+        verb = "has" if len(options) == 1 else "have"
         raise ArgumentsError(
-            f"{' and '.join(given)} {has} no effect without push_to_hub. Add --push_to_hub, or remove {' and '.join(given)}."
+            f"{' and '.join(options)} {verb} no effect without push_to_hub. Add --push_to_hub, or remove "
+            f"{' and '.join(options)}."
         )
     if args.push_to_hub and getattr(args, id_name) is None:
         raise ArgumentsError(f"push_to_hub needs --{id_name} owner/name: the repository to publish to.")

@@ -44,7 +44,7 @@ from hf_tlm.training.checkpoints import (
     check_checkpoint,
     checkpoints_in,
     last_complete_checkpoint,
-    leave_out_places,
+    remove_local_paths,
     rotate,
     warn_of_other_processes,
 )
@@ -100,7 +100,7 @@ class ResumableTrainer(Trainer):
         self._failure: Exception | None = None
         self._resumed_from: str | None = None
         # Sum over the steps before a resume; None if an older version wrote the checkpoint without it.
-        self._loss_before: float | None = 0.0
+        self._previous_loss_sum: float | None = 0.0
 
     def create_accelerator_and_postprocess(self):
         # accelerate keeps one state per process, and refuses a precision other than that of the previous trainer.
@@ -147,14 +147,14 @@ class ResumableTrainer(Trainer):
         with faster_kernels(self.args.device, products=not self.args.torch_compile):
             return super().prediction_step(*args, **kwargs)
 
-    def _checkpoint_to_resume(self, wanted: str | bool | None) -> str | None:
+    def _checkpoint_to_resume(self, requested: str | bool | None) -> str | None:
         """Return the checkpoint to resume from, or None. The main process chooses and checks it for all processes."""
-        if not wanted:
+        if not requested:
             return None
         path, problem = None, None
         if self.is_world_process_zero():
             try:
-                path = last_complete_checkpoint(self.args.folder) if wanted is True else check_checkpoint(wanted)
+                path = last_complete_checkpoint(self.args.folder) if requested is True else check_checkpoint(requested)
                 if path is not None:
                     _check_readable(Path(path))
                     warn_of_other_processes(path, self.args.world_size)
@@ -173,20 +173,20 @@ class ResumableTrainer(Trainer):
         return loader
 
     def _init_training_state(self, *args, **kwargs):
-        begun = super()._init_training_state(*args, **kwargs)
+        result = super()._init_training_state(*args, **kwargs)
         # A checkpoint records the name of the best one, not its path.
         if self._resumed_from is not None and (best := best_of(Path(self._resumed_from))) is not None and best.is_dir():
             self.state.best_model_checkpoint = str(best)
-        self._loss_before = self.state.stateful_callbacks.get(_LOSS, {}).get("sum") if self.state.global_step else 0.0
-        return begun
+        self._previous_loss_sum = self.state.stateful_callbacks.get(_LOSS, {}).get("sum") if self.state.global_step else 0.0
+        return result
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "train_loss" in logs and (before := self._initial_global_step):
-            if self._loss_before is None:
+        if "train_loss" in logs and (initial_step := self._initial_global_step):
+            if self._previous_loss_sum is None:
                 del logs["train_loss"]
             else:  # The Trainer's value is the mean over the steps since the resume.
-                here, steps = logs["train_loss"], self.state.global_step
-                logs["train_loss"] = (self._loss_before + here * (steps - before)) / steps
+                mean_loss, steps = logs["train_loss"], self.state.global_step
+                logs["train_loss"] = (self._previous_loss_sum + mean_loss * (steps - initial_step)) / steps
         super().log(logs, start_time)
 
     def _run_epoch(self, *args, **kwargs):
@@ -200,8 +200,8 @@ class ResumableTrainer(Trainer):
         if not _internal_call:
             super().save_model(output_dir)
             return
-        # A failure is kept for `_agree`, as other processes may be waiting in `_save_checkpoint` for this one.
-        with self._keeping_failures():
+        # A failure is kept for `_check_all_saved`, as other processes may be waiting in `_save_checkpoint` for this one.
+        with self._store_failures():
             super().save_model(output_dir, _internal_call=True)
         # From here to the end of `_save_checkpoint`: no older checkpoint is removed before the new one is sealed.
         self.args.save_total_limit = None
@@ -213,24 +213,24 @@ class ResumableTrainer(Trainer):
             # Files that a killed run left of the same checkpoint must not mix with the new ones.
             shutil.rmtree(folder, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        if self._loss_before is not None:
-            here = self._total_loss_scalar + self.accelerator.gather(self._tr_loss[None]).mean().item()
-            kept: Any = self.state.stateful_callbacks  # A mapping, once the state is initialised.
-            kept[_LOSS] = {"sum": self._loss_before + here}
+        if self._previous_loss_sum is not None:
+            loss_sum = self._total_loss_scalar + self.accelerator.gather(self._tr_loss[None]).mean().item()
+            callback_states: Any = self.state.stateful_callbacks  # A mapping, once the state is initialised.
+            callback_states[_LOSS] = {"sum": self._previous_loss_sum + loss_sum}
         self._failure = None
         try:
-            with self._keeping_failures():
+            with self._store_failures():
                 super()._save_checkpoint(model, trial)
         finally:
             self.args.save_total_limit = limit
-        self._agree(folder)
+        self._check_all_saved(folder)
         if self.args.should_save:
-            with self._keeping_failures():
+            with self._store_failures():
                 # Checkpoints may be published, and these files, which nothing reads, contain paths of this machine: the
                 # Trainer's pickled arguments, and peft's card of an adapter.
                 for name in (TRAINING_ARGS_NAME, "README.md"):
                     (folder / name).unlink(missing_ok=True)
-                leave_out_places(folder)
+                remove_local_paths(folder)
                 best = self.state.best_model_checkpoint
                 write_seal(
                     folder,
@@ -239,7 +239,7 @@ class ResumableTrainer(Trainer):
                     resumable=not self.args.save_only_model,
                     best=None if best is None else Path(best).name,
                 )
-        self._agree(folder)
+        self._check_all_saved(folder)
         if self.args.should_save:
             rotate(folder, limit=limit)
 
@@ -249,20 +249,22 @@ class ResumableTrainer(Trainer):
     def save_state(self) -> None:
         super().save_state()
         if self.args.should_save:
-            leave_out_places(self.args.folder)
+            remove_local_paths(self.args.folder)
 
     @contextlib.contextmanager
-    def _keeping_failures(self) -> Iterator[None]:
+    def _store_failures(self) -> Iterator[None]:
         """Store the first error of writing files in the block in `_failure`, instead of raising it."""
         try:
             yield
         except Exception as error:  # tokenizers raises plain Exceptions.
-            known = isinstance(error, (OSError, SafetensorError, HfTlmError)) or _TORCH_WRITE_ERROR.search(str(error))
-            if not known and disk_problem(error) is None:
+            is_write_error = isinstance(error, (OSError, SafetensorError, HfTlmError)) or _TORCH_WRITE_ERROR.search(
+                str(error)
+            )
+            if not is_write_error and disk_problem(error) is None:
                 raise
             self._failure = self._failure or error
 
-    def _agree(self, folder: Path) -> None:
+    def _check_all_saved(self, folder: Path) -> None:
         """Check that every process has written its part of the checkpoint, or remove it and raise a CheckpointError."""
         failed = torch.tensor([self._failure is not None], dtype=torch.int64, device=self.args.device)
         if not self.accelerator.gather(failed).any():
@@ -271,12 +273,12 @@ class ResumableTrainer(Trainer):
         # After `gather`, no process is writing any more.
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)
-        whole = [path for _, path in checkpoints_in(folder.parent) if (path / SEAL).is_file()]
-        before = f"The previous checkpoint, {whole[-1]}, is intact" if whole else "There is no earlier checkpoint"
+        sealed = [path for _, path in checkpoints_in(folder.parent) if (path / SEAL).is_file()]
+        previous = f"The previous checkpoint, {sealed[-1]}, is intact" if sealed else "There is no earlier checkpoint"
         cause = problem or self._failure or "another process could not write its part"
-        do = "Then run" if problem else "Free or enlarge the disk, or make the folder writable, then run"
+        instruction = "Then run" if problem else "Free or enlarge the disk, or make the folder writable, then run"
         raise CheckpointError(
-            f"Could not save {folder}: {cause}. {before}. {do} the same command to continue."
+            f"Could not save {folder}: {cause}. {previous}. {instruction} the same command to continue."
         ) from self._failure
 
 
@@ -300,7 +302,7 @@ def trained_model(trainer: Trainer) -> nn.Module:
     return gather_fsdp(trainer.accelerator.unwrap_model(trainer.model))
 
 
-class _Epochs(TrainerCallback):
+class _EpochCallback(TrainerCallback):
     """A callback that sets the epoch of the batch sampler; in a resumed epoch the Trainer's own call does not reach it."""
 
     def __init__(self, trainer: SampledTrainer):
@@ -327,7 +329,7 @@ class SampledTrainer(ResumableTrainer):
     def __init__(self, *args, max_hours: float | None = None, **kwargs):
         super().__init__(*args, **kwargs)
         self.clock = TimeBudgetCallback(max_hours)
-        for callback in (_Epochs(self), self.clock):
+        for callback in (_EpochCallback(self), self.clock):
             self.add_callback(callback)
 
     @property
@@ -341,16 +343,16 @@ class SampledTrainer(ResumableTrainer):
         return super().train(*args, **kwargs)
 
     def evaluate(self, *args, **kwargs):
-        found = super().evaluate(*args, **kwargs)
+        metrics = super().evaluate(*args, **kwargs)
         if self.args.device.type == "cpu":
             # Batches of other lengths have fragmented the memory; a few steps later as much as they need is kept again.
             give_back_freed_memory()
-        return found
+        return metrics
 
     def get_optimizer_cls_and_kwargs(self, args, model=None):
-        decaying, theirs = self.get_decay_parameter_names(model), super().get_optimizer_cls_and_kwargs
+        decay_names, default_choice = self.get_decay_parameter_names(model), super().get_optimizer_cls_and_kwargs
         rates = {"layerwise_lr_decay": self.args.layerwise_lr_decay, "muon_learning_rate": self.args.muon_learning_rate}
-        return grouped_optimizer(args, model, decaying, theirs, **rates)
+        return grouped_optimizer(args, model, decay_names, default_choice, **rates)
 
     def get_train_dataloader(self) -> DataLoader:
         args = self.args

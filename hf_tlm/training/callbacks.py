@@ -138,8 +138,8 @@ def opening(model: Any, args: TrainingArguments) -> str:
 
 def log_line(logs: Mapping[str, Any]) -> str:
     """Format the losses, scores and rates of a log with four digits; an empty string if it has none."""
-    shown = ((name, value) for name, value in logs.items() if not _SILENT.fullmatch(name))
-    return "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown)
+    entries = ((name, value) for name, value in logs.items() if not _SILENT.fullmatch(name))
+    return "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in entries)
 
 
 def bar_name(output_dir: str | os.PathLike) -> str:
@@ -147,10 +147,10 @@ def bar_name(output_dir: str | os.PathLike) -> str:
     folder = os.fspath(output_dir).replace(os.sep, "/").rstrip("/")
     if point := _POINT.search(folder):
         return f"Split {point[1]}, {point[2]}"
-    found = _STAGE.search(folder)
-    if found is None:
+    match = _STAGE.search(folder)
+    if match is None:
         return "Training"
-    return f"Seed {found[1]}" + (f", stage {found[2]}" if found[2] else "")
+    return f"Seed {match[1]}" + (f", stage {match[2]}" if match[2] else "")
 
 
 class WandbRuns(WandbCallback):
@@ -196,17 +196,17 @@ class TrackioRuns(TrackioCallback):
 
     def setup(self, args, state, model, **kwargs):
         """Start the run, on the first process, or continue it: after a checkpoint, or for a later evaluation."""
-        goes_on = state.global_step > 0 or args.run_name in self._begun
-        options = {"group": self._group, "resume": "allow" if goes_on else "never"}
+        resumes = state.global_step > 0 or args.run_name in self._begun
+        options = {"group": self._group, "resume": "allow" if resumes else "never"}
         self._begun.add(args.run_name)
-        trackio, self._trackio = self._trackio, _With(self._trackio, options)
+        trackio, self._trackio = self._trackio, _ModuleWithInitOptions(self._trackio, options)
         try:
             super().setup(args, state, model, **kwargs)
         finally:
             self._trackio = trackio
 
 
-class _With:
+class _ModuleWithInitOptions:
     """A wrapper of a module that adds options to calls of its `init`."""
 
     def __init__(self, module: ModuleType, options: dict[str, Any]):
@@ -221,12 +221,12 @@ class _With:
 
 def track_by_training(trainer: Trainer, group: str | None) -> None:
     """Make a trainer's experiment trackers use one run per training, named `args.run_name`, in a group."""
-    ours: dict[type[TrainerCallback], type[WandbRuns | TrackioRuns]]
-    ours = {WandbCallback: WandbRuns, TrackioCallback: TrackioRuns}
+    run_callbacks: dict[type[TrainerCallback], type[WandbRuns | TrackioRuns]]
+    run_callbacks = {WandbCallback: WandbRuns, TrackioCallback: TrackioRuns}
     for callback in list(trainer.callback_handler.callbacks):
-        if (made := ours.get(type(callback))) is not None:
+        if (callback_class := run_callbacks.get(type(callback))) is not None:
             trainer.remove_callback(callback)
-            trainer.add_callback(made(group))
+            trainer.add_callback(callback_class(group))
         elif isinstance(callback, TensorBoardCallback) and trainer.args.run_name:
             name = relative_name(trainer.args.run_name)
             # TENSORBOARD_LOGGING_DIR, or a directory within the training's own. transformers names it by the time, so a
@@ -353,20 +353,20 @@ class NonFiniteLossCallback(TrainerCallback):
 
     def _stop(self, args, step: int, bad: list[int], learning_rate: float) -> None:
         folder = Path(args.output_dir) / f"nonfinite-step-{step + 1}"
-        where = f"The micro-batches and generators are in {folder}"
+        location = f"The micro-batches and generators are in {folder}"
         if args.process_index in bad:
             try:
                 self._dump(folder, args, step, learning_rate)
             except HfTlmError as error:
-                where = f"The micro-batches could not be written: {error}"
+                location = f"The micro-batches could not be written: {error}"
         processes = f" on process {', '.join(map(str, bad))}" if args.world_size > 1 else ""
         sums = {"loss": sum(map(float, self.losses))}
-        sums |= {name: sum(float(part[name]) for part in self.terms) for name in self.terms[0]}
+        sums |= {name: sum(float(terms[name]) for terms in self.terms) for name in self.terms[0]}
         values = "; ".join(f"{name} {value:g}" for name, value in sums.items())
         raise NonFiniteLossError(
             f"The loss of step {step + 1} is not finite{processes}. Stream: {self.stream}; {values}; learning rate "
-            f"{learning_rate:g}. The optimizer step was not taken. {where}. The same command would fail at the same step: "
-            "start in another output folder with a lower learning rate, more warm-up, or bf16 in place of fp16."
+            f"{learning_rate:g}. The optimizer step was not taken. {location}. The same command would fail at the same "
+            "step: start in another output folder with a lower learning rate, more warm-up, or bf16 in place of fp16."
         )
 
     def _dump(self, folder: Path, args, step: int, learning_rate: float) -> None:
@@ -386,8 +386,8 @@ class NonFiniteLossCallback(TrainerCallback):
             "seed": args.seed,
             "micro_batches": [
                 {
-                    "loss": _number(loss),
-                    "terms": {name: _number(value) for name, value in terms.items()},
+                    "loss": _json_number(loss),
+                    "terms": {name: _json_number(value) for name, value in terms.items()},
                     **texts,
                 }
                 for loss, terms, texts in zip(self.losses, self.terms, self._texts(args, step), strict=True)
@@ -412,13 +412,13 @@ class NonFiniteLossCallback(TrainerCallback):
         if sampler is None:
             return [{} for _ in self.losses]
         sizes = {name: stream.size for name, stream in sampler.streams.items()}
-        first, size = 0 if self.stream == TASK else sizes[TASK], sizes[TASK] + sizes[CORPUS]
+        offset, num_texts = 0 if self.stream == TASK else sizes[TASK], sizes[TASK] + sizes[CORPUS]
         # accelerate hands the micro-batches of a step to the processes in turn.
-        dealt = list(sampler.batches_of(step))[args.process_index :: args.world_size]
-        return [{"draws": draws, "rows": [draw % size - first for draw in draws]} for draws in dealt]
+        micro_batches = list(sampler.batches_of(step))[args.process_index :: args.world_size]
+        return [{"draws": draws, "rows": [draw % num_texts - offset for draw in draws]} for draws in micro_batches]
 
 
-def _number(value: Any) -> float | str:
+def _json_number(value: Any) -> float | str:
     """Return a number as JSON can hold it: nan and inf, which JSON lacks, as strings."""
     number = float(value)
     return number if math.isfinite(number) else str(number)

@@ -27,18 +27,18 @@ class CheckpointError(HfTlmError):
 
 def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
     """Return (step, path) of every `checkpoint-*` directory in a folder, sealed or not, by step."""
-    found = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in Path(folder).glob("checkpoint-*"))
-    return sorted((int(match.group(1)), path) for match, path in found if match and path.is_dir())
+    candidates = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in Path(folder).glob("checkpoint-*"))
+    return sorted((int(match.group(1)), path) for match, path in candidates if match and path.is_dir())
 
 
-def leave_out_places(folder: Path) -> None:
+def remove_local_paths(folder: Path) -> None:
     """Remove this machine's paths from the Trainer's state in a folder, because the folder may be published."""
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     state["best_model_checkpoint"] = None
     atomic_write(folder / STATE, json.dumps(state, indent=2, sort_keys=True) + "\n")
 
 
-def damage(checkpoint: Path) -> str | None:
+def resume_problem(checkpoint: Path) -> str | None:
     """Return why a run cannot resume from a checkpoint; None if it can.
 
     It can if the checkpoint is sealed, no file has changed since, and the same holds for the best checkpoint on validation
@@ -59,22 +59,22 @@ def last_complete_checkpoint(folder: str | Path) -> str | None:
 
     For every newer checkpoint that cannot be used, log which file is wrong and which checkpoint is used instead.
     """
-    problems, taken = [], None
+    problems, usable = [], None
     for _, path in reversed(checkpoints_in(Path(folder))):
-        if (problem := damage(path)) is None:
-            taken = path
+        if (problem := resume_problem(path)) is None:
+            usable = path
             break
         problems.append(problem)
     for problem in problems:
         logger.warning(
-            "%s. %s", problem, f"Resuming from {taken} instead." if taken else "There is no earlier complete checkpoint."
+            "%s. %s", problem, f"Resuming from {usable} instead." if usable else "There is no earlier complete checkpoint."
         )
-    return None if taken is None else str(taken)
+    return None if usable is None else str(usable)
 
 
 def check_checkpoint(path: str | Path) -> str:
     """Return `path` if a run can resume from it, or raise a CheckpointError that says which file is wrong and why."""
-    if (problem := damage(Path(path))) is not None:
+    if (problem := resume_problem(Path(path))) is not None:
         raise CheckpointError(
             f"Cannot resume from {path}: {problem}. Pass another checkpoint, or resume_from_checkpoint=True for the newest "
             "complete one."
@@ -84,13 +84,13 @@ def check_checkpoint(path: str | Path) -> str:
 
 def warn_of_other_processes(checkpoint: str, world_size: int) -> None:
     """Warn that dropout will differ if a checkpoint was written by another number of processes."""
-    before = read_seal(checkpoint)["world_size"]
-    if before != world_size:
+    saved_world_size = read_seal(checkpoint)["world_size"]
+    if saved_world_size != world_size:
         logger.warning(
             "%s was saved by %d processes, and now there are %d: texts, masks and learning rates continue exactly, random "
             "numbers of dropout do not.",
             checkpoint,
-            before,
+            saved_world_size,
             world_size,
         )
 
@@ -113,8 +113,8 @@ def rotate(newest: Path, *, limit: int | None) -> None:
             shutil.rmtree(path, ignore_errors=True)
     if limit is None or limit <= 0:
         return
-    last = int(newest.name.rpartition("-")[2])
-    keep = set([path for step, path in sealed if step <= last][-limit:])
+    last_step = int(newest.name.rpartition("-")[2])
+    keep = set([path for step, path in sealed if step <= last_step][-limit:])
     keep |= {best for path in keep if (best := best_of(path)) is not None}
     for _, path in sealed:
         if path not in keep:

@@ -98,11 +98,11 @@ class Cost:
         return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
 
 
-def _sum(one: float | None, other: float | None) -> float | None:
+def _sum(first: float | None, second: float | None) -> float | None:
     """Add two values, of which None counts as missing; None if both are."""
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
 
 
 def nominal_tokens(sampler: InterleavedBatchSampler, args: RunArguments, step: int) -> int:
@@ -141,19 +141,21 @@ def model_flops_utilization(flops: float, seconds: float, world_size: int) -> fl
     return None if peak is None else flops / seconds / (peak * world_size)
 
 
-def _of_shapes(count: int, flops: Callable[..., int]) -> Callable[..., int]:
+def _formula_of_shapes(count: int, flops: Callable[..., int]) -> Callable[..., int]:
     """Return a FLOPs formula for torch's counter that passes the shapes of an operator's first `count` arguments."""
     return lambda *arguments, **options: flops(*arguments[:count])
 
 
 # Operators that torch's counter does not know: in-place products, those of oneDNN, and the attention kernel of CPUs.
 _MORE_OPERATORS = {
-    _aten.addmm_: _of_shapes(3, lambda _, a, b: 2 * a[0] * a[1] * b[1]),
-    _aten._scaled_dot_product_flash_attention_for_cpu: _of_shapes(3, flop_counter.sdpa_flop_count),
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _of_shapes(4, flop_counter.sdpa_backward_flop_count),
+    _aten.addmm_: _formula_of_shapes(3, lambda _, a, b: 2 * a[0] * a[1] * b[1]),
+    _aten._scaled_dot_product_flash_attention_for_cpu: _formula_of_shapes(3, flop_counter.sdpa_flop_count),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _formula_of_shapes(4, flop_counter.sdpa_backward_flop_count),
 }
 if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-    _MORE_OPERATORS[torch.ops.mkldnn._linear_pointwise] = _of_shapes(2, lambda x, weight: 2 * math.prod(x) * weight[0])
+    _MORE_OPERATORS[torch.ops.mkldnn._linear_pointwise] = _formula_of_shapes(
+        2, lambda x, weight: 2 * math.prod(x) * weight[0]
+    )
 
 
 @contextlib.contextmanager
@@ -239,7 +241,7 @@ class Reading:
     co2_kg: float = 0.0
 
 
-class _Newest:
+class _LatestReading:
     """An output handler of codecarbon (`BaseOutput`) that keeps the newest reading of its thread."""
 
     reading = None
@@ -270,22 +272,22 @@ class Energy(TrainerCallback):
         self.country = country
         self.total = Reading()
         self._accelerator = accelerator
-        self._before, self._newest = Reading(), _Newest()
+        self._before, self._newest = Reading(), _LatestReading()
         self._tracker: codecarbon.OfflineEmissionsTracker | None = None
         self._modelled: tuple[str, ...] = ()
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._before = self.total = Reading(**state.stateful_callbacks.get("Energy", {}))
-        self._newest = _Newest()
+        self._newest = _LatestReading()
         if args.local_process_index == 0:
             self._start(args.device)
 
     def on_step_end(self, args, state, control, **kwargs):
-        self._agree(state)
+        self._sum_readings(state)
 
     def on_train_end(self, args, state, control, **kwargs):
         self.stop()
-        self._agree(state)
+        self._sum_readings(state)
 
     def _start(self, device: torch.device) -> None:
         import codecarbon
@@ -308,14 +310,14 @@ class Energy(TrainerCallback):
         if self._newest.reading is None:
             self._tracker = None
             raise ArgumentsError("codecarbon could not start (see its log above). Remove track_energy.")
-        parts = {type(part).__name__: part for part in tracker._hardware}
-        self._modelled = ("ram_energy",) if "RAM" in parts else ()
-        if "CPU" in parts and parts["CPU"]._mode in _MODELLED_CPU:
+        hardware = {type(part).__name__: part for part in tracker._hardware}
+        self._modelled = ("ram_energy",) if "RAM" in hardware else ()
+        if "CPU" in hardware and hardware["CPU"]._mode in _MODELLED_CPU:
             self._modelled += ("cpu_energy",)
         logger.info(
-            "Energy is measured for %s and estimated for %s.", ", ".join(parts), ", ".join(self._modelled) or "nothing"
+            "Energy is measured for %s and estimated for %s.", ", ".join(hardware), ", ".join(self._modelled) or "nothing"
         )
-        if device.type != "cpu" and not {"GPU", "AppleSiliconChip"} & set(parts):
+        if device.type != "cpu" and not {"GPU", "AppleSiliconChip"} & set(hardware):
             logger.warning("codecarbon does not see the %s device: energy_kwh does not include its energy.", device.type)
 
     def stop(self) -> None:
@@ -324,14 +326,14 @@ class Energy(TrainerCallback):
             self._tracker.stop()
             self._tracker = None
 
-    def _agree(self, state) -> None:
+    def _sum_readings(self, state) -> None:
         """Sum the readings of all nodes. Every process calls this at the same step."""
-        own, before = self._newest.reading, self._before
+        current, previous = self._newest.reading, self._before
         values = [0.0, 0.0, 0.0]
-        if own is not None:
-            values = [own.energy_consumed, sum(getattr(own, part) for part in self._modelled), own.emissions]
+        if current is not None:
+            values = [current.energy_consumed, sum(getattr(current, part) for part in self._modelled), current.emissions]
         device = self._accelerator.device
         reading = torch.tensor(values, dtype=accumulation_dtype(device), device=device)
         kwh, estimated, co2 = self._accelerator.reduce(reading, reduction="sum").tolist()
-        self.total = Reading(before.kwh + kwh, before.estimated_kwh + estimated, before.co2_kg + co2)
+        self.total = Reading(previous.kwh + kwh, previous.estimated_kwh + estimated, previous.co2_kg + co2)
         state.stateful_callbacks["Energy"] = asdict(self.total)

@@ -24,7 +24,7 @@ from hf_tlm.training.run_arguments import RunArguments
 # Names that a column of labels may have.
 LABELS = ("label", "labels")
 # Arguments of the Trainer that `TlmTrainer` does not support, and what to use instead.
-_NOT_TAKEN = {
+_UNSUPPORTED = {
     "data_collator": "TlmTrainer creates its own (TlmCollator), which masks by seed and visit. Remove data_collator, and "
     "set what it does in args (mlm_probability, packing, ...).",
     "tokenizer": "the Trainer calls it processing_class. Pass processing_class=tokenizer.",
@@ -53,13 +53,13 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
             "model: expected a model; received none. model_init is not used: create the model, after set_seed, and pass it."
         )
     if not (isinstance(model, nn.Module) and any(isinstance(module, TrainedModel) for module in model.modules())):
-        found = f"{model!r:.60}" if isinstance(model, str) else type(model).__name__
+        received = f"{model!r:.60}" if isinstance(model, str) else type(model).__name__
         raise ArgumentsError(
             "model: expected a TlmModel, GeneratorDiscriminator, or a TrainedModel of your own "
-            f"(examples/own_model_and_loss.py); received {found}. TlmModel.from_config(config) creates one from scratch, "
+            f"(examples/own_model_and_loss.py); received {received}. TlmModel.from_config(config) creates one from scratch, "
             "TlmModel.from_checkpoint(folder, id2label=task.id2label) from a stock checkpoint."
         )
-    for name, instead in _NOT_TAKEN.items():
+    for name, instead in _UNSUPPORTED.items():
         if others.get(name) is not None:
             raise ArgumentsError(f"{name}: {instead}")
     if tokenizer is None:
@@ -81,26 +81,26 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
 def _check_tokenized(name: str, rows: Any) -> None:
     columns = getattr(rows, "column_names", None)
     if "input_ids" not in (columns or ()) or not hasattr(rows, "__len__"):
-        other = columns is not None and "input_ids" not in columns
-        found = f"one with the columns {', '.join(columns or ())}" if other else type(rows).__name__
+        lacks_input_ids = columns is not None and "input_ids" not in columns
+        received = f"one with the columns {', '.join(columns or ())}" if lacks_input_ids else type(rows).__name__
         raise ArgumentsError(
-            f"{name}_dataset: expected a datasets.Dataset with the column input_ids; received {found}. "
+            f"{name}_dataset: expected a datasets.Dataset with the column input_ids; received {received}. "
             "hf_tlm.data.tokenize(rows, tokenizer, max_length) creates it from texts, Dataset.from_list from a list."
         )
 
 
-def check_there(train: Any, corpus: Any, rho1: float) -> None:
+def check_data(train: Any, corpus: Any, rho1: float) -> None:
     """Check that the data for `rho1` corpus batches per task batch is given, or raise an ArgumentsError."""
-    made = "hf_tlm.data.tokenize(rows, tokenizer, max_length) creates it"
+    advice = "hf_tlm.data.tokenize(rows, tokenizer, max_length) creates it"
     if train is None and math.isfinite(rho1):
         raise ArgumentsError(
-            f"train_dataset: expected the task's tokenised texts; received none. {made}; rho1=inf trains on the corpus "
+            f"train_dataset: expected the task's tokenised texts; received none. {advice}; rho1=inf trains on the corpus "
             "alone."
         )
     if corpus is None and rho1 > 0:
         raise ArgumentsError(
-            f"corpus_dataset: expected tokenised passages, as rho1 is {rho1:g}; received none. {made}; rho1=0 trains on the "
-            "task alone."
+            f"corpus_dataset: expected tokenised passages, as rho1 is {rho1:g}; received none. {advice}; rho1=0 trains on "
+            "the task alone."
         )
 
 
@@ -114,15 +114,15 @@ def check_objectives(objectives: Any, trained: Mapping[str, bool]) -> None:
     if objectives is None or objectives == {}:
         return
     needed = [stream for stream, is_trained in trained.items() if is_trained]
-    found = f"a {type(objectives).__name__}"
+    received = f"a {type(objectives).__name__}"
     if isinstance(objectives, Mapping):
-        found = ", ".join(f"{stream}: {type(one).__name__}" for stream, one in objectives.items()) or "none"
-        usable = all(callable(one) and hasattr(one, "count") for one in objectives.values())
+        received = ", ".join(f"{stream}: {type(objective).__name__}" for stream, objective in objectives.items()) or "none"
+        usable = all(callable(objective) and hasattr(objective, "count") for objective in objectives.values())
         if usable and {*needed} <= {*objectives} <= {*trained}:
             return
     raise ArgumentsError(
         f"objectives: expected one for each stream that is trained on ({' and '.join(needed)}), with a method count; "
-        f"received {found}. Pass {{'task': TaskLoss(), 'corpus': Mlm()}}, or your own (examples/own_model_and_loss.py)."
+        f"received {received}. Pass {{'task': TaskLoss(), 'corpus': Mlm()}}, or your own (examples/own_model_and_loss.py)."
     )
 
 
@@ -141,26 +141,27 @@ def check_classes(train: Dataset | None, evaluated: Any, config: PreTrainedConfi
     names = getattr(train, "column_names", None)
     if train is None or names is None:
         return None
-    found = _labels_among(names, "train")
-    if found is None:
+    label_column = _find_label_column(names, "train")
+    if label_column is None:
         raise ArgumentsError(
             f"train_dataset has the columns {', '.join(names)}: expected label (or labels), an index of a class. Pass texts "
             "without labels as corpus_dataset."
         )
     if config.num_labels is not None:
-        _check_labels(train, found, config.num_labels, "train")
-        _check_evaluated(evaluated, config.num_labels)
-    return found
+        _check_labels(train, label_column, config.num_labels, "train")
+        _check_eval_data(evaluated, config.num_labels)
+    return label_column
 
 
-def _labels_among(names: Sequence[str], of: str) -> str | None:
-    """Return the column of labels of `of`_dataset, None if it has none, or raise an ArgumentsError if it has two."""
-    found = [name for name in LABELS if name in names]
-    if len(found) > 1:
+def _find_label_column(names: Sequence[str], split: str) -> str | None:
+    """Return the column of labels of `split`_dataset, None if it has none, or raise an ArgumentsError if it has two."""
+    matches = [name for name in LABELS if name in names]
+    if len(matches) > 1:
         raise ArgumentsError(
-            f"{of}_dataset has the columns {' and '.join(found)}: expected one of them, with the classes. Remove the other."
+            f"{split}_dataset has the columns {' and '.join(matches)}: expected one of them, with the classes. Remove the "
+            "other."
         )
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def _check_labels(rows: Dataset, column: str, classes: int, name: str) -> None:
@@ -168,19 +169,19 @@ def _check_labels(rows: Dataset, column: str, classes: int, name: str) -> None:
     # Checking all rows of the table is fast. Reading only the selected rows is slow, so it is done if the table has a bad
     # label, which may be in a row that was not selected.
     if _label_problem(rows.data.column(column), classes) is not None:
-        chosen = rows.select_columns(column).with_format("arrow")[:].column(0)
-        if (problem := _label_problem(chosen, classes)) is not None:
+        selected = rows.select_columns(column).with_format("arrow")[:].column(0)
+        if (problem := _label_problem(selected, classes)) is not None:
             raise ArgumentsError(f"{name}_dataset, {column}: {problem}")
 
 
-def _check_evaluated(given: Any, classes: int) -> None:
-    for rows in given.values() if isinstance(given, Mapping) else [given]:
+def _check_eval_data(eval_data: Any, classes: int) -> None:
+    for rows in eval_data.values() if isinstance(eval_data, Mapping) else [eval_data]:
         if isinstance(rows, Dataset) and "input_ids" not in rows.column_names:
             raise ArgumentsError(
                 f"eval_dataset has the columns {', '.join(rows.column_names)}: expected input_ids. "
                 "hf_tlm.data.tokenize(rows, tokenizer, max_length) creates it from texts."
             )
-        if isinstance(rows, Dataset) and (column := _labels_among(rows.column_names, "eval")) is not None:
+        if isinstance(rows, Dataset) and (column := _find_label_column(rows.column_names, "eval")) is not None:
             _check_labels(rows, column, classes, "eval")
 
 
@@ -188,16 +189,16 @@ def _label_problem(labels: pa.ChunkedArray, classes: int) -> str | None:
     # Arrow cannot compute the unique values of lists, and one list is enough for the error.
     values = labels[:1].to_pylist() if pa.types.is_nested(labels.type) else pc.unique(labels).to_pylist()
     try:
-        other = [label for label in class_labels(values).tolist() if label != NO_LABEL and not 0 <= label < classes]
+        invalid = [label for label in class_labels(values).tolist() if label != NO_LABEL and not 0 <= label < classes]
     except ValueError as error:
         return (
             f"{error} ClassLabel or class_encode_column of datasets converts names to indices; several labels per text are "
             "not supported."
         )
-    if not other:
+    if not invalid:
         return None
     return (
-        f"expected 0 to {classes - 1}, the classes of the model, or -100 for none; received {other[0]}. Create the model "
+        f"expected 0 to {classes - 1}, the classes of the model, or -100 for none; received {invalid[0]}. Create the model "
         "with the num_labels of the data."
     )
 

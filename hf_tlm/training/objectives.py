@@ -129,7 +129,7 @@ def in_pairs(terms: Mapping[str, torch.Tensor], sums: Callable[[str, torch.Tenso
         if value.dim():
             return value
         # Copying a number to a GPU waits for all pending work there; filling a tensor with it does not.
-        parts = [x if isinstance(x, torch.Tensor) else torch.full((), x, device=value.device) for x in sums(name, value)]
-        return torch.stack([x.to(value.device, accumulation_dtype(value.device)) for x in parts])
+        tensors = [x if isinstance(x, torch.Tensor) else torch.full((), x, device=value.device) for x in sums(name, value)]
+        return torch.stack([x.to(value.device, accumulation_dtype(value.device)) for x in tensors])
 
     return {name: pair(name, value) for name, value in terms.items()}

@@ -59,7 +59,7 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
     ):
         groups = [{"muon": False, **group} for group in params]
-        matrices, others = ([group for group in groups if group["muon"] is wanted] for wanted in (True, False))
+        matrices, others = ([group for group in groups if group["muon"] is use_muon] for use_muon in (True, False))
         # Both share the group objects that schedulers and checkpoints see.
         self._muon = self._adamw = None
         if matrices:
@@ -71,19 +71,19 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """Take one step of both optimizers; `closure` is ignored."""
-        for part, wanted in ((self._muon, True), (self._adamw, False)):
-            if part is not None:
+        for optimizer, use_muon in ((self._muon, True), (self._adamw, False)):
+            if optimizer is not None:
                 # Loading a checkpoint replaces the groups and the state.
-                part.param_groups = [group for group in self.param_groups if group["muon"] is wanted]
-                part.state = self.state
-                part.step()
+                optimizer.param_groups = [group for group in self.param_groups if group["muon"] is use_muon]
+                optimizer.state = self.state
+                optimizer.step()
 
 
 def check_optimizer(args: TrainingArguments) -> None:
     """Check that the optimizer exists and, for one of `OWN`, accepts its options, or raise an ArgumentsError."""
-    known = [*OWN, *(name.value for name in OptimizerNames)]
-    if args.optim not in known:
-        hint = suggestion(str(args.optim).lower(), known) or f" Choose {', '.join(OWN)}, adamw_torch, ..."
+    optimizer_names = [*OWN, *(name.value for name in OptimizerNames)]
+    if args.optim not in optimizer_names:
+        hint = suggestion(str(args.optim).lower(), optimizer_names) or f" Choose {', '.join(OWN)}, adamw_torch, ..."
         raise ArgumentsError(f"optim: unknown optimizer {str(args.optim)!r:.60}.{hint}")
     if args.optim == LAMB and find_spec("pytorch_optimizer") is None:
         raise ArgumentsError("optim lamb needs the package pytorch_optimizer: pip install 'hf-tlm[optim]'.")
@@ -132,7 +132,7 @@ def grouped_optimizer(
     """
     if args.optim in OWN:
         betas = (args.adam_beta1, args.adam_beta2)
-        cls, kwargs = _own(args.optim), {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
+        cls, kwargs = _optimizer_class(args.optim), {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
     else:
         cls, kwargs = trainers_choice(args, model)
         if layerwise_lr_decay == 1:
@@ -155,7 +155,7 @@ def grouped_optimizer(
     return cls, kwargs | {"params": groups}
 
 
-def _own(optim: str) -> type:
+def _optimizer_class(optim: str) -> type:
     if optim == MUON:
         return Muon
     from hf_tlm.training.lamb import Lamb
@@ -218,9 +218,9 @@ def _bodies(model: nn.Module) -> Iterator[tuple[str, str, nn.ModuleList]]:
     for prefix, body in model.named_modules():
         if not isinstance(body, PreTrainedModel) or any(isinstance(m, PreTrainedModel) for m in list(body.modules())[1:]):
             continue
-        found = next(((name, module) for name, module in body.named_modules() if isinstance(module, nn.ModuleList)), None)
-        if found is not None:
-            yield f"{prefix}.", f"{prefix}.{found[0]}.", found[1]
+        match = next(((name, module) for name, module in body.named_modules() if isinstance(module, nn.ModuleList)), None)
+        if match is not None:
+            yield f"{prefix}.", f"{prefix}.{match[0]}.", match[1]
 
 
 def layer_matrices(model: nn.Module) -> set[str]:
@@ -229,17 +229,17 @@ def layer_matrices(model: nn.Module) -> set[str]:
     Raises:
         ArgumentsError: there are none, or a layer has a parameter with more than two dimensions.
     """
-    starts = tuple(start for _, start, _ in _bodies(model))
+    prefixes = tuple(prefix for _, prefix, _ in _bodies(model))
     matrices = {
         f"{name}.weight"
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.startswith(starts)
+        if isinstance(module, nn.Linear) and name.startswith(prefixes)
     }
-    odd = [name for name, value in model.named_parameters() if name.startswith(starts) and value.dim() > 2]
-    if odd or not matrices:
+    unsupported = [name for name, value in model.named_parameters() if name.startswith(prefixes) and value.dim() > 2]
+    if unsupported or not matrices:
         raise ArgumentsError(
             "optim muon is for layers whose weights are matrices; "
-            + (f"{odd[0]} has more dimensions. " if odd else "no layers were found in this model. ")
+            + (f"{unsupported[0]} has more dimensions. " if unsupported else "no layers were found in this model. ")
             + "Use another optim."
         )
     return matrices
@@ -310,9 +310,9 @@ class AveragedWeights(TrainerCallback):
     def _exchange(self) -> None:
         """Swap the weights of the model and the averages."""
         for name, weight in self._weights().items():
-            kept = self._averages[name].clone()
+            average = self._averages[name].clone()
             self._averages[name].copy_(weight)
-            weight.copy_(kept)
+            weight.copy_(average)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -37,7 +37,7 @@ from hf_tlm.tasks.spec import check_task, columns_of_texts
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.model_arguments import ModelArguments
 from hf_tlm.training.optimizers import check_adapted
-from hf_tlm.training.run_arguments import RunArguments, check_applicable, check_together, of_other_stage
+from hf_tlm.training.run_arguments import RunArguments, check_applicable, check_together, other_stage_options
 from hf_tlm.training.stages import Initialization, StageData, check_stage_2, with_initialization, with_task_defaults
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.options import check_given
@@ -84,12 +84,12 @@ def prepare(
     """
     check_task(task)
     check_given(ArgumentsError, args=(args, TlmArguments), model_args=(model_args, ModelArguments))
-    corpus_texts = _texts_of(corpus)
+    corpus_texts = _select_texts(corpus)
     check_tlm(corpus is not None, args, model_args)
     texts = task.train.select_columns(columns_of_texts(task.train))
     corpus_length = args.corpus_max_length or args.max_length
     with args.main_process_first(desc="making the tokenizer"):
-        tokenizer = _tokenizer(model_args, texts, corpus_texts, max(args.max_length, corpus_length))
+        tokenizer = _load_or_train_tokenizer(model_args, texts, corpus_texts, max(args.max_length, corpus_length))
     config = source_config(model_args)
     check_stage_2(args, config, model_args)
     with args.main_process_first(desc="measuring the task"):
@@ -107,7 +107,7 @@ def prepare(
             for split, rows in task.splits.items()
             for length in set(lengths.values())
         }
-        passages = None if corpus_texts is None else _tokenized_passages(corpus_texts, tokenizer, corpus_length, args)
+        passages = None if corpus_texts is None else _tokenize_passages(corpus_texts, tokenizer, corpus_length, args)
     initialization = None
     if model_args.needs_initialization:
         rows = splits["train", lengths[args.stages[0]]].select_columns(["input_ids"])
@@ -124,26 +124,30 @@ def prepare(
     for stage, length in lengths.items():
         train = splits["train", length]
         if teacher is not None:
-            asked = corpus_texts if stage == 1 or args.stage2_teacher_passages else None
-            taught = None if asked is None else tokenize(teacher.texts(asked), tokenizer, length)
-            train = teacher.answered(train, taught, args.teacher_share)
+            passages_to_teach = corpus_texts if stage == 1 or args.stage2_teacher_passages else None
+            teacher_rows = (
+                None if passages_to_teach is None else tokenize(teacher.texts(passages_to_teach), tokenizer, length)
+            )
+            train = teacher.answered(train, teacher_rows, args.teacher_share)
         data[stage] = StageData(train, splits["validation", length], passages if stage == 1 else None)
     return Setup(args, tokenizer, data, splits.get(("test", tokenizer.model_max_length)), make_model, initialization)
 
 
-def _texts_of(corpus: Dataset | None) -> Dataset | None:
+def _select_texts(corpus: Dataset | None) -> Dataset | None:
     """Return the passages with their column `text` alone, or raise an ArgumentsError if they have none."""
     if corpus is None:
         return None
     if "text" not in (getattr(corpus, "column_names", None) or ()):
-        made = "subset.dataset" if hasattr(corpus, "manifest") else "Dataset.from_list(rows), of rows such as {'text': ...}"
+        advice = (
+            "subset.dataset" if hasattr(corpus, "manifest") else "Dataset.from_list(rows), of rows such as {'text': ...}"
+        )
         raise ArgumentsError(
-            f"corpus: expected a datasets.Dataset with the column text; received a {type(corpus).__name__}. Give {made}."
+            f"corpus: expected a datasets.Dataset with the column text; received a {type(corpus).__name__}. Give {advice}."
         )
     return corpus.select_columns(["text"])
 
 
-def _tokenizer(
+def _load_or_train_tokenizer(
     model_args: ModelArguments, texts: Dataset, passages: Dataset | None, max_length: int
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of `model_args`, after checking that it knows the texts, or one that is trained on them."""
@@ -157,7 +161,7 @@ def _tokenizer(
     return tokenizer
 
 
-def _tokenized_passages(texts: Dataset, tokenizer: PreTrainedTokenizerBase, length: int, args: TlmArguments) -> Dataset:
+def _tokenize_passages(texts: Dataset, tokenizer: PreTrainedTokenizerBase, length: int, args: TlmArguments) -> Dataset:
     """Tokenise the passages, and warn if truncation leaves stage 1 too little of them."""
     passages = tokenize(texts, tokenizer, length, description="Tokenising the subset")
     if args.process_index == 0 and 1 in args.stages and args.rho1 > 0:
@@ -171,9 +175,9 @@ def _tokenized_passages(texts: Dataset, tokenizer: PreTrainedTokenizerBase, leng
 
 def tell_of_other_stage(args: TlmArguments) -> None:
     """Warn of options of a stage that is not run."""
-    if args.process_index == 0 and (idle := of_other_stage(args)):
+    if args.process_index == 0 and (options := other_stage_options(args)):
         logger.warning(
-            "Only stage %s is run, so these options of the other stage have no effect: %s.", args.stage, ", ".join(idle)
+            "Only stage %s is run, so these options of the other stage have no effect: %s.", args.stage, ", ".join(options)
         )
 
 
@@ -181,8 +185,8 @@ def tell_of_no_saving(args: RunArguments) -> None:
     """Warn if save_steps is set but has no effect because of save_strategy no, which small presets have."""
     default = type(args).__dataclass_fields__["save_steps"].default
     # Stage 2 of a TLM run saves whenever it evaluates.
-    saved = args.save_strategy != "no" or (isinstance(args, TlmArguments) and args.stage == "2")
-    if args.process_index == 0 and not saved and args.save_steps != default:
+    saves_checkpoints = args.save_strategy != "no" or (isinstance(args, TlmArguments) and args.stage == "2")
+    if args.process_index == 0 and not saves_checkpoints and args.save_steps != default:
         logger.warning(
             "save_steps %g has no effect with save_strategy no: an interrupted run begins%s again. Give --save_strategy "
             "steps for checkpoints.",
@@ -245,8 +249,8 @@ def _check_linear_start(args: TlmArguments, model_args: ModelArguments) -> None:
     """Check that classifier_init linear does not conflict with other options, or raise an ArgumentsError."""
     pooling = args.stage2_classifier_pooling
     if 2 in args.stages and (args.stage2_reset_classifier or pooling not in (None, "mean")):
-        what = "stage2_reset_classifier true" if args.stage2_reset_classifier else f"stage2_classifier_pooling {pooling}"
-        raise ArgumentsError(f"{what} discards the initialisation of classifier_init linear. Remove one of the two.")
+        option = "stage2_reset_classifier true" if args.stage2_reset_classifier else f"stage2_classifier_pooling {pooling}"
+        raise ArgumentsError(f"{option} discards the initialisation of classifier_init linear. Remove one of the two.")
     if model_args.use_peft:
         raise ArgumentsError(
             "classifier_init linear does not work with use_peft: an adapter is loaded on the model of stage 1, whose "
@@ -259,10 +263,10 @@ def source_config(model_args: ModelArguments) -> PreTrainedConfig:
     name = model_args.model_name_or_path
     if name is None:
         return read_config(model_args.model_config)
-    return _config_of(name, model_args.model_revision, model_args.trust_remote_code)
+    return _load_config(name, model_args.model_revision, model_args.trust_remote_code)
 
 
-def _config_of(name: str, revision: str | None, trust: bool) -> PreTrainedConfig:
+def _load_config(name: str, revision: str | None, trust: bool) -> PreTrainedConfig:
     with reading(f"a config from {name!r}"):
         folder = checkpoint_folder(name, revision, trust_remote_code=trust)
         return AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=trust)
@@ -364,7 +368,7 @@ def model_factory(
     if not spec.corrupts:
         return partial(TlmModel.from_config, config)
     _check_body(args, config.model_type)
-    auxiliary = _auxiliary(args, model_args, config)
+    auxiliary = _choose_auxiliary(args, model_args, config)
     if model_args.weight_init == "width" and not isinstance(auxiliary, str):
         scale_to_width(auxiliary)
     return partial(GeneratorDiscriminator.from_config, config, auxiliary, **settings)
@@ -372,11 +376,11 @@ def model_factory(
 
 def _check_checkpoints(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
     source = model_args.tokenizer_source
-    named = ((model_args.model_name_or_path, model_args.model_revision), (model_args.auxiliary_name_or_path, None))
-    for name, revision in named:
+    checkpoints = ((model_args.model_name_or_path, model_args.model_revision), (model_args.auxiliary_name_or_path, None))
+    for name, revision in checkpoints:
         if name is not None:
             assert source is not None  # By default the tokenizer is the checkpoint's.
-            config = _config_of(name, revision, model_args.trust_remote_code)
+            config = _load_config(name, revision, model_args.trust_remote_code)
             check_fit(config, name, max_length=max_length, tokenizer=tokenizer, tokenizer_name=source["name_or_path"])
 
 
@@ -413,10 +417,10 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
         config = read_config(model_args.model_config)
         if spec.corrupts:
             _check_body(args, config.model_type)
-            _auxiliary(args, model_args, config)
+            _choose_auxiliary(args, model_args, config)
 
 
-def _auxiliary(args: RunArguments, model_args: ModelArguments, config: PreTrainedConfig) -> PreTrainedConfig | str:
+def _choose_auxiliary(args: RunArguments, model_args: ModelArguments, config: PreTrainedConfig) -> PreTrainedConfig | str:
     """Return the config of an auxiliary model from scratch, or the name of the frozen checkpoint to use."""
     if model_args.freeze_auxiliary and model_args.auxiliary_name_or_path is not None:
         return model_args.auxiliary_name_or_path
@@ -432,10 +436,10 @@ def _auxiliary(args: RunArguments, model_args: ModelArguments, config: PreTraine
 def _check_body(args: RunArguments, model_type: str) -> None:
     spec = OBJECTIVES[args.objective]
     if spec.encoders and model_type not in spec.encoders:
-        what, file = spec.encoder_advice
+        description, config_file = spec.encoder_advice
         raise ArgumentsError(
-            f"objective {args.objective} is {what} (--model_config models/{file}); received the type {model_type!r}. For "
-            "other bodies use --objective electra."
+            f"objective {args.objective} is {description} (--model_config models/{config_file}); received the type "
+            f"{model_type!r}. For other bodies use --objective electra."
         )
 
 

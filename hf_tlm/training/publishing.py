@@ -31,7 +31,7 @@ STAGED = ".upload-"
 # Python files that travel with a COCO-LM body, by name.
 OWN_CODE = {path.name: path for path in Path(coco_lm.__file__).parent.glob("*.py") if not path.name.startswith("_")}
 # Folders of a run that are not needed to continue it.
-_LEFT_OUT = ("runs", "logs")
+_EXCLUDED = ("runs", "logs")
 
 
 class Uploads:
@@ -53,12 +53,12 @@ class Uploads:
     def submit(self, folder: Path) -> None:
         """Upload a folder after the upload in progress, unless a newer one is submitted before."""
         with self._lock:
-            passed_over, self._waiting = self._waiting, folder
+            superseded, self._waiting = self._waiting, folder
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
                 self._thread.start()
-        if passed_over is not None:
-            shutil.rmtree(passed_over, ignore_errors=True)
+        if superseded is not None:
+            shutil.rmtree(superseded, ignore_errors=True)
 
     def wait(self) -> None:
         """Wait until all submitted folders are uploaded or have failed."""
@@ -141,8 +141,8 @@ class CheckpointPushes(TrainerCallback):
 
     def __enter__(self) -> CheckpointPushes:
         if self.active:
-            for left in self.output_dir.glob(f"{STAGED}*"):  # Left by a killed run.
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in self.output_dir.glob(f"{STAGED}*"):  # Left by a killed run.
+                shutil.rmtree(leftover, ignore_errors=True)
         return self
 
     def __exit__(self, *exception) -> None:
@@ -199,7 +199,7 @@ def needed_to_continue(folder: Path) -> Iterator[Path]:
     # A finished stage needs no checkpoint.
     kept = (sealed[-1], best_of(sealed[-1])) if sealed and not (folder / "model" / STAGE_FILE).is_file() else ()
     for path in sorted(folder.iterdir()):
-        if path.name.startswith((".", "nonfinite-")) or path.name in _LEFT_OUT:
+        if path.name.startswith((".", "nonfinite-")) or path.name in _EXCLUDED:
             continue
         if path.is_file():
             yield path
@@ -227,21 +227,21 @@ def fetch_run(args: BaseArguments) -> None:
         return
     if args.process_index != 0 or (output_dir.is_dir() and any(output_dir.iterdir())):
         return
-    asked = find_repo(args.resume_from_checkpoint, "model")
-    assert asked is not None  # The arguments' check.
-    repo, sizes = file_sizes(asked, args.hub_token)
+    repo_id = find_repo(args.resume_from_checkpoint, "model")
+    assert repo_id is not None  # The arguments' check.
+    repo, sizes = file_sizes(repo_id, args.hub_token)
     if SETTINGS_FILE not in sizes:
         raise ProtocolError(
-            f"{asked} has no run to continue: there is no {SETTINGS_FILE}. Runs with --hub_strategy checkpoint are on a "
+            f"{repo_id} has no run to continue: there is no {SETTINGS_FILE}. Runs with --hub_strategy checkpoint are on a "
             "separate branch, such as owner/name@main-checkpoints."
         )
     wanted = {name: size for name, size in sizes.items() if is_ours(name, (*NAMES, *CONTINUING, *OWN_CODE))}
-    check_sizes(wanted, str(asked))
+    check_sizes(wanted, str(repo_id))
     others = sorted(set(sizes) - set(wanted) - {".gitattributes"})
     logger.warning(
         "Downloading %s files of %s, %s bytes. Skipped, as no run writes files of these names: %s.",
         f"{len(wanted):,}",
-        asked,
+        repo_id,
         f"{sum(wanted.values()):,}",
         ", ".join(others[:10]) + (f" and {len(others) - 10:,} more" if len(others) > 10 else "") or "none",
     )
@@ -249,7 +249,7 @@ def fetch_run(args: BaseArguments) -> None:
     with atomic_directory(output_dir) as work:
         for name, size in wanted.items():
             _copy(snapshot, name, size, work / name)
-        mark(work, asked, repo)
+        mark(work, repo_id, repo)
 
 
 def _copy(snapshot: Path, name: str, size: int, target: Path) -> None:

@@ -181,9 +181,9 @@ class RunArguments(PublishedArguments):
 
     def _check_budget(self) -> None:
         if self.num_train_epochs != type(self).num_train_epochs and (self.max_steps == 0 or self.has_budget):
-            ends = "the budget ends the run" if self.has_budget else "max_steps ends the run"
+            reason = "the budget ends the run" if self.has_budget else "max_steps ends the run"
             raise ArgumentsError(
-                f"num_train_epochs {self.num_train_epochs} has no effect: {ends}. Remove it, or set --max_steps -1 and no "
+                f"num_train_epochs {self.num_train_epochs} has no effect: {reason}. Remove it, or set --max_steps -1 and no "
                 "budget (max_flops, max_tokens, max_hours)."
             )
         if self.max_steps == 0:
@@ -243,23 +243,24 @@ class RunArguments(PublishedArguments):
         Raises:
             ArgumentsError: the tokens cannot be split evenly.
         """
-        share, rest = divmod(self.total_batch_tokens, self.world_size)
-        if rest:
+        share, remainder = divmod(self.total_batch_tokens, self.world_size)
+        if remainder:
             raise ArgumentsError(
                 f"total_batch_tokens {self.total_batch_tokens} cannot be split evenly over {self.world_size} processes. "
                 f"Choose a multiple of {self.world_size}."
             )
         longest = max(self.max_length, self.corpus_max_length or 0)
-        most = self.per_device_train_batch_size * longest
-        fewest = -(-share // most)
+        batch_limit = self.per_device_train_batch_size * longest
+        min_accumulation = -(-share // batch_limit)
         # With more micro-batches, each would be too small for the longest text.
-        for count in range(fewest, max(fewest, share // longest) + 1):
+        for count in range(min_accumulation, max(min_accumulation, share // longest) + 1):
             if share % count == 0:
                 return count
         raise ArgumentsError(
             f"total_batch_tokens {self.total_batch_tokens}: {share} tokens per process cannot be divided into equal "
-            f"micro-batches of {longest} (the longest text) to {most} tokens (per_device_train_batch_size such texts). "
-            f"Choose {max(1, round(share / most)) * most * self.world_size}, or another multiple of them."
+            f"micro-batches of {longest} (the longest text) to {batch_limit} tokens (per_device_train_batch_size such "
+            f"texts). Choose {max(1, round(share / batch_limit)) * batch_limit * self.world_size}, or another multiple of "
+            "them."
         )
 
     def for_trainer(self, output_dir: str | os.PathLike, seed: int) -> Self:
@@ -269,33 +270,37 @@ class RunArguments(PublishedArguments):
         return args
 
 
-def of_other_stage(args: Any) -> list[str]:
+def other_stage_options(args: Any) -> list[str]:
     """List the options of the other stage that are not at their default, in a run of one stage of TLM, as "name value".
 
     They are not an error, because one config serves runs of both stages and of either.
     """
-    masked = _MASKING if args.stage2_rho2 else ()  # Stage 2 masks texts too.
-    given = [said for said in of_training(args) if said.partition(" ")[0] not in masked]
-    return [said for said in given if args.stage == ("1" if said.startswith("stage2_") else "2")]
+    masking_options = _MASKING if args.stage2_rho2 else ()  # Stage 2 masks texts too.
+    settings = [setting for setting in training_options(args) if setting.partition(" ")[0] not in masking_options]
+    return [setting for setting in settings if args.stage == ("1" if setting.startswith("stage2_") else "2")]
 
 
-def of_training(args: Any) -> list[str]:
+def training_options(args: Any) -> list[str]:
     """List the options of either stage that are not at their default, as "name value"."""
-    own = [entry for entry in fields(args) if entry.name in OF_STAGE_1 or entry.name.startswith("stage2_")]
+    entries = [entry for entry in fields(args) if entry.name in OF_STAGE_1 or entry.name.startswith("stage2_")]
     # Values that replace the default of 0 steps.
-    settled = {"max_steps": (DEFAULT_MAX_STEPS, -1)}
-    values = ((entry, getattr(args, entry.name)) for entry in own)
-    return [f"{entry.name} {it}" for entry, it in values if it not in (entry.default, *settled.get(entry.name, ()))]
+    replaced_defaults = {"max_steps": (DEFAULT_MAX_STEPS, -1)}
+    values = ((entry, getattr(args, entry.name)) for entry in entries)
+    return [
+        f"{entry.name} {value}"
+        for entry, value in values
+        if value not in (entry.default, *replaced_defaults.get(entry.name, ()))
+    ]
 
 
 def check_applicable(options: Any, objective: str) -> None:
     """Check that `objective` uses every field of `options` that is not at its default, or raise an ArgumentsError."""
     for entry in fields(options):
-        of, value = takers(entry.name), getattr(options, entry.name)
-        if of and objective not in of and value != entry.default:
+        objectives, value = takers(entry.name), getattr(options, entry.name)
+        if objectives and objective not in objectives and value != entry.default:
             raise ArgumentsError(
-                f"{entry.name} {value} has no effect with objective {objective}: it is for {', '.join(of)}. Remove it, or "
-                "change --objective."
+                f"{entry.name} {value} has no effect with objective {objective}: it is for {', '.join(objectives)}. Remove "
+                "it, or change --objective."
             )
 
 

@@ -66,15 +66,17 @@ def settings(args: BaseArguments) -> dict[str, Any]:
     """Return the arguments that determine the results of a run, as JSON values."""
     values = {name: value for name, value in args.to_dict().items() if name not in _FREE and not name.endswith("token")}
     # The number of processes may change, the number of texts per step may not.
-    one = args.for_trainer(args.folder, args.seed)
+    trainer_args = args.for_trainer(args.folder, args.seed)
     if values.get("total_batch_tokens") is None:
-        values["texts_per_step"] = one.train_batch_size * one.gradient_accumulation_steps * one.world_size
+        values["texts_per_step"] = (
+            trainer_args.train_batch_size * trainer_args.gradient_accumulation_steps * trainer_args.world_size
+        )
     if OBJECTIVES[values.get("objective", "mlm")].contrasts and values["scl"]:
         # Only the contrastive loss depends on the micro-batch: its other texts are the negatives.
         if values.get("total_batch_tokens") is None:
-            values["texts_per_micro_batch"] = one.train_batch_size * one.world_size
+            values["texts_per_micro_batch"] = trainer_args.train_batch_size * trainer_args.world_size
         else:
-            values["tokens_per_micro_batch"] = values["total_batch_tokens"] // one.gradient_accumulation_steps
+            values["tokens_per_micro_batch"] = values["total_batch_tokens"] // trainer_args.gradient_accumulation_steps
     if values.get("clm") == "rtd":
         # Runs of versions without this option used ELECTRA's head and do not record it.
         values["rtd_head"] = None if values["rtd_head"] == "electra" else "linear"
@@ -106,8 +108,8 @@ def run_of(folder: Path) -> tuple[Path, dict[str, Any]]:
     if home.name == "model" and not (home / RESULTS_FILE).is_file():
         home = home.parent.parent  # The parent is the folder of a seed or a split.
     record = find_object(home / RESULTS_FILE) or {}
-    if "teacher" not in record and (said := find_object(home / TEACHER_FILE)) is not None:
-        record["teacher"] = said
+    if "teacher" not in record and (teacher := find_object(home / TEACHER_FILE)) is not None:
+        record["teacher"] = teacher
     return home, record
 
 
@@ -116,7 +118,7 @@ def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
 
     Cards and records are left out. A run whose files have changed counts as another run.
     """
-    found = {}
+    files_by_option = {}
     for name in LOCAL:
         if name == "model_config" and model.get("model_name_or_path") is not None:
             continue  # The config is not used.
@@ -127,8 +129,8 @@ def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         folders = (path, path / MLM_SUBFOLDER, path / GENERATOR)
         files = [path] if path.is_file() else [file for folder in folders for file in folder.glob("*")]
         files = [file for file in files if file.is_file() and file.suffix != ".md" and file.name not in RECORDS]
-        found[name] = sorted((str(file.relative_to(path)), sha256(file)) for file in files)
-    return found
+        files_by_option[name] = sorted((str(file.relative_to(path)), sha256(file)) for file in files)
+    return files_by_option
 
 
 def claim(
@@ -151,17 +153,17 @@ def claim(
     Raises:
         ProtocolError: the folder holds another run, or is not empty and holds no run.
     """
-    path, made = output_dir / SETTINGS_FILE, Claim(output_dir, SETTINGS_FILE, PLACES_FILE)
+    path, folder_claim = output_dir / SETTINGS_FILE, Claim(output_dir, SETTINGS_FILE, PLACES_FILE)
     sections = [name for name in ("arguments", "model", "blocks") if name in details]
     shown = {name: shown_values(details[name]) for name in sections}
-    wanted = json.loads(json.dumps({**details, **shown, "files": local_files(details["model"])}, default=str))
+    current = json.loads(json.dumps({**details, **shown, "files": local_files(details["model"])}, default=str))
     if path.is_file():
-        found = read_object(path, ProtocolError, "Choose another --output_dir, or delete that folder to start over.")
+        recorded = read_object(path, ProtocolError, "Choose another --output_dir, or delete that folder to start over.")
         # A damaged section is empty.
-        found |= {name: {} for name in (*sections, "files") if name in found and not isinstance(found[name], dict)}
-        changed = _changed_options(output_dir, found, wanted, {name: details[name] for name in sections}, options)
-        changed += _changed_files(found, wanted)
-        changed += [f"another {name.replace('_', ' ')}" for name in data if found.get(name) != wanted[name]]
+        recorded |= {name: {} for name in (*sections, "files") if name in recorded and not isinstance(recorded[name], dict)}
+        changed = _changed_options(output_dir, recorded, current, {name: details[name] for name in sections}, options)
+        changed += _changed_files(recorded, current)
+        changed += [f"another {name.replace('_', ' ')}" for name in data if recorded.get(name) != current[name]]
         if changed:
             raise ProtocolError(
                 f"{output_dir} holds a run with other settings ({'; '.join(changed[:5])}). Choose another "
@@ -171,11 +173,11 @@ def claim(
         remove_abandoned(path)  # A partial file of a killed run.
         if output_dir.is_dir() and any(output_dir.iterdir()):
             raise ProtocolError(f"{output_dir} is not empty and holds no run. Choose an empty --output_dir.")
-        atomic_write(path, json.dumps(wanted, indent=2) + "\n")
-        made.new = True
+        atomic_write(path, json.dumps(current, indent=2) + "\n")
+        folder_claim.new = True
     if process_index == 0:
-        _write_places(output_dir, details, shown)
-    return made
+        _write_local_paths(output_dir, details, shown)
+    return folder_claim
 
 
 def places_of(folder: str | os.PathLike) -> dict[str, str]:
@@ -184,63 +186,72 @@ def places_of(folder: str | os.PathLike) -> dict[str, str]:
     Returns:
         Recorded value -> real value; empty if the run did not start on this machine.
     """
-    found = find_object(Path(folder) / PLACES_FILE) or {}
-    return {name: place for name, place in found.items() if isinstance(place, str)}
+    paths = find_object(Path(folder) / PLACES_FILE) or {}
+    return {name: path for name, path in paths.items() if isinstance(path, str)}
 
 
-def _write_places(folder: Path, details: Mapping[str, Any], shown: Mapping[str, Mapping[str, Any]]) -> None:
-    places = {shown_argument(argument): argument for argument in sys.argv[1:]}
+def _write_local_paths(folder: Path, details: Mapping[str, Any], shown: Mapping[str, Mapping[str, Any]]) -> None:
+    paths = {shown_argument(argument): argument for argument in sys.argv[1:]}
     for section, values in shown.items():
-        places |= {value: details[section][name] for name, value in values.items() if isinstance(value, str)}
-    before = places_of(folder)
-    if (places := {**before, **{name: place for name, place in places.items() if name != place}}) != before:
-        atomic_write(folder / PLACES_FILE, json.dumps(places, indent=2) + "\n")
+        paths |= {value: details[section][name] for name, value in values.items() if isinstance(value, str)}
+    previous = places_of(folder)
+    if (paths := {**previous, **{name: path for name, path in paths.items() if name != path}}) != previous:
+        atomic_write(folder / PLACES_FILE, json.dumps(paths, indent=2) + "\n")
 
 
 def _changed_options(
     folder: Path,
-    found: Mapping[str, Any],
-    wanted: Mapping[str, Any],
-    given: Mapping[str, Mapping[str, Any]],
+    recorded: Mapping[str, Any],
+    current: Mapping[str, Any],
+    real_values: Mapping[str, Mapping[str, Any]],
     options: Sequence[Any],
 ) -> list[str]:
     """List the options whose values differ from the settings that were found in the folder, one message each.
 
     Args:
-        given: the sections of `wanted` with the real values instead of the recorded ones (`shown_values`).
+        real_values: the sections of `current` with the real values instead of the recorded ones (`shown_values`).
         options: see `claim`.
     """
-    defaults = {entry.name: entry.default for one in options for entry in fields(one) if entry.default is not MISSING}
+    defaults = {
+        entry.name: entry.default
+        for options_class in options
+        for entry in fields(options_class)
+        if entry.default is not MISSING
+    }
     defaults["teacher"] = NONE
-    places = places_of(folder)
+    local_paths = places_of(folder)
     return [
-        f"{name}: {there!r:.60} there, {here!r:.60} asked for"
-        for section, values in given.items()
-        for name, here in wanted[section].items()
-        if (there := found.get(section, {}).get(name, defaults.get(name))) != here
-        and not (isinstance(there, str) and values[name] in (there, places.get(there)))
-        and ("files" in found or name not in _LATER)
+        f"{name}: {old_value!r:.60} there, {new_value!r:.60} asked for"
+        for section, values in real_values.items()
+        for name, new_value in current[section].items()
+        if (old_value := recorded.get(section, {}).get(name, defaults.get(name))) != new_value
+        and not (isinstance(old_value, str) and values[name] in (old_value, local_paths.get(old_value)))
+        and ("files" in recorded or name not in _LATER)
         # The paths of local files do not count: their content is compared by `_changed_files`.
-        and not (name in wanted["files"] and name in found.get("files", ()))
+        and not (name in current["files"] and name in recorded.get("files", ()))
     ]
 
 
-def _changed_files(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+def _changed_files(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """List the options whose local files have changed, one message each; none for old settings without files."""
     changed = []
-    for name, files in wanted["files"].items() if "files" in found else ():
-        there = found["files"].get(name)
-        if isinstance(there, list):  # Older versions listed records too.
-            there = [file for file in there if not (isinstance(file, list) and file and file[0] in RECORDS)]
-        if files != there:
-            changed.append(f"the files of {name} {wanted['model'][name]} have changed")
+    for name, files in current["files"].items() if "files" in recorded else ():
+        recorded_files = recorded["files"].get(name)
+        if isinstance(recorded_files, list):  # Older versions listed records too.
+            recorded_files = [
+                file for file in recorded_files if not (isinstance(file, list) and file and file[0] in RECORDS)
+            ]
+        if files != recorded_files:
+            changed.append(f"the files of {name} {current['model'][name]} have changed")
     return changed
 
 
 def copy_best_model(source: Path, target: Path) -> None:
     """Copy a model folder's files into `target`, each atomically, with configs and results last, and seal it."""
-    last = ("config.json", "adapter_config.json", RESULTS_FILE)
-    files = sorted((p for p in source.rglob("*") if p.is_file()), key=lambda p: (p.name in last, p.name == RESULTS_FILE, p))
+    last_names = ("config.json", "adapter_config.json", RESULTS_FILE)
+    files = sorted(
+        (p for p in source.rglob("*") if p.is_file()), key=lambda p: (p.name in last_names, p.name == RESULTS_FILE, p)
+    )
     files = [file for file in files if file != source / SEAL]
     unseal(target)
     for file in files:
@@ -302,12 +313,12 @@ def finished(
         HfTlmError: a file exists and cannot be read.
     """
     if local:
-        return _whole(folder, name, fields)
+        return _read_record(folder, name, fields)
     with args.main_process_first(local=False, desc=f"looking at {folder.name}"):
-        return _whole(folder, name, fields, remove=args.process_index == 0)
+        return _read_record(folder, name, fields, remove=args.process_index == 0)
 
 
-def _whole(folder: Path, name: str, fields: Mapping[str, Any] | None, remove: bool = True) -> dict[str, Any] | None:
+def _read_record(folder: Path, name: str, fields: Mapping[str, Any] | None, remove: bool = True) -> dict[str, Any] | None:
     path = folder / name
     if not path.is_file():
         return None
@@ -315,7 +326,7 @@ def _whole(folder: Path, name: str, fields: Mapping[str, Any] | None, remove: bo
     try:
         problem = broken_seal(folder, name) if (folder / SEAL).is_file() else None
     except OSError as error:
-        raise _unreadable(folder, path, error) from error
+        raise _unreadable_error(folder, path, error) from error
     if problem is None:
         try:
             content = read_object(path)
@@ -323,7 +334,7 @@ def _whole(folder: Path, name: str, fields: Mapping[str, Any] | None, remove: bo
             return content
         except HfTlmError as error:
             if isinstance(error.__cause__, OSError):
-                raise _unreadable(folder, path, error.__cause__) from error
+                raise _unreadable_error(folder, path, error.__cause__) from error
             problem = str(error)
         except Unfit as unfit:
             problem = f"{path} is damaged: {'.'.join(map(str, unfit.place))} must be {unfit.expected}"
@@ -334,7 +345,7 @@ def _whole(folder: Path, name: str, fields: Mapping[str, Any] | None, remove: bo
     return None
 
 
-def _unreadable(folder: Path, path: Path, error: OSError) -> HfTlmError:
+def _unreadable_error(folder: Path, path: Path, error: OSError) -> HfTlmError:
     """Return the error for a file that cannot be read now. It may be intact, so it does not count as damaged."""
     return HfTlmError(
         f"{folder} is finished and cannot be read ({error}). Try again later; if the error remains, delete {path} to create "

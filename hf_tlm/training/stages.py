@@ -79,10 +79,10 @@ def with_task_defaults(
     if args.stage == "1":
         return args
     if args.stage2_max_length == 0:
-        most = min(LONGEST, positions or LONGEST)
-        lengths = text_lengths(tokenize(train, tokenizer, most, description="Measuring the task's texts"))
-        own = math.ceil(float(np.quantile(lengths, SHARE_OF_TEXTS)) / MULTIPLE) * MULTIPLE
-        args.stage2_max_length = min(own, most)
+        max_length = min(LONGEST, positions or LONGEST)
+        lengths = text_lengths(tokenize(train, tokenizer, max_length, description="Measuring the task's texts"))
+        task_length = math.ceil(float(np.quantile(lengths, SHARE_OF_TEXTS)) / MULTIPLE) * MULTIPLE
+        args.stage2_max_length = min(task_length, max_length)
     if args.stage2_min_steps:
         epoch = math.ceil(len(train) / args.stage2_total_batch_size)
         if args.stage2_num_train_epochs * epoch < args.stage2_min_steps:
@@ -101,12 +101,12 @@ def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: Mode
             f"{args.stage2_classifier_pooling!r} for a body of the type {config.model_type!r}. Remove it, or pass another "
             "--model_config."
         )
-    drops = args.stage2_dropout
-    if drops is None:
+    dropout = args.stage2_dropout
+    if dropout is None:
         # The names of dropout options differ between model types; one of a head for another task may be among them.
         values = [value for name, value in config.to_dict().items() if "drop" in name]
-        drops = max((value for value in values if isinstance(value, int | float)), default=0.0)
-    check_rdrop(args.stage2_rdrop, drops > 0 or (model_args.use_peft and model_args.lora_dropout > 0))
+        dropout = max((value for value in values if isinstance(value, int | float)), default=0.0)
+    check_rdrop(args.stage2_rdrop, dropout > 0 or (model_args.use_peft and model_args.lora_dropout > 0))
 
 
 @dataclass
@@ -146,14 +146,14 @@ def run_stage(
         (the model at the end of the stage, its cost, its scores on validation). In stage 2, and in stage 1 with
         `load_best_model_at_end`, the model is that of the checkpoint with the best validation score.
     """
-    end = args.folder / "model"
-    if (record := finished(end, args, STAGE_FILE, STAGE)) is not None:
-        if (end / ADAPTER_FILE).is_file():
+    model_dir = args.folder / "model"
+    if (record := finished(model_dir, args, STAGE_FILE, STAGE)) is not None:
+        if (model_dir / ADAPTER_FILE).is_file():
             adapted = model()
             assert isinstance(adapted, PeftModel)  # The same run, with the same settings, trained the adapter.
-            loaded: TrainedModel | PeftModel = load_adapter(adapted, end)
+            loaded: TrainedModel | PeftModel = load_adapter(adapted, model_dir)
         else:
-            loaded = load_exported(end, id2label=id2label, attn_implementation=attn_implementation)
+            loaded = load_exported(model_dir, id2label=id2label, attn_implementation=attn_implementation)
         return loaded, Cost.from_dict(record["cost"]), record["validation"]
     set_seed(args.seed)
     trainer = TlmTrainer(
@@ -178,8 +178,8 @@ def run_stage(
     trainer.save_state()
     if trainer.is_world_process_zero():
         record = {"stage": stage, "cost": cost.to_dict(), "validation": scores}
-        export_model(trained, tokenizer, end, {STAGE_FILE: json.dumps(record, indent=2)})
-        write_seal(end)
+        export_model(trained, tokenizer, model_dir, {STAGE_FILE: json.dumps(record, indent=2)})
+        write_seal(model_dir)
     trainer.accelerator.wait_for_everyone()
     return trained, cost, scores
 
@@ -335,20 +335,22 @@ def with_initialization(
         assert model is not None
         size = embedding_weight(model).shape[1]
         learned = neighbors and any(position_embeddings(body) is not None for body, _ in _bodies_and_heads(model))
-        free = position_dims(size) if learned else 0
+        num_position_dims = position_dims(size) if learned else 0
         scale = options.spectral_scale
-        spectral = spectral_embeddings(rows, len(tokenizer), size - free, scale=scale, ignore=special).padded(size)
+        spectral = spectral_embeddings(rows, len(tokenizer), size - num_position_dims, scale=scale, ignore=special).padded(
+            size
+        )
         logger.info("Spectral embeddings: %s", spectral.report)
     if options.lm_head_init == "frequencies":
         counts = token_counts(rows, len(tokenizer))
-    never = () if OBJECTIVES[objective].mask_special else special
+    excluded = () if OBJECTIVES[objective].mask_special else special
     linear = None
     if options.classifier_init == "linear":
         assert model is not None and task_texts is not None  # `prepare` passes them.
         sizes = {"vocab_size": len(tokenizer), "classes": model.config.num_labels, "hidden_size": model.config.hidden_size}
         linear = fit_linear_start(*task_texts, **sizes)
         logger.info("Linear initialisation of the classifier: %s", linear.report)
-    initialization = Initialization(spectral, neighbors, counts, never, linear)
+    initialization = Initialization(spectral, neighbors, counts, excluded, linear)
 
     def make() -> TrainedModel:
         model = from_scratch()

@@ -21,8 +21,8 @@ from hf_tlm.utils.run_files import TEACHER_FILE
 # A teacher must close at least this share of the gap between the largest class's accuracy and 1 to be useful.
 LEAST_GAIN = 0.1
 # Fields of a report that a card shows. They are checked, because a stranger may have written the report.
-_WHO = record({"name": words(1000), "revision": maybe(words(200)), "license": maybe(words(200))})
-_WHO_TAUGHT = {"model": words(10_000), "teachers": listed(_WHO, 1000)}
+_SOURCE_RECORD = record({"name": words(1000), "revision": maybe(words(200)), "license": maybe(words(200))})
+_TEACHER_RECORD = {"model": words(10_000), "teachers": listed(_SOURCE_RECORD, 1000)}
 _COST = {"flops": real(0, 1e40), "seconds": real(0, 1e12)}
 # Largest accepted distance between the class shares of the subset and of the task: half the sum of the differences.
 MOST_DISTANT = 0.4
@@ -84,11 +84,13 @@ class Teacher:
             texts: N tokenised rows with `label`.
             passages: M tokenised rows, of the result of the method `texts`; None without passages.
         """
-        parts = [_with_answers(texts, self.train)]
+        parts = [_add_teacher_column(texts, self.train)]
         if passages is not None and len(passages):
             parts = parts * repeats(len(texts), len(passages), share)
             none = math.nan if self.train.shape[1] == 1 else NO_LABEL
-            parts.append(_with_answers(passages.add_column("label", [none] * len(passages)), self.passages, texts.features))
+            parts.append(
+                _add_teacher_column(passages.add_column("label", [none] * len(passages)), self.passages, texts.features)
+            )
         return concatenate_datasets(parts)
 
 
@@ -114,22 +116,22 @@ def repeats(texts: int, passages: int, share: float) -> int:
 
 def described(report: Mapping[str, Any]) -> str:
     """Return one line that summarises a teacher's report."""
-    found = report["model"]
+    description = report["model"]
     if earlier := report.get("earlier"):
-        found += f" (itself taught by {', '.join(link['model'] for link in earlier)})"
-    if (right := report.get("held_out_accuracy")) is not None and "largest_class" in report:
-        found += (
-            f", {100 * right:.1f}% right on {report.get('held_out', 'held-out training texts')} "
+        description += f" (itself taught by {', '.join(link['model'] for link in earlier)})"
+    if (accuracy := report.get("held_out_accuracy")) is not None and "largest_class" in report:
+        description += (
+            f", {100 * accuracy:.1f}% right on {report.get('held_out', 'held-out training texts')} "
             f"(the largest class: {100 * report['largest_class']:.1f}%)"
         )
     if "passages" not in report:
-        return found
+        return description
     by_class = report.get("passages_by_class") or {}
     classes = ", ".join(f"{count:,} {name}" for name, count in by_class.items())
-    if (only := _only_class(report)) is not None:
-        classes = f"all {only}, which it does not distinguish"
+    if (only_class := _only_class(report)) is not None:
+        classes = f"all {only_class}, which it does not distinguish"
     kind = "marked sentences of passages" if "marks" in report else "passages"
-    return f"{found}; {report['passages']:,} {kind}" + (f": {classes}" if classes else "")
+    return f"{description}; {report['passages']:,} {kind}" + (f": {classes}" if classes else "")
 
 
 def teacher_cost(report: Mapping[str, Any], name: str) -> float:
@@ -158,37 +160,37 @@ def lineage(report: Any) -> list[dict[str, Any]]:
         For each teacher its `model`, its `teachers` (name, revision and license of each model; empty for a linear one), and
         its cost, that of its own teachers included, as `flops` and `seconds`, if its report has a valid one.
     """
-    found: list[dict[str, Any]] = []
+    teachers: list[dict[str, Any]] = []
     earlier = report.get("earlier") if isinstance(report, Mapping) else None
     for link in [report, *(earlier if isinstance(earlier, list) else [])]:
         try:
-            one = record(_WHO_TAUGHT, ("teachers",))(link)
+            entry = record(_TEACHER_RECORD, ("teachers",))(link)
         except Unfit:
             continue
         with suppress(Unfit, TypeError, ValueError, AttributeError, OverflowError):  # An invalid cost is left out.
-            told = _COST if link.keys() & {*_COST, "training"} else {}
-            one |= record(told)({name: teacher_cost(link, name) for name in told})
-        found.append({**one, "teachers": list(one.get("teachers", ()))})
-    return found
+            cost_fields = _COST if link.keys() & {*_COST, "training"} else {}
+            entry |= record(cost_fields)({name: teacher_cost(link, name) for name in cost_fields})
+        teachers.append({**entry, "teachers": list(entry.get("teachers", ()))})
+    return teachers
 
 
 def doubts(report: Mapping[str, Any]) -> list[str]:
     """List the reasons to doubt a teacher, one sentence each."""
-    found, held_out = [], report.get("held_out", "held-out training texts")
-    right, largest = report.get("held_out_accuracy"), report.get("largest_class", 1.0)
-    if right is not None and right - largest < LEAST_GAIN * (1 - largest):
-        found.append(
-            f"The teacher classifies {100 * right:.1f}% of {held_out} correctly, hardly or not more than the "
+    reasons, held_out = [], report.get("held_out", "held-out training texts")
+    accuracy, largest = report.get("held_out_accuracy"), report.get("largest_class", 1.0)
+    if accuracy is not None and accuracy - largest < LEAST_GAIN * (1 - largest):
+        reasons.append(
+            f"The teacher classifies {100 * accuracy:.1f}% of {held_out} correctly, hardly or not more than the "
             f"{100 * largest:.1f}% of their largest class: it has nothing to teach. Remove --teacher."
         )
-    if right is not None and (certain := _mean_confidence(report)) > right + MOST_OVERCONFIDENT:
-        found.append(
-            f"On average, the teacher is {100 * certain:.0f}% certain of the class of a passage, but {100 * right:.0f}% "
-            f"right on {held_out}: its answers are nearly hard labels, with its mistakes. --teacher_temperature above 1 "
-            "softens them."
+    if accuracy is not None and (confidence := _mean_confidence(report)) > accuracy + MOST_OVERCONFIDENT:
+        reasons.append(
+            f"On average, the teacher is {100 * confidence:.0f}% certain of the class of a passage, but "
+            f"{100 * accuracy:.0f}% right on {held_out}: its answers are nearly hard labels, with its mistakes. "
+            "--teacher_temperature above 1 softens them."
         )
     if marks := report.get("marks_without_passages"):
-        found.append(
+        reasons.append(
             f"Most texts of the task have the marks {' '.join(marks)} and no passage of the subset has: the teacher cannot "
             "tell from a passage what depends on marks."
             + (
@@ -198,29 +200,29 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
             )
         )
     kind = "marked sentence" if "marks" in report else "passage of the subset"
-    if (only := _only_class(report)) is not None:
-        found.append(
-            f"The teacher labels every {kind} as {only}: it does not distinguish them. --teacher_passages 0 trains without "
-            "them."
+    if (only_class := _only_class(report)) is not None:
+        reasons.append(
+            f"The teacher labels every {kind} as {only_class}: it does not distinguish them. --teacher_passages 0 trains "
+            "without them."
         )
     elif missing := [name for name, count in (report.get("passages_by_class") or {}).items() if count == 0]:
-        found.append(f"The teacher labels no {kind} as {', '.join(missing)}.")
-    elif (distance := _distance(report)) > MOST_DISTANT:
-        found.append(
+        reasons.append(f"The teacher labels no {kind} as {', '.join(missing)}.")
+    elif (distance := _class_share_distance(report)) > MOST_DISTANT:
+        reasons.append(
             "The teacher's classes of passages of the subset are distributed differently from those of the task's texts "
             f"(the shares differ by {100 * distance:.0f}%): it may misjudge passages. See its answers in teacher.json."
         )
-    return found
+    return reasons
 
 
 def _only_class(report: Mapping[str, Any]) -> str | None:
     """Return the single class that a teacher predicts for all passages; None if it predicts several, or none."""
     by_class = report.get("subset_by_class") or {}
-    given = [name for name, count in by_class.items() if count]
-    return given[0] if len(given) == 1 < len(by_class) else None
+    predicted = [name for name, count in by_class.items() if count]
+    return predicted[0] if len(predicted) == 1 < len(by_class) else None
 
 
-def _distance(report: Mapping[str, Any]) -> float:
+def _class_share_distance(report: Mapping[str, Any]) -> float:
     """Return half the sum of the absolute differences between the class shares of the subset and of the training texts."""
     subset, shares = report.get("subset_by_class") or {}, report.get("class_shares") or {}
     total = sum(subset.values())
@@ -235,7 +237,7 @@ def _mean_confidence(report: Mapping[str, Any]) -> float:
     return sum((tenth + 0.5) / 10 * count for tenth, count in enumerate(counts)) / max(1, sum(counts))
 
 
-def _with_answers(rows: Dataset, answers: np.ndarray, features: Features | None = None) -> Dataset:
-    told = rows.add_column("teacher_probs", answers.tolist(), feature=List(Value("float32")))
+def _add_teacher_column(rows: Dataset, answers: np.ndarray, features: Features | None = None) -> Dataset:
+    extended = rows.add_column("teacher_probs", answers.tolist(), feature=List(Value("float32")))
     columns = {**(features or rows.features), "teacher_probs": List(Value("float32"))}
-    return told.select_columns(list(columns)).cast(Features(columns))
+    return extended.select_columns(list(columns)).cast(Features(columns))

@@ -41,7 +41,7 @@ from hf_tlm.training.cost import (
     nominal_tokens,
     training_flops,
 )
-from hf_tlm.training.given import check_classes, check_given, check_lengths, check_objectives, check_there
+from hf_tlm.training.given import check_classes, check_data, check_given, check_lengths, check_objectives
 from hf_tlm.training.objectives import LossAverages, corrective_lm, in_pairs, tlm_objectives
 from hf_tlm.training.optimizers import AveragedWeights
 from hf_tlm.training.run_arguments import RunArguments, check_rdrop
@@ -119,7 +119,7 @@ class TlmTrainer(SampledTrainer):
             max_hours=args.max_hours,
             train_dataset=train_dataset,
             processing_class=processing_class,
-            data_collator=_collator(args, processing_class),
+            data_collator=_create_collator(args, processing_class),
             **kwargs,
         )
         if train_dataset is None:
@@ -129,7 +129,7 @@ class TlmTrainer(SampledTrainer):
             if isinstance(module, TrainedModel):
                 module.max_logits = args.max_logits
             if isinstance(module, GeneratorDiscriminator):
-                self._settle(module)
+                self._configure_model(module)
         check_rdrop(args.rdrop, any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()))
         self.averages = AveragedWeights(args.ema_decay) if args.ema_decay else None
         self.energy = Energy(self.accelerator, args.energy_country) if args.track_energy else None
@@ -137,7 +137,7 @@ class TlmTrainer(SampledTrainer):
             if callback is not None:
                 self.add_callback(callback)
 
-    def _settle(self, model: GeneratorDiscriminator) -> None:
+    def _configure_model(self, model: GeneratorDiscriminator) -> None:
         """Configure a model for the objectives: its LM loss and its second view (COCO-LM)."""
         corrective = corrective_lm(self.objectives)
         if corrective is not None:
@@ -181,7 +181,7 @@ class TlmTrainer(SampledTrainer):
         args, by_tokens = self.args, self.args.total_batch_tokens is not None
         corpus = self.corpus_dataset
         streamed = corpus if isinstance(corpus, StreamedBlocks) else None
-        check_there(self.train_dataset, corpus, args.rho1)
+        check_data(self.train_dataset, corpus, args.rho1)
         return InterleavedBatchSampler(
             check_lengths("train", text_lengths(self.train_dataset), self.model.config),
             check_lengths("corpus", text_lengths(None if streamed is not None else corpus), self.model.config),
@@ -316,7 +316,7 @@ class TlmTrainer(SampledTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if not model.training:
-            loss, outputs = self._evaluated(model, inputs)
+            loss, outputs = self._evaluation_loss(model, inputs)
             return (loss, outputs) if return_outputs else loss
         stream = _stream_of(inputs)
         objective = self.objectives[stream]
@@ -336,7 +336,7 @@ class TlmTrainer(SampledTrainer):
             self.eval_dataset, eval_dataset = with_draws(self.eval_dataset), with_draws(eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
 
-    def _evaluated(self, model: TrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
+    def _evaluation_loss(self, model: TrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
         """Return loss and outputs of an evaluation batch.
 
         Task texts are scored by the task loss without masks, whatever the training objective. Passages are scored by the
@@ -345,45 +345,45 @@ class TlmTrainer(SampledTrainer):
         if _stream_of(inputs) == TASK:
             outputs = model(**inputs)
             return TaskLoss()(outputs, inputs)["loss"], outputs
-        own = self._own_texts(inputs)
-        inputs = leading_texts(inputs, own) if own else inputs
+        num_own_texts = self._count_own_texts(inputs)
+        inputs = leading_texts(inputs, num_own_texts) if num_own_texts else inputs
         outputs, objective = model(**inputs), self.objectives[CORPUS]
         terms = objective(outputs, inputs)
         loss = terms.pop("loss")
         counts = {f"{name}_loss": count for name, count in objective.count(inputs).items()}
         pairs = in_pairs(terms, lambda name, mean: (mean * counts[name], counts[name]))
         # A process with repeated texts alone adds zeros, because all processes take part in the sums.
-        self._eval_terms.add(pairs if own else {name: torch.zeros_like(pair) for name, pair in pairs.items()})
+        self._eval_terms.add(pairs if num_own_texts else {name: torch.zeros_like(pair) for name, pair in pairs.items()})
         return loss, outputs
 
-    def _own_texts(self, inputs: Mapping[str, torch.Tensor]) -> int:
+    def _count_own_texts(self, inputs: Mapping[str, torch.Tensor]) -> int:
         """Count the texts of an evaluation batch without those repeated to fill up the last batches of the processes."""
-        texts = len(inputs.get("first_tokens", inputs["input_ids"]))
+        num_texts = len(inputs.get("first_tokens", inputs["input_ids"]))
         state = self.accelerator.gradient_state
         if not state.end_of_dataloader or state.remainder < 1:
-            return texts
+            return num_texts
         # As in `gather_for_metrics`, the batches of the processes follow one another.
-        return min(texts, max(0, state.remainder - self.args.process_index * self.args.eval_batch_size))
+        return min(num_texts, max(0, state.remainder - self.args.process_index * self.args.eval_batch_size))
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix: str = "eval"
     ):
         """Run the Trainer's evaluation loop, and add the named terms of the corpus objective, as means over all passages."""
-        with self._averaged():
+        with self._use_averages():
             output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         terms = self._eval_terms.read(self.accelerator)
         assert output.metrics is not None  # They have the loss.
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in terms.items()})
         return output
 
-    def _averaged(self) -> AbstractContextManager[None]:
+    def _use_averages(self) -> AbstractContextManager[None]:
         return nullcontext() if self.averages is None else self.averages.applied()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        with self._averaged():
+        with self._use_averages():
             super().save_model(output_dir, _internal_call)
         if self.averages is not None and output_dir is not None and _internal_call and self.args.should_save:
-            with self._keeping_failures():
+            with self._store_failures():
                 self.averages.save(Path(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
@@ -432,7 +432,7 @@ class TlmTrainer(SampledTrainer):
         )
 
 
-def _collator(args: RunArguments, tokenizer: PreTrainedTokenizerBase) -> TlmCollator:
+def _create_collator(args: RunArguments, tokenizer: PreTrainedTokenizerBase) -> TlmCollator:
     """Return the data collator of a run."""
     spec = OBJECTIVES[args.objective]
     return TlmCollator(

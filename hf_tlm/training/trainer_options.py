@@ -13,8 +13,8 @@ from hf_tlm.training.optimizers import OWN
 
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # Optimizers that choose matrices of the model: prefix of their names -> package.
-_OF_MATRICES = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
-_USUAL = ("adamw_torch", "adamw_torch_fused", *OWN)
+_MATRIX_OPTIMIZERS = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
+_SUPPORTED = ("adamw_torch", "adamw_torch_fused", *OWN)
 
 
 def check_trainer_options(args: TrainingArguments) -> None:
@@ -39,13 +39,13 @@ def _check_trackers(report_to: str | list[str] | None) -> None:
 
     for name in [report_to] if isinstance(report_to, str) else report_to or ():
         if name not in INTEGRATION_TO_CALLBACK:
-            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
-            raise ArgumentsError(f"report_to: expected none, all or some of {known}; received {name!r:.60}.")
-        if name not in get_available_reporting_integrations() and not _is_made(INTEGRATION_TO_CALLBACK[name]):
+            supported = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
+            raise ArgumentsError(f"report_to: expected none, all or some of {supported}; received {name!r:.60}.")
+        if name not in get_available_reporting_integrations() and not _can_be_created(INTEGRATION_TO_CALLBACK[name]):
             raise ArgumentsError(f"report_to {name}: its package is not installed. Install it, or give --report_to none.")
 
 
-def _is_made(callback: type) -> bool:
+def _can_be_created(callback: type) -> bool:
     """Return whether a tracker that transformers does not list as available can be used, such as Flyte or Azure ML."""
     try:
         callback()
@@ -54,7 +54,7 @@ def _is_made(callback: type) -> bool:
     return True
 
 
-class _Read(dict):
+class _ReadTrackingDict(dict):
     """A dict of arguments of an optimizer that records which keys were read."""
 
     def __init__(self, *args: Any):
@@ -76,43 +76,43 @@ class _Read(dict):
 
 def _check_optimizer(args: TrainingArguments) -> None:
     optim = getattr(args.optim, "value", args.optim)
-    of_matrices = next((package for name, package in _OF_MATRICES.items() if optim.startswith(name)), None)
-    if args.optim_target_modules and of_matrices is None:
+    required_package = next((package for name, package in _MATRIX_OPTIMIZERS.items() if optim.startswith(name)), None)
+    if args.optim_target_modules and required_package is None:
         raise ArgumentsError(f"optim_target_modules has no effect with optim {optim}. Remove it.")
-    if of_matrices is not None:
-        if find_spec(of_matrices) is None:
+    if required_package is not None:
+        if find_spec(required_package) is None:
             raise ArgumentsError(
-                f"optim {optim} needs the package {of_matrices}, which is not installed. Choose another optim."
+                f"optim {optim} needs the package {required_package}, which is not installed. Choose another optim."
             )
         return
-    if optim in _USUAL and not args.optim_args:
+    if optim in _SUPPORTED and not args.optim_args:
         return
-    given = _pairs(args.optim_args)
+    optimizer_args = _parse_optimizer_arguments(args.optim_args)
     try:
-        kwargs = _made(args, given)
+        kwargs = _create_optimizer_arguments(args, optimizer_args)
     except Exception as error:  # Any error of a package, about values or because it is missing.
         raise ArgumentsError(
-            f"optim {optim}{f' with optim_args {args.optim_args!r:.100}' if given else ''} cannot be created: "
+            f"optim {optim}{f' with optim_args {args.optim_args!r:.100}' if optimizer_args else ''} cannot be created: "
             f"{' '.join(str(error).split()):.200}. Choose another."
         ) from error
-    if idle := [name for name in given if name not in given.read and name not in kwargs]:
-        raise ArgumentsError(f"optim_args: optim {optim} does not accept {', '.join(idle)[:60]}. Remove it.")
+    if unused := [name for name in optimizer_args if name not in optimizer_args.read and name not in kwargs]:
+        raise ArgumentsError(f"optim_args: optim {optim} does not accept {', '.join(unused)[:60]}. Remove it.")
 
 
-def _pairs(text: str | None) -> _Read:
+def _parse_optimizer_arguments(text: str | None) -> _ReadTrackingDict:
     pairs = [pair.partition("=") for pair in (text or "").replace(" ", "").split(",") if pair]
     if wrong := [name for name, equals, _ in pairs if not (name and equals)]:
         raise ArgumentsError(f"optim_args: expected name=value,name=value; received {wrong[0]!r:.60}.")
-    return _Read({name: value for name, _, value in pairs})
+    return _ReadTrackingDict({name: value for name, _, value in pairs})
 
 
-def _made(args: TrainingArguments, given: _Read) -> dict[str, Any]:
+def _create_optimizer_arguments(args: TrainingArguments, optimizer_args: _ReadTrackingDict) -> dict[str, Any]:
     """Return the arguments of the optimizer, after creating one with them to check that this works."""
     import torch
     from transformers.trainer_optimizer import _OPTIMIZER_HANDLERS, OptimizerContext
 
     kwargs, adam = {"lr": args.learning_rate}, {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    context = OptimizerContext(args=args, model=None, optimizer_kwargs=kwargs, adam_kwargs=adam, optim_args=given)
+    context = OptimizerContext(args=args, model=None, optimizer_kwargs=kwargs, adam_kwargs=adam, optim_args=optimizer_args)
     cls, kwargs = _OPTIMIZER_HANDLERS[args.optim](context)
     cls([torch.nn.Parameter(torch.zeros(2))], **kwargs)
     return kwargs
@@ -157,10 +157,10 @@ def _check_compiler(args: TrainingArguments) -> None:
     if args.torch_compile_backend is not None:
         from accelerate.utils import DynamoBackend
 
-        known = sorted(backend.lower() for backend in DynamoBackend.list())
-        if args.torch_compile_backend.lower() not in known:
+        backends = sorted(backend.lower() for backend in DynamoBackend.list())
+        if args.torch_compile_backend.lower() not in backends:
             raise ArgumentsError(
-                f"torch_compile_backend: expected one of {', '.join(known)}; received {args.torch_compile_backend!r:.60}."
+                f"torch_compile_backend: expected one of {', '.join(backends)}; received {args.torch_compile_backend!r:.60}."
             )
 
 
@@ -170,10 +170,10 @@ def _check_checkpointing(args: TrainingArguments) -> None:
     kwargs = args.gradient_checkpointing_kwargs
     if kwargs is None:
         return
-    known = [name for name in signature(checkpoint).parameters if name not in ("function", "args", "kwargs")]
-    known.append("preserve_rng_state")  # `checkpoint` reads this one from its **kwargs.
-    if not isinstance(kwargs, dict) or not set(kwargs) <= set(known):
+    supported = [name for name in signature(checkpoint).parameters if name not in ("function", "args", "kwargs")]
+    supported.append("preserve_rng_state")  # `checkpoint` reads this one from its **kwargs.
+    if not isinstance(kwargs, dict) or not set(kwargs) <= set(supported):
         raise ArgumentsError(
-            f"gradient_checkpointing_kwargs: expected a JSON object with some of {', '.join(known)}; received "
+            f"gradient_checkpointing_kwargs: expected a JSON object with some of {', '.join(supported)}; received "
             f"{kwargs!r:.60}."
         )

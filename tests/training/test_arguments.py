@@ -16,7 +16,7 @@ from hf_tlm.training import (
     check_tlm,
 )
 from hf_tlm.training.prepare import tell_of_no_saving, tell_of_other_stage
-from hf_tlm.training.run_arguments import of_other_stage
+from hf_tlm.training.run_arguments import other_stage_options
 from hf_tlm.training.run_folder import local_files, settings
 
 BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
@@ -179,7 +179,7 @@ def test_texts_that_are_told_apart_count_where_a_loss_has_them():
 )
 def test_options_of_a_stage_that_is_not_run_are_named(stage, changes, idle, caplog):
     args = TlmArguments(**BASE, stage=stage, **changes)
-    assert sorted(of_other_stage(args)) == sorted(idle)
+    assert sorted(other_stage_options(args)) == sorted(idle)
     check_tlm(True, args, ModelArguments(model_config={"model_type": "bert"}))
     tell_of_other_stage(args)
     assert all(name in caplog.text for name in idle) and ("have no effect" in caplog.text) == bool(idle)

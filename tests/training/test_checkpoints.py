@@ -9,8 +9,8 @@ from hf_tlm.training.checkpoints import (
     CheckpointError,
     best_of,
     check_checkpoint,
-    damage,
     last_complete_checkpoint,
+    resume_problem,
     rotate,
 )
 from hf_tlm.utils.seals import write_seal
@@ -47,7 +47,7 @@ DAMAGES = {
 @pytest.mark.parametrize("harm,message", DAMAGES.values(), ids=list(DAMAGES))
 def test_damage_is_found_named_and_passed_over(tmp_path, caplog, harm, message):
     older, newer = make(tmp_path, 9), make(tmp_path, 10)
-    assert damage(newer) is None and last_complete_checkpoint(tmp_path) == str(newer) == check_checkpoint(newer)
+    assert resume_problem(newer) is None and last_complete_checkpoint(tmp_path) == str(newer) == check_checkpoint(newer)
     assert not caplog.text
     harm(newer)
     assert last_complete_checkpoint(tmp_path) == str(older)
@@ -59,9 +59,9 @@ def test_damage_is_found_named_and_passed_over(tmp_path, caplog, harm, message):
 def test_the_best_checkpoint_belongs_to_it(tmp_path):
     """Also where the run's folder was moved: the state holds the best one's path of then."""
     first, second = make(tmp_path, 2), make(tmp_path, 4, best=2)
-    assert damage(second) is None
+    assert resume_problem(second) is None
     (first / "model.safetensors").write_bytes(b"Weights")
-    assert "checkpoint-4 needs the best checkpoint so far" in damage(second)
+    assert "checkpoint-4 needs the best checkpoint so far" in resume_problem(second)
     assert last_complete_checkpoint(tmp_path) is None
 
 
@@ -103,4 +103,4 @@ def test_rotation(tmp_path, limit, best, left):
     rotate(make(tmp_path, 8, best=best.get(8)), limit=limit)
     assert names(tmp_path) == [f"checkpoint-{step}" for step in left]
     if limit and best:
-        assert all(damage(tmp_path / name) is None for name in names(tmp_path) if name != "checkpoint-2")
+        assert all(resume_problem(tmp_path / name) is None for name in names(tmp_path) if name != "checkpoint-2")

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from hf_tlm.training import TlmArguments
-from hf_tlm.training.checkpoints import CheckpointError, damage, last_complete_checkpoint
+from hf_tlm.training.checkpoints import CheckpointError, last_complete_checkpoint, resume_problem
 from hf_tlm.utils.process import Terminated
 from hf_tlm.utils.seals import read_seal, write_seal
 from support.training_runs import (
@@ -188,7 +188,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, data, tokenizer, whole, c
         trainer(tmp_path, data, tokenizer, **SAVING).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     same(again(tmp_path, data, tokenizer), whole)
     assert "optimizer.pt has changed" in caplog.text and "Resuming from" in caplog.text and "checkpoint-6" in caplog.text
-    assert damage(tmp_path / "checkpoint-8") is None
+    assert resume_problem(tmp_path / "checkpoint-8") is None
 
 
 def test_a_checkpoint_of_the_model_alone_is_not_resumed(tmp_path, data, tokenizer, caplog):
@@ -249,7 +249,7 @@ def test_sigterm_saves_and_the_run_continues(tmp_path, data, tokenizer, whole, s
     ) as caught:
         trainer(tmp_path, data, tokenizer, **COMMON, callbacks=[At(step, sigterm)]).train()
     assert caught.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
-    assert damage(tmp_path / f"checkpoint-{step}") is None
+    assert resume_problem(tmp_path / f"checkpoint-{step}") is None
     same(again(tmp_path, data, tokenizer, save_strategy="no"), whole)
 
 
@@ -306,7 +306,7 @@ def test_two_processes(tmp_path, toy):
 
     for end in ends["full"]:
         assert end.startswith("CheckpointError: Could not save") and "checkpoint-4, is intact" in end
-    assert not (tmp_path / "full" / "checkpoint-6").exists() and damage(tmp_path / "full" / "checkpoint-4") is None
+    assert not (tmp_path / "full" / "checkpoint-6").exists() and resume_problem(tmp_path / "full" / "checkpoint-4") is None
 
     # A save writes 8 files: the second process's generators too, which the first does not write.
     assert -signal.SIGKILL in run_processes(pair, str(tmp_path), *toy, "cut", 11, processes=2)

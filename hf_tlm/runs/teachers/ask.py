@@ -28,7 +28,7 @@ from hf_tlm.runs.teachers.models import LinearTeacher, ModelTeacher
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.reading import BUILDERS
 from hf_tlm.tasks.spec import check_task
-from hf_tlm.training.run_arguments import of_training
+from hf_tlm.training.run_arguments import training_options
 from hf_tlm.training.teacher import Teacher, described, doubts, shortened
 from hf_tlm.training.teacher_arguments import LINEAR, SELF, WITHOUT_PASSAGES
 from hf_tlm.utils.arrow_files import cache_folder
@@ -248,7 +248,7 @@ def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> Passag
             raise ArgumentsError("teacher_trust has no effect on disagreement. Remove it.")
     own = {entry.name: entry.default for entry in fields(args) if entry.name in _OF_TRAINING}
     idle = [f"{name} {value}" for name, default in own.items() if (value := getattr(args, name)) != default]
-    if idle := [*idle, *of_training(args)]:
+    if idle := [*idle, *training_options(args)]:
         logger.warning("With method %s these options have no effect: %s.", method, ", ".join(idle))
     ends = _ends(task, subset.dataset, args)
     answers, scores = _answers(teacher, task, subset.dataset, ends, args), None

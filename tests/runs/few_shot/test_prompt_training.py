@@ -14,7 +14,7 @@ from hf_tlm.runs.few_shot import draw_episode, load_masked_lm, prompt_for
 from hf_tlm.runs.few_shot.points import PromptTrainer
 from hf_tlm.runs.sharing import PointsError
 from hf_tlm.training.callbacks import NonFiniteLossError
-from hf_tlm.training.checkpoints import damage
+from hf_tlm.training.checkpoints import resume_problem
 from hf_tlm.utils.process import Terminated
 from support.prompts import LABEL_WORDS, TEMPLATE, go, save, wordpiece
 
@@ -73,7 +73,7 @@ def test_sigterm_saves_and_the_run_continues(task, checkpoint, tmp_path, before_
     assert caught.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
     assert len(places) == 2 * (4 + step), "the step was not finished, or others followed"
     assert (out / FIRST / "results.json").is_file() and not (out / SECOND / "results.json").exists()
-    assert damage(out / SECOND / f"training/checkpoint-{step}") is None
+    assert resume_problem(out / SECOND / f"training/checkpoint-{step}") is None
     places.clear()
     again = go(out, task, checkpoint, **SETTINGS)
     # What a prediction costs is the clock's.
