@@ -28,7 +28,7 @@ from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
 
 Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
 # Config entries that say where a model came from and how it was saved; the weights themselves give their dtype.
-_NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "dtype", "transformers_version"}
+_IGNORED_CONFIG_KEYS = {"_name_or_path", "architectures", "dtype", "transformers_version"}
 
 
 # Names of attention's output projection, and of the word embedding, in the model families.
@@ -37,7 +37,7 @@ DEFAULT_IN_LAYERS = (
 )
 DEFAULT_IN_EMBEDDINGS = "word_embeddings.weight,tok_embeddings.weight"
 # Modules of a body before its first layer; the projections exist where the embeddings are narrower than the layers.
-_BEFORE = ("embeddings", "embeddings_project", "encoder.embedding_hidden_mapping_in")
+_EMBEDDING_MODULES = ("embeddings", "embeddings_project", "encoder.embedding_hidden_mapping_in")
 SUPPORTED = (nn.Linear, nn.LayerNorm, nn.Embedding)
 
 
@@ -68,14 +68,16 @@ def layers_of(model: TlmModel) -> list[list[tuple[str, nn.Module]]]:
     """Return the modules of each layer with their name prefixes; the index is that of transformers' `hidden_states`."""
     body = model.base_model
     modules = dict(body.named_modules())
-    before = [("", modules[_BEFORE[0]])]
-    before += [(f"{name.rpartition('.')[2]}.", modules[name]) for name in _BEFORE[1:] if name in modules]
+    embedding_modules = [("", modules[_EMBEDDING_MODULES[0]])]
+    embedding_modules += [
+        (f"{name.rpartition('.')[2]}.", modules[name]) for name in _EMBEDDING_MODULES[1:] if name in modules
+    ]
     stack = layer_stack(body)
     if not isinstance(stack[0], AlbertLayerGroup):
-        return [before, *([("", layer)] for layer in stack)]
+        return [embedding_modules, *([("", layer)] for layer in stack)]
     count = model.config.num_hidden_layers
     groups: list[Any] = [stack[int(layer / (count / len(stack)))] for layer in range(count)]
-    return [before, *([("", layer) for layer in group.albert_layers] for group in groups)]
+    return [embedding_modules, *([("", layer) for layer in group.albert_layers] for group in groups)]
 
 
 def choose_parameters(model: TlmModel, layer: int, patterns: str | None) -> Choice:
@@ -99,16 +101,18 @@ def choose_parameters(model: TlmModel, layer: int, patterns: str | None) -> Choi
     layer %= len(layers)
     if patterns is None:
         patterns = DEFAULT_IN_LAYERS if layer else DEFAULT_IN_EMBEDDINGS
-    owned = [
+    candidates = [
         Parameter(f"{prefix}{owner}.{attribute}" if owner else f"{prefix}{attribute}", module, attribute)
         for prefix, top in layers[layer]
         for owner, module in top.named_modules()
         for attribute, _ in module.named_parameters(recurse=False)
     ]
-    wanted = [pattern.strip() for pattern in patterns.split(",")]
-    chosen = [parameter for parameter in owned if any(fnmatchcase(parameter.name, pattern) for pattern in wanted)]
+    name_patterns = [pattern.strip() for pattern in patterns.split(",")]
+    chosen = [
+        parameter for parameter in candidates if any(fnmatchcase(parameter.name, pattern) for pattern in name_patterns)
+    ]
     if not chosen:
-        names = ", ".join(dict.fromkeys(parameter.name for parameter in owned))
+        names = ", ".join(dict.fromkeys(parameter.name for parameter in candidates))
         raise InfluenceError(f"No parameter of layer {layer} matches {patterns!r}. Choose from: {names}.")
     for parameter in chosen:
         if type(parameter.module) not in SUPPORTED:
@@ -136,8 +140,8 @@ class Checkpoint:
         self.model, self.tail = model, Tail(body)
         self.modules = list(dict.fromkeys(parameter.module for parameter in parameters))
         self.gradients: list[tuple[int, Gradient]] = []
-        for place, parameter in enumerate(parameters):
-            module, key = parameter.module, f"{number}/{place}/{parameter.name}"
+        for parameter_index, parameter in enumerate(parameters):
+            module, key = parameter.module, f"{number}/{parameter_index}/{parameter.name}"
             gradient: Gradient
             if isinstance(module, nn.Embedding):
                 gradient = EmbeddingGradient(key, module, tied=module.weight is model.mlm_head.weight)
@@ -149,13 +153,13 @@ class Checkpoint:
 
     def of_tasks(self, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> list[Tokens]:
         """Return the captured tokens of each module, of the task loss: the loss of each text times its weight, float [B]."""
-        batch, weights = self._here(batch), weights.to(self.model.device)
+        batch, weights = self._to_device(batch), weights.to(self.model.device)
         with faster_kernels(self.model.device), torch.enable_grad(), Capture(self.modules, len(weights)) as capture:
             return capture.tokens(task_loss(self.model, batch, weights))
 
     def of_passages(self, batch: dict[str, torch.Tensor], vocabulary: torch.Tensor | None) -> list:
         """Return the gradients of each passage's masked-LM loss, by parameter, in the form that `products` expects."""
-        batch = self._here(batch)
+        batch = self._to_device(batch)
         count, text = len(batch["input_ids"]), (batch["mlm_labels"] != -100).nonzero()[:, 0]
         with (
             faster_kernels(self.model.device),
@@ -164,17 +168,17 @@ class Checkpoint:
         ):
             loss, decoded = mlm_loss(self.model, batch, vocabulary)
             tokens = capture.tokens(loss)
-        return [gradient.of_passages(tokens[at], count, decoded) for at, gradient in self.gradients]
+        return [gradient.of_passages(tokens[module_index], count, decoded) for module_index, gradient in self.gradients]
 
     def add_to(self, digest: xxh3_64) -> None:
         """Add the model's config and weights to a hash."""
-        config = {name: value for name, value in self.model.config.to_dict().items() if name not in _NOT_OF_THE_MODEL}
+        config = {name: value for name, value in self.model.config.to_dict().items() if name not in _IGNORED_CONFIG_KEYS}
         digest.update(json.dumps(config, sort_keys=True, default=str).encode())
         for name, value in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
             digest.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy())
 
-    def _here(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _to_device(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: values.to(self.model.device) for name, values in batch.items()}
 
 
@@ -233,8 +237,8 @@ def mlm_loss(
     if errors is None or vocabulary is None:
         return loss, None
     column = torch.searchsorted(vocabulary, labels).clamp_(max=len(vocabulary) - 1)
-    there = vocabulary[column] == labels
-    errors[there.nonzero()[:, 0], column[there]] -= 1
+    in_vocabulary = vocabulary[column] == labels
+    errors[in_vocabulary.nonzero()[:, 0], column[in_vocabulary]] -= 1
     return loss, Decoded(vocabulary, text, hidden.detach().to(wide), errors.mul_(weights[:, None]))
 
 

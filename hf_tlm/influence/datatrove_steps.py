@@ -83,11 +83,11 @@ class FitTask(Step):
             scorer.fit(rows, self.task_batch_size, folder)
             return
         # A killed task continues in this folder.
-        part = Path(self.workspace.path(f"{GRADIENTS_FOLDER}-in-work"))
-        scorer.fit(rows, self.task_batch_size, part)
-        for file in part.iterdir():
+        partial_folder = Path(self.workspace.path(f"{GRADIENTS_FOLDER}-in-work"))
+        scorer.fit(rows, self.task_batch_size, partial_folder)
+        for file in partial_folder.iterdir():
             os.replace(file, folder / file.name)
-        part.rmdir()
+        partial_folder.rmdir()
 
 
 class ScoreShards(PipelineStep):
@@ -180,11 +180,11 @@ class ScoreDocuments(PipelineStep):
             raise InfluenceError(f"The scorer in {self.scorer} has no task gradients. Save it after fit.")
         settings = {name: details[name] for name in ("fingerprint", "task")}
         settings |= {"max_length": self.max_length, "tasks": world_size, "rows": SHARD_ROWS}
-        found = self.output.read(SETTINGS_FILE)
-        if found is None:
+        recorded = self.output.read(SETTINGS_FILE)
+        if recorded is None:
             self.output.write(SETTINGS_FILE, settings)
-        elif found != settings:
-            differ = ", ".join(name for name in settings if found.get(name) != settings[name])
+        elif recorded != settings:
+            differ = ", ".join(name for name in settings if recorded.get(name) != settings[name])
             raise InfluenceError(f"{self.output.location} contains scores with different {differ}. Choose another output.")
         return folder
 
@@ -229,20 +229,20 @@ class KeepDocuments(PipelineStep):
             InfluenceError: the scores do not exist, or the documents or tasks differ from those that were scored.
         """
         scores = DocumentScores(self.scores)
-        other = f"{self.scores} has scores of other documents. Run the scored pipeline with the same number of tasks."
+        message = f"{self.scores} has scores of other documents. Run the scored pipeline with the same number of tasks."
         if world_size != scores.num_tasks:
-            raise InfluenceError(f"{other} It had {scores.num_tasks}; received {world_size}.")
+            raise InfluenceError(f"{message} It had {scores.num_tasks}; received {world_size}.")
         rows, documents = scores.rows_of(rank), iter(data)
-        places = {int(row): place for place, row in enumerate(self.selection.rows) if rows.start <= row < rows.stop}
+        positions = {int(row): position for position, row in enumerate(self.selection.rows) if rows.start <= row < rows.stop}
         expected = zip(rows, scores.ids_of(rank), strict=True)
-        together: Iterator[Any] = itertools.zip_longest(documents, expected, fillvalue=(None, None))
-        for document, (row, name) in together:
-            found = None if document == (None, None) else document.id
-            if found != name:
-                raise InfluenceError(f"{other} Task {rank} reads {found!r} instead of {name!r}.")
-            if (place := places.get(row)) is not None:
-                document.metadata["influence"] = float(self.selection.influence[place])
-                document.metadata["influence_rank"] = int(self.selection.rank[place])
+        pairs: Iterator[Any] = itertools.zip_longest(documents, expected, fillvalue=(None, None))
+        for document, (row, name) in pairs:
+            document_id = None if document == (None, None) else document.id
+            if document_id != name:
+                raise InfluenceError(f"{message} Task {rank} reads {document_id!r} instead of {name!r}.")
+            if (position := positions.get(row)) is not None:
+                document.metadata["influence"] = float(self.selection.influence[position])
+                document.metadata["influence_rank"] = int(self.selection.rank[position])
                 self.stat_update("kept")
                 yield document
 

@@ -91,42 +91,42 @@ class Capture:
         self._calls: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.modules]
 
     def __enter__(self) -> Capture:
-        self._handles = [module.register_forward_hook(self._keep) for module in self.modules]
+        self._handles = [module.register_forward_hook(self._record_call) for module in self.modules]
         return self
 
     def __exit__(self, *error) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _keep(self, module: nn.Module, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
-        place, inputs = self.modules.index(module), arguments[0]
-        if len(output) != self.num_texts and self._text[place] is None:
+    def _record_call(self, module: nn.Module, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
+        module_index, inputs = self.modules.index(module), arguments[0]
+        if len(output) != self.num_texts and self._text[module_index] is None:
             inputs = inputs.expand(self.num_texts, *inputs.shape[1:])
             output = output.expand(self.num_texts, *output.shape[1:])
         # Has no effect on an output that requires a gradient already.
         output.requires_grad_()
-        self._calls[place].append((inputs.detach(), output))
+        self._calls[module_index].append((inputs.detach(), output))
         return output
 
     def tokens(self, loss: torch.Tensor) -> list[Tokens]:
         """Return the tokens of each module, over all of its calls. Frees the autograd graph."""
         outputs = [output for calls in self._calls for _, output in calls]
         gradients = iter(torch.autograd.grad(loss, outputs, allow_unused=True))
-        found = []
+        tokens = []
         for calls, text in zip(self._calls, self._text, strict=True):
-            parts = [_active(inputs, output, next(gradients), text) for inputs, output in calls]
+            parts = [_select_active_tokens(inputs, output, next(gradients), text) for inputs, output in calls]
             calls.clear()
-            found.append(parts[0] if len(parts) == 1 else _together(parts))
-        return found
+            tokens.append(parts[0] if len(parts) == 1 else _concatenate_tokens(parts))
+        return tokens
 
 
-def _together(parts: Sequence[Tokens]) -> Tokens:
+def _concatenate_tokens(parts: Sequence[Tokens]) -> Tokens:
     text = torch.cat([part.text for part in parts])
     inputs, gradients = (torch.cat([getattr(part, name) for part in parts]) for name in ("inputs", "gradients"))
     return Tokens(text, inputs, gradients).of_texts(text)
 
 
-def _active(
+def _select_active_tokens(
     inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None, tail_text: torch.Tensor | None
 ) -> Tokens:
     if gradient is None:
@@ -253,9 +253,9 @@ class MatrixGradient:
             return passages[0] @ tasks["whole"].T
         membership, a, b = passages
         result = a.new_zeros(num_tasks, len(membership))
-        for part in _slices(len(tasks["task"]), len(a)):
-            both = (a @ tasks["inputs"][part].T).mul_(b @ tasks["gradients"][part].T)
-            result.index_add_(0, tasks["task"][part], (membership @ both).T)
+        for task_rows in _slices(len(tasks["task"]), len(a)):
+            products = (a @ tasks["inputs"][task_rows].T).mul_(b @ tasks["gradients"][task_rows].T)
+            result.index_add_(0, tasks["task"][task_rows], (membership @ products).T)
         return result.T
 
     def _factors(self, tokens: Tokens) -> list[torch.Tensor]:
@@ -305,11 +305,15 @@ class EmbeddingGradient:
     def products(self, passages: tuple, tasks: Tensors, num_tasks: int) -> torch.Tensor:
         ids, text, rows, num_passages, decoded = passages
         result = rows.new_zeros(num_passages, num_tasks)
-        own, theirs = (torch.unique_consecutive(x, return_counts=True) for x in (ids, tasks["id"]))
-        _, ours, others = np.intersect1d(own[0].cpu(), theirs[0].cpu(), assume_unique=True, return_indices=True)
-        begin, others_begin = (np.concatenate([[0], counts.cpu().numpy().cumsum()]) for _, counts in (own, theirs))
-        for i, j in zip(ours.tolist(), others.tolist(), strict=True):
-            p, t = slice(begin[i], begin[i + 1]), slice(others_begin[j], others_begin[j + 1])
+        passage_ids, task_ids = (torch.unique_consecutive(x, return_counts=True) for x in (ids, tasks["id"]))
+        _, passage_positions, task_positions = np.intersect1d(
+            passage_ids[0].cpu(), task_ids[0].cpu(), assume_unique=True, return_indices=True
+        )
+        passage_starts, task_starts = (
+            np.concatenate([[0], counts.cpu().numpy().cumsum()]) for _, counts in (passage_ids, task_ids)
+        )
+        for i, j in zip(passage_positions.tolist(), task_positions.tolist(), strict=True):
+            p, t = slice(passage_starts[i], passage_starts[i + 1]), slice(task_starts[j], task_starts[j + 1])
             # Each text and each task batch has at most one row per token id, so no index repeats.
             result[text[p, None], tasks["task"][t]] += rows[p] @ tasks["rows"][t].T
         if decoded is not None:
@@ -320,9 +324,9 @@ class EmbeddingGradient:
         membership = _membership(decoded.text, num_passages, decoded.hidden)
         result = decoded.hidden.new_zeros(num_tasks, num_passages)
         column = torch.searchsorted(decoded.vocabulary, tasks["id"])
-        for part in _slices(len(column), len(decoded.text)):
-            both = (decoded.hidden @ tasks["rows"][part].T).mul_(decoded.errors[:, column[part]])
-            result.index_add_(0, tasks["task"][part], (membership @ both).T)
+        for task_rows in _slices(len(column), len(decoded.text)):
+            products = (decoded.hidden @ tasks["rows"][task_rows].T).mul_(decoded.errors[:, column[task_rows]])
+            result.index_add_(0, tasks["task"][task_rows], (membership @ products).T)
         return result.T
 
     def _rows(
@@ -332,5 +336,5 @@ class EmbeddingGradient:
         if self.module.padding_idx is not None:
             real = ids != self.module.padding_idx
             ids, text, rows = ids[real], text[real], rows[real]
-        pairs, place = torch.unique(ids * num_texts + text, return_inverse=True)
-        return pairs // num_texts, pairs % num_texts, _sum_by(place, rows, len(pairs))
+        pairs, pair_index = torch.unique(ids * num_texts + text, return_inverse=True)
+        return pairs // num_texts, pairs % num_texts, _sum_by(pair_index, rows, len(pairs))

@@ -57,19 +57,19 @@ def read(rows: Dataset, needed: str) -> Dataset:
     if needed == "label" and "label" not in columns and "labels" in columns:
         return read(rows.rename_column("labels", "label"), needed)
     if not {"input_ids", needed} <= set(columns):
-        found = f"a Dataset with {', '.join(columns)}" if isinstance(rows, Dataset) else type(rows).__name__
-        kept = f" It does not keep {needed}: add it with rows.add_column({needed!r}, ...)." if needed == "id" else ""
+        received = f"a Dataset with {', '.join(columns)}" if isinstance(rows, Dataset) else type(rows).__name__
+        advice = f" It does not keep {needed}: add it with rows.add_column({needed!r}, ...)." if needed == "id" else ""
         raise InfluenceError(
-            f"rows: expected a Dataset with the columns input_ids and {needed}; received {found}. hf_tlm.data.tokenize "
-            f"creates input_ids from texts.{kept}"
+            f"rows: expected a Dataset with the columns input_ids and {needed}; received {received}. hf_tlm.data.tokenize "
+            f"creates input_ids from texts.{advice}"
         )
     names = [name for name in ("input_ids", "token_type_ids", needed) if name in rows.column_names]
     return rows.select_columns(names).with_format(None)
 
 
-def take(rows: Dataset, places: np.ndarray) -> list[dict]:
+def take(rows: Dataset, indices: np.ndarray) -> list[dict]:
     """Return the rows at some indices, int64, as a list of dicts."""
-    columns = rows[places.tolist()]
+    columns = rows[indices.tolist()]
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -117,11 +117,13 @@ class MaskedTexts:
 
     def counts(self, texts: list[dict]) -> np.ndarray:
         """Return how many tokens of each passage are masked, int64 [N]; 0 for a passage that cannot be masked."""
-        kept = [place for place, text in enumerate(texts) if self.maskable(text["input_ids"])]
-        found = np.zeros(len(texts), np.int64)
-        if kept:
-            found[kept] = (self([texts[place] for place in kept])["mlm_labels"] != -100).sum(dim=1).numpy()
-        return found
+        maskable_indices = [index for index, text in enumerate(texts) if self.maskable(text["input_ids"])]
+        counts = np.zeros(len(texts), np.int64)
+        if maskable_indices:
+            counts[maskable_indices] = (
+                (self([texts[index] for index in maskable_indices])["mlm_labels"] != -100).sum(dim=1).numpy()
+            )
+        return counts
 
     def of_task(self, texts: list[dict]) -> dict[str, torch.Tensor]:
         """Return a padded batch of labelled texts, masked by seed and their own tokens; some may have no masked token."""
@@ -134,14 +136,17 @@ class MaskedTexts:
         """Return a padded batch of maskable texts, given with `id`, `input_ids` and optionally `token_type_ids`."""
         ids = [text["id"] for text in texts]
         columns = [name for name in ("input_ids", "token_type_ids") if name in texts[0]]
-        drawn = draws(ids, self.seed)
+        current_draws = draws(ids, self.seed)
         attempt = 0
         while True:
             batch = self.collator(
-                [{"draw": draw, **{name: text[name] for name in columns}} for draw, text in zip(drawn, texts, strict=True)]
+                [
+                    {"draw": draw, **{name: text[name] for name in columns}}
+                    for draw, text in zip(current_draws, texts, strict=True)
+                ]
             )
             empty = (batch["mlm_labels"] == -100).all(dim=1).numpy()
             if not empty.any():
                 return batch
             attempt += 1
-            drawn = np.where(empty, draws(ids, self.seed + attempt), drawn)
+            current_draws = np.where(empty, draws(ids, self.seed + attempt), current_draws)

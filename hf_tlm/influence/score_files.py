@@ -75,7 +75,7 @@ class ScoreFiles:
         path = self._path(number)
         try:
             shard = np.load(path, mmap_mode="r")
-            if number not in self._sound and not _is_sound(shard, path.read_bytes()):
+            if number not in self._sound and not _has_valid_checksum(shard, path.read_bytes()):
                 return None
         except (OSError, ValueError, EOFError):
             return None
@@ -149,7 +149,7 @@ def score(
             if mine:
                 processes = {"process_index": process_index, "num_processes": num_processes}
                 scorer.fit(task_rows, task_batch_size, scores.folder / GRADIENTS_FOLDER, **processes)
-            _score(scores, subset_rows, scorer, missing, mine, main)
+            _score_shards(scores, subset_rows, scorer, missing, mine, main)
     except (FileNotFoundError, HfTlmError):
         # A concurrent selection, for example of another size, may have computed the same scores and removed the gradients.
         if scores.missing():
@@ -264,7 +264,7 @@ def _checksum(content: bytes) -> bytes:
     return xxhash.xxh3_128_digest(content)
 
 
-def _is_sound(shard: np.memmap, content: bytes) -> bool:
+def _has_valid_checksum(shard: np.memmap, content: bytes) -> bool:
     """Return whether a file's checksum matches its shard; files of versions without checksums are accepted."""
     end = shard.offset + shard.nbytes
     return content[end:] in (b"", _checksum(content[:end]))
@@ -283,28 +283,30 @@ def _claim(folder: Path, settings: dict[str, Any], main: bool) -> Claim:
         if main:
             with awaited(folder):
                 if not path.is_file():
-                    _refuse_strangers(folder)
+                    _check_no_scores(folder)
                     atomic_write(path, json.dumps(settings, indent=2) + "\n")
                     claim.new = True
         else:
             time.sleep(POLL_SECONDS)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(recorded, dict):
             raise ValueError("it is not a JSON object")
     except ValueError as error:
         raise InfluenceError(f"{path} is damaged: {error}. Remove the folder, or choose another --work_dir.") from error
-    if found != settings:
-        differ = [name for name in sorted({*found, *settings}) if found.get(name) != settings.get(name)]
-        named = ", ".join(f"{name} ({_short(found.get(name))} there, {_short(settings.get(name))} now)" for name in differ)
+    if recorded != settings:
+        differing = [name for name in sorted({*recorded, *settings}) if recorded.get(name) != settings.get(name)]
+        differences = ", ".join(
+            f"{name} ({_shorten(recorded.get(name))} there, {_shorten(settings.get(name))} now)" for name in differing
+        )
         raise InfluenceError(
-            f"{folder} contains scores with other settings or data: {named}. Choose another --work_dir for this selection, "
-            "or remove the folder."
+            f"{folder} contains scores with other settings or data: {differences}. Choose another --work_dir for this "
+            "selection, or remove the folder."
         )
     return claim
 
 
-def _refuse_strangers(folder: Path) -> None:
+def _check_no_scores(folder: Path) -> None:
     others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if any(re.fullmatch(r"scores-\d+\.npy", name) for name in others):
         raise InfluenceError(
@@ -313,12 +315,12 @@ def _refuse_strangers(folder: Path) -> None:
         )
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _score(scores: ScoreFiles, rows: Dataset, scorer, missing: list[int], mine: list[int], main: bool) -> None:
+def _score_shards(scores: ScoreFiles, rows: Dataset, scorer, missing: list[int], mine: list[int], main: bool) -> None:
     """Compute the shards that are `mine`, and wait for the other missing ones."""
     done = len(rows) - sum(len(scores.rows(number)) for number in missing)
     with tqdm(desc="Scoring", unit=" passages", total=len(rows), initial=done, disable=not main) as bar:

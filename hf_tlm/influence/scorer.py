@@ -190,7 +190,7 @@ class InfluenceScorer:
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="hf-tlm-task-gradients-")
             folder = Path(self._temporary.name) / GRADIENTS_FOLDER
-        tasks = self._begin(rows, task_batch_size, Path(folder))
+        tasks = self._open_task_gradients(rows, task_batch_size, Path(folder))
         # Each process begins at a different block and skips blocks that exist when it gets to them. So no process waits for
         # another, and two that compute the same block at the end write the same content.
         first = len(tasks.stops) * process_index // num_processes
@@ -198,7 +198,7 @@ class InfluenceScorer:
             for number in (*range(first, len(tasks.stops)), *range(first)):
                 of_block = tasks.task_batches(number)
                 if not tasks.has(number):
-                    tasks.write(number, self._block(rows, task_batch_size, of_block))
+                    tasks.write(number, self._compute_block(rows, task_batch_size, of_block))
                 bar.update(min(len(rows), of_block.stop * task_batch_size) - of_block.start * task_batch_size)
         self.load(folder)
 
@@ -220,7 +220,7 @@ class InfluenceScorer:
         """
         self._tasks = TaskGradients.open(Path(folder), self.device, self.fingerprint)
         self.num_task_batches = self._tasks.num_task_batches
-        self._adopt(self._tasks)
+        self._apply_storage(self._tasks)
         self._vocabularies: list[torch.Tensor | None] = []
         for checkpoint in self._checkpoints:
             tied = [g.key for _, g in checkpoint.gradients if isinstance(g, EmbeddingGradient) and g.tied]
@@ -248,7 +248,7 @@ class InfluenceScorer:
             texts = take(rows, places)
             kept = [index for index, text in enumerate(texts) if self.masked.maskable(text["input_ids"])]
             if kept:
-                waiting.append((places[kept], self._of_passages([texts[index] for index in kept])))
+                waiting.append((places[kept], self._passage_gradients([texts[index] for index in kept])))
                 held += nbytes(waiting[-1][1])
             if held > most:
                 self._multiply(waiting, result)
@@ -271,7 +271,7 @@ class InfluenceScorer:
             counts[places] = self.masked.counts(take(rows, places))
         return counts
 
-    def _of_passages(self, texts: list[dict]) -> list[list]:
+    def _passage_gradients(self, texts: list[dict]) -> list[list]:
         """Return the gradients of passages by checkpoint and parameter, see `Checkpoint.of_passages`."""
         batch = self.masked(texts)
         pairs = zip(self._checkpoints, self._vocabularies, strict=True)
@@ -280,65 +280,65 @@ class InfluenceScorer:
     def _multiply(self, waiting: list[tuple[np.ndarray, list[list]]], result: np.ndarray) -> None:
         """Compute the scores of waiting batches, write them to their rows of `result` [N, T], and clear `waiting`."""
         options: dict[str, Any] = {"dtype": self._wide, "device": self.device}
-        sums = [torch.zeros(len(places), self.num_task_batches, **options) for places, _ in waiting]
+        sums = [torch.zeros(len(row_indices), self.num_task_batches, **options) for row_indices, _ in waiting]
         for tasks, block in self._fitted().blocks() if waiting else ():
             for total, (_, passages) in zip(sums, waiting, strict=True):
                 for checkpoint, values in zip(self._checkpoints, passages, strict=True):
                     for (_, gradient), value in zip(checkpoint.gradients, values, strict=True):
                         total[:, tasks] += gradient.products(value, block[gradient.key], tasks.stop - tasks.start)
-        for total, (places, _) in zip(sums, waiting, strict=True):
-            result[places] = (total / len(self._checkpoints)).cpu().numpy()
+        for total, (row_indices, _) in zip(sums, waiting, strict=True):
+            result[row_indices] = (total / len(self._checkpoints)).cpu().numpy()
         waiting.clear()
 
-    def _begin(self, rows: Dataset, task_batch_size: int, folder: Path) -> TaskGradients:
+    def _open_task_gradients(self, rows: Dataset, task_batch_size: int, folder: Path) -> TaskGradients:
         """Find or begin the folder's task gradients. The first run decides the blocks and how gradients are stored."""
         settings = {"fingerprint": self.fingerprint, "task_batch_size": task_batch_size, "texts": rows_digest(rows)}
         tasks = TaskGradients.find(folder, self.device, **settings)
         if tasks is None:
-            numbers = max(1, self._plan(rows, task_batch_size))
+            numbers = max(1, self._estimate_numbers(rows, task_batch_size))
             size = max(1, min(MAX_NUMBERS // numbers, BLOCK_TEXTS // task_batch_size))
             count = math.ceil(len(rows) / task_batch_size)
             stops = [min(count, first + size) for first in range(0, count, size)]
             whole = [g.key for _, g in self._gradients() if isinstance(g, MatrixGradient) and g.whole]
             tasks = TaskGradients.begin(folder, self.device, stops, settings | {"whole": whole})
-        self._adopt(tasks)
+        self._apply_storage(tasks)
         return tasks
 
-    def _adopt(self, tasks: TaskGradients) -> None:
+    def _apply_storage(self, tasks: TaskGradients) -> None:
         for _, gradient in self._gradients():
             if isinstance(gradient, MatrixGradient):
                 gradient.whole = gradient.key in tasks.settings["whole"]
 
-    def _block(self, rows: Dataset, task_batch_size: int, tasks: slice) -> Block:
+    def _compute_block(self, rows: Dataset, task_batch_size: int, tasks: slice) -> Block:
         """Compute the gradients of consecutive task batches."""
         start, stop = tasks.start * task_batch_size, min(len(rows), tasks.stop * task_batch_size)
         like = torch.zeros((), dtype=self._wide, device=self.device)
         stores = {g.key: g.start(tasks.stop - tasks.start, like) for _, g in self._gradients()}
-        part = rows.select(range(start, stop))
-        of_place = np.arange(stop - start) // task_batch_size
-        weights = 1 / np.bincount(of_place)[of_place]
-        for places in batches(part, self._texts_at_once):
-            found = self._of_tasks(part, places, weights[places])
-            of_text = torch.from_numpy(of_place[places]).to(self.device)
-            for checkpoint, tokens in zip(self._checkpoints, found, strict=True):
-                by_task = [each.of_texts(of_text[each.text]) for each in tokens]
-                for at, gradient in checkpoint.gradients:
-                    gradient.add(stores[gradient.key], by_task[at])
+        block_rows = rows.select(range(start, stop))
+        task_of_row = np.arange(stop - start) // task_batch_size
+        weights = 1 / np.bincount(task_of_row)[task_of_row]
+        for indices in batches(block_rows, self._texts_at_once):
+            tokens_by_checkpoint = self._task_tokens(block_rows, indices, weights[indices])
+            task_of_text = torch.from_numpy(task_of_row[indices]).to(self.device)
+            for checkpoint, tokens in zip(self._checkpoints, tokens_by_checkpoint, strict=True):
+                by_task = [each.of_texts(task_of_text[each.text]) for each in tokens]
+                for module_index, gradient in checkpoint.gradients:
+                    gradient.add(stores[gradient.key], by_task[module_index])
         return {g.key: g.finish(stores[g.key]) for _, g in self._gradients()}
 
-    def _plan(self, rows: Dataset, task_batch_size: int) -> int:
+    def _estimate_numbers(self, rows: Dataset, task_batch_size: int) -> int:
         """Estimate how many numbers are stored for a task batch, from the first texts."""
-        places = np.arange(min(self._texts_at_once, len(rows)))
-        found = self._of_tasks(rows, places, np.ones(len(places)))
+        indices = np.arange(min(self._texts_at_once, len(rows)))
+        tokens_by_checkpoint = self._task_tokens(rows, indices, np.ones(len(indices)))
         return sum(
-            gradient.plan(len(tokens[at].text) / len(places) * task_batch_size)
-            for checkpoint, tokens in zip(self._checkpoints, found, strict=True)
-            for at, gradient in checkpoint.gradients
+            gradient.plan(len(tokens[module_index].text) / len(indices) * task_batch_size)
+            for checkpoint, tokens in zip(self._checkpoints, tokens_by_checkpoint, strict=True)
+            for module_index, gradient in checkpoint.gradients
         )
 
-    def _of_tasks(self, rows: Dataset, places: np.ndarray, weights: np.ndarray) -> Iterator[list[Tokens]]:
+    def _task_tokens(self, rows: Dataset, indices: np.ndarray, weights: np.ndarray) -> Iterator[list[Tokens]]:
         collate = self.masked.of_task if self.mask_task_texts else self.masked.collator
-        batch = collate(take(rows, places))
+        batch = collate(take(rows, indices))
         return (checkpoint.of_tasks(batch, torch.from_numpy(weights).to(self._wide)) for checkpoint in self._checkpoints)
 
     @property

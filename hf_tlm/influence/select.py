@@ -100,7 +100,7 @@ def select(
     check_selection(method, **sizes, **batches, balance=balance, task_split=task_split, group_loss=group_loss)
     size = check_inputs(task, subset, method, **sizes, task_split=task_split)
     _check_given(method, subset, scorer, scores, sharding, num_processes)
-    made: dict[str, Any] = {"method": method, **{name: value for name, value in sizes.items() if value is not None}}
+    description: dict[str, Any] = {"method": method, **{name: value for name, value in sizes.items() if value is not None}}
     columns: dict[str, np.ndarray] = {}
     if method == "iss":
         assert scorer is not None
@@ -116,7 +116,7 @@ def select(
             from hf_tlm.influence.sharded import score_sharded
 
             influence = score_sharded(rows, passages, scorer, sharding, work_dir, task_batch_size=task_batch_size)
-        found = select_rows(
+        selection = select_rows(
             influence,
             corpus_batch_size=corpus_batch_size,
             top_k=top_k,
@@ -124,8 +124,8 @@ def select(
             classes=classes,
             weights=scorer.masked_tokens(passages) if group_loss == "tokens" else None,
         )
-        chosen, columns = found.rows, {"influence": found.influence, "influence_rank": found.rank}
-        made |= {
+        chosen, columns = selection.rows, {"influence": selection.influence, "influence_rank": selection.rank}
+        description |= {
             **batches,
             # The paper's values are left out, so that manifests equal those of versions without these options.
             **({"task_split": task_split} if task_split != "validation" else {}),
@@ -133,8 +133,8 @@ def select(
             "task_batches": influence.shape[1],
             "balance": balance,
             "validation_examples_left_out": left_out,
-            "passages_without_score": found.unscored,
-            "passages_not_finite": found.not_finite,
+            "passages_without_score": selection.unscored,
+            "passages_not_finite": selection.not_finite,
             "max_length": max_length,
             "score_model": score_model,
             "scorer_fingerprint": scorer.fingerprint,
@@ -146,17 +146,17 @@ def select(
             assert scores is not None
             chosen = best_rows(scores.values, size, scores.classes if balance else None)
             columns = {"teacher_score": scores.values[chosen].astype(np.float32)}
-            made |= {"balance": balance, "passages_without_score": int(np.isnan(scores.values).sum()), **scores.about}
+            description |= {"balance": balance, "passages_without_score": int(np.isnan(scores.values).sum()), **scores.about}
         elif method == "dsir":
             weights = log_importance_weights(example_texts(task.train), subset.dataset["text"])
             chosen = resample(weights, subset.dataset["id"][:], size, seed)
-            made |= {"num_buckets": NUM_BUCKETS, "seed": seed}
+            description |= {"num_buckets": NUM_BUCKETS, "seed": seed}
         elif method == "random":
             chosen = np.sort(np.random.default_rng(seed % 2**64).permutation(len(subset))[:size])
-            made |= {"seed": seed}
+            description |= {"seed": seed}
         else:
             chosen = np.arange(size)
-    return _selected(subset, chosen, columns, made)
+    return _create_subset(subset, chosen, columns, description)
 
 
 def check_inputs(
@@ -221,7 +221,7 @@ def _task_rows(
     if balance is None:
         return rows, None, 0
     labels = np.asarray(rows["label"][:])
-    kept, classes = [], []
+    groups, classes = [], []
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         batches = len(members) // batch_size
@@ -230,13 +230,13 @@ def _task_rows(
                 f"Balance by class needs a task batch of every class: {task.label_names[label]!r} has {len(members)} "
                 f"{split} examples, and task_batch_size is {batch_size}. Lower task_batch_size to {len(members)} or less."
             )
-        kept.append(members[: batches * batch_size])
+        groups.append(members[: batches * batch_size])
         classes += [int(label)] * batches
-    chosen = np.concatenate(kept)
-    return rows.select(chosen), classes, len(rows) - len(chosen)
+    selected = np.concatenate(groups)
+    return rows.select(selected), classes, len(rows) - len(selected)
 
 
-def _selected(subset: Subset, rows: np.ndarray, columns: dict[str, np.ndarray], made: dict[str, Any]) -> Subset:
+def _create_subset(subset: Subset, rows: np.ndarray, columns: dict[str, np.ndarray], description: dict[str, Any]) -> Subset:
     """Return the subset's `rows` with additional columns, and a manifest that describes the selection."""
     dataset = subset.dataset.select(rows)
     for name, values in columns.items():
@@ -244,7 +244,7 @@ def _selected(subset: Subset, rows: np.ndarray, columns: dict[str, np.ndarray], 
             dataset = dataset.remove_columns(name)
         dataset = dataset.add_column(name, values, feature=Value(str(values.dtype)))
     manifest = copy.deepcopy(subset.manifest)
-    manifest["selection"] = {"size": len(rows), "of": len(subset), **made}
+    manifest["selection"] = {"size": len(rows), "of": len(subset), **description}
     if hub := manifest.pop("hub", None):
         manifest["selection"]["hub"] = hub  # The complete subset is on the Hub, the selection is not.
     manifest["counts"]["union"] = len(rows)

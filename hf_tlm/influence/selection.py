@@ -183,33 +183,33 @@ def _rank(scores: Scores, group_size: int, of_batch: np.ndarray, weights: np.nda
     passages, task_batches = scores.shape
     starts = np.arange(0, passages, group_size)
     shape = (of_batch.max() + 1, len(starts))
-    found = _Ranking(np.full(shape, UNRANKED, np.int32), np.zeros(shape), np.zeros(passages), np.ones(passages, bool))
+    ranking = _Ranking(np.full(shape, UNRANKED, np.int32), np.zeros(shape), np.zeros(passages), np.ones(passages, bool))
     width = max(1, BLOCK_VALUES // passages)
     for first in range(0, task_batches, width):
         block = np.array(scores[:, first : first + width], np.float64)
-        found.empty &= np.isnan(block).all(axis=1)
+        ranking.empty &= np.isnan(block).all(axis=1)
         block[~np.isfinite(block)] = np.nan
-        found.influence += block.sum(axis=1)
+        ranking.influence += block.sum(axis=1)
         groups = block
         if group_size > 1:
-            known = ~np.isnan(block)
-            groups = np.where(known, block, 0)
+            is_scored = ~np.isnan(block)
+            groups = np.where(is_scored, block, 0)
             if weights is None:
                 groups = np.add.reduceat(groups, starts, axis=0)
             else:
                 summed = np.add.reduceat(groups * weights[:, None], starts, axis=0)
-                total = np.add.reduceat(known * weights[:, None], starts, axis=0)
+                total = np.add.reduceat(is_scored * weights[:, None], starts, axis=0)
                 groups = np.divide(summed, total, out=np.zeros_like(summed), where=total > 0)
-            groups[~np.logical_or.reduceat(known, starts, axis=0)] = np.nan
-        for column, own in zip(groups.T, of_batch[first : first + width], strict=True):
+            groups[~np.logical_or.reduceat(is_scored, starts, axis=0)] = np.nan
+        for column, class_index in zip(groups.T, of_batch[first : first + width], strict=True):
             # argsort puts NaN last.
             order = np.argsort(-column, kind="stable")[: len(starts) - np.isnan(column).sum()]
             rank = np.full(len(starts), UNRANKED, np.int32)
             rank[order] = np.arange(1, len(order) + 1)
-            np.minimum(found.best[own], rank, out=found.best[own])
-            found.total[own] += column
-    found.influence /= task_batches
-    return found
+            np.minimum(ranking.best[class_index], rank, out=ranking.best[class_index])
+            ranking.total[class_index] += column
+    ranking.influence /= task_batches
+    return ranking
 
 
 def _fill(ranking: _Ranking, scored: np.ndarray, group_size: int, num_passages: int) -> np.ndarray:

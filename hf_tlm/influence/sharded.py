@@ -62,7 +62,7 @@ def score_sharded(
     if not missing:
         return scores
     with lock(workspace), cluster(executor, options, PRELOAD):
-        _share(workspace, task_rows, subset_rows, scorer, scores, missing)
+        _write_task_files(workspace, task_rows, subset_rows, scorer, scores, missing)
         device = "cpu" if scorer.device.type == "cpu" and torch.accelerator.is_available() else None
         worker = steps.Worker(device, threads)
         run_stage(steps.FitTask(workspace, worker, task_batch_size), 1, executor, options)
@@ -103,7 +103,7 @@ def _shares(sharding: Sharding) -> tuple[dict, int | None]:
     return share_out(sharding.executor, sharding.options, _workers(sharding), sharding.num_shards, threads)
 
 
-def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFiles, missing: list[int]) -> None:
+def _write_task_files(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFiles, missing: list[int]) -> None:
     """Write the files that the tasks read, unless they exist."""
     from hf_tlm.influence import datatrove_steps as steps
     from hf_tlm.influence.scorer import save_scorer
@@ -122,9 +122,9 @@ def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFi
 def _collect(workspace: Workspace, scores: ScoreFiles, missing: list[int]) -> None:
     """Copy the shards that tasks have written to `scores`; raise an InfluenceError for a damaged one."""
     for number in missing:
-        made = ScoreFiles(workspace.reading(shard_name("scores", number)), scores.shape).find(number)
-        if made is None:
+        shard_files = ScoreFiles(workspace.reading(shard_name("scores", number)), scores.shape).find(number)
+        if shard_files is None:
             raise InfluenceError(
                 f"{workspace.path(shard_name('scores', number))} is damaged. Remove it, and run the same command again."
             )
-        scores.write(number, made)
+        scores.write(number, shard_files)

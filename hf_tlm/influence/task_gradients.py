@@ -47,7 +47,7 @@ class TaskGradients:
         self._digest = xxhash.xxh3_64_hexdigest(json.dumps(meta).encode())
         self._kept: dict[int, Block] = {}
         self._sound: set[int] = set()  # Blocks whose checksum was compared.
-        self._free = _room(device)
+        self._free = _free_memory(device)
 
     @classmethod
     def begin(cls, folder: Path, device: torch.device, stops: list[int], settings: dict[str, Any]) -> TaskGradients:
@@ -101,7 +101,7 @@ class TaskGradients:
     @property
     def stay(self) -> bool:
         """Whether all blocks fit on the device together, so that each is read only once."""
-        return sum(self._path(number).stat().st_size for number in range(len(self.stops))) <= _room(self.device)
+        return sum(self._path(number).stat().st_size for number in range(len(self.stops))) <= _free_memory(self.device)
 
     def task_batches(self, number: int) -> slice:
         """Return the slice of a block's task batches."""
@@ -109,7 +109,7 @@ class TaskGradients:
 
     def has(self, number: int) -> bool:
         """Return whether a block exists and is intact; its checksum is compared only once."""
-        if number not in self._sound and _is_sound(self._path(number)):
+        if number not in self._sound and _has_valid_checksum(self._path(number)):
             self._sound.add(number)
         return number in self._sound
 
@@ -144,7 +144,7 @@ class TaskGradients:
         return self.folder / f"block-{self._digest}-{number:05d}.safetensors"
 
 
-def _is_sound(path: Path) -> bool:
+def _has_valid_checksum(path: Path) -> bool:
     """Return whether a file's tensors match its checksum; files of versions without checksums are accepted."""
     try:
         with safe_open(path, "pt") as file:
@@ -162,5 +162,5 @@ def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _room(device: torch.device) -> int:
+def _free_memory(device: torch.device) -> int:
     return max(KEPT_BYTES, torch.cuda.mem_get_info(device)[0] // 2) if device.type == "cuda" else KEPT_BYTES

@@ -42,7 +42,7 @@ def without_format(rows: Dataset) -> Dataset:
 def seal_rows(file: Path, rows: int) -> None:
     """Write the seal of a complete Arrow file, or raise an OSError or HfTlmError."""
     facts = {"rows": rows, **_stamp(file), "xxh3": checksum(file)}
-    atomic_write(_seal(file), json.dumps(facts) + "\n")
+    atomic_write(_seal_path(file), json.dumps(facts) + "\n")
 
 
 def find_rows(file: Path, rows: int | None = None) -> Dataset | None:
@@ -55,16 +55,16 @@ def find_rows(file: Path, rows: int | None = None) -> Dataset | None:
     if not file.is_file():
         return None
     try:
-        problem = _broken(file)
-        found = None if problem else Dataset.from_file(str(file))
+        problem = _seal_mismatch(file)
+        dataset = None if problem else Dataset.from_file(str(file))
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        found, problem = None, str(error).partition("\n")[0]
-    if found is not None and rows is not None and len(found) != rows:
-        problem = f"{len(found):,} rows of {rows:,}"
+        dataset, problem = None, str(error).partition("\n")[0]
+    if dataset is not None and rows is not None and len(dataset) != rows:
+        problem = f"{len(dataset):,} rows of {rows:,}"
     if problem:
         logger.warning("%s is damaged and will be created again (%s).", file, problem)
         return None
-    return found
+    return dataset
 
 
 def map_rows(rows: Dataset, function: Callable, *, one_of_each: bool = True, **options: Any) -> Dataset:
@@ -73,31 +73,31 @@ def map_rows(rows: Dataset, function: Callable, *, one_of_each: bool = True, **o
     Args:
         one_of_each: whether the function returns one row for each row; otherwise the number of rows is not checked.
     """
-    place = next((file.parent for file in _files(rows)), Path(config.HF_DATASETS_CACHE))
+    folder = next((file.parent for file in _files(rows)), Path(config.HF_DATASETS_CACHE))
 
     def mapped(**more: Any) -> Dataset:
-        with writing_cache(place):
+        with writing_cache(folder):
             return rows.map(function, **options, **more)
 
     again = partial(mapped, load_from_cache_file=False)
-    return _sealed(mapped, again, options.get("desc", "Rows"), place, len(rows) if one_of_each else None)
+    return _ensure_sealed(mapped, again, options.get("desc", "Rows"), folder, len(rows) if one_of_each else None)
 
 
 def cached_rows(load: Callable[[], Dataset]) -> Dataset:
     """Return the rows that `load` reads through the cache of `datasets`; load them again if the cached files are damaged."""
-    place = Path(config.HF_DATASETS_CACHE)
+    folder = Path(config.HF_DATASETS_CACHE)
 
     def again() -> Dataset:
-        for file in list(filter(_broken, place.rglob("*.arrow"))):
+        for file in list(filter(_seal_mismatch, folder.rglob("*.arrow"))):
             if (file.parent / config.DATASET_INFO_FILENAME).is_file():  # A prepared data set has its own folder.
                 shutil.rmtree(file.parent, ignore_errors=True)
         return load()
 
-    return _sealed(load, again, "Rows", place)
+    return _ensure_sealed(load, again, "Rows", folder)
 
 
-def _sealed(
-    make: Callable[[], Dataset], again: Callable[[], Dataset], name: str, place: Path, expected: int | None = None
+def _ensure_sealed(
+    make: Callable[[], Dataset], again: Callable[[], Dataset], name: str, folder: Path, expected: int | None = None
 ) -> Dataset:
     """Return the rows that `make` finds in a cache or writes to it, or those of `again` if they are damaged; seal them.
 
@@ -107,41 +107,41 @@ def _sealed(
         expected: expected number of rows; None: any.
     """
     try:
-        found = make()
-        problem = None if expected in (None, len(found)) else f"{len(found):,} rows of {expected:,}"
-        problem = problem or next(filter(None, map(_broken, _files(found))), None)
+        dataset = make()
+        problem = None if expected in (None, len(dataset)) else f"{len(dataset):,} rows of {expected:,}"
+        problem = problem or next(filter(None, map(_seal_mismatch, _files(dataset))), None)
     except (OSError, pa.ArrowException) as error:
         if getattr(error, "errno", None) is not None:  # An error of the system, such as a full disk; Arrow's have no errno.
             raise
         problem = str(error).partition("\n")[0]
     except (ValueError, TypeError, KeyError, AttributeError):
         # Either the input is bad, or the first bytes of a cached file are damaged.
-        if (problem := next(filter(None, map(_broken, sorted(place.rglob("*.arrow")))), None)) is None:
+        if (problem := next(filter(None, map(_seal_mismatch, sorted(folder.rglob("*.arrow")))), None)) is None:
             raise
     if problem is not None:
         logger.warning("%s: its copy in the cache is damaged and will be created again (%s).", name, problem)
-        found = again()
-    for file in _files(found):
-        if problem is not None or not _seal(file).exists():
+        dataset = again()
+    for file in _files(dataset):
+        if problem is not None or not _seal_path(file).exists():
             with contextlib.suppress(OSError, HfTlmError):  # A cache of other users may not be writable.
-                seal_rows(file, len(found))
-    return found
+                seal_rows(file, len(dataset))
+    return dataset
 
 
 def is_whole(file: Path) -> bool:
     """Return whether a cached file exists and matches its seal; log a warning if it does not match."""
     if not file.is_file():
         return False
-    if (problem := _broken(file)) is not None:
+    if (problem := _seal_mismatch(file)) is not None:
         logger.warning("%s is damaged and will be created again (%s).", file, problem)
     return problem is None
 
 
-def _broken(file: Path) -> str | None:
+def _seal_mismatch(file: Path) -> str | None:
     """Return how a file differs from its seal; None if it matches, or has no seal. May raise an OSError."""
-    if not _seal(file).is_file():
+    if not _seal_path(file).is_file():
         return None
-    sealed = find_object(_seal(file))
+    sealed = find_object(_seal_path(file))
     if sealed is None or not {"size", "mtime_ns", "xxh3"} <= sealed.keys():
         return "its seal cannot be read"
     stamp = _stamp(file)
@@ -152,11 +152,11 @@ def _broken(file: Path) -> str | None:
     if checksum(file) != sealed["xxh3"]:
         return "its checksum differs"
     with contextlib.suppress(OSError, HfTlmError):  # The file is a copy with a new time: seal that, to skip the next check.
-        atomic_write(_seal(file), json.dumps(sealed | stamp) + "\n")
+        atomic_write(_seal_path(file), json.dumps(sealed | stamp) + "\n")
     return None
 
 
-def _seal(file: Path) -> Path:
+def _seal_path(file: Path) -> Path:
     return file.with_name(f"{file.name}.seal")
 
 

@@ -135,7 +135,7 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
             replaced: a mounted disk, or one that contains the working directory. The message says why.
     """
     path = Path(path)
-    _check_place(path)
+    _check_no_device(path)
     if path.is_file():
         raise HfTlmError(f"Cannot write {path}: expected a folder or a new name; found a file.")
     _check_replaceable(path, f"Cannot write {path}")
@@ -149,9 +149,9 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
         raise HfTlmError(f"Cannot write under {path.parent}: {reason}.") from error
     try:
         yield work.path
-        _share(work.path)
+        _make_readable(work.path)
         sync_tree(work.path)
-        _put(work.path, path)
+        _replace_folder(work.path, path)
         sync_folder(path.parent)
         remove_abandoned(path)  # Old folders `.old.` are abandoned, too, now that `path` exists.
     except Exception as error:
@@ -163,7 +163,7 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
         work.release()
 
 
-def _share(folder: Path) -> None:
+def _make_readable(folder: Path) -> None:
     """Make files readable for everybody who may read their folder: those of safetensors are readable by the owner only."""
     readers = folder.stat().st_mode & 0o444
     for path in folder.rglob("*"):
@@ -173,7 +173,7 @@ def _share(folder: Path) -> None:
                 path.chmod(stat.S_IMODE(mode) | readers)
 
 
-def _put(work: Path, path: Path) -> None:
+def _replace_folder(work: Path, path: Path) -> None:
     """Rename the folder `work` to `path`; an existing folder at `path` is removed, or is at `work` afterwards."""
     if not path.exists():
         try:
@@ -182,21 +182,21 @@ def _put(work: Path, path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # Another process may have created it meanwhile.
                 raise
-    if not _exchange(path, work):
+    if not _swap_folders(path, work):
         old = Temporary(path, folder=True, kind="old.")
-        kept = old.path / path.name
+        backup = old.path / path.name
         try:
-            os.rename(path, kept)
+            os.rename(path, backup)
             try:
                 os.rename(work, path)
             except BaseException:
-                os.rename(kept, path)
+                os.rename(backup, path)
                 raise
         except OSError as error:
             if not path.exists():
                 old.unlock()
                 raise HfTlmError(
-                    f"Cannot write {path}: {told(error, path)}. Its previous content is in {kept}: move it back."
+                    f"Cannot write {path}: {told(error, path)}. Its previous content is in {backup}: move it back."
                 ) from error
             raise
         finally:
@@ -204,7 +204,7 @@ def _put(work: Path, path: Path) -> None:
                 old.release()
 
 
-def _exchange(first: Path, second: Path) -> bool:
+def _swap_folders(first: Path, second: Path) -> bool:
     """Swap two folders in one step (renameat2 with RENAME_EXCHANGE); False where system or file system cannot."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
@@ -222,7 +222,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
         HfTlmError: the disk cannot be written, or `path` is a device or a pipe; the previous file, if any, is intact.
     """
     path, work = Path(path), None
-    _check_place(path)
+    _check_no_device(path)
     new_folder = not path.parent.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
                 path.parent.rmdir()
 
 
-def _check_place(path: Path) -> None:
+def _check_no_device(path: Path) -> None:
     """Raise an HfTlmError if a path is a device or a pipe: replacing /dev/null by a file would break the machine."""
     try:
         other = path.exists() and not (path.is_file() or path.is_dir())
@@ -259,10 +259,10 @@ def _check_place(path: Path) -> None:
 
 def _check_replaceable(folder: Path, what: str) -> None:
     """Raise an ArgumentsError if a folder cannot be replaced: a mounted disk, or a parent of the working directory."""
-    place = folder.resolve()
-    if os.path.ismount(place):
+    resolved = folder.resolve()
+    if os.path.ismount(resolved):
         problem = "a disk is mounted at it"
-    elif Path.cwd().is_relative_to(place):
+    elif Path.cwd().is_relative_to(resolved):
         problem = "the working directory is in it"
     else:
         return
@@ -289,12 +289,12 @@ def check_writable(folder: str | os.PathLike, what: str | None = None, *, replac
         pass
     except OSError as error:  # For example a name that is too long.
         raise ArgumentsError(f"{what}: {told(error, folder, 'Choose another')}.") from error
-    there = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
-    if replaced and there == folder and there.is_dir():
+    existing = next(candidate for candidate in (folder, *folder.absolute().parents) if os.path.exists(candidate))
+    if replaced and existing == folder and existing.is_dir():
         _check_replaceable(folder, what)
-        there = folder.resolve().parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ArgumentsError(f"{what}: {there} is not a writable folder. Choose another.")
+        existing = folder.resolve().parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise ArgumentsError(f"{what}: {existing} is not a writable folder. Choose another.")
 
 
 def check_working_folder() -> None:

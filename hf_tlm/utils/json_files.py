@@ -141,10 +141,12 @@ def check_fields(
         return record(fields, optional)(content)
     except Unfit as unfit:
         place = ".".join(map(str, unfit.place))[:100] or "all of it"
-        raise error(f"{what}: {place} must be {unfit.expected}; found {_shown(content, unfit.place)}. {advice}") from None
+        raise error(
+            f"{what}: {place} must be {unfit.expected}; found {_describe_value(content, unfit.place)}. {advice}"
+        ) from None
 
 
-def _shown(content: Any, place: Sequence[str | int]) -> str:
+def _describe_value(content: Any, place: Sequence[str | int]) -> str:
     for name in place:
         if isinstance(content, dict) and name not in content:
             return "nothing"
@@ -152,7 +154,7 @@ def _shown(content: Any, place: Sequence[str | int]) -> str:
     return f"{content!r:.80}"
 
 
-def _within(name: str | int, check: Check, value: Any) -> Any:
+def _check_entry(name: str | int, check: Check, value: Any) -> Any:
     """Return the checked value of one entry of an object or list; an `Unfit` is extended by the entry's key or index."""
     try:
         return check(value)
@@ -167,7 +169,7 @@ def record(fields: Mapping[str, Check], optional: Collection[str] = ()) -> Check
         if not isinstance(value, dict):
             raise Unfit("an object")
         read = {name: of_field for name, of_field in fields.items() if name in value or name not in optional}
-        return {name: _within(name, of_field, value.get(name)) for name, of_field in read.items()}
+        return {name: _check_entry(name, of_field, value.get(name)) for name, of_field in read.items()}
 
     return check
 
@@ -218,7 +220,7 @@ def listed(of_item: Check, longest: int) -> Check:
     def check(value: Any) -> tuple:
         if not isinstance(value, list) or len(value) > longest:
             raise Unfit(f"a list of at most {longest:,} items")
-        return tuple(_within(index, of_item, item) for index, item in enumerate(value))
+        return tuple(_check_entry(index, of_item, item) for index, item in enumerate(value))
 
     return check
 

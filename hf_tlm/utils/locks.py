@@ -32,7 +32,7 @@ _TAKEN = (errno.EAGAIN, errno.EACCES)
 POLL_SECONDS = 0.2
 _TRIES = 100
 # The locks that this process holds, by their files: waiting for one of them would never end.
-_HERE: dict[Path, _Held] = {}
+_HELD_LOCKS: dict[Path, _Held] = {}
 # Files that exist before any work is done: locks, temporary files, logs of trackers, and a tokenizer, which is cached too.
 _PASSING = ("*.lock", ".*", "*/.*", "*events.out.tfevents*", "tokenizer/*")
 
@@ -111,9 +111,9 @@ def owned(folder: str | os.PathLike, *, wait: bool = False) -> Iterator[None]:
     rank, processes = place_in_job()
     problem: str | None = None
     held: _Held | None = None
-    outer = _held_here(folder) if rank == 0 else None
+    outer = _find_own_lock(folder) if rank == 0 else None
     if wait and agree(outer is None, processes):
-        held = _waited(folder, rank, processes)
+        held = _wait_for_lock(folder, rank, processes)
     elif rank == 0 and not (outer and outer.lent) and (held := _Held.of(folder)) is None:
         problem = _refusal(folder, "choose another --output_dir")
     if held is not None:
@@ -126,15 +126,15 @@ def owned(folder: str | os.PathLike, *, wait: bool = False) -> Iterator[None]:
 
 def owns_output_dir(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function with an argument `args` to hold the lock of `args.output_dir` while it runs; see `owned`."""
-    return _owning(function, wait=False)
+    return _hold_output_dir(function, wait=False)
 
 
 def shares_output_dir(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function like `owns_output_dir`, but wait for the lock; for functions that use `let_others_in`."""
-    return _owning(function, wait=True)
+    return _hold_output_dir(function, wait=True)
 
 
-def _owning(function: Callable[P, R], wait: bool) -> Callable[P, R]:
+def _hold_output_dir(function: Callable[P, R], wait: bool) -> Callable[P, R]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -156,9 +156,9 @@ def let_others_in(folder: str | os.PathLike) -> Iterator[bool]:
     or if the file system has no locks.
     """
     rank, processes = place_in_job()
-    held = _held_here(folder) if rank == 0 else None
-    together = held is not None and not held.lent and held.lock is not None
-    if not agree(together, processes):
+    held = _find_own_lock(folder) if rank == 0 else None
+    can_release = held is not None and not held.lent and held.lock is not None
+    if not agree(can_release, processes):
         yield False
         return
     if held is not None:
@@ -169,7 +169,7 @@ def let_others_in(folder: str | os.PathLike) -> Iterator[bool]:
         if held is not None and (again := _Held.of(folder)) is not None:
             held.take(again)
         raise
-    again = _waited(folder, rank, processes)
+    again = _wait_for_lock(folder, rank, processes)
     if held is not None and again is not None:
         held.take(again)
 
@@ -177,13 +177,13 @@ def let_others_in(folder: str | os.PathLike) -> Iterator[bool]:
 @contextlib.contextmanager
 def awaited(folder: str | os.PathLike) -> Iterator[None]:
     """Wait for a folder's lock and hold it during a block; raise a LockError if this thread holds it for its own output."""
-    if _held_here(folder):
+    if _find_own_lock(folder):
         raise LockError(f"{folder} is the output folder of this command. Choose another folder for its working files.")
-    with _waited(folder) or contextlib.nullcontext():
+    with _wait_for_lock(folder) or contextlib.nullcontext():
         yield
 
 
-def _waited(folder: str | os.PathLike, rank: int = 0, processes: int = 1) -> _Held | None:
+def _wait_for_lock(folder: str | os.PathLike, rank: int = 0, processes: int = 1) -> _Held | None:
     """Wait for a folder's lock; return it in the first process of a job, and None in its other processes.
 
     The processes wait by many short broadcasts, because a single one fails after `ddp_timeout`, and another training may
@@ -225,9 +225,9 @@ def _refusal(folder: str | os.PathLike, choose: str) -> str:
     return f"{folder} is being written by {owner_of(folder)}. Wait for it to end, or {choose}."
 
 
-def _held_here(folder: str | os.PathLike) -> _Held | None:
+def _find_own_lock(folder: str | os.PathLike) -> _Held | None:
     """Return the lock of a folder if this thread holds it, else None."""
-    held = _HERE.get(lock_file(folder))
+    held = _HELD_LOCKS.get(lock_file(folder))
     return held if held is not None and held.thread == threading.get_ident() else None
 
 
@@ -268,17 +268,17 @@ class _Held(contextlib.AbstractContextManager):
         try:
             for _ in range(_TRIES):
                 try:
-                    made += _make(path.parent)
+                    made += _create_folders(path.parent)
                     lock = Flock.open(path, os.O_RDWR | os.O_CREAT)
                 except FileNotFoundError:  # The process that created the parent folder has removed it again.
                     continue
-                taken = lock.lock()
-                if taken and lock.is_of(path):
+                acquired = lock.lock()
+                if acquired and lock.is_of(path):
                     break
                 lock.release()
-                if taken is False:
+                if acquired is False:
                     return None
-                if taken is None:
+                if acquired is None:
                     raise OSError("the file system has no locks")
             else:
                 raise OSError("it is created and removed repeatedly")
@@ -292,7 +292,7 @@ class _Held(contextlib.AbstractContextManager):
         with contextlib.suppress(OSError):  # The lock holds without its owner's name, too.
             os.ftruncate(lock.descriptor, 0)
             os.pwrite(lock.descriptor, json.dumps(owner).encode(), 0)
-        _HERE[path] = held = cls(path, lock, made)
+        _HELD_LOCKS[path] = held = cls(path, lock, made)
         return held
 
     def __exit__(self, *_: object) -> None:
@@ -302,11 +302,11 @@ class _Held(contextlib.AbstractContextManager):
         """Take over the lock and the created folders of another `_Held` of the same folder."""
         self.lock, self.made = other.lock, self.made + other.made
         if self.lock is not None:
-            _HERE[self.path] = self
+            _HELD_LOCKS[self.path] = self
 
     def release(self) -> None:
         if self.lock is not None and self.lock.descriptor >= 0:
-            _HERE.pop(self.path, None)
+            _HELD_LOCKS.pop(self.path, None)
             with contextlib.suppress(OSError):
                 self.path.unlink()
             self.lock.release()
@@ -315,7 +315,7 @@ class _Held(contextlib.AbstractContextManager):
                 folder.rmdir()
 
 
-def _make(folder: Path) -> list[Path]:
+def _create_folders(folder: Path) -> list[Path]:
     """Create a folder with its parents; return the folders that were created, the outermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
     folder.mkdir(parents=True, exist_ok=True)
@@ -368,7 +368,7 @@ class Claim(contextlib.AbstractContextManager):
     def _take_back(self) -> None:
         """Remove the folder's content, unless a file is worth keeping or another process is using the folder."""
         with contextlib.ExitStack() as stack:
-            if not _held_here(self.folder):
+            if not _find_own_lock(self.folder):
                 if (own := _Held.of(self.folder)) is None:
                     return
                 stack.enter_context(own)

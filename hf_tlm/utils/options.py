@@ -72,16 +72,16 @@ class Range:
     def __str__(self):
         kind = "whole number" if self.whole else "number"
         if self.high == math.inf:
-            text = f"{kind}, {_written(self.low)} or more"
+            text = f"{kind}, {_format_number(self.low)} or more"
         elif self.above or self.below:
-            text = f"{kind} {'above' if self.above else 'of at least'} {_written(self.low)} and "
-            text += f"{'below' if self.below else 'at most'} {_written(self.high)}"
+            text = f"{kind} {'above' if self.above else 'of at least'} {_format_number(self.low)} and "
+            text += f"{'below' if self.below else 'at most'} {_format_number(self.high)}"
         else:
-            text = f"{kind} from {_written(self.low)} to {_written(self.high)}"
-        return " or ".join(["a " + text, *map(_written, self.also)])
+            text = f"{kind} from {_format_number(self.low)} to {_format_number(self.high)}"
+        return " or ".join(["a " + text, *map(_format_number, self.also)])
 
 
-def _written(number: float) -> str:
+def _format_number(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
 
@@ -238,7 +238,7 @@ def of_python(value: Any) -> Any:
     return value.tolist() if package in ("numpy", "torch") and hasattr(value, "tolist") else value
 
 
-def _settled(name: str, value: Any, is_list: bool, error: type[HfTlmError]) -> Any:
+def _plain_value(name: str, value: Any, is_list: bool, error: type[HfTlmError]) -> Any:
     """Return a field's value as plain Python values; raise `error` for a single number in a field that is a list."""
     value = of_python(value)
     if is_list and isinstance(value, Real) and not isinstance(value, bool):
@@ -266,7 +266,7 @@ def check_ranges(arguments: Any, error: type[HfTlmError]) -> None:
     """
     for entry in fields(arguments):
         given = getattr(arguments, entry.name)
-        value = _settled(entry.name, given, str(entry.type).removeprefix("Annotated[").startswith("list["), error)
+        value = _plain_value(entry.name, given, str(entry.type).removeprefix("Annotated[").startswith("list["), error)
         if value is not given:
             setattr(arguments, entry.name, value)
         if (choices := entry.metadata.get("choices")) and value != entry.default:

@@ -118,7 +118,7 @@ def test_a_file(tmp_path):
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_model(tmp_path, model, tokenizer, exchange, monkeypatch):
     if not exchange:
-        monkeypatch.setattr("hf_tlm.utils.files._exchange", lambda first, second: False)
+        monkeypatch.setattr("hf_tlm.utils.files._swap_folders", lambda first, second: False)
 
     def prepare(folder):
         (folder / "out").mkdir()

@@ -76,7 +76,7 @@ def test_blocks_that_do_not_fit_are_read_again(stay, tokenizer, monkeypatch, tmp
     monkeypatch.setattr(
         "hf_tlm.influence.task_gradients.load_file", lambda path, device: read.append(path) or load_file(path, device)
     )
-    monkeypatch.setattr("hf_tlm.influence.task_gradients._room", lambda device: sum(sizes[:stay]))
+    monkeypatch.setattr("hf_tlm.influence.task_gradients._free_memory", lambda device: sum(sizes[:stay]))
     for waiting in (0, 1 << 28):
         monkeypatch.setattr("hf_tlm.influence.scorer.WAITING_BYTES", waiting)
         scorer.load(tmp_path / "saved")

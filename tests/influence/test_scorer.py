@@ -15,7 +15,7 @@ import hf_tlm.influence.gradients as kinds
 from hf_tlm.data.tokenization import TokenizerError
 from hf_tlm.influence import InfluenceError, InfluenceScorer, draws
 from hf_tlm.influence.rows import MaskedTexts
-from hf_tlm.influence.task_gradients import KEPT_BYTES, TaskGradients, _room
+from hf_tlm.influence.task_gradients import KEPT_BYTES, TaskGradients, _free_memory
 from hf_tlm.models import export_stock
 from hf_tlm.utils.json_files import find_format
 from support.naive import (
@@ -445,9 +445,9 @@ def test_texts_have_128_tokens_by_default_or_what_the_tokenizer_says(tokenizer):
 
 def test_gradients_may_fill_half_of_what_a_gpu_has_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 << 30, 80 << 30))
-    assert _room(torch.device("cuda")) == 5 << 30 and _room(torch.device("cpu")) == KEPT_BYTES
+    assert _free_memory(torch.device("cuda")) == 5 << 30 and _free_memory(torch.device("cpu")) == KEPT_BYTES
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 20, 80 << 30))
-    assert _room(torch.device("cuda")) == KEPT_BYTES
+    assert _free_memory(torch.device("cuda")) == KEPT_BYTES
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra"])

@@ -102,8 +102,8 @@ def test_a_killed_run_continues(rows, scorer, expected, tmp_path, monkeypatch, t
     again = []
     monkeypatch.setattr(InfluenceScorer, "score", lambda self, rows: again.append(rows["id"][0]) or scored(self, rows))
     fits = []
-    block = InfluenceScorer._block
-    monkeypatch.setattr(InfluenceScorer, "_block", lambda self, *given: fits.append(given) or block(self, *given))
+    block = InfluenceScorer._compute_block
+    monkeypatch.setattr(InfluenceScorer, "_compute_block", lambda self, *given: fits.append(given) or block(self, *given))
     if then is None:
         score(*rows, scorer, work, task_batch_size=5)
         assert len(again) == 6

@@ -24,7 +24,7 @@ class TaskBlocks:
 def count_blocks(monkeypatch, *, texts):
     """Set the block size of scorers to `texts` task texts, and count their blocks from now on."""
     monkeypatch.setattr("hf_tlm.influence.scorer.BLOCK_TEXTS", texts)
-    blocks, block = TaskBlocks(), InfluenceScorer._block
+    blocks, block = TaskBlocks(), InfluenceScorer._compute_block
 
     def counted(self, rows, size, tasks):
         if len(blocks.made) == blocks.stop:
@@ -32,5 +32,5 @@ def count_blocks(monkeypatch, *, texts):
         blocks.made.append(tasks.start)
         return block(self, rows, size, tasks)
 
-    monkeypatch.setattr(InfluenceScorer, "_block", counted)
+    monkeypatch.setattr(InfluenceScorer, "_compute_block", counted)
     return blocks

@@ -66,7 +66,7 @@ def test_directory_is_replaced_whole(tmp_path):
 
 
 def test_directory_is_replaced_where_folders_cannot_be_exchanged(tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_tlm.utils.files._exchange", lambda first, second: False)
+    monkeypatch.setattr("hf_tlm.utils.files._swap_folders", lambda first, second: False)
     test_directory_is_replaced_whole(tmp_path)
     rename = os.rename
 
