@@ -249,7 +249,7 @@ def test_objects(tmp_path, damage, caplog):
     for find in (find_object, read_record):
         caplog.clear()
         assert find(path) is None and "record.json" in caplog.text
-    with pytest.raises(HfTlmError, match="record.json cannot be read, it is damaged.*Make it again."):
+    with pytest.raises(HfTlmError, match="record.json cannot be read, it is damaged.*Create it again."):
         read_object(path)
     assert find_object(tmp_path / "none.json") is None
 

@@ -144,7 +144,7 @@ def test_task_columns_are_texts(tmp_path):
         ("{learning_rate: [~]}", "learning_rate: expected a value; received none"),
         ("{learning_rate: [nan]}", "learning_rate: expected a number from 0 to 100; received nan"),
         ("{learning_rate: {min: 1e-5, max: .inf}}", "learning_rate: expected a number from 0 to 100; received inf"),
-        ("{" + "a: {" * 500 + "}" * 500 + "}", "more than 20 values"),
+        ("{" + "a: {" * 500 + "}" * 500 + "}", "nested more than 20 deep"),
     ],
     ids=lambda value: value[:40],
 )

@@ -544,7 +544,7 @@ def test_a_damaged_tokenizer_is_told_and_made_again(work, tmp_path, caplog):
     made = file.read_bytes()
     file.write_bytes(made.replace(b'"a"', b'"b"', 1))
     seals._check.cache_clear()  # A process looks once at a folder.
-    with pytest.raises(SealError, match="tokenizer.json has changed .* run the command again"):
+    with pytest.raises(SealError, match="tokenizer.json has changed .* run its command again"):
         load_tokenizer(str(file.parent))
     reproduce(plan, prepare_only=True)
     assert file.read_bytes() == made and "tokenizer.json has changed since it was saved" in caplog.text

@@ -342,7 +342,7 @@ def test_a_damaged_block_of_gradients_is_made_again(tokenizer, tmp_path, damage)
     block.write_bytes(damaged)
     again = InfluenceScorer([tiny("bert")], tokenizer, layer=0, parameters="*", mlm_probability=MASKED, seed=SEED)
     if damage != "none":
-        with pytest.raises(InfluenceError, match="1 of 1 blocks are missing or damaged"):
+        with pytest.raises(InfluenceError, match="1 of 1 blocks of the task gradients in .* are missing or damaged"):
             again.load(tmp_path)
     again.fit(task_texts(), 2, tmp_path)
     assert block.read_bytes() == before
@@ -388,7 +388,7 @@ def test_a_killed_fit_continues_and_several_processes_make_other_blocks(tokenize
     blocks.stop = 2
     with pytest.raises(Killed):
         fit()
-    with pytest.raises(InfluenceError, match="3 of 5 blocks are missing"):
+    with pytest.raises(InfluenceError, match="3 of 5 blocks of the task gradients in .* are missing"):
         InfluenceScorer([tiny("bert")], tokenizer, **options).load(tmp_path / "tasks")
     blocks.stop = 3
     with pytest.raises(Killed):
@@ -466,7 +466,7 @@ def test_with_flash_attention_no_token_is_left_out(family, kind, tokenizer, monk
     ("options", "message"),
     [
         ({"layer": 3}, "between -3 and 2"),
-        ({"parameters": "nonsense.*"}, "It has: attention.self.query.weight"),
+        ({"parameters": "nonsense.*"}, "Choose from: attention.self.query.weight"),
         ({"mlm_probability": 0.0}, "mlm_probability"),
         ({"batch_size": 0}, "batch_size"),
         ({"projection_dim": 0}, "projection_dim"),

@@ -145,7 +145,7 @@ def test_balance_sorts_validation_by_class(task, subset, scorer, by_influence, t
 
 
 def test_balance_needs_a_batch_of_every_class(by_influence):
-    with pytest.raises(InfluenceError, match="'down' has 8 validation examples, and task_batch_size is 9. Lower it to 8"):
+    with pytest.raises(InfluenceError, match="'down' has 8 validation examples, and task_batch_size is 9. Lower"):
         by_influence(num_passages=12, task_batch_size=9, balance="class")
 
 

@@ -145,7 +145,7 @@ class TestErrors:
             ({"cls_layer.0.bias": torch.ones(15)}, r"another shape: cls_layer\.0\.bias \(15,\) instead of \(16,\)"),
             (
                 {"cls.predictions.decoder.bias": torch.ones(150)},
-                r"cls\.predictions\.bias and cls\.predictions\.decoder\.bias in .* must be one",
+                r"cls\.predictions\.bias and cls\.predictions\.decoder\.bias in .* must be equal, but differ",
             ),
             ({"cls_layer.0.weight": None}, r"one weight named \[\.\.\.\]cls_layer\.0\.weight; found none"),
             ({"cls_layer.2.weight": None}, r"lacks cls_layer\.2\.weight"),
@@ -212,7 +212,7 @@ class TestErrors:
         assert not (tmp_path / "out").exists()
 
     def test_options_that_a_coco_lm_checkpoint_has_no_use_for(self, folder, tmp_path):
-        with pytest.raises(ModelError, match="task, tokenizer_name: for checkpoints of TLM"):
+        with pytest.raises(ModelError, match="task, tokenizer_name: only for checkpoints of TLM"):
             convert_legacy(str(folder(model_type="cocolm")), tmp_path / "out", task="imdb", tokenizer_name="x")
 
     def test_the_released_folder_is_not_replaced(self, folder):
