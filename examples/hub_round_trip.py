@@ -30,7 +30,7 @@ def main() -> None:
     options = parser.parse_args()
     dataset_id, model_id = f"{options.user}/tlm-example-subset", f"{options.user}/tlm-example"
 
-    # 1. Publish. The model's card names the subset and the commit of this push.
+    # 1. Publish. The model's card names the subset at the commit of the subset's push.
     pushed = hub.publish_subset(options.subset, dataset_id)
     print(pushed.to_text())
     print(hub.publish_model(options.model, model_id, dataset=f"{dataset_id}@{pushed.commit}").to_text())

@@ -10,7 +10,7 @@
     uv run examples/own_model_and_loss.py --task path/to/scierc --corpus 'path/to/corpus/*.parquet'
 
 The network is a convolution over word pieces. The task loss is the focal loss (Lin et al., ICCV 2017). `TlmTrainer` needs a
-model whose `forward` accepts the batches of `TlmCollator`. It returns class logits, and the summed masked-LM loss if the
+model whose `forward` accepts the batches of `TlmCollator` and returns class logits, and the summed masked-LM loss if the
 batch has `mlm_labels`.
 """
 
