@@ -29,7 +29,7 @@ class OutputArguments:
     """Settings of the output."""
 
     output_dir: str | None = option(
-        None, "Folder of the results: for each baseline one with scores, predictions and model. Default: none are written."
+        None, "Folder with a folder for each baseline: scores, predictions, and the linear model. Default: none are written."
     )
 
     def folder(self, name: str) -> Path:

@@ -36,8 +36,8 @@ class TableArguments:
             "task only, random, BM25, 'BM25 + ISS 20%%', "
             "'DSIR 20%%', 'BM25 20%%' (the best ranked), 'random 20%%' (of BM25's), "
             "pretrained, 'majority class', linear; or JSON: "
-            '\'{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}\' ("tokenizer": "own": one of its own '
-            "texts). Arms of --config files by name."
+            '\'{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}\' ("tokenizer": "own": one trained '
+            "on its task and subset). Arms of --config files by name."
         ),
         factory=lambda: ["task only", "random", "BM25", "BM25 + ISS 20%"],
     )

@@ -85,7 +85,8 @@ class SubsetHubArguments:
         if given and not self.push_to_hub:
             has = "has" if len(given) == 1 else "have"
             raise HubError(
-                f"{' and '.join(given)} {has} no effect without --push_to_hub. Add --push_to_hub, or remove the others."
+                f"{' and '.join(given)} {has} no effect without --push_to_hub. Add --push_to_hub, or remove "
+                f"{' and '.join(given)}."
             )
         if self.push_to_hub and self.hub_dataset_id is None:
             raise HubError("--push_to_hub needs --hub_dataset_id owner/name: the repository to publish the subset to.")
@@ -131,7 +132,7 @@ class PublishArguments:
         None, "With legacy_checkpoint: folder for the converted model; an earlier model in it is replaced."
     )
     task: Annotated[str | None, _CONVERTED] = option(
-        None, "For a TLM checkpoint: registered task with its classes. Default: the task in the checkpoint's name."
+        None, "For a TLM checkpoint: registered task whose classes it predicts. Default: that in the checkpoint's name."
     )
     label_names: Annotated[list[str] | None, _CONVERTED] = option(
         None, "For a TLM checkpoint: class names in the order of their indices, instead of --task.", nargs="+"

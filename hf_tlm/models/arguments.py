@@ -67,9 +67,9 @@ class InitializationArguments:
 
     classifier_init: str = option(
         "random",
-        "Initial classifier of a model from scratch: random; or linear, before the last stage a linear model of the "
-        "task's tokens, whose weights are in dimensions of the token embeddings (ours; needs a ModernBERT with "
-        "classifier_pooling mean).",
+        "Initial classifier of a model from scratch: random; or linear, which makes the model, before its last stage, a "
+        "linear model of the task's tokens, with the weights in dimensions of the token embeddings (ours; needs a "
+        "ModernBERT with classifier_pooling mean).",
         choices=["random", "linear"],
     )
 

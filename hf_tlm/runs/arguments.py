@@ -133,7 +133,7 @@ class PredictorArguments:
     text_column: str | None = option(None, "Column of the texts. Default: as in training; for stock checkpoints text.")
     text_pair_column: str | None = option(None, "Column of the second texts of pairs.")
     separator: str | None = option(
-        None, "Separator of the fields in csv and tsv files, such as ; or tab. Default: detected."
+        None, "Separator of the fields in csv and tsv files, such as ; or tab. Default: tab for tsv, detected for csv."
     )
     max_length: int | None = option(
         None,

@@ -24,7 +24,7 @@ SELECTIONS = ("median", "mean", "best")
 CHECKPOINT = "model_name_or_path"
 KEYS = ("grid", "seeds", "select_by")
 LONGEST_NAME = 150  # of a point's folder, in characters; file systems allow 255 bytes
-_WITHOUT_GRID = NoEffect("grid", (None,), "without --grid, whose points it compares. Remove it, or pass --grid.")
+_WITHOUT_GRID = NoEffect("grid", (None,), "without --grid, which has the values to choose from. Remove it, or pass --grid.")
 
 
 class GridError(HfTlmError):

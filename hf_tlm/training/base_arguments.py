@@ -128,7 +128,7 @@ class BaseArguments(TrainingArguments):
 
     @property
     def layerwise_lr_decay(self) -> float:
-        """Factor between a layer's learning rate and that of the layer above it."""
+        """Learning rate of a layer divided by that of the layer above it."""
         return 1.0
 
     def _accumulation(
@@ -209,7 +209,7 @@ class PublishedArguments(BaseArguments):
     weight_decay: float = option(0.01, "Weight decay (TLM: of stage 1).")
     layerwise_lr_decay: float = option(
         1.0,
-        "Factor between a layer's learning rate and that of the layer above it; ELECTRA is fine-tuned with 0.8, its "
+        "Learning rate of a layer divided by that of the layer above it; ELECTRA is fine-tuned with 0.8, its "
         "large model with 0.9 (TLM: in stage 1).",
     )
     optim: str = option(
@@ -302,7 +302,7 @@ def _processor_has_bfloat16() -> bool:
 def _check_hub(args: BaseArguments, id_name: str) -> None:
     """Check the arguments of publishing, or raise an ArgumentsError.
 
-    The Trainer's own strategies are refused, because they push unfinished directories.
+    Strategies of the Trainer that would push unfinished results are refused.
 
     Args:
         id_name: the argument that names the repository.

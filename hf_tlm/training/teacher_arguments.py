@@ -83,7 +83,7 @@ class TeacherArguments:
         if len(self.teacher) > 1 and (word := {NONE, LINEAR, SELF} & set(self.teacher)):
             raise ArgumentsError(
                 f"teacher {word.pop()} cannot be combined with others; received {' '.join(self.teacher):.200}. Several "
-                "teachers must be folders of runs."
+                "teachers must be models: folders of runs, or ids on the Hub."
             )
         if self.teacher_weight == 0:
             raise ArgumentsError("teacher_weight 0 ignores the teacher. Choose another weight, or --teacher none.")

@@ -15,7 +15,7 @@ from hf_tlm.utils.run_files import SEED_FIGURES
 
 @dataclass(repr=False)
 class FinetuneArguments(TeacherArguments, SeedsArguments):
-    """Settings of fine-tuning and of its Trainer.
+    """Settings of fine-tuning, including options of the Trainer with other defaults.
 
     Options of the Trainer are repeated here where their defaults differ. Defaults are those of BERT (Devlin et al., NAACL
     2019, appendix A.3) where it has one.
