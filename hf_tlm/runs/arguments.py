@@ -180,8 +180,8 @@ class ExportArguments:
     )
     output_dir: str | None = option(
         None,
-        "Folder to write; an earlier export there is replaced. Default: NAME-onnx beside the model, or beside the run that "
-        "contains it.",
+        "Folder to write; an earlier export there is replaced. Default: NAME-onnx beside the model; for a folder in "
+        "a run, RUN-NAME-onnx beside the run. Needed for several models.",
     )
     dtypes: list[str] = option(
         help="fp32: onnx/model.onnx. int8: weights in 8 bits, onnx/model_quantized.onnx. fp16: for GPUs and WebGPU, "
