@@ -68,7 +68,7 @@ class BlockMaker:
             raise BlocksError(f"blocks must be {CONTIGUOUS} or {SENTENCES}; received {mode!r}.")
         if max_length < 3:
             raise BlocksError(
-                f"max_length must be at least 3: a block has two special tokens and one more; received {max_length}."
+                f"max_length must be at least 3: two special tokens and at least one more; received {max_length}."
             )
         name = tokenizer.name_or_path or "this one"
         if not tokenizer.is_fast:

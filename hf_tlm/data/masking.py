@@ -164,7 +164,7 @@ def mask_tokens(
         maskable: bool [T], False at special tokens.
         draws, positions: int64 [T], see `uniforms`.
         starts: result of `word_starts`, so that the tokens of a word are chosen together, though each is corrupted
-            independently; None chooses each token independently.
+            independently; None, without `spans`: each token is chosen independently.
 
     Returns:
         (corrupted ids int64 [T], labels int64 [T] with the original id at chosen tokens and -100 elsewhere).

@@ -139,9 +139,9 @@ def train_wordpiece(
 ) -> PreTrainedTokenizerBase:
     """Train a WordPiece vocabulary on `texts` and return it as a BERT tokenizer.
 
-    TLM uses it where no tokenizer can be downloaded. The vocabulary and its ids depend on the texts and the arguments only.
-    Lower-casing also strips accents, as BERT's does, but not in scripts where that would remove vowels or consonants
-    (Hindi, Thai, Japanese, ...).
+    Runs use it if no tokenizer is given, so that none has to be downloaded. The vocabulary and its ids depend on the texts
+    and the arguments only. Lower-casing also strips accents, as BERT's does, but not in scripts where that would remove
+    vowels or consonants (Hindi, Thai, Japanese, ...).
 
     Args:
         texts: iterated three times, so a list or a dataset column rather than a generator.

@@ -21,7 +21,9 @@ READ_ROWS = 1000
 
 
 def cut_at(asked: int | None, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
-    """Return the length at which texts are truncated: `asked`, or by default 128, or less if tokenizer or model take less.
+    """Return the length at which texts are truncated: `asked`, or by default the smallest of 128 and the limits.
+
+    The limits are those of the tokenizer (`model_max_length`) and of the model (`positions`).
 
     Args:
         positions: number of positions of the score model; None: no limit.

@@ -65,8 +65,9 @@ def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], 
     they are in the loss. If a model has several outputs, such as hidden states, the first are the logits.
 
     Raises:
-        HfTlmError: no metric has this name, or it needs more than logits; when computing: the outputs do not have one row
-            per labelled text, or are not finite, or no text has a label.
+        HfTlmError: no metric has this name, or it needs more than logits; when computing: the outputs are not
+            logits [N, C] (regression: numbers [N] or [N, 1]) of N texts with a label or -100 each, or are not finite, or no
+            text has a label.
     """
     loaded = [load_metric(metric) for metric in (name, *further)]
     regression = name in KIND_METRICS["regression"]

@@ -277,8 +277,8 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
     """Read a file that TLM's authors released as the rows of a subset, and build a manifest for it.
 
     Rows are ordered by rank, then by their position in the file. Rows without a text are left out and counted. `rank` is
-    the file's (plus one if the file counts from 0), or the position in the file if it has no ranks; `score`, `n_queries` and
-    `best_query` are null. Ids are `<file>:<row>`, because the released ids only number the rows. The file is read twice,
+    the file's (plus one if the file counts from 0), or the position in the file if a row has no rank; `score`, `n_queries`
+    and `best_query` are null. Ids are `<file>:<row>`, because the released ids only number the rows. The file is read twice,
     row by row. The manifest has null for whatever the release does not tell.
 
     Raises:

@@ -158,10 +158,10 @@ def _columns_of(path: Path) -> list[Any] | None:
 class PredictionFile(contextlib.ExitStack):
     """A file of predictions, written chunk by chunk and atomically: it appears at the end of the context, complete.
 
-    In tables the columns of the input come first, then `prediction`, and the probabilities: in JSON lines an object
-    `probabilities`, class -> probability, in other tables a column `probability_<class>` for each class. A column of the
-    input with such a name is kept as `input_<name>`. JSON lines also have an `id`. Tables for Excel and in parquet are held
-    in memory until the end.
+    In tables the columns of the input come first, then those of the predictions: `prediction`, and `probability` (question
+    answering) or `probabilities`, for classes in JSON lines an object, class -> probability, and in other tables a column
+    `probability_<class>` for each class. A column of the input with such a name is kept as `input_<name>`. JSON lines also
+    have an `id`. Tables for Excel and in parquet are held in memory until the end.
 
     Args:
         path: the file; a folder for `glue`.

@@ -204,8 +204,8 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
     Raises:
         ArgumentsError: rho1 needs corpus batches and there is no corpus; use_peft has nothing to adapt, or is combined with
             FSDP or stage2_classifier_pooling; a batch of stage 2 cannot be split over the processes;
-            metric_for_best_model is set; classifier_init linear does not fit the model or other options; or see
-            `check_stage_2` and `check_model`.
+            metric_for_best_model is set to anything but loss; classifier_init linear does not fit the model or other
+            options; or see `check_stage_2` and `check_model`.
         ModelError: see `check_model`.
     """
     if args.stage != "2" and args.rho1 > 0 and not has_corpus:

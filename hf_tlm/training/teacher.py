@@ -35,7 +35,7 @@ class Teacher:
     """The answers of a teacher.
 
     train: float32 [N, C], class probabilities of the training texts; 1 for the label if the teacher is wrong, zeros if it
-        gave no answer. For regression: values, float32 [N, 1], and NaN.
+        gave no answer. For regression: values, float32 [N, 1]; NaN is no answer.
     rows: int64 [M], indices of the passages of the subset that it answers for, ascending; for marked sentences, indices of
         these.
     ends: int64 [M], number of characters after which each passage is cut.
@@ -129,7 +129,7 @@ def described(report: Mapping[str, Any]) -> str:
     by_class = report.get("passages_by_class") or {}
     classes = ", ".join(f"{count:,} {name}" for name, count in by_class.items())
     if (only_class := _only_class(report)) is not None:
-        classes = f"all {only_class}, which it does not distinguish"
+        classes = f"all {only_class}: the teacher does not distinguish them"
     kind = "marked sentences of passages" if "marks" in report else "passages"
     return f"{description}; {report['passages']:,} {kind}" + (f": {classes}" if classes else "")
 

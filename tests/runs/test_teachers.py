@@ -884,7 +884,7 @@ def test_doubts(tmp_path):
     }
     (doubt,) = doubts(alike)
     assert doubt.startswith("The teacher labels every passage of the subset as a: it does not distinguish them.")
-    assert described(alike).endswith("; 3 passages: all a, which it does not distinguish")
+    assert described(alike).endswith("; 3 passages: all a: the teacher does not distinguish them")
     tenths = [0, 0, 0, 0, 0, 10, 10, 10, 10, 60]
     assert doubts({**good, **counts, "confidence_by_tenth": tenths}) == []
     sure = doubts({**good, **counts, "confidence_by_tenth": tenths, "held_out_accuracy": 0.7, "held_out": "texts"})
