@@ -430,4 +430,4 @@ def published_lines(push: Push | None) -> list[str]:
     """Return the printed line on where a result was published; an empty list if it was not."""
     if push is None:
         return []
-    return [f"published    {push.url} " + (f"(commit {push.commit[:12]})" if push.commit else "(has this content already)")]
+    return [f"published    {push.url} " + (f"(commit {push.commit[:12]})" if push.commit else "(already has this content)")]

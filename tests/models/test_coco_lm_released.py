@@ -263,7 +263,7 @@ def test_the_recipe_writes_a_folder_that_auto_classes_load(changed, tmp_path, mo
     monkeypatch.setattr(sys, "argv", command)
     runpy.run_path(str(RECIPE), run_name="__main__")
     printed = capsys.readouterr().out
-    assert "CocoLmForMaskedLM" in printed and "Left out" in printed and all(name in printed for name in CONTRASTIVE)
+    assert "CocoLmForMaskedLM" in printed and "Weights left out" in printed and all(name in printed for name in CONTRASTIVE)
     assert (out / "model.safetensors").is_file() and not list(out.glob("*.bin"))
     card = (out / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in card for name in CONTRASTIVE) and "pipeline_tag: fill-mask" in card

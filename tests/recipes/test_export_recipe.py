@@ -48,13 +48,13 @@ def test_export_and_predict(tmp_path, tokenizer):
     table.rename(tmp_path / "moved.csv")
     said = hf_tlm(*export, status=1)
     assert (
-        "reviews.csv, the task of run, is not a file or folder on this machine. Give --task" in said
+        "reviews.csv, the task of run, is not a file or folder on this machine. Pass --task" in said
         and "Traceback" not in said
     )
     (tmp_path / "moved.csv").rename(table)
     with table.open("a") as file:
         file.write("one more;a\n")
-    assert "reviews.csv have changed since run was trained. Give --task" in hf_tlm(*export, status=1)
+    assert "reviews.csv have changed since run was trained. Pass --task" in hf_tlm(*export, status=1)
     (tmp_path / "new.txt").write_text("".join(f"{row['text']}\n" for row in sentences(5, 7)))
     model = ["--model_name_or_path", tmp_path / "out", "--backend", "onnx", "--num_threads", "1"]
     hf_tlm("predict", *model, "--data", tmp_path / "new.txt", "--output", tmp_path / "new.csv")
