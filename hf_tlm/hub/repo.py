@@ -49,7 +49,7 @@ CONTINUING = (
     *("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth", "training_args.bin"),
     *("pytorch_model*.bin", "*_optim_states.pt", "*_model_states.pt", "latest"),
 )
-# COCO-LM's modules; earlier versions wrote the last two as well.
+# COCO-LM's modules that the folder of a published model may hold.
 CODE = ("*configuration_*.py", "*modeling_*.py", "*tokenization_*.py", "bert.py", "embeddings.py", "relative_positions.py")
 # Limits in bytes: for a file with tensors, for any other file, and for all files of a run together.
 LARGEST_TENSORS, LARGEST_OTHER, LARGEST_RUN = 64 << 30, 1 << 30, 512 << 30

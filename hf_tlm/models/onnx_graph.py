@@ -38,8 +38,7 @@ DEPTH = 60.0
 ROTARY_OPSET = 23  # The first with an operator for rotary positions.
 _ATTENTION_NAME = "hf_tlm_onnx"
 _LOCK = threading.RLock()  # Guards names that are replaced in modules of transformers for the time of an export.
-# The first with an operator for rotary positions; 20 is the first with one for GELU.
-OPSET = 23
+OPSET = ROTARY_OPSET  # The default. From 20 on there is an operator for GELU, too.
 MAX_BYTES = 2 << 30  # Maximum bytes of a protobuf, which holds a graph and its weights.
 PARTS = ("embeddings", "head")
 MIN_PROB = 1e-30  # Minimum probability of a class, before its logarithm.
