@@ -48,6 +48,7 @@ from hf_tlm.models.generator_discriminator_parts import (
 from hf_tlm.models.loading import hub_options, load_classifier, parse_id2label, reading, without_reports
 from hf_tlm.models.tlm import renew_classifier
 from hf_tlm.utils.options import named
+from hf_tlm.utils.shown import kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class GeneratorDiscriminator(TrainedModel):
     def __init__(
         self,
         main: PreTrainedModel,
-        auxiliary: PreTrainedModel,
+        auxiliary: PreTrainedModel | None = None,
         temperature: float = TEMPERATURE,
         *,
         heads: str = "rtd",
@@ -132,6 +133,13 @@ class GeneratorDiscriminator(TrainedModel):
         scl_projection: str = "none",
         share_embedding_norm: bool = False,
     ):
+        if not (isinstance(main, PreTrainedModel) and isinstance(auxiliary, PreTrainedModel)):
+            received = f"{kind_of(main)} alone" if auxiliary is None else f"{kind_of(main)} and {kind_of(auxiliary)}"
+            raise ModelError(
+                "GeneratorDiscriminator consists of two stock models, a discriminator with a classifier and a masked LM; "
+                f"received {received}. Call GeneratorDiscriminator.from_config(config, generator_config(config)), or "
+                "GeneratorDiscriminator.from_checkpoint(folder, id2label=task.id2label)."
+            )
         super().__init__(main.config)
         if not 0 <= temperature < math.inf:
             raise ModelError(f"temperature must be a number, 0 or more; received {temperature}.")

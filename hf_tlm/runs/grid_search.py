@@ -125,8 +125,11 @@ def _read(folder: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
     path = folder / TRIALS_FILE
     if not path.is_file():
         return []
-    found = read_object(path, GridError, "Choose another --output_dir, or delete that file to start a new search.")
-    if not isinstance(found.get("trials"), list) or found.get("asked") != asked:
+    advice = "Choose another --output_dir, or delete that file to start a new search."
+    found = read_object(path, GridError, advice)
+    if not isinstance(found.get("trials"), list):
+        raise GridError(f"{path} is damaged: it has no list of trials. {advice}")
+    if found.get("asked") != asked:
         raise GridError(
             f"{folder} contains a search with {found.get('asked')}, but this search has {asked}. Choose another "
             "--output_dir, or delete that folder."

@@ -362,3 +362,10 @@ def test_token_embeddings_are_shared_whatever_they_are_called(model_type, other)
     model = GeneratorDiscriminator.from_config(*configs)
     tables = [body.get_input_embeddings().weight for body in (model.main.base_model, model.auxiliary.base_model)]
     assert tables[0] is tables[1] is model.auxiliary.mlm_head.weight
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_configs_instead_of_models(number):
+    configs = [AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])] * number
+    with pytest.raises(ModelError, match="two stock models, .* received an? ElectraConfig .*from_config"):
+        GeneratorDiscriminator(*configs)

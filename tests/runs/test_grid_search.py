@@ -1,5 +1,6 @@
 """Searches on tiny models: trials are drawn from the grid, kept and continued, and the best is run with every seed."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -104,6 +105,15 @@ def test_a_damaged_study_is_named_and_its_trials_stay(tmp_path, base, fake, dama
     with pytest.raises(GridError, match="study.db is damaged: .* or delete .*trials to start a new search"):
         search.search(*parts(tmp_path, base), Grid(SPACE), 3, SEED)
     assert trials.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_damaged_list_of_trials_is_named(tmp_path, base, fake):
+    search.search(*parts(tmp_path, base), Grid(SPACE), 1, SEED)
+    trials = tmp_path / "trials/trials.json"
+    trials.write_text(json.dumps(json.loads(trials.read_text()) | {"trials": 1}))
+    with pytest.raises(GridError, match="trials.json is damaged: it has no list of trials. .*delete that file"):
+        search.search(*parts(tmp_path, base), Grid(SPACE), 1, SEED)
 
 
 @pytest.mark.slow
