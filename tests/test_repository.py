@@ -22,7 +22,10 @@ SUFFIXES = {"", ".py", ".md", ".yaml", ".json", ".toml", ".txt", ".cff", ".ipynb
 FILES = [
     path
     for path in sorted({*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))})
-    if path.is_file() and path.suffix in SUFFIXES and "__pycache__" not in path.parts
+    if path.is_file()
+    and path.suffix in SUFFIXES
+    and "__pycache__" not in path.parts
+    and path.name != ".git"  # In a linked worktree a file, which names a folder of the machine.
 ]
 
 
