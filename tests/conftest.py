@@ -1,4 +1,7 @@
-"""Offline, small and deterministic: set before any Hugging Face library is imported."""
+"""Settings and fixtures of all tests: offline, small and deterministic.
+
+The environment is set before any Hugging Face library is imported.
+"""
 
 import functools
 import gc
@@ -14,7 +17,7 @@ import pytest
 from support.loopback import VARIABLES, LoopbackHub, constants
 
 _HOME = tempfile.mkdtemp(prefix="hf-tlm-tests-")
-_HUB = LoopbackHub()  # A port of this process; only the fixture `hub` lets something answer there.
+_HUB = LoopbackHub()  # A port of this process that only answers while the fixture `hub` is used.
 os.environ.update(
     HF_HOME=_HOME,
     HF_ENDPOINT=_HUB.url,
@@ -26,16 +29,19 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     OMP_NUM_THREADS="1",  # Tests run in as many processes as there are cores.
 )
-if os.environ.get("HF_TLM_TEST_GPU", "") in ("", "cpu"):  # For tests/gpu alone; all others are of the CPU.
+if os.environ.get("HF_TLM_TEST_GPU", "") in ("", "cpu"):  # Only tests/gpu uses the GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure(config):
-    """Import what is heavy, and change what of it takes time; not where tests are only handed out, for which all wait."""
+    """Import heavy packages and patch slow functions in each process that runs tests.
+
+    The controller of pytest-xdist only hands tests out, and all workers wait for it: there nothing is imported.
+    """
     if config.option.dist != "no" and not hasattr(config, "workerinput"):
-        # In a new clone all the others would compile the same at once, each for ten seconds.
+        # In a new clone all workers would compile the same kernels at the same time, each for ten seconds.
         if not config.option.collectonly and not any(ROOT.glob("hf_tlm/retrieval/bm25/__pycache__/*.nbi")):
             command = [sys.executable, "-c", "import hf_tlm.retrieval.sharded.preload"]
             config.compiling = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -50,7 +56,7 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Bits depend on the number of threads, which another package's use of OpenMP may set."""
+    """Set torch to one thread: results depend on the number of threads, which another package's use of OpenMP may set."""
     import torch
 
     torch.set_num_threads(1)
@@ -59,32 +65,32 @@ def one_thread():
 STARTS_PROCESSES = {"subprocess", "multiprocessing", "warm", "run_recipe", "run_processes", "two_are_one", "launch", "mp"}
 
 
-# What test modules import to fork from the warm server. It is started before the first test: another that the package starts
-# for its own work has imported less, and a process can have one.
+# Names that test modules import to fork from the warm server. It is started before the first test: a process can have only
+# one fork server, and one that the package starts for its own work has imported less.
 FORKS = {"warm", "run_recipe", "run_processes", "two_are_one", "run_page", "attack", "assert_refused"}
-# Where files of minutes are. The slow speed begins with them: at its end no worker waits long for the other's last file.
+# Folders with files that take minutes. They run first, so that at the end no worker waits long for another's last file.
 LONG = ("tests/docs/", "tests/recipes/", "tests/test_", "tests/attacks/", "tests/training/", "tests/retrieval/")
 
 
-@pytest.hookimpl(trylast=True)  # What is deselected does not count.
+@pytest.hookimpl(trylast=True)  # After tests were deselected.
 def pytest_collection_modifyitems(config, items):
     if not config.option.collectonly and any(FORKS & set(vars(item.module)) for item in items):
         from support import warm
 
         warm.server()
-    # On a loaded machine other processes now and then miss a port, a deadline or their end: such a test has a second try,
-    # which the summary counts as a rerun. What a test computes in its own process has none.
+    # On a loaded machine other processes now and then miss a port or a deadline, or do not end: such a test has a second
+    # try, which the summary counts as a rerun. A test that runs in its own process has none.
     for item in items:
         if STARTS_PROCESSES & set(vars(item.module)):
             item.add_marker(pytest.mark.flaky(reruns=1))
     items.sort(key=lambda item: next((at for at, place in enumerate(LONG) if item.nodeid.startswith(place)), len(LONG)))
-    # Every Trainer collects garbage: it need not look through all that was imported and collected each time.
+    # Every Trainer collects garbage: it need not look through all imported modules and collected tests each time.
     gc.collect()
     gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What is not tested here, of the skips whose reason shouts."""
+    """Print the reasons of skipped tests that begin in capitals: checks that cannot run on this machine."""
     reasons = {report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])}
     for reason in sorted(reasons):
         if reason[:5].isupper():
@@ -123,7 +129,10 @@ def tokenizer(corpus_rows):
 
 @pytest.fixture(scope="session")
 def one_registry():
-    """For each graph torch reads the sources of its 500 operators again, for a sixth of the time that the graph takes."""
+    """Build torch's registry of ONNX operators once.
+
+    Otherwise torch reads the sources of its 500 operators again for each graph, a sixth of the graph's time.
+    """
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     with pytest.MonkeyPatch.context() as patch:
@@ -133,9 +142,9 @@ def one_registry():
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """An empty Hub on this machine that the clients here and in subprocesses talk to; alice is logged in.
+    """An empty Hub on this machine that clients in this process and in subprocesses use; alice is logged in.
 
-    Without `HF_TOKEN` in the environment nobody is. The client's cache is the test's own.
+    Without `HF_TOKEN` in the environment nobody is logged in. The client's cache belongs to the test.
     """
     import huggingface_hub
 
@@ -152,7 +161,7 @@ def hub(monkeypatch, tmp_path):
 
 @pytest.fixture
 def recipe(monkeypatch, capsys):
-    """Run a recipe's main in this process; what it printed."""
+    """Return a function that runs a recipe's main in this process and returns what it printed."""
 
     def main(name, *arguments):
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
@@ -164,7 +173,7 @@ def recipe(monkeypatch, capsys):
 
 @pytest.fixture
 def sleeps(monkeypatch):
-    """What was to be slept, in seconds, in order; nothing sleeps."""
+    """Replace `time.sleep`: return the list of the seconds that were asked for, in order."""
     seconds = []
     monkeypatch.setattr("time.sleep", seconds.append)
     return seconds
@@ -172,7 +181,7 @@ def sleeps(monkeypatch):
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The real tasks and corpus."""
+    """The folder with the real tasks and corpus."""
     path = Path(os.environ.get("HF_TLM_DATA", ROOT.parent / "shared" / "data"))
     if not (path / "tasks").is_dir():
         pytest.skip(f"NO REAL DATA: {path}/tasks is not there. Set HF_TLM_DATA to the folder with tasks/ and corpus/.")

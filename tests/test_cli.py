@@ -1,4 +1,4 @@
-"""The command `hf-tlm`: its page, its errors, presets by name, completion; it is fast, and the same code as the recipes."""
+"""The command `hf-tlm`: help, errors, presets by name, completion, start-up time; it runs the code of the recipes."""
 
 import json
 import shutil
@@ -24,29 +24,29 @@ HEAVY = ["torch", "transformers", "datasets", "numpy", "yaml", "accelerate"]
 
 
 def hf_tlm(capsys, monkeypatch, *arguments, status=None):
-    """What `hf-tlm ARGUMENTS` prints in this process: standard output, or standard error where it has to fail."""
+    """Run `hf-tlm ARGUMENTS` in this process; return standard output, or standard error where it has to fail."""
     monkeypatch.setattr(sys, "argv", ["hf-tlm", *arguments])
     if status is None:
         cli.main()
         return capsys.readouterr().out
     with pytest.raises(SystemExit) as stop:
         cli.main()
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     assert stop.value.code == status
-    return said.out if status == 0 else said.err
+    return printed.out if status == 0 else printed.err
 
 
-def test_ctrl_c_while_a_command_is_loaded_is_one_line(capsys, monkeypatch):
+def test_ctrl_c_while_a_command_loads_prints_one_line(capsys, monkeypatch):
     def load(recipe):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_load", load)
-    said = hf_tlm(capsys, monkeypatch, "train", "--help", status=130)
-    assert said == "\nError: Interrupted. Finished work is on disk. To continue, run the same command.\n"
+    error = hf_tlm(capsys, monkeypatch, "train", "--help", status=130)
+    assert error == "\nError: Interrupted. Finished work is on disk. To continue, run the same command.\n"
 
 
 def test_every_recipe_is_a_command():
-    """A new recipe is a line of `COMMANDS`."""
+    """A new recipe needs a line in `COMMANDS`."""
     assert sorted(RECIPES) == sorted(path.stem for path in (ROOT / "recipes").glob("*.py"))
     assert recipes_folder() == ROOT / "recipes"
     for command, (recipe, line) in COMMANDS.items():
@@ -56,7 +56,7 @@ def test_every_recipe_is_a_command():
     assert command_of("trian") is None
 
 
-def test_the_page_names_every_command_and_imports_nothing_heavy():
+def test_help_names_every_command_and_imports_no_heavy_package():
     program = (
         "import sys\nfrom hf_tlm.cli import main\nmain()\n"
         f"found = {{*{HEAVY}, 'multiprocessing', 'dataclasses'}} & set(sys.modules)\nassert not found, found\n"
@@ -68,12 +68,12 @@ def test_the_page_names_every_command_and_imports_nothing_heavy():
             assert not [command for command in [*COMMANDS, "presets", "completion"] if f"\n  {command} " not in done.stdout]
 
 
-def test_version(capsys, monkeypatch):
+def test_version_is_printed(capsys, monkeypatch):
     assert hf_tlm(capsys, monkeypatch, "--version") == f"hf-tlm {__version__}\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_a_command_calls_it_by_its_name(command, capsys, monkeypatch):
+def test_help_of_a_command_uses_its_name(command, capsys, monkeypatch):
     text = hf_tlm(capsys, monkeypatch, command, "--help", status=0)
     assert text.startswith(f"usage: hf-tlm {command} ") and f"\n    hf-tlm {command}" in text
     assert hf_tlm(capsys, monkeypatch, COMMANDS[command][0], "--help", status=0) == text
@@ -93,7 +93,7 @@ def test_help_of_a_command_calls_it_by_its_name(command, capsys, monkeypatch):
         (["train", "--config_file", "accelerate/fdsp"], 2, "neither a file nor a preset. Did you mean accelerate/fsdp?"),
     ],
 )
-def test_errors_are_short(arguments, status, message, capsys, monkeypatch):
+def test_errors_are_one_line_and_a_hint(arguments, status, message, capsys, monkeypatch):
     error = hf_tlm(capsys, monkeypatch, *arguments, status=status)
     assert message in error and error.strip().startswith("Error: ") and len(error.strip().splitlines()) <= 2
 
@@ -110,13 +110,13 @@ def test_presets_are_listed_and_shown(capsys, monkeypatch):
     assert shown == (ROOT / "recipes/configs/tlm/coffee.yaml").read_text(encoding="utf-8")
 
 
-def test_a_file_comes_before_a_preset(tmp_path, monkeypatch):
+def test_own_file_wins_over_preset_of_the_same_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     preset = ROOT / "recipes" / "configs" / "tlm" / "coffee.yaml"
     for name in ("tlm/coffee", "tlm/coffee.yaml", "recipes/configs/tlm/coffee.yaml", "./recipes/configs/tlm/coffee.yaml"):
         assert find_preset(name) == preset
     (tmp_path / "tlm" / "coffee").mkdir(parents=True)
-    assert find_preset("tlm/coffee") == preset  # A folder of one's own is no file.
+    assert find_preset("tlm/coffee") == preset  # A folder of that name does not win.
     (tmp_path / "tlm" / "coffee.yaml").write_text("retrieve: {top_k: 7}")
     assert find_preset("tlm/coffee.yaml") == Path("tlm/coffee.yaml")
     assert read_configs(["tlm/coffee.yaml"], "retrieve") == {"top_k": 7}
@@ -128,8 +128,8 @@ def test_a_file_comes_before_a_preset(tmp_path, monkeypatch):
         read_configs(["tlm/cofee"], "retrieve")
 
 
-def test_models_by_name_from_any_folder(tmp_path, monkeypatch):
-    """By short name, and by the paths that presets and older commands have; a run's record knows the file either way."""
+def test_model_presets_are_found_from_any_folder(tmp_path, monkeypatch):
+    """Short names and the paths in presets and older commands both work; a run records the file either way."""
     monkeypatch.chdir(tmp_path)
     for name in ("models/bert_3x128", "recipes/configs/models/bert_3x128.json"):
         assert read_config(name).num_hidden_layers == 3
@@ -142,8 +142,8 @@ def test_models_by_name_from_any_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_to_the_launcher_is_its_status(monkeypatch, number, status):
-    """As of a run of one process; the launcher has sent it on."""
+def test_signal_to_the_launcher_sets_the_exit_status(monkeypatch, number, status):
+    """The status is that of a run of one process; the launcher has passed the signal on to its processes."""
     from accelerate.commands import launch as launcher
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
@@ -156,7 +156,7 @@ def test_a_signal_to_the_launcher_is_its_status(monkeypatch, number, status):
     assert stop.value.code == status
 
 
-def test_launch_options_are_taken_out(tmp_path, monkeypatch):
+def test_launch_options_are_separated_from_the_recipes_options(tmp_path, monkeypatch):
     options, rest = launch_options(["--task", "x", "--num_processes=2", "--config_file", "accelerate/fsdp", "--rho1", "3"])
     assert options == {"num_processes": "2", "config_file": str(ROOT / "recipes/configs/accelerate/fsdp.yaml")}
     assert rest == ["--task", "x", "--rho1", "3"]
@@ -185,8 +185,8 @@ COMPLETED = [
 ]
 
 
-def test_bash_completes(tmp_path):
-    """In a shell whose hf-tlm is this one: commands, options, presets and files."""
+def test_bash_completion_offers_commands_options_presets_and_files(tmp_path):
+    """Complete in a shell whose `hf-tlm` is the one of this clone."""
     if shutil.which("bash") is None:
         pytest.skip("no bash here")
     (tmp_path / "own.yaml").touch()
@@ -196,7 +196,7 @@ def test_bash_completes(tmp_path):
     assert [sorted(part.split()) for part in done.stdout.split("\n.\n")[:-1]] == COMPLETED
 
 
-def test_zsh_completion_is_a_script(tmp_path):
+def test_zsh_completion_is_a_valid_script(tmp_path):
     if shutil.which("zsh") is None:
         pytest.skip("no zsh here")
     done = subprocess.run(
@@ -205,7 +205,7 @@ def test_zsh_completion_is_a_script(tmp_path):
     assert done.returncode == 0 and not done.stderr
 
 
-def test_presets_are_yaml_or_json_that_describes_itself():
+def test_yaml_presets_begin_with_a_comment_and_json_has_a_model_type():
     for name, path in presets().items():
         if path.suffix == ".json":
             assert json.loads(path.read_text(encoding="utf-8"))["model_type"], name

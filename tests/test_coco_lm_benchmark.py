@@ -1,4 +1,4 @@
-"""benchmarks/coco_lm.py runs, at a size at which its figures mean nothing."""
+"""benchmarks/coco_lm.py and coco_lm_long.py run, at a size at which their figures mean nothing."""
 
 import json
 import random
@@ -14,7 +14,7 @@ KINDS = ("positive", "negative")
 
 @pytest.fixture
 def small_data(tmp_path):
-    """corpus/ as in the real data, made of random words."""
+    """A folder whose corpus/ has the layout of the real data, filled with random words."""
     rng = random.Random(0)
     texts = [" ".join(f"word{rng.randrange(200)}" for _ in range(60)) + "." for _ in range(300)]
     (tmp_path / "data" / "corpus").mkdir(parents=True)
@@ -35,13 +35,13 @@ def run(name, small_data, tmp_path, *sizes):
 
 
 @pytest.mark.slow
-def test_a_long_run(small_data, tmp_path):
+def test_long_run_records_loss_and_copy_accuracy(small_data, tmp_path):
     (row,) = run("coco_lm_long", small_data, tmp_path, "--steps", "2", "--every", "2")
     assert row["step"] == 2 and row["MLM loss"] > 1 and 0 <= row["copy accuracy, replaced"] <= 1
 
 
 @pytest.mark.slow
-def test_both_arms(small_data, tmp_path):
+def test_runs_with_and_without_scl_start_equal_and_diverge(small_data, tmp_path):
     sizes = ["--steps", "3", "--every", "2", "--batch_size", "8", "--validation_blocks", "16"]
     rows = run("coco_lm", small_data, tmp_path, *sizes)
     assert [(row["objective"], row["step"]) for row in rows] == [
@@ -49,11 +49,11 @@ def test_both_arms(small_data, tmp_path):
     ]
     with_scl, without = rows[:3], rows[3:]
     shown = [name for name in rows[0] if name not in ("objective", "logged")]
-    # The same model at the start, measured in the same way; and another one at the end.
+    # Both start from the same model, measured in the same way; training changes it.
     assert [with_scl[0][name] for name in shown] == [without[0][name] for name in shown]
     for row in rows:
         assert all(-1 <= row[f"cosine, {kind} pairs"] <= 1 and 0 <= row["copy accuracy, original"] <= 1 for kind in KINDS)
     assert [with_scl[2][name] for name in shown[2:]] != [with_scl[0][name] for name in shown[2:]]
-    # Training logs cosines only where there are crops.
+    # Training logs cosines only where it uses crops.
     assert "cosine_positive" in with_scl[1]["logged"] and "copy_accuracy_original" in without[1]["logged"]
     assert "cosine_positive" not in without[1]["logged"]

@@ -1,4 +1,4 @@
-"""benchmarks/compare_checkouts.py finds one commit identical to itself, and a bit that changed."""
+"""benchmarks/compare_checkouts.py reports a commit as identical to itself, and finds a changed bit."""
 
 import json
 import subprocess
@@ -16,10 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def commit(tmp_path):
-    """A folder with what the newest commit holds, whatever is being changed here."""
+    """A folder with the files of HEAD, without uncommitted changes."""
     (tmp_path / "commit").mkdir()
-    made = subprocess.run(["git", "-C", ROOT, "archive", "--output", tmp_path / "commit.tar", "HEAD"], capture_output=True)
-    if made.returncode:
+    archived = subprocess.run(
+        ["git", "-C", ROOT, "archive", "--output", tmp_path / "commit.tar", "HEAD"], capture_output=True
+    )
+    if archived.returncode:
         pytest.skip("this is no git repository")
     subprocess.run(["tar", "-xf", tmp_path / "commit.tar", "-C", tmp_path / "commit"], check=True)
     return tmp_path / "commit"
@@ -37,11 +39,11 @@ def test_a_commit_is_identical_to_itself(commit, tmp_path):
     (line, _, last) = done.stdout.splitlines()
     assert line.startswith("retrieve-random  identical (") and last == "All identical."
     assert (tmp_path / "kept/after/results/retrieve-random/manifest.json").is_file()
-    # The worktree of the revision is gone.
+    # The worktree of the revision is removed.
     assert not (tmp_path / "kept/before-checkout").exists()
 
 
-def test_what_is_no_checkout_or_no_command(tmp_path):
+def test_unknown_checkout_or_command_is_refused(tmp_path):
     for arguments, message in (
         ((ROOT, ROOT, "--only", "retrieve", "nothing"), "no command is called nothing; there are retrieve-bm25"),
         ((tmp_path, ROOT), "is no checkout"),
@@ -59,7 +61,7 @@ def compare_folders(monkeypatch):
     return compare_folders
 
 
-def write(folder, weight=0.5, score=1.5, f1=0.25, seconds=3.0):
+def write_run_folder(folder, weight=0.5, score=1.5, f1=0.25, seconds=3.0):
     (folder / "model").mkdir(parents=True)
     save_file({"a": np.array([1.0, weight], np.float32), "b": np.zeros(2, np.float16)}, folder / "model/model.safetensors")
     pq.write_table(pa.table({"id": ["p", "q"], "scores": [[1.0], [score]]}), folder / "rows.parquet")
@@ -71,10 +73,10 @@ def write(folder, weight=0.5, score=1.5, f1=0.25, seconds=3.0):
     return folder
 
 
-def test_the_same_but_for_times_and_places(compare_folders, tmp_path):
-    before, after = write(tmp_path / "before"), write(tmp_path / "after", seconds=4.0)
-    counts, found = compare_folders(before, after, {str(before): "@", str(after): "@"})
-    assert not found and counts == {"tensors": 2, "values": 5 + 2 + 2 + 2}
+def test_folders_that_differ_in_times_and_paths_are_equal(compare_folders, tmp_path):
+    before, after = write_run_folder(tmp_path / "before"), write_run_folder(tmp_path / "after", seconds=4.0)
+    counts, differences = compare_folders(before, after, {str(before): "@", str(after): "@"})
+    assert not differences and counts == {"tensors": 2, "values": 5 + 2 + 2 + 2}
 
 
 @pytest.mark.parametrize(
@@ -86,16 +88,16 @@ def test_the_same_but_for_times_and_places(compare_folders, tmp_path):
         ({"f1": -0.0}, "results.json: summary[0].f1: 0.0 / -0.0"),
     ],
 )
-def test_a_changed_bit_is_found(compare_folders, tmp_path, change, message):
+def test_changed_bit_is_found(compare_folders, tmp_path, change, message):
     same = {name: 0.0 for name in change if name == "f1"}
-    before, after = write(tmp_path / "before", **same), write(tmp_path / "after", **change)
-    _, found = compare_folders(before, after, {str(before): "@", str(after): "@"})
-    assert message in found and len(found) == (3 if "f1" in change else 1)
+    before, after = write_run_folder(tmp_path / "before", **same), write_run_folder(tmp_path / "after", **change)
+    _, differences = compare_folders(before, after, {str(before): "@", str(after): "@"})
+    assert message in differences and len(differences) == (3 if "f1" in change else 1)
 
 
-def test_files_that_only_one_side_has(compare_folders, tmp_path):
-    before, after = write(tmp_path / "before"), write(tmp_path / "after")
+def test_files_that_only_one_folder_has_are_named(compare_folders, tmp_path):
+    before, after = write_run_folder(tmp_path / "before"), write_run_folder(tmp_path / "after")
     (before / "README.md").unlink()
     (after / "curves.csv").rename(after / "curve.csv")
-    _, found = compare_folders(before, after, {str(before): "@", str(after): "@"})
-    assert found == ["README.md: only after", "curve.csv: only after", "curves.csv: only before"]
+    _, differences = compare_folders(before, after, {str(before): "@", str(after): "@"})
+    assert differences == ["README.md: only after", "curve.csv: only after", "curves.csv: only before"]

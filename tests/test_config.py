@@ -39,7 +39,7 @@ def read(tmp_path, *files, args=(), recipe="train_tlm"):
     return parse(One, Two, recipe=recipe, description="", args=[*config, *args])
 
 
-def test_later_files_and_the_command_line_win(tmp_path):
+def test_later_files_and_the_command_line_override_earlier_files(tmp_path):
     one, two = read(
         tmp_path, "name: x\nrate: 1e-4\nsize: 5", "rate: 1e-3\nflag: true", args=["--size", "7", "--seeds", "1", "2"]
     )
@@ -47,7 +47,7 @@ def test_later_files_and_the_command_line_win(tmp_path):
     assert (two.size, two.seeds) == (7, [1, 2])
 
 
-def test_values_win_over_files_and_are_checked_as_they_are(tmp_path):
+def test_values_override_files_and_unknown_keys_are_refused(tmp_path):
     (tmp_path / "0.yaml").write_text("name: x\nrate: 1\nsize: 5")
     arguments = {"recipe": "train_tlm", "description": "", "args": ["--config", str(tmp_path / "0.yaml")]}
     one, two = parse(One, Two, values={"rate": 2, "seeds": [1]}, **arguments)
@@ -57,25 +57,25 @@ def test_values_win_over_files_and_are_checked_as_they_are(tmp_path):
     assert config_files(["--size", "3", "--config", "a.yaml", "b.yaml", "--rate", "1"]) == ["a.yaml", "b.yaml"]
 
 
-def test_a_file_with_an_option_that_has_no_effect_is_named(tmp_path):
+def test_config_file_with_an_option_without_effect_is_named(tmp_path):
     (tmp_path / "scale.yaml").write_text("few_shot: {max_steps: 60}")
     (tmp_path / "more.yaml").write_text("k: 8")
     base = ["--model_name_or_path", "x", "--output_dir", str(tmp_path), "--method", "zero_shot"]
 
-    def asked(*args):
+    def parse_few_shot(*args):
         parse(FewShotArguments, CheckpointArguments, recipe="few_shot", description="", args=[*base, *args])
 
     files = ["--config", str(tmp_path / "scale.yaml"), str(tmp_path / "more.yaml")]
     with pytest.raises(ArgumentsError, match=r"max_steps 60 has no effect.* in \S*scale.yaml: --max_steps 1000 resets it"):
-        asked(*files)
-    asked(*files, "--max_steps", "1000")
+        parse_few_shot(*files)
+    parse_few_shot(*files, "--max_steps", "1000")
     for given in (["--max_steps", "70"], ["--max_steps=70"], ["--max-steps", "70"]):
         with pytest.raises(ArgumentsError, match=r"max_steps 70 has no effect.* Leave it out\.$"):
-            asked(*files, *given)
+            parse_few_shot(*files, *given)
 
 
-def test_null_takes_back_a_number_of_a_file(tmp_path, capsys):
-    """That of a preset's budget, such as `--max_flops null`: on the command line as in a later file."""
+def test_null_resets_a_number_set_by_a_config_file(tmp_path, capsys):
+    """For example a preset's budget by `--max_flops null`; the command line and later files work alike."""
     (tmp_path / "preset.yaml").write_text("num_threads: 2")
     (tmp_path / "own.yaml").write_text("num_threads: null")
 
@@ -88,15 +88,15 @@ def test_null_takes_back_a_number_of_a_file(tmp_path, capsys):
     with pytest.raises(SystemExit):
         threads("--num_threads", "none")
     assert "expected a whole number" in capsys.readouterr().err
-    with pytest.raises(SystemExit):  # Without these there is no run.
+    with pytest.raises(SystemExit):  # A number that the run needs cannot be null.
         parse(TlmArguments, recipe="train_tlm", description="", args=["--output_dir", "x", "--rho2", "null"])
     assert "--rho2: expected a number" in capsys.readouterr().err
-    # One that is optional, whatever its default.
+    # An optional number can be null, whatever its default.
     kept = parse(TlmArguments, recipe="train_tlm", description="", args=["--output_dir", "x", "--save_total_limit", "null"])
     assert kept[0].save_total_limit is None
 
 
-def test_an_old_name_works_for_a_version(tmp_path, caplog):
+def test_renamed_option_still_works_under_its_old_name_with_a_warning(tmp_path, caplog):
     def words(*args, **values):
         return parse(CorpusArguments, recipe="retrieve", description="", args=args, values=values)[0].passage_words
 
@@ -105,11 +105,11 @@ def test_an_old_name_works_for_a_version(tmp_path, caplog):
     config = ("--config", str(tmp_path / "old.yaml"))
     assert (words("--max_words", "7"), words("--max-words=8"), words(*config), words(max_words=9)) == (7, 8, 5, 9)
     assert caplog.text.count("max_words is called passage_words now") == 4
-    # Under whatever name: later files and the command line win.
+    # Later files and the command line win under either name.
     assert words(*config, str(tmp_path / "new.yaml")) == 6 and words(*config, "--passage_words", "0") == 0
 
 
-def test_a_switch_and_its_negative_have_texts_of_their_own(capsys):
+def test_switch_and_its_negation_have_separate_help_texts(capsys):
     with pytest.raises(SystemExit):
         parse(RetrievalArguments, recipe="retrieve", description="", args=["--help"])
     shown = " ".join(capsys.readouterr().out.split())
@@ -126,7 +126,7 @@ def test_a_switch_and_its_negative_have_texts_of_their_own(capsys):
         ("Settings of theories.", "Theories"),
     ],
 )
-def test_options_are_listed_under_what_they_are_settings_of(summary, title, capsys):
+def test_options_are_grouped_under_the_title_of_their_class(summary, title, capsys):
     @dataclass
     class Page:
         page: str | None = option(None, "Folder for a web page.")
@@ -137,7 +137,7 @@ def test_options_are_listed_under_what_they_are_settings_of(summary, title, caps
     assert f"\n{title}:\n  --page" in capsys.readouterr().out
 
 
-def test_an_option_that_is_missing_is_named_once(capsys):
+def test_missing_required_option_is_named_once(capsys):
     @dataclass
     class Place:
         output_dir: str
@@ -147,7 +147,7 @@ def test_an_option_that_is_missing_is_named_once(capsys):
     assert "required: --output_dir\n" in capsys.readouterr().err
 
 
-def test_paths_of_the_users_folder(tmp_path, monkeypatch):
+def test_tilde_is_expanded_to_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "0.yaml").write_text("name: ~/x")
     for args in (["--config", "~/0.yaml"], ["--config=~/0.yaml"], ["--name", "~/x"], ["--name=~/x"]):
@@ -164,11 +164,11 @@ def test_paths_of_the_users_folder(tmp_path, monkeypatch):
     assert places.places == [f"{tmp_path}/a", f'{{"b": "{tmp_path}/c"}}', "~nobody here/d"]
 
 
-def test_one_value_of_a_list_may_stand_alone(tmp_path):
+def test_single_value_of_a_list_needs_no_brackets(tmp_path):
     assert read(tmp_path, "name: x\nseeds: 3")[1].seeds == [3]
 
 
-def test_a_mapping_among_texts_is_json(tmp_path):
+def test_mapping_in_a_list_of_strings_becomes_json(tmp_path):
     @dataclass
     class Texts:
         arms: list[str] = field(default_factory=list)
@@ -178,13 +178,13 @@ def test_a_mapping_among_texts_is_json(tmp_path):
     assert texts.arms == ["x", '{"name": "y", "rate": "1e-4", "steps": Infinity}']
 
 
-def test_types_are_those_of_the_command_line(tmp_path):
+def test_values_of_a_file_are_converted_to_the_fields_types(tmp_path):
     one, two = read(tmp_path, "name: 5\nrate: 1\nseeds: [3, 4]\nflag: false")
     assert one.name == "5" and one.rate == 1.0 and isinstance(one.rate, float) and one.flag is False
     assert two.seeds == [3, 4]
 
 
-def test_sections_are_for_their_recipe(tmp_path):
+def test_section_applies_to_its_recipe_only(tmp_path):
     text = "name: x\ntrain_tlm:\n  size: 9\nretrieve:\n  top_k: 4\n"
     assert read(tmp_path, text)[1].size == 9
     assert read(tmp_path, text.replace("top_k: 4", "size: 2"), recipe="retrieve")[1].size == 2
@@ -201,7 +201,7 @@ def test_sections_are_for_their_recipe(tmp_path):
         ("train_tlm: 3", "section 'train_tlm' must be a mapping"),
     ],
 )
-def test_bad_files(tmp_path, text, message):
+def test_invalid_config_file_is_refused(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, text)
 
@@ -209,20 +209,22 @@ def test_bad_files(tmp_path, text, message):
 @pytest.mark.parametrize(
     "key,recipe", [("corpus", "train_tlm"), ("rho1", "retrieve"), ("learning_rate", "retrieve"), ("arms", "train_tlm")]
 )
-def test_a_key_of_a_section_at_the_top(tmp_path, key, recipe):
-    """What is meant for another recipe was an unknown key alone, with names of this one's that are like it."""
-    said = f"^Unknown key '{key}' in .*0.yaml for {recipe}\\..* Put options of another command into its section: .*retrieve,"
-    with pytest.raises(ConfigError, match=said):
+def test_top_level_key_of_another_command_is_refused_with_a_hint(tmp_path, key, recipe):
+    """The message names the sections, not only keys of this recipe with similar names."""
+    message = (
+        f"^Unknown key '{key}' in .*0.yaml for {recipe}\\..* Put options of another command into its section: .*retrieve,"
+    )
+    with pytest.raises(ConfigError, match=message):
         read(tmp_path, f"name: x\n{key}: 3", recipe=recipe)
 
 
-def test_missing_file(tmp_path):
+def test_missing_config_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="Cannot read --config"):
         parse(One, recipe="retrieve", description="", args=["--config", str(tmp_path / "no.yaml")])
 
 
 @pytest.mark.parametrize("args", [["--name", "x", "--unknown", "1"], [], ["--name", "x", "--siz", "4"]])
-def test_bad_command_line_is_one_line(tmp_path, args, capsys):
+def test_invalid_command_line_prints_two_lines(tmp_path, args, capsys):
     with pytest.raises(SystemExit) as stop:
         read(tmp_path, args=args)
     assert stop.value.code == 2
@@ -232,7 +234,7 @@ def test_bad_command_line_is_one_line(tmp_path, args, capsys):
 @pytest.mark.parametrize(
     ("args", "hint"),
     [
-        (["--nam", "x"], "unknown argument --nam; did you mean --name?"),  # And not that --name is required.
+        (["--nam", "x"], "unknown argument --nam; did you mean --name?"),  # Not: --name is required.
         (["--name", "x", "--batch-siz=4"], "unknown argument --batch-siz; did you mean --batch_size?"),
         (["--name", "x", "--batch"], "unknown argument --batch; did you mean --batch_size?"),
         (["--name", "x", "--quiz"], "unknown argument --quiz"),
@@ -240,7 +242,7 @@ def test_bad_command_line_is_one_line(tmp_path, args, capsys):
         (["--name", "x", ".", "y"], "unknown argument .; put a file pattern in quotes, and separate files with commas"),
     ],
 )
-def test_an_unknown_option_is_told_with_what_was_meant(args, hint, capsys):
+def test_unknown_option_gets_a_suggestion(args, hint, capsys):
     @dataclass
     class Sized:
         name: str
@@ -259,8 +261,8 @@ def test_an_unknown_option_is_told_with_what_was_meant(args, hint, capsys):
         (["--plain"], "--plain: expected one argument."),
     ],
 )
-def test_an_option_without_its_value_says_what_it_takes(args, message, capsys):
-    """The first sentence of its help."""
+def test_option_without_its_value_shows_its_help(args, message, capsys):
+    """The message has the first sentence of the help text."""
 
     @dataclass
     class Page:
@@ -287,7 +289,7 @@ def test_an_option_without_its_value_says_what_it_takes(args, message, capsys):
         ),
     ],
 )
-def test_run_turns_errors_into_messages(error, status, message, capsys):
+def test_errors_become_a_message_and_an_exit_status(error, status, message, capsys):
     def main():
         raise error
 
@@ -297,28 +299,28 @@ def test_run_turns_errors_into_messages(error, status, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_killed_process_of_a_job_is_one_line_of_the_others(monkeypatch, capsys):
-    """As gloo says it."""
+def test_killed_process_of_a_job_is_one_line_in_the_other_processes(monkeypatch, capsys):
+    """Gloo raises this error in the processes that are left."""
     error = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:397.")
 
     def main():
         raise error
 
-    with pytest.raises(RuntimeError, match="closed by peer"):  # A server's, say.
+    with pytest.raises(RuntimeError, match="closed by peer"):  # Outside a job, a server may have closed it.
         run(main)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     with pytest.raises(SystemExit) as stop:
         run(main)
     assert stop.value.code == 1
     assert capsys.readouterr().err.startswith("\nError: Another process of this job has ended")
-    error = ConnectionError("[Errno 104] Connection reset by peer")  # Of a Hub's client, in such a job.
+    error = ConnectionError("[Errno 104] Connection reset by peer")  # A job's Hub client raises this too.
     with pytest.raises(ConnectionError):
         run(main)
 
 
 @pytest.mark.parametrize("lines", [1, 100_000])
-def test_output_that_nobody_reads_is_one_line(monkeypatch, capsys, lines):
-    """As behind `| head`, in the middle and at the end."""
+def test_closed_output_pipe_is_a_one_line_error(monkeypatch, capsys, lines):
+    """As behind `| head`, both while printing and at the end."""
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as pipe, pytest.raises(SystemExit) as stop:
@@ -327,7 +329,7 @@ def test_output_that_nobody_reads_is_one_line(monkeypatch, capsys, lines):
     assert stop.value.code == 1 and capsys.readouterr().err.startswith("\nError: The output is no longer read.")
 
 
-def test_a_broken_pipe_of_another_kind_is_a_bug():
+def test_broken_pipe_that_is_not_the_output_is_raised():
     def main():
         raise BrokenPipeError
 
@@ -335,8 +337,8 @@ def test_a_broken_pipe_of_another_kind_is_a_bug():
         run(main)
 
 
-def test_output_that_was_closed_before(monkeypatch):
-    """As `>&-` and daemons close it."""
+def test_run_works_without_standard_output(monkeypatch):
+    """Python sets the streams to None where `>&-` or a daemon has closed them."""
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
     done = []
@@ -350,6 +352,6 @@ def test_output_that_was_closed_before(monkeypatch):
     assert done
 
 
-def test_run_keeps_tracebacks_of_bugs():
+def test_unexpected_errors_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         run(lambda: 1 / 0)

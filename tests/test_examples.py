@@ -1,4 +1,4 @@
-"""Every example runs, at a tiny scale, in an empty folder; what its head says uv needs is what the package is called."""
+"""Every example runs at a tiny scale in an empty folder; its inline metadata for uv names this package."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def example(data, tmp_path, monkeypatch, capsys):
-    """Run a script of the folder in an empty one; what it prints."""
+    """Return a function that runs a script of examples/ in an empty folder and returns what it printed."""
     monkeypatch.chdir(tmp_path)
 
     def run(name, *arguments):
@@ -46,8 +46,8 @@ def example(data, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_uv_knows_what_a_script_needs(script):
-    """The inline metadata of PEP 723, and of a clone the package beside it."""
+def test_inline_metadata_names_the_package_and_its_source(script):
+    """The metadata are those of PEP 723, whose source for uv is the clone around the script."""
     source = script.read_text(encoding="utf-8")
     (block,) = re.findall(r"^# /// script\n((?:#(?: .*)?\n)+?)# ///$", source, flags=re.MULTILINE)
     metadata = tomllib.loads("".join(line.removeprefix("#").removeprefix(" ") for line in block.splitlines(keepends=True)))
@@ -56,7 +56,7 @@ def test_uv_knows_what_a_script_needs(script):
     assert len(source.splitlines()) <= 120
 
 
-def test_the_table_names_every_example():
+def test_readme_lists_every_example():
     table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| \[(\S+)\]\(\1\)", table, flags=re.MULTILINE)) == sorted(
         path.name for path in (*SCRIPTS, NOTEBOOK)
@@ -64,7 +64,7 @@ def test_the_table_names_every_example():
 
 
 @pytest.mark.slow
-def test_own_model_and_loss(example, data, tmp_path):
+def test_own_model_and_loss_example_trains_and_saves(example, data, tmp_path):
     from safetensors.torch import load_file
 
     out = example("own_model_and_loss.py", "--task", data / "task", "--corpus", data / "corpus.parquet", "--max_steps", 4)
@@ -74,14 +74,14 @@ def test_own_model_and_loss(example, data, tmp_path):
     assert load_file(tmp_path / "own_model" / "model.safetensors")["classifier.weight"].shape == (3, 128)
 
 
-def test_influence_on_own_classifier(example, data, tmp_path):
+def test_influence_example_keeps_a_quarter_of_the_texts(example, data, tmp_path):
     files = ["--task", data / "task", "--texts", data / "corpus.parquet"]
     assert "15 of 60 texts" in example("influence_on_own_classifier.py", "--model", data / "model", *files, "--keep", 0.25)
     lines = (tmp_path / "influential.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 15 and set(json.loads(lines[0])) == {"text", "influence"}
 
 
-def test_retrieval_as_a_library(example, data, tmp_path):
+def test_retrieval_example_finds_passages_and_reuses_the_index(example, data, tmp_path):
     arguments = ["--corpus", data / "corpus.parquet", "--top_k", 2, "enzyme", "drug tumor"]
     out = example("retrieval_as_a_library.py", *arguments)
     hits = [line for line in out.splitlines() if line.startswith("  ")]
@@ -89,7 +89,7 @@ def test_retrieval_as_a_library(example, data, tmp_path):
     assert example("retrieval_as_a_library.py", *arguments) == out and (tmp_path / "bm25_index").is_dir()
 
 
-def test_hub_round_trip(example, data, hub):
+def test_hub_round_trip_example_publishes_subset_and_model(example, data, hub):
     out = example("hub_round_trip.py", "--subset", data / "bm25", "--model", data / "model", "--user", "alice")
     assert "passages, the best: the " in out and "BertForMaskedLM" in out
     card = hub.files("alice/tlm-example")["README.md"].decode()
@@ -97,8 +97,8 @@ def test_hub_round_trip(example, data, hub):
 
 
 @pytest.mark.slow
-def test_the_notebook_has_no_outputs_and_runs(data, tmp_path, monkeypatch, capsys):
-    """Its code cells one after another, in one session; those tagged `parameters` as papermill would fill them in."""
+def test_notebook_has_no_outputs_and_runs(data, tmp_path, monkeypatch, capsys):
+    """Run the code cells in order in one session, and set what the cell tagged `parameters` sets, as papermill does."""
     book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     assert book["nbformat"] == 4 and NOTEBOOK.stat().st_size < 20_000
     cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]

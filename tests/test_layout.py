@@ -1,4 +1,6 @@
-"""The folders tell the pipeline's story: imports point backwards, files stay short, exports are lazy and complete."""
+"""The layout of the package: imports point backwards along the pipeline, files are short, exports are lazy and
+complete.
+"""
 
 import ast
 import re
@@ -28,21 +30,21 @@ ORDER = [
     {"cli", "__main__"},
 ]
 MODULES = sorted((ROOT / "hf_tlm").rglob("*.py"))
-# By the name that it is imported by.
+# Each module's path by the name under which it is imported.
 NAMES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
 
 
-def place(part):
+def group_index(part):
     return next(index for index, group in enumerate(ORDER) if part in group)
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if p != ROOT / "hf_tlm" / "__init__.py"], ids=lambda p: p.stem)
-def test_imports_point_backwards(path):
-    own = place(path.relative_to(ROOT / "hf_tlm").with_suffix("").parts[0])
+def test_modules_import_only_earlier_groups(path):
+    group = group_index(path.relative_to(ROOT / "hf_tlm").with_suffix("").parts[0])
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.ImportFrom):
-            # The files of coco_lm travel with its models, where their neighbours are all that they can import.
+            # The files of coco_lm are shipped with its models, where they can import only each other.
             travels = path.parent.name == "coco_lm" and node.level == 1
             assert node.level == 0 or travels, f"{path.name}: a relative import hides where it points"
             if travels:
@@ -53,11 +55,11 @@ def test_imports_point_backwards(path):
             names = [alias.name for alias in node.names]
         for name in names:
             if name.startswith("hf_tlm."):
-                assert place(name.split(".")[1]) <= own, f"{path.name} imports {name}"
+                assert group_index(name.split(".")[1]) <= group, f"{path.name} imports {name}"
 
 
 def imported(name, path):
-    """The modules that a module imports anywhere in its text: at its head, in functions, and for types alone."""
+    """Yield the modules that a module imports anywhere: at its head, in functions and for types only."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -69,8 +71,8 @@ def imported(name, path):
                 yield f"{module}.{alias.name}" if f"{module}.{alias.name}" in NAMES else module
 
 
-def test_there_are_no_circles():
-    """No module imports itself by way of others, lazily or for types either."""
+def test_package_has_no_import_cycles():
+    """Lazy imports and imports for types count too."""
     imports = {name: {found for found in imported(name, path) if found in NAMES} for name, path in NAMES.items()}
     try:
         list(TopologicalSorter(imports).static_order())
@@ -78,11 +80,13 @@ def test_there_are_no_circles():
         pytest.fail(f"A circle of imports: {' <- '.join(error.args[1])}")
 
 
-def test_no_module_of_tests_imports_another():
-    """What tests share is in tests/support or in a module without tests; programs that tests hold as strings count too."""
-    of_tests = sorted((ROOT / "tests").rglob("*.py"))
-    names, found = {path.stem for path in of_tests if path.stem.startswith("test_")}, set()
-    for path in of_tests:
+def test_no_test_module_imports_another():
+    """What tests share is in tests/support or in a module without tests. Imports in programs that tests hold as strings
+    count too.
+    """
+    test_files = sorted((ROOT / "tests").rglob("*.py"))
+    names, found = {path.stem for path in test_files if path.stem.startswith("test_")}, set()
+    for path in test_files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             parts = []
             if isinstance(node, ast.Import):
@@ -97,7 +101,7 @@ def test_no_module_of_tests_imports_another():
     assert not found
 
 
-def test_files_stay_short():
+def test_modules_have_at_most_500_lines_and_recipes_140():
     long = {p.name: n for p in MODULES if (n := len(p.read_text(encoding="utf-8").splitlines())) > 500}
     assert not long
     recipes = sorted((ROOT / "recipes").glob("*.py"))
@@ -117,7 +121,7 @@ def test_exports_are_lazy_and_complete():
     assert done.returncode == 0, done.stderr
 
 
-def test_unknown_export():
+def test_unknown_export_is_an_attribute_error():
     import hf_tlm
 
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

@@ -1,4 +1,4 @@
-"""The repository as a whole: no traces of one machine, nothing unfinished, packaging that agrees with itself."""
+"""The repository as a whole: no paths of one machine, no unfinished code, consistent packaging."""
 
 import re
 import runpy
@@ -41,31 +41,31 @@ def matches(pattern, files):
 @pytest.mark.parametrize(
     "pattern",
     [
-        r"(?<![\w.])/(?:root|home|Users|work)/\w",  # A path of somebody's machine.
+        r"(?<![\w.])/(?:root|home|Users|work)/\w",  # A path on somebody's machine.
         r"--(?:extra-)?index-url\b",  # Where packages come from is the user's choice.
         r"\bhf_[A-Za-z0-9]{30,}\b",  # A Hub token.
     ],
 )
-def test_no_traces_of_a_machine(pattern):
+def test_files_have_no_paths_or_package_indexes_of_one_machine(pattern):
     assert not matches(pattern, FILES)
 
 
 @pytest.mark.parametrize("page", ["docs/explanation/architecture.md", "CONTRIBUTING.md", "SECURITY.md"])
-def test_places_that_are_named_are_there(page):
+def test_paths_named_in_documentation_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    places = re.findall(r"`((?:hf_tlm|tests|recipes|examples|benchmarks)/[\w./]*)`", text)
-    assert places or page == "SECURITY.md"
-    assert not [place for place in places if not (ROOT / place).exists()]
+    paths = re.findall(r"`((?:hf_tlm|tests|recipes|examples|benchmarks)/[\w./]*)`", text)
+    assert paths or page == "SECURITY.md"
+    assert not [path for path in paths if not (ROOT / path).exists()]
 
 
-def test_nothing_is_unfinished():
+def test_code_has_no_todos_or_bare_excepts():
     code = [path for path in FILES if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in ("hf_tlm", "recipes")]
     assert code
     assert not matches(r"\b(?:TODO|FIXME|XXX|NotImplementedError)\b|^\s*except:", code)
 
 
 def test_ignored_types_have_a_code_and_a_reason():
-    """The reason is a comment behind it, or on the line above."""
+    """The reason is a comment at the end of the line, or on the line above."""
     found = 0
     for path in (path for path in FILES if path.suffix == ".py"):
         above = ""
@@ -78,8 +78,8 @@ def test_ignored_types_have_a_code_and_a_reason():
     assert found
 
 
-def test_no_two_test_files_have_one_name():
-    """Test folders are no packages: pytest would import the second file under the name of the first, and stop."""
+def test_names_of_test_files_are_unique():
+    """Test folders are not packages: pytest would import a second file under the name of the first, and stop."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(names) > 100
     assert sorted(names) == sorted(set(names))
@@ -87,13 +87,13 @@ def test_no_two_test_files_have_one_name():
 
 @pytest.fixture(scope="module")
 def project():
-    """The table of pyproject.toml that tools read."""
+    """The [project] table of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 @pytest.fixture(scope="module")
 def metadata():
-    """The arguments setup.py hands to setuptools."""
+    """The arguments that setup.py passes to setuptools."""
     captured = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setuptools, "setup", lambda **arguments: captured.update(arguments))
@@ -120,19 +120,19 @@ def test_every_dependency_has_a_constraint_within_its_bounds(metadata):
         assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, str(requirement)
 
 
-def test_constraints_take_every_python_that_is_taken(project):
-    """One asked for 3.11.5 where the package takes 3.11.0."""
+def test_constraints_support_the_oldest_supported_python(project):
+    """A package may require 3.11.5 where this one supports 3.11.0."""
     first = f"{project['requires-python'].removeprefix('>=')}.0"
     for requirement in constraints():
         try:
             installed = distribution(requirement.name)
         except PackageNotFoundError:
-            continue  # Of an extra that is not here.
+            continue  # It belongs to an extra that is not installed.
         if installed.version in requirement.specifier:
             assert first in SpecifierSet(installed.metadata["Requires-Python"] or ""), str(requirement)
 
 
-def test_one_version_everywhere(metadata, project):
+def test_version_and_license_agree_in_all_files(metadata, project):
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert metadata["version"] == citation["version"] == __version__
     assert project["license"] == citation["license"] == "Apache-2.0"
@@ -140,8 +140,8 @@ def test_one_version_everywhere(metadata, project):
     assert re.search(r"^## (\S+)", changes, flags=re.MULTILINE)[1] == __version__
 
 
-def test_what_is_said_of_the_package_is_said_once(metadata, project):
-    """setup.py has what pyproject.toml calls dynamic, and nothing else that a tool could read there."""
+def test_package_metadata_are_declared_once(metadata, project):
+    """setup.py has only the fields that pyproject.toml calls dynamic."""
     names = {"version": "version", "dependencies": "install_requires", "optional-dependencies": "extras_require"}
     assert project["dynamic"] == list(names) and not set(names) & set(project)
     assert set(metadata) == {*names.values(), "packages", "package_dir", "package_data"}
@@ -152,22 +152,22 @@ def test_what_is_said_of_the_package_is_said_once(metadata, project):
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)
-def test_what_github_runs_is_there(file):
-    """Workflows may only read, and call scripts and files of this repository; forms of issues have their fields."""
+def test_github_workflows_call_existing_scripts_and_only_read(file):
+    """Forms of issues have their required fields."""
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     if file.parent.name == "workflows":
         assert content["permissions"] == {"contents": "read"}
         assert all("timeout-minutes" in job for job in content["jobs"].values())
         steps = [step for job in content["jobs"].values() for step in job["steps"]]
         commands = "\n".join(step["run"] for step in steps if "run" in step)
-        places = re.findall(r"(?:^|\s)((?:\.ci|docs)/\w+(?:\.py)?)(?=\s|$)", commands, flags=re.MULTILINE)
-        assert places and all((ROOT / place).is_file() for place in places)
+        paths = re.findall(r"(?:^|\s)((?:\.ci|docs)/\w+(?:\.py)?)(?=\s|$)", commands, flags=re.MULTILINE)
+        assert paths and all((ROOT / path).is_file() for path in paths)
         assert all(re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
     elif file.name != "config.yml":
         assert {"name", "description", "body"} <= set(content)
 
 
-def test_package_data_is_there(metadata):
+def test_package_data_exists(metadata):
     for package, patterns in metadata["package_data"].items():
         folder = ROOT / metadata["package_dir"].get(package, package.replace(".", "/"))
         assert package in metadata["packages"]

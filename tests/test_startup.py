@@ -1,4 +1,4 @@
-"""What starts fast: imports are made when a name is first used, and `--help` of a recipe makes no heavy ones."""
+"""Fast start: names are imported when they are first used, and `--help` of a recipe imports no heavy package."""
 
 import ast
 import dataclasses
@@ -32,19 +32,19 @@ PACKAGES = [
 
 
 def python(program, *arguments):
-    """Standard output of a program in a process of its own."""
+    """Run a program in a new process and return its standard output."""
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_importing_a_package_imports_nothing_heavy(package):
+def test_importing_a_package_imports_no_heavy_package(package):
     python(f"import sys, {package}\nfound = set({HEAVY}) & set(sys.modules)\nassert not found, found")
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_help_imports_nothing_heavy(recipe):
+def test_help_of_a_recipe_imports_no_heavy_package(recipe):
     text = python(
         "import runpy, sys\n"
         "sys.argv = [sys.argv[1], '--help']\n"
@@ -55,19 +55,21 @@ def test_help_imports_nothing_heavy(recipe):
         str(recipe),
     )
     source = recipe.read_text(encoding="utf-8")
-    own = [
+    own_options = [
         field.target.id
         for node in ast.parse(source).body
         if isinstance(node, ast.ClassDef)
         for field in node.body
         if isinstance(field, ast.AnnAssign)
     ]
-    assert not [name for name in own if f"\n  --{name}" not in text]
-    takes_tlms = f'"{TLM}"' in source or '"hf_tlm.training.ScoreModelArguments"' in source
-    takes_trainers = takes_tlms or re.search(r'"hf_tlm\.\w+\.(Pretrain|Finetune|FewShot)Arguments"', source) is not None
-    assert own or takes_trainers or re.search("(Analyze|Predictor|Publish)Arguments", source)
-    assert takes_trainers == ("Every option of transformers.TrainingArguments is accepted too" in text)
-    assert takes_tlms == ("\n  --rho1 RHO1" in text) and "gradient_accumulation_steps GR" not in text
+    assert not [name for name in own_options if f"\n  --{name}" not in text]
+    has_tlm_options = f'"{TLM}"' in source or '"hf_tlm.training.ScoreModelArguments"' in source
+    has_trainer_options = (
+        has_tlm_options or re.search(r'"hf_tlm\.\w+\.(Pretrain|Finetune|FewShot)Arguments"', source) is not None
+    )
+    assert own_options or has_trainer_options or re.search("(Analyze|Predictor|Publish)Arguments", source)
+    assert has_trainer_options == ("Every option of transformers.TrainingArguments is accepted too" in text)
+    assert has_tlm_options == ("\n  --rho1 RHO1" in text) and "gradient_accumulation_steps GR" not in text
 
 
 def help_of(capsys, *dataclasses, option="--help"):
@@ -85,9 +87,9 @@ def test_help_all_adds_the_trainers_options(capsys, monkeypatch):
 
 
 def test_help_shows_a_field_as_transformers_does(capsys, monkeypatch):
-    """Flags, choices and help, line by line; a default is added where there is one to tell.
+    """Flags, choices and help agree line by line; defaults are added where there is one to show.
 
-    Theirs shows each option with hyphens too, which ours takes without showing it.
+    Transformers shows each option with hyphens too, which this parser accepts without showing it.
     """
     monkeypatch.setenv("COLUMNS", "400")
     theirs = HfArgumentParser(outline(TLM)).format_help().splitlines()
@@ -103,7 +105,7 @@ def test_help_shows_a_field_as_transformers_does(capsys, monkeypatch):
     assert args.stage2_reset_classifier is True and args.output_dir == "unused"
 
 
-def test_parse_makes_the_class_that_is_named(tmp_path):
+def test_parse_returns_the_named_class(tmp_path):
     command = ["--output_dir", str(tmp_path), "--gradient_accumulation_steps", "3", "--use_cpu", "true"]
     (args,) = parse(TLM, recipe="train_tlm", description="", args=[*command, "--rho1", "7"])
     assert type(args) is TlmArguments
@@ -114,7 +116,7 @@ def test_parse_makes_the_class_that_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["rho1", "rho2", "loss_normalization", "stage", "seeds", "stage2_max_steps"])
-def test_pretraining_has_no_options_of_a_task(tmp_path, capsys, option):
+def test_options_of_task_training_are_unknown_to_pretraining(tmp_path, capsys, option):
     with pytest.raises(SystemExit):
         parse(PRETRAIN, recipe="pretrain", description="", args=["--output_dir", str(tmp_path), f"--{option}", "1"])
     assert f"unknown argument --{option}" in capsys.readouterr().err
@@ -129,33 +131,35 @@ NAMED = [
 ]
 
 
-def test_all_classes_that_recipes_name_are_tried():
+def test_named_classes_are_all_that_recipes_use():
     found = {name for recipe in RECIPES for name in re.findall(r'"(hf_tlm[\w.]+Arguments)"', recipe.read_text())}
     assert found == set(NAMED)
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_help_shows_what_a_class_adds_to_the_trainers(name):
-    """Fields, types, defaults and help; what `--help` leaves out is the Trainer's own."""
-    package, _, own = name.rpartition(".")
-    cls = getattr(importlib.import_module(package), own)
+def test_help_shows_the_options_that_a_class_adds_to_the_trainer(name):
+    """Fields, types, defaults and help agree; `--help` leaves out only the Trainer's own options."""
+    package, _, class_name = name.rpartition(".")
+    cls = getattr(importlib.import_module(package), class_name)
 
-    def described(of):
-        hints = get_type_hints(of)
-        made = [(f, f.default_factory() if callable(f.default_factory) else f.default) for f in dataclasses.fields(of)]
-        return {field.name: (hints[field.name], default, dict(field.metadata)) for field, default in made if field.init}
+    def described(arguments):
+        hints = get_type_hints(arguments)
+        defaults = [
+            (f, f.default_factory() if callable(f.default_factory) else f.default) for f in dataclasses.fields(arguments)
+        ]
+        return {field.name: (hints[field.name], default, dict(field.metadata)) for field, default in defaults if field.init}
 
-    shown, theirs, full = described(outline(name)), described(TrainingArguments), described(cls)
+    shown, trainer, full = described(outline(name)), described(TrainingArguments), described(cls)
     assert outline(name).extends == ("transformers.TrainingArguments",)
     fixed = {field.name for field in dataclasses.fields(outline(name)) if not field.init}
-    assert full == {field: value for field, value in (theirs | shown).items() if field not in fixed}
+    assert full == {field: value for field, value in (trainer | shown).items() if field not in fixed}
     assert outline(name).__doc__ == inspect.getdoc(cls)
-    changed = {field for field in shown.keys() & theirs if shown[field][1] != theirs[field][1]}
+    changed = {field for field in shown.keys() & trainer if shown[field][1] != trainer[field][1]}
     assert {"logging_nan_inf_filter", "save_total_limit", "per_device_eval_batch_size"} <= changed
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_lazy_exports_are_those_the_type_checker_sees(package):
+def test_lazy_exports_equal_the_imports_for_the_type_checker(package):
     module = importlib.import_module(package)
     (block,) = [
         node
@@ -169,8 +173,8 @@ def test_lazy_exports_are_those_the_type_checker_sees(package):
         assert getattr(module, name) is getattr(importlib.import_module(home), name), name
 
 
-def test_lazy_exports_are_those_for_the_type_checker_alone(tmp_path, monkeypatch):
-    """By the names that they are bound to, and none of another `if`."""
+def test_lazy_exports_are_read_from_the_type_checking_block_only(tmp_path, monkeypatch):
+    """They have the names that the imports bind; other `if` blocks are ignored."""
     (tmp_path / "sparsely.py").write_text(
         "import sys\nfrom typing import TYPE_CHECKING\n"
         "from hf_tlm.utils.lazy import export_lazily\n"
@@ -194,7 +198,7 @@ def test_lazy_exports_are_those_for_the_type_checker_alone(tmp_path, monkeypatch
         "import hf_tlm; hf_tlm.retrieve",
     ],
 )
-def test_a_function_named_as_its_module_is_the_function(before):
+def test_function_with_the_name_of_its_module_is_exported(before):
     python(
         f"{before}\n"
         "import pickle, sys\n"
@@ -207,7 +211,7 @@ def test_a_function_named_as_its_module_is_the_function(before):
     )
 
 
-def test_lazy_names_pickle_and_have_documentation():
+def test_lazy_names_can_be_pickled_and_documented():
     import hf_tlm.training
 
     for name in ("TlmArguments", "ModelArguments", "prepare"):
@@ -218,8 +222,8 @@ def test_lazy_names_pickle_and_have_documentation():
 
 
 @pytest.mark.slow
-def test_every_name_is_there_without_the_extras():
-    """An optional package is imported where it is used, and not by what merely stands in the same file."""
+def test_every_export_can_be_imported_without_the_extras():
+    """Optional packages are imported where they are used, not at the head of a module."""
     extras = "Stemmer datasketch datatrove ray elasticsearch codecarbon pytorch_optimizer torchcrf optuna openpyxl".split()
     extras += ["onnx", "onnxscript", "onnxruntime"]
     python(

@@ -1,4 +1,4 @@
-"""The package as a wheel installs it, in an empty folder: no clone is near, and recipes and presets are there."""
+"""The package installed from a wheel, without a clone: the command, recipes and presets work in an empty folder."""
 
 import json
 import os
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.slow
 
 
 def metadata(name, folder):
-    """What an installed package says of itself."""
-    (found,) = distributions(name=name, path=[str(folder)])
-    return found.metadata
+    """Return the metadata of an installed package."""
+    (package,) = distributions(name=name, path=[str(folder)])
+    return package.metadata
 
 
 def run(command, folder, environment, status=0):
@@ -33,7 +33,7 @@ def run(command, folder, environment, status=0):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """(command, empty folder, environment) of a wheel that was built and installed beside the dependencies."""
+    """Build a wheel, install it beside the dependencies; return (command, empty folder, environment)."""
     base = tmp_path_factory.mktemp("wheel")
     source, target, empty = base / "source", base / "installed", base / "empty"
     empty.mkdir()
@@ -48,7 +48,8 @@ def installed(tmp_path_factory):
     (wheel,) = base.glob("hf_tlm-*.whl")
     run([*pip, "install", *quiet, "--target", target, wheel], base, environment)
     shutil.rmtree(source)
-    # Of the same files the clone has compiled the kernels, where it has searched: for ten seconds, which others test.
+    # Reuse the kernels that the clone has compiled from the same files, if any: compiling takes ten seconds, and other tests
+    # check it.
     for file in (ROOT / "hf_tlm").rglob("*.nb[ic]"):
         place = target / file.relative_to(ROOT)
         place.parent.mkdir(exist_ok=True)
@@ -56,15 +57,15 @@ def installed(tmp_path_factory):
         module = file.parent.parent / f"{file.name.partition('.')[0]}.py"
         assert (target / module.relative_to(ROOT)).read_bytes() == module.read_bytes()
         shutil.copystat(module, target / module.relative_to(ROOT))
-    said = metadata("hf-tlm", target)
-    assert said["Requires-Python"] == ">=3.11" and said["License-Expression"] == "Apache-2.0"
-    assert said["Version"] == __version__ and "stem" in said.get_all("Provides-Extra")
-    assert any(each.startswith("torch") for each in said.get_all("Requires-Dist"))
+    described = metadata("hf-tlm", target)
+    assert described["Requires-Python"] == ">=3.11" and described["License-Expression"] == "Apache-2.0"
+    assert described["Version"] == __version__ and "stem" in described.get_all("Provides-Extra")
+    assert any(each.startswith("torch") for each in described.get_all("Requires-Dist"))
     environment |= {"PYTHONPATH": str(target), "OMP_NUM_THREADS": "1"}
     return target / "bin" / "hf-tlm", empty, environment
 
 
-def test_every_command_has_help_and_presets_a_name(installed):
+def test_every_command_has_help_and_presets_are_found(installed):
     command, folder, environment = installed
     place = run([sys.executable, "-c", "import hf_tlm; print(hf_tlm.__file__)"], folder, environment)
     assert Path(place.strip()) == command.parent.parent / "hf_tlm" / "__init__.py"
@@ -92,7 +93,7 @@ def test_retrieve_and_train_on_two_processes(installed):
     )
     assert (folder / "bm25" / "report.md").is_file()
     train = ["train", "--config", "tlm/tiny", *data, "--subset", "bm25", "--output_dir", "tlm"]
-    # Without --use_cpu, as a user does who has no GPU.
+    # Without --use_cpu, like a user who has no GPU.
     place = TINY.index("--use_cpu")
     train += ["--model_config", "models/bert_tiny", *TINY[:place], *TINY[place + 2 :], "--total_batch_size", "8"]
     environment = {**environment, "CUDA_VISIBLE_DEVICES": ""}
@@ -101,7 +102,7 @@ def test_retrieve_and_train_on_two_processes(installed):
     assert results["environment"]["processes"] == 2 and results["command"].startswith(
         "hf-tlm train --config tlm/tiny --task "
     )
-    # A finished run is only told again, by accelerate's own command too.
+    # A finished run only prints its results again, under accelerate's own command too.
     accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", 1, "--num_machines", 1]
     accelerate += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "hf_tlm.cli"]
     assert "test" in run([*accelerate, *train], folder, environment)

@@ -1,4 +1,4 @@
-"""The recipe's dispatch, the arguments that analyses share, and how figures are written."""
+"""The dispatch of recipes/analyze.py, the arguments that analyses share, and how figures are written."""
 
 import csv
 import sys
@@ -17,7 +17,7 @@ from support.launching import ROOT, fails
 RECIPE = str(ROOT / "recipes" / "analyze.py")
 
 
-def test_names_of_places(tmp_path, monkeypatch):
+def test_names_of_runs_are_given_or_taken_from_the_path(tmp_path, monkeypatch):
     assert named(["a=x/y", "runs/b"], "run") == {"a": "x/y", "b": "runs/b"} and named(None, "run") == {}
     monkeypatch.setenv("HOME", "/someone")
     assert named(["a=~/x"], "run") == {"a": "/someone/x"}
@@ -29,12 +29,12 @@ def test_names_of_places(tmp_path, monkeypatch):
     ("values", "message"),
     [(["=x"], "received '=x'"), (["a="], "received 'a='"), (["x/a", "y/a"], "the name 'a' occurs twice")],
 )
-def test_bad_names(values, message):
+def test_empty_or_repeated_name_is_refused(values, message):
     with pytest.raises(AnalysisError, match=message):
         named(values, "run")
 
 
-def test_folder(tmp_path):
+def test_output_folder_defaults_to_that_of_the_run(tmp_path):
     (tmp_path / "one").mkdir()
     assert AnalyzeArguments(what=["words"], run=[f"a={tmp_path / 'one'}"]).folder == tmp_path / "one/analysis"
     assert str(AnalyzeArguments(what=["words"]).folder) == "analysis"
@@ -44,19 +44,19 @@ def test_folder(tmp_path):
         AnalyzeArguments(what=["words"], run=[str(tmp_path / "two")]).runs  # noqa: B018
 
 
-def test_models_are_the_runs_own(tmp_path):
+def test_models_default_to_those_of_the_runs(tmp_path):
     assert AnalyzeArguments(what=["words"], run=[f"a={tmp_path}"]).encoders == {"a": str(tmp_path)}
     assert AnalyzeArguments(what=["words"], run=[f"a={tmp_path}"], models=["b=c"]).encoders == {"b": "c"}
 
 
-def test_bad_numbers_and_no_task():
+def test_invalid_number_or_missing_task_is_refused():
     with pytest.raises(AnalysisError, match="--max_texts: expected .*; received 0"):
         AnalyzeArguments(what=["words"], max_texts=0)
     with pytest.raises(AnalysisError, match="--what words needs --task"):
         AnalyzedTask().load("--what words")
 
 
-def test_every_analysis_has_options_of_its_own_names():
+def test_options_of_analyses_have_distinct_names():
     args, task, *options = parse(
         AnalyzeArguments,
         AnalyzedTask,
@@ -70,7 +70,7 @@ def test_every_analysis_has_options_of_its_own_names():
     assert len(fields) == len(set(fields))
 
 
-def test_a_figure_is_three_files_and_the_same_each_time(tmp_path):
+def test_figure_is_three_reproducible_files(tmp_path):
     def draw(folder):
         figure, axes = analysis.new_figure()
         axes.plot([1, 2], [3, 4.5], label="a <b>", **analysis.series_style(8))
@@ -92,18 +92,18 @@ def test_series_differ_without_colour():
     assert len(set(styles)) == len(set(figures.PALETTE)) == 7
 
 
-def test_long_names():
+def test_long_names_are_shortened():
     assert figures.shortened("a  name\nof two", 13) == "a name of two" and figures.shortened("abcdefgh", 5) == "abcd…"
 
 
-def test_what_is_not_installed(monkeypatch):
+def test_missing_matplotlib_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(AnalysisError, match=r"Figures need matplotlib: pip install 'hf-tlm\[analysis\]'"):
         analysis.new_figure()
 
 
-def test_one_style_while_drawing():
-    """Lines, letters and legends made after the axes have it too, and nothing outside; names are no formulas."""
+def test_style_applies_only_while_drawing():
+    """It also applies to lines, texts and legends created after the axes; names are not parsed as formulas."""
 
     @analysis.style()
     def draw():
@@ -128,7 +128,7 @@ def test_one_style_while_drawing():
         ((1e-7, 1), ["10⁻⁷", "10⁻⁶", "10⁻⁵", "10⁻⁴", "10⁻³", "10⁻²", "10⁻¹", "10⁰"]),
     ],
 )
-def test_decades(limits, labels):
+def test_logarithmic_axis_is_labelled(limits, labels):
     figure, axes = analysis.new_figure(width=6)
     axes.set(xscale="log", xlim=limits)
     figures.label_decades(axes.xaxis)
@@ -138,12 +138,12 @@ def test_decades(limits, labels):
     assert not any(text.get_text() for text in axes.get_xticklabels(minor=True))
 
 
-def test_tables_keep_their_columns():
+def test_table_cells_are_escaped():
     expected = "| a | b |\n| --- | ---: |\n| x\\|y z | 1 |\n"
     assert markdown_table(["a", "b"], [["x|y\nz", "1"]]) == expected
 
 
-def test_one_failure_does_not_stop_the_others(tmp_path, task, monkeypatch, capsys):
+def test_one_failing_analysis_does_not_stop_the_others(tmp_path, task, monkeypatch, capsys):
     for split, rows in task.splits.items():
         rows.cast_column("label", ClassLabel(names=list(task.label_names))).to_parquet(tmp_path / f"{split}.parquet")
     (tmp_path / "a.yaml").write_text("what: [subsets, words, subsets, cost]\nmin_count: 1\n")
@@ -154,14 +154,14 @@ def test_one_failure_does_not_stop_the_others(tmp_path, task, monkeypatch, capsy
     fails(RECIPE, *given, message="words: No word occurs at least 100000 times")
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path):
+def test_output_folder_that_cannot_be_written_is_refused_first(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file/out"):
         given = ["--what", "words", "--task", tmp_path / "nowhere", "--output_dir", place]
         fails(RECIPE, *given, message=f"words: --output_dir {place}: {tmp_path / 'file'} is not a writable folder")
 
 
-def test_what_is_no_model(tmp_path):
+def test_folder_without_a_model_is_refused(tmp_path):
     (tmp_path / "texts.txt").write_text("the gene binds.\n")
     (tmp_path / "subset").mkdir()
     (tmp_path / "subset/manifest.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Maps of real model classes: which tokens are separators, batches, padding, and models without maps."""
+"""Attention maps of real model classes: separator tokens, batches, padding, and models without maps."""
 
 import numpy as np
 import pytest
@@ -21,14 +21,14 @@ TEXTS = [f"{row['text']}." for row in sentences(11, seed=5)]
 def model_of(name, **options):
     torch.manual_seed(0)
     model = AutoModel.from_config(AutoConfig.for_model(name, **CONFIGS[name]), **options)
-    for parameter in model.parameters():  # Far from even attention: what is largest does not hang on rounding.
+    for parameter in model.parameters():  # Far from uniform attention: the maximum does not depend on rounding.
         if parameter.dim() == 2:
             parameter.data *= 8
     return model
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_batches_do_not_matter(name, tokenizer):
+def test_counts_do_not_depend_on_batches(name, tokenizer):
     model = model_of(name)
     one, eight = (measure_heads(model, tokenizer, TEXTS, batch_size=size) for size in (1, 8))
     assert one == eight == measure_heads(model, tokenizer, TEXTS[::-1], batch_size=3)
@@ -39,24 +39,26 @@ def test_batches_do_not_matter(name, tokenizer):
         assert not any(head.next for head in one)
 
 
-def test_counts_are_those_of_the_maps(tokenizer):
+def test_counts_equal_those_of_the_maps(tokenizer):
     model = model_of("electra")
     expected = torch.zeros(2, 2, 4, dtype=torch.int64)
     for text in TEXTS:
-        found = text_maps(model, tokenizer, text, 40)
-        ids = torch.tensor([tokenizer.convert_tokens_to_ids(found.tokens)])
-        special = torch.tensor([[token in ("[CLS]", "[SEP]", ".") for token in found.tokens]])
-        assert found.tokens[0] == "[CLS]" and found.tokens[-2:] == [".", "[SEP]"]
-        for layer, maps in enumerate(found.maps):
+        text_result = text_maps(model, tokenizer, text, 40)
+        ids = torch.tensor([tokenizer.convert_tokens_to_ids(text_result.tokens)])
+        special = torch.tensor([[token in ("[CLS]", "[SEP]", ".") for token in text_result.tokens]])
+        assert text_result.tokens[0] == "[CLS]" and text_result.tokens[-2:] == [".", "[SEP]"]
+        for layer, maps in enumerate(text_result.maps):
             assert np.allclose(maps.sum(-1), 1, atol=1e-5) and maps.dtype == np.float32
             expected[layer] += count_maxima(torch.from_numpy(maps)[None], torch.ones_like(ids), special)
     rows = sum(len(ids) for ids in tokenizer(TEXTS)["input_ids"])
-    wanted = [AttentionHead(n // 2 + 1, n % 2 + 1, rows, *own) for n, own in enumerate(expected.flatten(0, 1).tolist())]
+    wanted = [
+        AttentionHead(n // 2 + 1, n % 2 + 1, rows, *counts) for n, counts in enumerate(expected.flatten(0, 1).tolist())
+    ]
     assert measure_heads(model, tokenizer, TEXTS) == wanted
 
 
-def test_the_model_is_left_as_it_was(tokenizer):
-    """Also one that trains, with faster attention, and a head."""
+def test_measuring_does_not_change_the_model(tokenizer):
+    """Also a model in training mode, with faster attention, and with a head."""
     model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", **CONFIGS["bert"])).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert measure_heads(model, tokenizer, TEXTS) == measure_heads(model, tokenizer, TEXTS)  # Without dropout.
@@ -65,7 +67,7 @@ def test_the_model_is_left_as_it_was(tokenizer):
     assert model(torch.ones(1, 4, dtype=torch.int64)).attentions is None
 
 
-def test_pairs_and_truncation(tokenizer):
+def test_pairs_are_one_input_and_long_texts_truncated(tokenizer):
     model = model_of("bert")
     (pair,) = {head.rows for head in measure_heads(model, tokenizer, [("the gene", "the cell")])}
     assert pair == len(tokenizer("the gene", "the cell")["input_ids"])
@@ -73,7 +75,7 @@ def test_pairs_and_truncation(tokenizer):
     assert len(text_maps(model, tokenizer, TEXTS[0] * 9, 7).tokens) == 7
 
 
-def test_maps_of_a_batch_are_bounded(tokenizer, monkeypatch):
+def test_memory_of_the_maps_of_a_batch_is_bounded(tokenizer, monkeypatch):
     sizes = []
     monkeypatch.setattr(
         attention,
@@ -88,12 +90,12 @@ def test_maps_of_a_batch_are_bounded(tokenizer, monkeypatch):
     assert measure_heads(model_of("bert"), tokenizer, TEXTS) == expected
     lengths = [[len(row["input_ids"]) for row in rows] for rows in sizes]
     assert len(lengths[0]) == 2 and sum(lengths, []) == sorted(sum(lengths, []), reverse=True)
-    assert all(4 * len(own) * own[0] ** 2 <= attention.WEIGHTS for own in lengths)
+    assert all(4 * len(batch_lengths) * batch_lengths[0] ** 2 <= attention.WEIGHTS for batch_lengths in lengths)
     monkeypatch.setattr(attention, "WEIGHTS", 1)
     assert measure_heads(model_of("bert"), tokenizer, TEXTS) == expected
 
 
-def vocabulary(tokens, **special):
+def tokenizer_of(tokens, **special):
     backend = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, "<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)
@@ -109,13 +111,13 @@ def vocabulary(tokens, **special):
     ],
     ids=["bert", "roberta", "t5", "bpe"],
 )
-def test_separators_of_kinds_of_tokenizers(tokens, special, expected):
-    tokenizer = vocabulary(tokens.split(), **special)
+def test_separators_of_different_tokenizers(tokens, special, expected):
+    tokenizer = tokenizer_of(tokens.split(), **special)
     assert separator_ids(tokenizer) == sorted(tokenizer.convert_tokens_to_ids(expected.split()))
 
 
-def test_texts_without_a_token(tokenizer):
-    bare = vocabulary(["<unk>", "<pad>", "a", "."], pad_token="<pad>")
+def test_texts_without_tokens_are_skipped(tokenizer):
+    bare = tokenizer_of(["<unk>", "<pad>", "a", "."], pad_token="<pad>")
     assert {head.rows for head in measure_heads(model_of("bert"), bare, ["a .", "", "a"])} == {3}
     with pytest.raises(AnalysisError, match="the 2 texts have no token"):
         measure_heads(model_of("bert"), bare, ["", " "])
@@ -123,7 +125,7 @@ def test_texts_without_a_token(tokenizer):
         measure_heads(model_of("bert"), tokenizer, [])
 
 
-def test_what_cannot_be_measured(tokenizer):
+def test_unusable_texts_tokenizer_or_model_are_refused(tokenizer):
     model = model_of("bert")
     for texts, message in (
         (["a", None], "number 1 is None"),
@@ -134,7 +136,7 @@ def test_what_cannot_be_measured(tokenizer):
         with pytest.raises(AnalysisError, match=message):
             measure_heads(model, tokenizer, texts, max_length=60)
     with pytest.raises(AnalysisError, match="this tokenizer has none. Set one"):
-        measure_heads(model, vocabulary(["<unk>", "a"]), ["a"])
+        measure_heads(model, tokenizer_of(["<unk>", "a"]), ["a"])
     small = AutoModel.from_config(AutoConfig.for_model("bert", **{**CONFIGS["bert"], "vocab_size": 3}))
     with pytest.raises(AnalysisError, match="but the model embeds 3 tokens"):
         measure_heads(small, tokenizer, TEXTS)
@@ -145,7 +147,7 @@ def test_what_cannot_be_measured(tokenizer):
 
 
 @pytest.mark.parametrize("name", ["fnet", "longformer"])
-def test_models_without_full_attention(name, tokenizer):
+def test_model_without_full_attention_maps_is_refused(name, tokenizer):
     sizes = {key: value for key, value in SIZES.items() if key != "num_attention_heads"} if name == "fnet" else SIZES
     window = {"attention_window": [4, 4]} if name == "longformer" else {}
     model = AutoModel.from_config(AutoConfig.for_model(name, **{**COMMON, **sizes, **window, "max_position_embeddings": 80}))

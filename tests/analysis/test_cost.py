@@ -1,4 +1,4 @@
-"""Score against cost: averages over the same tasks only, and the papers' points as they print them."""
+"""Score against cost: averages over the same tasks only, and the papers' points as printed."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ from support.made_runs import make_run, run_analyze, write
 
 @pytest.fixture
 def runs(tmp_path):
-    """Arms a and b on two tasks; c on one of them."""
+    """Arms a and b on two tasks, c on one of them."""
     folder = tmp_path / "runs"
     make_run(folder / "scierc-a", "scierc", {0: 0.5, 1: 0.7}, flops=2e12)
     make_run(folder / "chemprot-a", "chemprot", {0: 0.3, 1: 0.4}, metric="micro_f1", flops=4e12)
@@ -26,48 +26,48 @@ def runs(tmp_path):
     return folder
 
 
-def named(found):
+def points_by_name(found):
     return {point.name: point for point in found.points}
 
 
-def test_averages_over_the_same_tasks(runs):
+def test_scores_are_averaged_over_the_same_tasks(runs):
     found = compare(find_results({"x": runs}), tasks=["scierc", "chemprot"], published=False)
-    a, b = named(found)["a"], named(found)["b"]
+    a, b = points_by_name(found)["a"], points_by_name(found)["b"]
     # Seed 0: (50 + 30) / 2, seed 1: (70 + 40) / 2.
     assert (a.score, a.deviation, a.seeds) == (pytest.approx(47.5), pytest.approx(15 / 2**0.5), 2)
     assert a.flops == 3e12 and a.ratio == pytest.approx(3e12 / 4.36e21)
-    # Its tasks have seed 0 alone in common.
+    # Only seed 0 is common to its tasks.
     assert (b.score, b.deviation, b.seeds) == (pytest.approx(75), None, 1)
     assert found.tasks == {"scierc": "macro_f1", "chemprot": "micro_f1"}
-    assert found.notes == ["c is left out: it has no score on chemprot"] and "c" not in named(found)
+    assert found.notes == ["c is left out: it has no score on chemprot"] and "c" not in points_by_name(found)
 
 
-def test_by_default_the_tasks_that_all_have(runs):
+def test_tasks_default_to_those_common_to_all_arms(runs):
     found = compare(find_results({"x": runs}))
-    assert list(found.tasks) == ["scierc"] and named(found)["c"].score == pytest.approx(90)
+    assert list(found.tasks) == ["scierc"] and points_by_name(found)["c"].score == pytest.approx(90)
     assert found.notes == ["not averaged, as some arms lack it: chemprot"]
-    assert named(found)["TLM (small-scale)"].score == 80.51  # Of this task, not the paper's average.
+    assert points_by_name(found)["TLM (small-scale)"].score == 80.51  # The score on this task, not the paper's average.
     text = to_markdown(found)
     assert "over scierc (macro F1): every point" in text and "chemprot" in text.split("exactly these")[1]
 
 
-def test_published_points_are_over_the_same_tasks(runs):
+def test_published_points_are_averaged_over_the_same_tasks(runs):
     found = compare(find_results({"x": runs}), tasks=["scierc", "chemprot"])
-    point = named(found)["BERT-Base"]
+    point = points_by_name(found)["BERT-Base"]
     assert point.score == pytest.approx((80.98 + 81.94) / 2) and point.source == "TLM Table 2: BERT-Base"
     assert point.flops == 2.79e19 and point.ratio == pytest.approx(0.0064, rel=0.01)
     rows = to_rows(found)
     assert [row["flops"] for row in rows] == sorted(row["flops"] for row in rows)
     assert rows[-1]["name"] == "RoBERTa-Large" and rows[-1]["flops_ratio"] == 1
     assert rows[-1]["tasks"] == "scierc chemprot" and rows[0]["published"] == ""
-    # On another metric they are not comparable.
+    # Scores on another metric are not comparable.
     make_run(runs / "scierc-a", "scierc", {0: 0.5}, metric="accuracy")
     only = [result for result in find_results({"x": runs}) if result.run == "scierc-a"]
     other = compare(only)
     assert not other.published and "no published row with FLOPs has test scores on these tasks and metrics" in other.notes
 
 
-def test_what_cannot_be_compared(runs, tmp_path):
+def test_runs_that_cannot_be_compared_are_refused(runs, tmp_path):
     results = find_results({"x": runs})
     with pytest.raises(AnalysisError, match="No task is common to all arms .*not comparable"):
         compare([result for result in results if result.run in ("scierc-c", "chemprot-b")])
@@ -86,8 +86,8 @@ def test_what_cannot_be_compared(runs, tmp_path):
         compare(find_results({"x": tmp_path / "glue"}))
 
 
-def test_the_cost_of_checkpoints(tmp_path):
-    """It is the run's too; a run of which it is not known is left out."""
+def test_cost_includes_that_of_the_start_checkpoint(tmp_path):
+    """A run whose start checkpoint has an unknown cost is left out."""
     start = {"model_name_or_path": "runs/pretrained"}
     make_run(tmp_path / "runs/scierc-further", "scierc", {0: 0.5}, flops=1e12, model=start)
     make_run(tmp_path / "runs/scierc-hub", "scierc", {0: 0.5}, flops=1e12, model={"model_name_or_path": "some/roberta-base"})
@@ -95,31 +95,31 @@ def test_the_cost_of_checkpoints(tmp_path):
     write(tmp_path / "runs/pretrained/results.json", {"cost": {"flops": 5e15}, "model": {"model_name_or_path": None}})
     results = find_results({"x": tmp_path / "runs"})
     found = compare(results, published=False)
-    assert named(found)["further"].flops == 5e15 + 1e12 and named(found)["further"].pretraining == 5e15
-    assert "hub" not in named(found) and "starts from roberta-base" in found.notes[0]
+    assert points_by_name(found)["further"].flops == 5e15 + 1e12 and points_by_name(found)["further"].pretraining == 5e15
+    assert "hub" not in points_by_name(found) and "starts from roberta-base" in found.notes[0]
     assert "--pretraining_flops roberta-base=..." in found.notes[0]
     found = compare(results, pretraining_flops={"roberta-base": 1.54e21, "pretrained": 7e15})
-    assert named(found)["hub"].flops == 1.54e21 + 1e12 and named(found)["further"].pretraining == 7e15
-    # The checkpoint was itself trained from one.
+    assert points_by_name(found)["hub"].flops == 1.54e21 + 1e12 and points_by_name(found)["further"].pretraining == 7e15
+    # The checkpoint was itself trained from a checkpoint.
     write(tmp_path / "runs/pretrained/results.json", {"cost": {"flops": 5e15}, "model": {"model_name_or_path": "base"}})
-    assert "further" not in named(compare(results))
-    assert named(compare(results, pretraining_flops={"base": 1e15}))["further"].pretraining == 6e15
+    assert "further" not in points_by_name(compare(results))
+    assert points_by_name(compare(results, pretraining_flops={"base": 1e15}))["further"].pretraining == 6e15
     write(tmp_path / "runs/base/results.json", {"cost": {"flops": 2e15}, "model": {"model_name_or_path": "first"}})
     write(tmp_path / "runs/first/results.json", {"cost": {"flops": 1e15}, "model": {}})
-    assert named(compare(results))["further"].pretraining == 8e15
+    assert points_by_name(compare(results))["further"].pretraining == 8e15
     write(tmp_path / "runs/first/results.json", {"cost": {"flops": 1e15}, "model": {"model_name_or_path": "pretrained"}})
-    assert "further" not in named(compare(results))
+    assert "further" not in points_by_name(compare(results))
 
 
-def test_the_cost_of_a_teacher(tmp_path):
-    """Of asking it, and of training it where that is known, for each seed that it taught."""
+def test_cost_includes_that_of_the_teacher(tmp_path):
+    """For each seed that it taught: the cost of its predictions, and of its training if known."""
     make_run(tmp_path / "runs/scierc-taught", "scierc", {0: 0.5, 1: 0.6}, flops=1e12)
     file = tmp_path / "runs/scierc-taught/results.json"
     record = json.loads(file.read_text())
     teacher = {"model": "large", "seconds": 3.0, "flops": 2e12, "training": {"flops": 7e12, "seconds": 9.0}}
     for report, cost in ((teacher, 9e12), ({**teacher, "training": None}, 2e12), ({"model": "linear", "seconds": 3.0}, 0)):
         file.write_text(json.dumps({**record, "teacher": report}))
-        point = named(compare(find_results({"x": tmp_path / "runs"}), published=False))["taught"]
+        point = points_by_name(compare(find_results({"x": tmp_path / "runs"}), published=False))["taught"]
         assert point.flops == 1e12 + cost and point.pretraining == cost
     for damaged in ("large", {"flops": "1e3"}, {"training": 3}, {"training": {"flops": []}}):
         file.write_text(json.dumps({**record, "teacher": damaged}))
@@ -127,7 +127,7 @@ def test_the_cost_of_a_teacher(tmp_path):
             find_results({"x": tmp_path / "runs"})
 
 
-def test_glue_is_compared_with_ale(tmp_path):
+def test_glue_results_are_compared_with_those_of_ale(tmp_path):
     for task, metric in (("glue_cola", "matthews"), ("glue_sst2", "accuracy")):
         make_run(tmp_path / f"{task}-mine", task, {0: 0.5}, metric=metric, splits=["validation"])
     found = compare(find_results({"x": tmp_path}), split="validation")
@@ -137,9 +137,9 @@ def test_glue_is_compared_with_ale(tmp_path):
         "ELECTRA_small, 2x time",
         "ALE_small",
     ]
-    assert named(found)["ELECTRA_small, 2x time"].score == pytest.approx((56.1 + 86.9) / 2)
+    assert points_by_name(found)["ELECTRA_small, 2x time"].score == pytest.approx((56.1 + 86.9) / 2)
     make_run(tmp_path / "glue_mrpc-mine", "glue_mrpc", {0: 0.5}, metric="f1", splits=["validation"])
-    assert not compare(find_results({"x": tmp_path}), split="validation").published  # There MRPC's is accuracy.
+    assert not compare(find_results({"x": tmp_path}), split="validation").published  # The paper has accuracy for MRPC.
 
 
 def test_published_points_have_sources():
@@ -152,7 +152,7 @@ def test_published_points_have_sources():
         assert all(20 < score < 100 for score in point.scores.values())
 
 
-PRINTED = {  # FLOPs and average, as the papers print them.
+PRINTED = {  # FLOPs and average, as printed in the papers.
     "TLM Table 2: BERT-Base": (2.79e19, 83.46),
     "TLM Table 2: BERT-Large": (9.07e19, 83.82),
     "TLM Table 2: RoBERTa-Base": (1.54e21, 84.12),
@@ -174,7 +174,7 @@ PRINTED = {  # FLOPs and average, as the papers print them.
 }
 
 
-def test_published_points_are_the_papers():
+def test_published_points_agree_with_the_papers_averages():
     points = {point.source: point for point in published_points()}
     assert set(points) == set(PRINTED)
     for source, (flops, average) in PRINTED.items():
@@ -183,7 +183,7 @@ def test_published_points_are_the_papers():
         assert points[source].average(points[source].metrics) == pytest.approx(average, abs=0.07), source
 
 
-def test_rows_are_in_the_text_of_the_papers(data_dir):
+def test_published_rows_occur_in_the_text_of_the_papers(data_dir):
     papers = data_dir.parent / "papers"
     if not papers.is_dir():
         pytest.skip(f"NO PAPERS: {papers} is not there.")
@@ -206,7 +206,7 @@ def test_rows_are_in_the_text_of_the_papers(data_dir):
             assert lines, source
 
 
-def test_the_picture(runs):
+def test_figure_shows_own_and_published_points(runs):
     figure = cost_figure(compare(find_results({"x": runs})))
     by_flops, own = figure.axes
     assert by_flops.get_xscale() == "log" and "RoBERTa-Large" in by_flops.get_xlabel()
@@ -221,7 +221,7 @@ def test_the_picture(runs):
     assert len(single.axes) == 1 and not single.legends and single.axes[0].get_title() == "c (filled)"
 
 
-def test_the_recipe(runs, tmp_path, capsys):
+def test_recipe_writes_figure_and_table(runs, tmp_path, capsys):
     arguments = ["--what", "cost", "--run", runs]
     run_analyze(*arguments, "--cost_tasks", "scierc", "chemprot", "--output_dir", tmp_path / "out")
     assert "- c is left out: it has no score on chemprot" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Training curves: what is read of logs, means over seeds, and what is drawn."""
+"""Training curves: reading the logs, means over seeds, and the figure."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ def read(folder):
     return run
 
 
-def drawn(seed, quantity, axis="steps"):
+def points_of(seed, quantity, axis="steps"):
     curve = seed.curve(quantity)
     return list(zip(curve.x[axis], curve.values, strict=True))
 
@@ -53,42 +53,42 @@ def two_stages(tmp_path):
     return tmp_path / "run"
 
 
-def test_stages_are_in_sequence(two_stages):
+def test_stages_are_joined_in_sequence(two_stages):
     first, second = read(two_stages).seeds
-    assert drawn(first, "task/task_loss") == [(10, 2.0), (20, 1.5), (24, 1.0), (30, 0.5)]
-    assert drawn(first, "task/task_loss", "tokens") == [(1000, 2.0), (2000, 1.5), (2200, 1.0), (2500, 0.5)]
-    # An evaluation logs no tokens: a sixth of the way from 200 to 500.
-    assert drawn(second, "eval_macro_f1", "tokens") == [(2000, 0.25), (2250, 0.6)]
-    assert drawn(first, "eval_macro_f1", "flops") == [(20_000, 0.25), (22_500, 0.5)]
+    assert points_of(first, "task/task_loss") == [(10, 2.0), (20, 1.5), (24, 1.0), (30, 0.5)]
+    assert points_of(first, "task/task_loss", "tokens") == [(1000, 2.0), (2000, 1.5), (2200, 1.0), (2500, 0.5)]
+    # An evaluation logs no tokens: they are interpolated, a sixth of the way from 200 to 500.
+    assert points_of(second, "eval_macro_f1", "tokens") == [(2000, 0.25), (2250, 0.6)]
+    assert points_of(first, "eval_macro_f1", "flops") == [(20_000, 0.25), (22_500, 0.5)]
     assert first.curve("task/task_loss").stages == ["1", "1", "2", "2"]
     assert [end["steps"] for end in first.ends] == [20] and first.ends[0]["tokens"] == 2000
     assert read(two_stages).quantities == ["loss", "corpus/mlm_loss", "task/task_loss", "eval_macro_f1", "eval_loss"]
 
 
-def test_means_over_seeds(two_stages):
+def test_mean_and_deviation_over_seeds(two_stages):
     mean = average(read(two_stages), "eval_macro_f1")
     assert mean.x["steps"].tolist() == [20, 25] and mean.stages == ["1", "2"] and mean.seeds.tolist() == [2, 2]
     assert mean.mean == pytest.approx([0.25, 0.55]) and mean.deviation == pytest.approx([0, 0.1 / math.sqrt(2)])
     assert average(read(two_stages), "nothing") is None
 
 
-def test_a_resumed_run(tmp_path):
-    """What was logged beyond the step from which it went on is not the run's; of a step logged twice the last counts."""
+def test_log_of_a_resumed_run_has_each_step_once(tmp_path):
+    """Entries beyond the step at which the run resumed are dropped; if a step was logged twice, the last entry counts."""
     make_state(
         tmp_path / "trainer_state.json",
         [entry(s, loss=float(s)) for s in (1, 2, 3, 4)] + [entry(3, loss=30.0), entry(3, loss=31.0), entry(5, loss=50.0)],
     )
     (seed,) = read(tmp_path).seeds
-    assert drawn(seed, "loss") == [(1, 1), (2, 2), (3, 31), (5, 50)]
+    assert points_of(seed, "loss") == [(1, 1), (2, 2), (3, 31), (5, 50)]
 
 
 @pytest.fixture
 def unsaved(monkeypatch):
-    """Pictures are drawn, and not rendered, which takes a second."""
+    """Draw figures without rendering them, which takes a second."""
     monkeypatch.setattr("hf_tlm.analysis.curves.save_figure", lambda *_: [])
 
 
-def test_what_is_not_finite(tmp_path, two_stages, unsaved):
+def test_values_that_are_not_finite_are_reported_and_left_out_of_the_mean(tmp_path, two_stages, unsaved):
     state = two_stages / "seed-1/stage2/trainer_state.json"
     content = json.loads(state.read_text())
     content["log_history"][0]["task/task_loss"] = float("nan")
@@ -108,8 +108,8 @@ def arguments(folder, **values):
     return AnalyzeArguments(what=["curves"], output_dir=str(folder / "out"), **values)
 
 
-def test_where_states_are(tmp_path):
-    """Of an interrupted training the newest checkpoint's; of a finished fine-tuning the history in its results."""
+def test_trainer_states_are_found_in_every_layout(tmp_path):
+    """An interrupted training has its newest checkpoint's state; a finished fine-tuning has the history in its results."""
     for step in (9, 10, 100):
         make_state(tmp_path / f"cut/seed-0/checkpoint-{step}/trainer_state.json", [entry(step, loss=1.0)])
     make_state(tmp_path / "cut/seed-0/checkpoint-100.partial/trainer_state.json", [entry(7, loss=1.0)])
@@ -119,12 +119,12 @@ def test_where_states_are(tmp_path):
     write(tmp_path / "tuned/seed-1/results.json", {"history": history, "cost": {"steps": 10, "tokens": 400, "flops": 8.0}})
     runs = read_runs({"all": tmp_path})
     assert list(runs) == ["cut", "nested", "pre", "tuned"]
-    assert drawn(runs["cut"].seeds[0], "loss") == [(100, 1.0)]
+    assert points_of(runs["cut"].seeds[0], "loss") == [(100, 1.0)]
     assert [seed.seed for seed in runs["nested"].seeds] == ["3"] and runs["pre"].quantities == ["loss"]
-    assert drawn(runs["tuned"].seeds[0], "eval_accuracy", "tokens") == [(200, 0.5), (400, 0.75)]
+    assert points_of(runs["tuned"].seeds[0], "eval_accuracy", "tokens") == [(200, 0.5), (400, 0.75)]
     assert runs["tuned"].quantities == ["eval_accuracy"]
     both = read_runs({"a": tmp_path / "pre/training/trainer_state.json", "b": tmp_path / "pre"})
-    assert list(both) == ["a", "b"] and drawn(both["a"].seeds[0], "loss") == drawn(both["b"].seeds[0], "loss")
+    assert list(both) == ["a", "b"] and points_of(both["a"].seeds[0], "loss") == points_of(both["b"].seeds[0], "loss")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_where_states_are(tmp_path):
         ({"log_history": []}, "Nothing was logged in"),
     ],
 )
-def test_bad_states_are_named(tmp_path, content, message):
+def test_damaged_state_is_named(tmp_path, content, message):
     write(tmp_path / "run/trainer_state.json", content)
     with pytest.raises(AnalysisError, match=message) as error:
         read_runs({"run": tmp_path / "run"})
@@ -156,7 +156,7 @@ def test_bad_states_are_named(tmp_path, content, message):
         {"folder": "x" * 300},
     ],
 )
-def test_a_bad_grid_is_named(tmp_path, change):
+def test_damaged_grid_is_named(tmp_path, change):
     point = {"values": {"model_name_or_path": "a/checkpoint-4"}, "folder": "points/a"}
     point |= {"validation": {"accuracy": {"median": 0.5, "values": [0.5]}}}
     grid = {"points": [{**point, **{name: change[name] for name in point if name in change}}], "seeds": [0]}
@@ -166,8 +166,8 @@ def test_a_bad_grid_is_named(tmp_path, change):
         read_runs({"grid": tmp_path})
 
 
-def test_what_a_grid_over_checkpoints_is_drawn_against(tmp_path, unsaved):
-    """The pretraining's seconds, not the fine-tuning's; the text says so."""
+def test_grid_over_checkpoints_is_drawn_against_pretraining_time(tmp_path, unsaved):
+    """The axis has the seconds of the pretraining, not of the fine-tuning; the text says so."""
     points = []
     for step in (4, 8):
         entries = [entry(step, loss=1.0, seconds=30.0 * step)]
@@ -178,20 +178,20 @@ def test_what_a_grid_over_checkpoints_is_drawn_against(tmp_path, unsaved):
     write(tmp_path / "grid/grid.json", {"points": points, "seeds": [0], "metric": "accuracy"})
     args = arguments(tmp_path, run=[f"grid={tmp_path / 'grid'}"])
     (seed,) = read(tmp_path / "grid").seeds
-    assert drawn(seed, "eval_accuracy", "seconds") == [(120, 0.5), (240, 0.5)]
+    assert points_of(seed, "eval_accuracy", "seconds") == [(120, 0.5), (240, 0.5)]
     text = analyze(args, None, CurvesArguments(x="seconds")).text
-    told = "- grid: one seed, fine-tuned from a pretraining's checkpoints, and drawn against that pretraining's seconds"
-    assert f"{told} of training" in text.splitlines()
+    line = "- grid: one seed, fine-tuned from a pretraining's checkpoints, and drawn against that pretraining's seconds"
+    assert f"{line} of training" in text.splitlines()
 
 
-def test_no_place(tmp_path):
+def test_missing_folder_or_log_is_refused(tmp_path):
     with pytest.raises(AnalysisError, match="There is no .*nowhere"):
         read_runs({"run": tmp_path / "nowhere"})
     with pytest.raises(AnalysisError, match="Nothing was logged"):
         read_runs({"run": tmp_path})
 
 
-def test_quantities(tmp_path, two_stages):
+def test_quantities_are_chosen_by_default_name_or_pattern(tmp_path, two_stages):
     runs = [read(two_stages)]
     assert choose_quantities(runs) == ["corpus/mlm_loss", "task/task_loss", "eval_macro_f1"]
     assert choose_quantities(runs, ["mlm_loss", "loss"]) == ["corpus/mlm_loss", "loss"]
@@ -208,13 +208,13 @@ def test_quantities(tmp_path, two_stages):
     assert choose_quantities([read(tmp_path / "short")]) == ["loss"]
 
 
-def test_units():
+def test_units_of_quantities():
     assert unit("corpus/lm_loss") == ("nats", 1) and unit("task/copy_accuracy_replaced") == ("%", 100)
     assert unit("corpus/cosine_positive") == ("cosine", 1) and unit("corpus/replaced_fraction") == ("%", 100)
     assert unit("eval_matthews") == ("%", 100) and unit("grad_norm") == ("grad norm", 1)
 
 
-def test_running_means():
+def test_running_means_do_not_cross_stages():
     values = np.array([0.0, 3.0, 6.0, 0.0, 9.0, 100.0, 300.0])
     stages = ["1"] * 5 + ["2"] * 2
     assert smooth(values, stages, 3).tolist() == [0, 3, 3, 5, 9, 100, 300]
@@ -234,7 +234,7 @@ def test_every_point_is_in_the_csv(two_stages):
     assert rows[5]["seed"] == "mean" and rows[5]["seeds"] == 2 and rows[5]["deviation"] == pytest.approx(0.1 / math.sqrt(2))
 
 
-def test_the_picture(two_stages, tmp_path):
+def test_figure_shows_means_bands_and_the_end_of_a_stage(two_stages, tmp_path):
     make_state(tmp_path / "other/trainer_state.json", [entry(s, 100 * s, **{"task/task_loss": 1.0}) for s in (10, 20_000)])
     runs = {"$a_1": read(two_stages), "b": read(tmp_path / "other")}
     figure = curves_figure(runs, ["task/task_loss", "eval_macro_f1"], x="tokens", smoothing=3)
@@ -244,8 +244,8 @@ def test_the_picture(two_stages, tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["$a_1", "b"]
     lines = [line for line in score.lines if len(line.get_xdata())]
     assert lines[0].get_xdata() == pytest.approx([0.002, 0.00225]) and lines[0].get_ydata() == pytest.approx([25, 55])
-    assert lines[1].get_linestyle() == ":" and lines[1].get_xdata() == pytest.approx([0.002] * 2)  # Where stage 1 ends.
-    assert len(score.collections) == 1  # The band.
+    assert lines[1].get_linestyle() == ":" and lines[1].get_xdata() == pytest.approx([0.002] * 2)  # The end of stage 1.
+    assert len(score.collections) == 1  # The band of one deviation.
     figure = curves_figure(runs, ["eval_macro_f1"], spread="lines")
     assert [list(line.get_ydata()) for line in figure.axes[0].lines[:2]] == [[25, 50], [25, 60]]
     assert not figure.axes[0].collections
@@ -253,7 +253,7 @@ def test_the_picture(two_stages, tmp_path):
         curves_figure({str(i): runs["b"] for i in range(8)}, ["task/task_loss"])
 
 
-def test_an_axis_that_is_not_logged(two_stages, tmp_path, unsaved):
+def test_run_without_the_quantity_of_the_axis_is_left_out(two_stages, tmp_path, unsaved):
     make_state(tmp_path / "plain/trainer_state.json", [entry(1, loss=1.0), entry(2, loss=0.5)])
     args = arguments(tmp_path, run=[str(two_stages), str(tmp_path / "plain")])
     assert "- plain is left out: its log has no tokens" in analyze(args, None, CurvesArguments(x="tokens")).text
@@ -261,7 +261,7 @@ def test_an_axis_that_is_not_logged(two_stages, tmp_path, unsaved):
         analyze(arguments(tmp_path, run=[str(tmp_path / "plain")]), None, CurvesArguments(x="flops"))
 
 
-def test_the_recipe(two_stages, tmp_path, capsys):
+def test_recipe_writes_figure_and_table(two_stages, tmp_path, capsys):
     run_analyze("--what", "curves", "--run", f"mine={two_stages}", "--x", "flops", "--output_dir", tmp_path / "out")
     text = capsys.readouterr().out
     assert "- mine: 2 seeds" in text and "Also logged (--quantities): eval_loss, loss." in text

@@ -1,4 +1,4 @@
-"""Vectors of texts: any family and batch, pooling and layer by their definitions; pairs, cosines and t-SNE by theirs."""
+"""Vectors of texts for any family and batch size; pooling, layers, pairs, cosines and t-SNE follow their definitions."""
 
 import math
 from itertools import combinations
@@ -44,7 +44,7 @@ TEXTS = [row["text"] for row in sentences(30, seed=4)]
 
 @pytest.fixture(scope="module")
 def saved(tokenizer, tmp_path_factory):
-    """family, head -> folder of a tiny checkpoint."""
+    """Return a function from a family and a head to the folder of a tiny checkpoint."""
 
     def save(model, name):
         folder = tmp_path_factory.mktemp("models") / name
@@ -66,8 +66,8 @@ def embed(folder, texts=TEXTS, pairs=None, **options):
     return embed_texts(model, tokenizer, texts, pairs, **{"max_length": 32, **options})
 
 
-def one_at_a_time(folder, texts, layer=-1):
-    """Of each text, without padding, the body's hidden states [S, H]."""
+def hidden_states(folder, texts, layer=-1):
+    """Yield the body's hidden states [S, H] of each text, without padding."""
     model, tokenizer = load_encoder(folder, max_length=32)
     for text in texts:
         inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=32)
@@ -76,27 +76,27 @@ def one_at_a_time(folder, texts, layer=-1):
 
 
 @pytest.mark.parametrize("family", TINY_CONFIGS)
-def test_batches_and_padding_change_nothing(family, saved):
+def test_vectors_do_not_depend_on_batches_and_padding(family, saved):
     folder = saved(family)
-    cls = np.stack([hidden[0] for hidden in one_at_a_time(folder, TEXTS)])
-    mean = np.stack([hidden.mean(axis=0) for hidden in one_at_a_time(folder, TEXTS)])
+    cls = np.stack([hidden[0] for hidden in hidden_states(folder, TEXTS)])
+    mean = np.stack([hidden.mean(axis=0) for hidden in hidden_states(folder, TEXTS)])
     assert embed(folder, batch_size=1) == pytest.approx(cls, abs=1e-5)
     assert embed(folder, batch_size=8) == pytest.approx(cls, abs=1e-5)
     assert embed(folder, batch_size=8, pooling="mean") == pytest.approx(mean, abs=1e-5)
     assert np.abs(cls - mean).max() > 1e-2 and embed(folder).dtype == np.float32
 
 
-def test_texts_come_back_in_their_order_over_chunks(saved, monkeypatch):
+def test_order_of_texts_is_kept_across_chunks(saved, monkeypatch):
     folder = saved("bert")
     whole = embed(folder)
     monkeypatch.setattr("hf_tlm.analysis.encoders.CHUNK_BATCHES", 2)
     assert embed(folder, batch_size=3) == pytest.approx(whole, abs=1e-5)
 
 
-def test_layers(saved):
+def test_layer_is_chosen(saved):
     folder = saved("electra")
     for layer in (0, 1, 2, -2):
-        expected = np.stack([hidden.mean(axis=0) for hidden in one_at_a_time(folder, TEXTS[:5], layer)])
+        expected = np.stack([hidden.mean(axis=0) for hidden in hidden_states(folder, TEXTS[:5], layer)])
         assert embed(folder, TEXTS[:5], layer=layer, pooling="mean") == pytest.approx(expected, abs=1e-5)
     assert (embed(folder, layer=2) == embed(folder)).all()
     with pytest.raises(AnalysisError, match="layer must be from 0 to 2, or -1 for the last; received 3"):
@@ -113,8 +113,8 @@ def test_pairs_are_one_input(saved):
     assert embed(folder, ["a drug", "the gene"], ["an acid", "the cell"])[1] == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_body_of_a_classifier(saved):
-    """As of a TLM run, whatever the head."""
+def test_classifier_is_embedded_by_its_body(saved):
+    """As in a TLM run; the head does not matter."""
     folder = saved("bert", AutoModelForSequenceClassification)
     body = AutoModelForSequenceClassification.from_pretrained(folder).base_model.eval()
     model, tokenizer = load_encoder(folder, max_length=32)
@@ -124,7 +124,7 @@ def test_the_body_of_a_classifier(saved):
     assert not model.training
 
 
-def test_an_adapter_is_on_its_base(saved, tokenizer, tmp_path):
+def test_adapter_is_applied_to_its_base_model(saved, tokenizer, tmp_path):
     base = saved("bert", AutoModelForSequenceClassification)
     lora = CheckpointArguments(model_name_or_path=base, use_peft=True)
     adapted = add_lora(AutoModelForSequenceClassification.from_pretrained(base), lora, base)
@@ -135,11 +135,11 @@ def test_an_adapter_is_on_its_base(saved, tokenizer, tmp_path):
     with torch.inference_mode():
         inputs = tokenizer(TEXTS[0], return_tensors="pt")
         expected = adapted.eval().base_model.model.bert(**inputs).last_hidden_state[0, 0].numpy()
-    found = embed(str(folder))[0]
-    assert found == pytest.approx(expected, abs=1e-4) and np.abs(found - embed(base)[0]).max() > 1e-2
+    vector = embed(str(folder))[0]
+    assert vector == pytest.approx(expected, abs=1e-4) and np.abs(vector - embed(base)[0]).max() > 1e-2
 
 
-def test_the_encoder_of_both(saved, tokenizer):
+def test_encoder_of_an_encoder_decoder_is_used(saved, tokenizer):
     size = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
     set_seed(0)
     model = T5Model(T5Config(vocab_size=len(tokenizer), **size)).eval()
@@ -150,8 +150,8 @@ def test_the_encoder_of_both(saved, tokenizer):
     assert embed(folder, pooling="mean")[0] == pytest.approx(expected, abs=1e-5)
 
 
-def test_cls_is_where_the_tokenizer_puts_it(saved, tokenizer):
-    """XLNet's is the last token, after padding on the left."""
+def test_cls_token_may_be_the_last(saved, tokenizer):
+    """XLNet puts [CLS] last, and pads on the left."""
     model = XLNetModel(XLNetConfig(vocab_size=len(tokenizer), d_model=16, n_layer=2, n_head=2, d_inner=32)).eval()
     model, tokenizer = load_encoder(saved.save(model, "xlnet"), max_length=32)
     tokenizer.padding_side, tokenizer.cls_token, tokenizer.sep_token = "left", tokenizer.sep_token, tokenizer.cls_token
@@ -162,7 +162,7 @@ def test_cls_is_where_the_tokenizer_puts_it(saved, tokenizer):
     assert embed_texts(model, tokenizer, [TEXTS[0], longer], max_length=32)[0] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_decoders_first_token_sees_nothing(saved, tokenizer):
+def test_cls_vector_of_a_decoder_is_refused(saved, tokenizer):
     config = GPT2Config(vocab_size=len(tokenizer), n_positions=40, n_embd=16, n_layer=2, n_head=2)
     folder = saved.save(GPT2Model(config), "gpt2")
     with pytest.raises(AnalysisError, match=r"same \[CLS\] vector: the model is a decoder"):
@@ -171,7 +171,7 @@ def test_a_decoders_first_token_sees_nothing(saved, tokenizer):
     assert len(embed(folder, ["a gene", "a gene"])) == 2
 
 
-def test_what_cannot_be_embedded(saved, tmp_path):
+def test_blank_text_unknown_pooling_or_long_input_is_refused(saved, tmp_path):
     folder = saved("bert")
     for texts in (["a gene", None], ["a gene", " "]):
         with pytest.raises(AnalysisError, match="Text 1 is null or blank"):
@@ -184,7 +184,7 @@ def test_what_cannot_be_embedded(saved, tmp_path):
         load_encoder(str(tmp_path / "nothing"))
 
 
-def test_damaged_weights(saved):
+def test_damaged_weights_are_refused(saved):
     broken = AutoModel.from_pretrained(saved("bert"))
     broken.encoder.layer[1].output.dense.weight.data[0, 0] = torch.nan
     with pytest.raises(AnalysisError, match="not finite"):
@@ -203,20 +203,20 @@ def pairs_of(found):
     return [tuple(sorted(pair)) for pair in found.tolist()]
 
 
-def test_alignment_and_uniformity_are_the_formulas(monkeypatch):
+def test_alignment_and_uniformity_follow_their_formulas(monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 7)
     unit = [vector / np.linalg.norm(vector) for vector in VECTORS.astype(np.float64)]
     similar, every = [(0, 1), (5, 2), (39, 3)], list(combinations(range(40), 2))
     squared = {(x, y): sum((unit[x] - unit[y]) ** 2) for x, y in similar + every}
     expected = sum(squared[pair] for pair in similar) / 3
     assert alignment(cosine_similarities(VECTORS, np.array(similar))) == pytest.approx(expected, rel=1e-9)
-    found = cosine_similarities(VECTORS, random_pairs(40, 10_000))
+    cosines = cosine_similarities(VECTORS, random_pairs(40, 10_000))
     expected = math.log(sum(math.exp(-2 * squared[pair]) for pair in every) / len(every))
-    assert uniformity(found) == pytest.approx(expected, rel=1e-9)
-    assert cosine_similarities(1e3 * VECTORS, random_pairs(40, 10_000)) == pytest.approx(found, abs=1e-6)
+    assert uniformity(cosines) == pytest.approx(expected, rel=1e-9)
+    assert cosine_similarities(1e3 * VECTORS, random_pairs(40, 10_000)) == pytest.approx(cosines, abs=1e-6)
 
 
-def test_spaces_whose_numbers_are_known():
+def test_cosines_alignment_and_uniformity_of_known_vectors():
     vectors = np.array([[2.0, 0.0], [5.0, 0.0], [0.0, 1.0], [-3.0, 0.0], [0.0, 0.0]])
     pairs = np.array([[0, 1], [0, 2], [0, 3], [0, 4]])
     assert cosine_similarities(vectors, pairs).tolist() == [1, 0, -1, 0]
@@ -225,7 +225,7 @@ def test_spaces_whose_numbers_are_known():
     assert cosine_similarities(vectors, np.zeros((0, 2), np.int64)).shape == (0,)
 
 
-def test_all_pairs_where_they_are_few():
+def test_all_pairs_are_drawn_if_they_are_few():
     assert sorted(pairs_of(random_pairs(9, 36))) == list(combinations(range(9), 2))
     expected = [(x, y) for x, y in combinations(range(8), 2) if LABELS[x] == LABELS[y]]
     assert sorted(pairs_of(same_class_pairs(LABELS, 100))) == expected and len(expected) == 5
@@ -245,38 +245,38 @@ def test_every_pair_is_drawn_equally_often():
         assert (draw(1) == draw(1)).all() and (draw(1) != draw(2)).any()
 
 
-def test_silhouette_is_the_definition(monkeypatch):
+def test_silhouette_follows_its_definition(monkeypatch):
     labels = np.arange(40) % 3
     distances = np.array([1 - cosine_similarities(VECTORS, np.stack([np.full(40, i), np.arange(40)], 1)) for i in range(40)])
-    found = []
+    coefficients = []
     for i in range(40):
-        own = distances[i][(labels == labels[i]) & (np.arange(40) != i)].mean()
+        within = distances[i][(labels == labels[i]) & (np.arange(40) != i)].mean()
         other = min(distances[i][labels == label].mean() for label in range(3) if label != labels[i])
-        found.append((other - own) / max(other, own))
-    assert silhouette(VECTORS, labels) == pytest.approx(np.mean(found), abs=1e-5)
+        coefficients.append((other - within) / max(other, within))
+    assert silhouette(VECTORS, labels) == pytest.approx(np.mean(coefficients), abs=1e-5)
     monkeypatch.setattr(module, "SILHOUETTE_TEXTS", 20)
-    assert silhouette(VECTORS, labels) != pytest.approx(np.mean(found), abs=1e-5)
+    assert silhouette(VECTORS, labels) != pytest.approx(np.mean(coefficients), abs=1e-5)
 
 
-def test_projection_keeps_clusters_and_is_the_same_each_time():
+def test_projection_keeps_clusters_and_is_reproducible():
     centers = 20 * np.eye(3, 60)
     vectors = np.concatenate([center + np.random.default_rng(i).normal(size=(15, 60)) for i, center in enumerate(centers)])
-    found = project(vectors, seed=3)
-    assert found.shape == (45, 2) and found.dtype == np.float32
-    assert (project(vectors, seed=3) == found).all()
+    points = project(vectors, seed=3)
+    assert points.shape == (45, 2) and points.dtype == np.float32
+    assert (project(vectors, seed=3) == points).all()
     for i in range(45):
-        nearest = np.argsort(np.linalg.norm(found - found[i], axis=1))[1:6]
+        nearest = np.argsort(np.linalg.norm(points - points[i], axis=1))[1:6]
         assert (nearest // 15 == i // 15).all()
-    assert (project(vectors, perplexity=5) != found).any()
+    assert (project(vectors, perplexity=5) != points).any()
 
 
 @pytest.mark.parametrize("shape", [(3, 60), (4, 1), (5, 2)])
-def test_projection_of_a_few(shape):
-    found = project(np.random.default_rng(1).normal(size=shape), perplexity=30)
-    assert found.shape == (shape[0], 2) and np.isfinite(found).all()
+def test_projection_of_few_texts(shape):
+    points = project(np.random.default_rng(1).normal(size=shape), perplexity=30)
+    assert points.shape == (shape[0], 2) and np.isfinite(points).all()
 
 
-def test_what_cannot_be_projected():
+def test_too_few_or_equal_vectors_are_not_projected():
     with pytest.raises(AnalysisError, match="at least 3 texts; received 2"):
         project(VECTORS[:2])
     with pytest.raises(AnalysisError, match="all 5 are the same"):

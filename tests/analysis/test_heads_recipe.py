@@ -1,4 +1,4 @@
-"""recipes/analyze.py --what heads: its files, pictures of any texts, and errors."""
+"""recipes/analyze.py --what heads: its files, figures of any texts, and errors."""
 
 import csv
 import json
@@ -21,13 +21,13 @@ from support.launching import ROOT, fails
 from support.toys import TINY_CONFIGS
 
 RECIPE = str(ROOT / "recipes" / "analyze.py")
-# Formulas, markup, letters that no font here has, and a text that is too long.
+# Formulas, markup, letters that no installed font has, and a text that is too long.
 TEXTS = ["the gene " * 30 + "binds.", "costs $5 and $x_{ <b>&amp; of the gene 遺伝子.", "the cell binds the gene."]
 
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch):
-    """Drawing takes most of the time."""
+    """Draw at a low resolution: drawing takes most of the time."""
     monkeypatch.setattr("hf_tlm.analysis.figures.DPI", 40)
 
 
@@ -55,14 +55,14 @@ def run(monkeypatch, *options):
 
 
 @pytest.mark.filterwarnings("error:Glyph")
-def test_recipe(tmp_path, tokenizer, monkeypatch, capfd):
+def test_recipe_writes_shares_counts_and_maps(tmp_path, tokenizer, monkeypatch, capfd):
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), encoding="utf-8")
-    places = {
+    folders = {
         "tlm $a$": save(tmp_path / "tlm", "bert", tokenizer, head=True),
         "b": save(tmp_path / "b", "cocolm", tokenizer),
     }
-    named = [f"{name}={place}" for name, place in places.items()]
+    named = [f"{name}={folder}" for name, folder in folders.items()]
     common = ["--texts", texts, "--max_length", 32, "--heads_tokens", 30, "--output_dir", tmp_path / "out"]
     run(monkeypatch, "--models", *named, *common)
     out, err = capfd.readouterr()
@@ -72,12 +72,12 @@ def test_recipe(tmp_path, tokenizer, monkeypatch, capfd):
     assert {path.name for path in (tmp_path / "out").iterdir()} == files
     assert all(str(tmp_path / "out" / name) in out for name in files)
     shares = rows_of(tmp_path / "out" / "heads.csv")
-    assert [(row["model"], row["layer"]) for row in shares] == [(name, layer) for name in places for layer in "12"]
+    assert [(row["model"], row["layer"]) for row in shares] == [(name, layer) for name in folders for layer in "12"]
     assert all(float(row["positional"]) + float(row["vertical"]) + float(row["other"]) == 100 for row in shares)
     heads = rows_of(tmp_path / "out" / "heads_counts.csv")
     ids = tokenizer(TEXTS, truncation=True, max_length=32)["input_ids"]
     assert len(heads) == 8 and {int(row["rows"]) for row in heads} == {sum(map(len, ids))}
-    # The second text is the first that fits.
+    # The second text is the first that is short enough.
     size = len(ids[1])
     assert len(rows_of(tmp_path / "out" / "heads_b_maps.csv")) == 4 * size**2
     weights = rows_of(tmp_path / "out" / "heads_maps.csv")
@@ -87,25 +87,25 @@ def test_recipe(tmp_path, tokenizer, monkeypatch, capfd):
     assert "costs $5 and $x_{ &lt;b&gt;&amp;amp;" in svg and "遺伝子" in svg and "tlm $a$" in svg and len(svg) < 100_000
 
 
-def test_texts_of_a_task(tmp_path, task, tokenizer, monkeypatch):
-    """The test split, a number of texts of it, and a text that is given."""
+def test_texts_are_drawn_from_the_test_split_of_a_task(tmp_path, task, tokenizer, monkeypatch):
+    """Also with a maximum number of texts, and a text for the maps that is given."""
     (tmp_path / "toy").mkdir()
     for split, rows in task.splits.items():
         rows.to_json(tmp_path / "toy" / f"{split}.jsonl")
-    place = save(tmp_path / "run", "bert", tokenizer)
-    args = analysis.AnalyzeArguments(what=["heads"], run=[str(place)], max_texts=5, max_length=40)
+    run_folder = save(tmp_path / "run", "bert", tokenizer)
+    args = analysis.AnalyzeArguments(what=["heads"], run=[str(run_folder)], max_texts=5, max_length=40)
     chosen = analysis.AnalyzedTask(task=str(tmp_path / "toy"))
-    found = analysis.analyze("heads", args, chosen, HeadsArguments(heads_text="the gene binds " * 9, heads_tokens=6))
-    assert "5 texts (toy, test)" in found.text and {path.parent for path in found.files} == {place / "analysis"}
-    svg = (place / "analysis" / "heads_run_maps.svg").read_text(encoding="utf-8")
-    assert "First 6 tokens of: the gene binds" in svg and not (place / "analysis" / "heads_maps.svg").exists()
+    findings = analysis.analyze("heads", args, chosen, HeadsArguments(heads_text="the gene binds " * 9, heads_tokens=6))
+    assert "5 texts (toy, test)" in findings.text and {path.parent for path in findings.files} == {run_folder / "analysis"}
+    svg = (run_folder / "analysis" / "heads_run_maps.svg").read_text(encoding="utf-8")
+    assert "First 6 tokens of: the gene binds" in svg and not (run_folder / "analysis" / "heads_maps.svg").exists()
     _, drawn = read_texts(args, chosen)
     assert len(drawn) == 5 and set(drawn) <= set(task.test["text"][:]) and drawn == read_texts(args, chosen)[1]
     args.seed = 1
     assert read_texts(args, chosen)[1] != drawn
 
 
-def test_frames_and_grey():
+def test_maps_have_frames_for_positional_and_grey_for_vertical_heads():
     heads = [head(1, 1, "positional"), head(1, 2, "vertical"), head(2, 1, "other"), head(2, 2, "positional")]
     even = np.full((2, 10, 10), 0.1, np.float32)
     maps = TextMaps([f"t{place}" for place in range(10)], [even, even])
@@ -121,7 +121,7 @@ def test_frames_and_grey():
     assert b"data:image/png;base64" in to_svg(figure)
 
 
-def test_lines_of_shares():
+def test_figure_of_shares_has_a_line_per_model():
     heads = [head(1, 1, "positional"), head(1, 2, "other"), head(2, 1, "vertical"), head(2, 2, "vertical")]
     figure = draw_head_shares({"a": layer_shares(heads), "b": layer_shares(heads[:2])})
     lines = [[line.get_xydata().tolist() for line in panel.lines] for panel in figure.axes]
@@ -129,46 +129,60 @@ def test_lines_of_shares():
     assert [panel.get_ylabel() for panel in figure.axes] == ["positional heads (%)", "vertical heads (%)"]
 
 
-def test_models_stand_side_by_side_while_there_is_room():
+def test_panels_of_models_are_arranged_within_the_width():
     maps = {n: TextMaps(["a"], [np.ones((n, 1, 1), np.float32)] * 2) for n in (12, 2)}
     models = {"a": ([], maps[12]), "b": ([], maps[12]), "c": ([], maps[12]), "d": ([], maps[2])}
-    places, side, right, bottom = figures._arrange_panels(models, 6)
-    assert places["a"][1] == places["b"][1] < places["c"][1] == places["d"][1] and places["a"][0] == places["c"][0]
-    assert places["b"][0] >= places["a"][0] + 12 * side and right <= 6 and places["c"][1] + 2 * side < bottom
+    positions, side, right, bottom = figures._arrange_panels(models, 6)
+    assert (
+        positions["a"][1] == positions["b"][1] < positions["c"][1] == positions["d"][1]
+        and positions["a"][0] == positions["c"][0]
+    )
+    assert positions["b"][0] >= positions["a"][0] + 12 * side and right <= 6 and positions["c"][1] + 2 * side < bottom
     assert figures._arrange_panels({"d": models["d"]}, 6)[1] == figures.LARGEST
-    # Names may take more room than maps.
+    # Names may be wider than maps.
     narrow = {f"a-rather-long-name-{n}": ([], maps[2]) for n in range(6)}
-    places, side, right, _ = figures._arrange_panels(narrow, 6)
-    assert right <= 6 and len({y for _, y in places.values()}) == 2 and 0.4 < side <= figures.LARGEST
+    positions, side, right, _ = figures._arrange_panels(narrow, 6)
+    assert right <= 6 and len({y for _, y in positions.values()}) == 2 and 0.4 < side <= figures.LARGEST
     assert figures._title("x" * 40 + "end") == "x" * 14 + "..." + "x" * 11 + "end"
 
 
-def test_errors(tmp_path, tokenizer):
-    place = save(tmp_path / "run", "bert", tokenizer)
+def test_missing_models_texts_or_weights_are_refused(tmp_path, tokenizer):
+    run_folder = save(tmp_path / "run", "bert", tokenizer)
     texts = tmp_path / "texts.txt"
     texts.write_text("the gene binds.\n")
     given = ["--what", "heads", "--texts", texts, "--output_dir", tmp_path / "out"]
     fails(RECIPE, *given, message="--what heads needs models: pass --models or --run")
-    fails(RECIPE, "--what", "heads", "--models", place, message="--what heads needs texts: pass --texts (a file), or --task")
-    fails(RECIPE, *given, "--models", f"a b={place}", f"a_b={place}", message="'a_b' is too similar to another")
+    fails(
+        RECIPE,
+        "--what",
+        "heads",
+        "--models",
+        run_folder,
+        message="--what heads needs texts: pass --texts (a file), or --task",
+    )
+    fails(RECIPE, *given, "--models", f"a b={run_folder}", f"a_b={run_folder}", message="'a_b' is too similar to another")
     fails(RECIPE, *given, "--models", tmp_path / "none", message="Cannot load a tokenizer from")
     fails(
         RECIPE,
         *given,
         "--models",
-        place,
+        run_folder,
         "--heads_tokens",
         2,
         message="--heads_tokens: expected a whole number from 3 to 4,096; received 2",
     )
-    weights = load_file(place / "model.safetensors")
+    weights = load_file(run_folder / "model.safetensors")
     del weights["encoder.layer.0.attention.self.query.weight"]
-    save_file(weights, place / "model.safetensors", {"format": "pt"})
+    save_file(weights, run_folder / "model.safetensors", {"format": "pt"})
     fails(
-        RECIPE, *given, "--models", place, message="lacks weights of its body (encoder.layer.0.attention.self.query.weight)"
+        RECIPE,
+        *given,
+        "--models",
+        run_folder,
+        message="lacks weights of its body (encoder.layer.0.attention.self.query.weight)",
     )
-    (place / "model.safetensors").write_bytes(b"cut")
-    fails(RECIPE, *given, "--models", place, message="Cannot load an encoder from")
+    (run_folder / "model.safetensors").write_bytes(b"cut")
+    fails(RECIPE, *given, "--models", run_folder, message="Cannot load an encoder from")
     assert not (tmp_path / "out").exists()
     with pytest.raises(AnalysisError, match="--heads_text is blank"):
         HeadsArguments(heads_text=" ")

@@ -1,4 +1,4 @@
-"""PMI and frequencies of words, against a transcription of the definitions that looks at one word at a time."""
+"""PMI and frequencies of words, against a word-by-word transcription of the definitions."""
 
 import csv
 import math
@@ -22,36 +22,36 @@ from support.toys import sentences
 WORD = re.compile(r"\w\w+")
 
 
-def plainly(task, min_count):
-    """label -> word -> (PMI, count)."""
+def pmi_by_definition(task, min_count):
+    """Return label -> word -> (PMI, count)."""
     pairs = []
     for row in task.train:
         for name in ("text", "text_pair"):
             pairs += [(word, row["label"]) for word in WORD.findall(row.get(name, "").lower())]
     words, labels, both = Counter(w for w, _ in pairs), Counter(y for _, y in pairs), Counter(pairs)
-    found = {name: {} for name in task.label_names}
+    scores = {name: {} for name in task.label_names}
     for (word, label), count in both.items():
         if words[word] >= min_count:
             pmi = math.log((count / len(pairs)) / (words[word] / len(pairs) * labels[label] / len(pairs)))
-            found[task.label_names[label]][word] = (pmi, words[word])
-    return found
+            scores[task.label_names[label]][word] = (pmi, words[word])
+    return scores
 
 
-def paired(task):
+def task_with_pairs(task):
     rows = task.train.map(lambda row: {"text_pair": f"{row['text'][::-1]} Ünlike GENE x"})
     return replace(task, splits={**task.splits, "train": rows})
 
 
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("min_count", [1, 4])
-def test_pmi_is_the_definitions(task, monkeypatch, pairs, min_count):
+def test_pmi_follows_the_definition(task, monkeypatch, pairs, min_count):
     monkeypatch.setattr(module, "READ_ROWS", 7)
-    task = paired(task) if pairs else task
-    expected = plainly(task, min_count)
-    found = label_pmi(task, top=1000, min_count=min_count)
-    assert [word.label for word in found] == [name for name in task.label_names for _ in expected[name]]
+    task = task_with_pairs(task) if pairs else task
+    expected = pmi_by_definition(task, min_count)
+    influential = label_pmi(task, top=1000, min_count=min_count)
+    assert [word.label for word in influential] == [name for name in task.label_names for _ in expected[name]]
     for label, words in expected.items():
-        ours = [word for word in found if word.label == label]
+        ours = [word for word in influential if word.label == label]
         assert {word.word: word.count for word in ours} == {word: count for word, (_, count) in words.items()}
         assert [word.pmi for word in ours] == pytest.approx([words[word.word][0] for word in ours], abs=1e-12)
         order = sorted(words, key=lambda word: (-round(words[word][0], 9), -words[word][1], word))
@@ -59,32 +59,32 @@ def test_pmi_is_the_definitions(task, monkeypatch, pairs, min_count):
     assert len(label_pmi(task, top=2, min_count=min_count)) == 2 * len(expected)
 
 
-def test_the_words_that_decide_a_label_come_first(task):
+def test_words_that_decide_a_label_come_first(task):
     best = {word.label: word.word for word in label_pmi(task, top=1, min_count=3)}
     assert best["up"] in ("activates", "raises", "induces") and best["down"] in ("inhibits", "blocks", "lowers")
 
 
-def test_frequencies_are_the_definitions(task, corpus, tmp_path, monkeypatch):
+def test_frequencies_follow_the_definition(task, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "READ_ROWS", 7)
     subset = retrieve(task, corpus, top_k=3, cache_dir=str(tmp_path / "cache"))
     other = Dataset.from_list([{"text": row["text"].upper() + " gene"} for row in sentences(20, seed=3)])
     words = ["gene", "inhibits", "absent", "the"]
     half = Subset(subset.dataset.select([0]), subset.manifest)
-    found = word_frequencies(words, {"BM25": subset, "other": other, "half": half})
-    assert list(found) == ["BM25", "other", "half"]
+    frequencies = word_frequencies(words, {"BM25": subset, "other": other, "half": half})
+    assert list(frequencies) == ["BM25", "other", "half"]
     for name, texts in (("BM25", subset.dataset["text"]), ("other", other["text"])):
         counts = Counter(WORD.findall(" ".join(texts).lower()))
-        assert found[name] == pytest.approx([counts[word] / counts.total() for word in words])
-    assert found["BM25"][0] != found["other"][0] > 0 and found["other"][2] == 0
+        assert frequencies[name] == pytest.approx([counts[word] / counts.total() for word in words])
+    assert frequencies["BM25"][0] != frequencies["other"][0] > 0 and frequencies["other"][2] == 0
 
 
-def test_hand_computed():
-    """13 word tokens, 8 of a and 5 of b: cat 3 times in a and once in b, sea 5 times in a, dog 4 times in b."""
+def test_pmi_of_a_hand_computed_example():
+    """13 word tokens, 8 of class a and 5 of b: cat 3 times in a and once in b, sea 5 times in a, dog 4 times in b."""
     rows = [("Cat cat sea sea", "a"), ("cat, x sea sea sea!", "a"), ("dog dog", "b"), ("dog cat dog", "b")]
     rows = Dataset.from_list([{"text": text, "label": label} for text, label in rows])
     task = task_from_datasets(TaskSpec(name="pets", path="memory"), {"train": rows, "validation": rows})
-    found = {(word.word, word.label): (word.pmi, word.count) for word in label_pmi(task, min_count=1)}
-    assert found == {
+    scores = {(word.word, word.label): (word.pmi, word.count) for word in label_pmi(task, min_count=1)}
+    assert scores == {
         ("sea", "a"): (pytest.approx(math.log((5 / 13) / (5 / 13 * 8 / 13))), 5),
         ("cat", "a"): (pytest.approx(math.log((3 / 13) / (4 / 13 * 8 / 13))), 4),
         ("dog", "b"): (pytest.approx(math.log((4 / 13) / (4 / 13 * 5 / 13))), 4),
@@ -97,16 +97,18 @@ def test_hand_computed():
     "good,bad,word,word_of_all",
     [("这家店的菜好吃", "这家店的菜难吃", "难吃", "家店"), ("यह किताब अच्छी", "यह किताब महँगी", "महँगी", "किताब")],
 )
-def test_words_of_other_scripts(good, bad, word, word_of_all):
+def test_words_of_other_scripts_are_counted(good, bad, word, word_of_all):
     rows = Dataset.from_list([{"text": f"{text} {i}", "label": text} for i in range(4) for text in (good, bad)])
     task = task_from_datasets(TaskSpec(name="shops", path="memory"), {"train": rows, "validation": rows})
-    found = {(one.word, one.label): one.count for one in label_pmi(task, top=20, min_count=1)}
-    assert found[word, bad] == 4 and (word, good) not in found and found[word_of_all, good] == 8
+    counts = {
+        (influential.word, influential.label): influential.count for influential in label_pmi(task, top=20, min_count=1)
+    }
+    assert counts[word, bad] == 4 and (word, good) not in counts and counts[word_of_all, good] == 8
     assert word_frequencies([word], {"rows": rows})["rows"][0] > 0
 
 
-def test_the_figure(tmp_path):
-    """The first words of every label; a word that a subset lacks has a place of its own; ratios of two subsets."""
+def test_figure_has_the_first_words_of_every_label(tmp_path):
+    """Words that a subset lacks have a position of their own; two subsets get a ratio."""
     words = [InfluentialWord(f"w{label}{at}", f"label $_{{{label}", 2.0 - at, 20) for label in range(4) for at in range(9)]
     two = {"ISS": [0.0, *[0.02] * 35], "BM25": [0.01] * 35 + [0.0]}
     png, svg, table = draw_frequencies(words, two, tmp_path)
@@ -125,7 +127,7 @@ def test_the_figure(tmp_path):
     assert "ratio" not in table.read_text() and "×:" not in svg.read_text() and ">none<" not in svg.read_text()
 
 
-def test_the_recipe(task, corpus, tmp_path, monkeypatch, capsys):
+def test_recipe_writes_table_and_figure(task, corpus, tmp_path, monkeypatch, capsys):
     retrieve(task, corpus, top_k=3, cache_dir=str(tmp_path / "cache")).save(tmp_path / "bm25")
     (tmp_path / "toy").mkdir()
     for split, rows in task.splits.items():
@@ -149,7 +151,7 @@ def test_words_of_two_labels_count_once():
     )
 
 
-def test_the_table():
+def test_table_in_markdown():
     words = [InfluentialWord("policy", "World", 1.18749, 20), InfluentialWord("medals", "Sports", 1.4, 3)]
     assert to_markdown(words, {"ISS": [0.000493, 0.000139], "TLM": [0.000401, 0.0]}) == (
         "| word | label | PMI | ISS /% | TLM /% |\n"
@@ -159,7 +161,7 @@ def test_the_table():
     )
 
 
-def test_what_cannot_be_analysed(task):
+def test_invalid_numbers_or_words_are_refused(task):
     with pytest.raises(AnalysisError, match="top must be at least 1; received 0"):
         label_pmi(task, top=0)
     with pytest.raises(AnalysisError, match="min_count must be at least 1; received 0"):

@@ -1,4 +1,4 @@
-"""The page of a run: what it says of finished, unfinished and damaged runs of every kind, escaped and small."""
+"""The page of a run: its content for finished, unfinished and damaged runs of every kind, its escaping and its size."""
 
 import html
 import json
@@ -31,7 +31,7 @@ VOID = {"meta", "link", "input", "img", "br"}
 
 
 class Page(HTMLParser):
-    """Sections by anchor as text, tables by caption as rows of texts; every tag is closed in order."""
+    """Sections by anchor as text, and tables by caption as rows of texts; checks that every tag is closed in order."""
 
     def __init__(self, source):
         super().__init__()
@@ -84,7 +84,7 @@ def run(tmp_path, task):
     return tlm_run(tmp_path / "run", task, {3: {0, 1, 2, 5}, 4: {0}}, [0.5, 0.75])
 
 
-def test_a_finished_run(run, task, tmp_path):
+def test_page_of_a_finished_run(run, task, tmp_path):
     page = page_of(run, tmp_path, task=task)
     assert list(page.sections) == ["run", "environment", "cost", "scores", "confusion", "errors", "analysis", "curves"]
     scores = page.tables["In percent"]
@@ -92,12 +92,12 @@ def test_a_finished_run(run, task, tmp_path):
     assert ["Macro-F1", "test", "62.50", "17.68", "50.00", "75.00"] in scores
     cost = page.tables["Training, by seed and stage"]
     assert cost[1][:5] == ["seed 3", "10", "4,000", "3,000", "2.5e+09"] and cost[1][-1] == "2.000"
-    # Both seeds: 24 rows each; five errors in all.
+    # Two seeds of 24 rows each, with five errors in all.
     matrix = page.tables["test: share of each true class (row) by predicted class (column), and counts of 2 seeds together"]
     names = matrix[0][1:]
     counts = {(row[0], name): int(cell.split()[-1]) for row in matrix[1:] for name, cell in zip(names, row[1:], strict=True)}
     assert sum(counts.values()) == 48 and sum(counts[name, name] for name in names) == 43
-    # The best on validation is seed 4, which has row 0 wrong, and so has the other.
+    # The best on validation is seed 4, which has row 0 wrong, as has the other seed.
     errors = page.tables["test: errors, the surest first, of seed 4, the best on validation"]
     row = task.test[0]
     assert errors[0] == ["id", "text", "gold", "predicted", "probability", "of gold", "wrong in seeds (of 2)"]
@@ -106,9 +106,9 @@ def test_a_finished_run(run, task, tmp_path):
     by_class = page.tables["test: accuracy by class"]
     assert by_class[0] == ["Class", "rows", "accuracy", "± /%", "precision", "F1"]
     assert sum(int(row[1]) for row in by_class[1:]) == 24
-    wrong_here = next(row for row in by_class if row[0] == task.label_names[row_label(task, 0)])
-    # Rows 0 and, in seed 3, those of the class among 1, 2, 5; three classes take turns.
-    assert wrong_here[1] == "8"
+    class_of_row_0 = next(row for row in by_class if row[0] == task.label_names[row_label(task, 0)])
+    # The three classes alternate, so each has 8 of the 24 rows.
+    assert class_of_row_0[1] == "8"
     lengths = page.tables["test: accuracy by length of the text, in words"]
     assert sum(int(row[1]) for row in lengths[1:]) == 24
     assert "test: accuracy by share of rare words (in fewer than 5 training texts)" in page.tables
@@ -118,22 +118,22 @@ def test_a_finished_run(run, task, tmp_path):
 
 
 @pytest.mark.parametrize("teacher,differs", [("none", False), ("linear", True)])
-def test_a_teacher_that_was_not_asked_for_is_the_default(run, tmp_path, teacher, differs):
+def test_teacher_none_is_shown_as_the_default(run, tmp_path, teacher, differs):
     args = TlmArguments(output_dir=str(tmp_path), teacher=teacher, report_to="none")
     record = json.loads((run / "results.json").read_text())
     write_json(run / "results.json", record | {"arguments": settings(args)})
-    found = next(one for one in settings_of(read_run(run)) if one.name == "teacher")
-    assert (found.value, found.default, found.differs) == (teacher, "none", differs)
+    shown = next(setting for setting in settings_of(read_run(run)) if setting.name == "teacher")
+    assert (shown.value, shown.default, shown.differs) == (teacher, "none", differs)
 
 
-def test_what_there_was_to_beat(run, task, tmp_path):
-    found = [
+def test_baselines_are_shown_with_the_lead_over_them(run, task, tmp_path):
+    baselines = [
         {"name": "linear", "settings": {}, "scores": {"test": {task.metric: 0.7}, "validation": {task.metric: 0.65}}},
         *(3, {}, {"name": "x", "scores": 3}, {"name": "y", "scores": {"test": 3}}, {"name": "z", "scores": {"test": {}}}),
     ]
     record = json.loads((run / "results.json").read_text())
     shutil.copytree(run, tmp_path / "copy")
-    (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": found}))
+    (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": baselines}))
     scores = page_of(tmp_path / "copy", tmp_path, task=task).tables["In percent"]
     assert ["Macro-F1", "test: linear", "70.00", "", "", ""] in scores
     assert sum("linear" in row[1] for row in scores) == 2
@@ -142,13 +142,13 @@ def test_what_there_was_to_beat(run, task, tmp_path):
     assert title not in page_of(tmp_path / "copy", tmp_path, task=task).tables
     for low, chance in ((0.01, ""), (-0.2, "; the difference may be chance of these texts")):
         lead = {"test": {"difference": 0.1, "low": low, "high": 0.3}, "validation": {"difference": "x"}}
-        led = [{**one, "lead": lead} if one is found[0] else one for one in found]
-        (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": led}))
+        with_lead = [{**one, "lead": lead} if one is baselines[0] else one for one in baselines]
+        (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": with_lead}))
         rows = page_of(tmp_path / "copy", tmp_path, task=task).tables[title]
         assert rows[1:] == [["Macro-F1", "test", "+10.00", f"{100 * low:+.2f}", "+30.00"]]
         assert ("to beat", "70.00 %", f"linear, on test{chance}") in highlights(read_run(tmp_path / "copy"))
-    # The lead is of the mean, and another figure is shown.
-    (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": led, "seed_figure": "max"}))
+    # The lead is that of the mean; if another figure is shown, it is left out.
+    (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": with_lead, "seed_figure": "max"}))
     assert ("to beat", "70.00 %", "linear, on test") in highlights(read_run(tmp_path / "copy"))
 
 
@@ -156,7 +156,7 @@ def test_what_there_was_to_beat(run, task, tmp_path):
     "name,said,score",
     [("averaged", "all seeds averaged", 0.75), ("with_linear", "averaged with the linear model", {"mean": 0.75})],
 )
-def test_what_models_score_together(run, task, tmp_path, name, said, score):
+def test_score_of_averaged_seeds_is_shown(run, task, tmp_path, name, said, score):
     record = json.loads((run / "results.json").read_text())
     shutil.copytree(run, tmp_path / "copy")
     for found, shown in (({"n": 2, "test": {"macro_f1": score}}, True), ({"n": 2, "test": 3}, False), (3, False)):
@@ -166,10 +166,10 @@ def test_what_models_score_together(run, task, tmp_path, name, said, score):
         assert any("averaged" in row[1] for row in scores) is shown
 
 
-HUGE = 10**400  # No float holds it.
+HUGE = 10**400  # Too large for a float.
 
 
-def test_what_no_float_holds(run, task, tmp_path):
+def test_numbers_too_large_for_a_float_are_damage(run, task, tmp_path):
     file = shutil.copytree(run, tmp_path / "copy") / "results.json"
     record = json.loads(file.read_text())
     history = [{"step": step, task.metric: HUGE} for step in range(3)]
@@ -196,7 +196,7 @@ def row_label(task, at):
     return task.test["label"][at]
 
 
-def test_the_surest_errors_come_first_and_the_rest_is_counted(run, task, tmp_path):
+def test_most_confident_errors_come_first_and_the_rest_is_counted(run, task, tmp_path):
     shutil.rmtree(run / "seed-4")
     page = page_of(run, tmp_path, task=task, options=ReportPageArguments(report_rows=2, report_characters=12))
     errors = page.tables["test: errors, the surest first"]
@@ -204,7 +204,7 @@ def test_the_surest_errors_come_first_and_the_rest_is_counted(run, task, tmp_pat
     assert "2 more rows are left out." in page.sections["errors"]
 
 
-def test_without_the_task(run, tmp_path):
+def test_page_without_the_task(run, tmp_path):
     source = write_report(run).read_text(encoding="utf-8")
     assert (run / "analysis" / "report.html").is_file()
     page = Page(source)
@@ -213,7 +213,7 @@ def test_without_the_task(run, tmp_path):
     assert not any("length" in caption for caption in page.tables)
 
 
-def test_the_recorded_task_is_found_again(run, tmp_path, monkeypatch):
+def test_task_is_found_from_the_recorded_command(run, tmp_path, monkeypatch):
     folder = tmp_path / "data"
     folder.mkdir()
     for split in ("train", "validation", "test"):
@@ -235,7 +235,7 @@ def test_the_recorded_task_is_found_again(run, tmp_path, monkeypatch):
     command = f"hf-tlm train --task {table} --validation-share 0.25 --test_share=0.5 --max_train_samples 5"
     write_json(run / "results.json", results | {"command": command, "task_fingerprint": of_table.fingerprint})
     assert analysis.task_of_run(run)[0].fingerprint == of_table.fingerprint
-    # Other data than the run's have other texts, and a command can be anything.
+    # Data other than the run's have other texts, and a command can be any text.
     for command in ("train_tlm.py --task data --text_column label", "train_tlm.py --task nowhere", "hf-tlm", "'", 7, ""):
         write_json(run / "results.json", results | {"command": command})
         assert "text" not in page_of(run, tmp_path).tables["test: errors, the surest first"][0]
@@ -245,18 +245,18 @@ def test_the_recorded_task_is_found_again(run, tmp_path, monkeypatch):
         analysis.task_of_run(tmp_path / "nowhere")
 
 
-def test_another_task_is_refused(run, tmp_path):
+def test_other_task_than_the_runs_is_refused(run, tmp_path):
     with pytest.raises(AnalysisError, match="--task toy is not the task of run: its data have fingerprint"):
         page_of(run, tmp_path, task=make_task(test=23))
     assert not (tmp_path / "report.html").exists()
 
 
-def test_two_runs(run, task, tmp_path):
+def test_page_compares_two_runs(run, task, tmp_path):
     second = tlm_run(tmp_path / "second", task, {3: {1, 7}, 4: {0}}, [0.6, 0.7])
     page = page_of(run, tmp_path, task=task, second=second)
     assert "Against second" in page.sections["against"]
     agreement = page.tables["Rows that the two have right"]
-    # Seed 3: rows 0, 2, 5 only the second has right, 7 only the first, 1 neither; seed 4: the same error.
+    # Seed 3: only the second has rows 0, 2 and 5 right, only the first row 7, neither row 1; seed 4: the same error.
     assert agreement[1:] == [["3", "19", "1", "3", "1", "0.62"], ["4", "23", "0", "0", "1", "1"]]
     assert page.tables["test scores of both, in percent"][1] == ["Macro-F1", "62.50", "17.68", "65.00", "7.07", "+2.50"]
     assert list(page.tables["What differs"][1:]) == []
@@ -277,7 +277,7 @@ def test_two_runs(run, task, tmp_path):
     }
     worse = page.tables[f"Where second is worse than run: {shown}"]
     assert [row[0] for row in worse[1:]] == ["test-7"]
-    # Of the seed in which the two differ: gold is what the better one says there.
+    # In the seed in which the two differ, the better run predicts gold.
     assert all(row[3] == row[5] != row[4] for row in better[1:]) and all(row[3] == row[4] != row[5] for row in worse[1:])
     by_length = page.tables["accuracy of both by length of the text, in words, in percent"]
     assert sum(int(row[1]) for row in by_length[1:]) == 24 and by_length[0][2:4] == ["run", "second"]
@@ -286,7 +286,7 @@ def test_two_runs(run, task, tmp_path):
         page_of(run, tmp_path, task=task, second=other)
 
 
-def test_an_unfinished_run_says_so(run, task, tmp_path):
+def test_page_of_an_unfinished_run_says_so(run, task, tmp_path):
     (run / "results.json").unlink()
     write_json(run / "seed-3" / "results.json", {"test": {"macro_f1": 0.5}, "validation": {"macro_f1": 0.4}})
     (run / "seed-3" / "predictions" / "test.jsonl").unlink()
@@ -299,7 +299,7 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
     for sentence in ("is not finished: there is no results.json", "Not finished: seed 4.", "No test predictions of seed 3"):
         assert sentence in source
     assert ["Macro-F1", "validation", "40.00", "40.00"] in page.tables["In percent"]
-    # Only what was claimed: nothing but a start.
+    # The run has only started.
     shutil.rmtree(run / "seed-3")
     shutil.rmtree(run / "seed-4")
     assert list(page_of(run, tmp_path).sections) == ["run"]
@@ -350,14 +350,16 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
         ("seed-4/stage2/trainer_state.json", "\xff", "trainer_state.json cannot be read, .* is not JSON"),
     ],
 )
-def test_damaged_files_are_named(run, tmp_path, file, text, message):
+def test_damaged_file_is_named(run, tmp_path, file, text, message):
     (run / file).write_bytes(text.encode("latin-1"))
     with pytest.raises(AnalysisError, match=message):
         page_of(run, tmp_path)
 
 
-def test_predictions_that_were_cut_short_are_told(run, task, tmp_path):
-    """Where whole lines are left nothing but the seal of the seed knows, of the run and of the one it is compared with."""
+def test_changed_predictions_are_refused(run, task, tmp_path):
+    """If complete lines are missing, only the seal of the seed shows it; the run and the one it is compared with are
+    checked.
+    """
     file = run / "seed-4" / "predictions" / "validation.jsonl"
     for seed in (3, 4):
         write_seal(run / f"seed-{seed}", "predictions")
@@ -368,14 +370,14 @@ def test_predictions_that_were_cut_short_are_told(run, task, tmp_path):
     other = tlm_run(tmp_path / "other", task, {3: {0}}, [0.5])
     shutil.rmtree(other / "seed-3/predictions")
     shutil.copytree(run / "seed-3/predictions", other / "seed-3/predictions")
-    for damaged, said in (
+    for damaged, message in (
         (b"".join(lines[:-1]), r"validation.jsonl has [\d,]+ bytes and had [\d,]+ when it was saved"),
         (b"", "validation.jsonl has 0 bytes and had"),
         (whole.replace(b"0.9", b"0.8", 1), "validation.jsonl has changed since it was saved"),
     ):
         file.write_bytes(damaged)
         assert damaged != whole
-        with pytest.raises(AnalysisError, match=f"{said}.* It is damaged. {again}"):
+        with pytest.raises(AnalysisError, match=f"{message}.* It is damaged. {again}"):
             page_of(run, tmp_path, task=task)
     (other / "seed-3/predictions/test.jsonl").unlink()
     with pytest.raises(AnalysisError, match="seed-4/predictions/validation.jsonl has changed"):
@@ -392,14 +394,14 @@ def test_predictions_that_were_cut_short_are_told(run, task, tmp_path):
         ({"grid": {}}, " after deleting .*results.json"),
     ],
 )
-def test_what_is_called_finished_is_deleted_first(run, tmp_path, record, first):
+def test_record_of_a_finished_run_is_to_be_deleted_first(run, tmp_path, record, first):
     write_json(run / "results.json", json.loads((run / "results.json").read_text()) | record)
     (run / "seed-3/predictions/test.jsonl").write_text("")
     with pytest.raises(AnalysisError, match=f"the command that created the run{first}, to create the seed again"):
         page_of(run, tmp_path)
 
 
-def test_scores_that_are_not_finite_or_not_there(run, task, tmp_path):
+def test_scores_that_are_not_finite_or_missing(run, task, tmp_path):
     record = json.loads((run / "results.json").read_text())
     record["seeds"][0]["validation"] = {task.metric: float("nan"), "loss": None}
     record["seeds"][0]["cost"] = {"flops": None}
@@ -412,12 +414,12 @@ def test_scores_that_are_not_finite_or_not_there(run, task, tmp_path):
     assert "standard deviation" not in page_of(run, tmp_path, task=task).sections["scores"]
 
 
-def test_no_run_at_all(tmp_path):
+def test_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(AnalysisError, match="contains no run: expected results.json"):
         write_report(tmp_path)
 
 
-def test_text_is_escaped_everywhere_and_nothing_is_loaded(tmp_path):
+def test_texts_are_escaped_and_nothing_is_loaded(tmp_path):
     name = EVIL.replace("\ud800", "").replace("\x00", "")
     rows = [(f"{name} number {at}", (f"<b>{name}", "x")[at % 2]) for at in range(6)]
     task = text_task(dict.fromkeys(("train", "validation", "test"), rows), name=name)
@@ -438,7 +440,7 @@ def test_text_is_escaped_everywhere_and_nothing_is_loaded(tmp_path):
     assert [tag for tag, _ in page.tags].count("script") == [tag for tag, _ in page.tags].count("style") == 1
     assert "49" not in page.sections["run"] and "\u202e" not in source and "\x00" not in source
     assert html.escape("</script>") in source and source.count("</script>") == 1
-    # Nothing but the page's own anchors, and no address in what a browser would follow.
+    # Links only point to the page's own anchors, and no style or script has an address.
     assert all(link.startswith("#") or link == "data:," for link in page.links)
     assert not [values for _, values in page.tags for name in values if name.startswith("on")]
     style, script = (re.search(f"<{tag}>(.*?)</{tag}>", source, re.S)[1] for tag in ("style", "script"))
@@ -452,7 +454,7 @@ def test_text_is_escaped_everywhere_and_nothing_is_loaded(tmp_path):
     assert not [values for _, values in page.tags if "style" in values]
 
 
-def test_it_stays_small(tmp_path):
+def test_page_of_a_large_run_stays_small(tmp_path):
     long = [(f"{at} " + "\"'<&>\U0001f600 " * 400, f"class {at % 40} " + "&" * 300) for at in range(500)]
     task = text_task(dict.fromkeys(("train", "validation", "test"), long))
     run = tlm_run(tmp_path / "run", task, {0: set(range(500))}, [0.1])
@@ -463,7 +465,7 @@ def test_it_stays_small(tmp_path):
     assert "rows are left out" in Page(path.read_text(encoding="utf-8")).sections["errors"]
 
 
-def test_regression(tmp_path):
+def test_page_of_regression(tmp_path):
     rows = [{"text": f"a text of {at} words", "label": at / 2} for at in range(9)]
     splits = {split: Dataset.from_list(rows) for split in ("train", "validation", "test")}
     task = task_from_datasets(TaskSpec(name="stsb", path="m", kind="regression"), splits)
@@ -478,7 +480,7 @@ def test_regression(tmp_path):
     assert page.tables["absolute error of both"][1] == ["all", "9", "0.40", "0.40", "+0.00"]
 
 
-def test_question_answering(tmp_path):
+def test_page_of_question_answering(tmp_path):
     rows = [
         {"context": "Vienna is old.", "question": "What is old?", "answers": ["Vienna"], "answer_start": [0]},
         {"context": "Vienna is old.", "question": "Who is new?", "answers": [], "answer_start": []},
@@ -496,7 +498,7 @@ def test_question_answering(tmp_path):
     assert page.tables["validation: F1 by question word"][1:] == [["what", "1", "66.7%"], ["who", "1", "0.0%"]]
 
 
-def test_tagging_and_multiple_choice(tmp_path):
+def test_page_of_tagging_and_multiple_choice(tmp_path):
     rows = [{"tokens": ["the", "cat", "ran"], "tags": ["DT", "NN", "VB"]}]
     splits = {split: Dataset.from_list(rows) for split in ("train", "validation", "test")}
     task = task_from_datasets(TaskSpec(name="pos", path="m", kind="tagging"), splits)
@@ -518,7 +520,7 @@ def test_tagging_and_multiple_choice(tmp_path):
     assert page.tables["test: errors, the surest first"][1][1:4] == ["q? / one | two / c", "B", "A"]
 
 
-def test_subsets_and_pretraining(task, corpus, tmp_path):
+def test_pages_of_subsets_and_pretraining(task, corpus, tmp_path):
     subset = retrieve(task, corpus, top_k=3)
     subset.save(tmp_path / "subset")
     path = analysis.ReportArguments(report=True).write(tmp_path / "subset", task, subset)
@@ -526,7 +528,7 @@ def test_subsets_and_pretraining(task, corpus, tmp_path):
     assert list(page.sections) == ["run", "environment", "retrieved"]
     (passages,) = [rows for name, rows in page.tables.items() if "Passages" in name]
     assert passages[1][1] in task.train["text"][:] and passages[1][2] in subset.dataset["text"][:]
-    # The report is of that subset: it goes with it, and does not keep another from its place.
+    # The report belongs to that subset: saving another subset removes it and is not refused because of it.
     subset.save(tmp_path / "subset")
     assert not path.exists() and len(Subset.load(tmp_path / "subset")) == len(subset)
     assert analysis.ReportArguments().write(tmp_path / "subset") is None
@@ -534,7 +536,7 @@ def test_subsets_and_pretraining(task, corpus, tmp_path):
     (tmp_path / "mine" / "analysis" / "notes.txt").write_text("of years")
     with pytest.raises(RetrievalError, match="contains something other than a saved subset"):
         subset.save(tmp_path / "mine")
-    # Beside a run that had it.
+    # On the page of a run that used the subset.
     run = tlm_run(tmp_path / "run", task, {0: {0}}, [0.5], subset=json.loads(json.dumps(subset.manifest)))
     page = page_of(run, tmp_path, task=task)
     assert "retrieved" not in page.sections and "Give --subsets" in (tmp_path / "report.html").read_text()
@@ -542,7 +544,7 @@ def test_subsets_and_pretraining(task, corpus, tmp_path):
     record = json.loads((run / "results.json").read_text()) | {"command": f"train_tlm.py --subset {tmp_path / 'subset'}"}
     write_json(run / "results.json", record)
     assert "retrieved" in page_of(run, tmp_path, task=task).sections
-    # As it was called in the folder that the run is in; its settings' file is elsewhere.
+    # The command names the subset relative to the run's parent folder; its config file does not exist.
     write_json(run / "results.json", record | {"command": "train_tlm.py --config gone.yaml --subset subset"})
     assert "retrieved" in page_of(run, tmp_path, task=task).sections
 
@@ -559,7 +561,7 @@ def test_subsets_and_pretraining(task, corpus, tmp_path):
     assert "Accuracies and shares" in charts and "copy accuracy original" in charts and "Cosines of pairs" in charts
 
 
-def test_grids_and_few_shot_splits(task, tmp_path):
+def test_pages_of_grids_and_few_shot_splits(task, tmp_path):
     point = tlm_run(tmp_path / "grid" / "points" / "lr-1", task, {0: {0}}, [0.5])
     shutil.copy(point / "results.json", tmp_path / "grid" / "results.json")
     points = [{"values": {"lr": lr}, "folder": f"points/lr-{lr}", "validation": {}} for lr in (1, 2)]
@@ -589,16 +591,16 @@ def test_grids_and_few_shot_splits(task, tmp_path):
 
     whole, own = rare(task.train["text"][:]), rare(task.train["text"][:2])
     assert whole != own and whole in page.sections["run"]
-    said = "Which texts split 0 learned from: examples.json in its folder is not there or damaged"
-    assert said in (tmp_path / "report.html").read_text(encoding="utf-8")
+    note = "Which texts split 0 learned from: examples.json in its folder is not there or damaged"
+    assert note in (tmp_path / "report.html").read_text(encoding="utf-8")
     write_json(tmp_path / "few" / "split-0" / "examples.json", {"train": task.train["id"][:2], "validation": []})
     write_json(tmp_path / "few" / "split-7" / "examples.json", {"train": task.train["id"][2:4], "validation": []})
     page = page_of(tmp_path / "few", tmp_path, task=task)
-    assert own in page.sections["run"]  # Those of split 0 are all that it learned from.
-    assert said not in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert own in page.sections["run"]  # Rare words are counted in the examples of split 0 only.
+    assert note not in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "are on the task's validation split: there is no test split with labels" in page.sections["scores"]
 
-    # So it is of a share of the labels.
+    # The same holds for a fraction of the labels.
     record = json.loads((point / "results.json").read_text())
     write_json(point / "results.json", record | {"arguments": {**record.get("arguments", {}), "train_fraction": 0.5}})
     page = page_of(point, tmp_path, task=task)
@@ -611,7 +613,7 @@ def test_grids_and_few_shot_splits(task, tmp_path):
     assert rare(task.train["text"][:])[4:] in every and rare(task.train["text"][:2])[4:] in page.sections["run"]
 
 
-def test_the_recipe(run, tmp_path, monkeypatch, capsys):
+def test_recipe_writes_the_page(run, tmp_path, monkeypatch, capsys):
     import runpy
 
     from support.launching import ROOT, fails
@@ -626,8 +628,8 @@ def test_the_recipe(run, tmp_path, monkeypatch, capsys):
     fails(*recipe, "--run", run, message=f"{run / 'results.json'} cannot be read, it is damaged")
 
 
-def test_runs_of_an_arm_are_one_run(run, task, tmp_path, monkeypatch, capsys):
-    """`reproduce.py` leaves a folder of a run for each seed."""
+def test_single_seed_runs_of_an_arm_are_shown_as_one_run(run, task, tmp_path, monkeypatch, capsys):
+    """`reproduce.py` writes the folder of a run for each seed."""
     import runpy
 
     from support.launching import ROOT
@@ -639,7 +641,7 @@ def test_runs_of_an_arm_are_one_run(run, task, tmp_path, monkeypatch, capsys):
         arms[name] = tlm_run(tmp_path / f"{name}_whole", task, wrong, [1 - len(rows) / 8 for rows in wrong.values()])
     found = read_run(tmp_path / "first")
     assert found.apart and found.best_seed == 4 and found.started_seeds == [3, 4] and found.missing == []
-    page, whole = (page_of(place, tmp_path, task=task) for place in (tmp_path / "first", arms["first"]))
+    page, whole = (page_of(folder, tmp_path, task=task) for folder in (tmp_path / "first", arms["first"]))
     assert list(page.tables) == list(whole.tables)
     for caption in page.tables:
         assert page.tables[caption] == whole.tables[caption]
@@ -649,7 +651,7 @@ def test_runs_of_an_arm_are_one_run(run, task, tmp_path, monkeypatch, capsys):
         rows.to_json(tmp_path / "toy" / f"{split}.jsonl")
     monkeypatch.setattr(sys, "argv", ["analyze.py", "--what", "report", "--task", str(tmp_path / "toy"), "--run"])
     sys.argv += [str(tmp_path / "first"), str(tmp_path / "second")]
-    for name in ("first", "second"):  # The task's fingerprint is that of the files.
+    for name in ("first", "second"):  # Files have another fingerprint than the task in memory.
         fingerprint = analysis.AnalyzedTask(task=str(tmp_path / "toy")).load().fingerprint
         for file in (tmp_path / name).glob("seed-*/results.json"):
             write_json(file, json.loads(file.read_text()) | {"task_fingerprint": fingerprint})
@@ -674,7 +676,7 @@ def test_runs_of_an_arm_are_one_run(run, task, tmp_path, monkeypatch, capsys):
         read_run(tmp_path / "first")
 
 
-def test_what_is_read_back(run):
-    found = read_run(run)
-    assert (found.kind, found.best_seed, found.started_seeds, found.name) == ("tlm", 4, [3, 4], "run")
+def test_read_run_finds_kind_seeds_and_name(run):
+    run_folder = read_run(run)
+    assert (run_folder.kind, run_folder.best_seed, run_folder.started_seeds, run_folder.name) == ("tlm", 4, [3, 4], "run")
     assert AnalyzeArguments(what=["report"], run=[str(run)]).folder == run / "analysis"

@@ -1,4 +1,6 @@
-"""The answer stands on top of the page: which run is ahead, by their names; what a subset is of, and what makes it."""
+"""The summary on top of the page: which run is ahead, whether by chance, what a subset contains and which command
+creates it.
+"""
 
 import json
 import shlex
@@ -35,21 +37,21 @@ def page(run, tmp_path, **options):
     return write_report(run, tmp_path / "report.html", **options).read_text(encoding="utf-8")
 
 
-def test_the_verdict_and_both_names(run, task, tmp_path):
+def test_verdict_names_both_runs_and_their_scores(run, task, tmp_path):
     second = tlm_run(tmp_path / "second", task, {3: {1, 7}, 4: {0}}, [0.6, 0.7])
     ahead = "second is ahead of run in test Macro-F1 by 2.50 points: 65.00 for second, 62.50 for run."
-    said = f"{ahead} That is no more than the standard deviation of seeds (17.68)."
-    assert verdict((read_run(run), read_run(second))) == said
+    sentence = f"{ahead} That is no more than the standard deviation of seeds (17.68)."
+    assert verdict((read_run(run), read_run(second))) == sentence
     source = page(run, tmp_path, task=task, second=second)
     head = source[: source.index("<nav")]
-    assert said in head and head.count("<dt>to beat") <= 1
+    assert sentence in head and head.count("<dt>to beat") <= 1
     for name, score in (("run", "62.50 ± 17.68 %"), ("second", "65.00 ± 7.07 %")):
         assert f"<dt>test Macro-F1: {name}</dt><dd>{score}" in head
     assert 'class="verdict"' not in page(run, tmp_path, task=task)
 
 
-def test_the_verdict_on_runs_that_report_the_maximum(task, tmp_path):
-    """By means b is ahead. Of a run with more seeds the maximum is no fair figure."""
+def test_verdict_on_runs_that_report_the_maximum(task, tmp_path):
+    """By their means b would be ahead. The maximum is not compared if the runs have different numbers of seeds."""
     runs = {"a": [0.5, 0.8], "b": [0.7, 0.7], "c": [0.1, 0.2, 0.9]}
     for name, scores in runs.items():
         file = tlm_run(tmp_path / name, task, {seed: {1} for seed in range(len(scores))}, scores) / "results.json"
@@ -65,18 +67,22 @@ def test_the_verdict_on_runs_that_report_the_maximum(task, tmp_path):
     assert "in percent, the maximum" not in page(tmp_path / "a", tmp_path, second=tmp_path / "c")
 
 
-def test_whether_a_lead_may_be_chance(task, tmp_path):
-    """By resampled rows, of the mean over seeds; on the page, in the verdict, and of whoever is ahead."""
+def test_verdict_says_whether_the_lead_may_be_chance(task, tmp_path):
+    """The interval resamples rows and averages over seeds; the page and the verdict have it, whichever run is ahead."""
     first = tlm_run(tmp_path / "first", task, {3: {0, 1, 2}, 4: {0}}, [0.5, 0.75])
     second = tlm_run(tmp_path / "second", task, {3: {1, 7}, 4: {0}}, [0.6, 0.7])
     both = tuple(map(read_run, (first, second)))
-    found = [read_predictions(run, "test")[0] for run in both]
-    place = {name: at for at, name in enumerate(task.label_names)}
-    labels = [place[row.gold] for row in found[0].by_seed[3]]
+    predictions = [read_predictions(run, "test")[0] for run in both]
+    class_index = {name: at for at, name in enumerate(task.label_names)}
+    labels = [class_index[row.gold] for row in predictions[0].by_seed[3]]
     scorers = [
-        [scorer("macro_f1", labels, [place[row.predicted] for row in rows]) for rows in of.by_seed.values()] for of in found
+        [
+            scorer("macro_f1", labels, [class_index[row.predicted] for row in rows])
+            for rows in run_predictions.by_seed.values()
+        ]
+        for run_predictions in predictions
     ]
-    lead = lead_of(*found, "macro_f1", np.arange(len(labels)))
+    lead = lead_of(*predictions, "macro_f1", np.arange(len(labels)))
     assert lead == paired_bootstrap(scorers[1], scorers[0], len(labels)) and not lead.sure
     assert verdict(both, lead).endswith(f"(17.68). The lead may be chance of these texts ({lead.interval}).")
     assert verdict(both[::-1], lead.reversed).endswith(f"The lead may be chance of these texts ({lead.interval}).")
@@ -84,7 +90,7 @@ def test_whether_a_lead_may_be_chance(task, tmp_path):
     source = page(first, tmp_path, second=second)
     assert f"The lead may be chance of these texts ({lead.interval})." in source[: source.index("<nav")]
     assert f"would be {100 * lead.low:+.2f} to {100 * lead.high:+.2f} points: 95% of 1,000 resamples" in source
-    # The rows of the second in another order, and classes that only one of them names.
+    # The rows of the second run in another order.
     lines = [json.loads(line) for line in (second / "seed-3/predictions/test.jsonl").read_text().splitlines()]
     for seed in (3, 4):
         file = second / f"seed-{seed}/predictions/test.jsonl"
@@ -93,8 +99,8 @@ def test_whether_a_lead_may_be_chance(task, tmp_path):
     assert verdict(both, lead) in page(first, tmp_path, second=second)
 
 
-def test_a_lead_is_not_said_of_other_scores(task, tmp_path):
-    """Where answers to test are gone, the interval is of validation, or of fewer seeds than the scores."""
+def test_lead_needs_predictions_of_the_scored_split_and_seeds(task, tmp_path):
+    """If test predictions are missing, the interval is that of validation or of fewer seeds than the scores."""
     first = tlm_run(tmp_path / "first", task, {3: {0, 1, 2}, 4: {0}}, [0.5, 0.75])
     second = tlm_run(tmp_path / "second", task, {3: {1, 7}, 4: {0}}, [0.6, 0.7])
     for seed in (3, 4):
@@ -105,8 +111,8 @@ def test_a_lead_is_not_said_of_other_scores(task, tmp_path):
         assert "1,000 resamples" in source and f"rows of {'test' if seed == 3 else 'validation'};" in source
 
 
-def test_f1_of_a_class_that_no_model_has(tmp_path):
-    """F1 is of two classes: a label that is none of them, as a stranger's file may have one, leaves the lead out."""
+def test_lead_in_f1_is_left_out_for_a_third_label(tmp_path):
+    """F1 needs two classes; a file of a foreign run may have another label."""
     shares = {"no": 0.5, "yes": 0.5}
     lines = [{"id": at, "label": "yes", "prediction": "no", "probabilities": shares} for at in range(4)]
 
@@ -118,21 +124,23 @@ def test_f1_of_a_class_that_no_model_has(tmp_path):
     assert lead_of(three, three, "f1", np.arange(4)) is None
 
 
-def test_a_lead_of_other_kinds_of_tasks(tmp_path):
-    """Correlations of numbers as the files have them, F1 of answers; of tags a row's score is no part of the metric."""
+def test_lead_of_regression_question_answering_and_tagging(tmp_path):
+    """Correlations use the numbers of the files, F1 the answers. A metric of tags is not computed from scores of rows,
+    so there is no lead.
+    """
 
     def predictions(kind, lines):
         found = {0: [JUDGES[kind](line) for line in lines]}
         return Predictions(kind, "test", found)
 
-    truth, *said = np.random.default_rng(0).normal(size=(3, 40))
+    truth, *predicted = np.random.default_rng(0).normal(size=(3, 40))
     rated = [
         predictions(
             "regression", [{"id": at, "label": a, "prediction": b} for at, (a, b) in enumerate(zip(truth, one, strict=True))]
         )
-        for one in said
+        for one in predicted
     ]
-    expected = paired_bootstrap([scorer("spearman", truth, said[1])], [scorer("spearman", truth, said[0])], 40)
+    expected = paired_bootstrap([scorer("spearman", truth, predicted[1])], [scorer("spearman", truth, predicted[0])], 40)
     assert lead_of(*rated, "spearman", np.arange(40)) == expected
     answers = [["k b"], ["c"], []]
     answered = [
@@ -146,7 +154,7 @@ def test_a_lead_of_other_kinds_of_tasks(tmp_path):
         for texts in (["k", "c", ""], ["x", "c", "y"])
     ]
     assert lead_of(*answered, "squad_f1", np.arange(3)).difference == pytest.approx(1 / 3 - (2 / 3 + 1 + 1) / 3)
-    # A metric of another kind of task, and numbers that are none, as a stranger's file may have them.
+    # A metric of another kind of task, and values that are not finite, which a foreign file may have.
     assert lead_of(*rated, "accuracy", np.arange(40)) is None
     for damaged in ("nan", "inf"):
         strange = predictions("regression", [{"id": at, "label": at, "prediction": damaged} for at in range(40)])
@@ -155,13 +163,13 @@ def test_a_lead_of_other_kinds_of_tasks(tmp_path):
     assert lead_of(tagged, tagged, "span_f1", np.arange(1)) is None
 
 
-def test_a_run_beside_a_model_without_a_network(run, task, tmp_path):
-    """The folders that `hf-tlm baseline` leaves are compared with every seed, and have pages of their own."""
-    made = dict(zip(("majority", "linear"), make_baselines(task), strict=True))
-    for name, baseline in made.items():
+def test_run_is_compared_with_a_baseline(run, task, tmp_path):
+    """The folders of `hf-tlm baseline` are compared with every seed, and have pages of their own."""
+    baselines = dict(zip(("majority", "linear"), make_baselines(task), strict=True))
+    for name, baseline in baselines.items():
         baseline.save(tmp_path / name, task)
     source = page(run, tmp_path, task=task, second=tmp_path / "linear")
-    score = 100 * made["linear"].scores["test"]["macro_f1"]
+    score = 100 * baselines["linear"].scores["test"]["macro_f1"]
     head = source[: source.index("<nav")]
     assert f"{score:.2f} for linear, 62.50 for run" in head and "chance of these texts" in head
     assert f"<dt>test Macro-F1: linear</dt><dd>{score:.2f} %" in head
@@ -173,7 +181,7 @@ def test_a_run_beside_a_model_without_a_network(run, task, tmp_path):
     table = other[other.index("Rows that the two have right") :]
     rows = [f'<th scope="row" dir="auto">{seed}</th>' in table[: table.index("</table>")] for seed in (3, 4)]
     assert rows == [True, True]
-    # What is not random has no seeds that could differ.
+    # Baselines are not random: there is no difference between seeds to mention.
     both = page(tmp_path / "majority", tmp_path, second=tmp_path / "linear")
     assert "chance of these texts" in both[: both.index("<nav")] and "one seed" not in both[: both.index("<nav")]
     single = tlm_run(tmp_path / "single", task, {3: {1}}, [0.6])
@@ -181,13 +189,13 @@ def test_a_run_beside_a_model_without_a_network(run, task, tmp_path):
     (tmp_path / "all").mkdir()
     shutil.copytree(tmp_path / "linear", tmp_path / "all" / "linear")
     assert f"{score:.2f} for all, 62.50 for run" in page(run, tmp_path, task=task, second=tmp_path / "all")
-    for name, baseline in made.items():
+    for name, baseline in baselines.items():
         alone = page(tmp_path / name, tmp_path, task=task)
         assert "A model without a network" in alone and f"{100 * baseline.scores['test']['macro_f1']:.2f}" in alone
         assert all(f">{setting}</th>" in alone for setting in baseline.settings)
     file = tmp_path / "linear" / "results.json"
     record = json.loads(file.read_text())
-    # Of the scores a page takes those of splits, whatever else a stranger's file has.
+    # The page only uses the scores of splits, whatever else a foreign file has.
     file.write_text(json.dumps(record | {"scores": record["scores"] | {"seed": "x", "history": [3]}}))
     assert f"{score:.2f} for linear, 62.50 for run" in page(run, tmp_path, second=tmp_path / "linear")
     for scores in ({"test": 3}, {"test": {"macro_f1": "much"}}):
@@ -196,7 +204,7 @@ def test_a_run_beside_a_model_without_a_network(run, task, tmp_path):
             read_run(tmp_path / "linear")
 
 
-def test_verdicts_of_one_seed_and_of_one_name(task, tmp_path):
+def test_verdict_on_single_seeds_and_on_runs_of_the_same_name(task, tmp_path):
     a, b = (read_run(tlm_run(tmp_path / name / "run", task, {3: {1}}, [score])) for name, score in (("a", 0.6), ("b", 0.7)))
     unknown = "Of one seed each: how much seeds differ is not known."
     assert (
@@ -206,8 +214,8 @@ def test_verdicts_of_one_seed_and_of_one_name(task, tmp_path):
     assert "are equal" in verdict((a, read_run(tlm_run(tmp_path / "c", task, {3: {1}}, [0.6]))))
 
 
-def test_the_seed_that_is_shown_is_one_that_differs(run, task, tmp_path):
-    """Row 9 is wrong in the second run's seed 4 alone."""
+def test_differences_are_shown_for_the_seed_with_the_most(run, task, tmp_path):
+    """Row 9 is wrong only in seed 4 of the second run."""
     second = tlm_run(tmp_path / "second", task, {3: {0, 1, 2, 5}, 4: {0, 9}}, [0.6, 0.7])
     source = page(run, tmp_path, second=second)
     start = source.index("Where second is worse than run: predictions of the seed in which they differ most")
@@ -215,13 +223,13 @@ def test_the_seed_that_is_shown_is_one_that_differs(run, task, tmp_path):
     assert rows.count("<tr>") == 2 and rows.index(">test-9<") < rows.index(">4<")
 
 
-def test_two_points_are_no_curve():
+def test_chart_needs_three_points():
     points = [{"step": step, "loss": 1.0, "eval_f1": 0.5} for step in (1, 2, 3)]
     assert _validation_chart("t", "l", {"a": points[:2]}, "eval_f1") is None and _loss_chart("t", points[:2]) is None
     assert _validation_chart("t", "l", {"a": points}, "eval_f1") is not None and _loss_chart("t", points) is not None
 
 
-def test_the_page_of_a_subset_says_what_is_in_it_and_what_makes_it(task, corpus_rows, tmp_path):
+def test_page_of_a_subset_has_its_content_and_its_command(task, corpus_rows, tmp_path):
     corpus = load_corpus(Dataset.from_list(corpus_rows), max_words=5)
     subset = retrieve(task, corpus, top_k=5, settings=Bm25Settings(k1=0.9, stopwords=None), decontaminate=False)
     subset.save(tmp_path / "subset")
@@ -243,7 +251,7 @@ def test_the_page_of_a_subset_says_what_is_in_it_and_what_makes_it(task, corpus_
     assert chosen == f"{command}\nhf-tlm select-influence --task toy --subset SUBSET --method dsir --fraction 0.5"
 
 
-def test_texts_that_training_has_too_are_told(run, tmp_path):
+def test_texts_shared_with_training_are_shown(run, tmp_path):
     assert "Texts that training has too" not in page(run, tmp_path)
     record = json.loads((run / "results.json").read_text())
     (run / "results.json").write_text(json.dumps(record | {"texts_also_in_train": {"validation": 0, "test": 1234}}))
@@ -251,7 +259,7 @@ def test_texts_that_training_has_too_are_told(run, tmp_path):
     assert "Texts that training has too" in source and "test 1,234" in source and "validation 0" not in source
 
 
-def test_a_sample_of_the_training_split_is_told(run, tmp_path):
+def test_sampled_splits_are_shown(run, tmp_path):
     record = json.loads((run / "results.json").read_text())
     for found, said in (({"examples": 1000, "of": 26006}, True), ({"examples": "<b>", "of": None}, False)):
         (run / "results.json").write_text(json.dumps(record | {"train_sampled": found}))
@@ -262,53 +270,53 @@ def test_a_sample_of_the_training_split_is_told(run, tmp_path):
     assert "Validation examples" in source and "100 of 3,343, of every class its share" in source
 
 
-def test_what_of_the_task_was_left_out_and_repeated_is_told(run, tmp_path):
-    """As a run records it."""
+def test_dropped_and_repeated_rows_are_shown(run, tmp_path):
+    """The page reads them from the run's record."""
     rows = {"text": ["gene", "gene", None, "cell"], "label": ["a", "a", "b", "b"]}
     other = {"text": ["drug", " "], "label": ["a", "b"]}
     splits = {"train": Dataset.from_dict(rows), "validation": Dataset.from_dict(other), "test": Dataset.from_dict(rows)}
-    found = task_from_datasets(TaskSpec(name="toy", path="memory"), splits, drop_bad_rows=True).about_splits()
+    about = task_from_datasets(TaskSpec(name="toy", path="memory"), splits, drop_bad_rows=True).about_splits()
     record = json.loads((run / "results.json").read_text())
-    (run / "results.json").write_text(json.dumps(record | found | {"dropped": {**found["dropped"], "made": "up"}}))
+    (run / "results.json").write_text(json.dumps(record | about | {"dropped": {**about["dropped"], "made": "up"}}))
     source = page(run, tmp_path)
     assert "Texts repeated within the split" in source and "train 1, test 1" in source and "made up" not in source
-    left_out = ", ".join(f"{split} {why} 1" for split, whys in found["dropped"].items() for why in whys)
+    left_out = ", ".join(f"{split} {why} 1" for split, whys in about["dropped"].items() for why in whys)
     assert "Rows left out" in source and left_out.count(" 1") == 3 and left_out in source
 
 
-def test_rare_words_of_held_out_texts_stand_beside(tmp_path):
+def test_share_of_rare_words_is_shown(tmp_path):
     rows = {"train": [("The gene gene binds", "a"), ("the gene binds", "b"), ("the cell", "a")]}
     rows["validation"] = rows["test"] = [("The gene meets", "a"), ("cell THE the gene binds", "b")]
     task = text_task(rows)
     run, options = tlm_run(tmp_path / "run", task, {3: {1}}, [0.5]), ReportPageArguments(rare_below=2)
     source = page(run, tmp_path, task=task, options=options)
     facts = source[source.index("Kind of run") : source.index("</dl>", source.index("Kind of run"))]
-    # Of eight words cell is in one training text, and meets in none.
+    # Of the eight words of a test split, "cell" is in one training text and "meets" in none.
     assert "Words that fewer than 2 training texts have" in facts and "test 25.0% (in none: 12.5%)" in facts
-    assert "training texts have" not in page(run, tmp_path)  # The task is not at hand.
+    assert "training texts have" not in page(run, tmp_path)  # The page has no task.
 
 
-def test_the_command_of_a_selection_has_all_that_its_manifest_says(task, corpus_rows, tokenizer):
+def test_command_of_a_selection_has_every_option_of_the_manifest(task, corpus_rows, tokenizer):
     subset = retrieve(task, load_corpus(Dataset.from_list(corpus_rows)), top_k=5)
     scorer = InfluenceScorer(
         [tiny("bert")], tokenizer, layer=1, mlm_probability=0.2, seed=3, projection_dim=4, mask_task_texts=True
     )
     options = {"task_split": "train", "group_loss": "tokens", "corpus_batch_size": 2, "task_batch_size": 8, "max_length": 16}
-    made = select(task, subset, num_passages=3, scorer=scorer, score_model=["me/a", "me/b"], **options).manifest
-    command = subset_command(made).splitlines()[-1]
+    manifest = select(task, subset, num_passages=3, scorer=scorer, score_model=["me/a", "me/b"], **options).manifest
+    command = subset_command(manifest).splitlines()[-1]
     _, selection = parse(TaskArguments, SelectionArguments, recipe="s", description="", args=shlex.split(command)[2:])
     assert (selection.layer, selection.projection_dim, selection.selection_seed) == (1, 4, 3) and selection.mask_task_texts
     assert (selection.task_split, selection.group_loss, selection.score_model) == ("train", "tokens", ["me/a", "me/b"])
     assert (selection.corpus_batch_size, selection.task_batch_size, selection.num_passages) == (2, 8, 3)
     assert (selection.score_mlm_probability, selection.score_max_length) == (0.2, 16)
-    assert selection.scorer([tiny("bert")], tokenizer).fingerprint == made["selection"]["scorer_fingerprint"]
-    made["selection"]["score_model"] = {"model": "bert", "rho2": 7.5, "learning_rate": 1e-5, "seed": 9}
-    command = subset_command(made).splitlines()[-1]
+    assert selection.scorer([tiny("bert")], tokenizer).fingerprint == manifest["selection"]["scorer_fingerprint"]
+    manifest["selection"]["score_model"] = {"model": "bert", "rho2": 7.5, "learning_rate": 1e-5, "seed": 9}
+    command = subset_command(manifest).splitlines()[-1]
     assert command.endswith("--rho2 7.5 --learning_rate 1e-05 --seed 9") and "--score_model" not in command
 
 
-def test_wide_tables_show_that_they_scroll(run, tmp_path):
-    """By a shadow that stays where it is, under paper that moves with the content (the browser does the rest)."""
+def test_wide_tables_have_a_scroll_shadow(run, tmp_path):
+    """A fixed shadow is covered by a background that scrolls with the content."""
     source = page(run, tmp_path)
     rule = source[source.index(".scroll {") :].partition("}")[0]
     assert rule.count("no-repeat local") == rule.count("no-repeat scroll") == 2 and "overflow: auto" in rule

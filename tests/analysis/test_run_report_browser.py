@@ -1,4 +1,4 @@
-"""The page in a real browser: no error, no request, and its search, sorting and colours work."""
+"""The page in a real browser: no errors and no requests; search, sorting and colours work."""
 
 import base64
 import hashlib
@@ -16,7 +16,7 @@ from support.report_runs import EVIL, text_task, tlm_run
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="THE REPORT IS NOT TESTED IN A BROWSER: no chromium on the PATH")
 
-# Appended to a copy of the page: what a person would do, and what then is to be seen.
+# Appended to a copy of the page: acts like a user, and records what is then visible.
 DRIVER = """
 <script>
 const seen = {}, table = document.getElementById("errors-1"), search = document.getElementById("errors-1-search");
@@ -51,10 +51,10 @@ document.body.append(result);
 
 
 def browse(page, tmp_path):
-    """What the driver saw in a window as narrow as a phone's, and the console."""
+    """Open the page in a window as narrow as a phone's; return what the driver saw, and the console."""
     file = tmp_path / "driven.html"
     digest = base64.b64encode(hashlib.sha256(DRIVER.split("script>")[1].removesuffix("</").encode()).digest()).decode()
-    assert page.count("script-src 'sha256-") == 1  # The page's policy lets its own scripts run, and now the driver.
+    assert page.count("script-src 'sha256-") == 1  # The page's policy only allows its own scripts: allow the driver too.
     page = page.replace("script-src '", f"script-src 'sha256-{digest}' '")
     file.write_text(page, encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=390,800", "--enable-logging=stderr", "--v=0"]
@@ -77,22 +77,22 @@ def page(tmp_path_factory):
     return write_report(run, folder / "report.html", task=task).read_text(encoding="utf-8")
 
 
-def test_the_page_in_chromium(page, tmp_path):
+def test_page_works_in_chromium(page, tmp_path):
     seen, console = browse(page + DRIVER, tmp_path)
     assert console == []
     ids = [f"validation-{at}" for at in (2, 7, 10, 11)]
-    assert seen["all"] == ids[::-1]  # The surest first.
+    assert seen["all"] == ids[::-1]  # The most confident errors first.
     assert seen["two_words"] == ["validation-10"] and seen["count"] == "1 of 4 rows"
     assert seen["nothing"] == [] and seen["again"] == seen["all"]
     assert seen["numbers_down"] == ids[::-1] and seen["numbers_up"] == ids and seen["state"] == "ascending"
-    assert seen["names_up"] == ids  # 2 before 10: numbers in names count as numbers.
+    assert seen["names_up"] == ids  # 2 before 10: numbers in names are sorted by value.
     assert seen["before"] == seen["back"] != seen["after"]
     assert seen["too_wide"] <= 0 and seen["table_scrolls"]
     assert seen["requests"] == 0 and seen["title"] == "toy: TLM (run)"
 
 
-def test_a_request_would_be_seen(page, tmp_path):
-    """What the test above finds nothing of: an image and a script from elsewhere, refused by the page's own policy."""
+def test_requests_would_be_noticed(page, tmp_path):
+    """The page's policy refuses an image and a script of another address, and the console says so."""
     loads = '<img src="http://127.0.0.1:9/x.png"><script src="http://127.0.0.1:9/x.js"></script>'
     _, console = browse(page.replace("</body>", loads + "</body>") + DRIVER, tmp_path)
     assert sum("violates the following Content Security Policy" in line for line in console) == 2

@@ -1,4 +1,4 @@
-"""Retrieved passages in the page of a run: with the task texts that found them, shared words marked."""
+"""Retrieved passages on the page of a run: beside the task texts that retrieved them, with shared words marked."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ def words(text):
     return set(re.findall(r"\w+", text.lower()))
 
 
-def test_words_that_query_and_passage_share_are_marked(task, corpus):
+def test_words_shared_by_query_and_passage_are_marked(task, corpus):
     subset = retrieve(task, corpus, top_k=3)
     table = retrieved_table(subset, task, 500)
     assert "words that both have are marked" in table.caption and len(table.rows) == len(subset)
@@ -27,7 +27,7 @@ def test_words_that_query_and_passage_share_are_marked(task, corpus):
             assert not (rest - {"the", "and"}) & words(other.text)  # Stop words are not marked.
 
 
-def test_no_texts_of_another_task_whose_rows_have_the_same_ids(task, corpus, tmp_path):
+def test_texts_of_another_task_with_equal_ids_are_not_shown(task, corpus, tmp_path):
     subset = retrieve(task, corpus, top_k=3)
     other = text_task({split: [("quite another text", label) for label in "ab" * 24] for split in ("train", "validation")})
     assert set(subset.dataset["best_query"]) <= set(other.train["id"])

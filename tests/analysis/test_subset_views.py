@@ -1,4 +1,6 @@
-"""Views of subsets: each number against sets, loops or a retrieval of every K; pictures and the recipe on hostile names."""
+"""Views of subsets: each number against sets, loops or a retrieval for every K; figures and the recipe on hostile
+names.
+"""
 
 import runpy
 import sys
@@ -44,8 +46,8 @@ MANIFEST = {
 }  # fmt: skip
 
 
-def make(rows, *, sources=None, influence=None, **manifest):
-    """rows: (id, source, rank, score, best query)."""
+def subset_of(rows, *, sources=None, influence=None, **manifest):
+    """Return a subset of rows (id, source, rank, score, best query)."""
     columns = {"id": [], "source": [], "rank": [], "score": [], "best_query": []}
     for row in rows:
         for values, value in zip(columns.values(), row, strict=True):
@@ -59,10 +61,12 @@ def make(rows, *, sources=None, influence=None, **manifest):
     return Subset(dataset, {**MANIFEST, "counts": counts, **manifest})
 
 
-def draw(seed, size, **manifest):
-    """Passages of 0 .. 99, each with one of 9 queries."""
+def random_subset(seed, size, **manifest):
+    """Return a subset of passages out of p0 .. p99, each with one of 9 queries."""
     rng = np.random.default_rng(seed)
-    return make([(f"p{at}", "s", 1 + at % 5, 1.0, f"q{rng.integers(9)}") for at in rng.permutation(100)[:size]], **manifest)
+    return subset_of(
+        [(f"p{at}", "s", 1 + at % 5, 1.0, f"q{rng.integers(9)}") for at in rng.permutation(100)[:size]], **manifest
+    )
 
 
 @pytest.fixture(scope="module")
@@ -77,27 +81,27 @@ def retrieved(corpus_rows, tmp_path_factory):
         (lambda: size_against_k("runs/a"), r'subset: expected a Subset; received "runs/a". Give Subset.open\("runs/a"\)'),
         (lambda: rank_against_influence(Dataset.from_dict({})), "subset: expected a Subset; received a Dataset"),
         (lambda: source_shares({"a": "runs/a"}), 'subset: expected a Subset; received "runs/a"'),
-        (lambda: source_shares([draw(0, 9)]), "subsets: expected a mapping of names to Subsets; received a list"),
-        (lambda: subset_overlap({"a": draw(0, 9), "b": None}), "subset: expected a Subset"),
+        (lambda: source_shares([random_subset(0, 9)]), "subsets: expected a mapping of names to Subsets; received a list"),
+        (lambda: subset_overlap({"a": random_subset(0, 9), "b": None}), "subset: expected a Subset"),
         (lambda: report_page("runs/a"), r'run: expected a RunFolder; received "runs/a". Give read_run\("runs/a"\)'),
         (lambda: find_results("runs/a"), "places: expected a mapping of names to folders; received a str"),
         (lambda: read_runs(["runs/a"]), "places: expected a mapping of names to folders; received a list"),
     ],
 )
-def test_names_in_the_place_of_subsets_and_runs_are_told(call, match):
+def test_names_in_place_of_subsets_and_runs_are_refused(call, match):
     with pytest.raises(HfTlmError, match=match):
         call()
 
 
-def test_pages_of_runs_take_subsets_by_their_names(retrieved, tmp_path):
+def test_report_page_refuses_names_and_unnamed_subsets(retrieved, tmp_path):
     retrieved[1].save(tmp_path / "subset")
     run = read_run(tmp_path / "subset")
-    for second, subsets in (("runs/b", None), (None, draw(0, 9)), (None, {"a": "runs/a"})):
+    for second, subsets in (("runs/b", None), (None, random_subset(0, 9)), (None, {"a": "runs/a"})):
         with pytest.raises(HfTlmError, match="expected (a RunFolder|a mapping of names to Subsets|a Subset); received"):
             report_page(run, second=second, subsets=subsets)
 
 
-def test_size_against_k_is_that_of_every_k(retrieved):
+def test_size_against_k_equals_retrievals_of_every_k(retrieved):
     found = size_against_k(retrieved[6])
     assert found.k.tolist() == [1, 2, 3, 4, 5, 6]
     for k, subset in retrieved.items():
@@ -105,38 +109,40 @@ def test_size_against_k_is_that_of_every_k(retrieved):
     assert len(retrieved[1]) < len(retrieved[2]) < len(retrieved[6])
     ranks, scores = np.array(retrieved[6].dataset["rank"][:]), np.array(retrieved[6].dataset["score"][:])
     for k in found.k:
-        own = scores[ranks == k]
+        own_scores = scores[ranks == k]
         assert (found.score[k - 1], found.deviation[k - 1]) == (
-            pytest.approx((own.mean(), own.std())) if len(own) else (pytest.approx(np.nan, nan_ok=True),) * 2
+            pytest.approx((own_scores.mean(), own_scores.std()))
+            if len(own_scores)
+            else (pytest.approx(np.nan, nan_ok=True),) * 2
         )
 
 
-def test_ranks_without_passages_or_scores():
-    subset = make([("a", "s", 1, 4.0, "q"), ("b", "s", 1, 2.0, "q"), ("c", "s", 3, 1.0, "r")])
+def test_size_against_k_without_passages_or_scores_at_a_rank():
+    subset = subset_of([("a", "s", 1, 4.0, "q"), ("b", "s", 1, 2.0, "q"), ("c", "s", 3, 1.0, "r")])
     found = size_against_k(subset)
     assert found.passages.tolist() == [2, 2, 3, 3, 3]
     np.testing.assert_allclose(found.score, [3, np.nan, 1, np.nan, np.nan])
     np.testing.assert_allclose(found.deviation, [1, np.nan, 0, np.nan, np.nan])
-    released = make([("a", "s", 1, None, None), ("b", "s", 2, None, None)], retriever="released", top_k=None)
+    released = subset_of([("a", "s", 1, None, None), ("b", "s", 2, None, None)], retriever="released", top_k=None)
     found = size_against_k(released)
     assert found.passages.tolist() == [1, 2] and np.isnan(found.score).all()
 
 
-def test_subsets_without_ranks_of_their_own():
+def test_subset_without_ranks_is_refused():
     part = {"size": 1, "of": 3, "method": "iss"}
     rows = [("a", "s", 1, 1.0, "q")]
     for subset, message in (
-        (make(rows, selection=part), r"is a selection \(1 of 3 passages by iss\)"),
-        (make(rows, retriever="random"), "drawn at random"),
-        (make(rows, retriever="released", rank_column=False), "has no ranks"),
-        (make([]), "is empty"),
+        (subset_of(rows, selection=part), r"is a selection \(1 of 3 passages by iss\)"),
+        (subset_of(rows, retriever="random"), "drawn at random"),
+        (subset_of(rows, retriever="released", rank_column=False), "has no ranks"),
+        (subset_of([]), "is empty"),
     ):
         with pytest.raises(AnalysisError, match=message):
             size_against_k(subset)
 
 
-def test_overlap_is_that_of_sets():
-    subsets = {name: draw(seed, size) for name, seed, size in (("a", 0, 40), ("b", 1, 60), ("c", 2, 25))}
+def test_overlap_equals_that_of_sets():
+    subsets = {name: random_subset(seed, size) for name, seed, size in (("a", 0, 40), ("b", 1, 60), ("c", 2, 25))}
     found = subset_overlap(subsets)
     sets = [set(subset.dataset["id"]) for subset in subsets.values()]
     for a, first in enumerate(sets):
@@ -145,40 +151,40 @@ def test_overlap_is_that_of_sets():
             assert found.jaccard[a, b] == len(first & second) / len(first | second)
             assert found.containment[a, b] == len(first & second) / len(first)
     hits = [{query: set() for query in (f"q{i}" for i in range(9))} for _ in subsets]
-    for own, subset in zip(hits, subsets.values(), strict=True):
+    for own_hits, subset in zip(hits, subsets.values(), strict=True):
         for row in subset.dataset:
-            own[row["best_query"]].add(row["id"])
+            own_hits[row["best_query"]].add(row["id"])
     for a, b in combinations(range(3), 2):
-        of_query = [len(hits[a][q] & hits[b][q]) / len(both) for q in hits[a] if (both := hits[a][q] | hits[b][q])]
-        assert found.per_query[a, b] == found.per_query[b, a] == pytest.approx(np.mean(of_query))
+        shares = [len(hits[a][q] & hits[b][q]) / len(both) for q in hits[a] if (both := hits[a][q] | hits[b][q])]
+        assert found.per_query[a, b] == found.per_query[b, a] == pytest.approx(np.mean(shares))
     assert found.names == ["a", "b", "c"] and found.per_query.diagonal().tolist() == [1, 1, 1]
 
 
-def test_queries_that_cannot_be_compared():
-    other = draw(1, 30, task={"name": "other", "fingerprint": "u", "split": "train"})
-    random = make([(f"p{at}", "s", at + 1, None, None) for at in range(20)], retriever="random")
-    found = subset_overlap({"a": draw(0, 30), "other": other, "random": random})
+def test_overlap_per_query_needs_the_same_queries():
+    other = random_subset(1, 30, task={"name": "other", "fingerprint": "u", "split": "train"})
+    random = subset_of([(f"p{at}", "s", at + 1, None, None) for at in range(20)], retriever="random")
+    found = subset_overlap({"a": random_subset(0, 30), "other": other, "random": random})
     assert np.isnan(found.per_query[~np.eye(3, dtype=bool)]).all() and np.isnan(found.per_query[2, 2])
     assert 0 < found.jaccard[0, 2] < 1
 
 
-def test_ids_of_different_corpora_are_not_compared():
-    here, there = draw(0, 10), draw(0, 10, corpus={"name": "else", "fingerprint": "d", "size": 9})
+def test_overlap_of_different_corpora_is_refused():
+    here, there = random_subset(0, 10), random_subset(0, 10, corpus={"name": "else", "fingerprint": "d", "size": 9})
     with pytest.raises(AnalysisError, match=r"a of toy \(fingerprint c\); b of else \(fingerprint d\)"):
         subset_overlap({"a": here, "b": there})
-    unknown = draw(0, 10, corpus={"name": "index", "fingerprint": None, "size": 9})
+    unknown = random_subset(0, 10, corpus={"name": "index", "fingerprint": None, "size": 9})
     with pytest.raises(AnalysisError, match="fingerprint unknown"):
         subset_overlap({"a": unknown, "b": unknown})
     with pytest.raises(AnalysisError, match="at least two subsets; received 1"):
         subset_overlap({"a": here})
     with pytest.raises(AnalysisError, match="'b' is empty"):
-        subset_overlap({"a": here, "b": make([])})
+        subset_overlap({"a": here, "b": subset_of([])})
 
 
-def test_source_shares():
+def test_source_shares_and_ratios_to_the_corpus():
     rows = [("a", "x", 1, 1.0, "q"), ("b", "x", 1, 1.0, "q"), ("c", "y", 2, 1.0, "q"), ("d", None, 2, 1.0, "q")]
-    first = make(rows, sources={"x": 10, "y": 60, "z": 20, "": 10})
-    second = make(rows[2:3])
+    first = subset_of(rows, sources={"x": 10, "y": 60, "z": 20, "": 10})
+    second = subset_of(rows[2:3])
     found = source_shares({"one": first, "two": second}, top=2)
     assert [(row.source, row.subset, row.passages, row.share) for row in found] == [
         ("y", "one", 1, 0.25), ("y", "two", 1, 1.0), ("x", "one", 2, 0.5), ("x", "two", 0, 0.0),
@@ -188,54 +194,54 @@ def test_source_shares():
     assert [row.ratio for row in found if row.subset == "one"] == pytest.approx([0.25 / 0.6, 5.0, 0.25 / 0.3])
     assert [row.others for row in found] == [0, 0, 0, 0, 2, 2]
     assert [row.source for row in source_shares({"one": first}, top=9)] == ["x", "", "y", "z"]
-    absent = source_shares({"one": make(rows[:1], sources={"y": 3})}, top=1)
+    absent = source_shares({"one": subset_of(rows[:1], sources={"y": 3})}, top=1)
     assert (absent[0].source, absent[0].corpus_share, absent[0].ratio) == ("x", 0, None)
-    for subsets, message in (({}, "expected at least one subset; received none"), ({"e": make([])}, "'e' is empty")):
+    for subsets, message in (({}, "expected at least one subset; received none"), ({"e": subset_of([])}, "'e' is empty")):
         with pytest.raises(AnalysisError, match=message):
             source_shares(subsets)
     with pytest.raises(AnalysisError, match="top must be at least 1; received 0"):
         source_shares({"one": first}, top=0)
 
 
-def ranked(ranks, influence, **manifest):
+def selection_of(ranks, influence, **manifest):
     part = {"size": len(ranks), "of": 50, "method": "iss"}
     rows = [(f"p{at}", "s", rank, 1.0, "q") for at, rank in enumerate(ranks)]
-    return make(rows, influence=influence, selection=part, **manifest)
+    return subset_of(rows, influence=influence, selection=part, **manifest)
 
 
-def test_rank_against_influence():
-    found = rank_against_influence(ranked([1, 1, 2, 3, 4, 5, 6, 7], [8.0, 6.0, 5, 4, 3, 2, 1, 0]), bins=4)
-    assert [(own.first, own.last, own.passages, own.mean, own.deviation) for own in found.bins] == [
+def test_influence_is_summarized_by_bins_of_ranks():
+    found = rank_against_influence(selection_of([1, 1, 2, 3, 4, 5, 6, 7], [8.0, 6.0, 5, 4, 3, 2, 1, 0]), bins=4)
+    assert [(item.first, item.last, item.passages, item.mean, item.deviation) for item in found.bins] == [
         (1, 1, 2, 7, 1), (2, 3, 2, 4.5, 0.5), (4, 5, 2, 2.5, 0.5), (6, 7, 2, 0.5, 0.5),
     ]  # fmt: skip
     assert found.bins[0].quantiles == pytest.approx([6.1, 6.5, 7, 7.5, 7.9])
     assert (found.passages, found.of) == (8, 50) and -1 < found.spearman < -0.98  # One tie.
-    assert rank_against_influence(ranked([1, 2, 3], [0.1, 0.2, 0.9])).spearman == pytest.approx(1)
+    assert rank_against_influence(selection_of([1, 2, 3], [0.1, 0.2, 0.9])).spearman == pytest.approx(1)
 
 
-def test_equal_ranks_are_in_one_bin():
-    found = rank_against_influence(ranked([1] * 6 + [2] * 3 + [9], list(range(10))), bins=10)
+def test_equal_ranks_stay_in_one_bin():
+    found = rank_against_influence(selection_of([1] * 6 + [2] * 3 + [9], list(range(10))), bins=10)
     assert [(own.first, own.last, own.passages) for own in found.bins] == [(1, 1, 6), (2, 2, 3), (9, 9, 1)]
-    assert [own.passages for own in rank_against_influence(ranked([1, 2, 3, 4], [1] * 4), bins=2).bins] == [2, 2]
+    assert [own.passages for own in rank_against_influence(selection_of([1, 2, 3, 4], [1] * 4), bins=2).bins] == [2, 2]
 
 
-def test_influence_that_says_nothing():
-    assert np.isnan(rank_against_influence(ranked([1, 2], [3.0, 3.0])).spearman)
-    assert np.isnan(rank_against_influence(ranked([2, 2], [3.0, 4.0])).spearman)
+def test_constant_or_missing_influence():
+    assert np.isnan(rank_against_influence(selection_of([1, 2], [3.0, 3.0])).spearman)
+    assert np.isnan(rank_against_influence(selection_of([2, 2], [3.0, 4.0])).spearman)
     with pytest.raises(AnalysisError, match="have no influence"):
-        rank_against_influence(draw(0, 3))
+        rank_against_influence(random_subset(0, 3))
     with pytest.raises(AnalysisError, match="drawn at random"):
-        rank_against_influence(ranked([1, 2], [3.0, 4.0], retriever="random"))
+        rank_against_influence(selection_of([1, 2], [3.0, 4.0], retriever="random"))
     with pytest.raises(AnalysisError, match="bins must be at least 1"):
-        rank_against_influence(ranked([1, 2], [3.0, 4.0]), bins=0)
+        rank_against_influence(selection_of([1, 2], [3.0, 4.0]), bins=0)
 
 
-def test_ranks_in_the_table(tmp_path):
-    found = views.influence({"toy": ranked([1, 1, 2, 3], [8.0, 6.0, 5.0, 4.0])}, tmp_path, 2)
+def test_table_of_influence_names_ranks(tmp_path):
+    found = views.influence({"toy": selection_of([1, 1, 2, 3], [8.0, 6.0, 5.0, 4.0])}, tmp_path, 2)
     assert "| 1 " in found.text and "| 2 to 3 " in found.text
 
 
-def test_case_studies_are_the_tasks_texts_and_theirs(retrieved):
+def test_case_studies_pair_task_texts_with_their_passages(retrieved):
     task, subset = make_task(), retrieved[6]
     texts = dict(zip(task.train["id"], task.train["text"], strict=True))
     best = {}
@@ -260,11 +266,13 @@ def test_case_studies_are_the_tasks_texts_and_theirs(retrieved):
     assert all(len(study.passages) == 3 for study in case_studies(subset, task, enough, passages=3))
 
 
-def test_case_studies_as_markdown(task):
+def test_case_studies_in_markdown(task):
     text = "The <b>gene</b> $x$ *blocks* the_gene"
     rows = [{**row, "text": "Gene & blocks", "id": f"q{at}"} for at, row in enumerate(task.train)]
     task = replace(task, splits={**task.splits, "train": Dataset.from_list(rows, features=task.train.features)})
-    subset = make([("p|1", "s*", 2, 1.25, "q1")], task={"name": "toy", "fingerprint": task.fingerprint, "split": "train"})
+    subset = subset_of(
+        [("p|1", "s*", 2, 1.25, "q1")], task={"name": "toy", "fingerprint": task.fingerprint, "split": "train"}
+    )
     subset = replace(subset, dataset=subset.dataset.map(lambda row: {"text": text}))
     (study,) = case_studies(subset, task)
     assert study.query == [("Gene", True), (" & ", False), ("blocks", True)]
@@ -276,14 +284,14 @@ def test_case_studies_as_markdown(task):
     )
 
 
-def test_subsets_without_case_studies(task, retrieved):
+def test_subset_without_queries_has_no_case_studies(task, retrieved):
     with pytest.raises(AnalysisError, match=r"retrieved for toy \(fingerprint t\), not for toy"):
-        case_studies(draw(0, 5), task)
+        case_studies(random_subset(0, 5), task)
     unqueried = {"task": {"name": "toy", "fingerprint": None, "split": "train"}}
     with pytest.raises(AnalysisError, match="drawn at random"):
-        case_studies(draw(0, 5, retriever="random", **unqueried), task)
+        case_studies(random_subset(0, 5, retriever="random", **unqueried), task)
     with pytest.raises(AnalysisError, match="does not record which task texts"):
-        case_studies(make([("a", "s", 1, None, None)], retriever="released", **unqueried), task)
+        case_studies(subset_of([("a", "s", 1, None, None)], retriever="released", **unqueried), task)
     for options in ({"number": 0}, {"passages": 0}):
         with pytest.raises(AnalysisError, match="must be at least 1; received 0"):
             case_studies(retrieved[6], make_task(), **options)
@@ -291,22 +299,22 @@ def test_subsets_without_case_studies(task, retrieved):
 
 @pytest.fixture
 def coarse(monkeypatch):
-    """Pictures of few pixels, which are drawn in less time."""
+    """Draw figures at a low resolution, which takes less time."""
     monkeypatch.setattr("hf_tlm.analysis.figures.DPI", 40)
 
 
 def test_many_subsets_with_hostile_names_are_drawn(tmp_path, coarse):
     names = ["$x_{", "日本語", "a" * 60, "<i>", "b\nc", "../../up", "up"]
-    subsets = {name: draw(at, 30, sources={"s": 5, "$y^": 7}) for at, name in enumerate(names)}
+    subsets = {name: random_subset(at, 30, sources={"s": 5, "$y^": 7}) for at, name in enumerate(names)}
     subsets["$x_{"].dataset = subsets["$x_{"].dataset.map(lambda row: {"source": "$y^"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # Older versions of matplotlib call functions by names that pyparsing has deprecated, from their import on.
+        # Older versions of matplotlib use names that pyparsing has deprecated, already when they are imported.
         warnings.simplefilter("default", DeprecationWarning)
         sizes = views.sizes(subsets, tmp_path)
         sources = views.sources(subsets, tmp_path, 5)
         overlap = views.overlaps({name: subsets[name] for name in names[:4]}, tmp_path)
-        scored = {name: ranked([1, 2, 3], [0.1, 0.3, 0.2]) for name in names[-2:]}
+        scored = {name: selection_of([1, 2, 3], [0.1, 0.3, 0.2]) for name in names[-2:]}
         influence = views.influence(scored, tmp_path, 3)
     assert [path.name for path in sizes.files][::3] == ["subsets_size.png", "subsets_size_2.png"]
     assert len(sources.files) == 6 and [path.name for path in overlap.files][::3] == ["subsets_overlap.png"]
@@ -315,12 +323,12 @@ def test_many_subsets_with_hostile_names_are_drawn(tmp_path, coarse):
     assert "\\$x\\_{" in sizes.text and "\\<i\\>" in overlap.text
 
 
-def test_labels():
+def test_labels_are_shortened():
     assert views.label("a\n b") == "a b" and views.label("x" * 26) == "x" * 26
     assert views.label("a" * 20 + "b" * 20) == "a" * 17 + "…" + "b" * 8
 
 
-def test_the_recipe(retrieved, tmp_path, monkeypatch, capsys, coarse):
+def test_recipe_writes_figures_and_case_studies(retrieved, tmp_path, monkeypatch, capsys, coarse):
     folder = tmp_path / "task"
     folder.mkdir()
     for split, rows in make_task().splits.items():
@@ -359,12 +367,12 @@ def test_the_recipe(retrieved, tmp_path, monkeypatch, capsys, coarse):
     assert lines[0] == "subset,k,passages,score,deviation" and lines[3].startswith(f"BM25,3,{len(whole)},")
 
 
-def test_the_recipe_refuses(retrieved, tmp_path):
+def test_missing_or_empty_subset_is_refused(retrieved, tmp_path):
     fails("recipes/analyze.py", "--what", "subsets", message="--what subsets needs --subsets")
     with pytest.raises(AnalysisError, match="--rank_bins: expected .*; received 0"):
         SubsetsArguments(rank_bins=0)
     assert SubsetsArguments(case_studies=0).case_studies == 0
     args = AnalyzeArguments(what=["subsets"], output_dir=str(tmp_path))
-    args.opened_subsets = {"filled": retrieved[1], "empty": make([])}
+    args.opened_subsets = {"filled": retrieved[1], "empty": subset_of([])}
     with pytest.raises(AnalysisError, match="'empty' is empty: there is nothing to show"):
         analyze("subsets", args, AnalyzedTask(), SubsetsArguments())

@@ -1,4 +1,4 @@
-"""Sensitivity tables: which cell a run is in, what is refused, and what is written."""
+"""Sensitivity tables: the cell of a run, what is refused, and what is written."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ ISS = {**BM25, "selection": {"method": "iss", "fraction": 0.2, "size": 7, "layer
 
 @pytest.fixture
 def runs(tmp_path):
-    """rho1 of two tasks: 3 is best on one, 3 and 99 are equal on the other as printed."""
+    """Runs with different rho1 on two tasks: 3 is best on one, 3 and 99 are equal on the other as printed."""
     make_run(tmp_path / "runs/scierc-3", "scierc", {0: 0.6, 1: 0.8}, rho1=3)
     make_run(tmp_path / "runs/scierc-99", "scierc", {0: 0.5, 1: 0.5}, rho1=99.0)
     make_run(tmp_path / "runs/chemprot-3", "chemprot", {0: 0.4}, metric="micro_f1", rho1=3)
@@ -27,7 +27,7 @@ def runs(tmp_path):
     return tmp_path / "runs"
 
 
-def test_a_table(runs):
+def test_table_has_a_row_per_setting_and_a_column_per_task(runs):
     table = sensitivity_table(find_results({"runs": runs}))
     assert (table.rows, table.columns) == (("rho1",), ("task",))
     assert table.row_keys == ((3,), (99.0,), (float("inf"),)) and table.column_keys == (("chemprot",), ("scierc",))
@@ -45,8 +45,7 @@ def test_a_table(runs):
     assert "micro F1 of chemprot; macro F1 of scierc" in text and "on validation in percent" in text
 
 
-def test_models_without_a_network(runs):
-    """What `hf-tlm baseline` leaves is a run of one seed, finished."""
+def test_baseline_counts_as_a_finished_run_of_one_seed(runs):
     record = {"task": "scierc", "metric": "macro_f1", "name": "linear", "settings": {"C": 1.0}}
     write(runs / "baselines/linear/results.json", {**record, "scores": {"validation": {"macro_f1": 0.3}, "test": {}}})
     (found,) = (result for result in find_results({"runs": runs}) if result.run == "baselines/linear")
@@ -56,8 +55,8 @@ def test_models_without_a_network(runs):
         find_results({"runs": runs})
 
 
-def test_the_maximum_of_several_seeds(tmp_path):
-    """Of runs that all report it; beside one that reports the mean, all are means."""
+def test_maximum_over_seeds_is_shown_if_all_runs_report_it(tmp_path):
+    """Beside a run that reports the mean, all show means."""
     for name, scores in (("a", {0: 0.1, 1: 0.9}), ("b", {0: 0.7, 1: 0.7})):
         file = make_run(tmp_path / "runs" / name, "scierc", scores) / "results.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "seed_figure": "max"}))
@@ -80,8 +79,8 @@ def test_the_maximum_of_several_seeds(tmp_path):
     assert "| a | **90.00** (50.00 ± 56.57) (n = 2) |" in text, "a run that is not finished has no figure yet"
 
 
-def test_the_figure_of_a_grid_is_that_of_all_its_points(tmp_path):
-    """The chosen point alone is written anew by a start with another one."""
+def test_seed_figure_of_a_grid_applies_to_all_its_points(tmp_path):
+    """Starting the grid with another figure only rewrites the results of the chosen point."""
     for name, figure in (("a", {}), ("b", {"seed_figure": "max"})):
         file = make_run(tmp_path / "grid/points" / name, "t", {0: 0.1, 1: 0.9}) / "results.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), **figure}))
@@ -91,26 +90,26 @@ def test_the_figure_of_a_grid_is_that_of_all_its_points(tmp_path):
 
 
 @pytest.mark.parametrize("scores", [[0.5, math.nan], [math.nan, 0.5]])
-def test_figures_of_a_seed_without_a_score(scores):
+def test_figure_over_seeds_is_nan_if_a_score_is_nan(scores):
     assert all(math.isnan(figure(scores)) for _, figure in SEED_FIGURES.values())
 
 
-def test_a_name_like_that_of_a_part_of_a_run(runs):
+def test_run_named_like_a_part_of_a_run_is_found(runs):
     for name in ("stage1-only", "stage2_lr3", "seed-study", "split-half"):
         make_run(runs / name, "scierc", {0: 0.5})
     for part in ("stage1", "seed-0", "checkpoint-10", "model", ".hidden"):
         make_run(runs / part, "scierc", {0: 0.5})
-    found = {result.run for result in find_results({"runs": runs})} - {"scierc-3", "scierc-99", "scierc-inf"}
-    assert found == {"chemprot-3", "chemprot-99", "stage1-only", "stage2_lr3", "seed-study", "split-half"}
+    names = {result.run for result in find_results({"runs": runs})} - {"scierc-3", "scierc-99", "scierc-inf"}
+    assert names == {"chemprot-3", "chemprot-99", "stage1-only", "stage2_lr3", "seed-study", "split-half"}
 
 
-def test_how_many_seeds_is_said_once_where_all_have_as_many(runs):
+def test_common_number_of_seeds_is_mentioned_once(runs):
     some = [result for result in find_results({"runs": runs}) if result.run in ("scierc-3", "scierc-99")]
     text = table_to_markdown(sensitivity_table(some))
     assert "| 3 | **70.00** ± 14.14 |" in text and "over seeds, n = 2." in text and "| rho1 | scierc |" in text
 
 
-def test_latex(runs):
+def test_latex_is_escaped(runs):
     make_run(runs / "odd", "a_b & c", {0: 1.0}, rho1="50% {x} ~^\\<$#±")
     table = sensitivity_table(find_results({"runs": runs}))
     lines = table_to_latex(table).splitlines()
@@ -124,7 +123,7 @@ def test_latex(runs):
     assert all(line.startswith("%") for line in lines[:begin])
 
 
-def test_columns_of_several_settings(runs):
+def test_columns_of_several_settings_are_nested(runs):
     results = find_results({"runs": runs})
     table = sensitivity_table(results, [], ["task", "rho1"])
     lines = table_to_latex(table).splitlines()
@@ -133,7 +132,7 @@ def test_columns_of_several_settings(runs):
     assert table_to_markdown(table).startswith("| chemprot / 3 | chemprot / 99 | scierc / 3 |")
 
 
-def test_rows_of_a_csv(runs):
+def test_csv_has_a_row_per_cell(runs):
     rows = table_to_rows(sensitivity_table(find_results({"runs": runs}), split="test"))
     assert len(rows) == 5
     first = rows[1]
@@ -142,13 +141,13 @@ def test_rows_of_a_csv(runs):
     assert (first["n"], first["best"], first["seeds"], first["scores"]) == (2, True, "0 1", "60.0 80.0")
 
 
-def test_markup_in_markdown(tmp_path):
+def test_markdown_is_escaped(tmp_path):
     make_run(tmp_path / "a", "t|u", {0: 0.5}, rho1="<b>*x*\n`y`")
     text = table_to_markdown(sensitivity_table(find_results({"runs": tmp_path}), ["rho1", "task"]))
     assert text.splitlines()[2] == "| \\<b\\>\\*x\\* \\`y\\` | t\\|u | 50.00 |"
 
 
-def test_subsets_are_told_in_words(tmp_path):
+def test_subsets_are_described_in_words(tmp_path):
     for name, subset in (("bm25", BM25), ("iss", ISS), ("none", None)):
         make_run(tmp_path / f"scierc-{name}", "scierc", {0: 0.5}, subset=subset)
     table = sensitivity_table(find_results({"runs": tmp_path}))
@@ -160,7 +159,7 @@ def test_subsets_are_told_in_words(tmp_path):
     )
 
 
-def test_runs_that_only_names_tell_apart(tmp_path):
+def test_runs_with_equal_settings_are_rows_by_name(tmp_path):
     for name in ("scierc-b10", "scierc-b9", "acl_arc-b9"):
         make_run(tmp_path / name, name.partition("-")[0], {0: 0.5})
     table = sensitivity_table(find_results({"runs": tmp_path}))
@@ -168,7 +167,7 @@ def test_runs_that_only_names_tell_apart(tmp_path):
     assert len(table.cells) == 3
 
 
-def test_what_would_be_pooled_silently_is_refused(runs):
+def test_runs_of_different_settings_in_a_cell_are_refused(runs):
     make_run(runs / "scierc-3-slow", "scierc", {5: 0.5}, rho1=3, learning_rate=1e-5)
     results = find_results({"runs": runs})
     with pytest.raises(AnalysisError, match=r"share a cell \(rho1 = 3, task = scierc\) and differ in learning_rate"):
@@ -186,7 +185,7 @@ def test_what_would_be_pooled_silently_is_refused(runs):
         sensitivity_table(some)
 
 
-def test_unknown_settings(runs):
+def test_unknown_or_repeated_setting_is_refused(runs):
     results = find_results({"runs": runs})
     with pytest.raises(AnalysisError, match="No run has a setting 'rho'. Did you mean rho1.*differ in: rho1, task"):
         sensitivity_table(results, ["rho"])
@@ -196,8 +195,8 @@ def test_unknown_settings(runs):
         sensitivity_table([], split="test")
 
 
-def test_runs_of_a_table(tmp_path):
-    """Of `reproduce.py`: a run that failed is in its arm's row, also by a setting that its own record lacks."""
+def test_failed_runs_of_reproduce_are_in_the_row_of_their_arm(tmp_path):
+    """The same holds for a setting that the failed run's own record lacks."""
     make_record(tmp_path, "scierc", "BM25", 0, 0.5, rho1=3)
     make_record(tmp_path, "scierc", "BM25", 1, 0.7, rho1=3)
     make_record(tmp_path, "scierc", "BM25", 2, error="MemoryError: too much", rho1=3, subset="scierc/subsets/bm25")
@@ -212,8 +211,8 @@ def test_runs_of_a_table(tmp_path):
     assert "% - scierc/lost/seed-0" in table_to_latex(table)
 
 
-def test_seeds_of_an_arm_with_other_settings_are_not_averaged(tmp_path):
-    """But each with the teacher of its own seed is."""
+def test_seeds_of_an_arm_with_different_settings_are_refused(tmp_path):
+    """Seeds whose teachers differ only by the seed are averaged."""
     for seed in (0, 1):
         make_record(tmp_path, "scierc", "BM25", seed, 0.5, learning_rate=1e-4, teacher=f"scierc/base/seed-{seed}")
     assert len(sensitivity_table(find_results({"table": tmp_path}), ["arm"], split="test").cells[("BM25",), ()].scores) == 2
@@ -222,7 +221,7 @@ def test_seeds_of_an_arm_with_other_settings_are_not_averaged(tmp_path):
         sensitivity_table(find_results({"table": tmp_path}), ["arm"], split="test")
 
 
-def test_an_unfinished_run_and_a_score_that_is_not_finite(tmp_path):
+def test_unfinished_runs_and_scores_that_are_not_finite_are_listed(tmp_path):
     write(tmp_path / "a/settings.json", {"task": "t", "metric": "accuracy", "arguments": {"rho1": 1}})
     write(tmp_path / "a/seed-3/results.json", {"seed": 3, "validation": {"accuracy": 0.5}})
     make_run(tmp_path / "b", "t", {0: float("nan"), 1: 0.25}, metric="accuracy", rho1=2)
@@ -231,7 +230,7 @@ def test_an_unfinished_run_and_a_score_that_is_not_finite(tmp_path):
     assert "| 1 | **50.00** |" in table_to_markdown(table) and "| 2 | 25.00 |" in table_to_markdown(table)
 
 
-def test_places(tmp_path):
+def test_runs_are_found_in_grids_and_nested_folders(tmp_path):
     make_run(tmp_path / "grid/points/learning_rate=1", "t", {0: 0.5})
     make_run(tmp_path / "grid", "t", {0: 0.5})
     write(tmp_path / "grid/grid.json", {})
@@ -241,9 +240,9 @@ def test_places(tmp_path):
     write(
         tmp_path / "few/results.json", {"task": "t", "metric": "accuracy", "splits": [{"seed": 13, "test": {"accuracy": 1}}]}
     )
-    found = find_results({"all": tmp_path})
-    assert [result.run for result in found] == ["deep/er/scierc_x", "few", "grid/learning_rate=1"]
-    assert [result.arm for result in found] == ["deep/er/x", "few", "grid/learning_rate=1"] and found[1].seed == 13
+    results = find_results({"all": tmp_path})
+    assert [result.run for result in results] == ["deep/er/scierc_x", "few", "grid/learning_rate=1"]
+    assert [result.arm for result in results] == ["deep/er/x", "few", "grid/learning_rate=1"] and results[1].seed == 13
     named = find_results({"first": tmp_path / "few", "second": tmp_path / "deep"})
     assert [result.run for result in named] == ["first", "second/er/scierc_x"]
     with pytest.raises(AnalysisError, match="No run with a task is in .*pretraining"):
@@ -266,14 +265,14 @@ def test_places(tmp_path):
         ),
     ],
 )
-def test_bad_files_are_named(tmp_path, content, message):
+def test_damaged_results_are_named(tmp_path, content, message):
     path = write(tmp_path / "run/results.json", content)
     with pytest.raises(AnalysisError, match=message) as error:
         find_results({"x": tmp_path})
     assert str(path) in str(error.value)
 
 
-def test_runs_of_older_versions_say_less(tmp_path):
+def test_results_of_older_versions_may_lack_fields(tmp_path):
     seeds = [{"seed": 0, "validation": {"f1": 0.5}, "test": None, "cost": None}]
     content = {"task": "t", "metric": "f1", "model": None, "subset": {"selection": {"fraction": 0.2}}, "seeds": seeds}
     write(tmp_path / "run/results.json", content)
@@ -282,13 +281,13 @@ def test_runs_of_older_versions_say_less(tmp_path):
     assert result.settings["subset"] == "unknown, 20% chosen"
 
 
-def test_a_bad_record_is_named(tmp_path):
+def test_damaged_record_is_named(tmp_path):
     write(tmp_path / "runs/a.json", {"status": "finished", "settings": {}, "kind": "finetune"})
     with pytest.raises(AnalysisError, match="a.json is not the record of a run: it lacks 'name'"):
         find_results({"x": tmp_path})
 
 
-def test_the_recipe(runs, tmp_path, capsys):
+def test_recipe_writes_the_table_in_three_formats(runs, tmp_path, capsys):
     arguments = ["--what", "tables", "--run", runs, "--table_rows", "rho1", "--table_split", "test"]
     run_analyze(*arguments, "--output_dir", tmp_path / "out")
     text = (tmp_path / "out/table.md").read_text()

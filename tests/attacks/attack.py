@@ -1,4 +1,4 @@
-"""Bad input given to a recipe or a function, in a process of its own, and what has to come of it."""
+"""Run a recipe or a function on bad input in a separate process, and check how it ends."""
 
 from __future__ import annotations
 
@@ -12,50 +12,54 @@ from typing import Any
 from support import warm
 from support.warm import Outcome
 
-# Seconds within which bad input is refused: of the processor, as tests share cores, and until it counts as a hang.
+# Bad input must be refused within SECONDS of processor time (tests share cores); after LIMIT seconds it counts as a hang.
 SECONDS, LIMIT = 20, 60
 
 
 def attack(recipe: str, *arguments: Any, environment: Mapping[str, str] | None = None, limit: float = LIMIT) -> Outcome:
-    """Run `recipes/<recipe>.py` with a command line."""
+    """Run `recipes/<recipe>.py` with the given arguments."""
     return warm.recipe(f"recipes/{recipe}.py", arguments, environment=environment, limit=limit)
 
 
 def attack_often(recipe: str, lines: Sequence[Sequence[Any]]) -> list[Outcome]:
-    """Run a recipe with one command line after another in one process: for what is refused before anything is begun."""
+    """Run a recipe with one command line after another in one process: for input that is refused before any work
+    begins.
+    """
     lines = [[str(argument) for argument in line] for line in lines]
-    outcome = warm.call(_often, f"recipes/{recipe}.py", lines, limit=LIMIT + len(lines))
+    outcome = warm.call(_run_lines, f"recipes/{recipe}.py", lines, limit=LIMIT + len(lines))
     assert outcome.status == 0, outcome.stderr[-4000:]
-    return [Outcome(status, "", said) for status, said in json.loads(outcome.stdout.splitlines()[-1])]
+    return [Outcome(status, "", error) for status, error in json.loads(outcome.stdout.splitlines()[-1])]
 
 
-def _often(path: str, lines: list[list[str]]) -> None:
-    """Print a list of [status, standard error] as JSON on the last line."""
-    found = []
+def _run_lines(path: str, lines: list[list[str]]) -> None:
+    """Run the lines and print a list of [status, standard error] as JSON on the last line."""
+    results = []
     for line in lines:
         status: Any = 0
-        with contextlib.redirect_stderr(io.StringIO()) as said:
+        with contextlib.redirect_stderr(io.StringIO()) as stderr:
             try:
                 warm.run_file(path, line)
             except SystemExit as end:
                 status = end.code
-        found.append([status, said.getvalue()])
-    print("\n" + json.dumps(found))
+        results.append([status, stderr.getvalue()])
+    print("\n" + json.dumps(results))
 
 
 def call(function: Callable, *arguments: Any, environment: Mapping[str, str] | None = None) -> Outcome:
-    """Call a function of a test module as a recipe is called: one line and a status for an error of ours."""
-    return warm.call(_as_a_recipe, function, arguments, environment=environment, limit=LIMIT)
+    """Call a function of a test module like a recipe: an error of the package becomes one line and a status."""
+    return warm.call(_run_like_a_recipe, function, arguments, environment=environment, limit=LIMIT)
 
 
-def _as_a_recipe(function: Callable, arguments: tuple) -> None:
+def _run_like_a_recipe(function: Callable, arguments: tuple) -> None:
     from hf_tlm.config import run
 
     run(lambda: function(*arguments))
 
 
 def assert_refused(outcome: Outcome, *expected: str) -> None:
-    """One clear message with status 1 or 2, which holds every text of `expected`; no traceback, no hang."""
+    """Check for one clear message with status 1 or 2 that contains every text of `expected`, without a traceback or a
+    hang.
+    """
     shown = f"status {outcome.status}\n{outcome.stdout[-2000:]}\n{outcome.stderr[-4000:]}"
     assert outcome.status is not None, f"It hangs: {shown}"
     assert outcome.status in (1, 2), shown
@@ -68,6 +72,6 @@ def assert_refused(outcome: Outcome, *expected: str) -> None:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder by its name: what an attack must leave as it was."""
+    """Return the contents of every file below a folder by its name, which an attack must not change."""
     folder = Path(folder)
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

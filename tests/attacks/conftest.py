@@ -1,4 +1,4 @@
-"""Toys that commands are attacked with."""
+"""Small inputs for attacks on recipes."""
 
 import json
 from types import SimpleNamespace
@@ -13,8 +13,10 @@ ARMS = ("task only", "BM25")
 
 @pytest.fixture(scope="session")
 def made_toys(tmp_path_factory):
-    """A task, a corpus, a model's config, a subset, a checkpoint, a finished run and options of a table, each a path. Not to
-    be written to."""
+    """Paths of a task, a corpus, a model's config, a subset, a checkpoint, a finished run and options of a table.
+
+    Tests must not write to them.
+    """
     from hf_tlm.corpora import load_corpus
     from hf_tlm.retrieval import retrieve
     from hf_tlm.tasks import load_task
@@ -41,7 +43,7 @@ def made_toys(tmp_path_factory):
 
 
 def _write_checkpoint(folder, task):
-    """A model with both heads, as it was made."""
+    """Save a model with both heads, untrained."""
     from hf_tlm.data import train_wordpiece
     from hf_tlm.models import TlmModel, build_config, export_stock
 
@@ -69,13 +71,13 @@ def _write_run(folder, task, subset, model):
 
 @pytest.fixture
 def toys(made_toys, tmp_path):
-    """The toys, a folder `out` that is not there yet, and by name of a recipe a command line that ends well."""
+    """The toys, a folder `out` that does not exist yet, and by name of a recipe a command line that succeeds."""
     out = tmp_path / "out"
     return SimpleNamespace(**vars(made_toys), out=out, commands=commands(made_toys, out))
 
 
 def commands(toys, out):
-    """Name -> command line; those of the analyses are `analyze heads` and so on."""
+    """Return name -> command line; those of the analyses are called `analyze heads` and so on."""
     task, subset, model = ("--task", toys.task), ("--subset", toys.subset), ("--model_config", toys.model)
     checkpoint, output = ("--model_name_or_path", toys.checkpoint), ("--output_dir", out)
     stages = ("--rho1", 1, "--max_steps", 2, "--stage2_max_steps", 2, "--stage2_eval_steps", 1, "--save_strategy", "no")

@@ -1,4 +1,4 @@
-"""File operations below a folder, counted, of which one fails, or all from one on."""
+"""Count the file operations below a folder, and let one of them fail, or all from one on."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-# Of these a disk that is full does the first ones only.
+# A full disk refuses the operations that need space, not those that free it.
 FILLING = ("mkdir", "link", "rename", "replace", "fsync", "write", "open")
 FREEING = ("unlink", "remove", "rmdir")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 class Faults:
-    """Operations below a root in their order; number `at` raises, with `lasting` also those that follow and need space."""
+    """Operations below a root in their order; number `at` raises, with `lasting` also later ones that need space."""
 
     def __init__(self, root: Path, at: int | None = None, code: int = errno.ENOSPC, lasting: bool = False):
         self.root, self.at, self.code, self.lasting = str(root), at, code, lasting
@@ -41,7 +41,7 @@ class Faults:
 
 
 class _Stream:
-    """A file open for writing; a write that fails has written the half of it."""
+    """A file open for writing; a write that fails has written half of the data."""
 
     def __init__(self, stream: Any, path: Any, faults: Faults):
         self._stream, self._path, self._faults = stream, path, faults
@@ -77,13 +77,13 @@ def _of_torch(error: OSError) -> Exception:
 
 @contextlib.contextmanager
 def injected(faults: Faults) -> Iterator[Faults]:
-    """Python's own operations are counted within the block, and the writes of safetensors, torch and Arrow as one each."""
+    """Count Python's own file operations within the block, and each write of safetensors, torch and Arrow as one."""
     real_open, real_os_open = io.open, os.open
 
     def opened(file, mode="r", *args, **named):
         if not set(mode) & set("wax+"):
             return real_open(file, mode, *args, **named)
-        if isinstance(file, int):  # It was opened before.
+        if isinstance(file, int):  # A descriptor: opening it was counted before.
             return _Stream(real_open(file, mode, *args, **named), file, faults)
         faults.count("open", file)
         return _Stream(real_open(file, mode, *args, **named), file, faults)

@@ -16,7 +16,7 @@ def hold(folder, end):
 
 @contextlib.contextmanager
 def holder(folder):
-    """Another process that holds the folder's lock within the block."""
+    """Start another process that holds the folder's lock within the block."""
     own, other = FORK.Pipe()
     process = FORK.Process(target=hold, args=(folder, other))
     process.start()

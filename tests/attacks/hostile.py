@@ -1,4 +1,4 @@
-"""Makers of hostile repositories: what a stranger could put on the Hub to run code, publish, write or call elsewhere."""
+"""Hostile repositories: what an attacker could put on the Hub to run code, publish, write or call other hosts."""
 
 import json
 import pickle
@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceC
 from support.toys import TINY_CONFIGS
 
 LABELS = ["down", "none", "up"]
-# What `finetuned.json` must not be able to decide.
+# Settings that `finetuned.json` must not be able to change.
 MACHINE = {
     **{"push_to_hub": True, "hub_model_id": "alice/stolen", "hub_private_repo": False, "hub_strategy": "every_save"},
     **{"output_dir": "elsewhere", "logging_dir": "elsewhere", "report_to": "all", "run_name": "theirs"},
@@ -21,7 +21,7 @@ MACHINE = {
 
 
 class Canary:
-    """Unpickling it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -35,13 +35,13 @@ def pickled(path: Path) -> bytes:
 
 
 def torch_pickled(path: Path, folder: Path) -> bytes:
-    """The same in the format of `torch.save`."""
+    """Return a pickled canary in the format of `torch.save`."""
     torch.save({"state": Canary(path)}, folder / "pickled")
     return (folder / "pickled").read_bytes()
 
 
 def finetuned(**changes) -> dict:
-    """What `finetuned.json` holds, with changes; "arguments" are added to the usual ones."""
+    """Return the content of `finetuned.json` with changes; "arguments" are added to the usual ones."""
     arguments = {"max_length": 32, "doc_stride": 8, "max_query_length": 8, "max_answer_length": 8, "n_best": 5}
     arguments |= {"null_threshold": None, "option_apart": False, "crf": False} | changes.pop("arguments", {})
     task = {"name": "toy", "text_columns": ["text"], "label_column": "label", "kind": "classification"}
@@ -49,7 +49,7 @@ def finetuned(**changes) -> dict:
 
 
 def classifier(folder: Path, tokenizer, saved: dict) -> Path:
-    """A fine-tuned folder."""
+    """Save a fine-tuned folder."""
     set_seed(0)
     labels = dict(enumerate(LABELS))
     config = AutoConfig.for_model(
@@ -69,7 +69,7 @@ def masked_lm(folder: Path, tokenizer) -> Path:
 
 
 def adapter(folder: Path, tokenizer, base: str, **changes) -> Path:
-    """A fine-tuned folder that holds an adapter, and whose config says something else in places."""
+    """Save a fine-tuned folder with an adapter, and change values of its adapter_config.json."""
     classifier(folder, tokenizer, finetuned())
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     (folder / "model.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""The attacks' own tools: what they start ends well without bad input, and what they assert can fail."""
+"""The tools of the attacks: the commands succeed without bad input, and the assertions can fail."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ from support.warm import ROOT
 
 
 @pytest.mark.parametrize("recipe", ["retrieve", "train_tlm", "baseline", "pretrain"])
-def test_the_commands_end_well(toys, recipe):
+def test_commands_succeed_without_bad_input(toys, recipe):
     outcome = attack(recipe, *toys.commands[recipe], limit=240)
     assert outcome.status == 0, outcome.stderr
     assert outcome.seconds > 0
@@ -31,11 +31,11 @@ def sleep():
     time.sleep(60)
 
 
-def test_an_error_of_ours_is_refused():
+def test_error_of_the_package_counts_as_refused():
     assert_refused(call(refuse), "Expected three", "received two")
 
 
-def test_other_errors_are_not():
+def test_other_outcomes_do_not_count_as_refused():
     with pytest.raises(AssertionError):
         assert_refused(call(fail))
     with pytest.raises(AssertionError, match="is not in the message"):
@@ -44,15 +44,15 @@ def test_other_errors_are_not():
         assert_refused(Outcome(0, "", ""))
 
 
-def test_a_hang_is_seen(monkeypatch):
+def test_hang_is_noticed(monkeypatch):
     monkeypatch.setattr("attacks.attack.LIMIT", 1)
     with pytest.raises(AssertionError, match="hangs"):
         assert_refused(call(sleep))
 
 
-def has_imported():
+def report_imports():
     raise HfTlmError(f"preloaded: {'support.preload' in sys.modules and 'torch' in sys.modules}, {hf_tlm.__file__}")
 
 
-def test_processes_have_what_the_server_imported():
-    assert_refused(call(has_imported), "preloaded: True", str(ROOT / "hf_tlm"))
+def test_processes_inherit_the_imports_of_the_server():
+    assert_refused(call(report_imports), "preloaded: True", str(ROOT / "hf_tlm"))

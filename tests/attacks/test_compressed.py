@@ -1,4 +1,4 @@
-"""Compressed corpora that were cut short or damaged: refused by name, or left out where that is asked for."""
+"""Compressed corpora that are truncated or damaged are refused by name, or skipped with skip_bad_files."""
 
 import gzip
 import io
@@ -21,7 +21,7 @@ CONTENTS = {
 
 
 def zst(data):
-    """A frame that says neither its length nor its checksum, as a stream's."""
+    """Return a zstd frame without length and checksum, as a stream writes it."""
     stream = io.BytesIO()
     with zstandard.ZstdCompressor(write_content_size=False).stream_writer(stream, closefd=False) as writer:
         writer.write(data)
@@ -43,7 +43,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("compression", COMPRESS)
 @pytest.mark.parametrize("suffix", CONTENTS)
-def test_a_damaged_stream_is_refused(tmp_path, suffix, compression, damage):
+def test_damaged_stream_is_refused(tmp_path, suffix, compression, damage):
     path = tmp_path / f"part.{suffix}.{compression}"
     path.write_bytes(DAMAGES[damage](COMPRESS[compression](CONTENTS[suffix])))
     with pytest.raises(CorpusError, match=f"Cannot read .*part.{suffix}.{compression}"):
@@ -59,7 +59,7 @@ def test_a_damaged_stream_is_refused(tmp_path, suffix, compression, damage):
 @pytest.mark.parametrize("compression", COMPRESS)
 @pytest.mark.parametrize("suffix", ["txt", "jsonl"])
 def test_all_frames_of_a_stream_are_read(tmp_path, suffix, compression):
-    """As parallel compressors and `cat` make them; zstd's skippable ones hold no text."""
+    """Parallel compressors and `cat` write several frames; zstd's skippable frames hold no text."""
     frame = COMPRESS[compression](CONTENTS[suffix])
     skippable = bytes.fromhex("502a4d18") + (5).to_bytes(4, "little") + b"index" if compression == "zst" else b""
     path = tmp_path / f"part.{suffix}.{compression}"
@@ -67,7 +67,7 @@ def test_all_frames_of_a_stream_are_read(tmp_path, suffix, compression):
     assert [row["text"] for row in load_corpus(str(path))] == LINES * 2
 
 
-def test_retrieval_from_a_truncated_stream(toys, tmp_path):
+def test_retrieval_from_a_truncated_stream_is_refused(toys, tmp_path):
     (tmp_path / "c.txt.zst").write_bytes(zst(CONTENTS["txt"])[:-100])
     outcome = attack("retrieve", "--task", toys.task, "--corpus", tmp_path / "c.txt.zst", "--output_dir", toys.out)
     assert_refused(outcome, "Cannot read c.txt.zst", "Truncated")

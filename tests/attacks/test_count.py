@@ -1,4 +1,4 @@
-"""How many bad inputs recipes are attacked with by the tables here; SECURITY.md says the number."""
+"""The number of bad inputs in these tables that recipes are attacked with, which SECURITY.md states."""
 
 import re
 
@@ -7,7 +7,7 @@ from support.warm import ROOT
 
 
 def attacks():
-    """Table -> command lines that a recipe has to refuse."""
+    """Return table -> number of command lines that a recipe has to refuse."""
     return {
         "paths": len(paths.CASES) + len(paths.OUTPUTS) * len(paths.WRITTEN),
         "types": len(wrong_types.CASES) + len(wrong_types.NO_OPTIONS) * len(recipe_classes.CLASSES),
@@ -19,6 +19,6 @@ def attacks():
     }
 
 
-def test_there_are_as_many_as_is_said():
-    said = re.search(r"([\d,]+) command lines", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))[1]
-    assert 500 <= int(said.replace(",", "")) <= sum(attacks().values())
+def test_tables_have_as_many_attacks_as_security_md_says():
+    stated = re.search(r"([\d,]+) command lines", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))[1]
+    assert 500 <= int(stated.replace(",", "")) <= sum(attacks().values())

@@ -1,4 +1,4 @@
-"""Files of corpora and tasks that are damaged or hold something else than texts: refused with their place, never misread."""
+"""Files of corpora and tasks that are damaged or hold something other than texts are refused with their position."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from hf_tlm.tasks import TaskError, TaskSpec, load_task, unlabelled
 BOM = b"\xef\xbb\xbf"
 ROWS = b"a good film,pos\na bad film,neg\n"
 
-# Content -> what the message says.
+# Content -> part of the message.
 WRONG_CSV = {
     "the first row is too long": (b"text,label\nslow, but good,pos\n" + ROWS, "line 2 has 3 fields, but the header has 2"),
     "every row is too long": (b"text,label\na,b,pos\nc,d,neg\n", "line 2 has 3 fields"),
@@ -42,7 +42,7 @@ def read_corpus(path):
 
 
 def read_task(path):
-    """A file as both splits of a task."""
+    """Read a file as both splits of a task."""
     folder = path.parent / "task"
     folder.mkdir()
     for split in ("train", "validation"):
@@ -64,7 +64,7 @@ def reader(request):
 
 
 @pytest.mark.parametrize("content,message", WRONG_CSV.values(), ids=WRONG_CSV)
-def test_csv_is_refused_with_the_line(tmp_path, reader, content, message):
+def test_malformed_csv_is_refused_with_the_line(tmp_path, reader, content, message):
     read, error = reader
     (tmp_path / "file.csv").write_bytes(content)
     with pytest.raises(error, match=r"Cannot read .*\.csv") as raised:
@@ -73,12 +73,12 @@ def test_csv_is_refused_with_the_line(tmp_path, reader, content, message):
 
 
 @pytest.mark.parametrize("content", FINE_CSV.values(), ids=FINE_CSV)
-def test_csv_is_read(tmp_path, reader, content):
+def test_valid_csv_is_read(tmp_path, reader, content):
     (tmp_path / "file.csv").write_bytes(content)
     assert reader[0](tmp_path / "file.csv") == ["a good film", "a bad film"]
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
+def test_byte_order_mark_is_not_part_of_the_text(tmp_path):
     (tmp_path / "file.txt").write_bytes(BOM + b"a good film\r\na bad film\r\n")
     assert read_corpus(tmp_path / "file.txt") == read_unlabelled(tmp_path / "file.txt") == ["a good film", "a bad film"]
 
@@ -101,8 +101,8 @@ WIDE = {
 
 @pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-16", "UTF-32LE", "UTF-32"])
 @pytest.mark.parametrize("suffix", WIDE)
-def test_two_bytes_a_letter_are_told(tmp_path, reader, suffix, encoding):
-    """Zeros between letters are UTF-8 too: texts had them, and columns no names."""
+def test_utf_16_and_utf_32_are_refused_with_their_name(tmp_path, reader, suffix, encoding):
+    """Zeros between letters are valid UTF-8: they would end up in texts and column names."""
     read, error = reader
     file = tmp_path / f"file.{suffix}"
     file.write_bytes(WIDE[suffix].encode(encoding))
@@ -111,15 +111,15 @@ def test_two_bytes_a_letter_are_told(tmp_path, reader, suffix, encoding):
         read(file)
 
 
-def test_lines_of_json_in_another_encoding_are_told(tmp_path, reader):
-    """Arrow took the bytes, and a traceback told of them where a text was used."""
+def test_json_lines_in_latin_1_are_refused(tmp_path, reader):
+    """Arrow accepts the bytes, which would raise an error where the text is used."""
     read, error = reader
     (tmp_path / "file.jsonl").write_bytes('{"text": "für", "label": "pos"}\n'.encode("latin-1") * 3)
     with pytest.raises(error, match=r"jsonl.*: it is not UTF-8 text .byte 0xfc.\. Save it as UTF-8"):
         read(tmp_path / "file.jsonl")
 
 
-def test_a_zero_within_a_text_is_no_other_encoding(tmp_path, reader):
+def test_zero_within_a_text_is_accepted(tmp_path, reader):
     (tmp_path / "file.jsonl").write_text('{"text": "a\\u0000b", "label": "x"}\n{"text": "c", "label": "y"}\n')
     assert reader[0](tmp_path / "file.jsonl")[0] == "a\0b"
     (tmp_path / "file.txt").write_text("a\0b\n")
@@ -137,7 +137,7 @@ NO_TEXTS = {
 
 @pytest.mark.parametrize("write", [lines, json.dumps], ids=["lines", "array"])
 @pytest.mark.parametrize("rows,row,kind", NO_TEXTS.values(), ids=NO_TEXTS)
-def test_what_is_no_text_is_refused_with_the_row(tmp_path, reader, rows, row, kind, write):
+def test_value_that_is_not_a_text_is_refused_with_the_row(tmp_path, reader, rows, row, kind, write):
     read, error = reader
     (tmp_path / "file.json").write_text(write(rows))
     with pytest.raises(error, match=f"row {row}\\b") as raised:
@@ -146,7 +146,7 @@ def test_what_is_no_text_is_refused_with_the_row(tmp_path, reader, rows, row, ki
 
 
 @pytest.mark.parametrize("write", [lines, json.dumps], ids=["lines", "array"])
-def test_texts_that_are_no_unicode_are_refused(tmp_path, reader, write):
+def test_lone_surrogate_is_refused(tmp_path, reader, write):
     read, error = reader
     (tmp_path / "file.json").write_text(write(texts("a", "half \ud83d a character")))
     with pytest.raises(error, match=r"Cannot read .*\.json"):
@@ -154,7 +154,7 @@ def test_texts_that_are_no_unicode_are_refused(tmp_path, reader, write):
 
 
 @pytest.mark.parametrize("pattern", ["", "*.txt", "gone.txt"])
-def test_a_link_that_leads_nowhere_is_no_shorter_corpus(tmp_path, pattern):
+def test_broken_link_in_a_corpus_is_refused(tmp_path, pattern):
     (tmp_path / "a.txt").write_text("a text")
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
     with pytest.raises(CorpusError, match=r"gone.txt is a link to .*nowhere.txt, which does not exist"):
@@ -162,7 +162,7 @@ def test_a_link_that_leads_nowhere_is_no_shorter_corpus(tmp_path, pattern):
 
 
 @pytest.mark.parametrize("write", [lines, json.dumps], ids=["lines", "array"])
-def test_numbers_beside_texts_are_texts(tmp_path, reader, write):
+def test_numbers_among_texts_become_texts(tmp_path, reader, write):
     (tmp_path / "file.json").write_text(write(texts("a", 3, "b")))
     assert reader[0](tmp_path / "file.json") == ["a", "3", "b"]
 
@@ -171,7 +171,7 @@ TAGGED = {"tokens": ["a", "b"], "tags": ["X", "Y"]}
 CHOICES = {"context": "c", "question": "q", "options": ["a", "b"], "label": "A"}
 ANSWERS = {"context": "a b", "question": "q", "answers": {"text": ["a"], "answer_start": [0]}}
 SCORED = {"text": "a", "label": 1.5}
-# A row, what is changed in it, the kind of its task, what the message says.
+# A row, its changes, the kind of its task, and part of the message.
 WRONG_VALUES = {
     "a list as a word": (TAGGED, {"tokens": ["a", ["b"]]}, None, "with word that is a list; the first is row 2"),
     "words as one string": (TAGGED, {"tokens": "a b"}, None, "no list of words"),
@@ -189,7 +189,7 @@ WRONG_VALUES = {
 
 
 @pytest.mark.parametrize("row,change,kind,message", WRONG_VALUES.values(), ids=WRONG_VALUES)
-def test_what_is_of_another_type_is_refused_with_the_row(tmp_path, row, change, kind, message):
+def test_value_of_another_type_is_refused_with_the_row(tmp_path, row, change, kind, message):
     rows = [row, row, row | change]
     for split in ("train", "validation"):
         (tmp_path / f"{split}.json").write_text(json.dumps([{"id": str(i), **row} for i, row in enumerate(rows)]))
@@ -202,7 +202,7 @@ TABLE = pa.table({"text": [f"a text of a film {i}" for i in range(500)], "label"
 
 
 def flipped(data):
-    """Another letter in a page: only its checksum tells."""
+    """Change a letter in a page, which only its checksum shows."""
     place = data.index(b"a text of a film 250")
     return data[:place] + b"A" + data[place + 1 :]
 
@@ -231,7 +231,7 @@ def test_damaged_parquet_is_refused(tmp_path, reader, damage, message):
 
 @pytest.fixture
 def written(toys, tmp_path):
-    """A folder with a corpus, and below it what commands wrote: a subset, an index, a run, a model."""
+    """A folder with a corpus, and below it outputs of commands: a subset, an index, a run, a model."""
     folder = tmp_path / "data"
     (folder / "deep").mkdir(parents=True)
     pq.write_table(pa.table({"text": ["a text"]}), folder / "deep/corpus.parquet")
@@ -250,13 +250,13 @@ def written(toys, tmp_path):
 
 
 @pytest.mark.parametrize("pattern,count", [("", 8), ("**/*.parquet", 1), ("*", 0), ("*/corpus.parquet", 0)])
-def test_what_commands_wrote_is_no_corpus(written, caplog, pattern, count):
+def test_outputs_of_commands_are_left_out_of_a_corpus(written, caplog, pattern, count):
     files = f"{written}/{pattern}" if pattern != "*" else str(written / "deep")
     assert read_corpus(files) == ["a text"]
     assert (f"{count} files of {files}, in" in caplog.text) == (count > 0)
 
 
-def test_it_is_where_its_files_are_named(written):
+def test_outputs_of_commands_are_read_if_named(written):
     data = written / "out/subset/data"
     assert len(read_corpus(data)) == len(read_corpus(f"{data}/*.parquet")) > 1
     with pytest.raises(CorpusError, match=r"No corpus: all matching files are left out: .* files of "):
@@ -264,7 +264,7 @@ def test_it_is_where_its_files_are_named(written):
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"format": 3}', "{", "[" * 100_000], ids=range(5))
-def test_other_manifests_are_of_others(tmp_path, content):
+def test_folder_with_a_foreign_manifest_is_read(tmp_path, content):
     (tmp_path / "below").mkdir()
     (tmp_path / "below/manifest.json").write_text(content)
     (tmp_path / "below/a.txt").write_text("a text")
@@ -284,19 +284,19 @@ BAD_LINES = {
 
 
 def read_guarded(kind, path):
-    """In a process of its own, which the reader may end."""
+    """Read in a separate process, which the reader may crash."""
     READERS[kind][0](Path(path))
 
 
 @pytest.mark.parametrize("kind", READERS)
 @pytest.mark.parametrize("name", [".jsonl", ".json"])
 @pytest.mark.parametrize("content,message", BAD_LINES.values(), ids=BAD_LINES)
-def test_lines_that_end_the_parser_are_refused(tmp_path, kind, name, content, message):
+def test_lines_that_crash_the_parser_are_refused(tmp_path, kind, name, content, message):
     (tmp_path / f"file{name}").write_bytes(content)
     assert_refused(call(read_guarded, kind, tmp_path / f"file{name}"), message)
 
 
-def test_brackets_in_texts_are_not_deep(tmp_path, reader):
+def test_brackets_within_texts_are_not_nesting(tmp_path, reader):
     rows = texts("[" * 5000, '\\"{' * 5000)
     (tmp_path / "file.jsonl").write_text(lines(rows))
     assert reader[0](tmp_path / "file.jsonl") == [row["text"] for row in rows]

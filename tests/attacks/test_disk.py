@@ -1,4 +1,4 @@
-"""A full, read-only or forbidden disk is named as such, wherever its error comes from, with status 1."""
+"""A full, read-only or forbidden disk is named in a message with status 1, whichever library raises the error."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ from support.warm import ROOT
 
 
 class SafetensorError(Exception):
-    """As that of safetensors, which is no OSError."""
+    """Stands for the error of safetensors, which is not an OSError."""
 
 
 def raised_from(error, cause):
@@ -66,7 +66,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_problem_in_words(case):
+def test_disk_problem_is_described(case):
     error, words = CASES[case]
     assert words in disk_problem(error, "/out")
 
@@ -80,11 +80,11 @@ def test_the_problem_in_words(case):
         raised_beside(KeyError(), PermissionError(13, "Permission denied")),
     ],
 )
-def test_others_are_none_of_the_disk(error):
+def test_other_errors_are_not_disk_problems(error):
     assert disk_problem(error, "/out") is None
 
 
-def test_a_cache_is_named_with_its_variable(tmp_path, monkeypatch):
+def test_message_about_a_cache_names_its_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     for place in (tmp_path / "cache" / "deep" / "file", tmp_path / "cache", tmp_path):
         problem = disk_problem(OSError(errno.EROFS, "Read-only file system", str(place)))
@@ -101,12 +101,12 @@ def raise_case(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_recipe_ends_with_one_line(case):
+def test_recipe_ends_with_one_line(case):
     assert_refused(call(raise_case, case), disk_problem(CASES[case][0]).partition(" (")[0], "run the same command")
 
 
-def test_a_cache_that_is_full_is_named(tmp_path, monkeypatch, made_toys):
-    """`datasets` does not say where it writes, and fails once more as it closes the file."""
+def test_full_cache_is_named(tmp_path, monkeypatch, made_toys):
+    """`datasets` does not say where it writes, and fails once more when it closes the file."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     rows = Dataset.from_file(Dataset.from_parquet(str(made_toys.corpus)).cache_files[0]["filename"])
@@ -131,8 +131,8 @@ def test_a_cache_that_is_full_is_named(tmp_path, monkeypatch, made_toys):
 
 
 @pytest.mark.parametrize("words", [os.strerror(errno.ENOSPC), "Not enough disk space. Needed: 9 GB"])
-def test_a_cache_too_full_for_a_repository_is_named(tmp_path, monkeypatch, words):
-    """The Hub's client does not say where it writes; `datasets` has words of its own."""
+def test_hub_cache_without_space_for_a_repository_is_named(tmp_path, monkeypatch, words):
+    """The Hub's client does not say where it writes; `datasets` has a message of its own."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(HubError) as found, explaining(Repo("alice/toy", None, "model")):
@@ -140,7 +140,7 @@ def test_a_cache_too_full_for_a_repository_is_named(tmp_path, monkeypatch, words
     assert f"alice/toy could not be fetched. The disk of {tmp_path} is full (" in str(found.value)
 
 
-def test_a_cache_that_is_a_file(toys, tmp_path):
+def test_cache_that_is_a_file_is_refused(toys, tmp_path):
     (tmp_path / "cache").write_text("")
     done = subprocess.run(
         [sys.executable, "recipes/retrieve.py", *map(str, toys.commands["retrieve"])],
@@ -160,8 +160,8 @@ READ_ONLY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$0" 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["retrieve", "pretrain"])
-def test_a_recipe_with_a_cache_that_is_read_only(toys, tmp_path, recipe):
-    """A mounted one, as root may write everywhere else."""
+def test_read_only_cache_is_refused(toys, tmp_path, recipe):
+    """The cache is a read-only mount: root may write everywhere else."""
     cache = tmp_path / "cache"
     cache.mkdir()
     if subprocess.run([*READ_ONLY, cache, "true"], capture_output=True, check=False).returncode:

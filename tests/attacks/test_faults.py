@@ -1,4 +1,4 @@
-"""A disk that fails at any one operation of a write, or from it on: one line, the old or the new whole, and no rest."""
+"""A disk that fails at any operation of a write, or from it on: one line, the old or the new content, no leftovers."""
 
 import errno
 import re
@@ -26,28 +26,28 @@ from hf_tlm.utils.problems import disk_problem
 from hf_tlm.utils.seals import keep_sealed, seal_problem
 from support.toys import TINY_CONFIGS
 
-REST = re.compile(r"\.[^/]*\.([0-9a-f]{32}|lock)(/.*)?")
+LEFTOVER = re.compile(r"\.[^/]*\.([0-9a-f]{32}|lock)(/.*)?")
 OLD = re.compile(r"\.out\.old\.[0-9a-f]{32}/")
 
 
 def tree(folder):
-    """Every file below a folder, but for the times in the seals of Arrow files: those of each write."""
+    """Return every file below a folder, without the times in the seals of Arrow files, which differ with each write."""
     return {name: re.sub(rb'"mtime_ns": \d+', b"", data) for name, data in files_below(folder).items()}
 
 
-def is_rest(name):
-    """Whether it is what a write leaves that cannot tidy up either."""
-    return REST.fullmatch(name) is not None
+def is_leftover(name):
+    """Whether a file is what a write leaves behind if it cannot clean up either."""
+    return LEFTOVER.fullmatch(name) is not None
 
 
 def end_of(operation, faults):
-    """None, or the one line that it ends with."""
+    """Run an operation; return None, or the one line that it ends with."""
     with injected(faults):
         try:
             operation()
         except HfTlmError as error:
             message = str(error)
-        except (OSError, SafetensorError) as error:  # Recipes say it so.
+        except (OSError, SafetensorError) as error:  # Recipes print it like this.
             assert disk_problem(error), repr(error)
             message = disk_problem(error)
         else:
@@ -60,10 +60,12 @@ BOTH = ((errno.ENOSPC, True), (errno.EIO, False))
 
 
 def attack_each(tmp_path, prepare, operation, check=lambda folder: None, every=2):
-    """Let every operation fail.
+    """Let every operation of a write fail.
 
-    prepare(folder) makes what is there before, operation(folder) writes `folder/out`; check(folder) refuses a part of it.
-    every: how many of the ways to fail at each operation, in turns.
+    prepare(folder) creates the earlier content, operation(folder) writes `folder/out`, check(folder) refuses an
+    incomplete one.
+
+    every: how many of the two ways to fail are tried at each operation; with 1 they alternate.
     """
 
     def begin(name):
@@ -87,11 +89,13 @@ def attack_each(tmp_path, prepare, operation, check=lambda folder: None, every=2
             message = end_of(lambda: operation(folder), faults)  # noqa: B023
             where = f"{faults.seen[number]}, number {number}: {message}"
             failed += message is not None
-            moved = message is not None and "move it" in message  # where there are no exchanges
-            after = {OLD.sub("", name): data for name, data in tree(folder).items() if OLD.match(name) or not is_rest(name)}
+            moved = message is not None and "move it" in message  # Without an atomic exchange of folders.
+            after = {
+                OLD.sub("", name): data for name, data in tree(folder).items() if OLD.match(name) or not is_leftover(name)
+            }
             assert after == expected or (message is not None and after == before), where
             lost = faults.seen[number].startswith(("unlink", "rmdir", "remove"))
-            assert lost or moved or not [path for path in folder.rglob(".*") if is_rest(path.name)], where
+            assert lost or moved or not [path for path in folder.rglob(".*") if is_leftover(path.name)], where
             operation(folder)
             assert {name: data for name, data in tree(folder).items() if name != ".out.lock"} == expected, where
             check(folder)
@@ -105,7 +109,7 @@ def model():
     return TlmModel.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"]))
 
 
-def test_a_file(tmp_path):
+def test_faults_while_writing_a_file(tmp_path):
     for older in (None, "old"):
         attack_each(
             tmp_path,
@@ -116,7 +120,7 @@ def test_a_file(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", [True, False])
-def test_a_model(tmp_path, model, tokenizer, exchange, monkeypatch):
+def test_faults_while_exporting_a_model(tmp_path, model, tokenizer, exchange, monkeypatch):
     if not exchange:
         monkeypatch.setattr("hf_tlm.utils.files._swap_folders", lambda first, second: False)
 
@@ -132,7 +136,7 @@ def rows():
     return Dataset.from_dict({"id": [f"p{i}" for i in range(40)], "text": texts})
 
 
-def test_an_index(tmp_path):
+def test_faults_while_building_an_index(tmp_path):
     about = {"corpus_name": "toy", "fingerprint": "f", "analyzer": Analyzer()}
     passages = rows()
     attack_each(
@@ -144,7 +148,7 @@ def test_an_index(tmp_path):
     )
 
 
-def test_an_index_that_is_extended(tmp_path):
+def test_faults_while_extending_an_index(tmp_path):
     about = {"corpus_name": "toy", "fingerprint": "f", "analyzer": Analyzer()}
     passages = rows()
     Index.build(tmp_path / "old", passages.select(range(20)), **about, progress=False)
@@ -157,7 +161,7 @@ def test_an_index_that_is_extended(tmp_path):
     attack_each(tmp_path, lambda folder: shutil.copytree(tmp_path / "old", folder / "out"), extend, every=1)
 
 
-def test_a_corpus_of_the_cache(tmp_path, made_toys):
+def test_faults_while_caching_a_corpus(tmp_path, made_toys):
     corpus = load_corpus(str(made_toys.corpus))
     passages = corpus.to_dataset(tmp_path / "before")[:]
     (made,) = (tmp_path / "before").iterdir()
@@ -169,7 +173,7 @@ def test_a_corpus_of_the_cache(tmp_path, made_toys):
     assert (tmp_path / "clean" / made.name).is_dir()
 
 
-def test_blocks_of_the_cache(tmp_path, made_toys, tokenizer):
+def test_faults_while_caching_blocks(tmp_path, made_toys, tokenizer):
     corpus = load_corpus(str(made_toys.corpus))
     corpus.to_dataset(tmp_path / "passages")
 
@@ -186,11 +190,11 @@ def test_blocks_of_the_cache(tmp_path, made_toys, tokenizer):
         folder = tmp_path / f"faulty-{number}"
         message = end_of(lambda: write(folder), Faults(folder, number))  # noqa: B023
         assert message is not None or tree(folder) == expected
-        write(folder)  # Shards that were whole before the fault are taken.
-        assert {name: data for name, data in tree(folder).items() if not is_rest(name.rpartition("/")[2])} == expected
+        write(folder)  # Shards that were complete before the fault are reused.
+        assert {name: data for name, data in tree(folder).items() if not is_leftover(name.rpartition("/")[2])} == expected
 
 
-def test_a_sealed_cache(tmp_path):
+def test_faults_while_writing_a_sealed_folder(tmp_path):
     def make(folder):
         (folder / "one").write_text("1")
         (folder / "deep").mkdir()
@@ -202,11 +206,11 @@ def test_a_sealed_cache(tmp_path):
     attack_each(tmp_path, lambda folder: None, lambda folder: keep_sealed(folder / "out", make, "one"), check)
 
 
-def test_a_kept_tokenizer(tmp_path, tokenizer):
+def test_faults_while_keeping_a_tokenizer(tmp_path, tokenizer):
     attack_each(tmp_path, lambda folder: None, lambda folder: kept_tokenizer(folder / "out", lambda: tokenizer))
 
 
-def test_a_subset(tmp_path, task, corpus):
+def test_faults_while_saving_a_subset(tmp_path, task, corpus):
     subset = retrieve(task, corpus, top_k=3)
     other = retrieve(task, corpus, top_k=2)
     other.save(tmp_path / "other")
@@ -218,7 +222,7 @@ def test_a_subset(tmp_path, task, corpus):
     )
 
 
-def test_a_publish(tmp_path, hub, model, tokenizer, monkeypatch):
+def test_faults_while_publishing_a_model(tmp_path, hub, model, tokenizer, monkeypatch):
     from hf_tlm.hub import publish_model
 
     folder = export_stock(model, tokenizer, tmp_path / "model")
@@ -237,4 +241,4 @@ def test_a_publish(tmp_path, hub, model, tokenizer, monkeypatch):
             assert hub.files(name).keys() == expected.keys()
         publish_model(folder, name)
         assert hub.files(name).keys() == expected.keys()
-    assert not [path for path in Path(work).rglob("*") if is_rest(path.name)]
+    assert not [path for path in Path(work).rglob("*") if is_leftover(path.name)]

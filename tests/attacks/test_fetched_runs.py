@@ -1,4 +1,4 @@
-"""Runs that strangers have put on the Hub: what of them is fetched, and that nothing of it is run, published or followed."""
+"""Runs that others have put on the Hub: which files are fetched, and that none is executed, published or followed."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def names(folder):
         *("seed-0/model/config .json", "seed-0/model/conf\x1big.json", "fetched.json", "settings.json/x"),
     ],
 )
-def test_files_that_no_recipe_writes_stay_where_they_are(hub, tmp_path, caplog, name):
+def test_files_that_no_recipe_writes_are_not_fetched(hub, tmp_path, caplog, name):
     hub.put("mallory/run", {**RUN, name: "x"})
     fetch(tmp_path / "out")
     assert names(tmp_path / "out") == {*RUN, MARK}
@@ -70,7 +70,7 @@ def test_files_that_no_recipe_writes_stay_where_they_are(hub, tmp_path, caplog, 
         ({"seed-0/model/modeling_coco_lm.py": "print()"}, {}, ProtocolError, "differs from the file of this hf_tlm"),
     ],
 )
-def test_what_is_refused_leaves_nothing(hub, tmp_path, monkeypatch, files, bounds, error, expected):
+def test_refused_run_leaves_no_files(hub, tmp_path, monkeypatch, files, bounds, error, expected):
     for name, value in bounds.items():
         monkeypatch.setattr(repo, name, value)
     hub.put("mallory/run", {**RUN, **files})
@@ -79,14 +79,14 @@ def test_what_is_refused_leaves_nothing(hub, tmp_path, monkeypatch, files, bound
     assert {path.name for path in tmp_path.iterdir()} <= {"hub-cache"}
 
 
-def test_code_of_this_package_s_own_comes_along(hub, tmp_path):
+def test_code_files_of_this_package_are_fetched(hub, tmp_path):
     hub.put("alice/run", {**RUN, **OWN})
     fetch(tmp_path / "out", "alice/run")
     assert {*RUN, *OWN, MARK} == names(tmp_path / "out")
     assert is_foreign(tmp_path / "out/seed-0/stage1/checkpoint-2") and not is_foreign(tmp_path)
 
 
-def test_links_out_of_the_repository_are_not_followed(tmp_path):
+def test_links_out_of_a_snapshot_are_not_followed(tmp_path):
     secret, snapshot = tmp_path / "secret.json", tmp_path / "models--a--b" / "snapshots" / "0"
     snapshot.mkdir(parents=True)
     secret.write_text("{}")
@@ -96,8 +96,8 @@ def test_links_out_of_the_repository_are_not_followed(tmp_path):
     assert not (tmp_path / "copy").exists()
 
 
-def test_checkpoints_of_deepspeed_are_refused(tmp_path):
-    """Earlier versions wrote them; the Trainer would continue without the optimizer's state."""
+def test_deepspeed_checkpoint_is_refused(tmp_path):
+    """Earlier versions wrote them; the Trainer would resume without the optimizer's state."""
     checkpoint = tmp_path / "checkpoint-2"
     (checkpoint / "global_step2").mkdir(parents=True)
     (checkpoint / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(b"")
@@ -106,8 +106,8 @@ def test_checkpoints_of_deepspeed_are_refused(tmp_path):
 
 
 @pytest.fixture
-def made(tmp_path):
-    """The folder of a run with predictions."""
+def run_and_record(tmp_path):
+    """The folder of a run with predictions, and its results."""
     run = tlm_run(tmp_path / "run", make_task(), {0: {0}}, [0.5])
     return run, json.loads((run / "results.json").read_text())
 
@@ -125,8 +125,8 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_report_asks_for_nothing_that_the_run_names(hub, made, tmp_path, command):
-    run, record = made
+def test_report_fetches_nothing_that_the_run_names(hub, run_and_record, tmp_path, command):
+    run, record = run_and_record
     (tmp_path / "theirs.yaml").write_text("train_tlm: {task: mallory/data, subset: mallory/subset}\n")
     manifest = {"corpus": {"name": "c"}, "task": {"name": "t"}, "counts": {"union": 1}, "retriever": "random"}
     record |= {"command": command.format(folder=tmp_path), "subset": manifest}
@@ -135,9 +135,9 @@ def test_a_report_asks_for_nothing_that_the_run_names(hub, made, tmp_path, comma
     assert not hub.log and "Give --task" in page and "Give --subsets" in page
 
 
-def test_of_a_run_of_the_hub_nothing_that_it_names_is_looked_for(made, tmp_path, monkeypatch):
-    """Though it is there, and what the run was given; what the user gives is."""
-    run, record = made
+def test_report_ignores_local_paths_named_by_a_fetched_run(run_and_record, tmp_path, monkeypatch):
+    """Even if the path exists and is the run's; a task given by the user is used."""
+    run, record = run_and_record
     task = make_task()
     monkeypatch.setattr("hf_tlm.analysis.report.run_folder.AnalyzedTask.load", lambda self: task)
     (tmp_path / "data").mkdir()
@@ -150,8 +150,8 @@ def test_of_a_run_of_the_hub_nothing_that_it_names_is_looked_for(made, tmp_path,
 
 
 @pytest.mark.parametrize("place", ["../elsewhere", "/etc", "points/../../elsewhere"])
-def test_a_grid_chooses_no_point_outside_of_its_run(made, tmp_path, place):
-    run, record = made
+def test_grid_with_a_point_outside_its_folder_is_refused(run_and_record, tmp_path, place):
+    run, record = run_and_record
     (run / "grid.json").write_text(json.dumps({"chosen": {"folder": place}, "points": []}))
     with pytest.raises(AnalysisError, match="lies outside of the run's folder"):
         write_report(run, tmp_path / "report.html")
@@ -163,7 +163,7 @@ class Killed(Exception):
 
 @pytest.fixture
 def killed(tmp_path, task, monkeypatch):
-    """A run that was killed after its first checkpoint, and what starts it again."""
+    """A run that was killed after its first checkpoint, and a function that starts it again."""
 
     def go():
         args = TlmArguments(
@@ -183,8 +183,8 @@ def killed(tmp_path, task, monkeypatch):
     return checkpoint, go
 
 
-def test_a_checkpoint_with_code_in_it_is_one_line(killed, tmp_path):
-    """As its sender would seal it."""
+def test_checkpoint_with_code_is_refused_without_running_it(killed, tmp_path):
+    """The checkpoint is sealed, as its sender could do."""
     checkpoint, go = killed
     (checkpoint / "optimizer.pt").write_bytes(torch_pickled(tmp_path / "ran", tmp_path))
     (checkpoint / SEAL).unlink()
@@ -195,7 +195,7 @@ def test_a_checkpoint_with_code_in_it_is_one_line(killed, tmp_path):
 
 
 @pytest.mark.parametrize("make", [lambda ran, folder: pickled(ran), torch_pickled], ids=["pickle", "torch"])
-def test_weights_with_code_in_them_are_one_line(make, tmp_path, tokenizer):
+def test_weights_with_code_are_refused_without_running_it(make, tmp_path, tokenizer):
     ran, folder = tmp_path / "ran", classifier(tmp_path / "theirs", tokenizer, finetuned())
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(make(ran, tmp_path))
@@ -209,12 +209,12 @@ def test_weights_with_code_in_them_are_one_line(make, tmp_path, tokenizer):
         assert "weights_only" not in str(raised.value) and len(str(raised.value)) < 400 and not ran.exists()
 
 
-def test_tensors_are_read(tmp_path):
+def test_pickled_tensors_are_read(tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "x.bin")
     assert read_weights(tmp_path / "x.bin", "")["a"].tolist() == [1, 1]
 
 
-def test_a_folder_publishes_what_recipes_write(hub, tokenizer, tmp_path, caplog):
+def test_only_files_that_recipes_write_are_published(hub, tokenizer, tmp_path, caplog):
     folder = classifier(tmp_path / "out", tokenizer, finetuned())
     ours = names(folder)
     for name in ("install.sh", "theirs/config.json", "x.pkl", "optimizer.pt", "predict.py", "fetched.json", ".env"):
@@ -225,7 +225,7 @@ def test_a_folder_publishes_what_recipes_write(hub, tokenizer, tmp_path, caplog)
     assert "Not published" in caplog.text and "install.sh" in caplog.text
 
 
-def test_every_file_of_a_run_is_ours(killed, tmp_path):
+def test_every_file_of_a_run_is_recognized(killed, tmp_path):
     killed[1]()
     found = names(tmp_path / "out")
     assert len(found) > 20 and [name for name in found if not is_ours(name, (*NAMES, *CONTINUING, *CODE))] == []

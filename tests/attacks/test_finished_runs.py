@@ -1,4 +1,4 @@
-"""Damage in what a run has finished: it is seen, made again, and never published over what is whole."""
+"""Damage to what a run has finished is noticed, the part is created again, and never published."""
 
 import errno
 import io
@@ -21,7 +21,7 @@ def half(data):
     return data[: len(data) // 2]
 
 
-HARMS = {
+DAMAGES = {
     "a seed's weights": {"seed-0/model/model.safetensors": flipped},
     "half of a seed's weights": {"seed-0/model/mlm/model.safetensors": half},
     "a seed's config": {"seed-0/model/config.json": lambda data: data.replace(b"bert", b"beet")},
@@ -42,7 +42,7 @@ HARMS = {
 
 
 @pytest.fixture(scope="module")
-def whole(made_toys, tmp_path_factory):
+def finished_run(made_toys, tmp_path_factory):
     """A folder that train_tlm has finished, and the command."""
     out = tmp_path_factory.mktemp("finished") / "out"
     command = ("--task", made_toys.task, "--subset", made_toys.subset, "--model_config", made_toys.model)
@@ -54,31 +54,31 @@ def whole(made_toys, tmp_path_factory):
 
 
 def models(folder):
-    """The files of all models, and the predictions."""
+    """Return the files of all models, and the predictions."""
     found = [path for path in folder.rglob("*") if path.is_file() and path.suffix in (".safetensors", ".jsonl")]
     found += list(folder.rglob("config.json"))
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("harms", HARMS.values(), ids=HARMS)
-def test_a_damaged_part_is_made_again(whole, tmp_path, harms):
-    (folder, command), out = whole, tmp_path / "out"
+@pytest.mark.parametrize("harms", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_part_is_created_again(finished_run, tmp_path, harms):
+    (folder, command), out = finished_run, tmp_path / "out"
     shutil.copytree(folder, out)
-    for name, harm in harms.items():
-        changed = harm((out / name).read_bytes())
+    for name, damage in harms.items():
+        changed = damage((out / name).read_bytes())
         assert changed != (out / name).read_bytes()
         (out / name).write_bytes(changed)
     outcome = attack("train_tlm", *command, "--output_dir", out)
     assert outcome.status == 0 and "created again" in outcome.stderr and "Traceback" not in outcome.stderr, outcome.stderr
     assert models(out) == models(folder)
-    scores = [json.loads((place / "results.json").read_text())["summary"] for place in (folder, out)]
+    scores = [json.loads((run_folder / "results.json").read_text())["summary"] for run_folder in (folder, out)]
     assert scores[0] == scores[1]
     assert finished(out / "seed-0", None, fields=SEED, local=True)
 
 
-def test_a_whole_run_is_not_made_again(whole, tmp_path):
-    (folder, command), out = whole, tmp_path / "out"
+def test_intact_run_is_not_created_again(finished_run, tmp_path):
+    (folder, command), out = finished_run, tmp_path / "out"
     shutil.copytree(folder, out)
     (out / "seed-0/model/README.md").write_text("Edited.")
     outcome = attack("train_tlm", *command, "--output_dir", out)
@@ -87,15 +87,15 @@ def test_a_whole_run_is_not_made_again(whole, tmp_path):
 
 
 @pytest.mark.parametrize("recipe, missing", [("train_tlm", "--task"), ("train_tlm", "--subset"), ("finetune", "--task")])
-def test_a_finished_run_whose_data_are_gone_says_that_it_is_finished(whole, toys, tmp_path, recipe, missing):
-    out, command = whole
+def test_finished_run_with_missing_data_is_said_to_be_finished(finished_run, toys, tmp_path, recipe, missing):
+    out, command = finished_run
     given = command if recipe == "train_tlm" else toys.commands[recipe]
     outcome = attack(recipe, *given, "--output_dir", out, missing, tmp_path / "gone")
     assert_refused(outcome, "gone", f"The run in {out} is finished: its model and results.json are there")
 
 
-def test_a_run_of_before_there_were_seals_is_taken(whole, tmp_path):
-    (folder, command), out = whole, tmp_path / "out"
+def test_run_without_seals_is_accepted(finished_run, tmp_path):
+    (folder, command), out = finished_run, tmp_path / "out"
     shutil.copytree(folder, out)
     for seal in out.rglob("seal.json"):
         seal.unlink()
@@ -103,8 +103,8 @@ def test_a_run_of_before_there_were_seals_is_taken(whole, tmp_path):
     assert outcome.status == 0 and "created again" not in outcome.stderr and models(out) == models(folder)
 
 
-def test_damaged_settings_are_one_line(whole, tmp_path):
-    (folder, command), out = whole, tmp_path / "out"
+def test_damaged_settings_are_a_one_line_error(finished_run, tmp_path):
+    (folder, command), out = finished_run, tmp_path / "out"
     shutil.copytree(folder, out)
     for content in (b"", b"{", b"[]", b"\xff\xfe", b"null", b"[" * 100_000):
         (out / "settings.json").write_bytes(content)
@@ -115,18 +115,18 @@ def test_damaged_settings_are_one_line(whole, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "mlm/model.safetensors", "tokenizer.json"])
-def test_a_damaged_model_is_not_published(whole, tmp_path, name):
+def test_damaged_model_is_not_published(finished_run, tmp_path, name):
     out = tmp_path / "out"
-    shutil.copytree(whole[0], out)
+    shutil.copytree(finished_run[0], out)
     (out / name).write_bytes(flipped((out / name).read_bytes()))
     with pytest.raises(HubError, match=f"{name}.*remove seal.json"):
         publish_model(out, "owner/name")
 
 
 @pytest.mark.parametrize("recipe", ["finetune", "train_tlm"])
-def test_a_damaged_model_is_not_trained_further(whole, tmp_path, toys, recipe):
+def test_damaged_model_is_not_trained_further(finished_run, tmp_path, toys, recipe):
     model = tmp_path / "model"
-    shutil.copytree(whole[0], model)
+    shutil.copytree(finished_run[0], model)
     (model / "model.safetensors").write_bytes(flipped((model / "model.safetensors").read_bytes()))
     start = ("--task", toys.task, "--model_name_or_path", model, "--max_steps", 2, "--use_cpu", "true")
     start += ("--rho1", 0) if recipe == "train_tlm" else ()
@@ -134,7 +134,7 @@ def test_a_damaged_model_is_not_trained_further(whole, tmp_path, toys, recipe):
     assert not toys.out.exists()
 
 
-def test_a_copy_is_sealed_but_for_its_card(tmp_path):
+def test_copied_model_is_sealed_except_for_its_card(tmp_path):
     model, folder = tmp_path / "seed-0" / "model", tmp_path / "seed-0"
     model.mkdir(parents=True)
     for name in ("config.json", "model.safetensors", "README.md"):
@@ -147,14 +147,14 @@ def test_a_copy_is_sealed_but_for_its_card(tmp_path):
 
 
 @pytest.mark.parametrize("content", ['{"seed": "0"}', '{"seed": 0}', '{"seed": 0, "validation": {"f1": "high"}}', "3"])
-def test_records_that_cards_could_not_be_made_of(tmp_path, content, caplog):
+def test_record_that_a_card_cannot_use_counts_as_damaged(tmp_path, content, caplog):
     (tmp_path / "results.json").write_text(content)
     assert finished(tmp_path, None, fields=SEED, local=True) is None
     assert "results.json" in caplog.text and "created again" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["results.json", "seal.json", "model.safetensors"])
-def test_what_cannot_be_read_is_not_taken_for_damaged(tmp_path, monkeypatch, name):
+def test_unreadable_file_is_not_taken_for_damaged(tmp_path, monkeypatch, name):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     finish(tmp_path, {"seed": 0}, "model.safetensors")
     before, real = tree(tmp_path), io.open

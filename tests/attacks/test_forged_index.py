@@ -1,4 +1,4 @@
-"""An index whose checksums fit and whose contents do not is refused: kernels would read, and write, anywhere."""
+"""An index with matching checksums but invalid contents is refused: the kernels would read and write out of bounds."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ NUMBER = 60
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def built_index(tmp_path_factory):
     """An index of two tiles, with a term of many occurrences."""
     folder = tmp_path_factory.mktemp("forged") / "index"
     texts = [f"alpha w{i % 11} beta w{i % 7} gamma" + " many" * (300 if i == 3 else 1) for i in range(NUMBER)]
@@ -32,12 +32,12 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def index(made, tmp_path):
-    return shutil.copytree(made, tmp_path / "index")
+def index(built_index, tmp_path):
+    return shutil.copytree(built_index, tmp_path / "index")
 
 
 def reseal(folder, **changes):
-    """Give the description checksums of what is there now."""
+    """Update the checksums in the description to those of the files."""
     path = folder / META_FILE
     meta = json.loads(path.read_text())
     meta.pop("checksum")
@@ -46,7 +46,7 @@ def reseal(folder, **changes):
     path.write_text(json.dumps(meta | {"checksum": digest_of(meta)}))
 
 
-def refuse(folder, *words):
+def assert_index_refused(folder, *words):
     with pytest.raises(RetrievalError) as refused:
         Index.load(folder)
     message = str(refused.value)
@@ -55,12 +55,13 @@ def refuse(folder, *words):
 
 
 @pytest.mark.slow
-def test_what_is_not_forged_is_read(made, index):
+def test_resealed_unchanged_index_is_read(built_index, index):
     reseal(index)
-    ((expected, _), (found, _)) = (
-        next(one.search(tokenize_texts(["many w3"], one.analyzer), 5)) for one in (Index.load(made), Index.load(index))
+    ((expected, _), (hits, _)) = (
+        next(loaded.search(tokenize_texts(["many w3"], loaded.analyzer), 5))
+        for loaded in (Index.load(built_index), Index.load(index))
     )
-    assert len(found) == 5 and found.tolist() == expected.tolist()
+    assert len(hits) == 5 and hits.tolist() == expected.tolist()
 
 
 def put(position, value):
@@ -83,12 +84,12 @@ ARRAY_CHANGES = {
     "huge": put(-1, 2**31 - 1),
     "swapped": lambda array: array[::-1].copy(),
 }
-# A byte has no other order, and no such number.
+# A byte has no byte order, and cannot be negative or huge.
 NONE = [("arena", "other bytes"), ("arena", "negative"), ("arena", "huge")]
 
 
 @pytest.mark.parametrize("name, change", [pair for pair in product(ARRAYS, ARRAY_CHANGES) if pair not in NONE])
-def test_a_forged_array(index, name, change):
+def test_forged_array_is_refused(index, name, change):
     path = index / f"{name}.npy"
     before = np.load(path)
     after = ARRAY_CHANGES[change](before)
@@ -96,21 +97,21 @@ def test_a_forged_array(index, name, change):
     np.save(path, after)
     reseal(index)
     if name == "sampled" and change == "swapped":
-        refuse(index, "sample")
+        assert_index_refused(index, "sample")
     else:
-        refuse(index, "damaged, or was not written by hf_tlm")
+        assert_index_refused(index, "damaged, or was not written by hf_tlm")
 
 
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00", b"PK\x03\x04", np.array([{}], object).dumps()])
-def test_a_file_that_is_no_array(index, name, content):
+def test_file_that_is_not_an_array_is_refused(index, name, content):
     (index / f"{name}.npy").write_bytes(content)
     reseal(index)
-    refuse(index, "cannot be read")
+    assert_index_refused(index, "cannot be read")
 
 
 def tile_array(index, tile, field):
-    """Where an array of a tile is in the postings, as a map that can be written."""
+    """Return an array of a tile within the postings as a writable memory map."""
     table = np.load(index / "table.npy")
     data = np.memmap(index / POSTINGS_FILE, np.uint8, mode="r+")
     offset, *shape = table[tile].tolist()
@@ -138,30 +139,30 @@ TILE_CHANGES = {
 
 @pytest.mark.parametrize("tile", [0, -1])
 @pytest.mark.parametrize("change", TILE_CHANGES)
-def test_a_forged_tile(index, change, tile):
+def test_forged_tile_is_refused(index, change, tile):
     field, position, value = TILE_CHANGES[change]
     array = tile_array(index, tile, field)
     assert len(array)
     array[position] = value
     reseal(index)
-    refuse(index, "tile")
+    assert_index_refused(index, "tile")
 
 
 @pytest.mark.parametrize("position", [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 3), (1, 4), (2, 4)])
 @pytest.mark.parametrize("value", [-64, 1, 64, 2**40, 2**62, 2**63 - 1])
-def test_a_forged_table(index, position, value):
+def test_forged_table_is_refused(index, position, value):
     table = np.load(index / "table.npy")
     table[position] = value if table[position] != value else value + 1
     np.save(index / "table.npy", table)
     reseal(index)
-    refuse(index, "table")
+    assert_index_refused(index, "table")
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 64])
-def test_forged_postings(index, data):
+def test_forged_postings_are_refused(index, data):
     (index / POSTINGS_FILE).write_bytes(data)
     reseal(index)
-    refuse(index)
+    assert_index_refused(index)
 
 
 def write_ids(index, table):
@@ -183,12 +184,12 @@ WRONG_IDS = {
 
 
 @pytest.mark.parametrize("case", WRONG_IDS)
-def test_forged_ids(index, case):
+def test_forged_ids_are_refused(index, case):
     write_ids(index, WRONG_IDS[case])
-    refuse(index)
+    assert_index_refused(index)
 
 
-def test_ids_whose_offsets_go_out_of_range(index):
+def test_ids_with_offsets_out_of_range_are_refused(index):
     offsets = np.arange(NUMBER + 1, dtype=np.int64)
     offsets[-1] = 2**40
     good = pa.table({"id": pa.array(IDS, pa.large_string())})
@@ -198,7 +199,7 @@ def test_ids_whose_offsets_go_out_of_range(index):
     assert data.count(held) == 1
     (index / IDS_FILE).write_bytes(data.replace(held, offsets.tobytes()))
     reseal(index)
-    refuse(index)
+    assert_index_refused(index)
 
 
 DESCRIPTIONS = {
@@ -226,19 +227,19 @@ DESCRIPTIONS = {
 
 
 @pytest.mark.parametrize("case", DESCRIPTIONS)
-def test_a_forged_description(index, case):
+def test_forged_description_is_refused(index, case):
     reseal(index, **DESCRIPTIONS[case])
-    refuse(index, "damaged, or was not written by hf_tlm")
+    assert_index_refused(index, "damaged, or was not written by hf_tlm")
 
 
-def test_a_description_that_nests_too_deep(index):
+def test_deeply_nested_description_is_refused(index):
     (index / META_FILE).write_text('{"a":' * 100_000)
-    refuse(index, "not an index")
+    assert_index_refused(index, "not an index")
 
 
 @pytest.mark.slow
 def test_random_changes_are_refused_or_harmless(index):
-    """Of any bytes: a search of what is opened ends, within the passages there are."""
+    """If the index opens, a search ends and returns existing passages."""
     rng = np.random.default_rng(0)
     files = [POSTINGS_FILE, *(f"{name}.npy" for name in ARRAYS)]
     whole = {name: (index / name).read_bytes() for name in files}

@@ -1,7 +1,7 @@
-"""Whatever is generated for an option, a file of rows or of settings: it is used, or refused with an error of ours.
+"""Generated values of options, rows, files and settings are used, or refused with an error of the package.
 
-The tables of the other modules say what an error says; here nobody chose the input. Cases are the same in every run; more
-of them with `HYPOTHESIS_PROFILE=long`, which draws others each time.
+The tables of the other modules check the messages; here nobody chose the input. Cases are the same in every run;
+`HYPOTHESIS_PROFILE=long` draws more, and others each time.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ NAMES = {
 }
 
 
-def assert_plain(error):
+def assert_plain_message(error):
     message = str(error)
     assert message.strip() and "Traceback" not in message and len(message) < 2000, message
 
@@ -59,12 +59,12 @@ def assert_plain(error):
 @pytest.mark.parametrize("cls", sorted(NAMES, key=str), ids=lambda cls: cls.__name__)
 @examples(150)
 @given(data=st.data())
-def test_any_value_of_a_file_is_typed_or_refused(cls, data):
+def test_any_value_in_a_config_is_converted_or_refused(cls, data):
     name, value = data.draw(st.sampled_from(NAMES[cls])), data.draw(JSON)
     try:
         (typed,) = typed_values(cls, {name: [value]}, "the values")[name]
     except HfTlmError as error:
-        assert_plain(error)
+        assert_plain_message(error)
         assert name in str(error) and "\n" not in str(error)
         return
     for number in typed if isinstance(typed, list) else [typed]:
@@ -85,10 +85,10 @@ def test_any_command_line_is_parsed_or_refused(recipe, data):
         with contextlib.redirect_stderr(errors):
             parse(*CLASSES[recipe], recipe=recipe, description="", args=line)
     except HfTlmError as error:
-        assert_plain(error)
+        assert_plain_message(error)
     except SystemExit as end:
         assert end.code == 2 and errors.getvalue().startswith("Error: "), errors.getvalue()
-        assert_plain(errors.getvalue())
+        assert_plain_message(errors.getvalue())
 
 
 WORDS = st.sampled_from(["the gene", "a cell", "\u00e9t\u00e9", "\u200b", "..."])
@@ -102,14 +102,14 @@ ROWS = st.lists(ODD_ROWS, max_size=6) | st.lists(LIKELY_ROWS, min_size=1, max_si
 @pytest.mark.slow
 @examples(60)
 @given(train=ROWS, validation=ROWS)
-def test_any_rows_are_a_task_or_refused(tmp_path_factory, train, validation):
+def test_any_rows_are_read_as_a_task_or_refused(tmp_path_factory, train, validation):
     folder = tmp_path_factory.mktemp("task")
     for name, rows in (("train", train), ("validation", validation)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     try:
         task = load_task(str(folder))
     except HfTlmError as error:
-        assert_plain(error)
+        assert_plain_message(error)
     else:
         assert all(isinstance(text, str) and text.strip() for text in task.train["text"])
         assert len(task.train) == len(train) and len(task.validation) == len(validation)
@@ -128,13 +128,13 @@ ENDINGS = [".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet", ".jsonl.gz", "
 @pytest.mark.parametrize("ending", ENDINGS)
 @examples(20)
 @given(content=BYTES)
-def test_any_bytes_are_a_corpus_or_refused(tmp_path_factory, ending, content):
+def test_any_bytes_are_read_as_a_corpus_or_refused(tmp_path_factory, ending, content):
     file = tmp_path_factory.mktemp("corpus") / f"corpus{ending}"
     file.write_bytes(content)
     try:
         rows = load_corpus(str(file)).to_dataset()
     except HfTlmError as error:
-        assert_plain(error)
+        assert_plain_message(error)
     else:
         assert len(rows) and all(isinstance(text, str) and text.strip() for text in rows["text"])
 
@@ -142,7 +142,7 @@ def test_any_bytes_are_a_corpus_or_refused(tmp_path_factory, ending, content):
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".tsv", ".parquet"])
 @examples(20)
 @given(content=BYTES)
-def test_any_bytes_are_a_task_or_refused(tmp_path_factory, ending, content):
+def test_any_bytes_are_read_as_a_task_or_refused(tmp_path_factory, ending, content):
     folder = tmp_path_factory.mktemp("task")
     (folder / f"train{ending}").write_bytes(content)
     (folder / "validation.jsonl").write_text('{"text": "the gene", "label": "a"}\n')
@@ -153,8 +153,8 @@ def test_any_bytes_are_a_task_or_refused(tmp_path_factory, ending, content):
 
 @examples(60)
 @given(data=st.data())
-def test_any_manifest_is_a_subset_or_refused(made_toys, tmp_path_factory, data):
-    """Some of its values are another's."""
+def test_any_manifest_is_read_as_a_subset_or_refused(made_toys, tmp_path_factory, data):
+    """Some values of a valid manifest are replaced."""
     folder = tmp_path_factory.mktemp("subset")
     manifest = json.loads((made_toys.subset / "manifest.json").read_text())
     for name in data.draw(st.lists(st.sampled_from(sorted(manifest)), min_size=1, max_size=3)):
@@ -165,6 +165,6 @@ def test_any_manifest_is_a_subset_or_refused(made_toys, tmp_path_factory, data):
         subset = Subset.load(folder)
         subset.save(folder / "again")
     except HfTlmError as error:
-        assert_plain(error)
+        assert_plain_message(error)
     else:
         assert len(subset) == len(Subset.load(made_toys.subset))

@@ -1,4 +1,4 @@
-"""Several processes that build or extend one index: each has a whole one, of which one process made every part."""
+"""Several processes that build or extend one index at once: each gets a complete index, and each part is built once."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def commands(toys, corpus, folder, number):
     return (*named, "--index_dir", folder / "index", "--output_dir", folder / f"out-{number}")
 
 
-def at_once(toys, corpus, folder, cache):
+def retrieve_at_once(toys, corpus, folder, cache):
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(3) as pool:
@@ -24,7 +24,7 @@ def at_once(toys, corpus, folder, cache):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", [False, True])
-def test_an_index_is_made_once_by_several(toys, tmp_path, begun):
+def test_index_is_built_once_by_several_processes(toys, tmp_path, begun):
     rows = pd.read_parquet(toys.corpus)
     corpus = tmp_path / "corpus"
     corpus.mkdir()
@@ -35,7 +35,7 @@ def test_an_index_is_made_once_by_several(toys, tmp_path, begun):
             assert attack("retrieve", *commands(toys, f"{corpus}/*.parquet", folder, "first")).status == 0
     rows[len(rows) // 2 :].to_parquet(corpus / "b.parquet")
     assert attack("retrieve", *commands(toys, f"{corpus}/*.parquet", alone, 0)).status == 0
-    ends = at_once(toys, f"{corpus}/*.parquet", together, cache)
+    ends = retrieve_at_once(toys, f"{corpus}/*.parquet", together, cache)
     assert [end.status for end in ends] == [0] * 3, [end.stderr for end in ends]
     assert tree(together / "index") == tree(alone / "index")
     for number in range(3):

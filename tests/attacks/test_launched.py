@@ -1,4 +1,4 @@
-"""Bad input under `accelerate launch`: the line that says what to do is there once, whoever else met the same."""
+"""Bad input under `accelerate launch`: the message is printed once, even if several processes meet the error."""
 
 import pytest
 
@@ -17,16 +17,18 @@ from support.launching import launch, run_recipe
         (["recipes/pretrain.py", "--corpus", "nothing", "--output_dir", "{out}", "--max_steps", "2"], "nothing"),
     ],
 )
-def test_two_processes_tell_once(tmp_path, arguments, line):
+def test_error_of_all_processes_is_printed_once(tmp_path, arguments, line):
     out = tmp_path / "out"
-    told = run_recipe(*(name.format(out=out) for name in arguments), processes=2, status=1)
-    lines = [one for one in told.splitlines() if one.startswith("Error")]  # Below them is the launcher's own account.
-    assert len(lines) == 1 and lines[0].startswith("Error: ") and line in lines[0], told[-3000:]
+    output = run_recipe(*(name.format(out=out) for name in arguments), processes=2, status=1)
+    lines = [
+        line_of_output for line_of_output in output.splitlines() if line_of_output.startswith("Error")
+    ]  # The launcher's own report follows.
+    assert len(lines) == 1 and lines[0].startswith("Error: ") and line in lines[0], output[-3000:]
     assert not out.exists()
 
 
 @pytest.mark.slow
-def test_what_one_process_alone_meets_is_told_by_it(tmp_path):
+def test_error_of_one_process_is_printed_by_it(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import os, time\n"
@@ -38,5 +40,5 @@ def test_what_one_process_alone_meets_is_told_by_it(tmp_path):
         "    time.sleep(60)\n"
         "run(main)\n"
     )
-    told = launch(program, config="cpu_2", processes=2, status=1)
-    assert "Error on process 1: The disk of this machine is full." in told, told[-3000:]
+    output = launch(program, config="cpu_2", processes=2, status=1)
+    assert "Error on process 1: The disk of this machine is full." in output, output[-3000:]

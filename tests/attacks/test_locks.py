@@ -16,7 +16,7 @@ from hf_tlm.utils import locks
 from hf_tlm.utils.locks import LockError, awaited, let_others_in, lock_file, owned
 
 
-def test_the_second_is_told_who_is_first(tmp_path):
+def test_second_writer_is_refused_with_the_name_of_the_first(tmp_path):
     with holder(tmp_path / "out") as process:
         with pytest.raises(LockError) as refused, owned(tmp_path / "out"):
             pass
@@ -27,7 +27,7 @@ def test_the_second_is_told_who_is_first(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_the_lock_of_a_killed_process_is_free_although_its_workers_live(tmp_path):
+def test_lock_of_a_killed_process_is_free_while_its_workers_live(tmp_path):
     def worker(ready):
         ready.set()
         time.sleep(10)
@@ -47,7 +47,7 @@ def test_the_lock_of_a_killed_process_is_free_although_its_workers_live(tmp_path
         assert json.loads(lock_file(tmp_path / "out").read_text())["pid"] == os.getpid()
 
 
-def race(folder, start, end, results):
+def claim_in_rounds(folder, start, end, results):
     for round in range(50):
         start.wait()
         with contextlib.suppress(LockError), owned(folder / str(round)):
@@ -57,10 +57,10 @@ def race(folder, start, end, results):
         end.wait()
 
 
-def test_of_many_starts_one_is_first(tmp_path):
+def test_only_one_of_many_simultaneous_starts_gets_the_lock(tmp_path):
     processes = 8
     start, end, results = FORK.Barrier(processes), FORK.Barrier(processes), FORK.SimpleQueue()
-    runs = [FORK.Process(target=race, args=(tmp_path, start, end, results)) for _ in range(processes)]
+    runs = [FORK.Process(target=claim_in_rounds, args=(tmp_path, start, end, results)) for _ in range(processes)]
     for run in runs:
         run.start()
     for run in runs:
@@ -69,17 +69,17 @@ def test_of_many_starts_one_is_first(tmp_path):
     assert sorted(results.get() for _ in range(50)) == list(range(50)) and results.empty()
 
 
-def take_turns(folder, file):
+def increment_in_turns(folder, file):
     for _ in range(20):
         with awaited(folder):
             value = int(file.read_text())
             file.write_text(str(value + 1))
 
 
-def test_who_waits_comes_after(tmp_path, monkeypatch, caplog):
+def test_awaited_lock_is_taken_in_turn(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(locks, "POLL_SECONDS", 0.001)
     (tmp_path / "count").write_text("0")
-    processes = [FORK.Process(target=take_turns, args=(tmp_path / "folder", tmp_path / "count")) for _ in range(4)]
+    processes = [FORK.Process(target=increment_in_turns, args=(tmp_path / "folder", tmp_path / "count")) for _ in range(4)]
     for process in processes:
         process.start()
     for process in processes:
@@ -93,24 +93,24 @@ def test_who_waits_comes_after(tmp_path, monkeypatch, caplog):
     assert f"Waiting for process {process.pid}" in caplog.text
 
 
-def test_who_shares_a_folder_waits_for_it(tmp_path, monkeypatch, caplog):
+def test_owned_waits_if_asked_to(tmp_path, monkeypatch, caplog):
     with holder(tmp_path / "out") as process:
         monkeypatch.setattr("time.sleep", lambda seconds: os.kill(process.pid, 9))
         with owned(tmp_path / "out", wait=True):
             assert f"Waiting for process {process.pid}" in caplog.text
             with pytest.raises(LockError, match="being written by"), owned(tmp_path / "out", wait=True):
-                pass  # Nobody waits for itself.
+                pass  # A process does not wait for itself.
 
 
-def test_a_job_waits_by_many_short_broadcasts(tmp_path, monkeypatch):
-    """One that lasts as long as a training of others is given up after `ddp_timeout`."""
-    out, said = tmp_path / "out", []
+def test_processes_of_a_job_wait_by_short_broadcasts(tmp_path, monkeypatch):
+    """A broadcast that lasts as long as another process's training would fail after `ddp_timeout`."""
+    out, decisions = tmp_path / "out", []
     with holder(out) as process:
         monkeypatch.setattr(locks, "place_in_job", lambda: (0, 2))
-        monkeypatch.setattr(locks, "agree", lambda decision, processes: said.append(decision) or decision)
-        monkeypatch.setattr("time.sleep", lambda seconds: os.kill(process.pid, 9) if said.count(False) == 3 else None)
+        monkeypatch.setattr(locks, "agree", lambda decision, processes: decisions.append(decision) or decision)
+        monkeypatch.setattr("time.sleep", lambda seconds: os.kill(process.pid, 9) if decisions.count(False) == 3 else None)
         with owned(out, wait=True):
-            assert said[:4] == [True, False, False, False] and said[-2:] == [True, None]
+            assert decisions[:4] == [True, False, False, False] and decisions[-2:] == [True, None]
     answers = iter([True, False, True, None])
     monkeypatch.setattr(locks, "place_in_job", lambda: (1, 2))
     monkeypatch.setattr(locks, "agree", lambda decision, processes: next(answers))
@@ -118,11 +118,11 @@ def test_a_job_waits_by_many_short_broadcasts(tmp_path, monkeypatch):
         assert next(answers, "no more") == "no more" and not lock_file(out).exists()
 
 
-def test_others_come_in_and_the_lock_is_back_after_them(tmp_path, monkeypatch):
+def test_lock_is_released_for_others_and_taken_back(tmp_path, monkeypatch):
     out = tmp_path / "out"
 
     def free():
-        with ThreadPoolExecutor(1) as pool:  # Of another thread, as of another process.
+        with ThreadPoolExecutor(1) as pool:  # Another thread stands for another process.
             lock = pool.submit(locks.try_lock, out).result()
         if lock is not None:
             lock.release()
@@ -134,19 +134,19 @@ def test_others_come_in_and_the_lock_is_back_after_them(tmp_path, monkeypatch):
         assert not free()
         with pytest.raises(ValueError), let_others_in(out):
             raise ValueError
-        assert not free()  # To take back what was claimed.
+        assert not free()  # The lock is needed to withdraw the claim.
         with pytest.raises(KeyboardInterrupt), let_others_in(out):
             raise KeyboardInterrupt
         assert free()
     with locks.try_lock(out), owned(out), let_others_in(out) as together:
-        assert not together and not free()  # It belongs to whoever runs this as a point.
+        assert not together and not free()  # The lock belongs to the caller, which runs this as a point of a grid.
     assert os.listdir(tmp_path) == []
     monkeypatch.setattr("fcntl.flock", lambda descriptor, operation: (_ for _ in ()).throw(OSError(38, "none")))
     with owned(out), let_others_in(out) as together:
         assert not together
 
 
-def test_a_claim_is_not_taken_back_from_who_is_at_it(tmp_path):
+def test_claim_is_not_withdrawn_while_another_process_has_the_lock(tmp_path):
     claim = locks.Claim(tmp_path / "out", "settings.json")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "settings.json").write_text("{}")
@@ -159,8 +159,8 @@ def test_a_claim_is_not_taken_back_from_who_is_at_it(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_who_holds_a_folder_runs_in_it(tmp_path):
-    """As a point of a grid does, in the thread that works through the points."""
+def test_holder_of_a_lock_may_own_the_folder(tmp_path):
+    """A grid does so for a point, in the thread that runs the points."""
     with locks.try_lock(tmp_path / "point"):
         with owned(tmp_path / "point"):
             pass
@@ -172,14 +172,14 @@ def test_who_holds_a_folder_runs_in_it(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_two_names_of_a_folder_are_one(tmp_path):
+def test_link_to_a_folder_has_the_same_lock(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     with owned(tmp_path / "real"), pytest.raises(LockError), owned(tmp_path / "link"):
         pass
 
 
-def test_nobody_waits_for_itself(tmp_path, toys):
+def test_output_folder_as_index_or_work_folder_is_refused(tmp_path, toys):
     with owned(tmp_path / "out"), pytest.raises(LockError, match="is the output folder of this command"):
         with awaited(tmp_path / "out"):
             pass
@@ -196,7 +196,7 @@ def test_nobody_waits_for_itself(tmp_path, toys):
         assert not toys.out.exists()
 
 
-def test_without_locks_a_run_goes_on(tmp_path, monkeypatch, caplog):
+def test_run_continues_on_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
     def none(descriptor, operation):
         raise OSError(38, "Function not implemented")
 
@@ -206,12 +206,12 @@ def test_without_locks_a_run_goes_on(tmp_path, monkeypatch, caplog):
     assert "Cannot lock" in caplog.text and "has no locks" in caplog.text
     monkeypatch.undo()
     (tmp_path / "file").write_text("")
-    with owned(tmp_path / "file" / "out"):  # What writes there says what is wrong.
+    with owned(tmp_path / "file" / "out"):  # The error is left to the code that writes there.
         pass
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"pid": "x"}', "[" * 100_000])
-def test_a_forged_owner_is_another_process(tmp_path, content):
+def test_unreadable_lock_file_is_reported_as_another_process(tmp_path, content):
     with owned(tmp_path / "out"):
         lock_file(tmp_path / "out").write_text(content)
         with pytest.raises(LockError, match="written by another process. Wait"), owned(tmp_path / "out"):
@@ -219,7 +219,7 @@ def test_a_forged_owner_is_another_process(tmp_path, content):
 
 
 @pytest.mark.parametrize("recipe", ["retrieve", "pretrain"])
-def test_a_recipe_is_refused_while_another_process_writes_its_folder(toys, recipe):
+def test_recipe_is_refused_while_another_process_writes_its_folder(toys, recipe):
     with holder(toys.out):
         assert_refused(attack(recipe, *toys.commands[recipe]), f"{toys.out} is being written by process")
         assert not toys.out.exists()
@@ -238,7 +238,7 @@ def claim_in_turn(folder):
         time.sleep(1)
 
 
-def test_a_claim_is_made_by_one(tmp_path):
+def test_only_one_of_several_processes_claims_a_run(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(4) as pool:
@@ -247,7 +247,7 @@ def test_a_claim_is_made_by_one(tmp_path):
     assert all("is being written by process" in end.stderr for end in ends if end.status)
 
 
-def in_a_job(folder, store, rank, results):
+def own_in_a_job(folder, store, rank, results):
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     try:
         with owned(folder):
@@ -258,11 +258,11 @@ def in_a_job(folder, store, rank, results):
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_the_processes_of_a_job_share_a_lock_or_are_all_refused(tmp_path, taken):
+def test_processes_of_a_job_share_a_lock_or_are_all_refused(tmp_path, taken):
     with holder(tmp_path / "out") if taken else contextlib.nullcontext():
         results = FORK.SimpleQueue()
         arguments = [(tmp_path / "out", tmp_path / "store", rank, results) for rank in range(2)]
-        processes = [FORK.Process(target=in_a_job, args=own) for own in arguments]
+        processes = [FORK.Process(target=own_in_a_job, args=process_arguments) for process_arguments in arguments]
         for process in processes:
             process.start()
         for process in processes:

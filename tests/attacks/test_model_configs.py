@@ -1,4 +1,4 @@
-"""Model configs with misspelt keys and impossible values: refused by name, before anything is claimed or trained."""
+"""Model configs with misspelt keys or impossible values are refused by name, before a run is claimed or trained."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ NO_CONFIG = {
 
 
 @pytest.mark.parametrize("changes,message", WRONG.values(), ids=WRONG)
-def test_a_wrong_config_is_refused(tmp_path, changes, message):
+def test_wrong_config_is_refused(tmp_path, changes, message):
     path = tmp_path / "model.json"
     path.write_text(json.dumps(BERT | changes))
     with pytest.raises(ModelError) as raised:
@@ -55,7 +55,7 @@ def test_a_wrong_config_is_refused(tmp_path, changes, message):
 
 
 @pytest.mark.parametrize("content,message", NO_CONFIG.values(), ids=NO_CONFIG)
-def test_what_is_no_config_is_refused(tmp_path, content, message):
+def test_file_that_is_not_a_config_is_refused(tmp_path, content, message):
     path = tmp_path / "model.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ModelError) as raised:
@@ -71,17 +71,17 @@ def test_saved_configs_are_read(tmp_path, model_type):
 
 
 @pytest.mark.parametrize("path", sorted(Path(ROOT).glob("*/**/models/*.json")), ids=lambda path: path.stem)
-def test_the_repositorys_configs_are_read(path):
+def test_configs_of_the_repository_are_read(path):
     assert read_config(path).model_type in FAMILIES
 
 
-def test_harmless_keys_of_older_configs(tmp_path):
+def test_harmless_keys_of_older_configs_are_accepted(tmp_path):
     path = tmp_path / "model.json"
     path.write_text(json.dumps(BERT | {"position_embedding_type": "absolute", "gradient_checkpointing": False}))
     assert read_config(path).hidden_size == 32
 
 
-def test_training_with_a_misspelt_key(toys, tmp_path):
+def test_training_with_a_misspelt_key_is_refused(toys, tmp_path):
     path = tmp_path / "model.json"
     path.write_text(json.dumps(BERT | {"hiden_size": 16}))
     assert_refused(attack("train_tlm", *toys.commands["train_tlm"], "--model_config", path), "Did you mean hidden_size")

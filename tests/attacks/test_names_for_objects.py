@@ -1,4 +1,4 @@
-"""The name or the data of a task, a subset or a corpus where Python takes the object: a sentence says what to pass."""
+"""A name or data in place of a Task, Subset or Corpus object in Python: the message says what to pass."""
 
 import importlib
 import inspect
@@ -49,55 +49,63 @@ CLASSES = {
 }
 
 
-def annotated(taken):
-    """The classes of options that arguments are of, by the names of the arguments."""
-    return {name: str(one.annotation) for name, one in taken.items() if str(one.annotation) in CLASSES}
+def options_classes(parameters):
+    """Return argument name -> options class, for the arguments that take options."""
+    return {
+        name: str(parameter.annotation) for name, parameter in parameters.items() if str(parameter.annotation) in CLASSES
+    }
 
 
 def functions():
-    """All public functions with an argument of this name that is an object of this class, or None."""
-    found = {}
+    """Return all public functions by name."""
+    by_name = {}
     for name in PACKAGES:
         package = importlib.import_module(f"hf_tlm.{name}")
         for function in (getattr(package, exported) for exported in package.__all__):
             if inspect.isfunction(function):
-                found[function.__name__] = function
-    return found
+                by_name[function.__name__] = function
+    return by_name
 
 
-def taking(argument, of):
+def functions_taking(argument, class_name):
     return {
         name: function
         for name, function in functions().items()
         if argument in (taken := inspect.signature(function).parameters)
-        and str(taken[argument].annotation).partition(" ")[0] == of
+        and str(taken[argument].annotation).partition(" ")[0] == class_name
     }
 
 
-def called(function, folder, **given):
-    """With nothing for every other argument but what names a folder."""
+def call_with(function, folder, **given):
+    """Call a function with None for every other required argument, except those that name a folder."""
     run = object.__new__(RunFolder)
     vars(run).update(path=folder, missing=[], record={})
     others = {"args": SimpleNamespace(output_dir=str(folder), taught=[], folder=folder), "run": run}
-    taken = inspect.signature(function).parameters.values()
-    needed = [one.name for one in taken if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    parameters = inspect.signature(function).parameters.values()
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+    ]
     return function(**{name: others.get(name) for name in needed} | given)
 
 
-# It reads the run before, and `report_page` then looks at the task.
-TASKS = {name: function for name, function in taking("task", "Task").items() if name != "write_report"}
-SUBSETS = {name: function for name, function in taking("subset", "Subset").items() if "task" in name or name in TASKS}
+# `write_report` reads the run first; `report_page`, which it calls, checks the task.
+TASKS = {name: function for name, function in functions_taking("task", "Task").items() if name != "write_report"}
+SUBSETS = {
+    name: function for name, function in functions_taking("subset", "Subset").items() if "task" in name or name in TASKS
+}
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_by_its_name(name, tmp_path):
+def test_name_in_place_of_a_task_is_refused(name, tmp_path):
     given = {"subset": object.__new__(Subset)} if name == "case_studies" else {}
     with pytest.raises(TaskError) as raised:
-        called(TASKS[name], tmp_path, task="tickets.csv", **given)
+        call_with(TASKS[name], tmp_path, task="tickets.csv", **given)
     assert str(raised.value) == 'task: expected a Task; received "tickets.csv". Give load_task("tickets.csv").'
 
 
-# By the name of an argument, of functions that take such options.
+# Functions that take options, and the names of these arguments.
 OPTIONS = [
     (name, argument)
     for name, function in functions().items()
@@ -109,14 +117,14 @@ OPTIONS = [
 
 @pytest.mark.parametrize("given", [None, "runs/bert", SimpleNamespace(learning_rate=1)], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize(("name", "argument"), OPTIONS)
-def test_options_of_another_class(name, argument, given, tmp_path):
-    """TrainingArguments, the name of a model, or options in another order: before anything is looked at."""
+def test_options_of_another_class_are_refused(name, argument, given, tmp_path):
+    """TrainingArguments, the name of a model, or options in the wrong order are refused before any work."""
     function, usual = (
         functions()[name],
         {"task": make_task(), "subset": object.__new__(Subset), "corpus": load_corpus(CORPUS)},
     )
     taken = inspect.signature(function).parameters
-    classes = {one: getattr(importlib.import_module(CLASSES[kind]), kind) for one, kind in annotated(taken).items()}
+    classes = {one: getattr(importlib.import_module(CLASSES[kind]), kind) for one, kind in options_classes(taken).items()}
     usual |= {one: object.__new__(cls) for one, cls in classes.items()}
     usual = {one: value for one, value in usual.items() if one in taken} | {argument: given}
     if "names" in taken:
@@ -125,19 +133,19 @@ def test_options_of_another_class(name, argument, given, tmp_path):
         usual["args"].output_dir = str(tmp_path)
     with pytest.raises(ArgumentsError) as raised:
         function(**usual)
-    kind = annotated(taken)[argument]
+    kind = options_classes(taken)[argument]
     received = "none" if given is None else f"a {type(given).__name__}"
     assert str(raised.value) == f"{argument}: expected a {kind}; received {received}. Give {kind}(...)."
 
 
 @pytest.mark.parametrize("name", SUBSETS)
-def test_a_subset_by_its_name(name, tmp_path):
+def test_name_in_place_of_a_subset_is_refused(name, tmp_path):
     with pytest.raises(RetrievalError) as raised:
-        called(SUBSETS[name], tmp_path, task=make_task(), subset="runs/sub")
+        call_with(SUBSETS[name], tmp_path, task=make_task(), subset="runs/sub")
     assert str(raised.value) == 'subset: expected a Subset; received "runs/sub". Give Subset.open("runs/sub").'
 
 
-def test_all_that_take_one_are_looked_at():
+def test_known_functions_are_among_the_tested():
     assert {"retrieve", "select", "run_tlm", "finetune", "run_few_shot", "export_onnx", "linear_model"} <= set(TASKS)
     assert {"select", "run_tlm", "finetune", "score_models", "case_studies"} <= set(SUBSETS)
 
@@ -154,8 +162,8 @@ def test_all_that_take_one_are_looked_at():
         (None, "received none. Give {}(...)."),
     ],
 )
-def test_data_are_named_by_their_type(data, words):
-    """And never printed."""
+def test_data_in_place_of_a_task_or_corpus_are_refused(data, words):
+    """The message names the type and does not print the data."""
     with pytest.raises(TaskError) as raised:
         majority_class(data)
     assert str(raised.value) == f"task: expected a Task; {words.format('load_task')}"
@@ -166,7 +174,7 @@ def test_data_are_named_by_their_type(data, words):
         assert str(raised.value) == f"corpus: expected files, a Hub id or a datasets.Dataset; {words}"
 
 
-def test_a_corpus_may_be_a_path(tmp_path):
+def test_corpus_is_loaded_from_paths(tmp_path):
     (tmp_path / "a, b.txt").write_text("one\n")
     (tmp_path / "b.txt").write_text("two\n")
     files = [tmp_path / "a, b.txt", tmp_path / "b.txt"]
@@ -177,11 +185,11 @@ def test_a_corpus_may_be_a_path(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["corpus/*.parquet", CORPUS, None], ids=lambda one: type(one).__name__)
-def test_pretraining_takes_a_corpus(given, tmp_path):
+def test_pretraining_refuses_anything_but_a_corpus(given, tmp_path):
     with pytest.raises(CorpusError, match=r"^corpus: expected a Corpus; received .* Give load_corpus\("):
-        called(functions()["run_pretraining"], tmp_path, corpus=given)
+        call_with(functions()["run_pretraining"], tmp_path, corpus=given)
     with pytest.raises(CorpusError, match=r"received a Subset. Give subset.as_corpus\(\)\.$"):
-        called(functions()["run_pretraining"], tmp_path, corpus=object.__new__(Subset))
+        call_with(functions()["run_pretraining"], tmp_path, corpus=object.__new__(Subset))
 
 
 @pytest.mark.parametrize(
@@ -191,30 +199,32 @@ def test_pretraining_takes_a_corpus(given, tmp_path):
         *((CheckpointArguments, option) for option in ("tokenizer_name", "model_name_or_path")),
     ],
 )
-def test_a_folder_for_what_it_would_hold(cls, option, tmp_path):
+def test_object_in_place_of_a_folder_or_hub_id_is_refused(cls, option, tmp_path):
     usual = {"model_name_or_path": "a/b"}
     with pytest.raises(ArgumentsError, match=rf"^{option}: expected a folder or a Hub id; received a SimpleNamespace. Save"):
         cls(**usual | {option: SimpleNamespace()})
     assert getattr(cls(**usual | {option: tmp_path}), option) == str(tmp_path)
 
 
-def test_a_config_is_what_its_values_are():
-    """One of transformers, as its own models take it: it stays as it is, and the run's records are JSON."""
+def test_config_object_equals_a_dict_of_its_values():
+    """A config of transformers is accepted, stays unchanged, and is recorded as JSON."""
     tokenizer = train_wordpiece(["some words of a text"] * 9, 100)
     config = AutoConfig.for_model("bert", **TINY_CONFIGS["bert"], id2label={0: "x", 1: "y", 2: "z"})
     before = config.to_dict()
     names, values = {0: "a", 1: "b"}, {"model_type": "bert", **TINY_CONFIGS["bert"]}
-    made, plain = (build_config(one, tokenizer, id2label=names, max_length=16) for one in (config, values))
-    assert made.to_dict() == plain.to_dict() and made.id2label == names and config.to_dict() == before
+    from_config, from_values = (
+        build_config(source, tokenizer, id2label=names, max_length=16) for source in (config, values)
+    )
+    assert from_config.to_dict() == from_values.to_dict() and from_config.id2label == names and config.to_dict() == before
     given = ModelArguments(model_config=config).model_config
     again = build_config(json.loads(json.dumps(given)), tokenizer, id2label=names, max_length=16)
-    assert again.to_dict() == plain.to_dict()
+    assert again.to_dict() == from_values.to_dict()
 
 
 @pytest.mark.parametrize(
     ("function", "argument"), [(predict, "data"), (partial(export_onnx, dtypes=["fp32"]), "output_dir")]
 )
-def test_a_model_itself_is_no_name_of_one(function, argument):
+def test_model_object_in_place_of_its_name_is_refused(function, argument):
     for given in (SimpleNamespace(), ["runs/a", SimpleNamespace()]):
         with pytest.raises(
             ArgumentsError, match="^model_name_or_path: expected a folder or a Hub id; received a SimpleNames"
@@ -223,7 +233,7 @@ def test_a_model_itself_is_no_name_of_one(function, argument):
 
 
 @pytest.mark.parametrize("data", [CORPUS, pd.DataFrame(ROWS), ["a text"], None], ids=lambda one: type(one).__name__)
-def test_what_is_predicted_on_is_a_file(data):
+def test_data_in_place_of_a_file_to_predict_on_are_refused(data):
     kind = "none" if data is None else f"a {type(data).__name__}"
     for ask in (lambda: predict("runs/a", data), lambda: next(unlabelled(data, TaskSpec(name="a", path="b")))):
         with pytest.raises(TaskError, match=rf"^data: expected a file, or a Hub id \(owner/name\); received {kind}\."):
@@ -241,12 +251,12 @@ def test_what_is_predicted_on_is_a_file(data):
         *(partial(convert, output_dir="runs/nix") for convert in (convert_released, convert_released_tlm, convert_legacy)),
     ],
 )
-def test_what_is_loaded_has_a_name(load, given, request):
+def test_object_in_place_of_a_name_to_load_is_refused(load, given, request):
     with pytest.raises(HfTlmError, match=r"xpected a .*; received (none|a SimpleNamespace)\."):
         load(given)
 
 
-def test_a_tokenizer_needs_no_loading():
+def test_tokenizer_object_in_place_of_its_name_is_refused():
     tokenizer = train_wordpiece(["some words of a text"] * 9, 100)
     with pytest.raises(
         TokenizerError, match=r"received a BertTokenizer. Use the tokenizer itself, without load_tokenizer.$"
@@ -263,7 +273,7 @@ def test_a_tokenizer_needs_no_loading():
         (ROWS, "received a dict, after 0 texts. Pass texts only."),
     ],
 )
-def test_a_vocabulary_is_of_texts(texts, said):
+def test_vocabulary_is_trained_on_texts_only(texts, said):
     for train in (train_wordpiece, cached_wordpiece):
         with pytest.raises(TokenizerError) as raised:
             train(texts, 90)
@@ -279,14 +289,13 @@ def subset(tmp_path):
 
 
 @pytest.mark.parametrize("given", [None, object.__new__(Subset)], ids=["none", "a Subset"])
-def test_a_subset_is_read_from_a_name(given, subset):
-    """One that is there already, most of all."""
+def test_subset_object_in_place_of_its_folder_is_refused(given, subset):
     for read in (Subset.load, Subset.open, partial(Subset.save, subset)):
         with pytest.raises(RetrievalError, match=r"^(directory|name): expected a folder.*; received (none|a Subset)\."):
             read(given)
 
 
-def test_passages_to_prepare_are_a_data_set(subset):
+def test_prepare_needs_a_dataset_with_texts(subset):
     usual = (object.__new__(TlmArguments), object.__new__(ModelArguments))
     for corpus in (subset, load_corpus(CORPUS), [{"text": "a"}], Dataset.from_dict({"body": ["a"]})):
         with pytest.raises(ArgumentsError, match=r"^corpus: expected a datasets.Dataset with the column text; received a "):
@@ -308,8 +317,8 @@ def test_passages_to_prepare_are_a_data_set(subset):
         ),
     ],
 )
-def test_a_task_is_of_a_spec_and_splits(spec, splits, said):
-    """A transform was left out, and nobody told."""
+def test_task_from_datasets_needs_a_spec_and_splits(spec, splits, said):
+    """Wrong arguments raise an error instead of being ignored."""
     with pytest.raises(TaskError, match=said):
         task_from_datasets(spec, splits)
 
@@ -332,7 +341,7 @@ INDEX = {"directory": "runs/nix", "dataset": PASSAGES, "corpus_name": "a", "fing
         ({"num_threads": "two"}, "num_threads: expected a whole number from 1 .*'two'"),
     ],
 )
-def test_an_index_is_of_passages_with_ids(changes, said, tmp_path, monkeypatch):
+def test_index_needs_a_dataset_of_passages_with_ids(changes, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for build in (Index.build, Index.open_or_build):
         with pytest.raises(RetrievalError, match=said):
@@ -343,7 +352,7 @@ def test_an_index_is_of_passages_with_ids(changes, said, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["runs/sub", None, PASSAGES, 7], ids=lambda one: type(one).__name__)
-def test_a_report_is_of_a_subset(given, subset):
+def test_report_needs_a_subset_and_a_number_of_examples(given, subset):
     with pytest.raises(RetrievalError, match=r"^subset: expected a Subset; received .* Give Subset.open\("):
         retrieval_report(given)
     with pytest.raises(RetrievalError, match="^num_examples: expected a whole number from 0 to .*; received 'ten'"):
@@ -362,7 +371,7 @@ def test_a_report_is_of_a_subset(given, subset):
         ([{"f1": "0.5"}], "expected numbers; received a str as 'f1'. Give "),
     ],
 )
-def test_figures_are_of_the_scores_of_seeds(scores, said):
+def test_aggregate_needs_scores_and_a_known_figure(scores, said):
     with pytest.raises(HfTlmError, match=f"^scores: .*{said}"):
         aggregate(scores)
     with pytest.raises(HfTlmError, match="^figure: expected one of mean, median, max; received 'best'"):
@@ -372,7 +381,7 @@ def test_figures_are_of_the_scores_of_seeds(scores, said):
 @pytest.mark.parametrize(
     "given", [None, 7, ["runs/a"], SimpleNamespace(output_dir="runs/a")], ids=lambda one: type(one).__name__
 )
-def test_a_run_is_read_from_its_folder(given):
+def test_object_in_place_of_the_folder_of_a_run_is_refused(given):
     made = r" Pass run.output_dir\." if isinstance(given, SimpleNamespace) else ""
     with pytest.raises(AnalysisError, match=rf"^path: expected the folder of a run; received (none|a \w+)\.{made}$"):
         read_run(given)
@@ -400,7 +409,7 @@ def test_a_run_is_read_from_its_folder(given):
         ({"max_length": 0}, "^--max_length: expected a whole number .*0"),
     ],
 )
-def test_vectors_are_of_an_encoder_and_texts(changes, said):
+def test_embed_texts_needs_an_encoder_a_tokenizer_and_texts(changes, said):
     tokenizer = train_wordpiece(["some words of a text"] * 9, 100)
     usual = {"model": torch.nn.Linear(1, 1), "tokenizer": tokenizer, "texts": ["a text"]}
     with pytest.raises(AnalysisError, match=said):

@@ -1,4 +1,4 @@
-"""Extreme numbers for every numeric option of every recipe, from the fields of the recipes' own classes."""
+"""Extreme numbers for every numeric option of every recipe, read from the fields of the recipes' classes."""
 
 import math
 from dataclasses import MISSING, fields
@@ -15,7 +15,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.options import RANGES, Range
 
 EXTREMES = (math.nan, math.inf, -math.inf, -1, 0, 1e308, 2**63, -(2**63))
-# What a class needs to be made at all.
+# Values that a class needs to be created.
 NEEDED = {"SelectionArguments": {"fraction": 0.5}, "GridArguments": {"grid": "{learning_rate: [1e-4]}"}}
 
 
@@ -23,7 +23,7 @@ hints = cache(get_type_hints)
 
 
 def numeric(cls):
-    """name -> int or float, of the fields that are one, or a list of them."""
+    """Return name -> int or float for the fields that hold a number or a list of numbers."""
     found = {}
     for name, hint in hints(cls).items():
         types = {hint, *get_args(hint), *(inner for outer in get_args(hint) for inner in get_args(outer))}
@@ -46,14 +46,14 @@ def test_every_default_is_in_its_range():
                     assert RANGES[entry.name].holds(value), (cls, entry.name, value)
 
 
-def test_ranges_are_of_fields():
+def test_every_range_belongs_to_a_field():
     assert set(RANGES) == {name for classes in CLASSES.values() for cls in classes for name in numeric(cls)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_extremes_are_in_range_or_refused_by_the_command_line(recipe):
-    """And by YAML, in one line each."""
+    """Values from YAML are refused alike, in one line."""
     for cls in CLASSES[recipe]:
         for name, kind in numeric(cls).items():
             for value in EXTREMES:
@@ -69,7 +69,7 @@ def is_list(cls, name):
     return "list" in str(hints(cls)[name])
 
 
-def needed(cls):
+def required_values(cls):
     return NEEDED.get(cls.__name__, {}) | {
         entry.name: ["x"] if is_list(cls, entry.name) else "x"
         for entry in fields(cls)
@@ -79,16 +79,16 @@ def needed(cls):
 
 @pytest.mark.parametrize("cls", sorted({cls for found in CLASSES.values() for cls in found}, key=str), ids=str)
 def test_extremes_are_in_range_or_refused_from_python(cls):
-    if cls.__module__.startswith("hf_tlm."):  # A recipe's own class is parsed, never made.
+    if cls.__module__.startswith("hf_tlm."):  # A class within a recipe is only filled by the parser.
         for name in numeric(cls):
             for value in EXTREMES:
                 if not RANGES[name].holds(value):
                     with pytest.raises(HfTlmError, match=name):
-                        cls(**needed(cls) | {name: [value] if is_list(cls, name) else value})
+                        cls(**required_values(cls) | {name: [value] if is_list(cls, name) else value})
 
 
 @pytest.mark.parametrize("value", [None, True, "3", 2.0, [3]])
-def test_what_is_no_whole_number_is_refused_from_python(value):
+def test_value_that_is_no_whole_number_is_refused_from_python(value):
     from hf_tlm.corpora import CorpusArguments
     from hf_tlm.data import BlockArguments
 
@@ -107,11 +107,11 @@ def test_what_is_no_whole_number_is_refused_from_python(value):
         (Range(0, math.inf), "a number, 0 or more"),
     ],
 )
-def test_a_range_says_what_it_is(of, text):
+def test_range_is_described_in_words(of, text):
     assert str(of) == text
 
 
 @pytest.mark.parametrize("recipe,name,value,expected", SAMPLE, ids=[f"{row[0]}-{row[1]}-{row[2]}" for row in SAMPLE])
-def test_recipes_refuse_them_before_any_work(toys, recipe, name, value, expected):
+def test_recipe_refuses_number_out_of_range_before_any_work(toys, recipe, name, value, expected):
     assert_refused(attack(recipe, *toys.commands[recipe], f"--{name}", value), f"--{name}: expected", expected)
     assert not toys.out.exists()

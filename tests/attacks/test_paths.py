@@ -1,4 +1,4 @@
-"""Every option that takes a path, in every recipe: what is not there, empty, of another kind, or of a hostile name."""
+"""Every option that takes a path, in every recipe: paths that do not exist, are empty, of another kind, or hostile."""
 
 import os
 
@@ -22,23 +22,23 @@ def places(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe,option,place", CASES)
-def test_it_is_refused_in_one_line(toys, places, recipe, option, place):
+def test_bad_path_is_refused_in_one_line(toys, places, recipe, option, place):
     folder, names = places
     before = tree(folder)
     outcome = attack(recipe.split()[0], *toys.commands[recipe], f"--{option}", names[place])
     assert_refused(outcome)
     assert "\x1b" not in outcome.stderr
     assert tree(folder) == before
-    # A table of runs names those that failed, and the same command tries them again.
+    # A table of runs lists those that failed, and repeating the command retries them.
     assert not toys.out.exists() or (recipe, option) == ("reproduce", "corpus")
 
 
-def test_a_working_folder_that_was_removed_is_told(tmp_path):
-    outcome = call(_in_a_removed_folder, str(tmp_path / "gone"))
+def test_removed_working_directory_is_reported(tmp_path):
+    outcome = call(_run_in_a_removed_folder, str(tmp_path / "gone"))
     assert_refused(outcome, "The working directory has been removed.")
 
 
-def _in_a_removed_folder(folder):
+def _run_in_a_removed_folder(folder):
     os.mkdir(folder)
     os.chdir(folder)
     os.rmdir(folder)
@@ -48,7 +48,7 @@ def _in_a_removed_folder(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", WRITTEN)
 @pytest.mark.parametrize("place", OUTPUTS)
-def test_an_output_folder_that_cannot_be_is_refused(toys, tmp_path, recipe, place):
+def test_impossible_output_folder_is_refused(toys, tmp_path, recipe, place):
     (tmp_path / "file").write_text("mine")
     out = {"a file": tmp_path / "file", "below a file": tmp_path / "file" / "out", "long": tmp_path / ("x" * 300)}
     out |= {"surrogate": f"{tmp_path}/\udc80", "null": f"{tmp_path}/a\0b"}

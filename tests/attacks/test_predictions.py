@@ -1,4 +1,4 @@
-"""Files to predict that are missing, empty, damaged or of other columns, and folders that cannot be published."""
+"""Files to predict on that are missing, empty, damaged or lack columns, and folders that cannot be published."""
 
 import json
 import os
@@ -28,18 +28,18 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("content, expected", ROWS.values(), ids=ROWS)
-def test_rows_to_predict(toys, tmp_path, content, expected):
+def test_bad_file_to_predict_on_is_refused_before_training(toys, tmp_path, content, expected):
     rows = tmp_path / "rows.jsonl"
     if content is not None:
         rows.write_bytes(content)
     outcome = attack("finetune", *toys.commands["finetune"], "--predict", rows)
     assert_refused(outcome, expected)
     assert not list(toys.out.rglob("rows*"))
-    assert not toys.out.exists()  # It was not trained first.
+    assert not toys.out.exists()  # Nothing was trained.
 
 
 @pytest.mark.parametrize("content, expected", ROWS.values(), ids=ROWS)
-def test_rows_for_a_finished_model(toys, tmp_path, content, expected):
+def test_bad_file_to_predict_on_with_a_finished_model_is_refused(toys, tmp_path, content, expected):
     rows = tmp_path / "rows.jsonl"
     if content is not None:
         rows.write_bytes(content)
@@ -47,8 +47,7 @@ def test_rows_for_a_finished_model(toys, tmp_path, content, expected):
     assert not toys.out.exists() or not list(toys.out.iterdir())
 
 
-def test_rows_to_predict_after_a_run_of_tlm(toys, tmp_path):
-    """What could not be predicted on in the end is refused before the training."""
+def test_file_to_predict_on_after_tlm_training_is_checked_first(toys, tmp_path):
     (tmp_path / "rows.csv").write_text("body\nthe gene\n")
     outcome = attack("train_tlm", *toys.commands["train_tlm"], "--predict", tmp_path / "rows.csv")
     assert_refused(outcome, "no column 'text'")
@@ -56,7 +55,7 @@ def test_rows_to_predict_after_a_run_of_tlm(toys, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", ["finetune", "train_tlm"])
-def test_rows_to_predict_have_the_separator_of_the_task(toys, tmp_path, recipe):
+def test_file_to_predict_on_uses_the_separator_of_the_task(toys, tmp_path, recipe):
     lines = [f"the gene number {i}^{'ab'[i % 2]}\n" for i in range(40)]
     (tmp_path / "table.csv").write_text("".join(["text^label\n", *lines]))
     (tmp_path / "rows.csv").write_text("number^text\n007^the gene\n")
@@ -66,7 +65,7 @@ def test_rows_to_predict_have_the_separator_of_the_task(toys, tmp_path, recipe):
     assert json.loads((toys.out / "predictions/rows.jsonl").read_text())["number"] == "007"
 
 
-def test_a_finished_model_writes_over_nothing(toys, tmp_path):
+def test_predictions_do_not_overwrite_input_or_model(toys, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"text": "the gene"}) + "\n")
     for model in (toys.run, toys.checkpoint):
@@ -81,7 +80,7 @@ def test_a_finished_model_writes_over_nothing(toys, tmp_path):
     assert_refused(attack("predict", *command, tmp_path / "o.csv", "--separator", ";;", "--data", toys.texts), "separator")
 
 
-def test_a_format_and_a_place_that_do_not_go(toys, tmp_path):
+def test_impossible_format_or_output_is_refused(toys, tmp_path):
     for given, expected in (
         (("--predict_format", "glue"), "GLUE"),
         (("--predict_format", "squad"), "question answering"),
@@ -96,7 +95,7 @@ def fifo(path):
 
 
 @pytest.mark.parametrize("make", [fifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_file_is_refused_before_the_training(toys, tmp_path, make):
+def test_path_that_is_not_a_file_is_refused_before_training(toys, tmp_path, make):
     make(tmp_path / "rows.jsonl")
     assert_refused(attack("finetune", *toys.commands["finetune"], "--predict", tmp_path / "rows.jsonl"), "is not a file")
     assert not toys.out.exists()
@@ -111,7 +110,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("name,labels,format,expected", FORMATS.values(), ids=FORMATS)
-def test_a_format_of_other_tasks_is_refused_before_the_training(toys, tmp_path, name, labels, format, expected):
+def test_format_of_other_tasks_is_refused_before_training(toys, tmp_path, name, labels, format, expected):
     rows = [{"text": f"the gene raises the cell {i}", "label": labels[i % len(labels)]} for i in range(12)]
     (tmp_path / name).mkdir()
     for split in ("train", "validation"):
@@ -124,7 +123,7 @@ def test_a_format_of_other_tasks_is_refused_before_the_training(toys, tmp_path, 
 
 
 @pytest.mark.slow
-def test_predictions_take_the_place_of_no_input_and_no_model(toys, tmp_path):
+def test_predictions_of_a_training_do_not_overwrite_input_or_model(toys, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"text": "the gene"}) + "\n")
     command = (*toys.commands["finetune"], "--predict", rows, "--predict_output")
@@ -135,12 +134,12 @@ def test_predictions_take_the_place_of_no_input_and_no_model(toys, tmp_path):
     for name in ("model.safetensors", "config.json", "seal.json", "settings.json", "seed-0/results.json"):
         assert_refused(attack("finetune", *command, toys.out / name), "is a file of the run")
     kept = tree(toys.out)
-    assert {**kept, "results.json": b""} == {**before, "results.json": b""}  # Every command writes that anew.
+    assert {**kept, "results.json": b""} == {**before, "results.json": b""}  # Every command rewrites results.json.
     assert attack("finetune", *command, toys.out / "mine.jsonl").status == 0
 
 
 @pytest.mark.parametrize("content, expected", FOLDERS.values(), ids=FOLDERS)
-def test_folders_to_publish(tmp_path, content, expected):
+def test_folder_without_a_finished_model_is_not_published(tmp_path, content, expected):
     folder = tmp_path / "model"
     if content is not None:
         folder.mkdir()
@@ -153,7 +152,7 @@ def test_folders_to_publish(tmp_path, content, expected):
 
 
 @pytest.mark.parametrize("manifest", [b"{", b"[]", b"{}", json.dumps({"files": 3}).encode(), b'{"files": {"x": 3}}'])
-def test_subsets_to_publish(tmp_path, manifest):
+def test_subset_with_a_bad_manifest_is_not_published(tmp_path, manifest):
     (tmp_path / "manifest.json").write_bytes(manifest)
     outcome = attack("publish", "--subset", tmp_path, "--repo_id", "me/subset", "--dry_run", "true")
     assert_refused(outcome)

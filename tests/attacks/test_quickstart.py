@@ -1,4 +1,4 @@
-"""The quickstart's own files: a refused one leaves those that are there, and the model appears as a whole."""
+"""The files of the quickstart: a refused command leaves earlier ones unchanged, and the model is copied as a whole."""
 
 import shutil
 
@@ -12,7 +12,7 @@ from hf_tlm.runs import baselines
 
 @pytest.fixture
 def quickstart(toys, tmp_path, monkeypatch):
-    """Make it on the toys, with arms that train nothing: a function of `top_k`, and the module."""
+    """Return a function of `top_k` that runs the quickstart on the toys without training, its module, and its folder."""
     recipe, out = _load("quickstart"), tmp_path / "quick"
 
     def arm(quick, output, task, arm, subset, options):
@@ -35,7 +35,7 @@ def quickstart(toys, tmp_path, monkeypatch):
     return make, recipe, out
 
 
-def test_one_that_is_refused_leaves_its_folder_as_it_was(quickstart, monkeypatch):
+def test_refused_quickstart_leaves_its_folder_unchanged(quickstart, monkeypatch):
     make, recipe, out = quickstart
     before = make(2)
     assert {"subset-bm25/manifest.json", "subset-random/manifest.json", "model/config.json"} <= before.keys()
@@ -49,8 +49,8 @@ def test_one_that_is_refused_leaves_its_folder_as_it_was(quickstart, monkeypatch
     assert tree(out) == before
 
 
-def test_a_folder_of_something_else_is_left_as_it_is(quickstart):
-    """Its own folder `model` would be replaced, whatever is in it."""
+def test_folder_without_a_quickstart_is_refused(quickstart):
+    """Otherwise its folder `model` would be replaced."""
     make, _, out = quickstart
     (out / "model").mkdir(parents=True)
     (out / "model" / "mine.txt").write_text("mine")
@@ -59,7 +59,7 @@ def test_a_folder_of_something_else_is_left_as_it_is(quickstart):
     assert list(tree(out)) == ["model/mine.txt"]
 
 
-def test_the_model_appears_as_a_whole(quickstart, monkeypatch):
+def test_model_is_replaced_as_a_whole(quickstart, monkeypatch):
     make, _, out = quickstart
     make(2)
 

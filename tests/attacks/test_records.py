@@ -1,4 +1,4 @@
-"""Records of a table's runs that are damaged: a warning, and the run is made again. Tasks of a table that are none."""
+"""Damaged records of a table's runs cause a warning, and the run is repeated; invalid tasks of a table are refused."""
 
 import json
 import re
@@ -25,7 +25,7 @@ CONTENTS = {
 
 @pytest.fixture(scope="module")
 def table(made_toys, tmp_path_factory):
-    """The folder of a table of one arm that is finished, and the command."""
+    """The folder of a finished table of one arm, and the command."""
     folder = tmp_path_factory.mktemp("table")
     command = ("--tasks", made_toys.task, "--arms", "task only", "--seeds", 0, "--corpus", made_toys.corpus)
     command += ("--config", made_toys.table, "--output_dir", folder / "out", "--records_dir", folder / "records")
@@ -38,14 +38,14 @@ def table(made_toys, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["runs", "preparations"])
 @pytest.mark.parametrize("harm", CONTENTS.values(), ids=CONTENTS)
-def test_a_damaged_record_is_made_again(table, place, harm):
+def test_run_with_a_damaged_record_is_repeated(table, place, harm):
     folder, command = table
     (record,) = (folder / "records" / place).iterdir()
     before = json.loads((folder / "whole" / place / record.name).read_text())
     record.write_bytes(harm((folder / "whole" / place / record.name).read_bytes()))
     outcome = attack("reproduce", *command)
     assert outcome.status == 0 and "Traceback" not in outcome.stderr, outcome.stderr
-    if place == "runs":  # What is prepared is not made again while no run needs it.
+    if place == "runs":  # Preparations are only repeated when a run needs them.
         after = json.loads(record.read_text())
         assert after["status"] == "finished" and after["settings"] == before["settings"]
         assert after["test"] == before["test"]
@@ -70,6 +70,6 @@ def test_seeds_of_a_task_are_whole_numbers(toys, seeds):
         ("tasks", '{"task": ' + "[" * 5000 + "]" * 5000 + "}", "a name or a JSON object"),
     ],
 )
-def test_tasks_that_are_none(toys, option, value, expected):
+def test_invalid_task_of_a_table_is_refused(toys, option, value, expected):
     assert_refused(attack("reproduce", *toys.commands["reproduce"], f"--{option}", value), expected)
     assert not toys.out.exists()

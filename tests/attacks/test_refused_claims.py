@@ -1,4 +1,4 @@
-"""A command that is refused after it has claimed its folder takes the claim back: the corrected command works."""
+"""A command that is refused after it has claimed its folder withdraws the claim: the corrected command works."""
 
 import pytest
 
@@ -13,7 +13,7 @@ LATE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", LATE)
 @pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
-def test_the_corrected_command_works(toys, recipe, there):
+def test_corrected_command_works_after_a_refused_one(toys, recipe, there):
     if there:
         toys.out.mkdir()
     assert_refused(attack(recipe, *toys.commands[recipe], *LATE[recipe]), "vocab_size 20 is too small")

@@ -1,4 +1,4 @@
-"""A report shows what is in a run's folder, and follows no link out of it."""
+"""A report reads the files of a run's folder, and follows no link out of it."""
 
 import shutil
 
@@ -17,7 +17,7 @@ LINKED = ["results.json", "settings.json", "seed-0/predictions/test.jsonl", "see
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_a_link_out_of_the_folder_is_refused(toys, run, tmp_path, name):
+def test_link_out_of_the_folder_is_refused(toys, run, tmp_path, name):
     place, secret = run / name, tmp_path / "secret"
     if place.exists():
         place.rename(secret)
@@ -29,7 +29,7 @@ def test_a_link_out_of_the_folder_is_refused(toys, run, tmp_path, name):
     assert not toys.out.exists()
 
 
-def test_links_within_it_and_to_it_are_followed(toys, run, tmp_path):
+def test_links_within_and_to_the_folder_are_followed(toys, run, tmp_path):
     (run / "results.json").rename(run / "kept.json")
     (run / "results.json").symlink_to("kept.json")
     (tmp_path / "link").symlink_to(run)

@@ -1,4 +1,4 @@
-"""Processes of one command share the seeds of a run: each is trained by one, and the result is that of a single process."""
+"""Several processes of one command share the seeds of a run: each seed is trained once, with the result of one process."""
 
 import json
 import re
@@ -12,12 +12,12 @@ from attacks.holding import holder
 from hf_tlm.utils.locks import try_lock
 
 pytestmark = pytest.mark.slow
-# What a clock measured, and where.
+# Measured values, and where they were measured.
 MEASURED = {"seconds", "measured_flops", "price", "command", "environment"}
 
 
-def what_was_computed(folder):
-    """File -> bytes of models and predictions, and the results without what was measured."""
+def computed_results(folder):
+    """Return file -> bytes of models and predictions, and the results without measured values."""
 
     def plain(value):
         if isinstance(value, dict):
@@ -30,16 +30,16 @@ def what_was_computed(folder):
     return found, plain(json.loads((folder / "results.json").read_text()))
 
 
-def begun(outcome):
-    """The seeds that a process says it trains."""
+def seeds_trained(outcome):
+    """Return the seeds that a process says it trains."""
     assert outcome.status == 0, outcome.stderr[-3000:]
     return set(re.findall(r"Seed (\d)", outcome.stdout))
 
 
 @pytest.mark.parametrize("recipe", ["train_tlm", "finetune"])
-def test_a_seed_in_other_hands_is_waited_for(toys, recipe):
+def test_seed_that_another_process_trains_is_waited_for(toys, recipe):
     command = [*toys.commands[recipe], "--seeds", 0, 1, 2]
-    assert begun(attack(recipe, *command)) == {"0", "1", "2"}
+    assert seeds_trained(attack(recipe, *command)) == {"0", "1", "2"}
     alone = toys.out.rename(toys.out.with_name("alone"))
     with ThreadPoolExecutor(2) as pool:
         shared = pool.submit(attack, recipe, *command)
@@ -53,21 +53,23 @@ def test_a_seed_in_other_hands_is_waited_for(toys, recipe):
         wait_for("settings.json")
         with holder(toys.out / "seed-2"):
             wait_for("seed-0/results.json", "seed-1/results.json")
-            lock = try_lock(toys.out)  # Another may come in.
+            lock = try_lock(toys.out)  # Another process may get the lock.
             assert lock is not None
             lock.release()
             assert not (toys.out / "seed-2").exists() and not (toys.out / "results.json").exists()
         outcome = shared.result()
-    assert begun(outcome) == {"0", "1", "2"}
-    assert what_was_computed(toys.out) == what_was_computed(alone)
+    assert seeds_trained(outcome) == {"0", "1", "2"}
+    assert computed_results(toys.out) == computed_results(alone)
 
 
 @pytest.mark.parametrize("recipe", ["train_tlm", "finetune"])
-def test_started_twice(toys, recipe):
+def test_command_started_twice_shares_the_seeds(toys, recipe):
     command = [*toys.commands[recipe], "--seeds", 0, 1, 2]
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda _: attack(recipe, *command), range(2))
-    assert begun(first) | begun(second) == {"0", "1", "2"} and not begun(first) & begun(second)
+    assert seeds_trained(first) | seeds_trained(second) == {"0", "1", "2"} and not seeds_trained(first) & seeds_trained(
+        second
+    )
     shared = toys.out.rename(toys.out.with_name("shared"))
-    assert begun(attack(recipe, *command)) == {"0", "1", "2"}
-    assert what_was_computed(shared) == what_was_computed(toys.out)
+    assert seeds_trained(attack(recipe, *command)) == {"0", "1", "2"}
+    assert computed_results(shared) == computed_results(toys.out)

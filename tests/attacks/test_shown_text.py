@@ -1,4 +1,4 @@
-"""What comes from a file is shown as it is: in cards, reports and tables, in front matter, and on a terminal."""
+"""Texts from files are escaped in cards, reports and tables, in front matter, and on a terminal."""
 
 import copy
 import logging
@@ -32,29 +32,29 @@ hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 MARKDOWN = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False})
 
 
-def parsed(markdown):
-    """Without the metadata of a card."""
+def markdown_tokens(markdown):
+    """Parse Markdown without the metadata of a card."""
     return MARKDOWN.parse(re.sub(r"\A---\n.*?\n---\n", "", markdown, flags=re.S))
 
 
 def structure(markdown):
-    """Of what is rendered: blocks, links, images, HTML, and code; without what is in them."""
-    found = []
-    for token in parsed(markdown):
-        found.append((token.type, token.tag, token.content.count("\n") if token.type == "fence" else 0))
+    """Return the rendered structure: blocks, links, images, HTML and code, without their contents."""
+    parts = []
+    for token in markdown_tokens(markdown):
+        parts.append((token.type, token.tag, token.content.count("\n") if token.type == "fence" else 0))
         for child in token.children or ():
             if child.type == "html_inline":
                 assert child.content == "<!-- -->"
             elif child.type not in ("text", "text_special"):
-                found.append((child.type, child.tag, child.attrs.get("href", "")))
-    return found
+                parts.append((child.type, child.tag, child.attrs.get("href", "")))
+    return parts
 
 
-def linked(markdown):
-    """What GitHub would link in the texts that are no code: an empty comment ends a text for it."""
+def autolinks(markdown):
+    """Return what GitHub would link automatically in text that is not code; an empty comment splits a text."""
     plain = [
         part
-        for token in parsed(markdown)
+        for token in markdown_tokens(markdown)
         for part in "".join(
             "\n" if child.type == "html_inline" else child.content if child.type.startswith("text") else " "
             for child in token.children or ()
@@ -65,15 +65,15 @@ def linked(markdown):
     ]
 
 
-def of_subset(text):
+def card_of_subset(text):
     manifest = copy.deepcopy(SUBSET)
-    for place in (manifest["task"], manifest["corpus"]):
-        place |= {"name": text, "fingerprint": text}
+    for entry in (manifest["task"], manifest["corpus"]):
+        entry |= {"name": text, "fingerprint": text}
     manifest |= {"query_mode": text, "versions": {text: text}}
     return subset_card(manifest, REPORT, INFO, engine=text, selection=text)
 
 
-def of_tlm(text):
+def card_of_tlm(text):
     run = copy.deepcopy(RUN) | {"task": text}
     run["subset"]["corpus"] |= {"name": text, "fingerprint": text}
     run["subset"] |= {"retriever": text, "hub": {"repo_id": text, "revision": text}}
@@ -82,27 +82,27 @@ def of_tlm(text):
     return tlm_card(run, 1)
 
 
-def of_pretrained(text):
+def card_of_pretrained(text):
     run = copy.deepcopy(PRETRAINED)
     run["corpus"] |= {"name": text, "fingerprint": text}
     run["arguments"] |= {"optim": text, "lr_scheduler_type": text, "max_length": text}
     return pretrained_card(run)
 
 
-def of_converted(text):
+def card_of_converted(text):
     return converted_card(text, 12, [text], classes=[text, text])
 
 
-CARDS = {"subset": of_subset, "tlm": of_tlm, "pretrained": of_pretrained, "converted": of_converted}
+CARDS = {"subset": card_of_subset, "tlm": card_of_tlm, "pretrained": card_of_pretrained, "converted": card_of_converted}
 
 
 @hostile
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
-def test_a_card_has_the_structure_of_a_harmless_one(card, text):
+def test_card_of_hostile_texts_has_the_structure_of_a_harmless_one(card, text):
     found, plain = card(text), card("x y")
     assert structure(found) == structure(plain)
     assert set(yaml.safe_load(front_matter(found))) <= set(yaml.safe_load(front_matter(plain)))
-    assert linked(found) == linked(plain)
+    assert autolinks(found) == autolinks(plain)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", found)
 
 
@@ -111,24 +111,24 @@ def front_matter(card):
 
 
 @hostile
-def test_a_card_of_several_subsets(text):
+def test_card_of_several_subsets_is_escaped(text):
     def card(title):
         data = {"pretty_name": title, "configs": [{"config_name": "small"}], "dataset_info": INFO | {"config_name": "small"}}
         return configs_card({"small": f"---\n{yaml.safe_dump(data)}---\n\nx\n"}, "alice/subsets")
 
-    assert structure(card(text)) == structure(card("x")) and linked(card(text)) == []
-    # A folder of a repository that could not be one of ours is none of its subsets.
+    assert structure(card(text)) == structure(card("x")) and autolinks(card(text)) == []
+    # A folder whose name is not valid for a subset is ignored.
     assert config_names([f"{text}/manifest.json", "small/manifest.json"]) == ["small"]
 
 
 @hostile
-def test_a_table(text):
+def test_table_is_escaped(text):
     table = markdown_table([text], [[text]])
-    assert structure(table) == structure(markdown_table(["x"], [["x"]])) and linked(table) == []
+    assert structure(table) == structure(markdown_table(["x"], [["x"]])) and autolinks(table) == []
 
 
 @hostile
-def test_text_and_code(text):
+def test_text_code_and_literals_are_escaped(text):
     assert structure(f"> {for_markdown(text)}") == structure("> x")
     assert structure(f"a {as_code(text)} b") == structure("a `x` b")
     code = f"load({as_literal(text)})"
@@ -145,23 +145,23 @@ def test_text_and_code(text):
         ("caf\udce9", "caf\\udce9"),
     ],
 )
-def test_a_terminal_is_told_what_a_text_holds_and_does_not_do_it(text, shown):
+def test_control_characters_are_escaped_for_a_terminal(text, shown):
     assert for_terminal(text) == shown
 
 
-def speak():
+def print_log_and_fail():
     print(HOSTILE["terminal"])
     logging.getLogger("hf_tlm.theirs").warning("a file %s", HOSTILE["terminal"])
     raise HfTlmError(HOSTILE["terminal"])
 
 
 @pytest.mark.slow
-def test_no_recipe_says_anything_that_a_terminal_does():
-    """What is printed, logged and said of an error."""
-    outcome = call(speak)
-    for said, times in ((outcome.stdout, 1), (outcome.stderr, 2)):
-        assert said.count("\\x1b[2Jx\\rover \\u202eesrever\\x9b31m") == times
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said)
+def test_recipes_escape_control_characters_in_all_output():
+    """In what is printed, logged, and the message of an error."""
+    outcome = call(print_log_and_fail)
+    for output, times in ((outcome.stdout, 1), (outcome.stderr, 2)):
+        assert output.count("\\x1b[2Jx\\rover \\u202eesrever\\x9b31m") == times
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", output)
     assert_refused(outcome, "\\x1b[2Jx")
 
 
@@ -169,5 +169,5 @@ def test_no_recipe_says_anything_that_a_terminal_does():
     "text, shown",
     [("hf_tlm scierc_up", "hf_tlm scierc_up"), ("_x_", "\\_x\\_"), ("a&b", "a\\&b"), ("é" * 300, "é" * 120 + "…")],
 )
-def test_a_plain_name_stays_readable(text, shown):
+def test_names_stay_readable_in_markdown(text, shown):
     assert for_markdown(text) == shown

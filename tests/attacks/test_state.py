@@ -1,4 +1,4 @@
-"""Damage in what is kept between runs: caches are made again, records are made again or named in one line."""
+"""Damage to what is kept between runs: caches are created again, records are created again or named in one line."""
 
 import json
 import shutil
@@ -32,12 +32,12 @@ damaged = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 
 
 def flip(data, place):
-    """One bit of one byte, so that the file is as long as before and Arrow reads it."""
+    """Flip one bit, so that the file keeps its length and Arrow reads it."""
     at = int(place * (len(data) - 1))
     return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
 
 
-# In the values of an Arrow file: before them is its schema, after them its end.
+# Positions within the values of an Arrow file, between its schema and its footer.
 flipped = pytest.mark.parametrize("place", [0.4, 0.55, 0.7, 0.85])
 
 
@@ -48,8 +48,8 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def hurt(file, damage):
-    # A new file: what is mapped into memory stays as it was.
+def damage_file(file, damage):
+    # Write a new file, so that a memory map of the old one stays valid.
     data = damage(file.read_bytes())
     file.unlink()
     file.write_bytes(data)
@@ -57,17 +57,17 @@ def hurt(file, damage):
 
 @damaged
 @pytest.mark.parametrize("name", ["passages.arrow", "counts.json"])
-def test_a_corpus_of_the_cache(cache, made_toys, name, damage):
+def test_damaged_corpus_in_the_cache_is_created_again(cache, made_toys, name, damage):
     before = load_corpus(str(made_toys.corpus)).to_dataset()[:]
     (file,) = cache.rglob(name)
-    hurt(file, damage)
+    damage_file(file, damage)
     corpus = load_corpus(str(made_toys.corpus))
     assert corpus.to_dataset()[:] == before and corpus.skipped == 0
     assert json.loads(next(cache.rglob("counts.json")).read_text()) == {"skipped": 0, "passages": len(before["id"])}
 
 
 @damaged
-def test_tokens_of_the_cache(cache, made_toys, damage):
+def test_damaged_tokens_in_the_cache_are_created_again(cache, made_toys, damage):
     task = load_task(str(made_toys.task))
     tokenizer = train_wordpiece(task.train["text"], 120)
     before = tokenize(task.train, tokenizer, 32)
@@ -76,56 +76,56 @@ def test_tokens_of_the_cache(cache, made_toys, damage):
     assert files
     del before
     for name in files:
-        hurt(cache.__class__(name), damage)
+        damage_file(cache.__class__(name), damage)
     assert tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)[:] == rows
 
 
 @flipped
-def test_a_corpus_of_the_cache_with_a_flipped_bit(cache, made_toys, place, caplog):
+def test_corpus_in_the_cache_with_a_flipped_bit_is_created_again(cache, made_toys, place, caplog):
     before = load_corpus(str(made_toys.corpus)).to_dataset()[:]
     (file,) = cache.rglob("passages.arrow")
-    hurt(file, lambda data: flip(data, place))
+    damage_file(file, lambda data: flip(data, place))
     assert load_corpus(str(made_toys.corpus)).to_dataset()[:] == before
     assert "passages.arrow is damaged and will be created again (its checksum differs)" in caplog.text
 
 
 @flipped
-def test_blocks_of_the_cache_with_a_flipped_bit(cache, made_toys, place, caplog):
+def test_blocks_in_the_cache_with_a_flipped_bit_are_created_again(cache, made_toys, place, caplog):
     corpus = load_corpus(str(made_toys.corpus))
     tokenizer = train_wordpiece(corpus.to_dataset()["text"], 120)
     before = BlockShards(corpus, tokenizer, 16, shard_size=4).to_dataset()["input_ids"][:]
     file = next(cache.rglob("shard-00001/blocks.arrow"))
-    hurt(file, lambda data: flip(data, place))
+    damage_file(file, lambda data: flip(data, place))
     assert BlockShards(corpus, tokenizer, 16, shard_size=4).to_dataset()["input_ids"][:] == before
     assert "its checksum differs" in caplog.text
 
 
 @flipped
-def test_tokens_of_the_cache_with_a_flipped_bit(cache, made_toys, place, caplog):
+def test_tokens_in_the_cache_with_a_flipped_bit_are_created_again(cache, made_toys, place, caplog):
     tokenizer = train_wordpiece(load_task(str(made_toys.task)).train["text"], 120)
     before = tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)
     (file,), rows = [cache.__class__(file["filename"]) for file in before.cache_files], before[:]
     del before
-    for _ in range(2):  # What is made again is sealed again.
-        hurt(file, lambda data: flip(data, place))
+    for _ in range(2):  # The new file has a seal too.
+        damage_file(file, lambda data: flip(data, place))
         caplog.clear()
         assert tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)[:] == rows
         assert "its copy in the cache is damaged and will be created again (its checksum differs)" in caplog.text
 
 
-def test_tokens_of_the_cache_whose_types_are_damaged(cache, made_toys, caplog):
+def test_tokens_in_the_cache_with_damaged_types_are_created_again(cache, made_toys, caplog):
     tokenizer = train_wordpiece(load_task(str(made_toys.task)).train["text"], 120)
     before = tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)
     (file,), rows = [cache.__class__(file["filename"]) for file in before.cache_files], before[:]
     del before
-    hurt(file, lambda data: data.replace(b'"dtype": "int32"', b'"dtype": "inu32"'))
+    damage_file(file, lambda data: data.replace(b'"dtype": "int32"', b'"dtype": "inu32"'))
     assert tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)[:] == rows
     assert "its copy in the cache is damaged and will be created again (its checksum differs)" in caplog.text
 
 
 @pytest.mark.parametrize("old,new", [(b'"dtype": "string"', b'"dtype": "strhng"'), (b"enzyme", b"enzymf")])
 @pytest.mark.parametrize("what", ["subset", "table"])
-def test_what_datasets_keeps_of_a_file(cache, made_toys, tmp_path, caplog, what, old, new):
+def test_damaged_copy_of_datasets_is_created_again(cache, made_toys, tmp_path, caplog, what, old, new):
     rows = [{"text": f"an enzyme binds {n}", "label": "ab"[n % 2]} for n in range(40)]
     (tmp_path / "task.csv").write_text("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows))
 
@@ -133,22 +133,24 @@ def test_what_datasets_keeps_of_a_file(cache, made_toys, tmp_path, caplog, what,
         return Subset.load(made_toys.subset).dataset[:] if what == "subset" else load_task(tmp_path / "task.csv").train[:]
 
     before = read()
-    hurt(next(cache.glob("parquet/**/*.arrow" if what == "subset" else "csv/**/*.arrow")), lambda d: d.replace(old, new))
+    damage_file(
+        next(cache.glob("parquet/**/*.arrow" if what == "subset" else "csv/**/*.arrow")), lambda d: d.replace(old, new)
+    )
     assert read() == before and "damaged and will be created again" in caplog.text
     caplog.clear()
     assert read() == before and "damaged" not in caplog.text
 
 
-def test_lengths_of_the_cache_with_a_flipped_bit(cache, made_toys, monkeypatch, caplog):
+def test_lengths_in_the_cache_with_a_flipped_bit_are_created_again(cache, made_toys, monkeypatch, caplog):
     monkeypatch.setattr("hf_tlm.data.tokenization._IN_MEMORY", 5)
     tokenizer = train_wordpiece(load_task(str(made_toys.task)).train["text"], 120)
     rows = tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)
     before = text_lengths(rows).tolist()
-    hurt(next(cache.rglob("lengths-*.i32")), lambda data: flip(data, 0.5))
+    damage_file(next(cache.rglob("lengths-*.i32")), lambda data: flip(data, 0.5))
     assert text_lengths(rows).tolist() == before and "its checksum differs" in caplog.text
 
 
-def test_a_score_that_changed_in_the_baselines_of_the_cache(cache, made_toys, caplog):
+def test_changed_baselines_in_the_cache_are_created_again(cache, made_toys, caplog):
     task = load_task(str(made_toys.task))
     before = to_beat(task)
     (file,) = cache.rglob("baselines-*.json")
@@ -159,10 +161,10 @@ def test_a_score_that_changed_in_the_baselines_of_the_cache(cache, made_toys, ca
 
 
 @damaged
-def test_a_damaged_seal_of_the_cache(cache, made_toys, damage, caplog):
+def test_cached_file_with_a_damaged_seal_is_created_again(cache, made_toys, damage, caplog):
     before = load_corpus(str(made_toys.corpus)).to_dataset()[:]
     (seal,) = cache.rglob("passages.arrow.seal")
-    hurt(seal, damage)
+    damage_file(seal, damage)
     assert load_corpus(str(made_toys.corpus)).to_dataset()[:] == before
     assert "passages.arrow is damaged and will be created again (its seal cannot be read)" in caplog.text
     caplog.clear()
@@ -170,11 +172,11 @@ def test_a_damaged_seal_of_the_cache(cache, made_toys, damage, caplog):
     assert not caplog.text
 
 
-def test_a_cache_that_was_copied_is_read_once(cache, made_toys, caplog, monkeypatch):
-    """A copy has other times: it is compared by content, and at the next start taken at its word."""
+def test_copied_cache_is_checked_by_content_once(cache, made_toys, caplog, monkeypatch):
+    """A copy has other times: its checksum is compared once, later its new times are trusted."""
     load_corpus(str(made_toys.corpus)).to_dataset()
     (file,) = cache.rglob("passages.arrow")
-    hurt(file, lambda data: data)
+    damage_file(file, lambda data: data)
     read = []
     monkeypatch.setattr("hf_tlm.utils.arrow_files.checksum", lambda path: read.append(path) or checksum(path))
     for _ in range(2):
@@ -182,14 +184,14 @@ def test_a_cache_that_was_copied_is_read_once(cache, made_toys, caplog, monkeypa
     assert read == [file] and not caplog.text
 
 
-def test_a_cache_of_before_there_were_seals(cache, made_toys, caplog):
+def test_cache_without_seals_is_accepted(cache, made_toys, caplog):
     before = load_corpus(str(made_toys.corpus)).to_dataset()
     (seal,) = cache.rglob("passages.arrow.seal")
     seal.unlink()
     assert load_corpus(str(made_toys.corpus)).to_dataset().cache_files == before.cache_files and not caplog.text
 
 
-def test_tokens_that_end_between_two_batches(cache, made_toys, caplog):
+def test_truncated_tokens_in_the_cache_are_created_again(cache, made_toys, caplog):
     import pyarrow as pa
 
     task = load_task(str(made_toys.task))
@@ -208,7 +210,7 @@ def test_tokens_that_end_between_two_batches(cache, made_toys, caplog):
 
 @damaged
 @pytest.mark.parametrize("name", ["shard-00000/blocks.arrow", "shard-00001/state.json", "totals.json"])
-def test_blocks_of_the_cache(cache, made_toys, name, damage):
+def test_damaged_blocks_in_the_cache_are_created_again(cache, made_toys, name, damage):
     corpus = load_corpus(str(made_toys.corpus))
     tokenizer = train_wordpiece(corpus.to_dataset()["text"], 120)
 
@@ -217,12 +219,12 @@ def test_blocks_of_the_cache(cache, made_toys, name, damage):
 
     before, totals = shards().to_dataset()["input_ids"][:], shards().totals
     (file,) = (path for path in cache.rglob(name.rpartition("/")[2]) if str(path).endswith(name))
-    hurt(file, damage)
+    damage_file(file, damage)
     assert shards().to_dataset()["input_ids"][:] == before and shards().totals == totals
 
 
 @pytest.mark.parametrize("name", ["shard-00001/state.json", "totals.json"])
-def test_a_number_that_changed_in_what_blocks_are_continued_from(cache, made_toys, name):
+def test_changed_state_of_blocks_is_created_again(cache, made_toys, name):
     corpus = load_corpus(str(made_toys.corpus))
     tokenizer = train_wordpiece(corpus.to_dataset()["text"], 120)
 
@@ -232,7 +234,7 @@ def test_a_number_that_changed_in_what_blocks_are_continued_from(cache, made_toy
     before, totals = shards().to_dataset()["input_ids"][:], shards().totals
     folder = shards().folder
     (folder / "totals.json").unlink() if "state" in name else None
-    for later in folder.glob("shard-*") if "state" in name else ():  # As a kill leaves it.
+    for later in folder.glob("shard-*") if "state" in name else ():  # The state after a kill.
         if later.name > "shard-00001":
             shutil.rmtree(later)
     content = json.loads((folder / name).read_text())
@@ -243,7 +245,7 @@ def test_a_number_that_changed_in_what_blocks_are_continued_from(cache, made_toy
 
 
 @damaged
-def test_objects(tmp_path, damage, caplog):
+def test_damaged_json_file_is_reported(tmp_path, damage, caplog):
     path = tmp_path / "record.json"
     path.write_bytes(damage(json.dumps({"values": list(range(200))}).encode()))
     for find in (find_object, read_record):
@@ -255,7 +257,7 @@ def test_objects(tmp_path, damage, caplog):
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "3", '"text"', "[" * 100_000])
-def test_what_is_no_object(tmp_path, content):
+def test_json_file_without_an_object_is_reported(tmp_path, content):
     path = tmp_path / "record.json"
     path.write_text(content)
     assert find_object(path) is None
@@ -264,13 +266,13 @@ def test_what_is_no_object(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", ["{}", '{"seeds": 3}', '{"seeds": [{"seed": 1}]}', '{"seeds": [[]]}', "{", "[]"])
-def test_a_damaged_point_of_a_grid_is_not_finished(tmp_path, content):
+def test_damaged_point_of_a_grid_is_not_finished(tmp_path, content):
     (tmp_path / "results.json").write_text(content)
     assert _seeds(tmp_path) == []
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"asked": 3, "trials": []}', '{"asked": {}, "trials": 3}'])
-def test_damaged_trials_of_a_search(tmp_path, content):
+def test_damaged_trials_of_a_search_are_refused(tmp_path, content):
     (tmp_path / TRIALS_FILE).write_text(content)
     with pytest.raises(GridError, match="Choose another --output_dir"):
         _read(tmp_path, {})
@@ -279,7 +281,7 @@ def test_damaged_trials_of_a_search(tmp_path, content):
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["exported", "published"])
 @pytest.mark.parametrize("name", ["model.safetensors", "results.json", "config.json", "seal.json"])
-def test_a_damaged_pretrained_model_is_made_again(toys, tmp_path, state, name):
+def test_damaged_pretrained_model_is_created_again(toys, tmp_path, state, name):
     outcome = attack("pretrain", *toys.commands["pretrain"])
     assert outcome.status == 0, outcome.stderr
     before = {path.name: path.read_bytes() for path in toys.out.glob("*.safetensors")}
@@ -290,7 +292,7 @@ def test_a_damaged_pretrained_model_is_made_again(toys, tmp_path, state, name):
             shutil.move(toys.out / file, toys.out / "export" / file)
         shutil.move(toys.out / "seal.json", toys.out / "export" / "seal.json")
     file = toys.out / ("export" if state == "exported" else "") / name
-    hurt(file, DAMAGES["cut in two"])
+    damage_file(file, DAMAGES["cut in two"])
     outcome = attack("pretrain", *toys.commands["pretrain"])
     assert outcome.status == 0 and "created again" in outcome.stderr and "Traceback" not in outcome.stderr, outcome.stderr
     assert before == {path.name: path.read_bytes() for path in toys.out.glob("*.safetensors")}
@@ -298,16 +300,16 @@ def test_a_damaged_pretrained_model_is_made_again(toys, tmp_path, state, name):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
-def test_damaged_settings_of_a_pretraining(toys, content):
+def test_damaged_settings_of_a_pretraining_are_refused(toys, content):
     toys.out.mkdir()
     (toys.out / "settings.json").write_bytes(content)
     assert_refused(attack("pretrain", *toys.commands["pretrain"]), "settings.json", "damaged")
     assert (toys.out / "settings.json").read_bytes() == content
 
 
-def test_a_tokenizer_of_another_size_than_its_file(tmp_path):
+def test_truncated_tokenizer_is_refused(tmp_path):
     tokenizer = train_wordpiece(["the gene binds the cell"] * 3, 60)
     tokenizer.save_pretrained(tmp_path)
-    hurt(tmp_path / "tokenizer.json", DAMAGES["cut in two"])
+    damage_file(tmp_path / "tokenizer.json", DAMAGES["cut in two"])
     with pytest.raises(HfTlmError):
         load_tokenizer(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Strangers' files: of their JSON only harmless fields are read, and nothing in a repository acts on its own."""
+"""Files of other authors: only harmless fields of their JSON are read, and nothing in a repository runs by itself."""
 
 import json
 import socket
@@ -21,7 +21,7 @@ NAN = float("nan")
 
 @pytest.fixture
 def addresses(monkeypatch):
-    """Where this process connected to."""
+    """The addresses that this process connects to."""
     found, connect = set(), socket.socket.connect
     monkeypatch.setattr(socket.socket, "connect", lambda self, address: [found.add(address), connect(self, address)][1])
     return found
@@ -76,7 +76,7 @@ def test_fields_are_typed_and_bounded(check, good, bad, expected, tmp_path):
         (b'{"value": ' + b"9" * 5000 + b"}", "not JSON|whole number"),
     ],
 )
-def test_a_file_that_is_no_object_is_one_line(content, expected, tmp_path):
+def test_file_without_a_json_object_is_a_one_line_error(content, expected, tmp_path):
     path = tmp_path / "file.json"
     path.write_bytes(content)
     with pytest.raises(HfTlmError, match=expected):
@@ -100,14 +100,14 @@ def test_a_file_that_is_no_object_is_one_line(content, expected, tmp_path):
         ({"label_names": None}, "label_names must be a list"),
     ],
 )
-def test_finetuned_json(changes, expected, tmp_path):
+def test_invalid_finetuned_json_is_refused(changes, expected, tmp_path):
     saved = finetuned(**changes) if expected else {**finetuned(), **changes}
     (tmp_path / "finetuned.json").write_text(json.dumps(saved))
     with pytest.raises(HfTlmError, match=expected or "task must be an object"):
         read_saved(tmp_path)
 
 
-def test_of_finetuned_json_only_what_predictions_depend_on_is_read(tmp_path):
+def test_only_fields_for_predictions_are_read_from_finetuned_json(tmp_path):
     task = {"path": "mallory/data", "data_files": {"train": "theirs"}, "revision": "main", "config_name": "theirs"}
     (tmp_path / "finetuned.json").write_text(json.dumps(finetuned(arguments=MACHINE, task=task)))
     spec, _, arguments = read_saved(tmp_path)
@@ -115,7 +115,7 @@ def test_of_finetuned_json_only_what_predictions_depend_on_is_read(tmp_path):
     assert (spec.path, spec.data_files, spec.revision, spec.config_name) == ("", None, None, None)
 
 
-def test_predicting_with_a_stranger_s_model_reads_it_and_does_nothing_else(hub, tokenizer, rows, addresses, monkeypatch):
+def test_predicting_with_a_foreign_model_only_reads_it(hub, tokenizer, rows, addresses, monkeypatch):
     folder = classifier(rows.parent / "theirs", tokenizer, finetuned(arguments=MACHINE))
     hub.put("mallory/model", files(folder))
     monkeypatch.chdir(rows.parent)
@@ -128,7 +128,7 @@ def test_predicting_with_a_stranger_s_model_reads_it_and_does_nothing_else(hub, 
     assert all(f"http://{host}:{port}" == hub.url for host, port in addresses)
 
 
-def test_labels_that_a_stranger_s_model_does_not_have(tokenizer, rows):
+def test_foreign_model_with_another_number_of_labels_is_refused(tokenizer, rows):
     folder = classifier(rows.parent / "theirs", tokenizer, finetuned(label_names=["up"]))
     with pytest.raises(ModelError, match="has 3 classes, but finetuned.json names 1"):
         predict(str(folder), str(rows), use_cpu=True)
@@ -149,19 +149,19 @@ def test_labels_that_a_stranger_s_model_does_not_have(tokenizer, rows):
         ({"base_model_name_or_path": None}, "base_model_name_or_path must be a text"),
     ],
 )
-def test_adapter_config_json(changes, expected, tokenizer, tmp_path):
+def test_invalid_adapter_config_json_is_refused(changes, expected, tokenizer, tmp_path):
     folder = adapter(tmp_path / "adapter", tokenizer, "alice/base", **changes)
     with pytest.raises(ModelError, match=expected):
         read_adapter(folder)
 
 
-def test_an_adapter_of_peft_s_own_is_read(tokenizer, tmp_path):
-    found = read_adapter(adapter(tmp_path / "adapter", tokenizer, "alice/base", new_field_that_does_nothing=3))
-    assert found.target_modules == {"query"} and found.r == 2
+def test_adapter_written_by_peft_is_read(tokenizer, tmp_path):
+    config = read_adapter(adapter(tmp_path / "adapter", tokenizer, "alice/base", new_field_that_does_nothing=3))
+    assert config.target_modules == {"query"} and config.r == 2
 
 
-def test_an_adapter_of_the_hub_goes_on_a_model_of_the_hub(hub, tokenizer, rows, addresses):
-    """And on none of this machine, wherever its author believes that there is one."""
+def test_adapter_from_the_hub_needs_a_base_model_from_the_hub(hub, tokenizer, rows, addresses):
+    """A local path in its config is refused, even if it exists."""
     private = masked_lm(rows.parent / "private", tokenizer)
     hub.put("mallory/adapter", files(adapter(rows.parent / "theirs", tokenizer, str(private))))
     with pytest.raises(HubError, match="must be a model on the Hub"):
@@ -192,7 +192,7 @@ PROMPT |= {"sets": 1, "similarity_model": None, "examples": None}
         ({"examples": [3]}, "examples.0 must be an object"),
     ],
 )
-def test_prompt_json(changes, expected, tmp_path):
+def test_invalid_prompt_json_is_refused(changes, expected, tmp_path):
     (tmp_path / "prompt.json").write_text(json.dumps(PROMPT | changes))
     with pytest.raises(PromptError, match=expected):
         PromptClassifier.from_pretrained(str(tmp_path))
@@ -207,7 +207,7 @@ def test_prompt_json(changes, expected, tmp_path):
         ([], "must be an object"),
     ],
 )
-def test_corruption_json(values, expected, tmp_path):
+def test_invalid_corruption_json_is_refused(values, expected, tmp_path):
     (tmp_path / "generator").mkdir()
     (tmp_path / "generator/config.json").touch()
     (tmp_path / "corruption.json").write_text(json.dumps(values))
@@ -215,7 +215,7 @@ def test_corruption_json(values, expected, tmp_path):
         load_exported(tmp_path, id2label={0: "a"})
 
 
-def test_a_similarity_model_of_a_stranger_s_prompt_is_one_of_the_hub(hub, tokenizer, tmp_path):
+def test_foreign_prompt_with_a_local_similarity_model_is_refused(hub, tokenizer, tmp_path):
     folder = masked_lm(tmp_path / "theirs", tokenizer)
     (folder / "prompt.json").write_text(json.dumps(PROMPT | {"similarity_model": str(tmp_path)}))
     hub.put("mallory/prompt", files(folder))

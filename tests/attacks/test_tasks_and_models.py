@@ -1,4 +1,4 @@
-"""Tasks that lack something, and checkpoints that are damaged, given to every recipe that takes them."""
+"""Incomplete tasks and damaged checkpoints, given to every recipe that takes them."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def task(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", OF_TASKS)
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_that_lacks_something_is_refused(toys, task, recipe, name):
+def test_incomplete_task_is_refused(toys, task, recipe, name):
     outcome = attack(recipe.split()[0], *toys.commands[recipe], "--task", task(*TASKS[name]))
     assert_refused(outcome)
     assert not toys.out.exists()
@@ -33,7 +33,7 @@ def test_a_task_that_lacks_something_is_refused(toys, task, recipe, name):
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("gone.jsonl")])
-def test_a_split_that_is_no_file_is_not_left_out(toys, task, split, make):
+def test_split_that_is_not_a_file_is_refused(toys, task, split, make):
     folder = task(ROWS, HELD_OUT)
     (folder / f"{split}.jsonl").unlink(missing_ok=True)
     make(folder / f"{split}.jsonl")
@@ -48,7 +48,7 @@ def test_a_split_that_is_no_file_is_not_left_out(toys, task, split, make):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", OF_MODELS)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_damaged_checkpoint_is_refused(toys, tmp_path, recipe, name):
+def test_damaged_checkpoint_is_refused(toys, tmp_path, recipe, name):
     source = toys.run if recipe == "select_influence" else toys.checkpoint
     shutil.copytree(source, tmp_path / "model", ignore=shutil.ignore_patterns("seed-*"))
     MODELS[name](tmp_path / "model")
@@ -58,7 +58,7 @@ def test_a_damaged_checkpoint_is_refused(toys, tmp_path, recipe, name):
 
 
 @pytest.mark.parametrize("recipe,arguments,expected", LARGE)
-def test_more_than_there_is_is_refused(toys, recipe, arguments, expected):
+def test_size_larger_than_the_data_is_refused(toys, recipe, arguments, expected):
     assert_refused(attack(recipe, *toys.commands[recipe], *arguments), expected)
     assert not toys.out.exists()
 
@@ -83,7 +83,7 @@ TABLES = {
 
 @pytest.mark.parametrize("recipe", ["retrieve", "train_tlm", "finetune"])
 @pytest.mark.parametrize("content,options,expected", TABLES.values(), ids=TABLES)
-def test_a_table_that_is_no_task_is_refused(toys, tmp_path, recipe, content, options, expected):
+def test_table_that_is_not_a_task_is_refused(toys, tmp_path, recipe, content, options, expected):
     (tmp_path / "table.csv").write_bytes(content)
     assert_refused(attack(recipe, *toys.commands[recipe], "--task", tmp_path / "table.csv", *options), expected)
     assert not toys.out.exists()

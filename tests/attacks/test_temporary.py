@@ -1,4 +1,4 @@
-"""What killed processes leave of a write is removed by the next one; what others are writing is not."""
+"""Temporary files of killed processes are removed by the next write; those of running processes are not."""
 
 import fcntl
 import multiprocessing
@@ -24,8 +24,8 @@ def write_slowly(writer, path, end):
         end.poll(60)
 
 
-def begin(writer, path):
-    """A process that is in the midst of writing a path, and what ends it."""
+def begin_writing(writer, path):
+    """Start a process that is in the middle of writing a path; return it and the pipe that ends it."""
     own, other = FORK.Pipe()
     process = FORK.Process(target=write_slowly, args=(writer, path, other))
     process.start()
@@ -33,7 +33,7 @@ def begin(writer, path):
     return process, own
 
 
-def finish(writer, path):
+def write_completely(writer, path):
     with writer(path) as work:
         work.write(b"new") if writer is atomic_file else (work / "new").write_text("new")
 
@@ -43,19 +43,19 @@ def read(path):
 
 
 @pytest.mark.parametrize("writer", [atomic_file, atomic_directory])
-def test_what_a_kill_left_is_removed(tmp_path, writer):
-    process, _ = begin(writer, tmp_path / "out")
+def test_temporary_file_of_a_killed_process_is_removed(tmp_path, writer):
+    process, _ = begin_writing(writer, tmp_path / "out")
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert len(os.listdir(tmp_path)) == 1
-    finish(writer, tmp_path / "out")
+    write_completely(writer, tmp_path / "out")
     assert os.listdir(tmp_path) == ["out"] and read(tmp_path / "out") == "new"
 
 
 @pytest.mark.parametrize("writer", [atomic_file, atomic_directory])
-def test_what_is_being_written_stays(tmp_path, writer):
-    process, pipe = begin(writer, tmp_path / "out")
-    finish(writer, tmp_path / "out")
+def test_temporary_file_of_a_running_process_stays(tmp_path, writer):
+    process, pipe = begin_writing(writer, tmp_path / "out")
+    write_completely(writer, tmp_path / "out")
     assert len(os.listdir(tmp_path)) == 2
     pipe.send("go")
     process.join(60)
@@ -66,28 +66,35 @@ def test_what_is_being_written_stays(tmp_path, writer):
         assert os.listdir(tmp_path / "out") == ["half"]
 
 
-def test_names_of_others_stay(tmp_path):
-    own = [".env.local", ".env.lock", ".env.defaults", ".env.b." + "0" * 32, ".environment." + "0" * 32, ".env." + "0" * 31]
-    for name in own:
+def test_files_with_similar_names_stay(tmp_path):
+    names = [
+        ".env.local",
+        ".env.lock",
+        ".env.defaults",
+        ".env.b." + "0" * 32,
+        ".environment." + "0" * 32,
+        ".env." + "0" * 31,
+    ]
+    for name in names:
         (tmp_path / name).write_text("mine")
     (tmp_path / "mine").mkdir()
     (tmp_path / (".env." + "1" * 32)).symlink_to("mine")
     atomic_write(tmp_path / "env", "text")
-    assert sorted(os.listdir(tmp_path)) == sorted([*own, "env", "mine", ".env." + "1" * 32])
+    assert sorted(os.listdir(tmp_path)) == sorted([*names, "env", "mine", ".env." + "1" * 32])
 
 
-def test_an_old_folder_stays_while_there_is_no_new_one(tmp_path):
-    left = tmp_path / (".out.old." + "0" * 32)
-    left.mkdir()
-    (left / "out").write_text("all there is")
+def test_replaced_folder_stays_until_the_new_one_exists(tmp_path):
+    replaced = tmp_path / (".out.old." + "0" * 32)
+    replaced.mkdir()
+    (replaced / "out").write_text("all there is")
     remove_abandoned(tmp_path / "out")
-    assert left.exists()
+    assert replaced.exists()
     (tmp_path / "out").mkdir()
     remove_abandoned(tmp_path / "out")
-    assert not left.exists()
+    assert not replaced.exists()
 
 
-def test_without_locks_nothing_is_taken_for_abandoned(tmp_path, monkeypatch):
+def test_nothing_is_removed_on_a_file_system_without_locks(tmp_path, monkeypatch):
     def none(descriptor, operation):
         raise OSError(38, "Function not implemented")
 
@@ -97,7 +104,7 @@ def test_without_locks_nothing_is_taken_for_abandoned(tmp_path, monkeypatch):
     assert len(os.listdir(tmp_path)) == 2 and (tmp_path / "out").read_text() == "new"
 
 
-def test_everything_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
+def test_files_are_synced_to_disk_before_the_rename(tmp_path, monkeypatch):
     done, fsync, rename, replace = [], os.fsync, os.rename, os.replace
     monkeypatch.setattr("os.fsync", lambda file: (done.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
     monkeypatch.setattr("os.rename", lambda *paths: (done.append("rename"), rename(*paths)))
@@ -112,7 +119,7 @@ def test_everything_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
     assert len(done) == 3 and done[1:] == ["rename", str(tmp_path)]
 
 
-def test_a_write_that_the_disk_does_not_keep_is_none(tmp_path, monkeypatch):
+def test_write_that_cannot_be_synced_is_undone(tmp_path, monkeypatch):
     def fails(file):
         raise OSError(5, "Input/output error")
 
@@ -123,10 +130,10 @@ def test_a_write_that_the_disk_does_not_keep_is_none(tmp_path, monkeypatch):
     assert (tmp_path / "file").read_text() == "old" and os.listdir(tmp_path) == ["file"]
 
 
-def test_a_file_is_written_by_the_descriptor_that_has_its_lock(tmp_path):
-    """On SMB a lock is mandatory: a file that one descriptor has locked no other one can write."""
+def test_file_is_written_through_its_locked_descriptor(tmp_path):
+    """On SMB locks are mandatory: only the descriptor that has locked a file can write it."""
     with atomic_file(tmp_path / "out") as stream:
-        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)  # Another one's would be taken.
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)  # Fails if another descriptor had the lock.
         (work,) = tmp_path.iterdir()
         with open(work, "rb") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,17 +143,17 @@ def test_a_file_is_written_by_the_descriptor_that_has_its_lock(tmp_path):
 
 @pytest.mark.parametrize("writer", [atomic_file, atomic_directory])
 @pytest.mark.parametrize("target", [None, "/dev/null", STDOUT])
-def test_a_pipe_or_a_device_stays_what_it_is(tmp_path, writer, target):
+def test_pipe_or_device_is_not_replaced(tmp_path, writer, target):
     os.mkfifo(tmp_path / "out") if target is None else (tmp_path / "out").symlink_to(target)
     before = os.lstat(tmp_path / "out")
     with pytest.raises(HfTlmError, match="found a pipe or a device"):
-        finish(writer, tmp_path / "out")
+        write_completely(writer, tmp_path / "out")
     after = os.lstat(tmp_path / "out")
     assert (after.st_mode, after.st_ino) == (before.st_mode, before.st_ino) and os.listdir(tmp_path) == ["out"]
 
 
-def test_a_folder_takes_the_place_of_no_file(tmp_path):
+def test_file_is_not_replaced_by_a_folder(tmp_path):
     (tmp_path / "out").write_text("mine")
     with pytest.raises(HfTlmError, match="expected a folder or a new name; found a file"):
-        finish(atomic_directory, tmp_path / "out")
+        write_completely(atomic_directory, tmp_path / "out")
     assert (tmp_path / "out").read_text() == "mine" and os.listdir(tmp_path) == ["out"]

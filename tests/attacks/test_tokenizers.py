@@ -1,4 +1,4 @@
-"""Tokenizers whose files are missing, damaged or of other texts, and caches of them: nothing is trained on [UNK]."""
+"""Tokenizers with missing or damaged files, and their cache: nothing is trained on texts of [UNK]."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def empty(folder):
 
 
 def modernbert_alone(folder):
-    """Of this class transformers has no tokenizer of its own to fall back on."""
+    """Remove the tokenizer of a ModernBERT model, a class without a fallback tokenizer in transformers."""
     (folder / "tokenizer.json").unlink()
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**content, "model_type": "modernbert"}))
@@ -55,21 +55,21 @@ CACHES = {
 
 
 @pytest.mark.parametrize("harm", CACHES.values(), ids=CACHES)
-def test_a_damaged_cache_is_made_again(cache, harm):
-    made = cached_wordpiece(TEXTS, 120)
+def test_damaged_tokenizer_in_the_cache_is_created_again(cache, harm):
+    tokenizer = cached_wordpiece(TEXTS, 120)
     (folder,) = cache.iterdir()
     files = {file.name: file.read_bytes() for file in folder.iterdir()}
     harm(folder)
     again = cached_wordpiece(TEXTS, 120)
-    assert again.get_vocab() == made.get_vocab() and len(made) > 20
+    assert again.get_vocab() == tokenizer.get_vocab() and len(tokenizer) > 20
     assert files == {file.name: file.read_bytes() for file in folder.iterdir()}
     stamp = os.stat(folder / "tokenizer.json").st_mtime_ns
     cached_wordpiece(TEXTS, 120)
-    assert os.stat(folder / "tokenizer.json").st_mtime_ns == stamp  # A whole one is not made again.
+    assert os.stat(folder / "tokenizer.json").st_mtime_ns == stamp  # An intact one is not created again.
 
 
-def test_what_is_saved_does_not_depend_on_the_cache(cache, tmp_path):
-    """Tokenised now or found, by a tokenizer that was made now or found, saved before or after."""
+def test_saved_tokenizer_does_not_depend_on_the_cache(cache, tmp_path):
+    """The tokenizer and the tokens may be new or from the cache, and the tokenizer used before it is saved."""
     task = tmp_path / "task"
     task.mkdir()
     for split in ("train", "validation"):
@@ -87,7 +87,7 @@ def test_what_is_saved_does_not_depend_on_the_cache(cache, tmp_path):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A tiny model with its tokenizer. Not to be written to."""
+    """A tiny model with its tokenizer. Tests must not write to it."""
     from hf_tlm.data import train_wordpiece
 
     folder = tmp_path_factory.mktemp("checkpoint") / "model"
@@ -131,7 +131,7 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("harm,message", FOLDERS.values(), ids=FOLDERS)
-def test_a_tokenizer_without_its_files_is_refused(checkpoint, tmp_path, harm, message):
+def test_tokenizer_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path, harm, message):
     assert len(load_tokenizer(str(checkpoint))) > 20
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)
@@ -141,7 +141,7 @@ def test_a_tokenizer_without_its_files_is_refused(checkpoint, tmp_path, harm, me
 
 
 @pytest.mark.parametrize("recipe", ["train_tlm", "finetune", "pretrain"])
-def test_nothing_is_trained_from_a_checkpoint_without_a_tokenizer(checkpoint, toys, tmp_path, recipe):
+def test_training_from_a_checkpoint_without_tokenizer_is_refused(checkpoint, toys, tmp_path, recipe):
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)
     (folder / "tokenizer.json").unlink()

@@ -1,4 +1,4 @@
-"""Values of the wrong type for every own option of every recipe, from the fields of the recipes' own classes."""
+"""Values of the wrong type for every option that recipes add, read from the fields of the recipes' classes."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from attacks.bad_input.wrong_types import CASES, NO_OPTIONS
 
 
 def assert_all_refused(toys, recipe, cases):
-    """cases: pairs of what is added to a line that ends well, and what the refusal says."""
+    """Check pairs of arguments added to a valid command line, and part of the message."""
     command = next(line for key, line in toys.commands.items() if key.split()[0] == recipe)
     outcomes = attack_often(recipe, [(*command, *arguments) for arguments, _ in cases])
     for (_, expected), outcome in zip(cases, outcomes, strict=True):
@@ -18,11 +18,11 @@ def assert_all_refused(toys, recipe, cases):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", sorted({recipe for recipe, _, _ in CASES}))
-def test_they_are_refused_with_the_option(toys, recipe):
-    of_recipe = sorted((name, value) for of, name, value in CASES if of == recipe)
+def test_value_of_the_wrong_type_is_refused_with_the_option(toys, recipe):
+    of_recipe = sorted((name, value) for name_of_recipe, name, value in CASES if name_of_recipe == recipe)
     assert_all_refused(toys, recipe, [((f"--{name}", value), f"--{name}: ") for name, value in of_recipe])
 
 
 @pytest.mark.parametrize("recipe", sorted(CLASSES))
-def test_what_is_no_option_is_refused(toys, recipe):
+def test_unknown_options_are_refused(toys, recipe):
     assert_all_refused(toys, recipe, NO_OPTIONS)

@@ -1,4 +1,4 @@
-"""A tokenizer that does not know the texts is refused before a training, and adapters for layers that are not there."""
+"""A tokenizer that does not know the texts is refused before training, as are adapters for layers that do not exist."""
 
 import json
 
@@ -14,7 +14,7 @@ GREEK = ["το γονίδιο ενεργοποιεί το κύτταρο", "η �
 
 @pytest.fixture(scope="session")
 def greek(tmp_path_factory):
-    """A task and a corpus of another alphabet than the toys'."""
+    """A task and a corpus in another alphabet than the toys."""
     folder = tmp_path_factory.mktemp("greek")
     rows = [{"text": f"{GREEK[number % 2]} {'και ' * number}", "label": ("up", "down")[number % 2]} for number in range(12)]
     (folder / "task").mkdir()
@@ -35,18 +35,18 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("recipe", UNKNOWN)
-def test_a_tokenizer_of_other_texts_is_refused(toys, greek, recipe):
+def test_tokenizer_of_another_alphabet_is_refused(toys, greek, recipe):
     data = ("--corpus", greek / "corpus.parquet") if recipe == "pretrain" else ("--task", greek / "task")
     outcome = attack(recipe, *toys.commands[recipe], *data, *UNKNOWN[recipe](toys))
     name = toys.run if recipe == "select_influence" else toys.checkpoint
-    if recipe == "select_influence":  # The score model is of other classes too, which is told first.
+    if recipe == "select_influence":  # The score model also has other classes, which is reported first.
         assert_refused(outcome, str(name))
     else:
         assert_refused(outcome, f"The tokenizer of {name} does not fit", "% of the tokens", "[UNK]", "at most 20%")
     assert not toys.out.exists()
 
 
-def test_passages_are_looked_at_too(toys, greek, tmp_path):
+def test_passages_are_checked_too(toys, greek, tmp_path):
     from hf_tlm.corpora import load_corpus
     from hf_tlm.retrieval import retrieve
     from hf_tlm.tasks import load_task
@@ -61,7 +61,7 @@ def test_passages_are_looked_at_too(toys, greek, tmp_path):
 
 
 @pytest.mark.parametrize("greek_of_ten,fits", [(0, True), (1, True), (5, False), (10, False)])
-def test_some_unknown_words_are_no_other_language(tokenizer, greek_of_ten, fits):
+def test_share_of_unknown_tokens_is_limited(tokenizer, greek_of_ten, fits):
     texts = ["the gene the gene"] * (10 - greek_of_ten) + ["α β γ δ"] * greek_of_ten
     if fits:
         check_known(tokenizer, texts, "toy")
@@ -70,12 +70,12 @@ def test_some_unknown_words_are_no_other_language(tokenizer, greek_of_ten, fits)
             check_known(tokenizer, texts, "toy")
 
 
-def test_without_texts_or_an_unknown_token_nothing_is_said(tokenizer):
+def test_empty_texts_are_accepted(tokenizer):
     check_known(tokenizer, [], "toy")
     check_known(tokenizer, [""], "toy")
 
 
-def test_texts_of_any_kind_of_task():
+def test_texts_of_every_kind_of_task_are_read():
     rows = Dataset.from_list(
         [{"id": "0", "tokens": ["a", "b"], "tags": ["X", "Y"]}, {"id": "1", "tokens": ["c"], "tags": ["X"]}]
     )
@@ -85,7 +85,7 @@ def test_texts_of_any_kind_of_task():
 
 
 @pytest.mark.parametrize("recipe", ["train_tlm", "pretrain", "finetune", "few_shot"])
-def test_layers_that_are_not_there_are_refused_before_weights_are_read(toys, tmp_path, recipe):
+def test_unknown_adapter_layers_are_refused_before_weights_are_read(toys, tmp_path, recipe):
     import shutil
 
     folder = tmp_path / "checkpoint"
@@ -98,7 +98,7 @@ def test_layers_that_are_not_there_are_refused_before_weights_are_read(toys, tmp
     assert not toys.out.exists()
 
 
-def test_layers_of_a_body_from_scratch_too(toys):
+def test_unknown_adapter_layers_of_a_new_body_are_refused(toys):
     adapter = ("--use_peft", "true", "--lora_target_modules", "q_proj")
     assert_refused(attack("train_tlm", *toys.commands["train_tlm"], *adapter), "has no linear layer q_proj")
     assert not toys.out.exists()

@@ -1,4 +1,4 @@
-"""Environment variables of odd values: one line that names the variable."""
+"""Environment variables with invalid values: one line that names the variable."""
 
 import pytest
 
@@ -20,26 +20,26 @@ CASES = [
 
 
 @pytest.mark.parametrize("recipe,name,value", CASES)
-def test_odd_values_are_refused(toys, recipe, name, value):
+def test_invalid_environment_variable_is_refused(toys, recipe, name, value):
     assert_refused(attack(recipe, *toys.commands[recipe], environment={name: value}), name, repr(value))
     assert not toys.out.exists()
 
 
-def test_values_that_launchers_set(monkeypatch):
+def test_values_set_by_launchers_are_accepted(monkeypatch):
     for name, value in {"LOCAL_RANK": "-1", "ACCELERATE_USE_CPU": "True", "ACCELERATE_MIXED_PRECISION": "BF16"}.items():
         monkeypatch.setenv(name, value)
     check_variables()
 
 
 @pytest.mark.parametrize("size", [None, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
-def test_one_process_of_several_that_were_asked_for_says_so(monkeypatch, caplog, size):
-    """What `accelerate launch --cpu --num_processes 2` sets, which starts one; MPI starts them all."""
+def test_single_process_where_several_were_requested_is_warned_about(monkeypatch, caplog, size):
+    """`accelerate launch --cpu --num_processes 2` sets these variables and starts one process; MPI starts them all."""
     for name in SIZES:
         monkeypatch.delenv(name, raising=False)
     check_variables()
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
     check_variables()
-    assert not caplog.text  # As with one process.
+    assert not caplog.text  # One process was requested.
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     if size is not None:
         monkeypatch.setenv(size, "2")

@@ -1,4 +1,4 @@
-"""YAML of any shape as --config: one line, or the value that was meant."""
+"""YAML of any shape as --config: an error of one line, or the value that was meant."""
 
 import os
 
@@ -83,7 +83,7 @@ def options(tmp_path, content, *classes, args=()):
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_refused(tmp_path, content, expected):
+def test_invalid_config_is_refused(tmp_path, content, expected):
     with pytest.raises(ConfigError) as refusal:
         options(tmp_path, content, ModelArguments, TlmArguments)
     message = str(refusal.value)
@@ -110,15 +110,15 @@ def test_refused(tmp_path, content, expected):
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_what_is_meant(tmp_path, content, name, value):
-    found = options(
+def test_unusual_yaml_is_read_as_meant(tmp_path, content, name, value):
+    parsed = options(
         tmp_path, content, ModelArguments, TlmArguments, args=["--use_cpu", "true", "--output_dir", str(tmp_path)]
     )
-    (holder,) = [one for one in found if hasattr(one, name)]
+    (holder,) = [arguments for arguments in parsed if hasattr(arguments, name)]
     assert getattr(holder, name) == value
 
 
-def test_a_mapping_is_json_where_json_is_taken(tmp_path):
+def test_mapping_is_accepted_for_a_json_option(tmp_path):
     content = "executor_options: {time: 1.10, partition: cpu}"
     (arguments,) = options(tmp_path, content, RetrievalArguments)
     assert parse_executor_options(arguments.executor_options) == {"time": 1.1, "partition": "cpu"}
@@ -126,12 +126,12 @@ def test_a_mapping_is_json_where_json_is_taken(tmp_path):
         parse_executor_options("{a: 1, a: 2}")
 
 
-def test_a_grid_may_be_a_mapping(tmp_path):
+def test_grid_is_accepted_as_a_mapping(tmp_path):
     (arguments,) = options(tmp_path, "grid: {learning_rate: [1e-4, 3e-4]}", GridArguments)
     assert arguments.read().values == {"learning_rate": [1e-4, 3e-4]}
 
 
-def test_task_columns_are_texts(tmp_path):
+def test_number_as_a_column_name_is_read_as_text(tmp_path):
     (arguments,) = options(tmp_path, "task: x\ntext_column: 1.0", TaskArguments)
     assert arguments.text_column == "1.0"
 
@@ -148,7 +148,7 @@ def test_task_columns_are_texts(tmp_path):
     ],
     ids=lambda value: value[:40],
 )
-def test_grids(content, expected):
+def test_invalid_grid_is_refused(content, expected):
     with pytest.raises(HfTlmError) as refusal:
         Grid.read(content)
     assert expected in str(refusal.value)
@@ -165,7 +165,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place[:20])
-def test_places_that_are_no_file(toys, tmp_path, place):
+def test_config_that_is_not_a_file_is_refused(toys, tmp_path, place):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     where = str(tmp_path / place) if place in ("folder", "pipe", "nowhere.yaml") else place
@@ -186,14 +186,14 @@ EMPTY = [
 
 
 @pytest.mark.parametrize("recipe,name", EMPTY)
-def test_empty_texts_on_the_command_line(toys, recipe, name):
+def test_empty_text_on_the_command_line_is_refused(toys, recipe, name):
     assert_refused(
         attack(recipe, *toys.commands[recipe], f"--{name}", ""), f"--{name}: expected a text; received an empty one"
     )
     assert not toys.out.exists()
 
 
-def test_a_missing_folder_of_a_selection_is_missing(tmp_path):
+def test_selection_needs_no_output_folder(tmp_path):
     assert ScoreModelArguments().output_dir == ""
     (arguments,) = parse(ScoreModelArguments, recipe="select_influence", description="", args=["--use_cpu", "true"])
     assert arguments.output_dir == ""
@@ -209,5 +209,5 @@ def test_a_missing_folder_of_a_selection_is_missing(tmp_path):
         ("retrieve", "task", "The file name is too long"),
     ],
 )
-def test_long_words_are_shortened(toys, recipe, name, expected):
+def test_long_values_are_shortened_in_messages(toys, recipe, name, expected):
     assert_refused(attack(recipe, *toys.commands[recipe], f"--{name}", "x" * 100_000), expected)

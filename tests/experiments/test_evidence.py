@@ -1,4 +1,4 @@
-"""benchmarks/evidence.py: the page of all tables says what the records say."""
+"""benchmarks/evidence.py: the page of all tables agrees with the records."""
 
 import csv
 import importlib.util
@@ -47,14 +47,14 @@ def fake_step(plan, step):
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """Two tables of two scales' folders, one run failed."""
+    """The records of two tables of one scale, with one failed run."""
     monkeypatch.setattr(MODULE, "make_step", fake_step)
     for name in ("scierc", "toy"):
         (tmp_path / "tasks" / name).mkdir(parents=True)
         for split in ("train", "validation", "test"):
             Dataset.from_list(sentences(6, len(split))).to_json(tmp_path / "tasks" / name / f"{split}.jsonl")
     Dataset.from_list([{"text": row["text"]} for row in sentences(9, 9)]).to_parquet(tmp_path / "corpus.parquet")
-    # The first table makes BM25's runs on scierc under a name of its own.
+    # The first table runs BM25 on scierc under a name of its own.
     same = json.dumps({"name": "rho1 = 1", "subset": "BM25"})
     arms = {"rho1": [same, json.dumps({"name": "rho1 = 9", "subset": "BM25", "train_tlm": {"rho1": 9}})]}
     arms["main"] = ["task only", "random", "BM25"]
@@ -74,7 +74,7 @@ def results(tmp_path, monkeypatch):
 
 
 def table_after(text, heading):
-    """The first table below a line, as lists of cells."""
+    """Return the first table below a line, as lists of cells."""
     lines = text.partition(heading)[2].strip().splitlines()
     start = next(at for at, line in enumerate(lines) if line.startswith("|"))
     rows = []
@@ -85,7 +85,7 @@ def table_after(text, heading):
     return [rows[0], *rows[2:]]
 
 
-def test_the_page(evidence, results, monkeypatch):
+def test_page_shows_scores_differences_time_and_cost(evidence, results, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["evidence.py", "--results_dir", str(results)])
     evidence.main()
     text = (results / "RESULTS.md").read_text(encoding="utf-8")
@@ -102,7 +102,7 @@ def test_the_page(evidence, results, monkeypatch):
     rho1 = table_after(text, "## rho1")
     assert rho1[0][:3] == ["arm", "scierc, validation", "scierc, test"]
     assert rho1[2][:3] == ["rho1 = 9", "5.00 ± 7.07", "15.00 ± 7.07"] and len(rho1) == 3
-    # 60 s on 2 threads are 30 runs an hour of a core; 6e12 counted FLOPs in them, 5e10 a second and core.
+    # Runs of 60 s on 2 threads are 30 runs per hour and core; each counts 6e12 FLOPs, so 5e10 per second and core.
     time = table_after(text, "## What time buys")
     assert time[1][:4] == ["one core, one hour", "measured", "30", "1.8e+14"]
     assert time[4][2] == "", "nobody knows how many runs of a small model a GPU takes"
@@ -117,7 +117,7 @@ def test_the_page(evidence, results, monkeypatch):
     assert (results / "cpu" / "cost.png").is_file() and "(cpu/cost.png)" in text and "(cpu/rho1.md)" in text
 
 
-def test_what_people_found_stands_first_and_budgets_are_curves(evidence, results, monkeypatch):
+def test_findings_come_first_and_budgets_are_drawn_as_curves(evidence, results, monkeypatch):
     (results / "findings.md").write_text("# What it says\n\nThat BM25 helps.\n")
     table = json.loads((results / "cpu" / "main.json").read_text())
     for row, flops in zip(table["rows"][:3], (1e13, 2e13, 4e13), strict=True):
@@ -134,22 +134,22 @@ def test_what_people_found_stands_first_and_budgets_are_curves(evidence, results
     assert points == [("BM25", 1e13, 25.0), ("BM25", 2e13, 52.5), ("random", 4e13, 60.0)]
 
 
-def test_cards(evidence, results, tmp_path, monkeypatch):
-    """Of the run best on validation, with its arm's mean, and of subsets, without their passages."""
+def test_cards_of_the_best_run_and_of_subsets(evidence, results, tmp_path, monkeypatch):
+    """The run is the best on validation and shows its arm's mean; subsets are described without their passages."""
     runs, cards = tmp_path / "out", tmp_path / "cards"
     cards.mkdir()
     (cards / "tlm-scierc-old.md").touch()
-    # As in SCORES; BM25's records are this arm's.
+    # The scores of SCORES; the records of BM25 are those of this arm.
     for seed, score in enumerate((0.5, 0.7)):
         scores = {"validation": {"micro_f1": score - 0.1, "accuracy": 0.5}, "test": {"micro_f1": score, "accuracy": 0.5}}
         run = {**RUN, "task": "scierc", "seeds": [RUN["seeds"][0] | scores | {"seed": seed}], "summary": {}}
         (runs / f"scierc/rho1-1/seed-{seed}/results.json").write_text(json.dumps(run))
-    for folder in runs.glob("*/subsets/*"):  # Another machine has them.
+    for folder in runs.glob("*/subsets/*"):  # Subsets may be on another machine.
         shutil.rmtree(folder)
     corpus = load_corpus(Dataset.from_list([{"text": f"passage {number} of them"} for number in range(9)]))
     drawn = retrieve(make_task(6, 3), corpus, retriever="random", num_passages=3, cache_dir=str(tmp_path / "cache"))
     drawn.save(runs / "scierc/subsets/iss-20")
-    # One whose subset was chosen with the validation examples has no part in this choice.
+    # A run whose subset was selected with the validation examples is not considered.
     table = json.loads((results / "cpu" / "main.json").read_text())
     chosen = {"name": "scierc/bm25-iss-20/seed-0", "arm": "BM25 + ISS 20%", "validation": {"macro_f1": 0.99}}
     table["runs"].append(table["runs"][0] | chosen)
@@ -165,7 +165,7 @@ def test_cards(evidence, results, tmp_path, monkeypatch):
     assert "3 of the 9 passages" in text and "passage 1" not in text
 
 
-def test_validation_alone_where_something_is_chosen(evidence, results, monkeypatch):
+def test_tuning_tables_show_validation_only(evidence, results, monkeypatch):
     shutil.copy(results / "cpu" / "rho1.json", results / "cpu" / "tuning.json")
     monkeypatch.setattr(sys, "argv", ["evidence.py", "--results_dir", str(results)])
     evidence.main()

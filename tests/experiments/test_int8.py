@@ -1,4 +1,4 @@
-"""Tables of models in 8 bits: what is measured and when, what is left as it is, and what the table shows."""
+"""Tables of 8-bit models: what is measured and when, what stays unchanged, and what the table shows."""
 
 import json
 import logging
@@ -29,18 +29,18 @@ COLUMNS = ["MB int8", "memory MB int8", "ms a text int8", "int8 drop"]
 def work(tmp_path_factory):
     """A task, a corpus, the options of the recipes, and a finished table of one run from scratch and one fine-tuned."""
     folder = tmp_path_factory.mktemp("work")
-    # Of 128 positions, so that a text of 128 tokens has its time; one layer, as each takes time to export.
+    # 128 positions, so that texts of 128 tokens are timed; one layer, since each takes time to export.
     shape = {"max_position_embeddings": 128, "num_hidden_layers": 1}
     write_files(folder, train=24, held_out=12, **shape)
     train = {**FAST, "model_config": str(folder / "model.json"), "max_steps": 2, "stage2_max_steps": 2, "vocab_size": 120}
     (folder / "options.yaml").write_text(json.dumps({"train_tlm": train, "finetune": OPTIONS}))
     tokenizer = train_wordpiece([row["text"] for row in sentences(40, 7)], 120, max_length=32)
     pretrained(folder / "encoder", tokenizer, **shape)
-    reproduce(planned(folder, folder / "out"))
+    reproduce(plan_of(folder, folder / "out"))
     return folder
 
 
-def planned(work, out, arms=("task only", "pretrained"), seeds=(0,), **options):
+def plan_of(work, out, arms=("task only", "pretrained"), seeds=(0,), **options):
     return make_plan(
         *([TaskEntry("task")], [Arm.read(arm) for arm in arms], seeds, out),
         **{"files": [str(work / "options.yaml")], "tasks_dir": str(work), "pretrained": str(work / "encoder"), **options},
@@ -51,7 +51,7 @@ def planned(work, out, arms=("task only", "pretrained"), seeds=(0,), **options):
 def finished(work, tmp_path):
     """The plan of a copy of the finished table."""
     shutil.copytree(work / "out", tmp_path / "out")
-    return planned(work, tmp_path / "out")
+    return plan_of(work, tmp_path / "out")
 
 
 def records(plan):
@@ -65,7 +65,7 @@ def cells(table):
 
 @pytest.fixture
 def priced(monkeypatch):
-    """Nothing is exported: the models that would be."""
+    """Replace the export; the list of models that would be exported."""
     models = []
 
     def price(model, task, scratch):
@@ -84,7 +84,7 @@ def test_finished_models_are_exported_without_training_again(work, finished, one
     before, plain = records(finished), (tmp_path / "out/results.md").read_text()
     assert not any("int8" in record for record in before.values()) and "MB int8" not in plain
     monkeypatch.setattr(MAKING, "make_step", lambda plan, step: pytest.fail(f"{step.name} is made again"))
-    # What kills leave: of the removal of an export, and of its writing.
+    # Leftovers of kills: during the removal of an export, and while it was written.
     arm = tmp_path / "out/task/pretrained"
     for leftover in (arm / ".seed-0.int8/onnx", arm / f"..seed-0.int8.{32 * 'a'}/onnx"):
         leftover.mkdir(parents=True)
@@ -95,7 +95,7 @@ def test_finished_models_are_exported_without_training_again(work, finished, one
         record, folder = after[step.arm.name], finished.folder(step)
         found = record.pop("int8")
         assert record == before[step.arm.name]
-        # As an export of one's own says it; of what is not the clock's.
+        # Equal to a separate export, except for times.
         export = export_onnx(folder, tmp_path / step.arm.name, task=load_task(str(work / "task")), max_drop=100)
         quantized = export.record["files"]["onnx/model_quantized.onnx"]
         assert (found["score"], found["drop"]) == (quantized["score"], quantized["drop"])
@@ -111,39 +111,39 @@ def test_finished_models_are_exported_without_training_again(work, finished, one
     assert list(cells(table)["task only"])[-6:] == ["MB", "ms a text", *COLUMNS]
     page = (tmp_path / "out/results.md").read_text()
     assert "points of the metric that it is below float32 on validation" in page and "Memory is the most that" in page
-    # The same command again has nothing to do.
+    # Repeating the command does nothing.
     monkeypatch.setattr(MAKING, "int8_price", lambda *args: pytest.fail("exported again"))
     assert reproduce(finished, export_int8=True).to_text() == table.to_text()
 
 
 @pytest.mark.slow
-def test_a_run_is_exported_when_it_is_trained(work, tmp_path, monkeypatch):
-    made = []
+def test_run_is_exported_after_its_training(work, tmp_path, monkeypatch):
+    statuses = []
     price = {"megabytes": 1.25, "drop": 0.25, "checked_on": "validation"}
 
     def exported(model, task, scratch):
         (file,) = (tmp_path / "out/runs").glob("*seed-0.json")
-        made.append(json.loads(file.read_text())["status"])
+        statuses.append(json.loads(file.read_text())["status"])
         return price
 
     monkeypatch.setattr(MAKING, "int8_price", exported)
-    plan = planned(work, tmp_path / "out", ["pretrained"])
+    plan = plan_of(work, tmp_path / "out", ["pretrained"])
     table = reproduce(plan, export_int8=True)
-    assert made == ["finished"], "a kill while it is exported costs no training"
+    assert statuses == ["finished"], "a kill while it is exported costs no training"
     assert records(plan)["pretrained"]["int8"].items() >= price.items()
     row = cells(table)["pretrained"]
     assert [row[column] for column in ("MB int8", "ms a text int8", "int8 drop")] == ["1.25", "", "0.25"]
-    # As in records of before memory was measured.
+    # Older records have no memory either.
     assert "memory MB int8" not in row and "Memory is" not in table.to_text()
 
 
-def test_baselines_have_no_price_in_8_bits(work, tmp_path, monkeypatch):
+def test_baselines_are_not_exported(work, tmp_path, monkeypatch):
     monkeypatch.setattr(MAKING, "int8_price", lambda *args: pytest.fail("exported"))
-    plan = planned(work, tmp_path / "out", ["majority class"])
+    plan = plan_of(work, tmp_path / "out", ["majority class"])
     assert "MB int8" not in reproduce(plan, export_int8=True).to_text()
 
 
-def test_one_whose_model_is_gone_stays_as_it_is(finished, priced, caplog):
+def test_run_whose_model_was_deleted_is_not_exported(finished, priced, caplog):
     scratch, _ = finished.trainings
     for file in finished.folder(scratch).glob("*.safetensors"):
         file.unlink()
@@ -153,12 +153,12 @@ def test_one_whose_model_is_gone_stays_as_it_is(finished, priced, caplog):
     assert priced == ["task/pretrained/seed-0"] and records(finished)["task only"] == before["task only"]
     assert [cells(table)["task only"][column] for column in COLUMNS] == ["", "", "", ""]
     assert [cells(table)["pretrained"][column] for column in COLUMNS] == ["1.25", "99.5", "1.5", "0.25"]
-    (said,) = [line for line in caplog.messages if "task/task-only/seed-0" in line]
-    assert said == f"Not exported, because the models are no longer in {finished.output_dir}: task/task-only/seed-0."
+    (message,) = [line for line in caplog.messages if "task/task-only/seed-0" in line]
+    assert message == f"Not exported, because the models are no longer in {finished.output_dir}: task/task-only/seed-0."
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no such\n\noperator"), HfTlmError("no such operator")])
-def test_what_cannot_be_exported_stays_finished(finished, priced, monkeypatch, caplog, error):
+def test_run_that_cannot_be_exported_stays_finished(finished, priced, monkeypatch, caplog, error):
     works = MAKING.int8_price
 
     def fails(model, task, scratch):
@@ -178,36 +178,36 @@ def test_what_cannot_be_exported_stays_finished(finished, priced, monkeypatch, c
     assert cells(reproduce(finished, export_int8=True))["task only"]["MB int8"] == "1.25", "the next start tries it again"
 
 
-def test_other_data_say_nothing_of_a_model(work, finished, tmp_path, priced, caplog):
+def test_run_on_other_data_is_not_exported(work, finished, tmp_path, priced, caplog):
     shutil.copytree(work / "task", tmp_path / "tasks" / "task")
     file = tmp_path / "tasks" / "task" / "validation.jsonl"
     Dataset.from_list([{"text": "other", "label": json.loads(file.read_text().splitlines()[0])["label"]}] * 4).to_json(file)
     with caplog.at_level(logging.WARNING):
-        reproduce(planned(work, tmp_path / "out", tasks_dir=str(tmp_path / "tasks")), export_int8=True)
+        reproduce(plan_of(work, tmp_path / "out", tasks_dir=str(tmp_path / "tasks")), export_int8=True)
     assert priced == [] and "task/task-only/seed-0 has no price in 8 bits: it was trained on other data" in caplog.text
 
 
-def test_an_equal_run_of_another_table(work, finished, priced):
-    """Its record may have the price already; else the model is where the first table made it."""
+def test_equal_run_of_another_table_is_exported_once(work, finished, priced):
+    """Its record may already have the measurements; otherwise the model is in the folder of the first table's run."""
     same = json.dumps({"name": "same", "subset": "none"})
-    plan = planned(work, finished.output_dir, [same], table_name="second")
+    plan = plan_of(work, finished.output_dir, [same], table_name="second")
     assert cells(reproduce(plan, export_int8=True))["same"]["MB int8"] == "1.25" and priced == ["task/task-only/seed-0"]
     assert not plan.folder(plan.trainings[0]).exists()
     reproduce(finished, export_int8=True)
-    third = planned(work, finished.output_dir, [same.replace("same", "third")], table_name="third")
+    third = plan_of(work, finished.output_dir, [same.replace("same", "third")], table_name="third")
     del priced[:]
     assert cells(reproduce(third, export_int8=True))["third"]["MB int8"] == "1.25" and priced == []
 
 
-def test_without_the_extra_it_is_refused_before_any_work(work, tmp_path, monkeypatch):
+def test_export_without_the_extra_is_refused_before_any_work(work, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     made = []
     monkeypatch.setattr(MAKING, "make_step", lambda plan, step: made.append(step.name))
-    plan = planned(work, tmp_path / "out", ["task only"])
+    plan = plan_of(work, tmp_path / "out", ["task only"])
     with pytest.raises(ModelError, match=r"Exporting needs the package onnxscript.*\[onnx\]"):
         reproduce(plan, export_int8=True)
     assert made == [] and not (tmp_path / "out").exists()
-    # The recipe's switch says it.
+    # The option of the recipe is refused alike.
     options = ["--tasks_dir", work, "--tasks", "task", "--arms", "task only", "--output_dir", tmp_path / "out"]
     argv = ["recipes/reproduce.py", "--config", work / "options.yaml", *options, "--export_int8", "true"]
     monkeypatch.setattr(sys, "argv", list(map(str, argv)))
@@ -216,16 +216,16 @@ def test_without_the_extra_it_is_refused_before_any_work(work, tmp_path, monkeyp
     assert made == [] and not (tmp_path / "out").exists()
 
 
-def test_without_models_there_is_nothing_to_export(work, tmp_path):
+def test_export_with_prepare_only_is_refused(work, tmp_path):
     with pytest.raises(ReproductionError, match="--export_int8: with --prepare_only there are no models to export"):
-        reproduce(planned(work, tmp_path / "out"), prepare_only=True, export_int8=True)
+        reproduce(plan_of(work, tmp_path / "out"), prepare_only=True, export_int8=True)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_job_of_several_processes_is_refused(work, tmp_path, monkeypatch):
+def test_export_in_a_job_of_several_processes_is_refused(work, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(
         ReproductionError, match="--export_int8 needs a single process; this is a job of 2. Remove the option"
     ):
-        reproduce(planned(work, tmp_path / "out"), export_int8=True)
+        reproduce(plan_of(work, tmp_path / "out"), export_int8=True)
     assert not (tmp_path / "out").exists()

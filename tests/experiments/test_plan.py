@@ -1,4 +1,4 @@
-"""What is made for a table, and in which order, without making anything."""
+"""The plan of a table: its steps and their order, without running any."""
 
 import json
 import re
@@ -26,7 +26,7 @@ CONFIGS = ROOT / "recipes" / "configs" / "reproduce"
 CORPUS = {"corpus": "corpus.parquet"}
 
 
-def planned(arms, tasks=("one",), seeds=(0,), **options):
+def plan_of_arms(arms, tasks=("one",), seeds=(0,), **options):
     arms = [Arm.read(arm if isinstance(arm, str) else json.dumps(arm)) for arm in arms]
     tasks = [TaskEntry.read(task if isinstance(task, str) else json.dumps(task)) for task in tasks]
     return make_plan(tasks, arms, seeds, "out", **{"corpus": CORPUS, **options})
@@ -52,9 +52,9 @@ def names(steps):
         ("BM25 + disagreement 10%", ("bm25", "disagreement", 0.1)),
     ],
 )
-def test_subsets_by_the_names_of_tables(text, expected):
-    found = Selection.read(text)
-    assert (found.retriever, found.method) == expected[:2] and found.fraction == pytest.approx(expected[2])
+def test_subset_is_parsed_from_its_name(text, expected):
+    selection = Selection.read(text)
+    assert (selection.retriever, selection.method) == expected[:2] and selection.fraction == pytest.approx(expected[2])
 
 
 @pytest.mark.parametrize(
@@ -73,15 +73,15 @@ def test_subsets_by_the_names_of_tables(text, expected):
         ("{}", "needs a name"),
     ],
 )
-def test_arms_that_are_none(text, message):
+def test_invalid_arm_is_refused(text, message):
     with pytest.raises(ReproductionError, match=message):
         Arm.read(text)
 
 
-def test_an_arm_teaches_another():
-    """By task and seed; teachers come first, and without an encoder to fine-tune neither is run."""
+def test_arm_with_a_teacher_runs_after_it():
+    """The teacher has the same task and seed; without an encoder to fine-tune neither is run."""
     arms = [{"name": "BM25 and teacher", "subset": "BM25", "teacher": "pretrained"}, "pretrained", "BM25"]
-    plan = planned(arms, tasks=["one", "two"], seeds=[0, 1], pretrained="encoder")
+    plan = plan_of_arms(arms, tasks=["one", "two"], seeds=[0, 1], pretrained="encoder")
     taught = [step for step in plan.trainings if step.inputs.get("teacher")]
     assert {step.name: step.inputs["teacher"] for step in taught} == {
         f"{task}/bm25-and-teacher/seed-{seed}": f"{task}/pretrained/seed-{seed}"
@@ -91,46 +91,48 @@ def test_an_arm_teaches_another():
     order = [step.name for phase in plan.phases for step in phase]
     assert all(order.index(step.inputs["teacher"]) < order.index(step.name) for step in taught)
     assert "--teacher out/one/pretrained/seed-0" in plan.command(taught[0])
-    other = planned(arms, pretrained="other encoder")
+    other = plan_of_arms(arms, pretrained="other encoder")
     assert taught[0].name in names(other.trainings)
     changed = next(step for step in other.trainings if step.name == taught[0].name)
     assert other.fingerprint(changed) != plan.fingerprint(taught[0]), "another teacher is another run"
-    alone = planned(arms, seeds=[0])
+    alone = plan_of_arms(arms, seeds=[0])
     assert names(alone.trainings) == ["one/bm25/seed-0"] and len(alone.left_out) == 2
     for teacher in ("nobody", "linear", "BM25 and teacher"):
         with pytest.raises(ReproductionError, match="teacher must name another arm of the table"):
-            planned([{"name": "x", "subset": "BM25", "teacher": teacher}, *arms, "linear"], pretrained="encoder")
+            plan_of_arms([{"name": "x", "subset": "BM25", "teacher": teacher}, *arms, "linear"], pretrained="encoder")
 
 
-def test_an_average_teaches_every_seed():
-    """All models of the arm that it is of, of the same task; with one seed that one. Without an encoder neither is run."""
+def test_average_of_an_arm_teaches_every_seed():
+    """Teachers are all models of the averaged arm on the same task; with one seed only that one. Without an encoder
+    neither is run.
+    """
     arms = ["BM25", {"name": "both", "average": "BM25"}, {"name": "taught", "subset": "BM25", "teacher": "both"}]
-    plan = planned(arms, tasks=["one", "two"], seeds=[3, 5])
+    plan = plan_of_arms(arms, tasks=["one", "two"], seeds=[3, 5])
     taught = [step for step in plan.trainings if step.teachers]
     expected = {task: [f"{task}/bm25/seed-3", f"{task}/bm25/seed-5"] for task in ("one", "two")}
     assert len(taught) == 4 and all(step.teachers == expected[step.task_name] for step in taught)
     order = [step.name for phase in plan.phases for step in phase]
     assert all(order.index(name) < order.index(step.name) for step in taught for name in step.teachers)
     assert "--teacher out/one/bm25/seed-3 out/one/bm25/seed-5" in plan.command(taught[0])
-    fewer = planned(arms, tasks=["one"], seeds=[3, 7])
+    fewer = plan_of_arms(arms, tasks=["one"], seeds=[3, 7])
     changed = next(step for step in fewer.trainings if step.name == "one/taught/seed-3")
     same = next(step for step in taught if step.name == "one/taught/seed-3")
     assert fewer.fingerprint(changed) != plan.fingerprint(same), "another teacher is another run"
-    alone = next(step for step in planned(arms, tasks=["one"], seeds=[3]).trainings if step.teachers)
+    alone = next(step for step in plan_of_arms(arms, tasks=["one"], seeds=[3]).trainings if step.teachers)
     assert alone.inputs["teacher"] == "one/bm25/seed-3"
     encoders = ["pretrained", {"name": "both", "average": "pretrained"}, *arms[2:], {"name": "pupils", "average": "taught"}]
     assert {
-        step.arm.name for step in planned(encoders, seeds=[0, 1], pretrained="x").trainings if step.kind != "average"
+        step.arm.name for step in plan_of_arms(encoders, seeds=[0, 1], pretrained="x").trainings if step.kind != "average"
     } == {"pretrained", "taught"}
-    left = planned([*encoders, "BM25"], seeds=[0, 1])
+    left = plan_of_arms([*encoders, "BM25"], seeds=[0, 1])
     assert {step.arm.name for step in left.trainings} == {"BM25"} and len(left.left_out) == 4
     with pytest.raises(ReproductionError, match="or the average of one; received 'pupils'"):
-        planned([*encoders, {"name": "third", "subset": "BM25", "teacher": "pupils"}], seeds=[0, 1], pretrained="x")
+        plan_of_arms([*encoders, {"name": "third", "subset": "BM25", "teacher": "pupils"}], seeds=[0, 1], pretrained="x")
 
 
-def test_steps_are_shared_and_in_order():
+def test_steps_are_shared_and_ordered_by_their_inputs():
     arms = ["task only", "random", "BM25", "BM25 + ISS 20%", "BM25 20%"]
-    plan = planned(arms, tasks=["one", {"task": "data/two", "seeds": [7]}], seeds=[0, 1])
+    plan = plan_of_arms(arms, tasks=["one", {"task": "data/two", "seeds": [7]}], seeds=[0, 1])
     assert [sorted(names(phase)) for phase in plan.phases[:3]] == [
         ["one/tokenizer", "two/tokenizer"],
         ["one/subsets/bm25", "two/subsets/bm25"],
@@ -142,14 +144,14 @@ def test_steps_are_shared_and_in_order():
     everything = names((*plan.preparations, *plan.trainings))
     assert len(everything) == len(set(everything))
     made = set()
-    for phase in plan.phases:  # Nothing needs what is not made before.
+    for phase in plan.phases:  # The inputs of a step belong to earlier phases.
         assert all(set(step.inputs.values()) <= made for step in phase)
         made |= set(names(phase))
 
 
-def test_baselines_are_made_once_and_score_as_the_other_arms_do():
+def test_baselines_run_once_with_the_metric_of_the_task():
     task = {"task": "data/two", "train_tlm": {"metric": "micro_f1", "rho1": 1}}
-    plan = planned(["majority class", "linear", "task only"], tasks=[task], seeds=[3, 4], objective_options={"mlm": {}})
+    plan = plan_of_arms(["majority class", "linear", "task only"], tasks=[task], seeds=[3, 4], objective_options={"mlm": {}})
     without, trained = plan.trainings[:2], plan.trainings[2:]
     assert names(without) == ["two/majority-class/seed-3", "two/linear/seed-3"] and len(trained) == 2
     for step in without:
@@ -162,7 +164,7 @@ def test_baselines_are_made_once_and_score_as_the_other_arms_do():
 
 
 def test_every_arm_has_the_same_tokenizer_and_budget():
-    plan = planned(["task only", "random", "ISS 20%"], budget={"max_steps": 50})
+    plan = plan_of_arms(["task only", "random", "ISS 20%"], budget={"max_steps": 50})
     assert [step.inputs.get("subset") for step in plan.trainings] == [None, "one/subsets/random", "one/subsets/iss-20"]
     assert {step.inputs["tokenizer_name"] for step in plan.trainings} == {"one/tokenizer"}
     assert [step.options for step in plan.trainings] == [
@@ -172,32 +174,32 @@ def test_every_arm_has_the_same_tokenizer_and_budget():
     ]
     (iss,) = [step for step in plan.preparations if step.kind == "select_influence"]
     assert iss.inputs == {"subset": "one/subsets/bm25", "tokenizer_name": "one/tokenizer"}
-    given = planned(["task only", "ISS 20%"], tokenizer_name="some/tokenizer")
+    given = plan_of_arms(["task only", "ISS 20%"], tokenizer_name="some/tokenizer")
     assert "one/tokenizer" not in names(given.preparations)
     assert all(given.values(step)["tokenizer_name"] == "some/tokenizer" for step in given.trainings)
 
 
-def test_an_arm_has_a_vocabulary_of_its_own():
+def test_arm_may_have_its_own_tokenizer():
     arms = ["BM25", {"name": "own", "subset": "BM25", "tokenizer": "own", "train_tlm": {"vocab_size": 9}}]
-    shared, own = planned(arms).trainings
+    shared, own = plan_of_arms(arms).trainings
     assert shared.inputs == {"subset": "one/subsets/bm25", "tokenizer_name": "one/tokenizer"}
     assert own.inputs == {"subset": "one/subsets/bm25"} and own.options["vocab_size"] == 9
-    alone = planned(arms[1:])
+    alone = plan_of_arms(arms[1:])
     assert names(alone.preparations) == ["one/subsets/bm25"] and "tokenizer" not in alone.command(alone.trainings[0])
     with pytest.raises(ReproductionError, match="--tokenizer_name has no effect, because no arm uses a shared"):
-        planned(arms[1:], tokenizer_name="some")
+        plan_of_arms(arms[1:], tokenizer_name="some")
     with pytest.raises(ReproductionError, match="a checkpoint has its own tokenizer"):
-        planned([{**arms[1], "train_tlm": {"model_name_or_path": "x"}}])
+        plan_of_arms([{**arms[1], "train_tlm": {"model_name_or_path": "x"}}])
 
 
-def test_settings_of_tasks_and_arms():
+def test_options_of_tasks_and_arms_apply_to_their_steps():
     task = {"task": "one", "train_tlm": {"rho1": 9, "vocab_size": 99}, "retrieve": {"top_k": 5}}
     arms = ["BM25", {"name": "K = 7", "subset": "BM25", "retrieve": {"top_k": 7}}]
     arms += [{"name": "rho1 = 1", "subset": "BM25", "train_tlm": {"rho1": 1}}]
     arms += [{"name": "last layer", "subset": "ISS 20%", "select_influence": {"layer": -1}}]
     arms += [{"name": "first layer", "subset": "ISS 20%", "select_influence": {"layer": 1}}]
     arms += [{"name": "another draw", "subset": "random", "retrieve": {"seed": 4}}]
-    plan = planned(arms, tasks=[task])
+    plan = plan_of_arms(arms, tasks=[task])
     options = {step.name: step.options for step in plan.preparations}
     assert options["one/subsets/bm25"]["top_k"] == 5 and options["one/subsets/bm25-top_k=7"]["top_k"] == 7
     assert options["one/subsets/random-seed=4"]["seed"] == 4 and "seed" not in options["one/subsets/bm25"]
@@ -207,14 +209,14 @@ def test_settings_of_tasks_and_arms():
     assert [step.inputs["subset"].split("/")[-1] for step in plan.trainings][:3] == ["bm25", "bm25-top_k=7", "bm25"]
 
 
-def test_objectives_multiply_arms():
+def test_arms_are_repeated_for_each_objective():
     read = TableArguments(tasks=["one"], arms=["BM25", "pretrained"], seeds=[0], pretrained="encoder")
     read.objectives = ["mlm", '{"objective": "cocolm", "model_config": "cocolm.json"}']
     plan = read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
     assert names(plan.trainings) == ["one/bm25-mlm/seed-0", "one/bm25-coco-lm/seed-0", "one/pretrained/seed-0"]
     assert [step.options.get("objective") for step in plan.trainings] == ["mlm", "cocolm", None]
     assert [step.options.get("model_config") for step in plan.trainings] == [None, "cocolm.json", None]
-    # The papers' figures for BM25's subset are those of masked LMs.
+    # The published figures for the subset of BM25 are those of masked LMs.
     assert [bool(step.arm.published) for step in plan.trainings] == [True, False, True]
     assert plan.trainings[2].kind == "finetune" and plan.values(plan.trainings[2])["model_name_or_path"] == "encoder"
     read.objectives = ["mlm", "electra", '{"objective": "cocolm", "learning_rate": "5e-4"}']
@@ -222,20 +224,21 @@ def test_objectives_multiply_arms():
     read.objective_options += ['{"objective": "cocolm", "model_config": "body.json", "learning_rate": "1e-3"}']
     plan = read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
     assert [step.options.get("model_config") for step in plan.trainings] == [None, "narrow.json", "body.json", None]
-    assert [step.options.get("learning_rate") for step in plan.trainings] == [None, None, "5e-4", None]  # The arm's own.
+    # The objective's own option wins over objective_options.
+    assert [step.options.get("learning_rate") for step in plan.trainings] == [None, None, "5e-4", None]
     read.objectives = ["xlm"]
     with pytest.raises(ReproductionError, match="An objective is one of mlm, span, electra"):
         read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
 
 
-def test_budget_of_the_command_line():
+def test_budget_is_read_from_the_command_line():
     assert TableArguments(tasks=["one"]).budget == {}
     assert TableArguments(tasks=["one"], max_flops=1e14).budget == {"max_steps": 0, "max_flops": 1e14}
     assert TableArguments(tasks=["one"], max_steps=5, max_tokens=10).budget == {"max_steps": 5, "max_tokens": 10}
 
 
-def test_the_command_line_names_arms_and_tasks_of_the_files(tmp_path):
-    """A name alone was the standard arm, with another vocabulary, or none; a task lost its metric."""
+def test_arms_and_tasks_of_config_files_are_chosen_by_name(tmp_path):
+    """A name given on the command line keeps the tokenizer, metric and options of the file."""
     (tmp_path / "table.yaml").write_text(
         "reproduce:\n  tasks:\n    - {task: one, seeds: [5], train_tlm: {metric: micro_f1}}\n    - other\n"
         "  arms:\n    - linear\n    - {name: Random, subset: random, tokenizer: own}\n"
@@ -245,9 +248,9 @@ def test_the_command_line_names_arms_and_tasks_of_the_files(tmp_path):
     files = [str(tmp_path / "table.yaml")]
 
     def plan_of(args, files=files):
-        (read,) = parse(TableArguments, recipe="reproduce", description="", args=["--config", *files, *args])
-        read.check_budget([*files, str(CONFIGS / CPU[0])])
-        return read.plan(CorpusArguments(corpus="corpus.parquet"), "out", files)
+        (table_args,) = parse(TableArguments, recipe="reproduce", description="", args=["--config", *files, *args])
+        table_args.check_budget([*files, str(CONFIGS / CPU[0])])
+        return table_args.plan(CorpusArguments(corpus="corpus.parquet"), "out", files)
 
     def arms_of(plan):
         return {step.arm.name: step.arm for step in plan.trainings}
@@ -272,17 +275,17 @@ def test_the_command_line_names_arms_and_tasks_of_the_files(tmp_path):
         TableArguments(tasks=["one"], arms=["shrot"]).plan(CorpusArguments(corpus="c.parquet"), "out", [])
 
 
-def test_an_encoder_that_is_not_at_hand_is_left_out_and_said():
-    plan = planned(["task only", "pretrained"])
+def test_arm_without_its_encoder_is_left_out_and_named():
+    plan = plan_of_arms(["task only", "pretrained"])
     assert names(plan.trainings) == ["one/task-only/seed-0"]
     assert plan.left_out == ("pretrained: no pretrained encoder was given (--pretrained)",)
     with pytest.raises(ReproductionError, match="pretrained: no pretrained encoder was given. Pass --pretrained"):
-        planned(["pretrained"])
+        plan_of_arms(["pretrained"])
 
 
-def test_tasks_of_a_folder(tmp_path):
+def test_tasks_are_found_in_tasks_dir_or_on_the_hub(tmp_path):
     (tmp_path / "one").mkdir()
-    plan = planned(["task only"], tasks=["one", "owner/two@main"], tasks_dir=str(tmp_path))
+    plan = plan_of_arms(["task only"], tasks=["one", "owner/two@main"], tasks_dir=str(tmp_path))
     assert [step.task for step in plan.trainings] == [str(tmp_path / "one"), "owner/two@main"]
     assert names(plan.trainings) == ["one/task-only/seed-0", "two/task-only/seed-0"]
 
@@ -308,26 +311,26 @@ def test_tasks_of_a_folder(tmp_path):
         ),
     ],
 )
-def test_plans_that_are_none(arms, options, message):
+def test_invalid_plan_is_refused(arms, options, message):
     with pytest.raises(ReproductionError, match=message):
-        planned(arms, **options)
+        plan_of_arms(arms, **options)
 
 
-def test_arms_select_by_the_teacher_that_options_name(tmp_path):
-    """Those of the arm, of the task, or of a file."""
+def test_arm_that_selects_by_a_teacher_needs_its_option(tmp_path):
+    """The option may be set by the arm, the task or a config file."""
     of_arm = {"subset": "disagreement 20%", "select_influence": {"teacher": ["runs/a", "runs/b"]}}
     of_task = {"task": "two", "select_influence": {"teacher": "linear"}}
     (tmp_path / "a.yaml").write_text("select_influence: {teacher: linear}")
-    planned([of_arm])
-    planned(["confidence 20%"], [of_task])
-    planned(["confidence 20%"], files=[str(tmp_path / "a.yaml")])
+    plan_of_arms([of_arm])
+    plan_of_arms(["confidence 20%"], [of_task])
+    plan_of_arms(["confidence 20%"], files=[str(tmp_path / "a.yaml")])
 
 
 CPU = ("../tlm/coffee.yaml", "cpu.yaml")
 SCALES = pytest.mark.parametrize("scale", [CPU, ("gpu.yaml",)], ids=["cpu", "gpu"])
 
 
-# What arms of these tables set.
+# Options that arms of these tables set.
 CHANGED = ("stage", "max_flops", "learning_rate", "per_device_train_batch_size", "stage2_learning_rate", "stage2_max_steps")
 
 
@@ -339,8 +342,8 @@ def from_files(*files, args=()):
 
 
 def test_files_are_read_once_for_all_fingerprints(monkeypatch):
-    """They are asked for at every look at what is left."""
-    plan, read = planned(["BM25", "BM25 20%"], seeds=[0, 1]), []
+    """Fingerprints are needed each time the remaining steps are listed."""
+    plan, read = plan_of_arms(["BM25", "BM25 20%"], seeds=[0, 1]), []
     monkeypatch.setattr(plan_module, "read_configs", lambda files, kind: read.append(kind) or {})
     first = {step.name: plan.fingerprint(step) for step in plan.steps}
     assert len(read) == len(plan.steps) and len({*first.values()}) == len(first)
@@ -351,8 +354,8 @@ def test_files_are_read_once_for_all_fingerprints(monkeypatch):
 @pytest.mark.parametrize(
     "table", ["fractions", "layers", "main", "objectives", "rho1", "rho2", "stages", "teacher", "tiny", "top_k", "tuning"]
 )
-def test_every_table_can_be_made(table, scale, monkeypatch):
-    """Every step is parsed as its recipe would."""
+def test_every_table_of_the_presets_is_valid(table, scale, monkeypatch):
+    """Every step is parsed as its recipe parses it."""
     monkeypatch.chdir(ROOT)
     plan = from_files(
         *scale, f"{table}.yaml", args=["--pretrained", "encoder", *(["--tasks", "x"] if table == "tiny" else [])]
@@ -361,13 +364,13 @@ def test_every_table_can_be_made(table, scale, monkeypatch):
     assert len(arms) >= 2 and all(name in PUBLISHED for step in arms.values() for name in step.arm.published)
     for step in ({step.kind: step for step in plan.preparations} | arms).values():
         if step.kind in ("select_influence", "train_tlm", "finetune"):
-            # bf16 is refused where there is no GPU.
+            # bf16 is refused without a GPU.
             step = replace(step, options={**step.options, "bf16": False})
         task_args, *_ = parse_step(plan, step)
         assert parse_task(plan, step) == task_args
 
 
-def test_tables_of_the_papers():
+def test_preset_tables_name_the_tables_of_the_papers():
     shown = {
         file.stem: {name.partition(":")[0] for step in from_files(*CPU, file.name).trainings for name in step.arm.published}
         for file in CONFIGS.glob("*.yaml")
@@ -404,38 +407,38 @@ def test_tables_of_the_papers():
     assert [step.options["rho1"] for step in steps if step.seed == 0] == [1, 3, 99, 999]
 
 
-def test_an_encoder_reads_as_much_of_a_text_as_stage_2():
+def test_encoder_has_the_length_and_batch_size_of_stage_2():
     scratch, encoder = (read_configs([str(CONFIGS / file) for file in CPU], name) for name in ("train_tlm", "finetune"))
     assert scratch["stage2_max_length"] == 0 and encoder["max_length"] == LONGEST
     assert encoder["total_batch_size"] == scratch["stage2_total_batch_size"]
 
 
 @pytest.mark.parametrize("file", [file.name for file in CONFIGS.glob("*.yaml") if "  arms:" in file.read_text()])
-def test_every_table_says_what_there_is_to_beat(file):
+def test_every_table_has_the_linear_baseline(file):
     assert "linear" in read_configs([str(CONFIGS / file)], "reproduce")["arms"]
 
 
 @pytest.mark.parametrize("table", ["budget", "tuning", "tuning_seeds", "stages"])
-def test_arms_differ_and_are_what_their_names_say(table):
-    """The FLOPs in a name are those of stage 1, and no two arms are one run."""
+def test_arms_differ_and_have_the_flops_in_their_names(table):
+    """The FLOPs in a name are those of stage 1, and no two arms are the same run."""
     scale = read_configs([str(CONFIGS / file) for file in CPU], "train_tlm")
     arms = {step.arm.name: (step.arm.subset, scale | step.options) for step in from_files(*CPU, f"{table}.yaml").trainings}
-    own = {name: (subset, *(options.get(key) for key in CHANGED)) for name, (subset, options) in arms.items()}
-    assert len(set(own.values())) == len(own) > 1
+    changed = {name: (subset, *(options.get(key) for key in CHANGED)) for name, (subset, options) in arms.items()}
+    assert len(set(changed.values())) == len(changed) > 1
     for name, (_, options) in arms.items():
         if found := re.search(r", (\d[\d.]*e1\d)$", name):
             assert float(options["max_flops"]) == float(found[1]), name
     if table == "budget":
         assert {float(options["max_flops"]) for _, options in arms.values()} == {4e13, 4e13 / 4, 4e13 / 16}
     if table == "stages":
-        # 6 x 1.55e6 parameters x 16 texts of 96 tokens in a step of stage 2.
+        # A step of stage 2 costs 6 x 1.55e6 parameters x 16 texts of 96 tokens.
         stage_2 = 6 * 1.55e6 * 16 * 96
         both = float(scale["max_flops"]) + int(scale["stage2_max_steps"]) * stage_2
         assert float(arms["stage 1 only, FLOPs of both"][1]["max_flops"]) == pytest.approx(both, rel=0.1)
         assert arms["stage 2 only, FLOPs of both"][1]["stage2_max_steps"] * stage_2 == pytest.approx(both, rel=0.15)
 
 
-def test_the_command_of_a_step_does_the_same(monkeypatch):
+def test_command_of_a_step_parses_to_its_options(monkeypatch):
     monkeypatch.chdir(ROOT)
     plan = from_files(*CPU, "rho1.yaml")
     step = next(step for step in plan.trainings if step.arm.name == "corpus only")
@@ -449,8 +452,8 @@ def test_the_command_of_a_step_does_the_same(monkeypatch):
     assert subset.subset == "out/scierc/subsets/bm25"
 
 
-def test_recorded_subsets_are_those_that_the_command_would_make(monkeypatch):
-    """A preset that is changed leaves the tables alone that are recorded by their commands."""
+def test_recorded_subsets_have_the_fingerprints_of_the_plan(monkeypatch):
+    """Changing a preset must not affect tables that are recorded with their commands."""
     monkeypatch.chdir(ROOT)
     lines = map(json.loads, (ROOT / "benchmarks/results/coffee.jsonl").read_text(encoding="utf-8").splitlines())
     recorded = {line["record"]["name"]: line["record"] for line in lines if line["record"]["kind"] == "retrieve"}
@@ -463,7 +466,7 @@ def test_recorded_subsets_are_those_that_the_command_would_make(monkeypatch):
     }
 
 
-def test_a_table_without_a_scale_is_refused():
+def test_table_without_a_budget_is_refused():
     own = '{"name": "short", "subset": "none", "train_tlm": {"max_steps": 3}}'
     cpu, coffee = str(CONFIGS / "cpu.yaml"), str(CONFIGS / CPU[0])
     with pytest.raises(ReproductionError, match="The length of stage 1 of the arm task only is not set.*tlm/coffee"):
@@ -473,8 +476,8 @@ def test_a_table_without_a_scale_is_refused():
     TableArguments(tasks=["x"], arms=["linear", "pretrained", own]).check_budget([cpu])
 
 
-def test_an_option_that_a_recipe_lacks_is_refused():
-    plan = planned([{"name": "x", "subset": "none", "train_tlm": {"rho": 3}}])
+def test_unknown_option_of_a_recipe_is_refused():
+    plan = plan_of_arms([{"name": "x", "subset": "none", "train_tlm": {"rho": 3}}])
     with pytest.raises(ConfigError, match="Unknown key 'rho' in the values given for train_tlm. Did you mean rho"):
         parse_step(plan, plan.trainings[0])
 
@@ -496,9 +499,9 @@ def test_an_option_that_a_recipe_lacks_is_refused():
         ({"finetune": {"model_name_or_path": "x"}}, "finetune's model_name_or_path is set by the table .--pretrained"),
     ],
 )
-def test_options_that_would_be_lost_are_refused(arm, message):
+def test_options_that_the_table_sets_are_refused(arm, message):
     with pytest.raises(ReproductionError, match=message):
-        planned([{"name": "y", "subset": "BM25 + ISS 20%", **arm}])
+        plan_of_arms([{"name": "y", "subset": "BM25 + ISS 20%", **arm}])
 
 
 @pytest.mark.parametrize(
@@ -521,26 +524,26 @@ def test_options_that_would_be_lost_are_refused(arm, message):
         ({"pretrained": True, "train_tlm": {"max_steps": 1}}, "options of train_tlm have no effect"),
     ],
 )
-def test_options_that_an_arm_does_not_read_are_refused(arm, message):
+def test_options_without_effect_for_an_arm_are_refused(arm, message):
     with pytest.raises(ReproductionError, match=f"Arm x: .*{message}"):
-        planned([{"name": "x", **arm}], pretrained="encoder")
+        plan_of_arms([{"name": "x", **arm}], pretrained="encoder")
     read = {"subset": "DSIR 20%", "select_influence": {"selection_seed": 1}, "retrieve": {"top_k": 2}}
-    assert planned([{"name": "x", **read}])
+    assert plan_of_arms([{"name": "x", **read}])
 
 
-def test_options_that_would_be_lost_in_files_and_tasks(tmp_path):
+def test_options_that_the_table_sets_are_refused_in_files_and_tasks(tmp_path):
     (tmp_path / "scale.yaml").write_text("train_tlm: {tokenizer_name: x}")
     with pytest.raises(ReproductionError, match="Section train_tlm of .*scale.yaml: train_tlm's tokenizer_name is set"):
-        planned(["BM25"], files=[str(tmp_path / "scale.yaml")])
+        plan_of_arms(["BM25"], files=[str(tmp_path / "scale.yaml")])
     with pytest.raises(ReproductionError, match="Task one: retrieve's output_dir is set by the table"):
-        planned(["BM25"], tasks=[{"task": "one", "retrieve": {"output_dir": "x"}}])
+        plan_of_arms(["BM25"], tasks=[{"task": "one", "retrieve": {"output_dir": "x"}}])
     with pytest.raises(ReproductionError, match="Objective cocolm: lowercase belongs to the tokenizer"):
-        planned(["BM25"], objective_options={"cocolm": {"lowercase": False}})
+        plan_of_arms(["BM25"], objective_options={"cocolm": {"lowercase": False}})
 
 
-def test_the_tokenizer_reads_the_task_as_its_models_do(tmp_path):
+def test_tokenizer_has_the_task_options_of_the_models(tmp_path):
     (tmp_path / "scale.yaml").write_text("train_tlm: {text_column: sentence, metric: accuracy}")
-    plan = planned(
+    plan = plan_of_arms(
         ["BM25"], tasks=[{"task": "one", "train_tlm": {"task_config": "small"}}], files=[str(tmp_path / "scale.yaml")]
     )
     task_args = parse_step(plan, plan.preparations[0])[0]
@@ -549,13 +552,17 @@ def test_the_tokenizer_reads_the_task_as_its_models_do(tmp_path):
 
 
 @SCALES
-def test_the_body_of_every_objective_has_an_auxiliary_model(scale):
-    """ELECTRA's is narrower than its main model or, where token embeddings are as wide as that, shallower."""
+def test_body_for_electra_has_a_smaller_auxiliary_model(scale):
+    """The auxiliary model is narrower than the main model or, where token embeddings are as wide as its body,
+    shallower.
+    """
     args = ["--objectives", "electra", "--arms", "task only", "--tasks", "x"]
     scale_options = read_configs([str(CONFIGS / file) for file in scale], "train_tlm")
     options = scale_options | from_files(*scale, args=args).trainings[0].options
     assert options["objective"] == "electra"
-    body, mlm = (json.loads((ROOT / of["model_config"]).read_text()) for of in (options, scale_options))
+    body, mlm = (
+        json.loads((ROOT / objective_options["model_config"]).read_text()) for objective_options in (options, scale_options)
+    )
     size, layers = options.get("auxiliary_size", 0.25), options.get("auxiliary_layers")
     auxiliary = generator_config(AutoConfig.for_model(**body), size, layers)
     assert any(getattr(auxiliary, name) < body[name] for name in ("hidden_size", "num_hidden_layers"))
@@ -563,8 +570,8 @@ def test_the_body_of_every_objective_has_an_auxiliary_model(scale):
     assert [body[name] for name in sizes] == [mlm[name] for name in sizes], "arms differ in their objective alone"
 
 
-def test_the_command_of_a_retrieval_keeps_documents_whole_as_the_step_does():
-    plan = planned(["BM25"], tasks=["one"])
+def test_command_of_a_retrieval_states_passage_words():
+    plan = plan_of_arms(["BM25"], tasks=["one"])
     assert "--passage_words 0" in plan.command(plan.preparations[-1])
-    cut = planned([{"name": "cut", "subset": "BM25", "retrieve": {"passage_words": 50}}], tasks=["one"])
+    cut = plan_of_arms([{"name": "cut", "subset": "BM25", "retrieve": {"passage_words": 50}}], tasks=["one"])
     assert "--passage_words 50" in cut.command(cut.preparations[-1])

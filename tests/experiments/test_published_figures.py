@@ -1,4 +1,4 @@
-"""The published figures: their form, lines of the papers written down here once more, and the papers themselves."""
+"""The published figures: their form, rows copied here a second time, and the text of the papers."""
 
 import re
 
@@ -9,7 +9,7 @@ from hf_tlm.experiments.published import BESIDE, EIGHT, PAPERS
 from hf_tlm.tasks import TASKS
 
 NAMES = {*TASKS, "average"}
-# As the papers print them, columns in the papers' order.
+# As printed in the papers, with columns in the same order.
 LINES = {
     (
         "TLM Table 2: TLM (small-scale)",
@@ -42,7 +42,7 @@ FACTS = {
 
 
 @pytest.mark.parametrize("key", PUBLISHED)
-def test_every_row_says_where_it_is_from(key):
+def test_every_row_names_its_source_and_has_valid_cells(key):
     row = PUBLISHED[key]
     assert key == f"{row.source}: {row.row}" and row.paper in PAPERS
     assert row.measure in ("test", "validation", "subset hours", "GPU-hours")
@@ -52,30 +52,30 @@ def test_every_row_says_where_it_is_from(key):
         mean, deviation = row.score(task)
         if row.measure in ("test", "validation"):
             assert 40 < mean < 100 and (deviation is None or deviation < 8)
-    if set(row.cells) == set(EIGHT.split()):  # A number that was copied wrongly would not agree with the rest.
+    if set(row.cells) == set(EIGHT.split()):  # A wrongly copied number would not agree with the average.
         assert sum(row.score(task)[0] for task in EIGHT.split()[:-1]) / 8 == pytest.approx(row.score("average")[0], abs=0.03)
 
 
 @pytest.mark.parametrize("key,columns", LINES, ids=[key for key, _ in LINES])
-def test_rows_are_the_papers(key, columns):
+def test_rows_equal_those_of_the_papers(key, columns):
     cells = re.findall(r"\d+\.\d+(?: ?±\d+\.\d+)?", LINES[key, columns])
     assert [PUBLISHED[key].cells[task] for task in columns.split()] == [cell.replace(" ", "") for cell in cells]
 
 
 @pytest.mark.parametrize("key", FACTS)
-def test_facts_are_the_papers(key):
+def test_parameters_flops_and_data_equal_those_of_the_papers(key):
     row = PUBLISHED[key]
     assert (row.parameters, row.flops, row.data) == FACTS[key]
 
 
-def test_how_a_figure_is_shown():
+def test_figure_is_shown_with_deviation_and_source():
     row = PUBLISHED["TLM Table 5: rho1 = 3"]
     assert row.show("scierc") == "80.01 ± 0.72 (TLM Table 5: rho1 = 3)"
     assert row.show("imdb") is None and row.score("imdb") is None
     assert PUBLISHED["COCO-LM Table 1: BERT (base)"].show("glue_cola") == "58.9 (COCO-LM Table 1: BERT (base))"
 
 
-def test_figures_beside_arms_are_of_rows_that_there_are():
+def test_rows_shown_beside_arms_exist():
     assert {row for rows in BESIDE.values() for row in rows} <= set(PUBLISHED)
     for name in ("task only", "random", "BM25", "BM25 + ISS 20%", "BM25 20%", "pretrained"):
         assert Arm.read(name).published == BESIDE[name.lower()]
@@ -85,8 +85,8 @@ def numbers(text):
     return " " + " ".join(re.findall(r"\d+(?:\.\d+)?", text.replace(",", ""))) + " "
 
 
-def test_every_row_is_in_the_text_of_its_paper(data_dir):
-    """Its numbers are printed one after the other, deviations among them or in the line below."""
+def test_every_row_occurs_in_the_text_of_its_paper(data_dir):
+    """Its numbers follow each other, with deviations between them or in the line below."""
     papers = data_dir.parent / "papers"
     if not papers.is_dir():
         pytest.skip(f"NO PAPERS: {papers} is not there.")
@@ -95,7 +95,7 @@ def test_every_row_is_in_the_text_of_its_paper(data_dir):
         for paper, file in (("TLM", "tlm"), ("ISS", "iss"), ("COCO-LM", "coco_lm"))
     }
     rows = {key: list(row.cells.values()) for key, row in PUBLISHED.items()}
-    # In ISS's Table 5 both methods share a line; TLM's Table 1 has numbers of GPUs and hours, and days.
+    # In Table 5 of ISS both methods share a line; Table 1 of TLM has numbers of GPUs, hours and days.
     for share in (10, 20, 40, 60, 80):
         pair = zip(rows.pop(f"ISS Table 5: ISS {share}%"), rows.pop(f"ISS Table 5: TLM {share}%"), strict=True)
         rows[f"ISS Table 5: {share}%"] = [cell for cells in pair for cell in cells]
@@ -107,5 +107,5 @@ def test_every_row_is_in_the_text_of_its_paper(data_dir):
         below = f"{numbers(' '.join(means))}{numbers(' '.join(deviations)).strip()} "
         if not any(line in texts[key.split()[0]] for line in (mixed, below, below.rstrip() + " ")):
             missing.append(key)
-    # Shifted by a column in the text; its average tells that ours is right.
+    # This row is shifted by a column in the text; its average shows that ours is right.
     assert missing == ["TLM Table 2: TLM (large-scale)"]

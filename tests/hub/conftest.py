@@ -5,5 +5,5 @@ from hf_tlm.hub.isolated_load import compare
 
 @pytest.fixture
 def here(monkeypatch):
-    """What `verify` lets a process of its own do is done in this one, which has the libraries imported."""
+    """Let `verify` load in this process, which has imported the libraries, instead of in a new one."""
     monkeypatch.setattr("hf_tlm.hub.repo._load_isolated", lambda repo, asked, token: compare(asked))

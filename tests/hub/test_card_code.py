@@ -1,4 +1,4 @@
-"""Every code block of every kind of card, executed with a folder of that kind in place of the repo id."""
+"""Run every code block of every kind of card, with a folder of that kind in place of the repo id."""
 
 import copy
 
@@ -43,27 +43,27 @@ OBJECTIVES = {
 }
 
 
-def code_of(objective):
+def model_type_of(objective):
     return "cocolm" if "cocolm" in objective or "own" in objective else "other"
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_tlm(objective, tokenizer, tmp_path, monkeypatch):
+def test_code_of_a_tlm_card_runs(objective, tokenizer, tmp_path, monkeypatch):
     set_seed(0)
     arguments, make = OBJECTIVES[objective]
     run = copy.deepcopy(RUN)
     run["arguments"] |= arguments
     for entry in run["seeds"]:
-        entry["model_type"] = code_of(objective)
-    monkeypatch.setattr(tokenizer, "model_max_length", 32)  # As a run keeps it.
+        entry["model_type"] = model_type_of(objective)
+    monkeypatch.setattr(tokenizer, "model_max_length", 32)  # As a run saves it.
     folder = export_stock(make(), tokenizer, tmp_path / "model")
     card = tlm_card(run, 1)
     assert code_blocks(card, folder) == 2
-    # A stranger's texts are longer than the positions of a model.
+    # A user's text may be longer than the positions of the model.
     assert code_blocks(card.replace("A text of the task.", "the gene " * 1000), folder) == 2
 
 
-def test_lora(tokenizer, tmp_path):
+def test_code_of_a_lora_card_runs(tokenizer, tmp_path):
     set_seed(0)
     base = export_stock(TlmModel.from_config(config("bert")), tokenizer, tmp_path / "base")
     model = add_lora(TlmModel.from_checkpoint(str(base), id2label=CLASSES), LoraArguments(use_peft=True), base)
@@ -73,18 +73,18 @@ def test_lora(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_pretrained(objective, tokenizer, tmp_path):
+def test_code_of_a_pretrained_card_runs(objective, tokenizer, tmp_path):
     set_seed(0)
     arguments, make = OBJECTIVES[objective]
     run = copy.deepcopy(PRETRAINED)
     run["arguments"] |= arguments
-    run["model_type"] = code_of(objective)
+    run["model_type"] = model_type_of(objective)
     folder = export_stock(make(), tokenizer, tmp_path / "model", classifier=False)
     assert code_blocks(pretrained_card(run), folder) == 2
 
 
 @pytest.mark.parametrize("retriever", [{"top_k": 5}, {"retriever": "random", "num_passages": 7}])
-def test_subset(retriever, task, corpus, tmp_path, capsys):
+def test_code_of_a_subset_card_runs(retriever, task, corpus, tmp_path, capsys):
     subset = retrieve(task, corpus, **retriever)
     subset.save(tmp_path / "subset")
     card = (tmp_path / "subset" / "README.md").read_text(encoding="utf-8")

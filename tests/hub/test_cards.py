@@ -26,7 +26,7 @@ from hf_tlm.training.run_folder import recorded_teacher
 from support.card_records import COCO_LM, COST, INFO, PRETRAINED, REPORT, RUN, SELECTION, SUBSET, record
 
 
-def test_metadata():
+def test_card_has_metadata_of_the_model_and_its_scores():
     data = ModelCard(tlm_card(RUN, 1)).data
     assert data.library_name == "transformers" and data.pipeline_tag == "text-classification"
     assert "trained-from-scratch" in data.tags and data.base_model is None
@@ -35,7 +35,7 @@ def test_metadata():
 
 
 @pytest.mark.parametrize("metric", KIND_METRICS["classification"])
-def test_every_metric_that_a_task_may_have(metric):
+def test_every_metric_of_a_task_is_reported(metric):
     run = copy.deepcopy(RUN) | {"metric": metric}
     for scores in [seed[split] for seed in run["seeds"] for split in ("validation", "test")]:
         scores[metric] = scores["micro_f1"]
@@ -46,7 +46,7 @@ def test_every_metric_that_a_task_may_have(metric):
     assert METRIC_NAMES[metric] in {result.metric_name for result in ModelCard(card).data.eval_results}
 
 
-def test_sentences():
+def test_card_describes_the_run():
     card = tlm_card(RUN, 1)
     for text in (
         "trained from scratch",
@@ -64,8 +64,10 @@ def test_sentences():
     assert "spectral" not in card and "None" not in card and "{{" not in card and "{%" not in card
 
 
-def test_the_lead_over_the_linear_model():
-    """Of the last split, the mean over seeds, and of the linear model alone; without one nothing is said."""
+def test_lead_over_the_linear_model_is_reported():
+    """The lead is the mean over seeds on the last split, over the linear model only; without a lead no sentence is
+    written.
+    """
     lead = {"difference": -0.0334, "low": -0.089, "high": 0.0174}
     scores = {"validation": {"micro_f1": 0.5, "accuracy": 0.5}, "test": {"micro_f1": 0.4, "accuracy": 0.4}}
     baselines = [
@@ -73,29 +75,29 @@ def test_the_lead_over_the_linear_model():
         for name in ("majority class", "linear")
     ]
     points = "is -3.34 points from the linear model's; in 95% of resamples of these texts (paired bootstrap)"
-    said = f"On test the mean Micro-F1 of 2 seeds {points}"
-    one = [record for record in RUN["seeds"] if record["seed"] == 1]
-    assert f"On test the Micro-F1 {points} -8.90" in tlm_card(RUN | {"baselines": baselines, "seeds": one}, 1)
+    sentence = f"On test the mean Micro-F1 of 2 seeds {points}"
+    seed_records = [record for record in RUN["seeds"] if record["seed"] == 1]
+    assert f"On test the Micro-F1 {points} -8.90" in tlm_card(RUN | {"baselines": baselines, "seeds": seed_records}, 1)
     card = tlm_card(RUN | {"baselines": baselines}, 1)
-    assert card.count(f"{said} -8.90 to +1.74.") == 1 and "+50.00" not in card
+    assert card.count(f"{sentence} -8.90 to +1.74.") == 1 and "+50.00" not in card
     assert "| test, linear model on TF-IDF | 40.00 | 40.00 |\n\nOn test" in card
-    without = [{name: value for name, value in one.items() if name != "lead"} for one in baselines]
+    without = [{name: value for name, value in seed_records.items() if name != "lead"} for seed_records in baselines]
     assert "paired bootstrap" not in tlm_card(RUN | {"baselines": without}, 1)
 
 
-def test_held_out_texts_are_said():
+def test_held_out_splits_are_reported():
     card = tlm_card(RUN | {"held_out": {"validation": 0.1, "test": 0.05}}, 1)
     assert "The validation and test splits were held out of the task's table, which had none: 10%, 5% of the texts" in card
     assert "The test split was held out" in tlm_card(RUN | {"held_out": {"test": 0.1}}, 1)
 
 
-def test_a_sample_of_the_training_split_is_said():
+def test_sampled_splits_are_reported():
     card = tlm_card(RUN | {"train_sampled": {"examples": 1000, "of": 26006}}, 1)
     assert " It was trained on 1,000 of the 26,006 examples of the training split, of every class its share." in card
     assert "validation split is" not in card
     both = {"train_sampled": {"examples": 1000, "of": 26006}, "validation_sampled": {"examples": 100, "of": 3343}}
-    said = "its share. Its validation split is 100 of 3,343 examples, of every class its share."
-    assert said in tlm_card(RUN | both, 1) and said.removeprefix("its share.") in tlm_card(
+    sentence = "its share. Its validation split is 100 of 3,343 examples, of every class its share."
+    assert sentence in tlm_card(RUN | both, 1) and sentence.removeprefix("its share.") in tlm_card(
         RUN | {"validation_sampled": both["validation_sampled"]}, 1
     )
 
@@ -123,12 +125,12 @@ def test_a_sample_of_the_training_split_is_said():
         ({"seeds": [record(1, 0.5)], "summary": {}}, "| test, this seed | 50.00 |", "mean ± std"),
     ],
 )
-def test_other_runs(change, present, absent):
+def test_card_of_other_settings(change, present, absent):
     card = tlm_card({**copy.deepcopy(RUN), **change}, 1)
     assert present in card and absent not in card
 
 
-def test_a_model_whose_code_travels_with_it():
+def test_card_of_a_model_with_own_code_says_trust_remote_code():
     run = copy.deepcopy(RUN)
     assert "trust_remote_code" not in tlm_card(run, 1)
     for entry in run["seeds"]:
@@ -146,8 +148,8 @@ def test_a_model_whose_code_travels_with_it():
         ("cocolm", "rtd", "in the subfolder `discriminator`, its head for replaced tokens beside it", "`mlm`"),
     ],
 )
-def test_composites_of_other_bodies(objective, clm, present, absent):
-    """What stock classes have no heads for is beside the body."""
+def test_card_of_a_composite_without_stock_heads(objective, clm, present, absent):
+    """Heads that the stock classes do not have are saved beside the body."""
     run = with_objective(objective)
     for entry in run["seeds"]:
         entry["model_type"] = "modernbert"
@@ -167,14 +169,14 @@ def test_composites_of_other_bodies(objective, clm, present, absent):
         ({"stage2_ema_decay": 0.99}, "The weights are an exponential average over its steps (decay 0.99)."),
     ],
 )
-def test_losses_of_stage_2(options, said):
+def test_losses_of_stage_2_are_reported(options, said):
     run = copy.deepcopy(RUN)
     run["arguments"] |= options
     assert said in tlm_card(run, 1)
 
 
 @pytest.mark.parametrize("stage,absent", [("1", "Stage 2"), ("2", "Stage 1")])
-def test_single_stages(stage, absent):
+def test_stage_that_was_not_run_is_left_out(stage, absent):
     run = copy.deepcopy(RUN)
     run["arguments"]["stage"] = stage
     for entry in run["seeds"]:
@@ -182,12 +184,12 @@ def test_single_stages(stage, absent):
     assert absent not in tlm_card(run, 1)
 
 
-def test_pairs_are_asked_as_pairs():
+def test_code_for_pairs_of_texts_passes_a_pair():
     assert '"text_pair"' in tlm_card(RUN | {"pairs": True}, 1)
     assert '"text_pair"' not in tlm_card(RUN, 1)
 
 
-def test_texts_that_the_training_split_has_too_and_the_precision():
+def test_texts_shared_with_training_and_precision_are_reported():
     run = copy.deepcopy(RUN)
     assert "training split too" not in tlm_card(run, 1) and "precision" not in tlm_card(run, 1)
     run["texts_also_in_train"] = {"validation": 0, "test": 1052}
@@ -197,7 +199,7 @@ def test_texts_that_the_training_split_has_too_and_the_precision():
     assert "83 seconds on a CPU, in mixed precision (bf16)." in card
 
 
-def test_energy():
+def test_energy_and_co2_are_reported():
     run = copy.deepcopy(RUN)
     run["arguments"]["energy_country"] = "FRA"
     cost = run["seeds"][1]["cost"] = {**COST, "energy_kwh": 0.25, "estimated_kwh": 0.05}
@@ -257,7 +259,7 @@ def test_energy():
         ({"cost": {**COST, "energy_kwh": 0.5, "estimated_kwh": 0.1}}, "0.5 kWh of electricity", "CO2"),
     ],
 )
-def test_pretrained(change, present, absent):
+def test_card_of_a_pretrained_model(change, present, absent):
     run = copy.deepcopy(PRETRAINED)
     for name, values in change.items():
         run[name] = {**run[name], **values} if values and isinstance(run[name], dict) else values
@@ -303,7 +305,7 @@ CARDS = {
 }
 
 
-def prompted(template="{text} It was {mask}.", **arguments):
+def card_of_a_prompted_model(template="{text} It was {mask}.", **arguments):
     prompt = {"template": template, "label_words": {"neg": "bad", "p|s": "good"}}
     known = {name: RUN[name] for name in ("task", "metric", "environment")}
     details = {**known, "k": 16, "scored_split": "validation", "prompt": prompt, "model": {"model_name_or_path": "them/lm"}}
@@ -313,8 +315,8 @@ def prompted(template="{text} It was {mask}.", **arguments):
     return prompted_card(details, {**chosen, **{split: RECORD[split] for split in ("validation", "test")}})
 
 
-def test_a_prompted_model():
-    card = prompted(demonstrations=True)
+def test_card_of_a_prompted_model():
+    card = card_of_a_prompted_model(demonstrations=True)
     data = ModelCard(card).data.to_dict()
     assert data["base_model"] == "them/lm" and data["pipeline_tag"] == "fill-mask" and "hf_tlm" in data["tags"]
     (result,) = data["model-index"][0]["results"]
@@ -324,12 +326,12 @@ def test_a_prompted_model():
     )
     assert "**and the 16 training examples of each class**" in card and "| test, linear model on TF-IDF | 40.00 |" in card
     assert "test is the task's validation split" in card and "of 2 trainings" in card and "step 300 of 1000" in card
-    pairs = prompted("{text:bare}? {mask}, {text_pair:lower}", demonstrations=False)
+    pairs = card_of_a_prompted_model("{text:bare}? {mask}, {text_pair:lower}", demonstrations=False)
     assert '"text_pair": ["Its second text."]' in pairs and "training examples of each class**" not in pairs
 
 
-def test_whatever_loads_code_of_the_folder_is_told_to_trust_it():
-    """A tokenizer too: it asks for the config, and a stranger was asked whether to run it."""
+def test_loading_the_tokenizer_also_trusts_remote_code():
+    """The tokenizer loads the config: without the option users were asked whether to run its code."""
     adapter = with_objective("cocolm", model={**RUN["model"], "use_peft": True})
     for card in (CARDS["pretrained_cocolm"](), CARDS["tlm_cocolm"](), tlm_card(adapter, 1)):
         loads = [line for line in card.splitlines() if "AutoTokenizer.from_pretrained(" in line]
@@ -337,7 +339,7 @@ def test_whatever_loads_code_of_the_folder_is_told_to_trust_it():
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_golden(name):
+def test_card_equals_its_golden_file(name):
     card, golden = CARDS[name](), Path(__file__).parent / "golden" / f"{name}.md"
     if os.environ.get("HF_TLM_WRITE_GOLDEN"):
         golden.write_text(card, encoding="utf-8")
@@ -345,11 +347,11 @@ def test_golden(name):
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_every_card_says_what_a_reader_asks_for(name):
+def test_every_card_has_its_metadata_and_sections(name):
     card = CARDS[name]()
     parsed = (DatasetCard if name.startswith("subset") else ModelCard)(card)
     data = parsed.data.to_dict()
-    assert not {"language", "license"} & set(data) and "hf_tlm" in data["tags"]  # Nobody has said either.
+    assert not {"language", "license"} & set(data) and "hf_tlm" in data["tags"]  # Neither was given.
     sections = [line.removeprefix("## ") for line in card.splitlines() if line.startswith("## ")]
     limits = "Training data, procedure and limits" if name.startswith("converted") else "Limits"
     assert {limits, "Licence", "Citation"} <= set(sections) and card.count("```") % 2 == 0
@@ -368,8 +370,8 @@ def test_every_card_says_what_a_reader_asks_for(name):
 @pytest.mark.parametrize(
     "method, said", [("confidence", "a teacher is most certain"), ("disagreement", "teachers differ most")]
 )
-def test_a_selection_by_a_teacher(method, said):
-    """Labels had a part in it; the teacher's name and licence are on the subset's card."""
+def test_selection_by_a_teacher_is_reported(method, said):
+    """The selection depends on labels; the teacher's name and licence are on the subset's card."""
     teacher = {"model": "x`y", "teachers": [{"name": "me/<b>", "revision": "0f", "license": "mit"}]}
     selection = {**SELECTION, "method": method, "teacher": teacher}
     card = tlm_card(with_objective("mlm", subset={**CHOSEN, "selection": selection}), 1)
@@ -379,13 +381,13 @@ def test_a_selection_by_a_teacher(method, said):
     assert "The labels that the teacher has learned from had a part in that." in card
 
 
-def test_the_oldest_transformers_is_that_of_the_model():
+def test_oldest_transformers_depends_on_the_model_type():
     assert [oldest_transformers(name) for name in ("bert", "distilbert", "cocolm", None)] == ["4.57", "4.57", "5.4", "4.57"]
     assert "loads with transformers 4.57 or later." in CARDS["tlm_mlm"]() and "5.4 or later" in CARDS["converted_cocolm"]()
     assert "or later" not in CARDS["tlm_lora"]().partition("## Environment")[2].partition("## ")[0]
 
 
-def test_influence_used_labels_and_its_card_says_so():
+def test_selection_by_influence_is_reported_with_its_use_of_labels():
     card = tlm_card(with_objective("mlm", subset=CHOSEN), 1)
     assert "kept, of 23,782 that were found, by their influence" in card and "@inproceedings{wang2023" in card
     assert "Labels were not used" not in card and "labels of the validation examples" in card
@@ -397,7 +399,7 @@ def test_influence_used_labels_and_its_card_says_so():
 SHA = "0123456789" * 4
 
 
-def test_a_subset_from_the_hub_is_linked(monkeypatch):
+def test_datasets_from_the_hub_are_linked(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://huggingface.co")
     run = with_objective("mlm", subset={**RUN["subset"], "hub": {"repo_id": "me/passages", "revision": "abc"}})
     card = tlm_card(run, 1)
@@ -412,7 +414,7 @@ def test_a_subset_from_the_hub_is_linked(monkeypatch):
     assert DatasetCard(card).data.source_datasets == ["them/web"]
 
 
-def test_a_file_of_this_machine_is_no_dataset_of_the_hub():
+def test_local_file_is_not_named_as_a_dataset_of_the_hub():
     run = copy.deepcopy(PRETRAINED)
     run["corpus"]["name"] = "folder/corpus.parquet"
     card = pretrained_card(run)
@@ -421,7 +423,7 @@ def test_a_file_of_this_machine_is_no_dataset_of_the_hub():
     assert DatasetCard(card).data.source_datasets == ["extended|other"]
 
 
-def test_a_base_model_is_named_without_the_folders_of_a_machine(tmp_path):
+def test_base_model_is_named_without_its_local_folders(tmp_path):
     (tmp_path / "runs" / "base").mkdir(parents=True)
     here = str(tmp_path / "runs" / "base")
     assert hub_name(here) is None and displayed_name(here) == "runs/base" and displayed_name(here + "/") == "runs/base"
@@ -433,7 +435,7 @@ def test_a_base_model_is_named_without_the_folders_of_a_machine(tmp_path):
         assert displayed_name(str(checkpoint)) == f"base/{inside}" == displayed_name(f"base/{inside}/")
         card = tlm_card({**RUN, "model": {**RUN["model"], "model_name_or_path": str(checkpoint)}}, 1)
         assert f"trained further from `base/{inside}`" in card and str(tmp_path) not in card
-        assert recorded_teacher([str(checkpoint)]) == "/".join(inside.split("/")[-2:])  # By which a run is known again.
+        assert recorded_teacher([str(checkpoint)]) == "/".join(inside.split("/")[-2:])  # A run is recognized by this.
     for bare in ("/training/checkpoint-50", "training/checkpoint-50"):
         assert displayed_name(bare) == "training/checkpoint-50"
     assert displayed_name("/checkpoint-50") == "checkpoint-50"
@@ -444,7 +446,7 @@ def test_a_base_model_is_named_without_the_folders_of_a_machine(tmp_path):
     assert ModelCard(card).data.base_model == "me/base"
 
 
-def test_several_configurations():
+def test_subset_card_with_several_configurations():
     card = subset_card(SUBSET, REPORT, INFO, engine="bm25", config="small", data_files="small/train-*.parquet")
     data = DatasetCard(card).data.to_dict()
     assert 'load_dataset("path/or/repo-id", "small", split="train")' in card
@@ -452,17 +454,17 @@ def test_several_configurations():
 
 
 @pytest.mark.parametrize("rows,name", [(0, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (5e8, "100M<n<1B"), (1e9, "n>1B")])
-def test_size_categories(rows, name):
+def test_size_category_of_a_number_of_rows(rows, name):
     assert size_category(rows) == name
 
 
-def test_how_tokens_were_masked():
+def test_masking_is_reported():
     run = with_objective("mlm")
     run["arguments"] |= {"mlm_probability": 0.3, "mlm_probability_end": 0.15, "whole_word_mask": True}
     assert "; 30% (in the end 15%) of tokens, those of a word together, masked." in tlm_card(run, 1)
 
 
-def test_published(name="tlm_mlm"):
+def test_published_card_has_repo_license_language_and_dataset(name="tlm_mlm"):
     card = CARDS[name]()
     assert published_card(card, "me/model") == card.replace("path/or/repo-id", "me/model") != card
     chosen = published_card(card, "me/model", license="mit", language="de", dataset="me/passages@abc")
@@ -475,7 +477,7 @@ def test_published(name="tlm_mlm"):
     assert published_card(chosen, "me/model", license="mit", language="de", dataset="me/passages@abc") == chosen
 
 
-def test_examples_to_try():
+def test_widget_texts_are_in_the_metadata():
     texts = ["We propose a parser: it parses.", "- [MASK] # no"]
     card = published_card(CARDS["tlm_mlm"](), "me/model", widget_texts=texts)
     assert ModelCard(card).data.widget == [{"text": text} for text in texts]
@@ -483,12 +485,12 @@ def test_examples_to_try():
     assert "widget" not in ModelCard(published_card(CARDS["tlm_mlm"](), "me/model", license="mit")).data.to_dict()
 
 
-def test_what_was_written_by_hand_is_published_as_it_is():
+def test_card_written_by_hand_is_published_unchanged():
     text = "# Mine\n\nTry `path/or/repo-id`.\n"
     assert published_card(text, "me/model") == "# Mine\n\nTry `me/model`.\n"
     assert published_card(text, "me/model", license="mit") == "---\nlicense: mit\n---\n# Mine\n\nTry `me/model`.\n"
 
 
-def test_links_are_of_the_hub_that_is_used(monkeypatch):
+def test_links_point_to_the_hub_endpoint(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.example.org")
     assert "[me/passages](https://hub.example.org/datasets/me/passages/tree/abc)" in dataset_sentence("me/passages@abc")

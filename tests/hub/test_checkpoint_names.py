@@ -1,4 +1,4 @@
-"""Models and tokenizers by Hub id: revisions, private and gated repos, pickles, custom code."""
+"""Models and tokenizers by Hub id: revisions, private and gated repositories, pickles, custom code."""
 
 import json
 
@@ -29,34 +29,34 @@ def contents(folder):
 @pytest.fixture
 def models(hub, tmp_path, tokenizer):
     """Two revisions of alice/tlm, with the masked-LM head that an export keeps beside the classifier."""
-    made = {}
+    by_revision = {}
     for number, revision in enumerate(("v1", "main")):
-        made[revision] = tlm(number)
-        export_stock(made[revision], tokenizer, tmp_path / revision)
+        by_revision[revision] = tlm(number)
+        export_stock(by_revision[revision], tokenizer, tmp_path / revision)
         hub.put("alice/tlm", contents(tmp_path / revision), revision=revision)
-    return made
+    return by_revision
 
 
-def same(first, second):
+def equal_weights(first, second):
     second = second.state_dict()
     return all(torch.equal(value, second[name]) for name, value in first.state_dict().items())
 
 
-def test_a_model_of_a_revision(models):
-    assert same(TlmModel.from_checkpoint("alice/tlm", id2label=ID2LABEL), models["main"])
-    found = TlmModel.from_checkpoint("alice/tlm@v1", id2label=ID2LABEL)
-    assert same(found, models["v1"]) and not found.mlm_head_is_new
-    assert same(TlmModel.from_checkpoint("alice/tlm", revision="v1", id2label=ID2LABEL), models["v1"])
-    assert found.config.id2label == ID2LABEL
+def test_model_of_a_revision_is_loaded(models):
+    assert equal_weights(TlmModel.from_checkpoint("alice/tlm", id2label=ID2LABEL), models["main"])
+    loaded = TlmModel.from_checkpoint("alice/tlm@v1", id2label=ID2LABEL)
+    assert equal_weights(loaded, models["v1"]) and not loaded.mlm_head_is_new
+    assert equal_weights(TlmModel.from_checkpoint("alice/tlm", revision="v1", id2label=ID2LABEL), models["v1"])
+    assert loaded.config.id2label == ID2LABEL
 
 
-def test_a_tokenizer_comes_without_the_weights(models, hub, tokenizer):
+def test_tokenizer_is_loaded_without_downloading_weights(models, hub, tokenizer):
     assert load_tokenizer("alice/tlm@v1").get_vocab() == tokenizer.get_vocab()
     assert not [path for _, path in hub.log if path.endswith(".safetensors")]
     assert read_config("alice/tlm@v1").hidden_size == 16
 
 
-def test_an_auxiliary_model_of_a_revision(models, tmp_path, tokenizer):
+def test_auxiliary_model_of_a_revision_is_loaded(models, tmp_path, tokenizer):
     torch.manual_seed(0)
     pair = GeneratorDiscriminator.from_checkpoint("alice/tlm", "alice/tlm@v1", id2label=ID2LABEL)
     expected = models["v1"].bert.encoder.layer[0].output.dense.weight
@@ -73,7 +73,7 @@ def test_arguments_record_id_and_revision(hub):
         ModelArguments(model_name_or_path="alice/tlm@v1", model_revision="v2")
 
 
-def test_an_existing_path_is_a_path(tmp_path, monkeypatch):
+def test_existing_local_path_is_not_a_hub_id(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "alice" / "tlm@v1").mkdir(parents=True)
     assert split_revision("alice/tlm@v1") == ("alice/tlm@v1", None)
@@ -85,7 +85,7 @@ class TestRefusals:
     def load(self, name, **options):
         return TlmModel.from_checkpoint(name, id2label=ID2LABEL, **options)
 
-    def test_pickles(self, hub, tmp_path, tokenizer):
+    def test_pickled_weights_are_refused(self, hub, tmp_path, tokenizer):
         export_stock(tlm(0), tokenizer, tmp_path / "model")
         files = {n: c for n, c in contents(tmp_path / "model").items() if not n.endswith(".safetensors")}
         torch.save(tlm(0).state_dict(), tmp_path / "pytorch_model.bin")
@@ -94,8 +94,8 @@ class TestRefusals:
             self.load("alice/pickled")
         assert not [path for _, path in hub.log if path.endswith(".bin")]
 
-    def test_custom_code(self, hub, tmp_path, tokenizer):
-        """Not even downloaded, unless it is trusted."""
+    def test_custom_code_is_refused(self, hub, tmp_path, tokenizer):
+        """It is not even downloaded unless it is trusted."""
         export_stock(tlm(0), tokenizer, tmp_path / "model")
         files = contents(tmp_path / "model")
         config = json.loads(files["config.json"])
@@ -105,7 +105,7 @@ class TestRefusals:
         with pytest.raises(ModelError, match="trust_remote_code"):
             self.load("alice/own")
         assert not [path for _, path in hub.log if path.endswith(".py")]
-        with pytest.raises(ModelError, match="expected one of bert.*; received 'own'"):  # Its config was made by its code.
+        with pytest.raises(ModelError, match="expected one of bert.*; received 'own'"):  # Its code created its config.
             self.load("alice/own", trust_remote_code=True)
 
     @pytest.mark.parametrize(
@@ -117,21 +117,21 @@ class TestRefusals:
             ("bob/gated", "gated: ask for access"),
         ],
     )
-    def test_what_cannot_be_had(self, models, hub, name, message):
+    def test_repository_that_cannot_be_read_is_refused(self, models, hub, name, message):
         hub.put("bob/private", {"config.json": "{}"}, private=True)
         hub.put("bob/gated", {"config.json": "{}"}, gated=True)
         for load in (self.load, load_tokenizer):
             with pytest.raises(HubError, match=message):
                 load(name)
 
-    def test_no_network(self, models, hub, sleeps):
+    def test_missing_network_is_reported(self, models, hub, sleeps):
         hub.fail(lambda method, path: True, "reset", times=1000)
         with pytest.raises(HubError, match="cannot be reached.*Check the network"):
             self.load("alice/tlm")
 
 
-def test_a_released_checkpoint_from_the_hub(hub, tmp_path, tokenizer):
-    """Its pickle was asked for; what else of training lies there stays."""
+def test_released_checkpoint_from_the_hub_is_converted(hub, tmp_path, tokenizer):
+    """Its pickle is downloaded, other files of its training are not."""
     model = published()
     tokenizer.save_pretrained(tmp_path / "released")
     model.config.save_pretrained(tmp_path / "released")
@@ -139,5 +139,5 @@ def test_a_released_checkpoint_from_the_hub(hub, tmp_path, tokenizer):
     hub.put("yxchar/tlm-sciie-small-scale", contents(tmp_path / "released") | {"optimizer.pt": b"large"})
     released = convert_legacy("yxchar/tlm-sciie-small-scale@main", tmp_path / "out")
     assert list(released.model.config.id2label.values()) == SCIERC
-    assert same(TlmModel.from_checkpoint(str(tmp_path / "out"), id2label=dict(enumerate(SCIERC))), released.model)
+    assert equal_weights(TlmModel.from_checkpoint(str(tmp_path / "out"), id2label=dict(enumerate(SCIERC))), released.model)
     assert not [path for _, path in hub.log if "optimizer" in path]

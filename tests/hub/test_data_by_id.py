@@ -1,4 +1,4 @@
-"""--task and --corpus by Hub id: revisions, and one clear message for what cannot be had."""
+"""--task and --corpus by Hub id: revisions, and a clear message for repositories that cannot be read."""
 
 import pytest
 from datasets import Dataset
@@ -11,7 +11,7 @@ from support.toys import sentences
 
 @pytest.fixture
 def data(hub, tmp_path):
-    """Two revisions of alice/data: more training texts in the newer."""
+    """Two revisions of alice/data; the newer one has more training texts."""
     for seed, (revision, count) in enumerate({"v1": 12, "main": 24}.items()):
         files = {}
         for name, number in (("train", count), ("validation", 9)):
@@ -26,7 +26,7 @@ def load_both(name):
     return TaskArguments(name).load(), list(CorpusArguments(name).load())
 
 
-def test_revisions(data):
+def test_data_of_a_revision_are_loaded(data):
     for name, count in (("alice/data", 24), ("alice/data@v1", 12)):
         task, passages = load_both(name)
         assert len(task.train) == len(passages) == count and task.name == "data"
@@ -44,13 +44,13 @@ def test_revisions(data):
         ("bob/gated", "'bob/gated' is a gated dataset.*ask for access"),
     ],
 )
-def test_what_cannot_be_had(data, load, name, message):
+def test_repository_that_cannot_be_read_is_refused(data, load, name, message):
     with pytest.raises(HfTlmError, match=message):
         load(name)
 
 
 @pytest.mark.parametrize("load", [lambda name: TaskArguments(name).load(), lambda name: CorpusArguments(name).load()])
-def test_no_network(data, hub, load, sleeps):
+def test_missing_network_is_reported(data, hub, load, sleeps):
     hub.fail(lambda method, path: True, "reset", times=1000)
     with pytest.raises(HfTlmError, match="cannot be reached.*Check the network"):
         load("alice/data")

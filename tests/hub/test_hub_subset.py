@@ -1,4 +1,4 @@
-"""Subsets through the loopback Hub: alone, with names, from several writers, and those that TLM's authors released."""
+"""Subsets through the loopback Hub: single, named, from several writers, and those that the authors of TLM released."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ def subset(task, corpus):
 
 
 @pytest.fixture
-def other(task, corpus):
+def other_subset(task, corpus):
     return retrieve(task, corpus, retriever="random", num_passages=5)
 
 
@@ -30,7 +30,7 @@ def files(hub, name="alice/passages", **options):
     return {path: data for path, data in hub.files(name, "dataset", **options).items() if path != ".gitattributes"}
 
 
-def front(text):
+def metadata(text):
     return yaml.safe_load(text.split("---")[1])
 
 
@@ -38,16 +38,16 @@ def rows(subset):
     return subset.dataset.to_list()
 
 
-class TestAlone:
-    def test_round_trip(self, hub, subset, other):
+class TestSingleSubset:
+    def test_round_trip(self, hub, subset, other_subset):
         first = subset.push_to_hub("alice/passages", license="mit", private=False, tag="v1")
-        found = Subset.from_hub("alice/passages")
-        assert rows(found) == rows(subset) and found.dataset.features == subset.dataset.features
-        assert found.manifest.pop("hub") == {"repo_id": "alice/passages", "revision": first.commit, "config": None}
-        assert found.manifest == subset.manifest
-        assert front(files(hub)["README.md"].decode())["license"] == "mit"
-        other.push_to_hub("alice/passages")
-        assert rows(Subset.from_hub("alice/passages")) == rows(other)
+        loaded = Subset.from_hub("alice/passages")
+        assert rows(loaded) == rows(subset) and loaded.dataset.features == subset.dataset.features
+        assert loaded.manifest.pop("hub") == {"repo_id": "alice/passages", "revision": first.commit, "config": None}
+        assert loaded.manifest == subset.manifest
+        assert metadata(files(hub)["README.md"].decode())["license"] == "mit"
+        other_subset.push_to_hub("alice/passages")
+        assert rows(Subset.from_hub("alice/passages")) == rows(other_subset)
         for name in ("alice/passages@v1", f"alice/passages@{first.commit}"):
             assert rows(Subset.open(name)) == rows(subset)
         assert rows(Subset.from_hub("alice/passages", revision="v1")) == rows(subset)
@@ -58,43 +58,43 @@ class TestAlone:
         assert Subset.from_hub("alice/passages").push_to_hub("alice/passages").commit is None
         assert hub.history("alice/passages", "dataset") == before
 
-    def test_a_saved_copy_tells_where_it_is_from(self, hub, subset, tmp_path):
+    def test_saved_copy_records_its_revision(self, hub, subset, tmp_path):
         commit = subset.push_to_hub("alice/passages").commit
         Subset.from_hub("alice/passages").save(tmp_path / "copy")
         assert Subset.open(str(tmp_path / "copy")).manifest["hub"]["revision"] == commit
 
-    def test_an_error_names_no_folder_that_is_gone(self, hub, subset, sleeps):
+    def test_error_does_not_name_a_temporary_folder(self, hub, subset, sleeps):
         hub.fail(lambda method, path: "/commit/" in path, 500, times=100)
         with pytest.raises(HubError, match="Nothing was published.*The subset is intact") as caught:
             subset.push_to_hub("alice/passages")
         assert "tmp" not in str(caught.value)
 
 
-class TestNamed:
-    def test_round_trip(self, hub, subset, other):
+class TestNamedSubsets:
+    def test_round_trip(self, hub, subset, other_subset):
         subset.push_to_hub("alice/passages", config="small", license="mit", language="en")
-        pushed = other.push_to_hub("alice/passages", config="large", license="mit", language="en", tag="v1")
+        pushed = other_subset.push_to_hub("alice/passages", config="large", license="mit", language="en", tag="v1")
         assert set(pushed.pushed) == {
             "README.md", "large/README.md", "large/manifest.json", "large/report.md", "large/train-00000-of-00001.parquet"
         }  # fmt: skip
-        for config, made in (("small", subset), ("large", other)):
+        for config, made in (("small", subset), ("large", other_subset)):
             found = Subset.from_hub("alice/passages", config=config)
             assert rows(found) == rows(made) and found.manifest["hub"]["config"] == config
             loaded = load_dataset("alice/passages", config, split="train")
             assert loaded.to_list() == rows(made) and loaded.features == made.dataset.features
             assert list(load_dataset("alice/passages", config, split="train", streaming=True)) == rows(made)
-        assert rows(Subset.open("alice/passages:large@v1")) == rows(other)
+        assert rows(Subset.open("alice/passages:large@v1")) == rows(other_subset)
         card = files(hub)["README.md"].decode()
-        data = front(card)
+        data = metadata(card)
         assert [entry["config_name"] for entry in data["configs"]] == ["large", "small"]
         assert [entry["config_name"] for entry in data["dataset_info"]] == ["large", "small"]
         assert (data["license"], data["language"]) == ("mit", "en") and {"bm25", "random"} <= set(data["tags"])
         assert 'load_dataset("alice/passages", "large", split="train")' in card and f"| {len(subset):,} |" in card
         assert 'load_dataset("alice/passages", "small", split="train")' in files(hub)["small/README.md"].decode()
 
-    def test_one_is_replaced_and_the_other_stays(self, hub, subset, other):
+    def test_pushing_one_name_replaces_only_its_files(self, hub, subset, other_subset):
         subset.push_to_hub("alice/passages", config="small", report="# Mine\n\nWords.\n")
-        other.push_to_hub("alice/passages", config="large")
+        other_subset.push_to_hub("alice/passages", config="large")
         before = files(hub)
         assert before["small/report.md"] == b"# Mine\n\nWords.\n"
         hub.put("alice/passages", {"large/train-00001-of-00002.parquet": b"of an older layout", "notes.txt": b"by hand"},
@@ -108,18 +108,18 @@ class TestNamed:
         assert Subset.from_hub("alice/passages", config="large").push_to_hub("alice/passages", config="large").commit is None
         assert hub.history("alice/passages", "dataset") == history
 
-    def test_a_dry_run_sends_nothing(self, hub, subset):
+    def test_dry_run_sends_nothing(self, hub, subset):
         push = subset.push_to_hub("alice/passages", config="small", dry_run=True)
         assert "small/manifest.json" in push.pushed and push.commit is None
         assert not [path for method, path in hub.log if method in ("POST", "PUT")]
 
-    def test_a_dry_run_needs_no_hub(self, subset):
+    def test_dry_run_works_without_a_hub(self, subset):
         push = subset.push_to_hub("alice/passages", config="small", dry_run=True)
         assert "The Hub was not asked" in push.about and sorted(push.sizes) == sorted(push.pushed)
         assert 'load_dataset("alice/passages", "small"' in push.to_text()
 
-    def test_two_writers_at_once_name_both(self, hub, subset, other, sleeps, monkeypatch):
-        """Each has read what is there before the other has written."""
+    def test_two_simultaneous_writers_keep_both_names(self, hub, subset, other_subset, sleeps, monkeypatch):
+        """Each has read the repository before the other writes."""
         subset.push_to_hub("alice/passages", config="a")
         met, errors, commits = threading.Barrier(2, timeout=60), [], []
         push = subset_files.push
@@ -132,28 +132,28 @@ class TestNamed:
 
         monkeypatch.setattr(subset_files, "push", push_together)
 
-        def write(config, made):
+        def write(config, subset_to_push):
             try:
-                made.push_to_hub("alice/passages", config=config)
+                subset_to_push.push_to_hub("alice/passages", config=config)
             except Exception as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=write, args=args) for args in (("b", subset), ("c", other))]
+        threads = [threading.Thread(target=write, args=args) for args in (("b", subset), ("c", other_subset))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert not errors and len(commits) >= 3  # Whoever came second wrote the card again.
-        data = front(files(hub)["README.md"].decode())
+        assert not errors and len(commits) >= 3  # The second writer wrote the card again.
+        data = metadata(files(hub)["README.md"].decode())
         assert [entry["config_name"] for entry in data["configs"]] == ["a", "b", "c"]
         assert rows(Subset.from_hub("alice/passages", config="b")) == rows(subset)
-        assert rows(Subset.from_hub("alice/passages", config="c")) == rows(other)
+        assert rows(Subset.from_hub("alice/passages", config="c")) == rows(other_subset)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("how", [500, "reset"])
-    def test_a_failure_at_any_request_is_tried_again(self, hub, subset, other, sleeps, how):
+    def test_push_survives_a_failure_at_any_request(self, hub, subset, other_subset, sleeps, how):
         def push(name):
-            other.push_to_hub(name, config="large", tag="v1")
+            other_subset.push_to_hub(name, config="large", tag="v1")
 
         subset.push_to_hub("alice/whole", config="small")
         hub.log.clear()
@@ -168,47 +168,47 @@ class TestNamed:
             hub.fail(number, how)
             waits = len(sleeps)
             push(name)
-            # A HEAD that fails is followed by another at once; a push that finds all as it is asks less than the first one.
+            # A failed HEAD is followed by another at once; a push that has nothing to change sends fewer requests.
             assert len(sleeps) > waits or number > len(hub.log) or hub.log[number - 1][0] == "HEAD"
-            data = front(files(hub, name)["README.md"].decode())
+            data = metadata(files(hub, name)["README.md"].decode())
             assert [entry["config_name"] for entry in data["configs"]] == ["large", "small"]
             assert files(hub, name).keys() == files(hub, "alice/whole").keys()
         assert len(sleeps) > requests - 4
 
 
 class TestRefusals:
-    def test_with_and_without_a_name(self, hub, subset, other):
+    def test_named_and_unnamed_subsets_do_not_mix(self, hub, subset, other_subset):
         subset.push_to_hub("alice/named", config="small")
         subset.push_to_hub("alice/alone")
         before = files(hub, "alice/named"), files(hub, "alice/alone")
         with pytest.raises(HubError, match="has named subsets .small."):
-            other.push_to_hub("alice/named")
+            other_subset.push_to_hub("alice/named")
         with pytest.raises(RetrievalError, match="a subset without a name"):
-            other.push_to_hub("alice/alone", config="small")
+            other_subset.push_to_hub("alice/alone", config="small")
         assert (files(hub, "alice/named"), files(hub, "alice/alone")) == before
 
-    def test_a_new_branch_is_made_from_the_default_one(self, hub, subset, other):
+    def test_new_branch_starts_from_the_default_branch(self, hub, subset, other_subset):
         subset.push_to_hub("alice/named", config="small")
         with pytest.raises(HubError, match="has named subsets .small."):
-            other.push_to_hub("alice/named", revision="next")
+            other_subset.push_to_hub("alice/named", revision="next")
         commits = len(hub.history("alice/named", "dataset"))
-        other.push_to_hub("alice/named", config="large", revision="next")
+        other_subset.push_to_hub("alice/named", config="large", revision="next")
         assert len(hub.history("alice/named", "dataset", "next")) == commits + 1
-        data = front(files(hub, "alice/named", revision="next")["README.md"].decode())
+        data = metadata(files(hub, "alice/named", revision="next")["README.md"].decode())
         assert [entry["config_name"] for entry in data["configs"]] == ["large", "small"]
         subset.push_to_hub("alice/alone")
         with pytest.raises(RetrievalError, match="a subset without a name"):
-            other.push_to_hub("alice/alone", config="small", revision="next")
+            other_subset.push_to_hub("alice/alone", config="small", revision="next")
 
     @pytest.mark.parametrize("name", ["passages", "alice/passages@v1", "alice/a b", "alice/" + "a" * 96])
-    def test_repositories(self, hub, subset, tmp_path, name):
+    def test_invalid_repository_name_is_refused(self, hub, subset, tmp_path, name):
         subset.save(tmp_path / "subset")
         with pytest.raises(HubError, match="as owner/name"):
             publish_subset(tmp_path / "subset", name)
         assert not hub.log
 
     @pytest.mark.parametrize("config", ["data", "a/b", "..", "", "a" * 97])
-    def test_names(self, hub, subset, config):
+    def test_invalid_configuration_name_is_refused(self, hub, subset, config):
         with pytest.raises(RetrievalError, match="^config: expected a name that a folder can have"):
             subset.push_to_hub("alice/passages", config=config)
         assert not hub.log
@@ -228,7 +228,7 @@ class TestRefusals:
             ("bob/gated", "gated: ask for access"),
         ],
     )
-    def test_what_cannot_be_opened(self, hub, subset, other, name, message):
+    def test_subset_that_cannot_be_opened_is_refused(self, hub, subset, other_subset, name, message):
         subset.push_to_hub("alice/passages", config="small")
         hub.put("alice/passages", {"large_external.csv": b"text\na\n"}, "dataset")
         hub.put("alice/text", {"train.csv": b"text\na\n"}, "dataset")
@@ -237,14 +237,14 @@ class TestRefusals:
         with pytest.raises((HubError, RetrievalError), match=message):
             Subset.open(name)
 
-    def test_damaged(self, hub, subset):
+    def test_damaged_subset_is_refused(self, hub, subset):
         subset.push_to_hub("alice/passages", config="small")
         hub.put("alice/passages", {"small/train-00000-of-00001.parquet": b"PAR1"}, "dataset")
         with pytest.raises(RetrievalError, match="does not match the manifest"):
             Subset.from_hub("alice/passages", config="small")
 
 
-def table(columns, *lines):
+def csv_text(columns, *lines):
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerows([columns, *lines])
@@ -252,66 +252,66 @@ def table(columns, *lines):
 
 
 LONG = 'long, and quoted "text"\nof two lines ' * 5000
-RELEASED = table(
+RELEASED = csv_text(
     ["text", "id", "rank"], ["second", 0, 1], ["first", 1, 0], ["", 2, 0], ["  ", 3, 7], [LONG, 4, 1], ["None", 5, 12]
 )  # fmt: skip
 
 
-class TestReleased:
-    """The layout of yxchar/<task>-tlm."""
+class TestReleasedSubsets:
+    """Subsets in the layout of yxchar/<task>-tlm."""
 
     def put(self, hub, **contents):
         data = {f"{name}.csv": text for name, text in contents.items()}
         return hub.put("yxchar/chemprot-tlm", data, "dataset")
 
-    def test_passages(self, hub, caplog):
+    def test_passages_are_ordered_by_rank_and_blank_texts_left_out(self, hub, caplog):
         commit = self.put(hub, small_external=RELEASED)
-        found = Subset.from_hub("yxchar/chemprot-tlm", config="small")
-        assert found.dataset["text"][:] == ["first", "second", LONG, "None"]
-        assert found.dataset["rank"][:] == [1, 2, 2, 13]  # They count from 0.
-        assert found.dataset["id"][:] == [f"small_external.csv:{row}" for row in (1, 0, 4, 5)]
-        assert set(found.dataset["source"][:]) == {"yxchar/chemprot-tlm"}
-        assert {value for name in ("score", "n_queries", "best_query") for value in found.dataset[name][:]} == {None}
+        loaded = Subset.from_hub("yxchar/chemprot-tlm", config="small")
+        assert loaded.dataset["text"][:] == ["first", "second", LONG, "None"]
+        assert loaded.dataset["rank"][:] == [1, 2, 2, 13]  # The released ranks begin at 0.
+        assert loaded.dataset["id"][:] == [f"small_external.csv:{row}" for row in (1, 0, 4, 5)]
+        assert set(loaded.dataset["source"][:]) == {"yxchar/chemprot-tlm"}
+        assert {value for name in ("score", "n_queries", "best_query") for value in loaded.dataset[name][:]} == {None}
         assert "left out 2 of 6 rows" in caplog.text
-        assert found.manifest["counts"] == {"passages": 6, "union": 4, "blank_texts": 2}
-        assert found.manifest["task"]["name"] == "chemprot" and found.manifest["retriever"] == "released"
-        assert found.manifest["hub"] == {"repo_id": "yxchar/chemprot-tlm", "revision": commit, "config": "small"}
-        assert rows(Subset.open("yxchar/chemprot-tlm:small")) == rows(found)
+        assert loaded.manifest["counts"] == {"passages": 6, "union": 4, "blank_texts": 2}
+        assert loaded.manifest["task"]["name"] == "chemprot" and loaded.manifest["retriever"] == "released"
+        assert loaded.manifest["hub"] == {"repo_id": "yxchar/chemprot-tlm", "revision": commit, "config": "small"}
+        assert rows(Subset.open("yxchar/chemprot-tlm:small")) == rows(loaded)
 
     @pytest.mark.parametrize(
         "text,expected",
         [
-            (table(["text"], ["a"], ["b"]), [1, 2]),
-            (table(["id", "text", "rank"], [0, "a", 3], [1, "b", ""]), [1, 2]),
-            (table(["id", "text", "rank"], [0, "a", 3], [1, "b", 3]), [3, 3]),
-            (table(["id", "text", "rank"], [0, "a", "0.0"], [1, "b", "2.0"]), [1, 3]),
+            (csv_text(["text"], ["a"], ["b"]), [1, 2]),
+            (csv_text(["id", "text", "rank"], [0, "a", 3], [1, "b", ""]), [1, 2]),
+            (csv_text(["id", "text", "rank"], [0, "a", 3], [1, "b", 3]), [3, 3]),
+            (csv_text(["id", "text", "rank"], [0, "a", "0.0"], [1, "b", "2.0"]), [1, 3]),
         ],
     )
-    def test_ranks(self, hub, text, expected):
+    def test_file_with_incomplete_ranks_keeps_its_order(self, hub, text, expected):
         self.put(hub, large_external=text)
-        found = Subset.from_hub("yxchar/chemprot-tlm", config="large")
-        assert found.dataset["rank"][:] == expected and found.dataset["text"][:] == ["a", "b"]
-        assert found.manifest["rank_column"] == (expected != [1, 2])
-        # The order of a file without ranks says nothing of what a smaller K would give.
-        assert ("Size against K" in retrieval_report(found, None, num_examples=0)) == (expected != [1, 2])
+        loaded = Subset.from_hub("yxchar/chemprot-tlm", config="large")
+        assert loaded.dataset["rank"][:] == expected and loaded.dataset["text"][:] == ["a", "b"]
+        assert loaded.manifest["rank_column"] == (expected != [1, 2])
+        # The order of a file without ranks does not tell what a smaller K would retrieve.
+        assert ("Size against K" in retrieval_report(loaded, None, num_examples=0)) == (expected != [1, 2])
 
-    def test_what_is_said_of_it(self, hub, tmp_path, task):
+    def test_summary_report_and_card_describe_the_release(self, hub, tmp_path, task):
         self.put(hub, small_external=RELEASED)
-        found = Subset.from_hub("yxchar/chemprot-tlm", config="small")
-        assert "retrieved and released by the authors of TLM" in found.summary() and "left out: 2" in found.summary()
-        report = retrieval_report(found, task)
+        loaded = Subset.from_hub("yxchar/chemprot-tlm", config="small")
+        assert "retrieved and released by the authors of TLM" in loaded.summary() and "left out: 2" in loaded.summary()
+        report = retrieval_report(loaded, task)
         assert "passages of the released file | 6" in report and "Size against K" in report
         assert "rows without a text | 2 left out" in report and "None" not in report.replace("> None", "")
-        found.save(tmp_path / "saved", report=report)
+        loaded.save(tmp_path / "saved", report=report)
         card = (tmp_path / "saved" / "README.md").read_text(encoding="utf-8")
         assert "The authors of TLM retrieved these passages" in card and "2 rows without a text" in card
         assert "`rank` is the released file's" in card and "`None`" not in card
-        assert front(card)["source_datasets"] == ["yxchar/chemprot-tlm"]
+        assert metadata(card)["source_datasets"] == ["yxchar/chemprot-tlm"]
         again = Subset.load(tmp_path / "saved")
-        assert rows(again) == rows(found) and again.manifest == found.manifest
+        assert rows(again) == rows(loaded) and again.manifest == loaded.manifest
         assert again.as_corpus().name.endswith("for chemprot") and again.examples(task, 3) == []
         again.push_to_hub("alice/copy")
-        assert rows(Subset.from_hub("alice/copy")) == rows(found)
+        assert rows(Subset.from_hub("alice/copy")) == rows(loaded)
 
     @pytest.mark.parametrize(
         "text,message",
@@ -323,35 +323,35 @@ class TestReleased:
             ('text\n"open', "Cannot read .*small_external.csv"),
         ],
     )
-    def test_unusable_files(self, hub, text, message):
+    def test_file_without_a_text_column_is_refused(self, hub, text, message):
         self.put(hub, small_external=text)
         with pytest.raises(RetrievalError, match=message):
             Subset.from_hub("yxchar/chemprot-tlm", config="small")
 
     @pytest.mark.parametrize("name", ["chemprot", "yxchar/chemprot-tlm", "yxchar/chemprot-tlm@main"])
-    def test_the_task(self, hub, name):
+    def test_task_is_loaded_from_the_same_repository(self, hub, name):
         lines = [[f"text {label}", label] for label in range(13)]
-        text = table(["text", "label"], *lines)
+        text = csv_text(["text", "label"], *lines)
         self.put(hub, train=text, dev=text, test=text, small_external=RELEASED)
         task = load_task(name)
         assert task.name == "chemprot" and task.metric == "micro_f1" and task.num_labels == 13
         assert [len(rows) for rows in task.splits.values()] == [13, 13, 13]
 
 
-def test_a_card_without_the_metadata_that_the_repository_s_needs():
+def test_card_without_required_metadata_is_refused():
     cards = {"a": "---\nconfigs: [{config_name: x}]\n---\n"}
     with pytest.raises(HubError, match="The metadata of a/README.md in alice/passages lack dataset_info"):
         configs_card(cards, "alice/passages")
 
 
-def test_licences_of_several_subsets():
+def test_licences_of_several_subsets_are_all_named():
     info = {"configs": [{"config_name": "x"}], "dataset_info": {"splits": [{"num_examples": 3}]}}
     cards = {name: "---\n" + yaml.safe_dump({**info, "license": kind}) + "---\n" for name, kind in
              {"a": "mit", "b": "cc0-1.0", "c": "mit"}.items()}  # fmt: skip
-    assert front(configs_card(cards, "alice/passages"))["license"] == ["mit", "cc0-1.0"]
+    assert metadata(configs_card(cards, "alice/passages"))["license"] == ["mit", "cc0-1.0"]
 
 
-def test_a_selection_tells_where_the_whole_is(hub, task, subset):
+def test_selection_records_the_hub_repository_of_its_subset(hub, task, subset):
     subset.push_to_hub("alice/passages")
-    found = select(task, Subset.from_hub("alice/passages"), method="random", fraction=0.5)
-    assert "hub" not in found.manifest and found.manifest["selection"]["hub"]["repo_id"] == "alice/passages"
+    selected = select(task, Subset.from_hub("alice/passages"), method="random", fraction=0.5)
+    assert "hub" not in selected.manifest and selected.manifest["selection"]["hub"]["repo_id"] == "alice/passages"

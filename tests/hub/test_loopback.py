@@ -1,4 +1,4 @@
-"""The loopback Hub is good enough for the real clients: what the other tests of the Hub rely on."""
+"""The loopback Hub works with the real clients: the other tests of the Hub rely on it."""
 
 import os
 
@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 
-def test_files_of_every_kind_make_the_round_trip(hub):
+def test_files_of_every_kind_are_uploaded_and_downloaded(hub):
     api = HfApi()
     url = api.create_repo("alice/things", private=True)
     assert url.startswith(hub.url) and api.repo_info("alice/things").private
@@ -33,16 +33,16 @@ def test_files_of_every_kind_make_the_round_trip(hub):
     for path, data in contents.items():
         with open(os.path.join(folder, path), "rb") as file:
             assert file.read() == data
-    assert sum(method == "PUT" for method, _ in hub.log) == 1 + 4  # one object as a whole, one in parts
+    assert sum(method == "PUT" for method, _ in hub.log) == 1 + 4  # One object in one piece, one in parts.
     api.create_commit("alice/things", [CommitOperationDelete("sub/", is_folder=True)], commit_message="second")
     assert "sub/empty.json" not in hub.files("alice/things")
     assert [commit.title for commit in api.list_repo_commits("alice/things")] == ["second", "first", "initial commit"]
-    # The same content again is no commit.
+    # Unchanged content creates no commit.
     again = api.create_commit("alice/things", [CommitOperationAdd("notes.md", b"text")], commit_message="third")
     assert again.oid == hub.history("alice/things")[0] and len(hub.history("alice/things")) == 3
 
 
-def test_branches_tags_and_pages(hub):
+def test_branches_tags_and_pages_of_listings(hub):
     api = HfApi()
     first = hub.put("alice/pages", {f"{n:02d}.txt": str(n) for n in range(10)})
     api.create_tag("alice/pages", tag="v1")
@@ -67,7 +67,7 @@ def test_branches_tags_and_pages(hub):
         hf_hub_download("alice/pages", "99.txt")
 
 
-def test_a_commit_on_an_outdated_parent_is_refused(hub):
+def test_commit_on_an_outdated_parent_is_refused(hub):
     parent = hub.put("alice/race", {"a": "1"})
     hub.put("alice/race", {"a": "2"})
     with pytest.raises(HfHubHTTPError) as error:
@@ -75,7 +75,7 @@ def test_a_commit_on_an_outdated_parent_is_refused(hub):
     assert error.value.response.status_code == 412 and hub.files("alice/race") == {"a": b"2"}
 
 
-def test_who_may_see_read_and_write(hub):
+def test_permissions_to_see_read_and_write(hub):
     bob, reader = hub.add_user("bob", organisations=("lab",)), hub.add_user("alice", role="read")
     hub.put("alice/private", {"a": "1"}, private=True)
     hub.put("alice/gated", {"a": "1"}, gated="auto")
@@ -97,7 +97,7 @@ def test_who_may_see_read_and_write(hub):
 
 
 @pytest.mark.parametrize("how", ["reset", "truncate", 500, 429])
-def test_faults(hub, sleeps, how):
+def test_faults_are_injected(hub, sleeps, how):
     hub.put("alice/faulty", {"a": "1" * 100})
     hub.fail(1, how)
     assert [file.path for file in HfApi().list_repo_tree("alice/faulty")] == [".gitattributes", "a"]  # tried again
@@ -108,7 +108,7 @@ def test_faults(hub, sleeps, how):
     assert "b" not in hub.repository("alice/faulty").branches and not isinstance(error.value, AssertionError)
 
 
-def test_an_answer_that_is_lost(hub):
+def test_lost_response_hides_a_request_that_took_effect(hub):
     hub.put("alice/faulty", {"a": "1"})
     hub.fail(lambda method, path: "/branch/" in path, "lost")
     with pytest.raises(Exception, match="disconnect|reset|closed|Connection"):
@@ -116,7 +116,7 @@ def test_an_answer_that_is_lost(hub):
     assert "b" in hub.repository("alice/faulty").branches
 
 
-def test_models(hub):
+def test_model_is_pushed_and_loaded(hub):
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
     model = BertForSequenceClassification(BertConfig(**sizes))
     model.push_to_hub("alice/tiny")
@@ -125,7 +125,7 @@ def test_models(hub):
     assert all((a == b).all() for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
 
 
-def test_datasets(hub):
+def test_dataset_is_pushed_and_loaded(hub):
     data = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 1, 0]})
     data.push_to_hub("alice/rows", "small")
     data.select([0]).push_to_hub("alice/rows", "large", private=True)
@@ -135,7 +135,7 @@ def test_datasets(hub):
     assert set(datasets.get_dataset_config_names("alice/rows")) == {"small", "large"}
 
 
-def test_what_is_changed_and_deleted(hub):
+def test_settings_change_and_references_are_deleted(hub):
     api = HfApi()
     hub.put("alice/model", {"a": "1"})
     api.create_branch("alice/model", branch="next")

@@ -1,4 +1,6 @@
-"""Folders of runs and subsets through the loopback Hub: what arrives, what its card says, and what is refused."""
+"""Folders of runs and subsets are published to the loopback Hub: the files that arrive, their cards, and what is
+refused.
+"""
 
 import json
 import re
@@ -18,25 +20,25 @@ from support.toys import TINY_CONFIGS
 
 @pytest.fixture
 def model(tokenizer, tmp_path):
-    """The folder of a finished run, with what stays of it."""
+    """The folder of a finished run, with files that are not published."""
     set_seed(0)
     stock = TlmModel.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"]))
     files = {"README.md": tlm_card(RUN, 1), "results.json": "{}", "settings.json": "{}"}
     folder = export_stock(stock, tokenizer, tmp_path / "run", files)
     (folder / "seed-1" / "stage1").mkdir(parents=True)
     (folder / "seed-1" / "results.json").write_text("{}")
-    tokenizer.save_pretrained(folder / "tokenizer")  # As pretraining keeps it.
+    tokenizer.save_pretrained(folder / "tokenizer")  # As pretraining saves it.
     return folder
 
 
 @pytest.fixture
 def subset(task, corpus, tmp_path):
-    found = retrieve(task, corpus, top_k=5)
-    found.save(tmp_path / "subset")
-    return found
+    retrieved = retrieve(task, corpus, top_k=5)
+    retrieved.save(tmp_path / "subset")
+    return retrieved
 
 
-def test_a_model(hub, model):
+def test_model_is_published_with_its_card(hub, model):
     before = (model / "README.md").read_text()
     chosen = {"license": "mit", "dataset": "alice/passages@abc", "widget_texts": ["the cell"]}
     done = publish_model(model, "alice/toy", tag="v1", **chosen)
@@ -56,7 +58,7 @@ def test_a_model(hub, model):
     assert AutoModelForMaskedLM.from_pretrained("alice/toy", subfolder="mlm")
 
 
-def test_a_folder_without_a_card_gets_none(hub, model):
+def test_folder_without_a_card_is_published_without_one(hub, model):
     (model / "README.md").unlink()
     publish_model(model, "alice/toy")
     assert "README.md" not in hub.files("alice/toy")
@@ -65,28 +67,28 @@ def test_a_folder_without_a_card_gets_none(hub, model):
 
 
 @pytest.mark.parametrize("metadata", ["a: [", "- a\n- b"])
-def test_metadata_that_cannot_be_read(hub, model, metadata):
+def test_card_with_invalid_metadata_is_refused(hub, model, metadata):
     (model / "README.md").write_text(f"---\n{metadata}\n---\n# Mine\n")
     with pytest.raises(HubError, match="The metadata of .*README.md cannot be used"):
         publish_model(model, "alice/toy", license="mit")
     assert not hub.log
 
 
-def test_a_card_that_is_no_text_in_utf_8(hub, model):
+def test_card_that_is_not_utf_8_is_refused(hub, model):
     (model / "README.md").write_bytes("---\nlicense: mit\n---\nCafé\n".encode("latin-1"))
     with pytest.raises(HubError, match="README.md is not UTF-8 text: .* Save it as UTF-8."):
         publish_model(model, "alice/toy")
     assert not hub.log
 
 
-def test_the_only_tokenizer_goes_with_its_model(hub, model):
+def test_only_tokenizer_of_a_run_is_published_from_its_subfolder(hub, model):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).unlink()
     publish_model(model, "alice/toy")
     assert "tokenizer/tokenizer.json" in hub.files("alice/toy")
 
 
-def test_a_subset(hub, subset, tmp_path):
+def test_subset_is_published_with_its_card(hub, subset, tmp_path):
     publish_subset(tmp_path / "subset", "alice/passages", language="de")
     card = hub.files("alice/passages", "dataset")["README.md"].decode()
     assert 'load_dataset("alice/passages", split="train")' in card and "language: de" in card
@@ -96,7 +98,7 @@ def test_a_subset(hub, subset, tmp_path):
     assert list(streamed) == subset.dataset.to_list()
 
 
-def test_what_cannot_be_published(hub, model, tmp_path):
+def test_folder_without_model_or_subset_is_refused(hub, model, tmp_path):
     with pytest.raises(HubError, match="contains no model"):
         publish_model(tmp_path / "none", "alice/toy")
     with pytest.raises(HubError, match=f"contains no model.* There is a model in {re.escape(str(model))}: pass that"):
@@ -117,13 +119,13 @@ def test_what_cannot_be_published(hub, model, tmp_path):
     assert not [path for method, path in hub.log if method == "POST"]
 
 
-def test_objects_are_saved_before_they_are_published(hub, subset):
+def test_objects_in_place_of_a_folder_are_refused(hub, subset):
     for publish, given in ((publish_subset, subset), (publish_model, AutoConfig.for_model("bert")), (publish_model, None)):
         with pytest.raises(HubError, match="folder: expected a folder; received"):
             publish(given, "alice/x", dry_run=True)
 
 
-def test_a_damaged_subset(hub, subset, tmp_path):
+def test_damaged_subset_is_refused(hub, subset, tmp_path):
     data = tmp_path / "subset" / "data" / "train-00000-of-00001.parquet"
     data.write_bytes(data.read_bytes()[:-1])
     for damage in (lambda: None, data.unlink):
@@ -134,7 +136,7 @@ def test_a_damaged_subset(hub, subset, tmp_path):
 
 
 @pytest.mark.parametrize("place", [".", "adapter"])
-def test_an_adapter_needs_a_base_that_others_have(hub, model, tmp_path, place):
+def test_adapter_of_a_local_base_model_is_refused(hub, model, tmp_path, place):
     config = model / place / "adapter_config.json"
     config.parent.mkdir(exist_ok=True)
     config.write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
@@ -144,7 +146,7 @@ def test_an_adapter_needs_a_base_that_others_have(hub, model, tmp_path, place):
     assert config.relative_to(model).as_posix() in publish_model(model, "alice/toy").pushed
 
 
-def test_arguments_of_recipes_that_make_a_subset(hub, subset, tmp_path, monkeypatch):
+def test_hub_arguments_of_recipes_that_create_a_subset(hub, subset, tmp_path, monkeypatch):
     assert SubsetHubArguments().publish(tmp_path / "subset") is None
     SubsetHubArguments().check()
     assert not hub.log

@@ -1,4 +1,4 @@
-"""A push is one commit or none, whatever fails on the way; nothing that others wrote is lost; the token is nowhere."""
+"""A push is one commit or none, whatever fails on the way; it loses no other writer's files and never shows the token."""
 
 import logging
 import os
@@ -26,11 +26,11 @@ CONTENT = {
 
 @pytest.fixture
 def folder(tmp_path):
-    """A finished run: what is published, and what stays."""
-    return write(tmp_path / "run", CONTENT)
+    """A finished run with files that are published and files that are not."""
+    return write_run(tmp_path / "run", CONTENT)
 
 
-def write(folder, files):
+def write_run(folder, files):
     stays = ("seed-0/model/model.safetensors", "checkpoint-3/optimizer.pt", "training_args.bin", ".hidden", "a.tmp")
     stays += ("analysis/report.html", "teacher.json")
     for name, data in {**dict.fromkeys(stays, b"x"), **files}.items():
@@ -39,14 +39,14 @@ def write(folder, files):
     return folder
 
 
-def test_what_is_published(folder):
+def test_files_of_training_are_not_published(folder):
     inside = ("training/log.json", "stage1/model/config.json", "points/a=1/config.json", "trials/study.db", "runs/events")
-    write(folder, dict.fromkeys((*inside, "round-2/model.safetensors", ".cache/x"), b"x"))
+    write_run(folder, dict.fromkeys((*inside, "round-2/model.safetensors", ".cache/x"), b"x"))
     assert list(published(folder)) == sorted(CONTENT)
 
 
-def test_links(folder, tmp_path):
-    """A link to a file is the file; one that would leave something out is refused."""
+def test_links_to_files_are_followed_and_others_refused(folder, tmp_path):
+    """A link to a file is published as the file; broken links and links to folders are refused."""
     (folder / "link.txt").symlink_to(tmp_path / "run" / "config.json")
     assert published(folder)["link.txt"].read_bytes() == b"{}"
     (folder / "checkpoint-9").symlink_to(tmp_path / "run" / "mlm")
@@ -57,7 +57,7 @@ def test_links(folder, tmp_path):
         (folder / name).unlink()
 
 
-def test_a_new_repository(hub, folder):
+def test_new_repository_is_private_and_gets_one_commit(hub, folder):
     done = push(folder, "alice/model", message="First")
     assert hub.files("alice/model") == CONTENT and hub.repository("alice/model").private
     assert done.commit == hub.history("alice/model")[0] and len(hub.history("alice/model")) == 2
@@ -66,7 +66,7 @@ def test_a_new_repository(hub, folder):
     assert "Published alice/model as commit " + done.commit[:12] in done.to_text()
 
 
-def test_unchanged_content_is_no_commit(hub, folder):
+def test_unchanged_content_creates_no_commit(hub, folder):
     push(folder, "alice/model", message="First")
     hub.log.clear()
     done = push(folder, "alice/model", message="Second")
@@ -74,7 +74,7 @@ def test_unchanged_content_is_no_commit(hub, folder):
     assert {method for method, _ in hub.log} == {"GET"} and "already has this content" in done.to_text()
 
 
-def test_only_what_changed_is_sent_and_what_is_gone_is_deleted(hub, folder):
+def test_only_changes_are_sent_and_stale_files_deleted(hub, folder):
     hub.put(
         "alice/model",
         {
@@ -94,7 +94,7 @@ def test_only_what_changed_is_sent_and_what_is_gone_is_deleted(hub, folder):
     assert push(folder, "alice/model", message="Third", replace=("mlm/*",)).deleted == ["mlm/config.json"]
 
 
-def test_what_other_kinds_of_run_leave_goes_and_scripts_of_others_stay(hub, folder):
+def test_files_of_other_kinds_of_runs_are_deleted_and_scripts_stay(hub, folder):
     gone = {"prompt.json": "answered examples", "grid.json": "{}", "results.md": "old", "mlm/modeling_coco_lm.py": "old"}
     kept = {"notes/helper.py": "by hand", "train.py": "by hand"}
     hub.put("alice/model", {**gone, **kept})
@@ -102,13 +102,13 @@ def test_what_other_kinds_of_run_leave_goes_and_scripts_of_others_stay(hub, fold
     assert set(hub.files("alice/model")) == {*CONTENT, *kept}
 
 
-def test_what_the_repository_ignores_is_published_all_the_same(hub, folder):
+def test_gitignore_of_the_repository_is_not_applied(hub, folder):
     hub.put("alice/model", {".gitignore": "*.safetensors\nmlm/*\n"})
     push(folder, "alice/model", message="m")
     assert hub.files("alice/model") == {**CONTENT, ".gitignore": b"*.safetensors\nmlm/*\n"}
 
 
-def test_visibility_is_that_of_a_new_repository(hub, folder):
+def test_visibility_is_only_set_for_a_new_repository(hub, folder):
     push(folder, "alice/open", message="m", private=False)
     assert not hub.repository("alice/open").private
     push(folder, "alice/open", message="m")
@@ -120,8 +120,8 @@ def test_visibility_is_that_of_a_new_repository(hub, folder):
     assert hub.repository("alice/closed").private
 
 
-def test_branches_and_data_sets(hub, tmp_path):
-    data = write(tmp_path / "data", {"data/train.parquet": b"rows", "README.md": b"card"})
+def test_push_to_a_branch_of_a_dataset_repository(hub, tmp_path):
+    data = write_run(tmp_path / "data", {"data/train.parquet": b"rows", "README.md": b"card"})
     hub.put("alice/rows", {"README.md": "other", "data/old.parquet": "old", "large/train.parquet": "kept"}, type="dataset")
     done = push(data, "alice/rows", message="m", type="dataset", revision="next")
     assert done.url == f"{hub.url}/datasets/alice/rows/tree/next"
@@ -131,7 +131,7 @@ def test_branches_and_data_sets(hub, tmp_path):
     assert push(data, "alice/rows", message="m", type="dataset", files=files, replace=("small/*",)).pushed == list(files)
 
 
-def test_tags(hub, folder):
+def test_tag_is_created_and_never_moved(hub, folder):
     first = push(folder, "alice/model", message="m", tag="v1")
     assert hub.repository("alice/model").tags == {"v1": first.commit}
     assert push(folder, "alice/model", message="m", tag="v1").commit is None
@@ -153,7 +153,7 @@ def test_dry_run_sends_nothing(hub, folder, monkeypatch):
     assert hub.history("alice/model") == before and {method for method, _ in hub.log} == {"GET"}
 
 
-def test_a_dry_run_says_where_what_would_go(hub, folder):
+def test_dry_run_describes_repository_files_and_tag(hub, folder):
     (folder / "README.md").write_text("# Mine\n")
     text = push(folder, "alice/model", message="m", private=False, dry_run=True).to_text()
     assert "no such repository that you may see; it would be created as public" in text and text.startswith(
@@ -172,8 +172,8 @@ def test_a_dry_run_says_where_what_would_go(hub, folder):
 
 
 @pytest.mark.parametrize("how", [None, "reset", 503])
-def test_a_dry_run_needs_no_hub(folder, request, monkeypatch, how):
-    """Without a network, or with a Hub that fails, it is told at once what would be sent to an empty repository."""
+def test_dry_run_works_without_a_hub(folder, request, monkeypatch, how):
+    """Without a network, or if the Hub fails, it reports at once what would be sent to an empty repository."""
     if how is not None:
         hub = request.getfixturevalue("hub")
         hub.put("alice/model", {"config.json": "{}"})
@@ -192,8 +192,8 @@ def requests_of_a_push(hub, folder, **options):
     return len(hub.log)
 
 
-# The requests of a push: of a first one to a new branch with a tag (repository, branch, parts of an object), and of one
-# that changes and deletes files. test_every_request_is_among_them holds the numbers.
+# The number of requests of a first push to a new branch with a tag (repository, branch, parts of an object), and of a push
+# that changes and deletes files. test_number_of_requests_of_a_push checks the numbers.
 NEW, CHANGE = 17, 7
 
 
@@ -210,7 +210,7 @@ def later_push(hub, folder):
 
 
 @pytest.mark.parametrize("prepare,count", [(first_push, NEW), (later_push, CHANGE)])
-def test_every_request_is_among_them(hub, folder, prepare, count):
+def test_number_of_requests_of_a_push(hub, folder, prepare, count):
     assert requests_of_a_push(hub, folder, **prepare(hub, folder)) == count
 
 
@@ -218,7 +218,7 @@ def test_every_request_is_among_them(hub, folder, prepare, count):
 @pytest.mark.parametrize(
     "prepare,number", [*((first_push, n) for n in range(1, NEW + 1)), *((later_push, n) for n in range(1, CHANGE + 1))]
 )
-def test_a_fault_at_any_request_is_survived(hub, sleeps, folder, prepare, number, how):
+def test_push_survives_a_fault_at_any_request(hub, sleeps, folder, prepare, number, how):
     options = prepare(hub, folder)
     before = len(hub.history("alice/model")) if ("model", "alice/model") in hub.repositories else 1
     hub.log.clear()
@@ -226,16 +226,16 @@ def test_a_fault_at_any_request_is_survived(hub, sleeps, folder, prepare, number
     done = push(folder, "alice/model", message="m", **options)
     revision = options.get("revision", "main")
     assert hub.files("alice/model", revision=revision) == {
-        path.as_posix(): (folder / path).read_bytes() for path in names(folder)
+        path.as_posix(): (folder / path).read_bytes() for path in relative_names(folder)
     }
     history = hub.history("alice/model", revision=revision)
-    assert len(history) == before + 1 and done.commit == history[0]  # one commit, also where its answer was lost
+    assert len(history) == before + 1 and done.commit == history[0]  # One commit, even if its response was lost.
     assert "config.json" in done.pushed and sleeps
     if "tag" in options:
         assert hub.repository("alice/model").tags == {"v1": done.commit}
 
 
-def names(folder):
+def relative_names(folder):
     return [path.relative_to(folder) for path in published(folder).values()]
 
 
@@ -243,18 +243,18 @@ def names(folder):
 @pytest.mark.parametrize(
     "prepare,number", [*((first_push, n) for n in range(1, NEW + 1)), *((later_push, n) for n in range(1, CHANGE + 1))]
 )
-def test_a_hub_that_stays_broken_has_all_or_nothing(hub, sleeps, folder, prepare, number, how):
+def test_push_to_a_failing_hub_is_complete_or_has_no_effect(hub, sleeps, folder, prepare, number, how):
     options = prepare(hub, folder)
-    there = ("model", "alice/model") in hub.repositories
-    before = hub.files("alice/model") if there else {}
+    exists = ("model", "alice/model") in hub.repositories
+    before = hub.files("alice/model") if exists else {}
     hub.log.clear()
     hub.fail(number, how, times=1000)
     with pytest.raises(HubError) as error:
         push(folder, "alice/model", message="m", retries=1, **options)
     hub.faults.clear()
     repository = hub.repositories.get(("model", "alice/model"))
-    after = {} if repository is None else hub.files("alice/model", revision=repository_branch(repository, options))
-    complete = {path.as_posix(): (folder / path).read_bytes() for path in names(folder)}
+    after = {} if repository is None else hub.files("alice/model", revision=branch_to_check(repository, options))
+    complete = {path.as_posix(): (folder / path).read_bytes() for path in relative_names(folder)}
     assert "is intact; run the same command again" in str(error.value)
     if "The files are published as commit" in str(error.value):
         assert after == complete and "without the tag 'v1'" in str(error.value)
@@ -262,22 +262,22 @@ def test_a_hub_that_stays_broken_has_all_or_nothing(hub, sleeps, folder, prepare
         assert after in (before, complete)
     else:
         assert "Nothing was published" in str(error.value) and after == before
-    # The same command again finishes it.
+    # Running the same command again completes the push.
     assert push(folder, "alice/model", message="m", **options)
     assert hub.files("alice/model", revision=options.get("revision", "main")) == complete
 
 
-def repository_branch(repository, options):
+def branch_to_check(repository, options):
     return options["revision"] if options.get("revision") in repository.branches else "main"
 
 
-def test_an_answer_lost_at_last_is_found_out(hub, sleeps, folder):
+def test_commit_with_a_lost_response_is_recognized(hub, sleeps, folder):
     hub.fail(lambda method, path: "/commit/" in path, "lost")
     done = push(folder, "alice/model", message="m", retries=0)
     assert done.commit == hub.history("alice/model")[0] and done.pushed
 
 
-def test_waits_grow_unless_the_hub_says_how_long(hub, sleeps, folder, caplog):
+def test_waits_double_unless_the_hub_sends_retry_after(hub, sleeps, folder, caplog):
     hub.fail(lambda method, path: path.endswith("/repos/create"), 500, times=4)
     with caplog.at_level(logging.WARNING):
         push(folder, "alice/model", message="m")
@@ -292,8 +292,8 @@ def test_waits_grow_unless_the_hub_says_how_long(hub, sleeps, folder, caplog):
 
 @pytest.mark.parametrize("how", [503, "reset"])
 @pytest.mark.parametrize("what,seconds", [("PUT", 23), ("/preupload/main", 23), ("/repos/create", 31), ("/commit/main", 31)])
-def test_a_hub_that_stays_broken_is_tried_six_times_by_one_alone(hub, folder, monkeypatch, what, seconds, how):
-    """The client itself tries uploads again, and we do not then; the making of a repository or a commit only we do."""
+def test_failing_request_is_tried_six_times_in_all(hub, folder, monkeypatch, what, seconds, how):
+    """The client itself retries uploads, so push does not; push alone retries the creation of a repository or a commit."""
     clock = [0.0]
     monkeypatch.setattr("time.sleep", lambda wait: clock.__setitem__(0, clock[0] + wait))
 
@@ -304,43 +304,43 @@ def test_a_hub_that_stays_broken_is_tried_six_times_by_one_alone(hub, folder, mo
     with pytest.raises(HubError, match="Nothing was published"):
         push(folder, "alice/model", message="m")
     assert len([True for method, path in hub.log if chosen(method, path)]) == 6 and clock == [seconds]
-    # An outage that is over before is waited out, as are several, one after the other.
+    # Shorter outages are survived, also several in a row.
     hub.faults.clear()
     for fails in (chosen, lambda method, path: path.endswith("/repos/create"), lambda method, path: method == "PUT"):
         hub.fail(fails, how, times=2)
     assert push(folder, "alice/model", message="m").commit
 
 
-def test_a_hub_that_asks_for_long_waits_gets_them_five_times(hub, folder, sleeps):
+def test_long_retry_after_is_respected_five_times(hub, folder, sleeps):
     hub.retry_after = 300
     hub.fail(lambda method, path: method == "PUT", 429, times=1000)
     with pytest.raises(HubError, match="Nothing was published"):
         push(folder, "alice/model", message="m")
-    assert sleeps == [301] * 5  # By the client, which adds a second.
+    assert sleeps == [301] * 5  # The client sleeps, and adds a second.
 
 
-def test_long_uploads_keep_their_tries(monkeypatch):
-    """However long a try was at work."""
-    clock, made = [0.0], []
+def test_long_uploads_are_tried_as_often_as_short_ones(monkeypatch):
+    """The duration of a try does not count."""
+    clock, tries = [0.0], []
     monkeypatch.setattr("time.sleep", lambda wait: clock.__setitem__(0, clock[0] + wait))
     monkeypatch.setattr("hf_tlm.hub.errors.monotonic", lambda: clock[0])
 
     def upload():
-        made.append(clock[0])
+        tries.append(clock[0])
         clock[0] += 300
         raise httpx2.ConnectError("reset")
 
     with pytest.raises(HubError, match="It was tried 6 times in 1,831 seconds"):
         with_retries(upload, Repo("alice/model"))
-    assert len(made) == 6
+    assert len(tries) == 6
 
 
-def test_what_xet_has_tried_is_not_tried_again(hub, folder, monkeypatch, sleeps):
-    """A storage behind the Hub that is busy: hf_xet tries it itself."""
-    made = []
+def test_upload_that_hf_xet_has_retried_is_not_retried(hub, folder, monkeypatch, sleeps):
+    """hf_xet itself retries while the storage behind the Hub is busy."""
+    calls = []
 
     def storage(*args, **options):
-        made.append(args)
+        calls.append(args)
         raise ConnectionError("xet storage is busy")
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", False)
@@ -348,11 +348,11 @@ def test_what_xet_has_tried_is_not_tried_again(hub, folder, monkeypatch, sleeps)
     monkeypatch.setattr("hf_xet.XetSession.new_upload_commit", storage, raising=True)
     with pytest.raises(HubError, match="cannot be reached .*Nothing was published"):
         push(folder, "alice/model", message="m")
-    assert len(made) == 1 and not sleeps
+    assert len(calls) == 1 and not sleeps
 
 
-def test_a_server_without_xet(hub, folder, monkeypatch):
-    """The client has hf_xet installed, and no variable tells it to leave it."""
+def test_server_without_xet_gets_ordinary_uploads(hub, folder, monkeypatch):
+    """The client has hf_xet installed, and no variable disables it."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", False)
     push(folder, "alice/model", message="m", retries=0)
     push(folder, "alice/model", message="m", revision="next", retries=0)
@@ -360,10 +360,10 @@ def test_a_server_without_xet(hub, folder, monkeypatch):
     assert len([path for _, path in hub.log if "xet" in path]) == 1
 
 
-def test_writers_in_threads_lose_nothing(hub, tmp_path, monkeypatch):
+def test_simultaneous_writers_in_threads_lose_no_files(hub, tmp_path, monkeypatch):
     monkeypatch.setattr("hf_tlm.hub.errors.random.uniform", lambda low, high: 0.01)
     hub.put("alice/shared", {"a": "1"})
-    folders = [write(tmp_path / str(n), {f"{n}.txt": b"x", f"{n}.safetensors": os.urandom(50)}) for n in range(4)]
+    folders = [write_run(tmp_path / str(n), {f"{n}.txt": b"x", f"{n}.safetensors": os.urandom(50)}) for n in range(4)]
     start, done = threading.Barrier(4), []
 
     def work(folder):
@@ -379,8 +379,8 @@ def test_writers_in_threads_lose_nothing(hub, tmp_path, monkeypatch):
     assert {push.commit for push in done} == set(hub.history("alice/shared")[:4])
 
 
-def test_a_faster_writer_is_not_overwritten(hub, sleeps, folder, monkeypatch):
-    """Between reading the listing and the commit somebody adds a file, and one that a model would be mixed with."""
+def test_files_of_a_faster_writer_are_kept(hub, sleeps, folder, monkeypatch):
+    """Between the listing and the commit another writer adds a file, and one that would not fit to this model."""
     hub.put("alice/model", {"a": "1"})
     from huggingface_hub import HfApi
 
@@ -403,13 +403,13 @@ def test_two_processes_create_one_repository(hub, tmp_path):
         "from hf_tlm.hub import push\n"
         "print(push(sys.argv[1], 'alice/shared', message='m', replace=()).to_text())\n"
     )
-    folders = [write(tmp_path / str(n), {f"{n}.txt": b"x"}) for n in range(2)]
+    folders = [write_run(tmp_path / str(n), {f"{n}.txt": b"x"}) for n in range(2)]
     runs = [subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE) for folder in folders]
     assert all(b"Published alice/shared" in run.communicate(timeout=60)[0] for run in runs)
     assert set(hub.files("alice/shared")) == {"0.txt", "1.txt"}
 
 
-def test_checked_before_anything_is_trained(hub, monkeypatch):
+def test_rights_are_checked_before_training(hub, monkeypatch):
     check_push("alice/model")
     check_push("lab/model", token=hub.add_user("bob", organisations=("lab",)))
     for name, text in {
@@ -429,7 +429,7 @@ def test_checked_before_anything_is_trained(hub, monkeypatch):
         check_push("alice/model")
 
 
-def test_without_rights_nothing_is_published(hub, folder, monkeypatch, tmp_path):
+def test_push_without_write_access_is_refused(hub, folder, monkeypatch, tmp_path):
     hub.put("carol/model", {"a": "1"})
     hub.put("carol/secret", {"a": "1"}, private=True)
     for name in ("carol/model", "carol/secret", "carol/new"):
@@ -442,7 +442,7 @@ def test_without_rights_nothing_is_published(hub, folder, monkeypatch, tmp_path)
         push(tmp_path / "nothing", "alice/model", message="m", token="x")
 
 
-def test_what_is_no_hub(hub, folder, sleeps):
+def test_endpoint_that_is_no_hub_is_refused(hub, folder, sleeps):
     hub.fail(lambda method, path: True, "html", times=1000)
     with pytest.raises(
         HubError, match=f"The response of {hub.url} .* is not that of a Hub.*Check HF_ENDPOINT.*Nothing was published"
@@ -450,7 +450,7 @@ def test_what_is_no_hub(hub, folder, sleeps):
         push(folder, "alice/model", message="m")
 
 
-def test_without_a_network(hub, folder, sleeps, monkeypatch):
+def test_push_in_offline_mode_is_refused(hub, folder, sleeps, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="HF_HUB_OFFLINE is set.*Unset it. Nothing was published"):
         push(folder, "alice/model", message="m")
@@ -458,7 +458,7 @@ def test_without_a_network(hub, folder, sleeps, monkeypatch):
 
 
 @pytest.mark.parametrize("status,said", [(413, "is larger than the model repository"), (422, "could not be used: .* '422 ")])
-def test_what_a_status_means(hub, folder, status, said):
+def test_http_status_is_explained(hub, folder, status, said):
     hub.fail(lambda method, path: "/commit/" in path, status, times=1000)
     with pytest.raises(HubError, match=said) as error:
         push(folder, "alice/model", message="m")
@@ -466,11 +466,11 @@ def test_what_a_status_means(hub, folder, status, said):
 
 
 @pytest.mark.parametrize("token", ["hf_abcdefgh12", "hf_oauth_abcdefgh12", "hf_jwt_abcdefgh.ij-k_l.m", "Bearer secret"])
-def test_what_may_be_a_token_is_left_out(token):
+def test_tokens_are_redacted_in_messages(token):
     assert redacted(ValueError(f"no\n{token} here, in hf_tlm")).endswith("<token> here, in hf_tlm")
 
 
-def test_the_token_is_nowhere(hub, folder, sleeps, caplog, capfd, monkeypatch):
+def test_token_is_in_no_log_message_or_file(hub, folder, sleeps, caplog, capfd, monkeypatch):
     token = os.environ["HF_TOKEN"]
     texts = []
     with caplog.at_level(logging.DEBUG):

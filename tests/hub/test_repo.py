@@ -1,4 +1,4 @@
-"""What is read from the Hub: names of repositories, and snapshots without what could run code unless asked for."""
+"""Reading from the Hub: names of repositories, and snapshots without files that could run code unless they are allowed."""
 
 import logging
 
@@ -24,11 +24,11 @@ SAFE = {"config.json": "{}", "model.safetensors": "weights", "tokenizer.json": "
         *((name, None) for name in ("data/*.parquet", "a/" + "b" * 96, "b" * 5000, "")),
     ],
 )
-def test_names(name, repo):
+def test_name_is_parsed_into_repository_and_revision(name, repo):
     assert find_repo(name, "model") == repo
 
 
-def test_a_local_path_comes_first(tmp_path, monkeypatch, hub):
+def test_local_path_wins_over_a_hub_id(tmp_path, monkeypatch, hub):
     (tmp_path / "alice" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert find_repo("alice/model", "model") is None
@@ -40,28 +40,28 @@ def test_a_local_path_comes_first(tmp_path, monkeypatch, hub):
         find_repo("alice/other", "bucket")
 
 
-def names(folder):
+def file_names(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {".gitattributes"}
 
 
-def test_revisions(hub):
+def test_files_of_a_revision_are_fetched(hub):
     first = hub.put("alice/model", SAFE)
     hub.put("alice/model", {"config.json": '{"new": 1}'})
     hub.repository("alice/model").tags["v1"] = first
     assert (local_folder("alice/model", "model") / "config.json").read_text() == '{"new": 1}'
     for revision in ("v1", first):
         assert (local_folder(f"alice/model@{revision}", "model") / "config.json").read_text() == "{}"
-    assert names(fetch(Repo("alice/model"), allow_patterns="*.json")) >= {"config.json", "tokenizer.json"}
+    assert file_names(fetch(Repo("alice/model"), allow_patterns="*.json")) >= {"config.json", "tokenizer.json"}
     assert not any("v2" in path for _, path in hub.log)
     with pytest.raises(HubError, match="alice/model has no branch, tag or commit 'v2'"):
         local_folder("alice/model@v2", "model")
 
 
-def test_pickles(hub):
+def test_pickled_weights_are_refused_unless_allowed(hub):
     hub.put("alice/safe", {**SAFE, "pytorch_model.bin": "p", "training_args.bin": "p", "sub/optimizer.pt": "p"})
-    assert names(fetch(Repo("alice/safe"))) == set(SAFE)
-    # Asked for: what only pickles hold, not the copy of the weights.
-    assert names(fetch(Repo("alice/safe"), allow_pickle=True)) == {*SAFE, "training_args.bin", "sub/optimizer.pt"}
+    assert file_names(fetch(Repo("alice/safe"))) == set(SAFE)
+    # Allowed: files that exist only as pickles, but not a second copy of the weights.
+    assert file_names(fetch(Repo("alice/safe"), allow_pickle=True)) == {*SAFE, "training_args.bin", "sub/optimizer.pt"}
     for name, files in {
         "alice/pickled": {"config.json": "{}", "pytorch_model.bin": "p"},
         "alice/mixed": {**SAFE, "mlm/weights.pth": "p"},
@@ -73,8 +73,8 @@ def test_pickles(hub):
         ):
             fetch(Repo(name))
         assert not any("/resolve/" in path for _, path in hub.log)
-        assert names(fetch(Repo(name), allow_pickle=True)) == set(files)
-    assert names(fetch(Repo("alice/mixed"), allow_patterns=list(SAFE))) >= set(SAFE)
+        assert file_names(fetch(Repo(name), allow_pickle=True)) == set(files)
+    assert file_names(fetch(Repo("alice/mixed"), allow_patterns=list(SAFE))) >= set(SAFE)
 
 
 @pytest.mark.parametrize(
@@ -85,39 +85,38 @@ def test_pickles(hub):
         "2_Dense/pytorch_model.bin",
     ],
 )
-def test_weights_that_nothing_here_reads(hub, name):
-    """Beside those that are read; they do not come."""
+def test_weights_of_other_frameworks_are_not_downloaded(hub, name):
     hub.put("alice/many", {**SAFE, "pytorch_model.bin": "p", name: "p"})
-    assert names(fetch(Repo("alice/many"), allow_patterns=FILES)) == set(SAFE)
+    assert file_names(fetch(Repo("alice/many"), allow_patterns=FILES)) == set(SAFE)
 
 
-def test_an_index_of_pickles_in_another_folder(hub):
-    """They may be in the cache, where another program has put them."""
+def test_index_of_pickled_shards_is_refused(hub):
+    """The shards may be in another folder, or in the cache, where another program has put them."""
     files = {"config.json": "{}", "pytorch_model.bin.index.json": "{}", "parts/pytorch_model-00001-of-00001.bin": "p"}
     hub.put("alice/parts", files)
     with pytest.raises(HubError, match=r"weights of alice/parts are pickles \(pytorch_model.bin.index.json\)"):
         fetch(Repo("alice/parts"))
-    assert names(fetch(Repo("alice/parts"), allow_pickle=True)) == set(files)
+    assert file_names(fetch(Repo("alice/parts"), allow_pickle=True)) == set(files)
     hub.put("alice/both", {**SAFE, **files})
-    assert names(fetch(Repo("alice/both"))) == {*SAFE, "pytorch_model.bin.index.json"}
+    assert file_names(fetch(Repo("alice/both"))) == {*SAFE, "pytorch_model.bin.index.json"}
 
 
-def test_custom_code(hub):
+def test_python_files_are_refused_unless_trusted(hub):
     hub.put("alice/code", {**SAFE, "modeling_new.py": "import os"})
     hub.put("alice/rows", {"rows.py": "import os", "train.csv": "text\na\n", "vectors.bin": "data"}, type="dataset")
     hub.log.clear()
     with pytest.raises(HubError, match=r"Python files of its own \(modeling_new.py\).*trust_remote_code"):
         fetch(Repo("alice/code"))
     assert not any("/resolve/" in path for _, path in hub.log)
-    assert names(fetch(Repo("alice/code"), trust_remote_code=True)) == {*SAFE, "modeling_new.py"}
+    assert file_names(fetch(Repo("alice/code"), trust_remote_code=True)) == {*SAFE, "modeling_new.py"}
     rows = Repo("alice/rows", type="dataset")
-    assert names(fetch(rows, trust_remote_code=True)) == {"train.csv", "vectors.bin"}
+    assert file_names(fetch(rows, trust_remote_code=True)) == {"train.csv", "vectors.bin"}
 
 
-def test_who_may_read(hub, monkeypatch):
+def test_private_and_gated_repositories_need_access(hub, monkeypatch):
     hub.put("alice/private", SAFE, private=True)
     hub.put("carol/gated", SAFE, gated="manual")
-    assert names(local_folder("alice/private", "model")) == set(SAFE)
+    assert file_names(local_folder("alice/private", "model")) == set(SAFE)
     with pytest.raises(HubError, match=f"carol/gated is gated: ask for access at {hub.url}/carol/gated"):
         local_folder("carol/gated", "model")
     with pytest.raises(HubError, match="no model repository alice/nothing that you may see, and no local path of this name"):
@@ -130,7 +129,7 @@ def test_who_may_read(hub, monkeypatch):
     assert "hf_wrong" not in str(error.value)
 
 
-def test_without_a_network(hub, sleeps, monkeypatch, caplog):
+def test_cached_snapshot_is_used_without_a_network(hub, sleeps, monkeypatch, caplog):
     hub.put("alice/model", {**SAFE, "pytorch_model.bin": "p"})
     online = fetch(Repo("alice/model"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

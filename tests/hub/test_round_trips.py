@@ -1,4 +1,4 @@
-"""Every kind of model and a subset: published, and loaded from the Hub as what they were."""
+"""Every kind of model and a subset are published, and load from the Hub unchanged."""
 
 import datasets
 import pytest
@@ -32,7 +32,7 @@ def composite(model_type, *sizes):
     ],
     ids=["bert", "roberta", "modernbert", "electra", "ale"],
 )
-def test_stock_models(hub, here, tmp_path, tokenizer, make, parts):
+def test_stock_model_round_trip(hub, here, tmp_path, tokenizer, make, parts):
     folder = export_stock(make(), tokenizer, tmp_path / "run", {"README.md": "# A card\n", "results.json": "{}"})
     push(folder, "alice/model", message="m")
     done = verify("alice/model", local=folder)
@@ -50,12 +50,12 @@ def test_stock_models(hub, here, tmp_path, tokenizer, make, parts):
         (None, "MaskedLM", None),
     ],
 )
-def test_an_adapter(hub, here, tmp_path, tokenizer, task_type, kind, head):
-    """On the class of its task, so that its own head is what is compared: one of other numbers is seen."""
+def test_adapter_round_trip(hub, here, tmp_path, tokenizer, task_type, kind, head):
+    """The adapter is loaded on the class of its task, so that its own head is compared: a changed weight is noticed."""
     base, folder, auto = tmp_path / "base", tmp_path / "run", getattr(transformers, f"AutoModelFor{kind}")
-    # The base has a head of its own where the task's is in the adapter.
-    made = AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"] | {"num_labels": 2}))
-    made.save_pretrained(base)
+    # The base has a head of its own, the task's head is in the adapter.
+    base_model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"] | {"num_labels": 2}))
+    base_model.save_pretrained(base)
     options = {"target_modules": ["query"], "modules_to_save": [head] if head else None, "init_lora_weights": False}
     adapted = get_peft_model(auto.from_pretrained(base), LoraConfig(r=2, task_type=task_type, **options))
     adapted.save_pretrained(folder)
@@ -71,7 +71,7 @@ def test_an_adapter(hub, here, tmp_path, tokenizer, task_type, kind, head):
         verify("alice/adapter", local=folder)
 
 
-def test_multiple_choice(hub, here, tmp_path, tokenizer):
+def test_multiple_choice_model_round_trip(hub, here, tmp_path, tokenizer):
     model = AutoModelForMultipleChoice.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"]))
     model.save_pretrained(tmp_path / "run")
     tokenizer.save_pretrained(tmp_path / "run")
@@ -80,7 +80,7 @@ def test_multiple_choice(hub, here, tmp_path, tokenizer):
     assert done.loaded[""] == "BertForMultipleChoice, output (1, 1)" and done.differences == {"": 0.0}
 
 
-def test_a_subset(hub, here, tmp_path, task, corpus):
+def test_subset_round_trip(hub, here, tmp_path, task, corpus):
     subset = retrieve(task, corpus, retriever="random", num_passages=10)
     subset.save(tmp_path / "subset")
     push(tmp_path / "subset", "alice/subset", type="dataset", message="m", tag="v1")
@@ -91,7 +91,7 @@ def test_a_subset(hub, here, tmp_path, task, corpus):
     assert [row["text"] for row in streamed] == subset.dataset["text"][:]
 
 
-def test_the_tokenizer_is_the_same(hub, tmp_path, tokenizer):
+def test_tokenizer_round_trip(hub, tmp_path, tokenizer):
     folder = export_stock(tlm("bert"), tokenizer, tmp_path / "run")
     push(folder, "alice/model", message="m")
     text = "the enzyme inhibits the drug"

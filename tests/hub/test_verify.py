@@ -1,4 +1,4 @@
-"""What was published is loaded by a process that has not this package, and compared."""
+"""`verify` loads a published repository in a process without this package, and compares it with the local folder."""
 
 import json
 import shutil
@@ -34,8 +34,8 @@ def folder(tmp_path, tokenizer):
 
 
 @pytest.mark.slow
-def test_models(hub, tmp_path, tokenizer):
-    """In a process of its own: models whose code travels with them, and looks for this package."""
+def test_model_with_own_code_is_verified_without_the_package(hub, tmp_path, tokenizer):
+    """In a new process; the model's code is published with it, and tries to import this package."""
     config = AutoConfig.for_model("cocolm", **TINY_CONFIGS["cocolm"])
     model = GeneratorDiscriminator.from_config(config, generator_config(config, 1, 1))
     folder = export_stock(model, tokenizer, tmp_path / "run")
@@ -52,13 +52,13 @@ def test_models(hub, tmp_path, tokenizer):
     assert "loads without hf_tlm, equal to the local one" in done.to_text()
 
 
-def test_what_does_not_load(hub):
+def test_repository_that_does_not_load_is_refused(hub):
     hub.put("alice/rows", {"data/train-00000-of-00001.parquet": "not parquet"}, type="dataset")
     with pytest.raises(HubError, match="alice/rows cannot be loaded without hf_tlm: .*Parquet magic bytes"):
         verify("alice/rows", type="dataset")
 
 
-def test_another_model(hub, here, folder):
+def test_differing_model_is_refused(hub, here, folder):
     push(folder, "alice/model", message="m")
     AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(folder / "mlm")).save_pretrained(folder / "mlm")
     with pytest.raises(HubError, match="alice/model at commit .* differs from .*: mlm. Publish"):
@@ -67,7 +67,7 @@ def test_another_model(hub, here, folder):
     assert verify("alice/model", revision="next", local=folder).differences["mlm"] == 0.0
 
 
-def test_data_sets(hub, here, tmp_path):
+def test_dataset_is_verified_by_configuration(hub, here, tmp_path):
     rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "rank": [1, 2, 3]})
     for part in ("small", "large"):
         rows.to_parquet(tmp_path / "rows" / part / "train-00000-of-00001.parquet")
@@ -82,7 +82,7 @@ def test_data_sets(hub, here, tmp_path):
         verify("alice/rows", type="dataset", config="small", local=tmp_path / "other")
 
 
-def test_what_cannot_be_verified(hub, folder, here, monkeypatch):
+def test_missing_revision_access_or_content_is_refused(hub, folder, here, monkeypatch):
     push(folder, "alice/model", message="m")
     with pytest.raises(HubError, match="no branch, tag or commit 'v1'"):
         verify("alice/model", revision="v1")

@@ -1,1 +1,1 @@
-"""Tables of what recipes have to refuse, one subject a file: the tests beside them give it to recipes and count it."""
+"""Tables of bad input, one file per subject; the tests beside this package give it to recipes and count it."""

@@ -1,4 +1,4 @@
-"""Damage to a checkpoint, the recipes that take one, and sizes that are more than there is."""
+"""Damage to a checkpoint, the recipes that accept a checkpoint, and sizes that exceed the data."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Numbers out of their range: recipe, option, value, and what the refusal says of it."""
+"""Numbers out of range: recipe, option, value, and part of the message."""
 
 SAMPLE = [
     ("train_tlm", "learning_rate", "nan", "expected a number from 0 to 100; received nan"),

@@ -1,6 +1,6 @@
-"""Options that take a path, and what is not there, empty, of another kind, or of a hostile name."""
+"""Options that take a path, and paths that do not exist, are empty, of another kind, or have hostile names."""
 
-# Recipe (and analysis) -> options that name what is read.
+# Recipe (and analysis) -> options with paths that are read.
 READ = {
     "retrieve": ("task", "corpus", "config", "like"),
     "select_influence": ("task", "subset", "score_model", "config", "tokenizer_name"),
@@ -23,9 +23,9 @@ READ = {
     "analyze report": ("run",),
 }
 PLACES = ("missing", "empty folder", "empty file", "binary file", "nothing", "newline", "escape", "long", "surrogate")
-# What these options take: a file without keys changes nothing.
+# Allowed: a config file without keys changes nothing.
 FINE = {("config", "empty file")}
-# One option of a recipe shows what the parser says of names, whatever they are of.
+# The parser treats names alike for every option, so one option of a recipe is enough.
 NAMES = ("newline", "escape", "long", "surrogate")
 CASES = [
     (recipe, option, place)
@@ -36,5 +36,5 @@ CASES = [
 ]
 WRITTEN = ["retrieve", "select_influence", "train_tlm", "baseline", "pretrain", "finetune", "few_shot", "reproduce"]
 WRITTEN += ["quickstart", *(name for name in READ if name.startswith("analyze"))]
-# What an output folder cannot be.
+# Paths that cannot be an output folder.
 OUTPUTS = ("a file", "below a file", "long", "surrogate", "null")

@@ -12,15 +12,15 @@ RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.py"))
 
 
 class Parsed(Exception):
-    """Ends a recipe when it has said which classes it parses."""
+    """Raised to end a recipe once it has named the classes that it parses."""
 
 
 def classes_of(recipe):
-    """The classes that a recipe parses its command line into."""
-    found = []
+    """Return the classes that a recipe parses its command line into."""
+    recorded = []
 
     def parse(*classes, **_):
-        found.extend(map(parser.imported, classes))
+        recorded.extend(map(parser.imported, classes))
         raise Parsed
 
     with pytest.MonkeyPatch.context() as patch:
@@ -28,7 +28,7 @@ def classes_of(recipe):
         patch.setattr(sys, "path", [*sys.path, str(ROOT / "recipes")])
         with pytest.raises(Parsed):
             runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"), run_name="recipe")["main"]()
-    return found
+    return recorded
 
 
 CLASSES = {recipe: classes_of(recipe) for recipe in RECIPES}

@@ -12,7 +12,7 @@ def without(name, rows=ROWS):
     return [{key: value for key, value in row.items() if key != name} for row in rows]
 
 
-# Of train, and of validation.
+# Rows of train and rows of validation.
 TASKS = {
     "no texts": (without("text"), without("text", HELD_OUT)),
     "no labels": (without("label"), without("label", HELD_OUT)),

@@ -1,4 +1,4 @@
-"""Options of the Trainer that it looks at late or never, and what the refusal of each says."""
+"""Options that the Trainer checks late or never, and the message about each."""
 
 CASES = [
     (("--lr_scheduler_kwargs", '{"a": 1}'), "lr_scheduler_type linear with lr_scheduler_kwargs {'a': 1} cannot be created"),

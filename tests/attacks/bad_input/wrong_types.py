@@ -1,4 +1,4 @@
-"""Values of the wrong type for every own option of every recipe, and command lines of what is no option."""
+"""Values of the wrong type for every option that a recipe adds, and command lines with unknown options."""
 
 from dataclasses import fields
 from typing import get_args, get_type_hints
@@ -7,12 +7,12 @@ from transformers import TrainingArguments
 
 from attacks.bad_input.recipe_classes import CLASSES
 
-# Trainer's own options are another's to check; those that it checks late are in `trainer_options`.
+# The Trainer checks its own options; those that it checks late are in `trainer_options`.
 NOT_OURS = {entry.name for entry in fields(TrainingArguments)}
 
 
 def wrong_values(hint, entry):
-    """Texts that no value of this type is written as."""
+    """Return texts that are not valid for an option of this type."""
     types = {hint, *get_args(hint), *(inner for outer in get_args(hint) for inner in get_args(outer))}
     if "choices" in entry.metadata:
         return ["bogus", ""]
@@ -31,7 +31,7 @@ CASES = {
     if entry.init and entry.name not in NOT_OURS
     for value in wrong_values(get_type_hints(cls)[entry.name], entry)
 }
-# What is no option, and what the refusal says of it.
+# Unknown options, and the message about each.
 NO_OPTIONS = [
     (("--no_such_option", "1"), "unknown argument --no_such_option"),
     (("stray",), "unknown argument stray"),
