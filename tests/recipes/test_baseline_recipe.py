@@ -17,7 +17,7 @@ def test_two_processes_print_one_table(work, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_linear_model_is_kept_and_predicts(work, tmp_path):
+def test_saved_linear_model_predicts(work, tmp_path):
     run_recipe("recipes/baseline.py", "--task", work / "task", "--baseline", "linear", "--output_dir", tmp_path / "kept")
     (tmp_path / "new.csv").write_text("number,text\n7,the gene binds the receptor\n8,nothing here\n")
     options = ("--data", tmp_path / "new.csv", "--output", tmp_path / "out.csv", "--use_cpu", "true")
@@ -26,14 +26,14 @@ def test_the_linear_model_is_kept_and_predicts(work, tmp_path):
     assert first.startswith("number,text,prediction,probability_") and [row.split(",")[0] for row in rows] == ["7", "8"]
 
 
-def test_what_it_cannot_do(work):
+def test_unknown_task_or_baseline_is_refused(work):
     fails("recipes/baseline.py", "--task", work / "nowhere", message="nowhere")
     fails("recipes/baseline.py", "--task", work / "task", "--baseline", "quadratic", message="invalid choice: 'quadratic'")
 
 
 @pytest.mark.parametrize("recipe", ["baseline", "retrieve", "quickstart"])
-def test_an_output_that_cannot_be_written_is_refused_before_the_task_is_read(work, tmp_path, recipe):
-    """It was refused when all had been fitted."""
+def test_unwritable_output_is_refused_before_the_task_is_read(work, tmp_path, recipe):
+    """Otherwise the error would come after all fitting."""
     (tmp_path / "file").touch()
     corpus = ("--corpus", work / "nowhere") if recipe == "retrieve" else ()
     for place in (tmp_path / "file", tmp_path / "file" / "out"):
@@ -41,7 +41,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_task_is_read(wor
         fails(f"recipes/{recipe}.py", *given, message=f"{tmp_path / 'file'} is not a writable folder")
 
 
-def test_a_baseline_whose_own_folder_cannot_be_written_is_refused_before(work, tmp_path):
+def test_unwritable_folder_of_a_baseline_is_refused_first(work, tmp_path):
     (tmp_path / "linear").touch()
     given = ("recipes/baseline.py", "--task", work / "nowhere", "--output_dir", tmp_path)
     fails(*given, message=f"{tmp_path / 'linear'} is not a writable folder")

@@ -1,4 +1,4 @@
-"""COCO-LM through the recipes: pretraining on two processes, and a task trained from it."""
+"""COCO-LM through the recipes: pretraining on two processes, and training on a task from it."""
 
 import json
 
@@ -10,8 +10,8 @@ from support.toys import TINY_CONFIGS
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_coco_lm_and_a_task_trained_from_it(work, subset):
-    """Pretraining on two processes; then the subset and a task, which nobody has tried."""
+def test_coco_lm_pretraining_and_training_on_a_task_from_it(work, subset):
+    """Pretrain on two processes, then train on the subset and the task with the same objective."""
     values = {k: v for k, v in TINY_CONFIGS["cocolm"].items() if k not in ("vocab_size", "num_labels", "copy_head")}
     (work / "cocolm.json").write_text(json.dumps({"model_type": "cocolm", **values}))
     out = work / "cocolm"

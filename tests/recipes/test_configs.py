@@ -1,4 +1,4 @@
-"""Every number of TLM's Table B.1 and ISS's A.1 and A.2, transcribed here row by row as printed, against the YAML files."""
+"""Every number of TLM's Table B.1 and ISS's Tables A.1 and A.2, transcribed row by row, against the YAML files."""
 
 import json
 from pathlib import Path
@@ -66,14 +66,14 @@ TABLE_A1 = {
         max_length       128  128  128  512  128  128  128  128""",
 }
 TABLE_A2 = {"rct": (16, 4), "chemprot": (8, 4), "acl_arc": (2, 4), "scierc": (4, 4)}
-# Those of our own: name -> FLOPs of stage 1, millions of parameters of the masked LM.
+# Presets that are not from a paper: name -> FLOPs of stage 1, millions of parameters of the masked LM.
 SCALES = {"minute": (1e13, 1.5), "coffee": (4e13, 1.5), "night": (5e15, 15.2)}
 SCALES |= {"gpu_minutes": (3e15, 15.2), "gpu_hour": (4e17, 40.0)}
 PAPERS = [CONFIGS / "tlm" / f"{task}_{scale}.yaml" for task in COLUMNS for scale in TABLE_B1]
 
 
 @pytest.mark.parametrize("scale", TABLE_B1)
-def test_table_b1(scale):
+def test_presets_equal_tlm_table_b1(scale):
     for line in TABLE_B1[scale].strip().splitlines():
         name, *values = line.split()
         assert len(values) == 8
@@ -89,7 +89,7 @@ def test_table_b1(scale):
 
 
 @pytest.mark.parametrize("scale", TABLE_A1)
-def test_iss_table_a1(scale):
+def test_presets_equal_iss_table_a1(scale):
     selected = {"B_p": "corpus_batch_size", "B_t": "task_batch_size"}
     for line in TABLE_A1[scale].strip().splitlines():
         name, *values = line.split()
@@ -104,8 +104,8 @@ def test_iss_table_a1(scale):
 
 
 @pytest.mark.parametrize("scale,flops", [("medium", 4.15e18), ("large", 8.30e18)])
-def test_flops_of_iss_table_3(scale, flops):
-    """The mean over tasks; Table A.1's small scale comes to 2.46e18, and Table 3 has 1.82e18 for it."""
+def test_flops_agree_with_iss_table_3(scale, flops):
+    """The mean over tasks; the small scale of Table A.1 gives 2.46e18, where Table 3 has 1.82e18."""
     total = 0
     for task in COLUMNS:
         values = read_configs([CONFIGS / "iss" / f"{task}_{scale}.yaml"], "train_tlm")
@@ -114,7 +114,7 @@ def test_flops_of_iss_table_3(scale, flops):
 
 
 @pytest.mark.parametrize("task", TABLE_A2)
-def test_iss_table_a2(task, tmp_path):
+def test_presets_equal_iss_table_a2(task, tmp_path):
     files = [str(CONFIGS / "iss" / name) for name in ("further.yaml", f"further_{task}.yaml")]
     values = read_configs(files, "select_influence")
     assert (values["corpus_batch_size"], values["task_batch_size"]) == TABLE_A2[task]
@@ -129,12 +129,12 @@ def test_iss_table_a2(task, tmp_path):
 
 @pytest.mark.parametrize("released", [False, True])
 def test_iss_files_parse_on_top_of_base(released, tmp_path):
-    """The score model of the released script; scores as the paper has them, or as that script has them."""
+    """The score model is that of the released script; scores follow the paper, or that script."""
     files = ["base.yaml", "chemprot_small.yaml", *["released.yaml"] * released]
     files = [str(CONFIGS / "iss" / name) for name in files]
     selection, model_args, args = _score_model(files, tmp_path)
-    one = args.for_trainer(tmp_path, 42)
-    assert one.per_device_train_batch_size * one.gradient_accumulation_steps == 16
+    stage_1 = args.for_trainer(tmp_path, 42)
+    assert stage_1.per_device_train_batch_size * stage_1.gradient_accumulation_steps == 16
     found = (args.rho2, args.learning_rate, args.num_train_epochs, args.warmup_steps, args.weight_decay, args.seed)
     assert found == (3, 5e-5, 15, 0.1, 0.0, 42) and model_args.embedding_init == "random"
     assert (args.adam_epsilon, args.max_grad_norm) == (1e-8, 0.0)
@@ -147,10 +147,10 @@ def test_iss_files_parse_on_top_of_base(released, tmp_path):
         description="",
         args=["--config", *files, "--task", "x", "--output_dir", str(tmp_path), "--use_cpu", "true"],
     )
-    one, two = (args.for_stage(stage, tmp_path, 0, "macro_f1") for stage in (1, 2))
-    assert one.per_device_train_batch_size * one.gradient_accumulation_steps == 256
-    assert (one.max_steps, one.rho1, one.rho2, one.warmup_steps) == (100000, 999, 20, 0.1)
-    assert two.per_device_train_batch_size * two.gradient_accumulation_steps == 24 and two.max_steps == 2500
+    stage_1, stage_2 = (args.for_stage(stage, tmp_path, 0, "macro_f1") for stage in (1, 2))
+    assert stage_1.per_device_train_batch_size * stage_1.gradient_accumulation_steps == 256
+    assert (stage_1.max_steps, stage_1.rho1, stage_1.rho2, stage_1.warmup_steps) == (100000, 999, 20, 0.1)
+    assert stage_2.per_device_train_batch_size * stage_2.gradient_accumulation_steps == 24 and stage_2.max_steps == 2500
 
 
 def _score_model(files, folder, *further):
@@ -163,8 +163,10 @@ def _score_model(files, folder, *further):
 
 
 @pytest.mark.parametrize("scale,flops", [("small", 2.74e18), ("medium", 8.30e18), ("large", 7.59e19)])
-def test_flops_of_table_2(scale, flops):
-    """The mean over tasks of 6 x parameters x steps x batch x length, which the paper prints in another table."""
+def test_flops_agree_with_tlm_table_2(scale, flops):
+    """The mean over tasks of 6 x parameters x steps x batch x length, which the paper prints in another table than its
+    presets.
+    """
     total = 0
     for task in COLUMNS:
         values = read_configs([CONFIGS / "tlm" / f"{task}_{scale}.yaml"], "train_tlm")
@@ -176,8 +178,8 @@ def test_flops_of_table_2(scale, flops):
 
 @pytest.mark.parametrize("scale", TABLE_B1)
 @pytest.mark.parametrize("task", COLUMNS)
-def test_retrieval_is_the_papers(task, scale):
-    """Appendix B's rule for K, doubled at the large scale; key phrases for Helpfulness (section 3.1)."""
+def test_retrieval_follows_the_paper(task, scale):
+    """K follows the rule of Appendix B, doubled at the large scale; Helpfulness has key phrases (section 3.1)."""
     files = [CONFIGS / "tlm" / name for name in ("base.yaml", f"{task}_{scale}.yaml")]
     expected = {"top_k": default_top_k(TASKS[task].split_sizes[0]) * (2 if scale == "large" else 1)}
     expected["passage_words"] = None
@@ -189,8 +191,10 @@ def test_every_task_has_every_scale_and_nothing_else():
     assert names == {f"{task}_{scale}" for task in COLUMNS for scale in TABLE_B1} | {"base", "tiny"} | set(SCALES)
 
 
-def test_passages_are_as_long_as_what_is_trained_on():
-    """English has 1.3 to 1.5 tokens a word in vocabularies of these sizes: less than a tenth of such passages is cut off."""
+def test_passages_are_as_long_as_the_training_length():
+    """English has 1.3 to 1.5 tokens per word in vocabularies of these sizes: less than a tenth of such passages is cut
+    off.
+    """
     for scale in [*SCALES, "tiny"]:
         words, train = (read_configs([f"tlm/{scale}"], recipe) for recipe in ("retrieve", "train_tlm"))
         assert 1.2 <= train.get("corpus_max_length", train["max_length"]) / words["passage_words"] <= 1.35, scale
@@ -209,14 +213,14 @@ def test_files_parse_on_top_of_base(path, tmp_path):
     )
     assert args.learning_rate == 1e-4 and args.stage2_learning_rate == 2e-5 and args.warmup_steps == 10000
     assert (args.adam_epsilon, args.max_grad_norm) == (1e-6, 0.0), "as the released code's optimizer"
-    one = args.for_stage(1, tmp_path, 0, "macro_f1")
-    assert one.per_device_train_batch_size * one.gradient_accumulation_steps == args.total_batch_size
+    stage_1 = args.for_stage(1, tmp_path, 0, "macro_f1")
+    assert stage_1.per_device_train_batch_size * stage_1.gradient_accumulation_steps == args.total_batch_size
     assert model_args.embedding_init == "random", "the papers' presets do not use our spectral start"
 
 
 @pytest.mark.parametrize("name,millions", [("bert_tiny", None), ("bert_base", 109), ("bert_large", 335)])
-def test_model_sizes(name, millions):
-    """Table 2: BERT-Base 109M. (It gives 355M, RoBERTa-Large's figure, for BERT-Large, which has 335M.)"""
+def test_models_have_the_sizes_of_the_papers(name, millions):
+    """Table 2: BERT-Base has 109M. (For BERT-Large it gives 355M, the figure of RoBERTa-Large; BERT-Large has 335M.)"""
     import torch
 
     values = json.loads((CONFIGS / "models" / f"{name}.json").read_text())
@@ -227,8 +231,8 @@ def test_model_sizes(name, millions):
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_scales_of_our_own(scale, tmp_path):
-    """Each is whole by itself, for a small ModernBERT that pools by the mean and begins where it is said to help."""
+def test_presets_of_our_own_are_complete(scale, tmp_path):
+    """Each works alone, with a small ModernBERT with mean pooling that starts from spectral embeddings."""
     import torch
 
     flops, millions = SCALES[scale]
@@ -243,8 +247,10 @@ def test_scales_of_our_own(scale, tmp_path):
     )
     assert args.max_flops == flops and args.max_steps <= 0 and read_configs([file], "retrieve")["top_k"] >= 50
     assert model_args.embedding_init == "spectral"
-    two = args.for_stage(2, tmp_path, 0, "macro_f1")
-    assert two.learning_rate == args.stage2_learning_rate and args.stage2_max_length == (None if scale == "minute" else 0)
+    stage_2 = args.for_stage(2, tmp_path, 0, "macro_f1")
+    assert stage_2.learning_rate == args.stage2_learning_rate and args.stage2_max_length == (
+        None if scale == "minute" else 0
+    )
     body = json.loads((CONFIGS.parent.parent / model_args.model_config).read_text())
     assert (body["model_type"], body["classifier_pooling"]) == ("modernbert", "mean")
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id"), 0)

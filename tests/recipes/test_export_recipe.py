@@ -1,4 +1,4 @@
-"""The command: a run of its own is exported and predicted with, and options that do nothing are refused."""
+"""The command `hf-tlm export`: a run is exported and predicted with, and options without effect are refused."""
 
 import subprocess
 import sys
@@ -20,8 +20,8 @@ def hf_tlm(*arguments, status=0):
 
 
 @pytest.mark.slow
-def test_export_and_predict(tmp_path, tokenizer):
-    """The task is the one that the run was trained on, while its data are the same; another place of it is given."""
+def test_exported_run_predicts(tmp_path, tokenizer):
+    """The task is found from the run's record while its data are unchanged; otherwise --task is needed."""
     table = tmp_path / "reviews.csv"
     rows = [{"body": row["text"], "label": row["label"]} for row in sentences(60, 3)]
     Dataset.from_list(rows).to_csv(table, sep=";")
@@ -42,14 +42,14 @@ def test_export_and_predict(tmp_path, tokenizer):
         "last",
     )
     export = ["export", "--model_name_or_path", tmp_path / "run", "--output_dir", tmp_path / "out", "--max_drop", "100"]
-    said = hf_tlm(*export)
-    assert f"task        {table}, as the run was trained on it" in said and "onnx/model_quantized.onnx" in said
-    assert "checked on  validation of reviews (25 texts)" in said
+    output = hf_tlm(*export)
+    assert f"task        {table}, as the run was trained on it" in output and "onnx/model_quantized.onnx" in output
+    assert "checked on  validation of reviews (25 texts)" in output
     table.rename(tmp_path / "moved.csv")
-    said = hf_tlm(*export, status=1)
+    output = hf_tlm(*export, status=1)
     assert (
-        "reviews.csv, the task of run, is not a file or folder on this machine. Pass --task" in said
-        and "Traceback" not in said
+        "reviews.csv, the task of run, is not a file or folder on this machine. Pass --task" in output
+        and "Traceback" not in output
     )
     (tmp_path / "moved.csv").rename(table)
     with table.open("a") as file:
@@ -82,12 +82,12 @@ def test_export_and_predict(tmp_path, tokenizer):
         (["predict", "--data", __file__, "--backend", "onnx", "--use_cpu", "true"], "use_cpu True has no effect with"),
     ],
 )
-def test_refused_in_a_line(arguments, words):
+def test_invalid_option_is_refused_in_one_line(arguments, words):
     command, *rest = arguments
-    said = hf_tlm(
+    output = hf_tlm(
         command, "--model_name_or_path", "no/such/place", *rest, status=2 if "invalid" in words or "--opset" in rest else 1
     )
-    assert words in said and "Traceback" not in said
+    assert words in output and "Traceback" not in output
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_refused_in_a_line(arguments, words):
         (["predict", "--model_name_or_path", "./nix", "--data", __file__], "Model './nix' not found: expected the folder"),
     ],
 )
-def test_a_folder_that_is_not_there_is_told_of_at_once(command, words, tmp_path):
-    """Before torch and datasets are imported, which takes seconds."""
+def test_missing_folder_is_reported_before_heavy_imports(command, words, tmp_path):
+    """Importing torch and datasets takes seconds."""
     program = (
         "import sys\n"
         "from hf_tlm.cli import main\n"

@@ -36,7 +36,7 @@ def predictions(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_compute_what_one_does(work, checkpoint):
+def test_two_processes_compute_the_results_of_one(work, checkpoint):
     config = work / "few_shot.yaml"
     config.write_text("few_shot:\n  k: 4\n  splits: 1\n  learning_rates: [1e-2]\n  batch_sizes: [4]\n  max_steps: 2\n")
     text = run_recipe(
@@ -59,25 +59,25 @@ def test_two_processes_compute_what_one_does(work, checkpoint):
     assert json.loads((work / "two/results.json").read_text())["environment"]["processes"] == 2
 
 
-def parsed(tmp_path, *files):
+def few_shot_arguments(tmp_path, *files):
     config = ["--config", *(str(CONFIGS / f"{name}.yaml") for name in files)]
     needed = ["--task", "x", "--model_name_or_path", "x", "--output_dir", str(tmp_path), "--use_cpu", "true"]
     classes = (TaskArguments, CheckpointArguments, FewShotArguments)
     return parse(*classes, recipe="few_shot", description="", args=[*config, *needed])[-1]
 
 
-def test_the_papers_settings(tmp_path):
-    """LM-BFF; COCO-LM, section 5.3: 'everything else kept same'."""
-    args = parsed(tmp_path, "lm_bff")
+def test_configs_have_the_settings_of_the_papers(tmp_path):
+    """LM-BFF, and COCO-LM, section 5.3: 'everything else kept same'."""
+    args = few_shot_arguments(tmp_path, "lm_bff")
     assert (args.k, args.run_split_seeds) == (16, [13, 21, 42, 87, 100])
     assert (args.learning_rates, args.batch_sizes) == ([1e-5, 2e-5, 5e-5], [2, 4, 8])
     assert (args.max_steps, args.eval_steps, args.warmup_steps, args.weight_decay) == (1000, 100, 0, 0.0)
     assert args.demonstrations and args.demonstration_sets == 16 and args.method == "prompt"
-    ours = parsed(tmp_path, "lm_bff", "coco_lm")
-    assert ours.learning_rates == [3e-6, 4e-6, 5e-6]
-    changed = {name for name, value in ours.to_dict().items() if value != args.to_dict()[name]}
+    coco_lm = few_shot_arguments(tmp_path, "lm_bff", "coco_lm")
+    assert coco_lm.learning_rates == [3e-6, 4e-6, 5e-6]
+    changed = {name for name, value in coco_lm.to_dict().items() if value != args.to_dict()[name]}
     assert changed == {"learning_rates"}
-    assert parsed(tmp_path, "tiny").splits == 2
+    assert few_shot_arguments(tmp_path, "tiny").splits == 2
     # The defaults have the same grid.
     plain = FewShotArguments(use_cpu=True)
     assert (plain.learning_rates, plain.batch_sizes, plain.split_seeds) == (
@@ -89,7 +89,7 @@ def test_the_papers_settings(tmp_path):
 
 
 @pytest.mark.parametrize("optim", ["lamb", "muon"])
-def test_optimizers_of_training_from_scratch_are_refused_with_where_they_are(tmp_path, optim):
+def test_optimizers_for_training_from_scratch_are_refused(tmp_path, optim):
     fails(
         "recipes/few_shot.py", "--task", tmp_path / "nowhere", "--model_name_or_path", "x", "--optim", optim,
         "--output_dir", tmp_path / "out", message=f"optim {optim} is for large batches and training from scratch",

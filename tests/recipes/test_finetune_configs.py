@@ -1,4 +1,4 @@
-"""The files of recipes/configs/finetune against the tables of the papers, transcribed here as the papers print them."""
+"""The files of recipes/configs/finetune against the tables of the papers, transcribed as printed."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ from hf_tlm.runs import CheckpointArguments, FinetuneArguments, GridArguments
 from hf_tlm.tasks import TASKS, TaskArguments
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "configs" / "finetune"
-# COCO-LM, Tables 7 and 8: epochs; learning rates of base/base++; of large++; batch sizes; warm-up proportions.
+# COCO-LM, Tables 7 and 8: epochs; learning rates for base/base++ and for large++; batch sizes; warm-up proportions.
 COCO_LM = {
     "glue_small_tasks": ("2, 3, 5, 10", "2e-5, 3e-5, 4e-5, 5e-5", "7e-6, 1e-5, 2e-5, 3e-5", "16, 32", "6%, 10%"),
     "glue_large_tasks": ("2, 3, 5", "1e-5, 2e-5, 3e-5, 4e-5", "5e-6, 7e-6, 1e-5, 2e-5", "32", "6%"),
     "squad": ("2, 3", "2e-5, 3e-5, 4e-5, 5e-5", "7e-6, 1e-5, 2e-5, 3e-5", "16, 32", "6%, 10%"),
 }
-# Of both tables, whatever the task: sequence length, Adam's epsilon and betas, weight decay; no clip norm.
+# The same in both tables for every task: sequence length, Adam's epsilon and betas, weight decay; no clip norm.
 COCO_LM_SHARED = {
     "max_length": 512,
     "adam_epsilon": 1e-6,
@@ -46,7 +46,7 @@ SECTION_IV = {
 
 
 def read(*names, path):
-    """(arguments, grid) as the recipe has them."""
+    """Return (arguments, grid) as the recipe parses them."""
     files = [str(FOLDER / f"{name}.yaml") for name in names]
     command = ["--task", "x", "--model_name_or_path", "x", "--output_dir", str(path), "--use_cpu", "true"]
     classes = (TaskArguments, CheckpointArguments, GridArguments, FinetuneArguments)
@@ -55,13 +55,13 @@ def read(*names, path):
 
 
 def numbers(text):
-    """Of a cell of a table."""
+    """Parse the numbers of a table's cell."""
     return [float(part.rstrip("%")) / (100 if part.endswith("%") else 1) for part in text.split(", ")]
 
 
 @pytest.mark.parametrize("size", ["base", "large"])
 @pytest.mark.parametrize("tasks", COCO_LM)
-def test_coco_lm(tmp_path, tasks, size):
+def test_presets_equal_coco_lm_tables_7_and_8(tmp_path, tasks, size):
     args, grid = read("cocolm", f"cocolm_{tasks}_{size}", path=tmp_path)
     epochs, base, large, batches, warmup = COCO_LM[tasks]
     expected = {
@@ -78,7 +78,7 @@ def test_coco_lm(tmp_path, tasks, size):
     assert len(grid.points()) == {"glue_small_tasks": 64, "glue_large_tasks": 12, "squad": 32}[tasks]
 
 
-def test_ale_table_vi(tmp_path):
+def test_presets_equal_ale_table_vi(tmp_path):
     rows = [line.split() for line in TABLE_VI.strip().splitlines()]
     assert {name for name, *_ in rows} == {path.stem.removeprefix("ale_glue_") for path in FOLDER.glob("ale_glue_*")}
     for name, *values in rows:
@@ -97,7 +97,7 @@ REPORTED = {
 
 
 @pytest.mark.parametrize("paper", REPORTED)
-def test_metrics_are_those_that_the_paper_reports(tmp_path, paper):
+def test_metrics_are_those_of_the_papers(tmp_path, paper):
     for name, expected in (pair.split() for pair in REPORTED[paper].split(", ")):
         folder = tmp_path / f"glue_{name}"
         folder.mkdir()
@@ -126,24 +126,31 @@ def test_metrics_are_those_that_the_paper_reports(tmp_path, paper):
 
 
 @pytest.mark.parametrize("names", SECTION_IV, ids=lambda names: names[-1])
-def test_ale_section_iv(tmp_path, names):
+def test_presets_equal_ale_section_iv(tmp_path, names):
     args, _ = read(*names, path=tmp_path)
     assert (args.max_length, args.learning_rate, args.num_train_epochs, args.crf) == SECTION_IV[names]
     assert len(args.run_seeds) == 10
 
 
-def test_tlm_table_a1(tmp_path):
-    """Epochs - and 3 or 10, steps 3e4 and -, learning rate 2e-5, batch 32 and 16, clip norm - and 1, weight decay 0, 0.1."""
-    ours, grid = read("tlm_roberta", path=tmp_path)
+def test_presets_equal_tlm_table_a1(tmp_path):
+    """Epochs - and 3 or 10, steps 3e4 and -, learning rate 2e-5, batch 32 and 16, clip norm - and 1, weight decay 0 and
+    0.1.
+    """
+    default, grid = read("tlm_roberta", path=tmp_path)
     assert grid is None
-    assert (ours.max_steps, ours.learning_rate, ours.total_batch_size, ours.weight_decay) == (30_000, 2e-5, 32, 0.0)
+    assert (default.max_steps, default.learning_rate, default.total_batch_size, default.weight_decay) == (
+        30_000,
+        2e-5,
+        32,
+        0.0,
+    )
     reported, grid = read("tlm_roberta_reported", path=tmp_path)
     assert grid.values == {"num_train_epochs": [3.0, 10.0]} and reported.max_steps == -1
     assert (reported.learning_rate, reported.total_batch_size, reported.weight_decay) == (2e-5, 16, 0.1)
     assert reported.max_grad_norm == 1.0
 
 
-def test_every_file_names_its_source_and_what_it_goes_on_top_of():
+def test_every_file_names_its_source_and_its_base_file():
     names = {path.stem for path in FOLDER.glob("*.yaml")}
     tested = {"cocolm", "ale_glue", "tlm_roberta", "tlm_roberta_reported", *(name for key in SECTION_IV for name in key)}
     tested |= {f"cocolm_{tasks}_{size}" for tasks in COCO_LM for size in ("base", "large")}

@@ -1,4 +1,4 @@
-"""recipes/finetune.py with a grid: what it hands on, and errors of the command line."""
+"""recipes/finetune.py with a grid: the arguments that it passes on, and errors of the command line."""
 
 import runpy
 import sys
@@ -10,39 +10,41 @@ from hf_tlm.runs.grid_points import Range
 from support.launching import ROOT
 
 
-class Ran:
+class FakeResult:
     def to_text(self):
         return "the table"
 
 
 @pytest.fixture
 def recipe(work, tmp_path, monkeypatch):
-    """Runs the recipe in this process; returns what `run_grid` got: seeds of the arguments, grid, trials."""
+    """Return a function that runs the recipe in this process and returns the arguments, grid and trials of `run_grid`."""
 
     def run(*arguments):
-        got = []
-        monkeypatch.setattr(runs, "run_grid", lambda t, c, args, grid, trials: got.append((args, grid, trials)) or Ran())
+        calls = []
+        monkeypatch.setattr(
+            runs, "run_grid", lambda t, c, args, grid, trials: calls.append((args, grid, trials)) or FakeResult()
+        )
         command = ["--task", str(work / "task"), "--model_name_or_path", "x", "--output_dir", str(tmp_path / "out")]
         monkeypatch.setattr(sys, "argv", ["finetune.py", *command, "--use_cpu", "true", *arguments])
         runpy.run_path(str(ROOT / "recipes" / "finetune.py"), run_name="__main__")
-        return got[0]
+        return calls[0]
 
     return run
 
 
-def test_a_grid_on_the_command_line(recipe, capsys):
+def test_grid_is_given_on_the_command_line(recipe, capsys):
     args, grid, trials = recipe("--grid", "{learning_rate: [2e-5, 3e-5], crf: [true]}", "--max_length", "16")
     assert grid.values == {"learning_rate": [2e-5, 3e-5], "crf": [True]} and trials is None and args.max_length == 16
     assert "the table" in capsys.readouterr().out
 
 
-def test_a_range_on_the_command_line(recipe):
+def test_range_is_given_on_the_command_line(recipe):
     ranged = "{learning_rate: {min: 1e-5, max: 1e-4, log: true}, num_train_epochs: [3, 10]}"
     _, grid, trials = recipe("--grid", ranged, "--optuna_trials", "2")
     assert grid.values == {"learning_rate": Range(1e-5, 1e-4, log=True), "num_train_epochs": [3.0, 10.0]} and trials == 2
 
 
-def test_a_grid_in_a_config_beside_the_command_line(recipe):
+def test_command_line_overrides_a_grid_of_a_config(recipe):
     config = (
         str(ROOT / "recipes/configs/finetune/cocolm.yaml"),
         str(ROOT / "recipes/configs/finetune/cocolm_squad_base.yaml"),
@@ -62,7 +64,7 @@ def test_a_grid_in_a_config_beside_the_command_line(recipe):
         (["--grid", "{max_steps: [1]}", "--subset", "owner/name"], "--subset is for a teacher to label, but a grid has no"),
     ],
 )
-def test_errors_are_messages(recipe, capsys, arguments, message):
+def test_errors_are_messages_with_status_1(recipe, capsys, arguments, message):
     with pytest.raises(SystemExit) as stop:
         recipe(*arguments)
     assert stop.value.code == 1 and message in capsys.readouterr().err

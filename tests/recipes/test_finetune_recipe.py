@@ -1,4 +1,4 @@
-"""recipes/finetune.py as a user starts it: two steps, on one process and on two, and predictions from the finished run."""
+"""recipes/finetune.py as a user starts it: two steps on one and two processes, and predictions of the finished run."""
 
 import json
 import runpy
@@ -25,26 +25,26 @@ def base(work, tokenizer):
     return work / "base"
 
 
-def command(work, base, out, *more):
+def finetune_command(work, base, out, *more):
     files = ["--task", work / "task", "--model_name_or_path", base, "--output_dir", out]
     return ["recipes/finetune.py", *files, *FAST, *more]
 
 
-def here(monkeypatch, capsys, *arguments):
-    """Run the recipe in this process; its standard output."""
+def run_here(monkeypatch, capsys, *arguments):
+    """Run the recipe in this process; return its standard output."""
     monkeypatch.setattr(sys, "argv", [str(argument) for argument in arguments])
     runpy.run_path(str(ROOT / arguments[0]), run_name="__main__")
     return capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_two_processes_find_what_one_finds_and_a_finished_run_predicts(work, base, tmp_path, monkeypatch, capsys):
-    one = here(monkeypatch, capsys, *command(work, base, tmp_path / "one", "--seeds", "0", "1", "--report"))
+def test_two_processes_compute_the_results_of_one_and_predict(work, base, tmp_path, monkeypatch, capsys):
+    one = run_here(monkeypatch, capsys, *finetune_command(work, base, tmp_path / "one", "--seeds", "0", "1", "--report"))
     page = (tmp_path / "one/analysis/report.html").read_text(encoding="utf-8")
     assert "validation: errors, the surest first" in page and 'id="scores"' in page and "What is missing" not in page
     assert "validation  macro_f1" in one and "over 2 seeds" in one
     predict = ["--predict", work / "task" / "test.jsonl", "--predict_output"]
-    out = run_recipe(*command(work, base, tmp_path / "two", *predict, tmp_path / "two.jsonl"), processes=2)
+    out = run_recipe(*finetune_command(work, base, tmp_path / "two", *predict, tmp_path / "two.jsonl"), processes=2)
     assert f"predictions  {tmp_path / 'two.jsonl'}" in out
     records = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
     assert [record["environment"]["processes"] for record in records] == [1, 2]
@@ -59,7 +59,7 @@ def test_two_processes_find_what_one_finds_and_a_finished_run_predicts(work, bas
 
     seed = tmp_path / "two" / "seed-0" / "model" / "model.safetensors"
     before = seed.stat().st_mtime_ns
-    here(monkeypatch, capsys, *command(work, base, tmp_path / "two", *predict, tmp_path / "again.jsonl"))
+    run_here(monkeypatch, capsys, *finetune_command(work, base, tmp_path / "two", *predict, tmp_path / "again.jsonl"))
     assert seed.stat().st_mtime_ns == before
     expected = [json.loads(line)["prediction"] for line in lines[1]]
     for name in ("two", "again"):
@@ -67,9 +67,9 @@ def test_two_processes_find_what_one_finds_and_a_finished_run_predicts(work, bas
 
 
 @pytest.mark.slow
-def test_a_teacher_on_two_processes(work, base, subset, tmp_path, monkeypatch, capsys):
-    """Which both ask; of texts, passages and answers each has a share of every step."""
-    here(monkeypatch, capsys, *command(work, base, tmp_path / "teacher"))
+def test_teacher_on_two_processes_gives_the_results_of_one(work, base, subset, tmp_path, monkeypatch, capsys):
+    """Both processes use the teacher's answers; texts, passages and answers of each step are divided between them."""
+    run_here(monkeypatch, capsys, *finetune_command(work, base, tmp_path / "teacher"))
     taught = [
         "--subset",
         subset,
@@ -80,8 +80,8 @@ def test_a_teacher_on_two_processes(work, base, subset, tmp_path, monkeypatch, c
         "--teacher_temperature",
         "2",
     ]
-    run_recipe(*command(work, base, tmp_path / "two", *taught), processes=2)
-    here(monkeypatch, capsys, *command(work, base, tmp_path / "one", *taught))
+    run_recipe(*finetune_command(work, base, tmp_path / "two", *taught), processes=2)
+    run_here(monkeypatch, capsys, *finetune_command(work, base, tmp_path / "one", *taught))
     one, two = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two"))
     assert two["environment"]["processes"] == 2 and one["teacher"] == two["teacher"] and one["teacher"]["passages"] > 0
     for split in ("validation", "test"):
@@ -91,7 +91,7 @@ def test_a_teacher_on_two_processes(work, base, subset, tmp_path, monkeypatch, c
     assert one["seeds"][0]["cost"]["real_tokens"] == two["seeds"][0]["cost"]["real_tokens"]
 
 
-def test_what_is_missing():
+def test_missing_model_or_task_is_reported():
     fails("recipes/finetune.py", "--task", "nothing", message="the following arguments are required: --model_name_or_path")
     fails("recipes/finetune.py", "--task", "nothing", "--model_name_or_path", "x", message="No task 'nothing'")
 
@@ -103,23 +103,25 @@ def test_what_is_missing():
         (["--predict_output", "x"], "has no effect without predict"),
     ],
 )
-def test_bad_input(arguments, message, tmp_path):
+def test_invalid_options_are_refused(arguments, message, tmp_path):
     classes = (CheckpointArguments, PredictArguments, FinetuneArguments)
-    command = ["--model_name_or_path", "x", "--output_dir", str(tmp_path), "--use_cpu", "true", *arguments]
+    finetune_command = ["--model_name_or_path", "x", "--output_dir", str(tmp_path), "--use_cpu", "true", *arguments]
     with pytest.raises(HfTlmError, match=message):
-        parse(*classes, recipe="finetune", description="", args=command)
+        parse(*classes, recipe="finetune", description="", args=finetune_command)
 
 
-def test_files_give_what_the_command_line_gives(tmp_path):
+def test_options_are_read_from_a_config_file(tmp_path):
     sections = "finetune:\n  seeds: [1, 2]\npretrain:\n  blocks: sentences\n"
     (tmp_path / "a.yaml").write_text(f"model_name_or_path: x\nlearning_rate: 3e-5\n{sections}")
-    command = ["--config", str(tmp_path / "a.yaml"), "--output_dir", str(tmp_path), "--use_cpu", "true"]
-    checkpoint, args = parse(CheckpointArguments, FinetuneArguments, recipe="finetune", description="", args=command)
+    finetune_command = ["--config", str(tmp_path / "a.yaml"), "--output_dir", str(tmp_path), "--use_cpu", "true"]
+    checkpoint, args = parse(
+        CheckpointArguments, FinetuneArguments, recipe="finetune", description="", args=finetune_command
+    )
     assert (checkpoint.model_name_or_path, args.learning_rate, args.run_seeds) == ("x", 3e-5, [1, 2])
     assert type(args) is FinetuneArguments
 
 
 @pytest.mark.parametrize("option", ["--optim muon --use_peft true", "--crf true --use_peft true"])
-def test_options_against_each_other_are_refused_before_the_task_is_read(option, tmp_path):
+def test_conflicting_options_are_refused_before_the_task_is_read(option, tmp_path):
     nowhere = ["--task", tmp_path / "nowhere", "--model_name_or_path", "a/b", "--output_dir", tmp_path / "out"]
     fails("recipes/finetune.py", *nowhere, *FAST, *option.split(), message="use_peft")

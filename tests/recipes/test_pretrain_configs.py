@@ -96,7 +96,7 @@ FILES = {
 
 
 def read(name):
-    """Values of base.yaml and `name`.yaml, and the config of their model."""
+    """Return the values of base.yaml and `name`.yaml, and the config of their model."""
     values = {}
     for file in FILES.get(name, ("base", name)):
         values |= yaml.safe_load((CONFIGS / "pretrain" / f"{file}.yaml").read_text())["pretrain"]
@@ -105,7 +105,7 @@ def read(name):
 
 
 def trunk(config):
-    """Parameters of the body without the pooler, which ELECTRA does not have and ALE does not train."""
+    """Return the parameters of the body without the pooler, which ELECTRA does not have and ALE does not train."""
     with torch.device("meta"):
         body = AutoModel.from_config(config)
     return sum(value.numel() for name, value in body.named_parameters() if not name.startswith("pooler."))
@@ -114,7 +114,7 @@ def trunk(config):
 @pytest.mark.parametrize(
     "table,names", [(TABLE_V, ["ale_small", "electra_small", "bert_small"]), (TABLE_6, ["electra_base", "electra_large"])]
 )
-def test_tables(table, names):
+def test_presets_equal_ale_table_v_and_electra_table_6(table, names):
     for column, name in enumerate(names):
         values, config = read(name)
         found = {**values, **config.to_dict(), "head_size": config.hidden_size // config.num_attention_heads}
@@ -124,7 +124,7 @@ def test_tables(table, names):
             if row[column] == "/":
                 assert key not in values
                 continue
-            # Those of base and large are given in round numbers.
+            # The papers round the parameters of base and large.
             tolerance = 0.011 if key == "parameters" else 2e-3
             assert float(found[key]) == pytest.approx(float(row[column]), rel=tolerance), (name, key)
         assert values["lr_scheduler_type"] == "linear"
@@ -133,7 +133,7 @@ def test_tables(table, names):
         assert config.model_type == ("albert" if name == "ale_small" else "electra")
 
 
-def test_coco_lm():
+def test_presets_equal_coco_lm_table_6():
     for column, name in enumerate(("cocolm_base", "cocolm_base_plus", "cocolm_large_plus")):
         values, config = read(name)
         found = {**config.to_dict(), **values}
@@ -143,20 +143,20 @@ def test_coco_lm():
         assert config.intermediate_size == 4 * config.hidden_size and config.hidden_size == 64 * config.num_attention_heads
         assert (values["objective"], config.relative_attention_mode) == ("cocolm", "t5")
         assert values["lowercase"] is (name == "cocolm_base")
-        # Every checkpoint of Figure 3 stays.
+        # Every checkpoint of Figure 3 is kept.
         kept = values["save_total_limit"] * values["save_steps"]
         assert (kept >= values["max_steps"]) is (name == "cocolm_base")
     values, config = read("cocolm_tiny")
     assert trunk(config) < 5e6 and values["auxiliary_layers"] == 1 < config.num_hidden_layers
 
 
-def test_electra_tiny():
+def test_electra_tiny_is_small():
     values, config = read("electra_tiny")
     assert trunk(config) < 5e6 and (values["objective"], config.model_type) == ("electra", "electra")
 
 
 @pytest.mark.parametrize("name,heads", [("electra_small", 1), ("electra_base", 4), ("electra_large", 4), ("ale_small", 1)])
-def test_auxiliary_models(name, heads):
+def test_auxiliary_models_have_the_sizes_of_the_papers(name, heads):
     values, config = read(name)
     auxiliary = generator_config(config, values["auxiliary_size"])
     assert (auxiliary.num_attention_heads, auxiliary.hidden_size, auxiliary.intermediate_size) == (
@@ -167,8 +167,8 @@ def test_auxiliary_models(name, heads):
     assert (values["temperature"], values["rtd_weight"]) == (0.8 if "small" in name else 1.0, 50)
 
 
-def test_the_flops_of_table_iv_are_those_of_128_texts_a_step():
-    """What the comment of base.yaml says."""
+def test_flops_of_table_iv_correspond_to_128_texts_per_step():
+    """The comment of base.yaml states this."""
     parameters = trunk(read("bert_small")[1])
     assert parameters == 13_483_008
     assert 6 * parameters * 163_000 * 1024 * 128 == pytest.approx(1.73e18, rel=2e-3)

@@ -1,4 +1,4 @@
-"""recipes/pretrain.py as a user starts it, on one and two processes, and training on from what it made."""
+"""recipes/pretrain.py as a user starts it, on one and two processes, and training from its checkpoint."""
 
 import json
 
@@ -10,13 +10,13 @@ from support.toys import TINY_CONFIGS
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_pretrain_on_one_and_two_processes(work):
-    """Equal total batches: the same losses, on the same blocks, to rounding. Masked LM and ELECTRA."""
+def test_two_processes_have_the_losses_of_one(work):
+    """With equal total batches they read the same blocks, and losses of masked LM and ELECTRA are equal up to rounding."""
     values = {k: v for k, v in TINY_CONFIGS["electra"].items() if k not in ("vocab_size", "num_labels")}
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (work / "electra.json").write_text(json.dumps({"model_type": "electra", **values, **off}))
     options = ["--objective", "electra", "--auxiliary_size", "0.5", "--model_config", work / "electra.json"]
-    # As many blocks for each process: accelerate would show some of them twice to even them out.
+    # Equally many blocks for each process: otherwise accelerate repeats some.
     options += ["--max_validation_blocks", "8", "--per_device_eval_batch_size", "4"]
     records, losses = {}, {}
     for processes in (1, 2):
@@ -33,13 +33,13 @@ def test_pretrain_on_one_and_two_processes(work):
     assert records[2]["environment"]["processes"] == 2 and len(losses[1]) == 3
     assert losses[2] == pytest.approx(losses[1], rel=1e-4)
     for name, value in records[1]["validation"].items():
-        # `loss` alone is a mean of means of batches.
+        # Only `loss` is a mean of batch means.
         assert name == "loss" or records[2]["validation"][name] == pytest.approx(value, rel=1e-4), name
 
 
 @pytest.mark.slow
-def test_pretrain_from_yaml_and_on(work):
-    """A masked LM, and a task trained from it."""
+def test_pretraining_from_yaml_and_training_from_its_model(work):
+    """A masked LM is pretrained, and a task is trained from it."""
     config = work / "pretrain.yaml"
     config.write_text(f"pretrain:\n  model_config: {work / 'model.json'}\n  blocks: sentences\ntrain_tlm:\n  rho1: 7\n")
     command = ["recipes/pretrain.py", "--corpus", work / "corpus.parquet", *PRETRAIN, config, "--output_dir", work / "mlm"]
@@ -66,6 +66,6 @@ def test_pretrain_from_yaml_and_on(work):
         (["--corpus", "{corpus}", "--replacements", "random"], "replacements random has no effect with objective mlm"),
     ],
 )
-def test_errors_of_pretrain_are_messages_without_a_traceback(work, tmp_path, arguments, message):
+def test_pretrain_errors_have_no_traceback(work, tmp_path, arguments, message):
     filled = [argument.format(corpus=work / "corpus.parquet") for argument in arguments]
     fails("recipes/pretrain.py", *PRETRAIN, *filled, "--output_dir", tmp_path / "out", message=message)

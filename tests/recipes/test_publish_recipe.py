@@ -10,7 +10,7 @@ from hf_tlm.retrieval import Subset
 from support.launching import TINY, run_recipe
 
 
-def test_a_subset(hub, recipe, subset):
+def test_subset_is_published(hub, recipe, subset):
     arguments = ("publish", "--subset", subset, "--repo_id", "alice/passages", "--private", "false", "--license", "mit")
     assert "Would publish to alice/passages" in recipe(*arguments, "--dry_run")
     assert not hub.repositories
@@ -22,7 +22,7 @@ def test_a_subset(hub, recipe, subset):
     assert load_dataset("alice/passages", split="train").to_dict() == Subset.load(subset).dataset.to_dict()
 
 
-def test_retrieve(hub, recipe, work, tmp_path, monkeypatch):
+def test_retrieve_pushes_its_subset(hub, recipe, work, tmp_path, monkeypatch):
     arguments = ["retrieve", "--task", work / "task", "--corpus", work / "corpus.parquet", "--top_k", "4"]
     arguments += ["--push_to_hub", "--hub_dataset_id", "alice/passages", "--hub_revision", "next"]
     out = recipe(*arguments, "--output_dir", tmp_path / "subset")
@@ -33,7 +33,7 @@ def test_retrieve(hub, recipe, work, tmp_path, monkeypatch):
     assert not (tmp_path / "other").exists()
 
 
-def test_select_influence(hub, recipe, work, subset, tmp_path, monkeypatch):
+def test_select_influence_pushes_its_subset(hub, recipe, work, subset, tmp_path, monkeypatch):
     arguments = ["select_influence", "--task", work / "task", "--subset", subset, "--method", "random", "--fraction", "0.5"]
     arguments += ["--use_cpu", "true", "--report_to", "none", "--push_to_hub", "--hub_dataset_id", "alice/fewer"]
     assert "Published alice/fewer as commit" in recipe(*arguments, "--output_dir", tmp_path / "fewer")
@@ -45,7 +45,7 @@ def test_select_influence(hub, recipe, work, subset, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
+def test_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
     out = run_recipe(
         "recipes/train_tlm.py", "--task", work / "task", "--model_config", work / "model.json", *TINY, "--rho1", "0",
         "--push_to_hub", "--hub_model_id", "alice/toy", "--output_dir", tmp_path / "run", processes=2,
@@ -55,7 +55,7 @@ def test_a_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
     assert [path for _, path in hub.log].count("/api/whoami-v2") == 1
     assert hub.files("alice/toy")["results.json"] == (tmp_path / "run" / "results.json").read_bytes()
 
-    # And published again, elsewhere, and looked at from there.
+    # Publish it to another repository, and verify it.
     arguments = ("publish", "--model", tmp_path / "run", "--repo_id", "alice/other", "--dataset", "alice/passages@v1")
     assert "loads without hf_tlm, equal to the local one" in recipe(*arguments, "--verify")
     assert b"datasets:\n- alice/passages\n" in hub.files("alice/other")["README.md"]
@@ -85,6 +85,6 @@ def test_a_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
         (["--subset", "nowhere", "--repo_id", "me/x", "--config_name", "small"], "nowhere is not a saved subset"),
     ],
 )
-def test_refused(recipe, arguments, message):
+def test_invalid_combination_of_options_is_refused(recipe, arguments, message):
     with pytest.raises(HfTlmError, match=message):
         recipe("publish", *arguments)

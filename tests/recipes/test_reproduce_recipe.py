@@ -1,4 +1,4 @@
-"""recipes/reproduce.py as a user starts it: every kind of arm, two steps each."""
+"""recipes/reproduce.py as a user starts it: every kind of arm, with two steps each."""
 
 import json
 import re
@@ -13,7 +13,7 @@ TABLE = ["recipes/reproduce.py", "--config", "recipes/configs/reproduce/tiny.yam
 
 @pytest.fixture(scope="module")
 def options(work):
-    """The tiny table with a model that is smaller still, on CPUs."""
+    """The tiny table with an even smaller model, on CPUs."""
     model = {"model_config": str(work / "model.json"), "use_cpu": True}
     (work / "options.yaml").write_text(json.dumps({"train_tlm": {**model, "vocab_size": 120}, "select_influence": model}))
     return [*TABLE, work / "options.yaml", "--corpus", work / "corpus.parquet", "--tasks_dir", work]
@@ -21,7 +21,7 @@ def options(work):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_table_and_what_it_is_made_of(work, options):
+def test_table_of_every_kind_of_arm(work, options):
     out = work / "table"
     command = [*options, "--tasks", "task", "--output_dir", out, "--max_steps", "2", "--report"]
     text = run_recipe(*command)
@@ -46,6 +46,6 @@ def test_a_table_and_what_it_is_made_of(work, options):
     assert len(pages) == 5 and all("</html>" in page for page in pages)
 
 
-def test_an_error_is_a_message_without_a_traceback(options, tmp_path):
+def test_error_has_no_traceback(options, tmp_path):
     arguments = ["--tasks", "task", "--arms", "BM26", "--output_dir", tmp_path / "out"]
     fails(*options, *arguments, message="A subset is none, random, BM25")

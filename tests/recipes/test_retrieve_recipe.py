@@ -24,7 +24,7 @@ def retrieved(work):
 
 
 @pytest.mark.slow
-def test_retrieve_random_like(work, retrieved):
+def test_random_subset_has_the_size_of_another(work, retrieved):
     run_recipe(
         "recipes/retrieve.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--retriever", "random",
         "--like", retrieved, "--output_dir", work / "random",
@@ -33,7 +33,7 @@ def test_retrieve_random_like(work, retrieved):
 
 
 @pytest.mark.slow
-def test_retrieve_sharded_equals_one_index(work, retrieved):
+def test_sharded_retrieval_equals_one_index(work, retrieved):
     out = run_recipe(
         "recipes/retrieve.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--top_k", "4",
         "--retriever", "sharded", "--num_shards", "2", "--work_dir", work / "shards", "--output_dir", work / "sharded",
@@ -50,7 +50,7 @@ def test_retrieve_sharded_equals_one_index(work, retrieved):
         (["--corpus", "{corpus}", "--index_dir", "{task}"], "exists and is not an index"),
     ],
 )
-def test_errors_of_retrieve_are_messages_without_a_traceback(work, tmp_path, arguments, message):
+def test_retrieve_errors_have_no_traceback(work, tmp_path, arguments, message):
     filled = [argument.format(task=work / "task", corpus=work / "corpus.parquet") for argument in arguments]
     fails("recipes/retrieve.py", "--task", work / "task", *filled, "--output_dir", tmp_path / "out", message=message)
 
@@ -64,7 +64,7 @@ def test_errors_of_retrieve_are_messages_without_a_traceback(work, tmp_path, arg
         (("--config", "tlm/tiny"), False, 50),
     ],
 )
-def test_long_passages_are_cut_or_told_of(work, tmp_path, monkeypatch, capsys, options, told, words):
+def test_long_passages_are_cut_or_reported(work, tmp_path, monkeypatch, capsys, options, told, words):
     text = " ".join(row["text"] for row in sentences(60, seed=9))
     (tmp_path / "long.jsonl").write_text(json.dumps({"text": text}) + "\n")
     arguments = ["--task", work / "task", "--corpus", tmp_path / "long.jsonl", "--output_dir", tmp_path / "out"]
@@ -75,8 +75,8 @@ def test_long_passages_are_cut_or_told_of(work, tmp_path, monkeypatch, capsys, o
     assert words / 2 < longest <= words
 
 
-def test_no_cutting_is_advised_where_nothing_is_cut(work, tmp_path, monkeypatch, capsys):
-    """The passages of an index of elasticsearch."""
+def test_cutting_is_not_advised_for_passages_of_elasticsearch(work, tmp_path, monkeypatch, capsys):
+    """Passages of an existing index cannot be cut."""
     pytest.importorskip("elasticsearch", reason="the extra [elastic] is not installed")
     text = " ".join(row["text"] for row in sentences(60, seed=9))
     arguments = ["--retriever", "elasticsearch", "--elastic_index", "web", "--task", str(work / "task")]
@@ -85,12 +85,12 @@ def test_no_cutting_is_advised_where_nothing_is_cut(work, tmp_path, monkeypatch,
         arguments += ["--elastic_url", server.url, "--output_dir", str(tmp_path / "out")]
         monkeypatch.setattr(sys, "argv", ["hf-tlm", "retrieve", *arguments])
         cli.main()
-    said = capsys.readouterr().out
-    assert "retrieved: " in said and "--passage_words" not in said
+    output = capsys.readouterr().out
+    assert "retrieved: " in output and "--passage_words" not in output
 
 
 @pytest.mark.parametrize("line,told", [("the gene binds", True), ("这家店的菜很好吃，服务也不错，下次还会再来的。", False)])
-def test_short_lines_are_told_of_by_the_words_of_their_script(work, tmp_path, monkeypatch, capsys, line, told):
+def test_short_lines_are_reported_by_words_of_their_script(work, tmp_path, monkeypatch, capsys, line, told):
     task = [{"text": f"{line} {i}", "label": "ab"[i % 2]} for i in range(40)]
     (tmp_path / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in task))
     (tmp_path / "lines.txt").write_text("".join(f"{line}\n" for _ in range(9)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""recipes/select_influence.py as a user starts it, on one and two processes, and further pretraining on what it kept."""
+"""recipes/select_influence.py as a user starts it, on one and two processes, and further pretraining on its selection."""
 
 import json
 from pathlib import Path
@@ -15,9 +15,9 @@ SCORE += ["--save_strategy", "no"]
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
+def test_influence_on_two_processes_equals_one_and_is_trained_on(work, subset):
     common = ["recipes/select_influence.py", "--task", work / "task", "--subset", subset, *SCORE, "--fraction", "0.3"]
-    # On two, a score model that is trained first, of which both read what one has written.
+    # With two processes: the score model is trained first, and both read the files that one has written.
     scratch = ["--model_config", work / "model.json", "--report", "--output_dir", work / "iss"]
     models = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tlm"  # Other tests may have left theirs.
     before = set(models.glob("score_model-*"))
@@ -29,19 +29,22 @@ def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
     for row in kept.dataset:
         assert {name: row[name] for name in table[row["id"]]} == table[row["id"]]
     assert datasets.load_dataset(str(work / "iss"), split="train").column_names[-2:] == ["influence", "influence_rank"]
-    # Given as a checkpoint, and shared out: the same passages and numbers.
+    # With the score model as a checkpoint, one and two processes select the same passages with the same scores.
     (score_model,) = set(models.glob("score_model-*")) - before
-    made = []
+    selections = []
     for processes in (1, 2):
         out, scores = work / f"iss-{processes}", work / f"scores-{processes}"
         text = run_recipe(
             *common, "--score_model", score_model, "--work_dir", scores, "--output_dir", out, processes=processes,
         )  # fmt: skip
         assert text.count("selected: ") == 1
-        made.append((Subset.load(out), sorted(path.read_bytes() for path in scores.rglob("scores-*"))))
-    assert made[0][0].dataset.to_dict() == made[1][0].dataset.to_dict() and made[0][1] == made[1][1] != []
-    assert made[0][0].manifest["selection"]["score_model"] == [f"hf_tlm/{score_model.name}"]
-    # Further pretraining on what was kept, by an adapter.
+        selections.append((Subset.load(out), sorted(path.read_bytes() for path in scores.rglob("scores-*"))))
+    assert (
+        selections[0][0].dataset.to_dict() == selections[1][0].dataset.to_dict()
+        and selections[0][1] == selections[1][1] != []
+    )
+    assert selections[0][0].manifest["selection"]["score_model"] == [f"hf_tlm/{score_model.name}"]
+    # Further pretraining of an adapter on the selected passages.
     text = run_recipe(
         "recipes/pretrain.py", "--subset", work / "iss", *PRETRAIN, "--model_name_or_path", score_model / "mlm",
         "--use_peft", "true", "--lora_r", "2", "--report", "--output_dir", work / "further",
@@ -53,24 +56,24 @@ def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
 
 
 @pytest.mark.slow
-def test_a_teacher_on_one_and_two_processes(work, subset):
-    """Of the score models that the options name none is trained, and both processes get one's answers."""
+def test_selection_by_a_teacher_on_two_processes_equals_one(work, subset):
+    """No score model is trained, and both processes get the answers that one has computed."""
     common = ["recipes/select_influence.py", "--task", work / "task", "--subset", subset, "--method", "confidence"]
     common += ["--teacher", "linear", "--balance", "class", "--fraction", "0.3", "--use_cpu", "true"]
-    made = []
+    subsets = []
     for processes in (1, 2):
         text = run_recipe(*common, "--output_dir", work / f"by-{processes}", "--report", processes=processes)
         assert text.count("selected: ") == 1 and "by how certain a teacher is of them" in text
-        made.append(Subset.load(work / f"by-{processes}"))
+        subsets.append(Subset.load(work / f"by-{processes}"))
         page = (work / f"by-{processes}/analysis/report.html").read_text(encoding="utf-8")
         assert "teacher score" in page and "--method confidence" in page and "--teacher linear" in page
-    assert made[0].dataset.to_dict() == made[1].dataset.to_dict() and made[0].manifest == made[1].manifest
+    assert subsets[0].dataset.to_dict() == subsets[1].dataset.to_dict() and subsets[0].manifest == subsets[1].manifest
     fails("recipes/select_influence.py", *common[1:5], "--method", "confidence", "--fraction", "0.3", "--output_dir",
           work / "none", message="needs a --teacher")  # fmt: skip
 
 
 @pytest.mark.slow
-def test_a_control(work, subset):
+def test_dsir_selects_a_number_of_passages(work, subset):
     out = work / "dsir"
     text = run_recipe(
         "recipes/select_influence.py", "--task", work / "task", "--subset", subset, "--method", "dsir", "--num_passages",
@@ -80,7 +83,7 @@ def test_a_control(work, subset):
     assert len(kept) == 7 and "selected: 7 of" in text and kept.manifest["selection"]["method"] == "dsir"
 
 
-def test_a_control_says_that_it_asks_no_teacher(work, subset, tmp_path, caplog):
+def test_teacher_without_effect_is_warned_about(work, subset, tmp_path, caplog):
     asked = ["--method", "random", "--num_passages", "7000", "--teacher", "linear", "--output_dir", tmp_path / "out"]
     fails("recipes/select_influence.py", "--task", work / "task", "--subset", subset, *asked, message="7,000")
     assert "These options have no effect with method random: teacher linear." in caplog.text
@@ -95,7 +98,7 @@ def test_a_control_says_that_it_asks_no_teacher(work, subset, tmp_path, caplog):
         (["--fraction", "0.2", "--layer", "9", "--subset", "{subset}", "--output_dir", "{out}"], "layer"),
     ],
 )
-def test_errors_are_messages_without_a_traceback(work, subset, tmp_path, arguments, message):
+def test_errors_have_no_traceback(work, subset, tmp_path, arguments, message):
     filled = [argument.format(subset=subset, out=tmp_path / "out") for argument in arguments]
     model = ["--model_config", work / "model.json"]
     fails("recipes/select_influence.py", "--task", work / "task", *SCORE, *model, *filled, message=message)

@@ -1,4 +1,4 @@
-"""recipes/train_tlm.py and recipes/quickstart.py as a user starts them; the former on two processes too."""
+"""recipes/train_tlm.py, on one and two processes, and recipes/quickstart.py, as a user starts them."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ def test_train_tlm_with_replaced_token_detection(work, subset):
     values = {k: v for k, v in TINY_CONFIGS["electra"].items() if k not in ("vocab_size", "num_labels")}
     (work / "electra.json").write_text(json.dumps({"model_type": "electra", **values}))
     tiny = list(TINY)
-    tiny[tiny.index("--max_steps") + 1] = "8"  # Two points would be no curve.
+    tiny[tiny.index("--max_steps") + 1] = "8"  # A curve needs three points.
     out = run_recipe(
         "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "electra.json", *tiny,
         "--objective", "electra", "--auxiliary_size", "0.5", "--logging_steps", "1", "--output_dir", work / "electra",
@@ -38,10 +38,10 @@ def test_train_tlm_with_replaced_token_detection(work, subset):
         assert not info["missing_keys"] and not info["unexpected_keys"]
 
 
-def trained(work, subset, processes, *more, config=None):
-    """What `recipes/train_tlm.py` came to with equal total batches: results, losses, and predictions by split.
+def train(work, subset, processes, *more, config=None):
+    """Run recipes/train_tlm.py with the same total batches; return results, losses, and predictions by split.
 
-    config: of `accelerate launch`, which is what starts it then.
+    config: a config file of `accelerate launch`, which then starts the recipe.
     """
     out = work / "-".join(["run", config or str(processes), *(Path(name).name for name in more[1:2])])
     arguments = ["--task", work / "task", "--subset", subset, "--model_config", work / "model.json", *TINY, *more]
@@ -65,36 +65,36 @@ def trained(work, subset, processes, *more, config=None):
 
 @pytest.fixture(scope="module")
 def on_one_process(work, subset):
-    return trained(work, subset, 1)
+    return train(work, subset, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("config,file", [("cpu_2", "optimizer.pt"), ("fsdp", "pytorch_model_fsdp.bin")], ids=["ddp", "fsdp"])
-def test_train_tlm_on_two_processes(work, subset, on_one_process, config, file):
-    """Equal total batches, with DDP and FSDP: the same losses, scores, predictions and cost, to rounding."""
-    one, two = on_one_process, trained(work, subset, 2, config=config)
+def test_two_processes_compute_the_results_of_one(work, subset, on_one_process, config, file):
+    """With equal total batches, DDP and FSDP give the same losses, scores, predictions and cost, up to rounding."""
+    one, two = on_one_process, train(work, subset, 2, config=config)
     assert list((work / f"run-{config}/seed-0/stage2").glob(f"checkpoint-*/{file}")), f"{config} was not used"
     compare(one, two)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_teacher_on_two_processes(work, subset):
+def test_teacher_on_two_processes_gives_the_results_of_one(work, subset):
     teacher = ("--teacher", "linear", "--teacher_passages", "20")
-    # Two first: they ask the teacher, and one finds its answers in the cache.
-    two, one = (trained(work, subset, processes, *teacher) for processes in (2, 1))
+    # Two processes first: they run the teacher, and the single process finds its answers in the cache.
+    two, one = (train(work, subset, processes, *teacher) for processes in (2, 1))
     assert one["results"]["teacher"] == two["results"]["teacher"] and one["results"]["teacher"]["passages"] > 0
     compare(one, two)
-    # A finished run is asked by both processes together.
+    # Both processes together run a finished run as the teacher.
     teacher = ("--teacher", work / "run-1-linear", "--teacher_temperature", "2", "--teacher_passages", "20")
-    two, one = (trained(work, subset, processes, *teacher) for processes in (2, 1))
+    two, one = (train(work, subset, processes, *teacher) for processes in (2, 1))
     assert one["results"]["teacher"]["model"].endswith("/run-1-linear") and one["results"]["teacher"]["tokens"] > 0
     compare(one, two)
 
 
 def compare(one, two):
-    """The same on one process and on two, to rounding."""
+    """Check that one and two processes have the same results, up to rounding."""
     assert two["results"]["environment"]["processes"] == 2
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-4)
     for split in ("validation", "test"):
@@ -107,8 +107,8 @@ def compare(one, two):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_table_of_ones_own_from_retrieval_to_predictions(work, tmp_path):
-    """With nothing said again: what two processes predict is what the run predicted."""
+def test_own_table_from_retrieval_to_predictions(work, tmp_path):
+    """The options are only given once: predictions of two processes equal those of the run."""
     rows = [row for split in ("train", "validation", "test") for row in _rows(work / "task" / f"{split}.jsonl")]
     lines = ["number;Body;queue", *(f"{i:04};{row['text']};{row['label']}" for i, row in enumerate(rows))]
     (tmp_path / "tickets.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -151,7 +151,7 @@ def _rows(path):
 
 
 @pytest.mark.slow
-def test_train_tlm_from_yaml(work, subset):
+def test_options_are_read_from_yaml(work, subset):
     config = work / "config.yaml"
     config.write_text(f"train_tlm:\n  model_config: {work / 'model.json'}\n  rho2: 5\nretrieve:\n  top_k: 3\n")
     run_recipe(
@@ -163,7 +163,7 @@ def test_train_tlm_from_yaml(work, subset):
 
 
 @pytest.mark.slow
-def test_quickstart_on_own_data(work):
+def test_quickstart_compares_all_arms(work):
     out = run_recipe(
         "recipes/quickstart.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--output_dir",
         work / "quick", "--max_flops", "1e9", "--stage2_max_steps", "2", "--top_k", "4",
@@ -178,8 +178,8 @@ def test_quickstart_on_own_data(work):
 
 
 @pytest.mark.slow
-def test_quickstart_over_seeds(work, tmp_path):
-    """benchmarks/quickstart.py: scores of all seeds, and what is there is not made again."""
+def test_quickstart_benchmark_averages_seeds(work, tmp_path):
+    """benchmarks/quickstart.py has the scores of all seeds, and does not repeat finished ones."""
     given = [
         *("--seeds", "0", "1", "--metric", "accuracy"),
         *("--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"),
@@ -209,7 +209,7 @@ def test_quickstart_over_seeds(work, tmp_path):
         (["--task", "{task}", "--subset", "{subset}", "--model_config", "nowhere.json"], "neither a JSON file"),
     ],
 )
-def test_errors_are_messages_without_a_traceback(work, subset, tmp_path, arguments, message):
+def test_errors_have_no_traceback(work, subset, tmp_path, arguments, message):
     filled = [argument.format(task=work / "task", subset=subset) for argument in arguments]
     fails("recipes/train_tlm.py", *TINY, *filled, "--output_dir", tmp_path / "out", message=message)
 
