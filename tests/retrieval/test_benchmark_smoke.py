@@ -1,4 +1,4 @@
-"""benchmarks/retrieval.py runs in all its sections, at a size at which its figures mean nothing."""
+"""Every section of benchmarks/retrieval.py runs, at a size at which its figures mean nothing."""
 
 import json
 import multiprocessing
@@ -17,7 +17,7 @@ SECTIONS = ["search", "build", "memory", "sharded", "scale", "terms"]
 
 @pytest.fixture(scope="module")
 def small_data(tmp_path_factory):
-    """tasks/chemprot and corpus/ as in the real data, made of random words."""
+    """A folder with tasks/chemprot and corpus/ in the layout of the real data, filled with random words."""
     folder = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
     words = np.array(["the", "of", *(f"word{i}" for i in range(300))])
@@ -31,7 +31,7 @@ def small_data(tmp_path_factory):
 
 
 def forked(path, arguments):
-    """Run a benchmark whose processes are forked: each would import everything anew, for figures that mean nothing here."""
+    """Run a benchmark with forked processes: new ones would import everything again."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import measuring
 
@@ -50,7 +50,7 @@ def run(data, tmp_path, *arguments, start=warm.run_file):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_all_sections(small_data, tmp_path):
+def test_all_sections_run_and_one_can_be_repeated(small_data, tmp_path):
     pytest.importorskip("datatrove")
     sizes = [
         "--sizes",
@@ -77,13 +77,13 @@ def test_all_sections(small_data, tmp_path):
     assert [row["query_batch_size"] for row in results["memory"]["rows"]] == [8, 16]
     assert [row["of them perturbed copies"] for row in results["scale"]["rows"]] == [0, 200]
     assert [row["kept"] == 1 for row in results["terms"]["rows"]] == [True, False, True] * 2
-    # One section again, in a new process as a user has it, keeps the others' figures.
+    # Repeating one section, in a new process as for a user, keeps the figures of the others.
     _, again = run(small_data, tmp_path, "--sections", "terms", "--terms_size", "200", "--max_query_terms", "3")
     assert {name: again[name] for name in SECTIONS[:-1]} == {name: results[name] for name in SECTIONS[:-1]}
     assert [row["terms"] for row in again["terms"]["rows"]] == ["all", 3] * 2
 
 
-def test_perturbed_copies_keep_the_real_passages_and_are_all_different(small_data, tmp_path, monkeypatch):
+def test_perturbed_corpus_keeps_real_passages_and_has_no_duplicates(small_data, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from perturbed_corpus import CHANGED, make_corpus
 

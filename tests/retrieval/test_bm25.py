@@ -19,7 +19,7 @@ WORDS = [f"w{number}" for number in range(30)]
 
 
 def reference(query, documents, variant, k1=1.2, b=0.75, delta=None):
-    """BM25 of one query against every document, as the formulas are printed: (float64 scores, shares a token)."""
+    """Score one query against every document by the printed formulas of BM25: (float64 scores, shares a token)."""
     n, mean = len(documents), sum(map(len, documents)) / len(documents)
     scores, shares = np.zeros(n), np.zeros(n, bool)
     for token in query:
@@ -43,7 +43,7 @@ def reference(query, documents, variant, k1=1.2, b=0.75, delta=None):
 
 
 def random_texts(seed, num_documents=60, num_queries=12):
-    """Documents with repeats, duplicates and empty ones; queries with repeated, unknown and no words."""
+    """Return documents with repeats, duplicates and empty ones; queries with repeated, unknown and no words."""
     rng = np.random.default_rng(seed)
     weights = 1 / np.arange(1, len(WORDS) + 1)
     draw = lambda size: list(rng.choice(WORDS, size=size, p=weights / weights.sum()))  # noqa: E731
@@ -86,9 +86,9 @@ def exact(query, documents, top_k, settings):
     return np.array(order, int), scores
 
 
-def assert_same_up_to_ties(found, expected, scores, rtol=1e-5):
-    """Same scores place by place, and each document where its own score puts it."""
-    documents, found_scores = found
+def assert_same_up_to_ties(hits, expected, scores, rtol=1e-5):
+    """Check that scores are equal at each rank, and that each document has the score of its rank."""
+    documents, found_scores = hits
     assert len(documents) == len(expected) == len(set(documents.tolist()))
     np.testing.assert_allclose(found_scores, scores[expected], rtol=rtol, atol=1e-6)
     np.testing.assert_allclose(scores[documents], scores[expected], rtol=rtol, atol=1e-6)
@@ -106,7 +106,7 @@ def test_every_engine_and_variant_equals_the_exhaustive_reference(backend, varia
         for query, found in zip(queries, results, strict=True):
             expected, scores = exact(query, documents, top_k, settings)
             assert_same_up_to_ties(found, expected, scores)
-            # Order inside ties is fixed too: the very same documents, in the same places.
+            # The order within ties is fixed too: the same documents at the same ranks.
             np.testing.assert_array_equal(found[0], expected)
 
 
@@ -122,8 +122,8 @@ def test_bm25s_and_rank_bm25_agree(variant, seed, search):
             np.testing.assert_allclose(first_scores, second_scores, rtol=1e-6)
 
 
-def test_torch_keeps_its_threads(search):
-    """numba's parallel loops set the number of OpenMP, which is torch's: results of what is computed later would differ."""
+def test_number_of_torch_threads_is_kept(search):
+    """Numba's parallel loops set the number of OpenMP threads, which torch shares: later results would differ."""
     documents, queries = random_texts(0)
     before = torch.get_num_threads()
     try:
@@ -134,7 +134,7 @@ def test_torch_keeps_its_threads(search):
         torch.set_num_threads(before)
 
 
-def test_okapi_differs_where_a_word_is_in_most_documents(search):
+def test_okapi_differs_if_a_word_is_in_most_documents(search):
     documents = [["common", "rare"], ["common"], ["common", "other"], ["rare", "other", "other"]]
     query, corpus = ["common", "rare"], documents
     okapi, lucene = (
@@ -147,7 +147,7 @@ def test_okapi_differs_where_a_word_is_in_most_documents(search):
     assert any(abs(score / 2.2 - ratio[document] / 2.2) > 1e-3 for document, score in zip(*lucene, strict=True))
 
 
-def test_rank_bm25_gets_k1_b_and_delta():
+def test_rank_bm25_receives_k1_b_and_delta():
     for variant, model in RANK_BM25.items():
         delta = {} if Bm25Settings(variant).used_delta is None else {"delta": 0.3}
         engine = model([["a", "b"], ["a"]], k1=1.7, b=0.2, **delta)
@@ -178,7 +178,7 @@ def test_ties_at_the_cut_go_to_the_smallest_key(backend, search):
 
 @pytest.mark.parametrize("backend", list(VARIANTS))
 def test_equal_sums_in_another_order_are_ties(backend, search):
-    # a and b have the same weight, so both documents have the same score, but not the same order of additions.
+    # a and b have the same weight, so both documents have the same score, but sum it in a different order.
     documents = [["b", "c", "d", "e"], ["a", "c", "d", "e"], ["c"], ["d", "d"], ["e", "c"], ["x"]]
     documents = [[f"{word}{word}" for word in document] for document in documents]
     for query in (["aa", "cc", "dd", "ee", "bb"], ["bb", "cc", "dd", "ee", "aa"]):
@@ -189,7 +189,7 @@ def test_equal_sums_in_another_order_are_ties(backend, search):
 
 @pytest.mark.parametrize("backend,variant", [(b, v) for b in VARIANTS for v in VARIANTS[b]])
 def test_only_passages_that_share_a_word_are_hits(backend, variant, search):
-    # "every" is in all documents: robertson and atire give it no weight, okapi a floor; it is shared all the same.
+    # "every" is in all documents: robertson and atire give it no weight, okapi a floor; the documents still share it.
     documents = [["every", "one"], ["every", "two"], ["every", "two", "three"]]
     settings = Bm25Settings(variant)
     corpus = [*documents, []]
@@ -201,7 +201,7 @@ def test_only_passages_that_share_a_word_are_hits(backend, variant, search):
     assert len(nothing[0]) == len(unknown[0]) == 0
 
 
-def test_all_queries_without_known_words_and_a_corpus_without_words(search):
+def test_queries_or_corpus_without_known_words_have_no_hits(search):
     for backend in VARIANTS:
         assert [len(hits[0]) for hits in search([["x"], []], [["aa"], []], 1, backend=backend)] == [0, 0]
         assert [len(hits[0]) for hits in search([["x"]], [[], []], 1, backend=backend)] == [0]
@@ -216,7 +216,7 @@ def test_results_do_not_depend_on_batches(search):
         np.testing.assert_array_equal(found[1], alone[1])
 
 
-def test_the_analyser_is_that_of_bm25s():
+def test_analyzer_equals_that_of_bm25s():
     texts = ["The QUICK brown-fox's 2 e-mails, it's naïve; Straße_1 x", "", "a I ?", "Ελληνικά и русский 中文字"]
     for stopwords in ("en", None):
         ours = [Analyzer(stopwords)(text) for text in texts]
@@ -226,7 +226,7 @@ def test_the_analyser_is_that_of_bm25s():
     assert Bm25Settings(stopwords=None).analyzer("the fox") == ["the", "fox"]
 
 
-def test_tokenized_texts_give_back_the_terms():
+def test_tokenized_texts_keep_their_terms():
     corpus = tokenize_texts(["b a b", "", "zz aa bb aa"], KEEP)
     assert [[corpus.vocabulary[token] for token in document] for document in corpus] == [[], [], ["zz", "aa", "bb", "aa"]]
     assert len(corpus) == 3 and corpus.ids.dtype == np.int32
@@ -236,26 +236,26 @@ def test_tokenized_texts_give_back_the_terms():
     "settings", [{"k1": 0}, {"k1": -1.0}, {"k1": math.inf}, {"b": 1.1}, {"b": -0.1}, {"variant": "tfidf"},
                  {"variant": "bm25l", "delta": -1}, {"delta": 0.5}, {"stopwords": "de"}]
 )  # fmt: skip
-def test_impossible_settings_are_refused(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(RetrievalError, match=str(next(reversed(settings.values())))):
         Bm25Settings(**settings)
 
 
-def test_default_deltas():
+def test_default_deltas_of_variants():
     assert [Bm25Settings(variant).used_delta for variant in ("lucene", "bm25l", "bm25+")] == [None, 0.5, 1.0]
 
 
-def test_a_variant_the_engine_lacks_lists_what_there_is(search):
+def test_unsupported_variant_is_refused_with_the_supported_ones(search):
     for backend, variant in (("bm25s", "okapi"), ("rank_bm25", "atire")):
         with pytest.raises(RetrievalError, match=f"{backend} has no .*{variant}.*bm25s: lucene.*rank_bm25: .*okapi"):
             search([["aa"]], [["aa"]], 1, backend=backend, settings=Bm25Settings(variant))
 
 
-def test_bad_searches_are_refused_before_any_work(search):
+def test_invalid_search_is_refused_before_any_work(search):
     with pytest.raises(RetrievalError, match="expected one of bm25, bm25s, rank_bm25; received 'lucene'"):
         check_engine("lucene", Bm25Settings())
     texts = tokenize_texts(["aa"], KEEP)
-    for backend in ("bm25", "lucene"):  # Our own index is no package.
+    for backend in ("bm25", "lucene"):  # The index of this package is not one of the others.
         with pytest.raises(RetrievalError, match=f"expected one of bm25s, rank_bm25; received '{backend}'.*Index.search"):
             search_package(texts, texts, 1, backend=backend)
     for backend in VARIANTS:

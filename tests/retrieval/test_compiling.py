@@ -1,4 +1,4 @@
-"""The first retrieval on a machine: what is compiled is told, and is done before a bar shows."""
+"""The first retrieval on a machine: compilation is announced, and finished before a progress bar shows."""
 
 import os
 import subprocess
@@ -45,10 +45,10 @@ print("COMPILED", len(under), sorted({one for one in under if one[0] != "before"
 
 
 @pytest.mark.slow
-def test_compiling_is_told_and_done_before_a_bar(tmp_path):
-    """It took most of a minute under a bar that promised hours.
+def test_compilation_is_announced_and_precedes_the_progress_bar(tmp_path):
+    """Otherwise the bar would show the compilation as hours of work.
 
-    A second start has nothing to compile, nor has one that finds the index of the first: opening one took a function more.
+    A second start compiles nothing, nor does one that opens the index of the first, which calls one more function.
     """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
     environment["PYTHONPATH"] = os.pathsep.join([*sys.path, "tests"])
@@ -58,7 +58,7 @@ def test_compiling_is_told_and_done_before_a_bar(tmp_path):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         lines.append(done.stdout)
-    told = "Compiling the code for indexing and search, once on this machine: this takes up to a minute."
-    assert lines[0].count(told) == 1 and told not in lines[1] + lines[2]
+    message = "Compiling the code for indexing and search, once on this machine: this takes up to a minute."
+    assert lines[0].count(message) == 1 and message not in lines[1] + lines[2]
     assert lines[0].splitlines()[-1].startswith("COMPILED ") and lines[0].endswith("[]\n"), lines[0]
-    assert [one.splitlines()[-1] for one in lines[1:]] == ["COMPILED 0 []"] * 2
+    assert [output.splitlines()[-1] for output in lines[1:]] == ["COMPILED 0 []"] * 2

@@ -1,4 +1,4 @@
-"""Decontamination against a plain version of its definition."""
+"""Decontamination against a plain implementation of its definition."""
 
 import re
 import unicodedata
@@ -13,7 +13,7 @@ from hf_tlm.retrieval import RetrievalError, filters
 from hf_tlm.retrieval.filters import Decontaminator, Leak, held_out_texts
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 
-# Scripts without spaces below U+20000: every character a word.
+# Scripts without spaces below U+20000, where every character is a word.
 REFERENCE_UNSPACED = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u312f\u31a0-\u31ff\u3400-\u9fff\uf900-\ufaff]"
 )
@@ -36,7 +36,7 @@ def plain_words(text):
 
 
 def plain_leaks(passages, held_out, n, threshold, min_characters):
-    """Every passage with every held-out text, on tuples of words."""
+    """Compare every passage with every held-out text, on tuples of words."""
 
     def grams(words):
         return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
@@ -84,7 +84,7 @@ TEXTS = st.lists(st.sampled_from(["a", "b", "C.", "dé", "日本", "x_y", "-"]),
     st.sampled_from([0, 0.2, 0.5, 0.99]),
     st.sampled_from([0, 4, 8]),
 )
-def test_equals_the_plain_version(passages, held_out, n, threshold, min_characters):
+def test_leaks_equal_those_of_the_plain_version(passages, held_out, n, threshold, min_characters):
     checker = Decontaminator(numbered(held_out), ngram=n, threshold=threshold, min_characters=min_characters)
     assert list(checker.leaks(passages)) == plain_leaks(passages, numbered(held_out), n, threshold, min_characters)
 
@@ -105,19 +105,19 @@ def test_hashes_are_equal_exactly_for_equal_words_and_ngrams(texts):
     flat = [word for words in expected for word in words]
     assert len(set(hashes.tolist())) == len(set(flat)) == len(set(zip(flat, hashes.tolist(), strict=True)))
     for n in (1, 3):
-        found, of = filters.hash_ngrams(hashes, offsets, n, short_texts=True)
+        gram_hashes, text_numbers = filters.hash_ngrams(hashes, offsets, n, short_texts=True)
         plain = [
             (i, tuple(words[j : j + n]))
             for i, words in enumerate(expected)
             if words
             for j in range(max(1, len(words) - n + 1))
         ]
-        assert of.tolist() == [i for i, _ in plain]
-        assert len(set(found.tolist())) == len({gram for _, gram in plain})
+        assert text_numbers.tolist() == [i for i, _ in plain]
+        assert len(set(gram_hashes.tolist())) == len({gram for _, gram in plain})
 
 
 @pytest.mark.parametrize("batch", [1, 7, 10**6])
-def test_batches_do_not_matter(monkeypatch, batch):
+def test_leaks_do_not_depend_on_batches(monkeypatch, batch):
     passages = [sentence(20, start) for start in range(0, 200, 10)] + ["", "yes", sentence(40, 30)]
     held_out = numbered([sentence(30, 25), "yes", sentence(15, 150), ""])
     expected = plain_leaks(passages, held_out, 13, 0.2, 50)
@@ -126,7 +126,7 @@ def test_batches_do_not_matter(monkeypatch, batch):
     assert list(Decontaminator(held_out).leaks(passages)) == expected
 
 
-def test_both_directions():
+def test_passage_may_contain_or_be_part_of_a_held_out_text():
     review = sentence(230)
     checker = Decontaminator([("long", review), ("short", sentence(20, 1000))])
     piece, host = sentence(30, 50), f"{sentence(400, 2000)} {sentence(20, 1000)} {sentence(400, 3000)}"
@@ -140,14 +140,14 @@ def test_both_directions():
     assert found[4] == Leak("long", "contains", 1.0)
 
 
-def test_the_threshold_is_exclusive():
+def test_threshold_is_exclusive():
     text = sentence(22)  # 10 n-grams
     passage = f"{sentence(14)} {sentence(30, 100)}"  # two of them, among 32 of its own
     assert list(Decontaminator([("t", text)], threshold=0.2).leaks([passage])) == [None]
     assert list(Decontaminator([("t", text)], threshold=0.19).leaks([passage])) == [Leak("t", "shares", 0.2)]
 
 
-def test_short_texts():
+def test_short_held_out_texts_must_match_or_be_contained():
     short, tiny = "an unusually characteristic formulation of nine polysyllabic words here", "Yes."
     checker = Decontaminator([("short", short), ("tiny", tiny), ("again", "YES")])
     passages = ["yes", "Well, yes!", f"So: {short.title()}!", short.replace("nine", "ten"), ""]
@@ -166,14 +166,14 @@ def test_scripts_without_spaces_count_characters():
     ]  # fmt: skip
 
 
-def test_forms_of_the_same_letters_are_equal():
+def test_unicode_forms_of_the_same_letters_are_equal():
     text = sentence(13) + " café first"
     passage = text.replace("é", "e\u0301").replace("fi", "\ufb01").upper()
     assert list(Decontaminator([("t", text)]).leaks([passage])) == [Leak("t", "contains", 1.0)]
 
 
-def test_no_collision_drops_a_passage(monkeypatch):
-    """Words hashed to the same few values: far too many candidates, and the same answer."""
+def test_hash_collisions_do_not_drop_a_passage(monkeypatch):
+    """Words are hashed to a few values: there are far more candidates, and the same result."""
 
     def collide(texts):
         for batch, hashes, offsets in hash_words(texts):
@@ -190,14 +190,14 @@ def test_no_collision_drops_a_passage(monkeypatch):
     assert found[-1] is None
 
 
-def test_a_common_ngram_names_the_text_that_shares_most():
+def test_leak_names_the_text_that_shares_most():
     common = sentence(13)
     held_out = [(f"t{i}", f"{common} {sentence(i, 100 * i)}") for i in range(1, 40)]
     leak, *_ = Decontaminator(held_out, threshold=0.05).leaks([f"{common} {sentence(30, 5000)}"])
     assert leak == Leak("t1", "shares", 0.5)
 
 
-def test_nothing_held_out():
+def test_without_held_out_texts_nothing_leaks():
     for held_out in ([], [("a", ""), ("b", "?!")]):
         checker = Decontaminator(held_out)
         assert list(checker.leaks(["", "yes", sentence(20)])) == [None] * 3 and len(checker) == len(held_out)
@@ -205,12 +205,12 @@ def test_nothing_held_out():
 
 
 @pytest.mark.parametrize("bad", [{"ngram": 0}, {"threshold": 1}, {"threshold": -0.1}, {"min_characters": -1}])
-def test_bad_settings(bad):
+def test_invalid_settings_are_refused(bad):
     with pytest.raises(RetrievalError, match="ngram of at least 1.*received"):
         Decontaminator([], **bad)
 
 
-def make_pairs(**splits):
+def task_of_pairs(**splits):
     rows = {
         name: Dataset.from_dict({"id": ["a", "b"], "text": texts, "text_pair": ["p", "q"], "label": ["x", "y"]})
         for name, texts in splits.items()
@@ -218,9 +218,9 @@ def make_pairs(**splits):
     return task_from_datasets(TaskSpec(name="toy", path="toy", text_columns=("text", "text_pair")), rows)
 
 
-def test_held_out_texts(make_task, queries):
+def test_held_out_texts_of_validation_and_test(make_task, queries):
     assert held_out_texts(make_task()) == [(f"validation/v-{name}", text) for name, text in queries.items()]
-    pairs = make_pairs(train=["s", "t"], validation=["u", "v"], test=["w", "x"])
+    pairs = task_of_pairs(train=["s", "t"], validation=["u", "v"], test=["w", "x"])
     assert held_out_texts(pairs) == [
         ("validation/a", "u"), ("validation/a", "p"), ("validation/a", "u p"),
         ("validation/b", "v"), ("validation/b", "q"), ("validation/b", "v q"),
@@ -229,8 +229,8 @@ def test_held_out_texts(make_task, queries):
     ]  # fmt: skip
 
 
-def test_real_texts(data_dir):
-    """Pieces of held-out reviews hidden in passages are found, and the corpus, which was cleaned, is left alone."""
+def test_real_held_out_reviews_are_found(data_dir):
+    """Pieces of held-out reviews hidden in passages are found; the corpus itself, which was cleaned, has none."""
     held_out = Dataset.from_parquet(str(data_dir / "tasks/imdb/validation.parquet"))["text"][:300]
     passages = Dataset.from_parquet(str(data_dir / "corpus/news_reviews.parquet"))["text"][:300]
     hidden = [f"{passage} {text}" for passage, text in zip(passages, held_out, strict=True)]

@@ -1,4 +1,4 @@
-"""retrieve() over every engine: one subset, whatever found it; and what is left out of it."""
+"""retrieve() returns the same subset with every engine; and which passages it leaves out."""
 
 import numpy as np
 import pytest
@@ -75,13 +75,13 @@ def test_every_engine_gives_the_same_subset(run, task, folder, options):
     assert ours["sources"] == {"source0": 50, "source1": 50, "source2": 50}
 
 
-def test_max_query_terms_changes_what_is_found(run, task, folder):
+def test_max_query_terms_changes_the_hits(run, task, folder):
     corpus = load_corpus(str(folder))
     few, all_terms = (run(task, corpus, top_k=5, max_query_terms=number) for number in (2, None))
     assert few.manifest["max_query_terms"] == 2 and rows(few) != rows(all_terms)
 
 
-def test_an_index_is_built_once_for_all_tasks_and_settings(run, task, make_task, folder, tmp_path, monkeypatch):
+def test_index_is_built_once_for_all_tasks_and_settings(run, task, make_task, folder, tmp_path, monkeypatch):
     corpus = load_corpus(str(folder))
     run(task, corpus, top_k=3)
     monkeypatch.setattr("hf_tlm.retrieval.bm25.index.write_index", lambda *_: pytest.fail("built twice"))
@@ -90,7 +90,7 @@ def test_an_index_is_built_once_for_all_tasks_and_settings(run, task, make_task,
     assert len(list((tmp_path / "cache").glob("index-*"))) == 1
 
 
-def test_a_chosen_index_is_extended_by_new_files_and_refuses_others(run, task, folder, tmp_path):
+def test_index_dir_is_extended_by_new_files_and_refuses_other_corpora(run, task, folder, tmp_path):
     index_dir = str(tmp_path / "index")
     before = run(
         task, load_corpus([str(folder / "part0.parquet"), str(folder / "part2.parquet")]), top_k=4, index_dir=index_dir
@@ -107,7 +107,7 @@ def test_a_chosen_index_is_extended_by_new_files_and_refuses_others(run, task, f
         run(task, corpus, top_k=4, index_dir=index_dir, settings=Bm25Settings(stopwords=None))
 
 
-def test_a_file_left_out_once_is_searched_when_it_can_be_read(run, task, folder, tmp_path):
+def test_skipped_file_is_searched_once_it_is_readable(run, task, folder, tmp_path):
     whole = (folder / "part1.parquet").read_bytes()
     (folder / "part1.parquet").write_bytes(whole[:-1000] + b"?" * 1000)
     corpus = load_corpus(str(folder), skip_bad_files=True)
@@ -131,7 +131,7 @@ def test_passages_with_held_out_texts_are_left_out(run, make_task, make_corpus):
         run(task, make_corpus({"a": passages["a"], "c": passages["c"]}), top_k=3)
 
 
-def test_a_random_subset_keeps_its_size_without_held_out_texts(run, make_task, make_corpus):
+def test_random_subset_keeps_its_size_without_held_out_texts(run, make_task, make_corpus):
     passages = {f"p{number}": f"text {number}" for number in range(6)} | {
         f"x{number}": LONG + " kinase" for number in range(6)
     }
@@ -154,8 +154,8 @@ def test_near_duplicates_of_better_passages_are_left_out(run, make_task, make_co
     assert len(run(task, make_corpus(passages), top_k=3)) == 3
 
 
-def test_a_random_subset_keeps_its_size_without_near_duplicates(run, make_task, make_corpus):
-    """The first of a group that is drawn stays, and another passage is drawn in place of each other one."""
+def test_random_subset_keeps_its_size_without_near_duplicates(run, make_task, make_corpus):
+    """The first drawn passage of a group is kept, and another passage is drawn in place of each other one."""
     long = " ".join(WORDS)
     passages = {f"r{number}": f"{long} {number}" for number in range(8)} | {
         f"p{number}": f"text {number}" for number in range(6)
@@ -165,8 +165,8 @@ def test_a_random_subset_keeps_its_size_without_near_duplicates(run, make_task, 
         subset = run(task, make_corpus(passages), retriever="random", num_passages=7, seed=seed, deduplicate=0.8)
         ids = subset.dataset["id"][:]
         assert len(ids) == 7 and sum(name.startswith("r") for name in ids) == 1
-        made = subset.manifest["deduplication"]
-        assert made["passages"] == len(made["ids"]) and set(made["ids"]).isdisjoint(ids)
+        deduplication = subset.manifest["deduplication"]
+        assert deduplication["passages"] == len(deduplication["ids"]) and set(deduplication["ids"]).isdisjoint(ids)
     whole = run(task, make_corpus(passages), retriever="random", num_passages=5, seed=1)
     assert whole.manifest["deduplication"] is None
     with pytest.raises(RetrievalError, match="of 14 passages, 0 contain held-out texts, and 7 nearly repeat others"):
@@ -174,7 +174,7 @@ def test_a_random_subset_keeps_its_size_without_near_duplicates(run, make_task, 
 
 
 @pytest.mark.parametrize("retriever", ["bm25", "random"])
-def test_files_that_cannot_be_read_are_named_wherever_passages_are_from(run, task, folder, retriever):
+def test_unreadable_files_are_named_in_summary_and_report(run, task, folder, retriever):
     (folder / "part1.parquet").write_bytes(b"nothing")
     corpus = load_corpus(str(folder), skip_bad_files=True)
     subset = run(task, corpus, retriever=retriever, **({"num_passages": 9} if retriever == "random" else {"top_k": 3}))
@@ -183,8 +183,8 @@ def test_files_that_cannot_be_read_are_named_wherever_passages_are_from(run, tas
     assert "| files that could not be read | 1 left out (part1.parquet) |" in retrieval_report(subset)
 
 
-def test_an_index_that_was_made_of_the_whole_corpus(run, task, folder, tmp_path):
-    """As README makes one, without its files as parts."""
+def test_index_built_without_parts_is_used(run, task, folder, tmp_path):
+    """README builds an index like this, without recording the corpus files as parts."""
     corpus = load_corpus(str(folder))
     Index.open_or_build(tmp_path / "index", corpus.to_dataset(), corpus_name="c", fingerprint=corpus.fingerprint)
     assert rows(run(task, corpus, top_k=5, index_dir=str(tmp_path / "index"))) == rows(run(task, corpus, top_k=5))
@@ -201,13 +201,13 @@ def test_an_index_that_was_made_of_the_whole_corpus(run, task, folder, tmp_path)
         ),
     ],
 )
-def test_what_is_refused_before_the_corpus_is_read(task, options, message):
+def test_invalid_options_are_refused_before_the_corpus_is_read(task, options, message):
     unread = Corpus("unread", "0", lambda: pytest.fail("the corpus was read"))
     with pytest.raises(RetrievalError, match=message):
         retrieve(task, unread, **options)
 
 
-def test_an_output_folder_is_looked_at_first(tmp_path, run, task, folder):
+def test_output_folder_is_checked_first(tmp_path, run, task, folder):
     subset = run(task, load_corpus(str(folder)), top_k=3)
     subset.save(tmp_path / "subset")
     RetrievalArguments().check(str(tmp_path / "subset"))
@@ -218,7 +218,7 @@ def test_an_output_folder_is_looked_at_first(tmp_path, run, task, folder):
         RetrievalArguments().check(str(tmp_path / "subset"))
 
 
-def test_a_random_subset_of_other_passages_is_told_of(tmp_path, run, task, folder, caplog):
+def test_random_subset_like_one_of_another_corpus_is_warned_about(tmp_path, run, task, folder, caplog):
     run(task, load_corpus(str(folder)), top_k=3).save(tmp_path / "subset")
     random = RetrievalArguments(retriever="random", like=str(tmp_path / "subset"))
     random.retrieve(task, load_corpus(str(folder)))
@@ -236,15 +236,15 @@ def test_a_random_subset_of_other_passages_is_told_of(tmp_path, run, task, folde
 
 @pytest.mark.slow
 @pytest.mark.parametrize("retriever", ["bm25", "bm25s", "rank_bm25", "elasticsearch", "sharded"])
-def test_queries_that_find_nothing_are_counted_once(run, make_task, folder, retriever):
-    """One has words that no passage has, one has stop words alone and is empty."""
+def test_queries_without_hits_are_counted_once(run, make_task, folder, retriever):
+    """One query has words that no passage has; another has only stop words and is empty."""
     task, corpus = make_task({"a": WORDS[3], "b": "the of", "c": "zygote"}), load_corpus(str(folder))
     with ElasticServer() as server:
         options = {"elasticsearch": {"elastic": ElasticSettings(server.url, "corpus")}, "sharded": {"sharding": Sharding(2)}}
         counts = run(task, corpus, top_k=3, retriever=retriever, **options.get(retriever, {})).manifest["counts"]
         assert (counts["empty_queries"], counts["first_empty_queries"]) == (1, ["b"])
         assert (counts["queries_without_hits"], counts["first_queries_without_hits"]) == (1, ["c"])
-        if retriever != "elasticsearch":  # Which cannot count a query's terms.
+        if retriever != "elasticsearch":  # It does not support max_query_terms.
             options = options.get(retriever, {}) | {"max_query_terms": 3}
             assert run(task, corpus, top_k=3, retriever=retriever, **options).manifest["counts"] == counts
 
@@ -268,30 +268,30 @@ def test_options_of_another_retriever_are_refused(task, options, message):
         RetrievalArguments(**options).retrieve(task, None)
 
 
-def test_elasticsearch_with_a_corpus_and_with_what_the_cluster_has(run, task, folder):
+def test_elasticsearch_with_a_corpus_and_with_an_existing_index(run, task, folder):
     corpus = load_corpus(str(folder))
     with ElasticServer() as server:
         elastic = ElasticSettings(server.url, "corpus")
-        made = run(task, corpus, top_k=5, retriever="elasticsearch", elastic=elastic)
-        there = run(task, None, top_k=5, retriever="elasticsearch", elastic=elastic)
+        from_corpus = run(task, corpus, top_k=5, retriever="elasticsearch", elastic=elastic)
+        from_index = run(task, None, top_k=5, retriever="elasticsearch", elastic=elastic)
     ours = run(task, corpus, top_k=5)
-    assert [row["id"] for row in rows(made)] == [row["id"] for row in rows(ours)]
-    assert rows(made) == rows(there)
-    assert there.manifest["corpus"] == {"name": "corpus", "fingerprint": corpus.fingerprint, "size": 150}
+    assert [row["id"] for row in rows(from_corpus)] == [row["id"] for row in rows(ours)]
+    assert rows(from_corpus) == rows(from_index)
+    assert from_index.manifest["corpus"] == {"name": "corpus", "fingerprint": corpus.fingerprint, "size": 150}
 
 
-def test_a_cluster_that_analyses_in_its_own_way(run, make_task):
-    """Stop words are not ours to say, and a query of them alone may find something."""
+def test_manifest_of_a_foreign_elasticsearch_index(run, make_task):
+    """Its analyzer decides about stop words, and a query of stop words may have hits."""
     with ElasticServer() as server:
         fields = {"text": {"type": "text"}, "source": {"type": "keyword"}}
         server.add("theirs", {"x1": {"text": "The kinase of it", "source": "s"}}, fields)
         task = make_task({"a": "kinase", "b": "the of", "c": "zygote"})
         elastic = ElasticSettings(server.url, "theirs")
         subset = run(task, None, top_k=1, retriever="elasticsearch", elastic=elastic)
-    made = subset.manifest
-    assert (made["stopwords"], made["analyzed_by"]) == (None, "the index's")
+    manifest = subset.manifest
+    assert (manifest["stopwords"], manifest["analyzed_by"]) == (None, "the index's")
     assert "stop words as the index's analyzer has them" in subset.summary()
-    assert (made["counts"]["first_empty_queries"], made["counts"]["first_queries_without_hits"]) == ([], ["c"])
+    assert (manifest["counts"]["first_empty_queries"], manifest["counts"]["first_queries_without_hits"]) == ([], ["c"])
 
 
 @pytest.mark.parametrize(
@@ -304,6 +304,6 @@ def test_a_cluster_that_analyses_in_its_own_way(run, make_task):
         ({"query_batch_size": -1}, "query_batch_size: expected"),
     ],
 )
-def test_options_that_do_not_go_together(task, options, message):
+def test_options_of_another_retriever_are_refused_from_python(task, options, message):
     with pytest.raises(RetrievalError, match=message):
         retrieve(task, None, **options)

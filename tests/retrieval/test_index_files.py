@@ -1,4 +1,4 @@
-"""An index on disk: damage is found, a build that is killed or runs out of disk leaves nothing half done."""
+"""An index on disk: damage is found, and a build that is killed or runs out of disk space leaves nothing incomplete."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def path(tmp_path):
     return tmp_path / "index"
 
 
-def test_loading_gives_what_was_built(path):
+def test_loaded_index_equals_the_built_one(path):
     built = build(path)
     loaded = Index.load(path, fingerprint="f", analyzer=Analyzer())
     assert results(loaded) == results(built)
@@ -37,19 +37,19 @@ def test_loading_gives_what_was_built(path):
     assert loaded.terms()[0] == built.terms()[0]
 
 
-def test_an_index_can_be_moved(path, tmp_path):
+def test_index_can_be_moved(path, tmp_path):
     expected = results(build(path))
     shutil.move(path, tmp_path / "else where")
     assert results(Index.load(tmp_path / "else where")) == expected
 
 
-def test_a_flipped_bit_anywhere_is_found(path):
+def test_flipped_bit_in_any_file_is_found(path):
     expected = results(build(path))
     rng = np.random.default_rng(0)
     for file in sorted(path.iterdir()):
         data = file.read_bytes()
-        places = {0, 1, 8, 64, 127, 128, len(data) // 2, len(data) - 1, *rng.integers(0, len(data), 30).tolist()}
-        for position in range(len(data)) if file.suffix == ".json" else sorted(p for p in places if p < len(data)):
+        positions = {0, 1, 8, 64, 127, 128, len(data) // 2, len(data) - 1, *rng.integers(0, len(data), 30).tolist()}
+        for position in range(len(data)) if file.suffix == ".json" else sorted(p for p in positions if p < len(data)):
             damaged = bytearray(data)
             damaged[position] ^= 1 << int(rng.integers(8))
             file.write_bytes(damaged)
@@ -60,7 +60,7 @@ def test_a_flipped_bit_anywhere_is_found(path):
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "shorter", "longer", "swapped", "folder"])
-def test_a_damaged_file_is_found_and_named(path, damage):
+def test_damaged_file_is_found_and_named(path, damage):
     build(path)
     for file in sorted(path.iterdir()):
         data = file.read_bytes()
@@ -79,7 +79,7 @@ def test_a_damaged_file_is_found_and_named(path, damage):
     Index.load(path)
 
 
-def test_what_is_no_index(path, tmp_path):
+def test_path_that_is_not_an_index_is_refused(path, tmp_path):
     with pytest.raises(RetrievalError, match="not an index"):
         Index.load(path)
     for text in ("", "[]", "null", "{}", '{"format": "hf_tlm.subset"}', "\x00\xff"):
@@ -93,7 +93,7 @@ def test_what_is_no_index(path, tmp_path):
         Index.load(file)
 
 
-def test_another_version_is_named(path):
+def test_other_format_version_is_refused(path):
     build(path)
     file = path / index_files.META_FILE
     meta = json.loads(file.read_text(encoding="utf-8"))
@@ -109,13 +109,13 @@ OTHERS = [{"fingerprint": "g"}, {"analyzer": Analyzer(None)}, {"analyzer": Analy
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=repr)
-def test_another_corpus_or_analyser_is_an_error_that_says_so(path, other):
+def test_index_of_another_corpus_or_analyzer_is_refused(path, other):
     before = results(build(path))
     expected = {"fingerprint": "f", "analyzer": Analyzer(), **other}
-    said = "another corpus.*toy.*f.*g" if "fingerprint" in other else "other settings.*stopwords en.*stemmer None"
-    with pytest.raises(RetrievalError, match=said):
+    message = "another corpus.*toy.*f.*g" if "fingerprint" in other else "other settings.*stopwords en.*stemmer None"
+    with pytest.raises(RetrievalError, match=message):
         Index.load(path, **expected)
-    with pytest.raises(RetrievalError, match=said):
+    with pytest.raises(RetrievalError, match=message):
         Index.open_or_build(path, rows(0, 10), corpus_name="other", **expected)
     assert (
         results(Index.open_or_build(path, rows(0, 200), corpus_name="toy", fingerprint="f", analyzer=Analyzer())) == before
@@ -138,13 +138,13 @@ def test_duplicate_ids_are_refused_and_named(path):
     assert not path.exists()
 
 
-def test_an_empty_corpus_is_refused(path):
+def test_empty_corpus_is_refused(path):
     with pytest.raises(RetrievalError, match="no passage"):
         Index.build(path, rows(0, 0), corpus_name="toy", fingerprint="f")
     assert not path.exists()
 
 
-def test_a_folder_with_something_else_is_left_alone(path):
+def test_folder_with_other_files_is_refused(path):
     path.mkdir()
     (path / "thesis.tex").write_text("years of work")
     for make in (Index.build, Index.open_or_build):
@@ -204,7 +204,7 @@ def test_extend_an_index_without_words(path):
     assert documents.tolist() == [9]
 
 
-def test_extend_with_an_id_that_is_there_changes_nothing(path):
+def test_extending_by_an_existing_id_changes_nothing(path):
     built = build(path)
     before = content(path)
     for wrong in (rows(150, 160), rows(0, 0).add_item({"id": "p37", "text": "x"})):
@@ -213,18 +213,18 @@ def test_extend_with_an_id_that_is_there_changes_nothing(path):
     assert content(path) == before
 
 
-def test_an_open_index_goes_on_after_it_was_extended_or_replaced(path):
+def test_open_index_still_works_after_it_was_extended_or_replaced(path):
     opened = build(path)
     expected = results(opened)
     build(path, 0, 100).extend(rows(300, 900), fingerprint="g")
     assert results(opened) == expected
 
 
-def test_two_who_extend_the_same_index_do_not_lose_passages(path, tmp_path):
+def test_two_extensions_of_the_same_index_lose_no_passages(path, tmp_path):
     first = build(path, 0, 100)
     second = Index.load(path)
     first.extend(rows(100, 150), fingerprint="g")
-    # The second one opened the index before: it extends what is there now, or says that it cannot.
+    # The second opened the index before the first extended it: it extends the current index, or refuses to.
     last = 200
     try:
         second.extend(rows(150, 200), fingerprint="h")
@@ -234,15 +234,15 @@ def test_two_who_extend_the_same_index_do_not_lose_passages(path, tmp_path):
     assert len(found) == last and results(found) == results(build(tmp_path / "fresh", 0, last))
 
 
-def test_the_manifest_counts_what_is_there(path):
+def test_meta_file_counts_passages_terms_and_postings(path):
     built = build(path)
     meta = json.loads((path / index_files.META_FILE).read_text(encoding="utf-8"))
     assert meta["passages"] == 200 and meta["terms"] == len(built.terms()[0])
     assert meta["postings"] == built.terms()[1].sum()
 
 
-# What follows runs in a process of its own, which forks one child per attempt: children are killed, interrupted, or
-# refused by the disk at one point each, and the parent looks at what is left.
+# The following tests run in a separate process, which forks a child per attempt: each child is killed, interrupted, or
+# refused by the disk at one point, and the parent checks what is left.
 DRIVER = """
 import errno, os, resource, shutil, signal, sys, threading
 from pathlib import Path
@@ -356,7 +356,7 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", r
 
 
 def drive(tmp_path, program, *prefix):
-    """What a program prints; prefix: of a command line that starts Python, where a process that starts warm will not do."""
+    """Run a program and return what it prints; prefix: a command that starts Python, if a warm process will not do."""
     driver = DRIVER.format(tests=str(Path(__file__).parents[1])) + textwrap.dedent(program)
     if not prefix:
         ended = warm.program(driver, [tmp_path], limit=200)
@@ -372,7 +372,7 @@ def drive(tmp_path, program, *prefix):
 @FORKS
 @pytest.mark.parametrize("mode", ["build", "extend"])
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGINT"])
-def test_a_kill_or_ctrl_c_at_any_point_leaves_nothing_half_done(tmp_path, mode, signal):
+def test_kill_or_ctrl_c_at_any_operation_leaves_nothing_incomplete(tmp_path, mode, signal):
     drive(
         tmp_path,
         f"""
@@ -398,8 +398,8 @@ def test_a_kill_or_ctrl_c_at_any_point_leaves_nothing_half_done(tmp_path, mode, 
 @pytest.mark.slow
 @FORKS
 @pytest.mark.parametrize("mode", ["build", "extend"])
-def test_a_kill_at_any_time_leaves_nothing_half_done(tmp_path, mode):
-    # Between the points of the test above: inside a write, say.
+def test_kill_at_any_time_leaves_nothing_incomplete(tmp_path, mode):
+    # Also between the operations of the test above, for example within a write.
     drive(
         tmp_path,
         f"""
@@ -424,7 +424,7 @@ def test_a_kill_at_any_time_leaves_nothing_half_done(tmp_path, mode):
 @pytest.mark.slow
 @FORKS
 @pytest.mark.parametrize("mode", ["build", "extend"])
-def test_a_full_disk_gives_a_clear_error_and_leaves_the_previous_state(tmp_path, mode):
+def test_full_disk_is_reported_and_the_previous_state_kept(tmp_path, mode):
     out = drive(
         tmp_path,
         f"""
@@ -469,7 +469,7 @@ def can_mount():
 @pytest.mark.slow
 @FORKS
 @pytest.mark.parametrize("mode", ["build", "extend"])
-def test_a_really_full_disk(tmp_path, mode):
+def test_small_mounted_disk_that_is_full(tmp_path, mode):
     if not can_mount():
         pytest.skip("this system lets us mount no disk of our own")
     small = tmp_path / "small"
@@ -503,7 +503,7 @@ def test_a_really_full_disk(tmp_path, mode):
 
 
 @FORKS
-def test_a_read_only_index_can_be_searched(tmp_path):
+def test_read_only_index_can_be_searched(tmp_path):
     drive(
         tmp_path,
         """
@@ -587,7 +587,7 @@ def test_concurrent_builders_end_with_the_same_index(tmp_path):
 
 @pytest.mark.slow
 @FORKS
-def test_loading_while_another_process_replaces_the_index(tmp_path):
+def test_index_can_be_loaded_while_another_process_replaces_it(tmp_path):
     drive(
         tmp_path,
         """
@@ -609,8 +609,8 @@ def test_loading_while_another_process_replaces_the_index(tmp_path):
     )
 
 
-def test_a_load_is_never_of_two_writings(path, monkeypatch):
-    """Not even if the index is replaced and put back, byte for byte, before the load has ended."""
+def test_loaded_index_never_mixes_two_versions(path, monkeypatch):
+    """Not even if the index is replaced, and restored byte for byte, before loading has ended."""
     expected, make = results(build(path, 0, 100)), Index.__init__
     turns = iter([True])
 
@@ -629,14 +629,14 @@ def test_a_load_is_never_of_two_writings(path, monkeypatch):
     assert len(loaded.lengths) == 100 and results(loaded) == expected
 
 
-def test_an_unwritable_place_is_named(tmp_path):
+def test_unwritable_path_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(HfTlmError, match="file"):
         build(tmp_path / "file" / "index")
 
 
 @pytest.mark.parametrize("place", ["tokenize_words", "make_tile", "keep_terms"])
-def test_an_error_in_a_thread_arrives_and_leaves_nothing(path, tmp_path, place, monkeypatch):
+def test_error_in_a_thread_is_raised_and_leaves_no_files(path, tmp_path, place, monkeypatch):
     def fail(*args):
         raise ArithmeticError("a bug")
 
