@@ -61,7 +61,7 @@ def tokenized(documents):
 
 @pytest.fixture(scope="module")
 def search(tmp_path_factory):
-    """Every engine behind one function, our index too."""
+    """Return a function that searches with any engine, including the index of this package."""
     folders = itertools.count()
 
     def search(queries, documents, top_k, *, backend="bm25", settings=None, tie_key=None):

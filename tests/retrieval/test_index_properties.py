@@ -1,4 +1,4 @@
-"""Our index against exhaustive scoring: every variant, any corpus, any K; and nothing that depends on how it is computed."""
+"""The index against exhaustive scoring: every variant, corpus and K; and independence of the way it is computed."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ HYPOTHESIS = {"derandomize": True, "deadline": None, "database": None}
 
 
 class Reference:
-    """BM25 of queries against all documents, as the formulas are printed; okapi is rank_bm25's own."""
+    """Exhaustive BM25 scores by the printed formulas; okapi is that of rank_bm25."""
 
     def __init__(self, documents):
         self.documents, self.lengths = documents, np.array([len(document) for document in documents], np.float64)
@@ -39,12 +39,12 @@ class Reference:
             self.known[key] = self._scores(query, *settings)
         return self.known[key]
 
-    @np.errstate(invalid="ignore")  # rank_bm25 divides 0 by 0 for documents of no token where b is 1.
+    @np.errstate(invalid="ignore")  # rank_bm25 divides 0 by 0 for documents without tokens if b is 1.
     def _scores(self, query, variant, k1, b, delta):
-        """(float64 [N] scores, bool [N] shares a token)."""
+        """Return (float64 [N] scores, bool [N] shares a token)."""
         n, shares, scores = len(self.documents), np.zeros(len(self.documents), bool), np.zeros(len(self.documents))
         okapi = rank_bm25.BM25Okapi(self.documents, k1=k1, b=b) if variant == "okapi" and self.tf else None
-        # A document of no token has length 0, so norm 0 where b is 1; no score of it is ever asked for.
+        # A document without tokens has length 0, so its norm would be 0 if b is 1; its score is never used.
         norm = np.where(self.lengths > 0, 1 - b + b * self.lengths / self.lengths.mean(), 1)
         for term, count in Counter(term for term in query if term in self.tf).items():
             tf, df = self.tf[term], np.count_nonzero(self.tf[term])
@@ -67,7 +67,7 @@ class Reference:
 
 
 def passage_ids(number, seed=0):
-    """Distinct ids whose order is not that of the passages; code points of all lengths, prefixes, case."""
+    """Return distinct ids in another order than the passages: code points of all lengths, prefixes, case."""
     names = [f"{'p' * (i % 3)}{i}" for i in range(number)]
     names[1:2], names[3:5] = ["P1"], ["é", "漢"][: len(names[3:5])]
     names[6:8] = ["\uffff", "\U00010000"][: len(names[6:8])]
@@ -91,8 +91,8 @@ def search(index, queries, top_k, **options):
     return results
 
 
-def check(hits, reference, ids, query, top_k, variant, k1, b, delta):
-    """The hits are the K best of the reference up to float32 rounding, in the one right order."""
+def check_hits(hits, reference, ids, query, top_k, variant, k1, b, delta):
+    """Check that hits are the K best of the reference up to float32 rounding, in the only correct order."""
     documents, scores = hits
     exact, shares = reference.scores(query, variant, k1, b, delta)
     assert len(documents) == min(top_k, np.count_nonzero(shares)) == len(set(documents.tolist()))
@@ -104,7 +104,7 @@ def check(hits, reference, ids, query, top_k, variant, k1, b, delta):
         left = shares.copy()
         left[documents] = False
         assert exact[left].max() <= exact[documents[-1]] + 3e-7 * abs(exact[documents[-1]]) + 1e-9
-        # Passages of the very same words: those with the first ids come in.
+        # Of passages with the same words, those with the first ids are hits.
         last = {}
         for document in documents:
             key = tuple(sorted(reference.documents[document]))
@@ -113,7 +113,7 @@ def check(hits, reference, ids, query, top_k, variant, k1, b, delta):
             assert ids[document] > last.get(tuple(sorted(reference.documents[document])), "")
 
 
-def same(first, second):
+def assert_same_hits(first, second):
     assert len(first) == len(second)
     for (a, a_scores), (b, b_scores) in zip(first, second, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -126,7 +126,7 @@ def by_id(results, ids):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Change the tile and the sample, so that small corpora have several tiles and thresholds are guessed."""
+    """Set a small tile and sample, so that small corpora have several tiles and estimated thresholds."""
 
     def change(tile, sample=1 << 13):
         monkeypatch.setattr(tiles, "TILE", tile)
@@ -176,11 +176,11 @@ def test_every_variant_equals_exhaustive_scoring(case, tmp_path_factory):
             options = {name: case[name] for name in ("num_threads", "query_batch_size")}
             results = search(index, case["queries"], case["top_k"], settings=used, **options)
             for query, hits in zip(case["queries"], results, strict=True):
-                check(hits, reference, ids, query, case["top_k"], variant, used.k1, used.b, used.used_delta)
+                check_hits(hits, reference, ids, query, case["top_k"], variant, used.k1, used.b, used.used_delta)
 
 
 def zipf_corpus(number, seed=0, vocabulary=800, length=20):
-    """Documents as text has them: a few words in most, most words in a few; empty ones and duplicates among them."""
+    """Return documents with Zipf-distributed words, some empty or duplicate, and queries."""
     rng = np.random.default_rng(seed)
     names = np.array([f"w{i}" for i in range(vocabulary)])
     weights = 1 / np.arange(1, vocabulary + 1)
@@ -193,7 +193,7 @@ def zipf_corpus(number, seed=0, vocabulary=800, length=20):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_thousands_of_passages_in_many_tiles(variant, tmp_path, small_tiles):
+def test_many_tiles_equal_exhaustive_scoring(variant, tmp_path, small_tiles):
     small_tiles(256, 128)
     documents, queries = zipf_corpus(3000)
     ids = passage_ids(len(documents))
@@ -201,11 +201,11 @@ def test_thousands_of_passages_in_many_tiles(variant, tmp_path, small_tiles):
     used = Bm25Settings(variant, stopwords=None)
     for top_k in (1, 10, 60, 700, 2999, 5000):
         for query, hits in zip(queries, search(index, queries, top_k, settings=used), strict=True):
-            check(hits, reference, ids, query, top_k, variant, used.k1, used.b, used.used_delta)
+            check_hits(hits, reference, ids, query, top_k, variant, used.k1, used.b, used.used_delta)
 
 
 @pytest.mark.parametrize("k1,b", [(1e-6, 0.0), (1e-6, 1.0), (1e6, 0.0), (1e6, 1.0)])
-def test_extreme_parameters(k1, b, tmp_path, small_tiles):
+def test_extreme_parameters_equal_exhaustive_scoring(k1, b, tmp_path, small_tiles):
     small_tiles(512, 100)
     documents, queries = zipf_corpus(1500, seed=1)
     ids = passage_ids(len(documents))
@@ -213,10 +213,10 @@ def test_extreme_parameters(k1, b, tmp_path, small_tiles):
     for variant in VARIANTS:
         used = Bm25Settings(variant, k1, b, stopwords=None)
         for query, hits in zip(queries, search(index, queries, 40, settings=used), strict=True):
-            check(hits, reference, ids, query, 40, variant, k1, b, used.used_delta)
+            check_hits(hits, reference, ids, query, 40, variant, k1, b, used.used_delta)
 
 
-def test_results_do_not_depend_on_threads_batches_tiles_samples_or_the_order_of_passages(tmp_path, small_tiles):
+def test_results_do_not_depend_on_threads_batches_tiles_or_order(tmp_path, small_tiles):
     documents, queries = zipf_corpus(700, seed=2)
     queries, ids = queries * 2, passage_ids(len(documents))
     expected = {}
@@ -233,12 +233,12 @@ def test_results_do_not_depend_on_threads_batches_tiles_samples_or_the_order_of_
             first = expected.setdefault(variant, search(index, queries, top_k, settings=used, num_threads=1))
             for num_threads, batch in ((1, 1), (2, 5), (4, None), (1, 1000)):
                 options = {"settings": used, "num_threads": num_threads, "query_batch_size": batch}
-                same(first, search(index, queries, top_k, **options))
+                assert_same_hits(first, search(index, queries, top_k, **options))
             assert by_id(first, ids) == by_id(search(other, queries, top_k, settings=used), other_ids)
 
 
-def test_the_index_does_not_depend_on_threads(tmp_path, small_tiles):
-    # Stop words that come late, words that come in several tiles at once.
+def test_index_files_do_not_depend_on_threads(tmp_path, small_tiles):
+    # Stop words that first occur late, and words that first occur in several tiles at the same time.
     small_tiles(8)
     documents = [
         f"w{i // 3} w{i % 50} {'these those' if i % 7 == 6 else ''} {'their' if i > 700 else ''}" for i in range(900)
@@ -253,7 +253,7 @@ def test_the_index_does_not_depend_on_threads(tmp_path, small_tiles):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_ties_over_tile_borders(variant, tmp_path, small_tiles):
+def test_ties_across_tiles_are_broken_by_id(variant, tmp_path, small_tiles):
     small_tiles(64, 16)
     documents = [["aa", "bb"]] * 400 + [["aa"]] * 3 + [["bb", "bb"]] * 5 + [[]] * 10 + [["xx"]] * 20
     ids = passage_ids(len(documents))
@@ -262,12 +262,12 @@ def test_ties_over_tile_borders(variant, tmp_path, small_tiles):
     queries = [["aa"], ["bb"], ["aa", "bb"], ["bb", "aa"], ["xx"], ["aa", "xx", "bb", "aa"]]
     for top_k in (1, 5, 63, 64, 65, 399, 400, 401, 500):
         for query, hits in zip(queries, search(index, queries, top_k, settings=used), strict=True):
-            check(hits, reference, ids, query, top_k, variant, used.k1, used.b, used.used_delta)
+            check_hits(hits, reference, ids, query, top_k, variant, used.k1, used.b, used.used_delta)
 
 
-def test_negative_weights(tmp_path, small_tiles):
-    # Nearly all terms are in nearly all documents, so okapi's mean idf, which replaces negative ones, is negative too: the
-    # best document is the one that shares least with the query.
+def test_okapi_with_negative_weights(tmp_path, small_tiles):
+    # Nearly all terms are in nearly all documents, so okapi's mean idf, which replaces negative idf values, is negative too:
+    # the best document is the one that shares least with the query.
     small_tiles(100, 4)
     rng = np.random.default_rng(0)
     draw = lambda: ["aa"] * rng.integers(1, 9) + ["bb"] * rng.integers(0, 9) + ["cc"] * (rng.integers(0, 5) // 3)  # noqa: E731
@@ -279,13 +279,13 @@ def test_negative_weights(tmp_path, small_tiles):
         used = Bm25Settings("okapi", k1, b, stopwords=None)
         for top_k in (1, 2, 5, 20, 100, 299):
             for query, hits in zip(queries, search(index, queries, top_k, settings=used), strict=True):
-                check(hits, reference, ids, query, top_k, "okapi", k1, b, None)
+                check_hits(hits, reference, ids, query, top_k, "okapi", k1, b, None)
     assert search(index, [["aa"]], 1, settings=used)[0][1][0] < 0
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_all_documents_equal(variant, tmp_path, small_tiles):
-    # Every term is in every document: robertson and atire give 0, okapi something negative; they are hits all the same.
+def test_equal_documents_are_all_hits(variant, tmp_path, small_tiles):
+    # Every term is in every document: robertson and atire score 0, okapi below 0; the documents are still hits.
     small_tiles(32, 8)
     ids = passage_ids(300)
     index = build(tmp_path / "index", [["aa", "bb", "aa"]] * 300, ids)
@@ -297,8 +297,8 @@ def test_all_documents_equal(variant, tmp_path, small_tiles):
             assert not np.signbit(scores[0]) or variant == "okapi"
 
 
-def test_one_passage_that_all_want_is_found_wherever_it_is(tmp_path, small_tiles):
-    # A guess from a sample that missed it, or that is nothing but it.
+def test_single_matching_passage_is_found_at_any_position(tmp_path, small_tiles):
+    # The sample for the threshold may miss the passage, or contain nothing else.
     small_tiles(16, 8)
     for place in (0, 15, 16, 100, 299):
         documents = [["aa", f"x{i}", f"y{i}"] for i in range(300)]
@@ -311,11 +311,11 @@ def test_one_passage_that_all_want_is_found_wherever_it_is(tmp_path, small_tiles
 
 
 @pytest.mark.slow
-def test_counts_above_a_byte_and_above_two_and_very_long_documents(tmp_path, small_tiles):
+def test_term_counts_above_one_and_two_bytes(tmp_path, small_tiles):
     counts = [1, 2, 254, 255, 256, 257, 511, 65_534, 65_535, 65_536, 70_000, 131_072]
     documents = [["aa"] * count + ["bb"] * 3 for count in counts]
     documents += [["aa"] * 300 + ["cc"] * 300 + ["dd"] * 70_000, [f"w{i}" for i in range(70_000)], ["cc"], [], ["ee"] * 255]
-    documents += [["zz"]] * 60  # Now "aa" and "cc" are rare terms, "zz" is not.
+    documents += [["zz"]] * 60  # This makes "aa" and "cc" rare terms, but not "zz".
     queries = [["aa"], ["cc", "aa"], ["dd"], ["w69999", "w0", "ee"], ["bb", "cc", "aa", "aa"], ["zz", "ee"], ["ee", "dd"]]
     ids, reference = passage_ids(len(documents)), Reference(documents)
     for tile in (8, 16_384):
@@ -323,11 +323,11 @@ def test_counts_above_a_byte_and_above_two_and_very_long_documents(tmp_path, sma
         index = build(tmp_path / str(tile), documents, ids)
         assert index.num_tokens == sum(map(len, documents))
         for variant in VARIANTS:
-            for k1 in (1.2, 5e4):  # With the second, tf of 255 and of 70,000 differ.
+            for k1 in (1.2, 5e4):  # With 5e4, a tf of 255 and one of 70,000 score differently.
                 used = Bm25Settings(variant, k1, stopwords=None)
                 for top_k in (1, 3, 100):
                     for query, hits in zip(queries, search(index, queries, top_k, settings=used), strict=True):
-                        check(hits, reference, ids, query, top_k, variant, k1, used.b, used.used_delta)
+                        check_hits(hits, reference, ids, query, top_k, variant, k1, used.b, used.used_delta)
 
 
 def test_queries_of_thousands_of_tokens(tmp_path, small_tiles):
@@ -348,10 +348,10 @@ def test_queries_of_thousands_of_tokens(tmp_path, small_tiles):
         used = Bm25Settings(variant, stopwords=None)
         for top_k in (5, 300):
             for query, hits in zip(queries, search(index, queries, top_k, settings=used), strict=True):
-                check(hits, reference, ids, query, top_k, variant, used.k1, used.b, used.used_delta)
+                check_hits(hits, reference, ids, query, top_k, variant, used.k1, used.b, used.used_delta)
 
 
-def test_a_corpus_without_words(tmp_path):
+def test_corpus_without_words_has_no_hits(tmp_path):
     index = build(tmp_path / "index", [[], ["x"], ["?!"]], ["b", "a", "c"])
     assert (len(index), index.num_tokens) == (3, 0) and index.terms()[0] == []
     for variant in VARIANTS:
@@ -360,7 +360,7 @@ def test_a_corpus_without_words(tmp_path):
     assert search(index, [], 5) == []
 
 
-def test_terms_and_frequencies(tmp_path, small_tiles):
+def test_terms_and_document_frequencies(tmp_path, small_tiles):
     small_tiles(50)
     documents, _ = zipf_corpus(500, seed=4)
     index = build(tmp_path / "index", documents, passage_ids(500))
@@ -383,7 +383,7 @@ def test_ids_decide_ties_by_code_point(tmp_path):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("cut", [1, 137, 299])
-def test_two_indexes_under_merged_statistics_are_one(variant, cut, tmp_path, small_tiles):
+def test_two_indexes_with_merged_statistics_equal_one(variant, cut, tmp_path, small_tiles):
     small_tiles(32, 16)
     documents, queries = zipf_corpus(300, seed=5)
     ids = passage_ids(300)
@@ -412,8 +412,8 @@ def test_two_indexes_under_merged_statistics_are_one(variant, cut, tmp_path, sma
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_max_query_terms_keeps_the_rarest(variant, tmp_path):
-    # w0 is in 30 passages, w1 in 29, ...; the query has them in another order, some repeated, and unknown ones.
+def test_max_query_terms_keeps_the_rarest_terms(variant, tmp_path):
+    # w0 is in 30 passages, w1 in 29, ...; the query has them in another order, some repeated, and has unknown words.
     documents = [[f"w{i}" for i in range(30) if number + i < 30] for number in range(70)]
     index = build(tmp_path / "index", documents, passage_ids(70))
     query = ["w3", "unknown", "w17", "w0", "w17", "w9", "w3", "missing", "w26"]
@@ -426,11 +426,11 @@ def test_max_query_terms_keeps_the_rarest(variant, tmp_path):
         (query, 99),
     ):
         limited = search(index, [query], 50, settings=used, max_query_terms=number)
-        same(limited, search(index, [kept], 50, settings=used))
+        assert_same_hits(limited, search(index, [kept], 50, settings=used))
         assert number >= 5 or len(limited[0][0]) < len(search(index, [query], 50)[0][0])
 
 
-def test_stop_words_and_stems_in_both_sides(tmp_path):
+def test_stop_words_and_stems_apply_to_passages_and_queries(tmp_path):
     analyzer = Analyzer("en", "english")
     index = build(tmp_path / "index", ["the runners are running", "a run", "the the", "walks"], list("abcd"), analyzer)
     used = Bm25Settings(stopwords="en", stemmer="english")
@@ -443,14 +443,14 @@ def test_stop_words_and_stems_in_both_sides(tmp_path):
 @pytest.mark.parametrize(
     "wrong", [{"top_k": 0}, {"top_k": -1}, {"max_query_terms": 0}, {"query_batch_size": 0}, {"num_threads": 0}]
 )
-def test_impossible_searches_are_refused_at_once(wrong, tmp_path):
+def test_invalid_search_options_are_refused_at_once(wrong, tmp_path):
     index = build(tmp_path / "index", [["aa"]], ["a"])
     options = {"top_k": 1, "settings": Bm25Settings(stopwords=None), **wrong}
     with pytest.raises(RetrievalError, match=next(iter(wrong))):
         index.search(tokenize_texts(["aa"], PLAIN), **options)
 
 
-def test_a_search_that_is_not_read_to_its_end_stops(tmp_path):
+def test_search_can_be_closed_before_its_end(tmp_path):
     index = build(tmp_path / "index", [["aa"]] * 10, passage_ids(10))
     queries = tokenize_texts(["aa"] * 5000, PLAIN)
     hits = index.search(queries, 3, settings=Bm25Settings(stopwords=None), query_batch_size=1, num_threads=2)

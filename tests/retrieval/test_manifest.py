@@ -46,7 +46,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def changed(saved, tmp_path):
-    """A function that changes the manifest of a copy, and the copy."""
+    """A function that changes the manifest of a copy of the subset and returns the copy."""
 
     def change(how):
         shutil.copytree(saved, tmp_path / "copy")
@@ -60,19 +60,19 @@ def changed(saved, tmp_path):
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_a_missing_field_is_named(changed, name):
+def test_missing_field_is_named(changed, name):
     with pytest.raises(RetrievalError, match=rf"manifest.json is not what recipes write: {name} must be .*; found nothing"):
         Subset.load(changed(lambda manifest: manifest.pop(name)))
 
 
 @pytest.mark.parametrize("outer,inner", [pair for pair in INNER if pair[1] != "fingerprint"])
-def test_a_missing_inner_field_is_named(changed, outer, inner):
+def test_missing_nested_field_is_named(changed, outer, inner):
     with pytest.raises(RetrievalError, match=rf"{outer}.{inner} must be .*; found nothing"):
         Subset.load(changed(lambda manifest: manifest[outer].pop(inner)))
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_field_is_named(changed, name):
+def test_wrongly_typed_field_is_named(changed, name):
     value, message = WRONG[name]
     with pytest.raises(RetrievalError) as raised:
         Subset.load(changed(lambda manifest: manifest.update({name: value})))
@@ -80,18 +80,18 @@ def test_a_wrong_field_is_named(changed, name):
 
 
 @pytest.mark.parametrize("versions", [["1"], None, "1"])
-def test_another_format_version_is_named_whatever_else_there_is(changed, versions):
+def test_format_version_is_checked_before_other_fields(changed, versions):
     with pytest.raises(RetrievalError, match="has format version 99; this hf_tlm reads version 1"):
         Subset.load(changed(lambda manifest: manifest.update(format_version=99, versions=versions)))
 
 
-def test_what_is_checked_is_kept_as_it_is(saved):
+def test_manifest_is_loaded_unchanged(saved):
     manifest = json.loads((saved / "manifest.json").read_text())
     del manifest["files"]
     assert Subset.load(saved).manifest == manifest
 
 
-def test_an_older_manifest_is_read(changed):
+def test_older_manifest_is_read(changed):
     def older(manifest):
         for name in ("deduplication", "stemmer", "top_k_requested", "num_passages", "seed", "versions"):
             del manifest[name]

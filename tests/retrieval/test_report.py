@@ -1,4 +1,4 @@
-"""The report of a tiny subset is the golden file (HF_TLM_WRITE_GOLDEN=1 writes it); hostile texts do not break it."""
+"""The report of a tiny subset equals the golden file (HF_TLM_WRITE_GOLDEN=1 writes it); hostile texts are escaped."""
 
 import dataclasses
 import os
@@ -78,7 +78,7 @@ def section(report, title):
     return report.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
-def test_golden(subset, make_task):
+def test_report_equals_its_golden_file(subset, make_task):
     manifest = {
         **subset.manifest,
         "counts": {**subset.manifest["counts"], "sources": {"toy|source": 10_000, "other": 2_000, "absent": 345}},
@@ -91,13 +91,13 @@ def test_golden(subset, make_task):
     assert report == GOLDEN.read_text(encoding="utf-8")
 
 
-def test_same_after_saving(subset, make_task, tmp_path):
+def test_report_of_a_loaded_subset_is_the_same(subset, make_task, tmp_path):
     subset.manifest.update(format="hf_tlm.subset", format_version=1, versions={})
     subset.save(tmp_path / "saved")
     assert retrieval_report(Subset.load(tmp_path / "saved"), make_task()) == retrieval_report(subset, make_task())
 
 
-def test_numbers_of_a_larger_subset():
+def test_report_of_a_larger_subset():
     rows = [
         row(i, "word " * (i + 1), f"q{i % 5}", rank=1 + i % 200, score=0.0, n_queries=1 + i % 9, source=f"s{i % 30:02}")
         for i in range(2000)
@@ -114,7 +114,7 @@ def test_numbers_of_a_larger_subset():
     assert "passages of the subset | 2,000 (16.2%)" in report
 
 
-def test_random_subsets_say_what_applies(random_subset, make_task):
+def test_report_of_a_random_subset_leaves_out_queries_and_ranks(random_subset, make_task):
     report = retrieval_report(random_subset, make_task(), 2)
     assert "drawn at random" in report and "retriever random, seed 3." in report
     for absent in ("Size against K", "Queries that hit", "**", "queries |", "None", "nan"):
@@ -123,8 +123,8 @@ def test_random_subsets_say_what_applies(random_subset, make_task):
     assert report.count("###") == 2
 
 
-def test_missing_pieces(subset, make_task):
-    """Of another engine or an older version: no settings of ours, no counts but the passages."""
+def test_report_of_a_subset_with_few_records(subset, make_task):
+    """A subset of another engine or an older version has no BM25 settings, and no counts except passages."""
     made = {name: subset.manifest[name] for name in ("corpus", "task")} | {
         "retriever": "elasticsearch",
         "query_mode": "text",
@@ -135,7 +135,7 @@ def test_missing_pieces(subset, make_task):
     assert "queries |" not in section(report, "Counts") and "None" not in report and "not looked for" in report
 
 
-def test_without_task_or_examples(subset, make_task):
+def test_report_without_the_task_or_without_examples(subset, make_task):
     private = section(retrieval_report(subset), "Examples")
     assert "The task's texts are not quoted." in private and private.count("###") == min(10, len(subset))
     assert not any(text in private for text in make_task().train["text"][:] if text.strip())
@@ -148,7 +148,7 @@ def test_without_task_or_examples(subset, make_task):
         retrieval_report(subset, make_task({"other": "kinase", "task": "enzymes"}))
 
 
-def test_empty_subset(subset):
+def test_report_of_an_empty_subset(subset):
     empty = make_subset([])
     assert retrieval_report(empty).endswith("The subset is empty.\n")
 
@@ -172,7 +172,7 @@ def test_stems_are_marked():
     assert [spans_to_markdown(first), spans_to_markdown([])] == ["**Kinases** were **inhibited**", "(empty)"]
 
 
-def test_the_parts_with_the_matches_are_shown():
+def test_long_texts_are_shortened_around_the_matches():
     text = " ".join(["filler"] * 100 + ["red", "apple"] + ["filler"] * 100 + ["pear"] + ["filler"] * 100)
     short = shorten(text, {"red", "apple", "pear"}, MarkedTerms())
     assert short.startswith("… filler filler filler filler **red apple** filler") and short.endswith("filler …")
@@ -182,8 +182,8 @@ def test_the_parts_with_the_matches_are_shown():
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_texts_leave_the_structure_as_it_is(text, make_task):
-    """As text, id, source and names, in a passage and in its query."""
+def test_hostile_texts_do_not_change_the_structure(text, make_task):
+    """They are used as text, id, source and names, in a passage and in its query."""
     queries = {text: text.strip() or "kinase", "q2": "kinase inhibitor"}
     rows = [row(0, text, text), row(text, "kinase inhibitor", "q2", source=text), row(2, "kinase", "q2", rank=2)]
     plain = [row(0, "kinase", "q1"), row(1, "kinase", "q2"), row(2, "kinase", "q2", rank=2)]
@@ -196,7 +196,7 @@ def test_hostile_texts_leave_the_structure_as_it_is(text, make_task):
     hostile = make_subset(rows, corpus={"name": text}, task={"name": text}, counts={"first_empty_queries": [text] * 9})
     expected = retrieval_report(make_subset(plain), make_task({"q1": "kinase", "q2": "kinase inhibitor"}))
     report = retrieval_report(hostile, make_task(queries))
-    # A source of blanks alone, or the one of its own, adds a row or not: all else is the same.
+    # Rows of the table of sources differ, since the hostile source may be blank or new; all other lines are the same.
     drop = {"|"}
     assert [line for line in shape(report) if line[0] not in drop] == [
         line for line in shape(expected) if line[0] not in drop
@@ -207,7 +207,7 @@ def test_hostile_texts_leave_the_structure_as_it_is(text, make_task):
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_texts_are_shown_as_they_are(text):
+def test_hostile_texts_are_shown_literally(text):
     markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False})
     plain = " ".join(re.sub(r"[\x00-\x1f\u2028\u202e]", " ", text).split())
     tokens = markdown.parse(f"> **Query**: {for_markdown(text, 1000)}")
@@ -238,9 +238,9 @@ def test_examples_are_spread_over_ranks_and_queries():
     assert _spread_rows(np.array([3, 1, 2]), ["a", "b", "c"], 3) == [1, 2, 0]
 
 
-def test_names_are_cut():
+def test_names_are_shortened():
     assert for_markdown("a|" * 100) == "a\\|" * 60 + "…" and for_markdown("a\n b") == "a b"
 
 
-def test_bars():
+def test_lengths_of_bars():
     assert [_bar(value, 1000) for value in (0, 1, 42, 1000)] == ["", "▏", "█", "█" * 24]

@@ -1,4 +1,4 @@
-"""Sharded retrieval: the single index's result from any number of shards, whatever is killed, and errors that say so."""
+"""Sharded retrieval equals the single index for any number of shards, survives kills, and reports errors clearly."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ from support.sharded_retrieval import WORDS, check_same, random_texts, rows_of, 
 pytest.importorskip("datatrove", reason="NO SHARDED RETRIEVAL TESTED: pip install 'hf-tlm[sharded]'")
 
 
-# Passages of "the" and "x" alone have no token.
+# Passages of only "the" and "x" have no tokens.
 TEXTS = st.lists(
     st.lists(st.sampled_from([*WORDS[:6], "the", "x"]), min_size=1, max_size=5).map(" ".join), min_size=1, max_size=25
 )
@@ -46,8 +46,8 @@ TEXTS = st.lists(
     variant=st.sampled_from(VARIANTS["bm25"]),
     max_query_terms=st.sampled_from([None, None, 1, 2]),
 )
-def test_equals_the_single_index(tmp_path_factory, texts, queries, num_shards, top_k, variant, max_query_terms):
-    # Few words: many passages tie, also across shards; with few passages some shards are empty.
+def test_sharded_hits_equal_the_single_index(tmp_path_factory, texts, queries, num_shards, top_k, variant, max_query_terms):
+    # With few words many passages tie, also across shards; with few passages some shards are empty.
     folder = tmp_path_factory.mktemp("property")
     corpus, bm25 = load_corpus(Dataset.from_dict(rows_of(texts)), id_column="id"), Bm25Settings(variant)
     expected = single(queries, corpus, top_k, bm25, folder, max_query_terms=max_query_terms)
@@ -67,7 +67,7 @@ def test_equals_the_single_index(tmp_path_factory, texts, queries, num_shards, t
 
 
 @pytest.mark.parametrize("variant", VARIANTS["bm25"])
-def test_every_variant_on_files(tmp_path, variant):
+def test_every_variant_on_files_equals_the_single_index(tmp_path, variant):
     corpus = write_parts(tmp_path / "corpus", random_texts(400) + random_texts(100), 5)
     queries, bm25 = [*random_texts(20, seed=1), "", "nothing here knows"], Bm25Settings(variant)
     result = retrieve_sharded(queries, corpus, 9, bm25, work_dir=tmp_path / "work", num_shards=3, workers=1)
@@ -78,7 +78,7 @@ def test_every_variant_on_files(tmp_path, variant):
 
 
 @pytest.mark.slow
-def test_processes_finish_quietly_and_again_at_once(tmp_path, capfd):
+def test_processes_print_little_and_a_repeated_run_is_the_same(tmp_path, capfd):
     corpus = write_parts(tmp_path / "corpus", random_texts(300), 4)
     queries = random_texts(10, seed=1)
     expected = single(queries, corpus, 5, Bm25Settings(), tmp_path)
@@ -106,13 +106,13 @@ DRIVER = """
 
 
 @pytest.mark.slow
-def test_killed_run_continues(tmp_path):
+def test_killed_run_is_continued(tmp_path):
     corpus = write_parts(tmp_path / "corpus", random_texts(3000), 6)
     work, script = tmp_path / "work", tmp_path / "driver.py"
     program = DRIVER.format(tests=str(Path(__file__).parents[1]), corpus=str(tmp_path / "corpus"), work=str(work))
     script.write_text(textwrap.dedent(program))
     [driver] = warm.start(partial(warm.run_file, str(script), []), 1)
-    # Killed when some shards are indexed and others are not.
+    # Kill it when some shards are indexed and others are not.
     deadline = time.monotonic() + 120
     while len(list((work / "index").glob("[0-9]*"))) < 2:
         assert driver.is_alive() and time.monotonic() < deadline
@@ -126,13 +126,13 @@ def test_killed_run_continues(tmp_path):
     result = retrieve_sharded(random_texts(10, seed=1), corpus, 5, work_dir=work, num_shards=6, workers=2)
     check_same(result, single(random_texts(10, seed=1), corpus, 5, Bm25Settings(), tmp_path))
     assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in kept.items())
-    assert not list(work.glob("*/.*"))  # What they had begun is gone.
-    assert processes and not psutil.wait_procs(processes, timeout=10)[1]  # None of them outlives its run.
+    assert not list(work.glob("*/.*"))  # Unfinished folders are removed.
+    assert processes and not psutil.wait_procs(processes, timeout=10)[1]  # No process outlives its run.
 
 
 @pytest.mark.slow
-def test_a_script_from_standard_input_is_told(tmp_path):
-    """Processes cannot load what it defines."""
+def test_script_from_standard_input_is_refused(tmp_path):
+    """Other processes cannot import what it defines."""
     write_parts(tmp_path / "corpus", random_texts(20), 2)
     places = {"corpus": str(tmp_path / "corpus"), "work": str(tmp_path / "work")}
     program = textwrap.dedent(DRIVER.format(tests=str(Path(__file__).parents[1]), **places))
@@ -141,12 +141,12 @@ def test_a_script_from_standard_input_is_told(tmp_path):
 
 
 class Killed(BaseException):
-    """What no handler catches: as far as files go, a kill."""
+    """An exception that no handler catches: for files it has the effect of a kill."""
 
 
 @pytest.mark.parametrize("stage", ["IndexShard", "SumStatistics", "SearchShard", "MergeHits", "GatherTexts"])
 @pytest.mark.parametrize("when", ["before", "inside", "after"])
-def test_killed_in_any_stage(tmp_path, monkeypatch, stage, when):
+def test_run_killed_in_any_stage_is_continued(tmp_path, monkeypatch, stage, when):
 
     from hf_tlm.retrieval.sharded import steps
 
@@ -154,7 +154,7 @@ def test_killed_in_any_stage(tmp_path, monkeypatch, stage, when):
     arguments = {"work_dir": tmp_path / "work", "num_shards": 3, "workers": 1}
     queries, step = random_texts(5, seed=1), getattr(steps, stage)
     last = 0 if stage in ("SumStatistics", "MergeHits") else 1
-    if when == "after":  # The output is there, the completion marker is not.
+    if when == "after":  # The output exists, but not the completion marker.
         run = step.run
 
         def killed(self, data=None, rank=0, world_size=1):
@@ -178,7 +178,7 @@ def test_killed_in_any_stage(tmp_path, monkeypatch, stage, when):
 
 
 @pytest.mark.parametrize("lost", ["passages/00001", "index/00001", "statistics", "hits/00002", "union", "texts/00000"])
-def test_marker_without_output(tmp_path, lost):
+def test_missing_output_is_created_again_despite_its_marker(tmp_path, lost):
     corpus = load_corpus(Dataset.from_dict(rows_of(random_texts(60))), id_column="id")
     arguments = {"work_dir": tmp_path / "work", "num_shards": 3, "workers": 1}
     queries = random_texts(5, seed=1)
@@ -188,7 +188,7 @@ def test_marker_without_output(tmp_path, lost):
     assert (tmp_path / "work" / lost).is_dir()
 
 
-def test_killed_worker_is_an_error_not_a_hang(tmp_path, monkeypatch):
+def test_killed_worker_is_an_error(tmp_path, monkeypatch):
     corpus = load_corpus(Dataset.from_dict(rows_of(random_texts(60))), id_column="id")
     arguments = {"work_dir": tmp_path / "work", "num_shards": 2, "workers": 2}
     with monkeypatch.context() as patch:
@@ -209,7 +209,7 @@ def killing(step):
     return kill_this_process, ()
 
 
-def test_work_from_before_there_were_scripts_goes_on(tmp_path):
+def test_work_of_older_versions_without_scripts_is_continued(tmp_path):
     corpus, queries = load_corpus(Dataset.from_dict(rows_of(random_texts(20))), id_column="id"), ["some words"]
     identity = sharded._identity(tokenize_texts(queries, Analyzer()), corpus, 5, Bm25Settings(), None, 2)
     before = {"variant": "lucene", "k1": 1.2, "b": 0.75, "delta": None, "stopwords": "en", "stemmer": None}
@@ -218,7 +218,7 @@ def test_work_from_before_there_were_scripts_goes_on(tmp_path):
     assert request.digest("more") == "6918b74752e35c43"
 
 
-def test_another_runs_folder(tmp_path):
+def test_work_dir_of_another_run_is_refused(tmp_path):
     corpus = load_corpus(Dataset.from_dict(rows_of(random_texts(20))), id_column="id")
     other = load_corpus(Dataset.from_dict(rows_of(random_texts(20, seed=3))), id_column="id")
     work = {"work_dir": tmp_path / "work", "workers": 1}
@@ -242,7 +242,7 @@ def test_another_runs_folder(tmp_path):
         retrieve_sharded(["word1"], corpus, 5, num_shards=2, **work)
 
 
-def test_one_run_at_a_time(tmp_path):
+def test_second_run_in_the_same_work_dir_is_refused(tmp_path):
     corpus = load_corpus(Dataset.from_dict(rows_of(random_texts(20))), id_column="id")
     with awaited(tmp_path / "work"), pytest.raises(LockError, match="Wait for it to end, or choose another work_dir"):
         retrieve_sharded(["word1"], corpus, 5, num_shards=2, work_dir=tmp_path / "work", workers=1)
@@ -250,7 +250,7 @@ def test_one_run_at_a_time(tmp_path):
 
 
 @pytest.mark.parametrize("num_shards", [1, 4])
-def test_repeated_ids(tmp_path, num_shards):
+def test_repeated_ids_are_refused(tmp_path, num_shards):
     write_parts(tmp_path / "corpus", random_texts(20), 2)
     shutil.copy(tmp_path / "corpus" / "part0.jsonl", tmp_path / "corpus" / "part7.jsonl")
     corpus = load_corpus(str(tmp_path / "corpus"), id_column="id")
@@ -258,7 +258,7 @@ def test_repeated_ids(tmp_path, num_shards):
         retrieve_sharded(["word1"], corpus, 5, num_shards=num_shards, work_dir=tmp_path / "work", workers=1)
 
 
-def test_a_large_file_is_cut(tmp_path):
+def test_large_file_is_divided_between_shards(tmp_path):
     from hf_tlm.retrieval.sharded.workspace import plan
 
     texts = random_texts(9_000, longest=4)
@@ -282,21 +282,21 @@ def test_a_large_file_is_cut(tmp_path):
     assert min(sizes) >= 1900
 
 
-def test_more_shards_than_files_and_passages(tmp_path):
+def test_more_shards_than_passages(tmp_path):
     corpus = write_parts(tmp_path / "corpus", ["word1 word2", "word1"], 2)
     result = retrieve_sharded(["word1"], corpus, 5, work_dir=tmp_path / "work", num_shards=7, workers=1)
     check_same(result, single(["word1"], corpus, 5, Bm25Settings(), tmp_path))
 
 
 def spoil(path):
-    """A parquet file that breaks in the middle: some of it can be read."""
+    """Damage a parquet file in its middle, so that part of it can be read."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2 : len(data) // 2 + 200] = b"\xff" * 200
     path.write_bytes(data)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_unreadable_files(tmp_path, workers, capfd, caplog):
+def test_unreadable_files_are_refused_or_skipped(tmp_path, workers, capfd, caplog):
     folder = tmp_path / "corpus"
     write_parts(folder, random_texts(200), 3)
     rows = rows_of(random_texts(5_000), [f"q{i}" for i in range(5_000)])
@@ -311,7 +311,7 @@ def test_unreadable_files(tmp_path, workers, capfd, caplog):
     shown = capfd.readouterr()
     assert "Traceback" not in shown.out + shown.err
 
-    # The same run goes on without them, and is that of the readable files.
+    # The same run continues without them, and equals that of the readable files.
     result = retrieve_sharded(queries, replace(corpus, skip_bad_files=True), 5, **arguments)
     assert result.counts["bad_files"] == ["broken.parquet", "text.jsonl"]
     assert caplog.text.count("is left out of the corpus: Cannot read") == 2
@@ -323,8 +323,8 @@ def test_unreadable_files(tmp_path, workers, capfd, caplog):
         retrieve_sharded(queries, corpus, 5, **arguments)
 
 
-def test_two_writers_of_one_output(tmp_path):
-    """As when a machine that was taken for lost goes on."""
+def test_two_writers_of_the_same_output_leave_one(tmp_path):
+    """For example if a machine that was believed lost continues."""
     from hf_tlm.retrieval.sharded.workspace import Workspace
 
     workspace = Workspace(str(tmp_path))
@@ -337,7 +337,7 @@ def test_two_writers_of_one_output(tmp_path):
     assert (workspace.reading("index/00000") / "data").read_text() == "same"
 
 
-def test_disk_full(tmp_path, monkeypatch):
+def test_full_disk_is_reported_and_the_run_can_be_repeated(tmp_path, monkeypatch):
     import errno
 
     corpus = write_parts(tmp_path / "corpus", random_texts(60), 2)
@@ -366,13 +366,13 @@ def test_damaged_index_is_named(tmp_path):
         retrieve_sharded(["word1"], corpus, 5, **arguments)
 
 
-def test_what_has_changed_in_a_work_dir_is_never_taken(tmp_path):
+def test_changed_file_in_a_work_dir_is_refused(tmp_path):
     corpus = write_parts(tmp_path / "corpus", random_texts(60), 2)
     expected = single(["word1", "word2"], corpus, 5, Bm25Settings(), tmp_path)
     work = tmp_path / "work"
 
     def again():
-        workspace._cached_problem.cache_clear()  # A process looks once at a folder.
+        workspace._cached_problem.cache_clear()  # A process checks a folder only once.
         return retrieve_sharded(["word1", "word2"], corpus, 5, work_dir=work, num_shards=2, workers=1)
 
     check_same(again(), expected)
@@ -389,7 +389,7 @@ def test_what_has_changed_in_a_work_dir_is_never_taken(tmp_path):
     ):
         shutil.rmtree(work)
         shutil.copytree(tmp_path / "whole", work)
-        for folder in later:  # What was made of it is made anew.
+        for folder in later:  # The outputs that depend on it are created again.
             shutil.rmtree(work / folder)
         data = bytearray((work / name).read_bytes())
         data[len(data) // 2] ^= 1
@@ -402,7 +402,7 @@ def test_what_has_changed_in_a_work_dir_is_never_taken(tmp_path):
             again()
 
 
-def test_a_bug_shows_its_log(tmp_path, monkeypatch):
+def test_unexpected_error_names_its_log(tmp_path, monkeypatch):
     corpus = load_corpus(Dataset.from_dict(rows_of(random_texts(20))), id_column="id")
     monkeypatch.setattr("hf_tlm.retrieval.sharded.steps.read_statistics", lambda workspace: 1 / 0)
     with pytest.raises(
@@ -438,7 +438,7 @@ CPUS_AS_TEXT, NO_MEMORY = {"cpus_per_task": "4"}, {"mem_per_cpu_gb": 0}
         ("jobs executor needs dependencies", {"executor": "jobs", "executor_options": {"token": "hf_x"}}),
     ],
 )
-def test_refused_before_anything_runs(tmp_path, corpus, monkeypatch, match, arguments):
+def test_invalid_arguments_are_refused_before_any_stage(tmp_path, corpus, monkeypatch, match, arguments):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with pytest.raises(RetrievalError, match=match):
@@ -446,7 +446,7 @@ def test_refused_before_anything_runs(tmp_path, corpus, monkeypatch, match, argu
     assert not (tmp_path / "work").exists()
 
 
-def test_missing_packages(tmp_path, corpus, monkeypatch):
+def test_missing_packages_are_reported_with_their_extra(tmp_path, corpus, monkeypatch):
     for name in ("datatrove", "ray"):
         with monkeypatch.context() as patch:
             patch.setattr("importlib.util.find_spec", lambda module, name=name: None if module == name else module)
@@ -455,14 +455,14 @@ def test_missing_packages(tmp_path, corpus, monkeypatch):
                 retrieve_sharded(["word"], corpus, 5, num_shards=2, work_dir=tmp_path / "work", executor="ray")
 
 
-def test_no_passage(tmp_path):
+def test_corpus_without_passages_is_refused(tmp_path):
     corpus = load_corpus(Dataset.from_dict({"id": ["a"], "text": [" "], "source": ["x"]}), id_column="id")
     with pytest.raises(ValueError, match="no passage"):
         retrieve_sharded(["word"], corpus, 5, num_shards=2, work_dir=tmp_path / "work", workers=1)
 
 
-# Slurm's commands as far as they are used here, on this machine: sbatch runs the whole array at once. There is no Slurm
-# to test with; what its scheduler does with an array is not tested.
+# Stand-ins for the Slurm commands that are used: sbatch runs the complete array at once on this machine. There is no Slurm
+# to test with; the scheduling of an array is not tested.
 SLURM = {
     "sbatch": """
         import os, re, subprocess, sys
@@ -485,7 +485,7 @@ SLURM = {
 
 
 @pytest.mark.slow
-def test_slurm_stand_in(tmp_path, monkeypatch):
+def test_slurm_executor_with_stand_in_commands(tmp_path, monkeypatch):
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, body in SLURM.items():
@@ -499,12 +499,12 @@ def test_slurm_stand_in(tmp_path, monkeypatch):
     queries = random_texts(5, seed=1)
     expected = single(queries, corpus, 5, Bm25Settings(), tmp_path)
     check_same(retrieve_sharded(queries, corpus, 5, **arguments), expected)
-    assert (tmp_path / "log").read_text() == "2 cpu\n2 cpu\n"  # index and search
+    assert (tmp_path / "log").read_text() == "2 cpu\n2 cpu\n"  # Index and search.
     shutil.rmtree(tmp_path / "work" / "hits" / "00001")
     check_same(retrieve_sharded(queries, corpus, 5, **arguments), expected)
     assert (tmp_path / "log").read_text() == "2 cpu\n2 cpu\n1 cpu\n"
 
-    # The jobs of a killed run are waited for as long as they are in the queue, not submitted again.
+    # The jobs of a killed run are waited for while they are in the queue, and not submitted again.
     queue = iter([True, True, False])
     monkeypatch.setattr("hf_tlm.retrieval.sharded.executors.in_queue", lambda job: job == "17" and next(queue))
     monkeypatch.setattr("hf_tlm.retrieval.sharded.executors.SLURM_POLL", 0)
@@ -514,7 +514,7 @@ def test_slurm_stand_in(tmp_path, monkeypatch):
     assert (tmp_path / "log").read_text() == "2 cpu\n2 cpu\n1 cpu\n" and next(queue, None) is None
 
 
-def test_a_queue_that_does_not_answer_says_nothing_of_a_job(monkeypatch):
+def test_job_counts_as_queued_if_squeue_fails(monkeypatch):
     answers = {"1": (0, "1 cpu\n", ""), "2": (0, "", ""), "3": (1, "", "slurm_load_jobs error: Invalid job id specified")}
     answers["4"] = (1, "", "slurm_load_jobs error: Unable to contact slurm controller")
 
@@ -527,8 +527,8 @@ def test_a_queue_that_does_not_answer_says_nothing_of_a_job(monkeypatch):
     assert [in_queue(job) for job in ("1", "2", "3", "4", -1)] == [True, False, False, True, False]
 
 
-def test_jobs_stand_in(tmp_path, monkeypatch):
-    """A Job is run here and the remote folder is fsspec's memory: no Hub to test with."""
+def test_jobs_executor_with_stand_in_jobs(tmp_path, monkeypatch):
+    """Jobs run in this process, and the remote folder is fsspec's memory: there is no Hub to test with."""
     import types
 
     import huggingface_hub
@@ -555,7 +555,7 @@ def test_jobs_stand_in(tmp_path, monkeypatch):
     expected = single(queries, corpus, 5, Bm25Settings(), tmp_path)
     for _ in range(2):
         check_same(retrieve_sharded(queries, corpus, 5, **arguments), expected)
-    assert launched == [(["hf-tlm[sharded]"], "hf_secret")] * 6  # index, search, gather
+    assert launched == [(["hf-tlm[sharded]"], "hf_secret")] * 6  # Index, search and gather.
 
     from fsspec.core import url_to_fs
 

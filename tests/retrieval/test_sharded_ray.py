@@ -1,4 +1,4 @@
-"""Sharded retrieval on a real Ray cluster of two nodes on this machine; one of them is lost in mid-run."""
+"""Sharded retrieval on a real Ray cluster of two nodes on this machine, one of which is lost during a run."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ ray = pytest.importorskip("ray", reason="NO RAY CLUSTER TESTED: pip install 'hf-
 OPTIONS = {"mem_per_cpu_gb": 0.1}
 
 
-def test_no_cluster_at_the_address(tmp_path):
+def test_unreachable_cluster_is_refused(tmp_path):
     corpus = write_parts(tmp_path / "corpus", random_texts(20), 2)
     options = {**OPTIONS, "address": "127.0.0.1:1"}
     with pytest.raises(RetrievalError, match="Cannot reach the Ray cluster at 127.0.0.1:1"):
@@ -28,7 +28,7 @@ def cluster():
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
-    # The head schedules, the two nodes work.
+    # The head only schedules; the two nodes work.
     for cpus in (0, 1, 1):
         cluster.add_node(num_cpus=cpus, object_store_memory=80 * 2**20, include_dashboard=False)
     cluster.wait_for_nodes()
@@ -39,7 +39,7 @@ def cluster():
 
 
 @pytest.mark.slow
-def test_no_node_is_large_enough(cluster, tmp_path):
+def test_task_larger_than_every_node_is_refused(cluster, tmp_path):
     corpus = write_parts(tmp_path / "corpus", random_texts(20), 2)
     with pytest.raises(RetrievalError, match="No node of the Ray cluster has the resources that a task needs: 3 CPUs"):
         retrieve_sharded(
@@ -54,13 +54,13 @@ def test_no_node_is_large_enough(cluster, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_node_is_lost(cluster, tmp_path):
+def test_run_survives_the_loss_of_a_node(cluster, tmp_path):
     corpus = write_parts(tmp_path / "corpus", random_texts(20_000, longest=60), 8)
     queries, work = random_texts(10, seed=1), tmp_path / "work"
     done_by_then = []
 
     def lose_a_node():
-        # One index is there, and both nodes are at work on others.
+        # One index is complete, and both nodes are building others.
         while not list((work / "index").glob("[0-9]*")) or len(list((work / "index").glob(".*"))) < 2:
             time.sleep(0.005)
         cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
@@ -73,6 +73,6 @@ def test_a_node_is_lost(cluster, tmp_path):
     assert done_by_then and done_by_then[0] < 8
     check_same(result, single(queries, corpus, 5, Bm25Settings(), tmp_path))
     deadline = time.monotonic() + 30
-    while sum(node["Alive"] for node in ray.nodes()) != 2:  # The head and the other one.
+    while sum(node["Alive"] for node in ray.nodes()) != 2:  # The head and the other node.
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -40,7 +40,7 @@ def test_columns_have_the_documented_types(either):
     assert {name: feature.dtype for name, feature in either.dataset.features.items()} == COLUMNS
 
 
-def test_a_notebook_shows_it_in_a_line(subset):
+def test_repr_is_one_line(subset):
     names = subset.manifest["corpus"]["name"], subset.manifest["task"]["name"]
     assert repr(subset) == f"Subset({len(subset)} passages of {names[0]!r} for {names[1]!r})"
 
@@ -56,7 +56,7 @@ def test_save_and_load_give_the_same_subset(either, tmp_path):
     assert contents(tmp_path / "again") == contents(tmp_path / "saved")
 
 
-def test_a_subset_for_its_folder_says_how_it_is_saved(subset):
+def test_loading_from_a_subset_object_is_refused(subset):
     with pytest.raises(RetrievalError, match=r"expected a folder; received a Subset. Save it with save\(folder\)"):
         Subset.load(subset)
 
@@ -72,28 +72,30 @@ def test_two_runs_give_the_same_bytes_and_no_paths(either, request, tmp_path, ma
     assert not any(str(tmp_path).encode() in content for content in first.values())
 
 
-def test_datasets_reads_the_folder(either, tmp_path):
+def test_load_dataset_reads_the_folder(either, tmp_path):
     either.save(tmp_path / "saved")
-    found = datasets.load_dataset(str(tmp_path / "saved"), cache_dir=str(tmp_path / "hf"))
-    assert list(found) == ["train"]
-    assert found["train"].to_dict() == either.dataset.to_dict()
-    assert found["train"].features == either.dataset.features
+    loaded = datasets.load_dataset(str(tmp_path / "saved"), cache_dir=str(tmp_path / "hf"))
+    assert list(loaded) == ["train"]
+    assert loaded["train"].to_dict() == either.dataset.to_dict()
+    assert loaded["train"].features == either.dataset.features
 
 
-def test_card_is_valid_and_honest(subset, random_subset, tmp_path):
-    for made, text in ((subset, "top 2 passages of each"), (random_subset, "Drawn uniformly")):
-        made.save(tmp_path / made.manifest["retriever"])
-        card = (tmp_path / made.manifest["retriever"] / CARD_FILE).read_text(encoding="utf-8")
+def test_card_has_metadata_counts_and_fingerprint(subset, random_subset, tmp_path):
+    for saved_subset, text in ((subset, "top 2 passages of each"), (random_subset, "Drawn uniformly")):
+        saved_subset.save(tmp_path / saved_subset.manifest["retriever"])
+        card = (tmp_path / saved_subset.manifest["retriever"] / CARD_FILE).read_text(encoding="utf-8")
         front = yaml.safe_load(card.split("---")[1])
-        assert front["size_categories"] == ["n<1K"] and not {"language", "license"} & set(front)  # Nobody has said either.
+        assert front["size_categories"] == ["n<1K"] and not {"language", "license"} & set(front)  # Neither was given.
         (split,) = front["dataset_info"]["splits"]
-        assert split["num_examples"] == len(made) and {f["name"] for f in front["dataset_info"]["features"]} == set(COLUMNS)
+        assert split["num_examples"] == len(saved_subset) and {f["name"] for f in front["dataset_info"]["features"]} == set(
+            COLUMNS
+        )
         assert front["configs"][0]["data_files"] == [{"split": "train", "path": "data/train-*.parquet"}]
-        assert text in card and f"{len(made)} of the 6 passages" in card
-        assert made.manifest["task"]["fingerprint"] in card
+        assert text in card and f"{len(saved_subset)} of the 6 passages" in card
+        assert saved_subset.manifest["task"]["fingerprint"] in card
 
 
-def test_a_saved_subset_is_replaced_as_a_whole(subset, random_subset, tmp_path):
+def test_saved_subset_is_replaced_as_a_whole(subset, random_subset, tmp_path):
     target = tmp_path / "saved"
     target.mkdir()
     subset.save(target)
@@ -112,7 +114,7 @@ def test_load_sees_new_content_even_with_the_old_file_time(subset, random_subset
     assert Subset.load(target).dataset.to_dict() == random_subset.dataset.to_dict()
 
 
-def test_nothing_else_is_ever_overwritten(subset, tmp_path):
+def test_folder_with_other_files_is_not_overwritten(subset, tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")
@@ -173,7 +175,7 @@ def test_changed_data_are_noticed_by_the_same_process(subset, tmp_path, data_fil
     assert "does not match the manifest" in subset_problem(tmp_path)
 
 
-def test_load_refuses_an_empty_one(subset, tmp_path):
+def test_load_refuses_an_empty_subset(subset, tmp_path):
     replace(subset, dataset=subset.dataset.select([])).save(tmp_path / "none")
     with pytest.raises(RetrievalError, match="none is an empty subset without passages"):
         Subset.load(tmp_path / "none")
@@ -194,26 +196,28 @@ def test_missing_columns_are_named(subset):
         Subset(subset.dataset.cast_column("score", datasets.Value("float64")), subset.manifest)
 
 
-def test_a_manifest_that_nothing_could_use(either, tmp_path):
-    """What could not be loaded again is not saved, and what says nothing of its passages is no subset."""
+def test_unusable_manifest_is_refused(either, tmp_path):
+    """A subset that could not be loaded again is not saved, and one whose manifest lacks required fields cannot be
+    created.
+    """
     for manifest in ({}, None, {"retriever": "bm25"}):
         with pytest.raises(
             RetrievalError, match="^manifest: expected a dict with corpus, task, retriever, counts; received"
         ):
             Subset(either.dataset, manifest)
-    for changes, said in (
+    for changes, message in (
         ({"retriever": "mine"}, "retriever must be bm25"),
         ({"counts": {"passages": np.int64(6), "union": len(either)}}, "counts.passages must be a whole number"),
         ({"note": "by hand"}, "has a field 'note' that recipes do not write"),
     ):
-        with pytest.raises(RetrievalError, match=f"^The subset's manifest .*{said}.*that the passages are from"):
+        with pytest.raises(RetrievalError, match=f"^The subset's manifest .*{message}.*that the passages are from"):
             Subset(either.dataset, either.manifest | changes).save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
     with pytest.raises(RetrievalError, match=r"^dataset: expected a datasets.Dataset; received a list. Pass Dataset.from"):
         Subset(either.dataset.to_list(), either.manifest)
 
 
-def test_further_columns_survive(subset, tmp_path):
+def test_additional_columns_are_saved(subset, tmp_path):
     scored = subset.dataset.add_column("influence", [0.5] * len(subset))
     Subset(scored, subset.manifest).save(tmp_path / "saved")
     assert Subset.load(tmp_path / "saved").dataset["influence"][0] == 0.5
@@ -228,8 +232,7 @@ def test_summary_names_the_counts(subset, random_subset):
     assert "3 of 6 passages" in random_subset.summary() and "random, seed 0" in random_subset.summary()
 
 
-def test_passages_that_were_left_out_are_not_counted(either, tmp_path):
-    """Summary and manifest of a filtered subset had the whole one's number."""
+def test_filtered_subset_counts_its_own_passages(either, tmp_path):
     fewer = Subset(either.dataset.select([0, 1]), either.manifest)
     assert either.manifest["counts"]["union"] == len(either) > 2
     assert fewer.summary().startswith("2 of 6 passages") and either.summary().startswith(f"{len(either)} of 6 passages")
@@ -237,24 +240,28 @@ def test_passages_that_were_left_out_are_not_counted(either, tmp_path):
     assert Subset.load(tmp_path / "saved").manifest["counts"] == {**either.manifest["counts"], "union": 2}
 
 
-def test_it_is_a_corpus_too(either):
+def test_subset_as_a_corpus_has_its_passages(either):
     corpus = either.as_corpus()
     rows = [row for _, batch in corpus.batches() for row in batch.to_pylist()]
     assert rows == [{name: row[name] for name in ("id", "text", "source")} for row in either.dataset]
-    made = either.manifest
-    assert corpus.name == f"{made['corpus']['name']}, for {made['task']['name']}"
-    assert corpus.fingerprint == either.as_corpus().fingerprint != made["corpus"]["fingerprint"]
+    manifest = either.manifest
+    assert corpus.name == f"{manifest['corpus']['name']}, for {manifest['task']['name']}"
+    assert corpus.fingerprint == either.as_corpus().fingerprint != manifest["corpus"]["fingerprint"]
 
 
-def test_passages_of_one_document_belong_together_in_a_corpus_of_them(make_task, tmp_path):
+def test_subset_of_cut_documents_as_a_corpus_is_marked_as_cut(make_task, tmp_path):
     rows = [{"id": f"d{number}", "text": f"kinase one. gene two. cell {number}."} for number in range(6)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = make_task({"q": "kinase", "r": "gene"})
     for max_words, cut in ((None, False), (2, True)):
         corpus = load_corpus(str(tmp_path / "corpus.jsonl"), id_column="id", max_words=max_words)
-        made = retrieve(task, corpus, top_k=4, cache_dir=str(tmp_path / "cache")).as_corpus()
-        assert made.cut == cut and made.fingerprint.endswith("-cut") == cut and made.max_words is None
-        assert {row["id"].partition("#")[0] for row in made} <= {row["id"] for row in rows}
+        subset_corpus = retrieve(task, corpus, top_k=4, cache_dir=str(tmp_path / "cache")).as_corpus()
+        assert (
+            subset_corpus.cut == cut
+            and subset_corpus.fingerprint.endswith("-cut") == cut
+            and subset_corpus.max_words is None
+        )
+        assert {row["id"].partition("#")[0] for row in subset_corpus} <= {row["id"] for row in rows}
 
 
 def test_examples_pair_passages_with_their_queries(subset, random_subset, make_task, queries):
@@ -266,15 +273,15 @@ def test_examples_pair_passages_with_their_queries(subset, random_subset, make_t
     assert random_subset.examples(task, 2) == []
 
 
-def test_examples_of_what_is_no_task(subset, random_subset, make_task):
-    for one in (subset, random_subset):
+def test_examples_need_a_task_and_a_number(subset, random_subset, make_task):
+    for each_subset in (subset, random_subset):
         for ask in (lambda given: given.examples("x", 2), lambda given: given.rows_of_queries("x")):
             with pytest.raises(TaskError, match="^task: expected a Task; "):
-                ask(one)
+                ask(each_subset)
         with pytest.raises(TaskError, match="^task: expected a Task; "):
-            one.tell_of_other_task("x")
+            each_subset.tell_of_other_task("x")
         with pytest.raises(RetrievalError, match="^n: expected a whole number of passages; received 'x'"):
-            one.examples(make_task(), "x")
+            each_subset.examples(make_task(), "x")
     assert subset.examples(make_task(), np.int64(2)) == subset.examples(make_task(), 2)
 
 

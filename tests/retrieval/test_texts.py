@@ -1,4 +1,4 @@
-"""Tokenising on all cores gives what `Analyzer.__call__` gives, for any Unicode text; and the queries of a task."""
+"""Parallel tokenization equals `Analyzer.__call__` for any Unicode text; and the queries of a task."""
 
 import re
 import socket
@@ -20,7 +20,7 @@ from hf_tlm.retrieval.texts import Analyzer, example_texts, load_bm25s
 
 ANALYZERS = [Analyzer(), Analyzer(None), Analyzer("en", "english"), Analyzer(None, "german")]
 ANALYZERS += [Analyzer(None, None, "unspaced"), Analyzer("en", "english", "unspaced"), Analyzer("en", None, "marks")]
-# Where lower case, word characters or UTF-8 are special.
+# Characters with special lower case, word class or UTF-8 length.
 ALPHABET = (
     "aAbZ 09_-'.,\n\t\0"
     "İIıiſßẞΣσςΆÅÅÅµΜȺⱥȾꟂꭰᏸǅǄ"  # longer, shorter, other plane of lengths, title case, Cherokee
@@ -50,7 +50,7 @@ def words(tokenized):
     return [[tokenized.vocabulary[i] for i in text] for text in tokenized]
 
 
-def check(texts, analyzer):
+def check_tokenization(texts, analyzer):
     tokenized = tokenize_texts(texts, analyzer)
     assert words(tokenized) == [analyzer(text) for text in texts]
     assert len(tokenized) == len(texts)
@@ -61,9 +61,9 @@ def check(texts, analyzer):
 
 
 @pytest.mark.parametrize("analyzer", ANALYZERS, ids=repr)
-def test_examples(analyzer):
-    check(EXAMPLES, analyzer)
-    check(["".join(EXAMPLES)] + EXAMPLES[::-1], analyzer)
+def test_tokenization_of_examples_equals_the_analyzer(analyzer):
+    check_tokenization(EXAMPLES, analyzer)
+    check_tokenization(["".join(EXAMPLES)] + EXAMPLES[::-1], analyzer)
 
 
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
@@ -71,25 +71,25 @@ def test_examples(analyzer):
     st.lists(st.one_of(st.text(), st.text(ALPHABET), st.text("aAbΣİ ", max_size=200)), max_size=6),
     st.sampled_from(ANALYZERS),
 )
-def test_any_text(texts, analyzer):
-    check(texts, analyzer)
+def test_tokenization_of_any_text_equals_the_analyzer(texts, analyzer):
+    check_tokenization(texts, analyzer)
 
 
 @pytest.mark.parametrize("plane", range(0, 0x11))
-def test_every_character(plane):
-    # Between letters, so that it joins, splits or lowers them; before a space, so that it stands at the end of a word.
+def test_tokenization_of_every_character_equals_the_analyzer(plane):
+    # Each character is between letters, where it may join, split or lower-case them, and at the end of a word.
     codes = [c for c in range(plane << 16, (plane + 1) << 16) if not 0xD800 <= c < 0xE000]
     if all(
         unicodedata.category(chr(c)) in ("Cn", "Co") for c in codes
-    ):  # Of characters that no script has, some are enough.
+    ):  # For characters that no script has, a sample is enough.
         codes = codes[:256] + codes[256::61]
     texts = [" ".join(f"a{chr(c)}B {chr(c)}x x{chr(c)}" for c in codes[i : i + 1024]) for i in range(0, len(codes), 1024)]
     for analyzer in (Analyzer(None), Analyzer(None, None, "unspaced"), Analyzer(None, None, "marks")):
-        for text, found in zip(texts, words(tokenize_texts(texts, analyzer)), strict=True):
-            assert found == analyzer(text)
+        for text, tokens in zip(texts, words(tokenize_texts(texts, analyzer)), strict=True):
+            assert tokens == analyzer(text)
 
 
-def test_the_definition_in_plain_python():
+def test_analyzer_equals_its_definition():
     stopwords = {"the", "is", "not"}
     for text in EXAMPLES:
         plain = re.findall(r"\w\w+", text.lower())
@@ -101,7 +101,7 @@ def test_the_definition_in_plain_python():
     assert Analyzer(None, "english")("The generalisations") == ["the", "generalis"]
 
 
-def test_scripts_whose_words_are_no_runs_of_letters():
+def test_words_of_scripts_without_spaces_or_with_marks():
     found = Analyzer(script="unspaced")("今天天气很好，the iPhone手机! 真")
     assert found == [
         "今天",
@@ -120,15 +120,15 @@ def test_scripts_whose_words_are_no_runs_of_letters():
 
 
 def test_stop_words_are_words_not_stems():
-    # "thes" and "ares" are not stop words, whatever their stems are.
+    # "thes" and "ares" are not stop words, even if their stems are.
     assert Analyzer("en", "english")("thes ares its") == Analyzer(None, "english")("thes ares its")
-    check(["thes ares its the", "nots being"], Analyzer("en", "english"))
+    check_tokenization(["thes ares its the", "nots being"], Analyzer("en", "english"))
 
 
-def test_very_long_words_and_texts():
+def test_tokenization_of_very_long_words_and_texts():
     texts = [
         "a" * 100_000,
-        "Ⱥ" * 100_000,  # Each grows by a byte when lowered.
+        "Ⱥ" * 100_000,  # Each needs one byte more in lower case.
         "İ" * 20_000,
         "Σ" * 20_000 + "Σ",
         "𐐀" * 50_000,
@@ -137,34 +137,34 @@ def test_very_long_words_and_texts():
         "ab " * 100_000,
         "\u0301" * 100_000,
     ]
-    check(texts, Analyzer(None))
-    check(texts[::-1], Analyzer())
+    check_tokenization(texts, Analyzer(None))
+    check_tokenization(texts[::-1], Analyzer())
 
 
-def test_many_distinct_words_and_those_that_differ_in_one_byte_only():
+def test_tokenization_of_many_similar_words():
     rng = np.random.default_rng(0)
     stems = ["".join(chr(97 + c) for c in rng.integers(0, 26, size)) for size in range(1, 30)]
     texts = [" ".join(f"{stem}{chr(c)}{stem}" for c in (*range(97, 123), *range(0x400, 0x430))) for stem in stems]
     texts += [" ".join(f"{i:x}{i % 97}" for i in range(k, 40_000, 7)) for k in range(7)]
-    check(texts, Analyzer(None))
+    check_tokenization(texts, Analyzer(None))
 
 
-def test_words_of_seven_and_eight_bytes():
+def test_tokenization_of_words_around_eight_bytes():
     # Short words are their own keys in the table; é takes two bytes, 字 three, 𠀀 four.
     pieces = ["a", "é", "字", "𠀀"]
     texts = [a * i + b * j for a in pieces for b in pieces for i in range(9) for j in range(9)]
-    check([" ".join(texts), *texts], Analyzer(None))
+    check_tokenization([" ".join(texts), *texts], Analyzer(None))
 
 
-def test_empty_input():
-    check([], Analyzer())
-    check(["", "", ""], Analyzer())
-    check(["the", "a an", "is"], Analyzer())
+def test_tokenization_of_empty_input():
+    check_tokenization([], Analyzer())
+    check_tokenization(["", "", ""], Analyzer())
+    check_tokenization(["the", "a an", "is"], Analyzer())
 
 
-def test_texts_do_not_run_into_each_other():
+def test_words_do_not_cross_texts():
     texts = ["ab", "cd", "e", "f", "gh", "\u0301", "i", "Σ", "Σ", "ΑΣ", "Α", "é", "字", "字"]
-    check(texts, Analyzer(None))
+    check_tokenization(texts, Analyzer(None))
 
 
 def test_composed_and_decomposed_letters_stay_different():
@@ -178,7 +178,7 @@ def test_unknown_settings_are_refused(settings):
         Analyzer(**settings)
 
 
-def test_analyzers_are_values():
+def test_analyzers_are_compared_and_hashed_by_value():
     assert Analyzer() == Analyzer("en", None) != Analyzer(None)
     assert len({Analyzer(), Analyzer("en"), Analyzer(None)}) == 2
 
@@ -187,7 +187,7 @@ TEXTS = [f"alpha{i % 7} beta Σ{i} İx{i % 3} gamma" * (i % 4) for i in range(60
 
 
 def arrow_layouts():
-    """The same rows in other Arrow layouts: (name, Dataset)."""
+    """Return the same rows in different Arrow layouts: name -> Dataset."""
     rows = {"id": [f"p{i:02}" for i in range(60)], "text": TEXTS}
     plain = Dataset.from_dict(rows)
     padded = Dataset.from_dict({"id": ["x", *rows["id"], "y"], "text": ["skipped text", *TEXTS, "skipped too"]})
@@ -209,7 +209,7 @@ def arrow_layouts():
 
 
 @pytest.mark.parametrize("layout", list(arrow_layouts()))
-def test_arrow_layouts_of_a_corpus(layout, tmp_path):
+def test_index_does_not_depend_on_the_arrow_layout(layout, tmp_path):
     from hf_tlm.retrieval.bm25.index import Index
 
     dataset = arrow_layouts()[layout]
@@ -223,8 +223,8 @@ def test_arrow_layouts_of_a_corpus(layout, tmp_path):
     }
 
 
-def test_bm25s_does_not_wake_jax(tmp_path):
-    """Where JAX is installed bm25s computes with it as it is imported, and JAX takes most of a GPU's memory."""
+def test_bm25s_does_not_import_jax(tmp_path):
+    """If JAX is installed, importing bm25s starts it, and JAX takes most of a GPU's memory."""
     (tmp_path / "jax").mkdir()
     for name in ("__init__", "lax"):
         (tmp_path / "jax" / f"{name}.py").write_text("print('JAX WAS IMPORTED')\ntop_k = print\n")
@@ -234,11 +234,11 @@ def test_bm25s_does_not_wake_jax(tmp_path):
         "print(Analyzer()('the cats of JAX'), load_bm25s().BM25, 'jax' in sys.modules)\n"
         "import jax\n"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == f"['cats', 'jax'] {load_bm25s().BM25} False\nJAX WAS IMPORTED\n"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check_tokenization=True).stdout
+    assert output == f"['cats', 'jax'] {load_bm25s().BM25} False\nJAX WAS IMPORTED\n"
 
 
-def test_two_threads_import_bm25s(tmp_path):
+def test_two_threads_can_import_bm25s(tmp_path):
     (tmp_path / "bm25s").mkdir()
     for name, text in (("__init__", "import time\ntime.sleep(0.2)"), ("stopwords", ""), ("tokenization", "")):
         (tmp_path / "bm25s" / f"{name}.py").write_text(text)
@@ -252,7 +252,7 @@ def test_two_threads_import_bm25s(tmp_path):
         "    list(pool.map(lambda _: load_bm25s(), range(2)))\n"
         "assert sys.modules['jax'] is jax\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check_tokenization=True)
 
 
 def test_text_mode_keeps_every_text_in_order():
@@ -285,13 +285,13 @@ def test_rake_cuts_at_any_punctuation_and_at_line_ends():
     assert build_queries(["red apples\u2014green pears"], "rake", num_phrases=1) == ["red apples"]
 
 
-def test_rake_keeps_marks_within_words_where_they_are_parts_of_them():
+def test_rake_keeps_marks_within_words_of_their_script():
     text = "हिन्दी भाषा, किताब."
     assert set(build_queries([text], "rake", script="marks")[0].split()) == {"हिन्दी", "भाषा", "किताब"}
-    assert build_queries([text], "rake", script="unspaced") == build_queries([text], "rake")  # As it was before.
+    assert build_queries([text], "rake", script="unspaced") == build_queries([text], "rake")  # Unchanged for other scripts.
 
 
-def test_rake_of_stop_words_alone_is_an_empty_query():
+def test_rake_of_only_stop_words_is_an_empty_query():
     assert build_queries(["it is not the", "", "?!"], "rake") == ["", "", ""]
 
 
@@ -306,6 +306,6 @@ def test_rake_needs_no_download(monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [{"mode": "title"}, {"mode": "rake", "num_phrases": 0}])
-def test_bad_arguments(arguments):
+def test_invalid_mode_or_number_of_phrases_is_refused(arguments):
     with pytest.raises(RetrievalError, match="rake|num_phrases"):
         build_queries(["a"], **arguments)
