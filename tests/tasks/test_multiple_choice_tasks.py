@@ -29,14 +29,14 @@ def test_letters_and_numbers_are_labels():
     assert letters.report["validation"]["labels"] == {"A": 1, "C": 1}
 
 
-def test_class_labels():
+def test_class_labels_are_labels():
     features = {"context": Value("string"), "question": Value("string"), "options": List(Value("string"))}
     rows = {"context": ["c"], "question": ["q"], "options": [["x", "y"]], "label": [1]}
     data = Dataset.from_dict(rows, features=Features(features | {"label": ClassLabel(names=["A", "B"])}))
     assert task_from_datasets(SPEC, {"train": data, "validation": data}).train["label"][:] == [1]
 
 
-def test_options_that_are_numbers_are_texts():
+def test_options_that_are_numbers_become_texts():
     assert task(row(options=(1, 2, 3))).validation["options"][0] == ["1", "2", "3"]
 
 
@@ -63,13 +63,13 @@ def test_bad_rows_are_named_and_can_be_dropped(bad, message):
 
 
 @pytest.mark.parametrize("label", [3, -2])
-def test_numbers_out_of_range(label):
+def test_label_out_of_range_is_refused(label):
     message = f"1 of 2 rows with a label that is no option; .*label {label}, options A, B, C or 0 to 2"
     with pytest.raises(TaskError, match=message):
         task(row(0), row(label))
 
 
-def test_the_number_of_options_is_that_of_most_training_rows():
+def test_number_of_options_is_that_of_most_training_rows():
     with pytest.raises(TaskError, match="train: 1 of 3 rows with another number of options than 3"):
         task(row(), train=[row(options="ab"), row(), row()])
     with pytest.raises(TaskError, match="2 to 26 options"):
@@ -79,7 +79,7 @@ def test_the_number_of_options_is_that_of_most_training_rows():
 
 
 def test_questions_of_a_passage_share_its_id_and_get_numbers():
-    """RACE's ids are the files of the passages."""
+    """In RACE, ids are those of the passages' files."""
     other = {"article": "Another.", "id": "high1.txt"}
     rows = task(row(id="middle1.txt"), row(**other), row(id="middle1.txt")).validation
     assert rows["id"][:] == ["middle1.txt:0", "high1.txt", "middle1.txt:1"]
@@ -87,7 +87,7 @@ def test_questions_of_a_passage_share_its_id_and_get_numbers():
         task(row(id="x"), row(**other | {"id": "x"}))
 
 
-def test_an_unlabelled_test_split_is_left_out():
+def test_unlabelled_test_split_is_left_out():
     rows = Dataset.from_list([row(), row("C")])
     unlabelled = Dataset.from_list([row(None), row(None)])
     assert task_from_datasets(SPEC, {"train": rows, "validation": rows, "test": unlabelled}).test is None

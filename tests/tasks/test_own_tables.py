@@ -1,4 +1,4 @@
-"""Tables of one's own as tasks: files, separators, held-out texts, classes that are numbers."""
+"""A user's own tables as tasks: files, separators, held-out texts, classes that are numbers."""
 
 import datetime
 import json
@@ -44,7 +44,7 @@ def texts_of(task):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", ".CSV"])
-def test_a_table_of_any_type_is_the_same_task(tmp_path, suffix):
+def test_tables_of_every_file_type_give_the_same_task(tmp_path, suffix):
     if suffix == ".xlsx":
         pytest.importorskip("openpyxl")
     rows = tickets(60)
@@ -58,7 +58,7 @@ def test_a_table_of_any_type_is_the_same_task(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json"])
 @pytest.mark.parametrize("early", [None, [1], 3, {"a": 2}, "missing"])
-def test_a_field_that_is_another_in_later_rows_of_a_large_file_is_read(tmp_path, monkeypatch, early, suffix):
+def test_field_that_changes_its_type_late_in_a_large_file_is_read(tmp_path, monkeypatch, early, suffix):
     monkeypatch.setattr(tables, "_BLOCK", 1 << 14)
     rows = [{"text": f"text {i}", "label": "ab"[i % 2], "more": early, "long": "x" * 1000} for i in range(120)]
     rows += [{"text": f"last {i}", "label": "ab"[i % 2], "more": {"a": 1, "b": 2}, "long": ""} for i in range(10)]
@@ -71,24 +71,24 @@ def test_a_field_that_is_another_in_later_rows_of_a_large_file_is_read(tmp_path,
     assert list(tables.row_batches(path, "json", 125))[-1]["more"][-1] == {"a": 1, "b": 2}
 
 
-def test_every_class_has_its_share_in_every_part():
+def test_held_out_splits_are_stratified():
     rows = [{"text": f"text {i}", "label": "rare" if i % 20 == 0 else "common"} for i in range(1000)]
     task = load_task(Dataset.from_list(rows), validation_share=0.2, test_share=0.1)
     for split, share in (("validation", 0.2), ("test", 0.1)):
         counts = task.report[split]["classes"]
-        for name, of in (("rare", 50), ("common", 950)):
-            assert abs(counts[name] - share * of) <= 2, (split, counts)
+        for name, size in (("rare", 50), ("common", 950)):
+            assert abs(counts[name] - share * size) <= 2, (split, counts)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_longer_file_keeps_its_assignment(seed):
+def test_longer_file_keeps_the_held_out_texts(seed):
     rows = tickets(400, seed=seed)
     short, long = (texts_of(load_task(Dataset.from_list(some), **SHARES)) for some in (rows[:150], rows))
     for split, texts in short.items():
         assert texts <= long[split]
 
 
-def test_equal_texts_are_on_one_side():
+def test_equal_texts_are_in_the_same_split():
     rows = tickets(200)
     again = [{**row, "Body": f"  {row['Body']} "} for row in rows] + rows
     task = load_task(Dataset.from_list(rows + again), **SHARES)
@@ -99,7 +99,7 @@ def test_equal_texts_are_on_one_side():
     assert not any(task.texts_also_in_train.values())
 
 
-def test_a_name_that_two_columns_have_is_said(tmp_path, caplog, monkeypatch):
+def test_repeated_column_name_is_warned_about(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(tables, "_told", set())
     lines = ["Body,queue,queue,,", *(f"{row['Body']},{row['queue']},{'xy'[i % 2]},," for i, row in enumerate(tickets(60)))]
     (tmp_path / "two.csv").write_text("\n".join(lines))
@@ -116,16 +116,16 @@ def test_a_name_that_two_columns_have_is_said(tmp_path, caplog, monkeypatch):
     assert "more than once" not in caplog.text
 
 
-def test_lines_that_an_unbalanced_quote_runs_together_are_told(tmp_path, caplog):
-    """Half of the rows, with their labels, were in the texts of the others, without a word."""
+def test_rows_merged_by_an_unbalanced_quote_are_warned_about(tmp_path, caplog):
+    """Otherwise half of the rows, with their labels, would silently be within the texts of others."""
     lines = [f'"unbalanced text {i}\t{"ab"[i % 2]}' if i < 20 else f"text {i}\t{'ab'[i % 2]}" for i in range(60)]
     path = tmp_path / "odd.tsv"
     path.write_text("\n".join(["text\tlabel", *lines]) + "\n")
     for _ in range(2):
         task = load_task(str(path))
     assert sum(map(len, task.splits.values())) == 50
-    (told,) = [line for line in caplog.messages if "double quote" in line]
-    assert told.startswith(f"{path}: 10 rows span several lines, the first one lines 2 to 3, because a field begins with")
+    (warning,) = [line for line in caplog.messages if "double quote" in line]
+    assert warning.startswith(f"{path}: 10 rows span several lines, the first one lines 2 to 3, because a field begins with")
     caplog.clear()
     fine = [f'"text {i}\nof ""two"" lines",{"ab"[i % 2]}' for i in range(30)] + [f'"text" {i},"a\nb"' for i in range(5)]
     (tmp_path / "fine.csv").write_text("\r\n".join(["sep=,", "text,label", *fine, "last,a"]))
@@ -133,18 +133,18 @@ def test_lines_that_an_unbalanced_quote_runs_together_are_told(tmp_path, caplog)
     assert "double quote" not in caplog.text
 
 
-def test_a_large_csv_is_looked_through_for_odd_quotes_at_its_beginning(tmp_path, caplog, monkeypatch):
+def test_beginning_of_a_large_csv_is_checked_for_unbalanced_quotes(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(tables, "_BLOCK", 1 << 20)
     rows = "".join(f"text {i},a\n" for i in range(1 << 17))
     odd = '"unbalanced,a\nand "more,b\n'
     for name, text in (("early", odd + rows + odd), ("late", rows + odd)):
         (tmp_path / f"{name}.csv").write_text(f"text,label\n{text}")
         tables._warn_of_quotes(tmp_path / f"{name}.csv", ",")
-    (told,) = caplog.messages
-    assert "early.csv: 1 rows in its first 1 MB span several lines, the first one lines 2 to 3" in told
+    (warning,) = caplog.messages
+    assert "early.csv: 1 rows in its first 1 MB span several lines, the first one lines 2 to 3" in warning
 
 
-def test_a_repeated_name_of_many_shards_is_said_once(tmp_path, caplog, monkeypatch):
+def test_repeated_column_name_in_many_shards_is_warned_about_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(tables, "_told", set())
     for number in range(3):
         (tmp_path / f"{number}.csv").write_text("text,text\none,two\n")
@@ -165,13 +165,13 @@ def test_a_repeated_name_of_many_shards_is_said_once(tmp_path, caplog, monkeypat
     assert not read_twice()
 
 
-def test_the_content_decides_more_than_the_place():
+def test_held_out_texts_depend_on_content_more_than_on_order():
     rows = tickets(300, ("one", "two"))
     first, last = (texts_of(load_task(Dataset.from_list(some), **SHARES)) for some in (rows, rows[::-1]))
     assert len(first["test"] & last["test"]) > 2 * len(first["test"]) * 0.1
 
 
-def test_questions_to_a_context_are_on_one_side():
+def test_questions_to_a_context_are_in_the_same_split():
     rows = [
         {
             "context": f"Story {i // 5} of {WORDS[i // 5 % 10]}",
@@ -186,7 +186,7 @@ def test_questions_to_a_context_are_on_one_side():
     assert task.kind == "question_answering" and len(set.union(*contexts)) == sum(map(len, contexts))
 
 
-def test_shares_of_a_task_without_a_validation_split(tmp_path):
+def test_validation_share_of_a_folder_without_a_validation_split(tmp_path):
     write(tmp_path / "train.csv", tickets(60))
     write(tmp_path / "test.csv", tickets(10, seed=1))
     with pytest.raises(TaskError, match="--validation_share 0.1 holds out"):
@@ -197,7 +197,7 @@ def test_shares_of_a_task_without_a_validation_split(tmp_path):
         load_task(str(tmp_path), validation_share=0.2, test_share=0.2, **SHARES)
 
 
-def test_a_dict_of_datasets_has_its_splits():
+def test_dict_of_datasets_gives_the_splits():
     task = load_task(
         DatasetDict(train=Dataset.from_list(tickets(30)), dev=Dataset.from_list(tickets(9))), name="mine", **SHARES
     )
@@ -211,19 +211,19 @@ def test_a_dict_of_datasets_has_its_splits():
         load_task(DatasetDict(parts), **SHARES)
 
 
-def test_a_hub_data_set_of_one_split_is_a_table(monkeypatch):
+def test_hub_dataset_of_one_split_is_a_table(monkeypatch):
     monkeypatch.setattr(reading, "load_dataset", lambda *args, **options: DatasetDict(all=Dataset.from_list(tickets(60))))
     assert load_task("me/tickets", **SHARES).held_out == {"validation": 0.1, "test": 0.1}
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy", "pandas"])
-def test_the_format_of_a_data_set_changes_nothing(kind):
+def test_format_of_a_dataset_has_no_effect(kind):
     rows = Dataset.from_list([{**row, "queue": row["nr"] % 3} for row in tickets(60)])
     task = load_task(rows.with_format(kind), **SHARES)
     assert task.label_names == ("0", "1", "2") and task.fingerprint == load_task(rows, **SHARES).fingerprint
 
 
-def test_a_transform_is_not_left_out_silently():
+def test_dataset_with_a_transform_is_refused():
     rows = Dataset.from_list(tickets(60)).with_transform(lambda batch: batch)
     for data, where in ((rows, "the data"), ({"train": rows, "validation": rows}, "train")):
         with pytest.raises(TaskError, match=rf"{where} has a transform \(with_transform\), .* Apply the transform with map"):
@@ -233,13 +233,13 @@ def test_a_transform_is_not_left_out_silently():
 @pytest.mark.parametrize(
     "data", [[{"text": "a", "label": 1}], {"train": [1]}, 3, Dataset.from_list(tickets(30)).to_iterable_dataset()]
 )
-def test_what_is_no_data_set_is_named(data):
+def test_data_that_are_no_dataset_are_refused(data):
     with pytest.raises(TaskError, match="task: expected a name, a path, a datasets.Dataset"):
         load_task(data)
 
 
 @pytest.mark.parametrize("separator", [";", "\t", "|", ","])
-def test_separators_are_found_and_quotes_kept(tmp_path, separator):
+def test_separator_is_detected_and_quotes_are_kept(tmp_path, separator):
     rows = [{**row, "Body": f'{row["Body"]}; so, | und\t"so"'} for row in tickets(40)]
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False, sep=separator, encoding="utf-8-sig")
     task = load_task(str(tmp_path / "t.csv"), **SHARES)
@@ -248,28 +248,28 @@ def test_separators_are_found_and_quotes_kept(tmp_path, separator):
 
 
 @pytest.mark.parametrize("separator", [";", ","])
-def test_a_table_in_excel_s_own_encoding_is_told_so_whatever_separates_it(tmp_path, separator):
-    """Texts that hold commas made a comma's table of what could not be decoded."""
+def test_table_in_cp1252_is_refused_for_every_separator(tmp_path, separator):
+    """Commas in texts must not make the undecodable file pass for a comma-separated table."""
     rows = [{**row, "Body": f"{row['Body']}, für {i % 3 * ', mich'}"} for i, row in enumerate(tickets(40))]
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False, sep=separator, encoding="cp1252")
     with pytest.raises(TaskError, match="it is not UTF-8 text .byte 0xfc.. Save it as UTF-8 .in Excel: CSV UTF-8."):
         load_task(str(tmp_path / "t.csv"), **SHARES)
 
 
-def test_a_separator_that_is_none(tmp_path):
+def test_wrong_separator_is_refused(tmp_path):
     with pytest.raises(TaskError, match="separator must be one character"):
         load_task(write(tmp_path / "t.csv", tickets(30)), separator="::", **SHARES)
     with pytest.raises(TaskError, match="no column 'Body'; the columns are Body,queue,nr"):
         load_task(write(tmp_path / "t.csv", tickets(30)), separator=";", **SHARES)
 
 
-def test_commas_in_texts_of_a_file_with_commas_stay(tmp_path):
+def test_semicolons_in_texts_of_a_comma_separated_file_stay(tmp_path):
     (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"a;b;c {i},{'yn'[i % 2]}\n" for i in range(40)))
     assert load_task(str(tmp_path / "t.csv")).train["text"][0] == "a;b;c 0"
 
 
-def test_a_csv_is_read_as_it_is_written_and_as_predict_reads_it(tmp_path):
-    """Texts, ids and classes of digits had lost their zeros."""
+def test_leading_zeros_of_a_csv_are_kept_as_in_predict(tmp_path):
+    """Also in ids and classes of digits."""
     lines = ["id,text,label", *(f"{i:05},{i:04},{'01' if i % 2 else '02'}" for i in range(60))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     task = load_task(str(tmp_path / "t.csv"))
@@ -279,8 +279,8 @@ def test_a_csv_is_read_as_it_is_written_and_as_predict_reads_it(tmp_path):
     assert {(row["id"], row["text"]) for row in task.train} <= set(zip(rows["id"], rows["text"], strict=True))
 
 
-def test_a_column_of_a_long_csv_may_begin_empty_or_with_numbers(tmp_path):
-    """The reader took the type of the first 10,000 rows, and ended at the first that had another."""
+def test_column_of_a_long_csv_may_begin_empty_or_with_numbers(tmp_path):
+    """A reader that takes types from the first 10,000 rows would fail at the first row of another type."""
     late = 10_500
     rows = [(f"text {i}", 1 if i < late else "A", "" if i < late else "seen") for i in range(late + 500)]
     lines = ["text,label,note", *(",".join(map(str, row)) for row in rows)]
@@ -310,8 +310,8 @@ def test_classes_of_csv_files_are_the_same_in_every_split(tmp_path, train, dev, 
     assert len(task.validation) == len([label for label in dev if label])
 
 
-def test_a_number_and_its_text_are_one_class(tmp_path):
-    """Of a file that mixes them there was a class of the same name twice."""
+def test_number_and_its_text_are_one_class(tmp_path):
+    """A file that mixes both would otherwise have two classes of the same name."""
     for labels, names in (([1, "1", "two"], ("1", "two")), ([1, True, "two"], ("1", "True", "two"))):
         rows = [{"text": f"text {i}", "label": labels[i % 3]} for i in range(90)]
         assert load_task(write(tmp_path / f"{len(names)}.jsonl", rows)).label_names == names
@@ -326,7 +326,7 @@ def test_whole_floats_are_the_same_classes_in_every_split(tmp_path):
     assert [rows["label"][:] for rows in task.splits.values()] == [[0, 1, 2], [0, 1, 2], [2, 1]]
 
 
-def test_nan_is_no_label_as_null_is():
+def test_nan_counts_as_no_label():
     labels = [float(i % 3) for i in range(60)]
     rows = Dataset.from_dict({"text": [f"text {i}" for i in range(60)], "label": [*labels[:-1], float("nan")]})
     with pytest.raises(TaskError, match="1 of .* rows with no label"):
@@ -334,7 +334,7 @@ def test_nan_is_no_label_as_null_is():
     assert load_task(rows, drop_bad_rows=True).label_names == ("0", "1", "2")
 
 
-def test_numbers_are_named_in_their_order():
+def test_classes_that_are_numbers_are_sorted_by_value():
     rows = Dataset.from_list([{"text": f"text {i}", "label": float(i % 11 + 1)} for i in range(220)])
     assert load_task(rows).label_names == tuple(map(str, range(1, 12)))
     names = [f"star {i}" for i in range(11)]
@@ -342,7 +342,7 @@ def test_numbers_are_named_in_their_order():
     assert task.label_names == tuple(names) and task.train[0]["label"] == 0
 
 
-def test_label_names_order_the_data_s_own():
+def test_label_names_reorder_the_classes():
     rows = Dataset.from_list(tickets(60))
     names = ("network", "billing", "hardware")
     task = load_task(rows, label_names=names, **SHARES)
@@ -354,7 +354,7 @@ def test_label_names_order_the_data_s_own():
         load_task(rows.map(lambda row: {"queue": row["nr"] % 2 == 0}), label_names=["no", "yes"], **SHARES)
 
 
-def test_a_folder_without_a_table_says_what_it_holds(tmp_path):
+def test_error_on_a_folder_without_a_table_lists_its_files(tmp_path):
     for name in ("part1.csv", "part2.csv", "notes.docx"):
         (tmp_path / name).write_text("text,label\n")
     with pytest.raises(TaskError, match="contains notes.docx, part1.csv, part2.csv: expected files named train"):
@@ -365,20 +365,20 @@ def test_a_folder_without_a_table_says_what_it_holds(tmp_path):
 
 
 @pytest.mark.parametrize("made", [lambda rows: rows, lambda rows: DatasetDict(train=rows)])
-def test_what_datasets_saved_is_told_how_to_be_read(tmp_path, made):
+def test_folder_of_save_to_disk_is_refused_with_a_hint(tmp_path, made):
     made(Dataset.from_list(tickets(30))).save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(TaskError, match=r"saved was written by save_to_disk.*load_task\(load_from_disk\('.*saved'"):
         load_task(str(tmp_path / "saved"), **SHARES)
 
 
-def test_the_only_table_of_a_folder(tmp_path):
+def test_only_table_of_a_folder_is_read(tmp_path):
     write(tmp_path / "export.csv", tickets(60))
     (tmp_path / "README.md").write_text("Tickets.")
     task = load_task(str(tmp_path), **SHARES)
     assert task.name == tmp_path.name and task.held_out
 
 
-def test_several_classes_a_text_are_said_to_be_unsupported():
+def test_multi_label_data_are_refused():
     rows = Dataset.from_list([{"text": f"text {i}", "label": ["a", "b"][: i % 3]} for i in range(40)])
     with pytest.raises(TaskError, match="multi-label.* not supported"):
         load_task(rows)
@@ -398,7 +398,7 @@ def test_bytes_are_neither_classes_nor_texts():
 
 
 @pytest.mark.parametrize("name", ["new.csv", "new.jsonl"])
-def test_a_name_that_ends_with_a_blank_is_shown_to(tmp_path, name):
+def test_column_names_with_trailing_blanks_are_quoted(tmp_path, name):
     path = write(tmp_path / name, [{"text ": f"text {i}", "label": "ab"[i % 2]} for i in range(40)])
     with pytest.raises(TaskError, match="no column 'text'; the columns are 'text ', label. Choose"):
         load_task(path)
@@ -407,7 +407,7 @@ def test_a_name_that_ends_with_a_blank_is_shown_to(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["new.json", "new.jsonl"])
-def test_half_characters_of_json_are_told_of(tmp_path, name):
+def test_lone_surrogates_in_json_are_refused(tmp_path, name):
     rows = [{"text": f"text {i}" + "\ud800" * (i == 5), "label": "ab"[i % 2]} for i in range(40)]
     text = json.dumps(rows) if name == "new.json" else "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / name).write_text(text)
@@ -417,7 +417,7 @@ def test_half_characters_of_json_are_told_of(tmp_path, name):
             read(str(tmp_path / name))
 
 
-def test_lists_that_a_csv_made_texts_of_are_told_of(tmp_path, caplog):
+def test_labels_that_look_like_lists_are_warned_about(tmp_path, caplog):
     rows = [{**row, "queue": str(["billing", "network"][: 1 + row["nr"] % 2])} for row in tickets(60)]
     assert load_task(write(tmp_path / "many.csv", rows), **SHARES).num_labels == 2
     assert "look like lists, such as ['billing', 'network']. Several classes per text (multi-label)" in caplog.text
@@ -426,7 +426,7 @@ def test_lists_that_a_csv_made_texts_of_are_told_of(tmp_path, caplog):
     assert "look like lists" not in caplog.text
 
 
-def test_too_few_texts_for_a_part():
+def test_too_few_texts_to_hold_out_are_refused():
     with pytest.raises(
         TaskError, match="4 different texts in 4 classes, which 'queue' names, are too few for a validation split of 10%"
     ):
@@ -434,7 +434,7 @@ def test_too_few_texts_for_a_part():
 
 
 @pytest.mark.parametrize("shares", [(0.6, 0.4), (1.0, 0.0), (-0.1, 0.1), ("x", 0.1)])
-def test_shares_that_are_none(shares):
+def test_invalid_shares_are_refused(shares):
     with pytest.raises(TaskError, match="_share"):
         load_task(Dataset.from_list(tickets(60)), validation_share=shares[0], test_share=shares[1], **SHARES)
 
@@ -448,14 +448,14 @@ def test_rows_without_text_or_label_are_found_in_train():
     assert task.report["train"]["dropped"] == {"no label": 1, "null text": 1}
 
 
-def test_arguments_reach_the_task(tmp_path):
+def test_task_arguments_are_applied(tmp_path):
     path = write(tmp_path / "t.csv", tickets(60))
     arguments = TaskArguments(path, text_column="Body", label_column="queue", validation_share=0.2, test_share=0.0)
     task = arguments.load()
     assert task.held_out == {"validation": 0.2} and task.test is None
 
 
-def test_sheets_mix_texts_numbers_and_dates(tmp_path):
+def test_excel_sheet_with_texts_numbers_and_dates_is_read(tmp_path):
     pytest.importorskip("openpyxl")
     rows = [
         {"Body": f"Text {i}" if i % 2 else i, "queue": float(i % 2), "day": pd.Timestamp("2026-01-02")} for i in range(40)
@@ -467,19 +467,19 @@ def test_sheets_mix_texts_numbers_and_dates(tmp_path):
     assert task.label_names == ("0", "1") and task.train["text"][0] == "0"
 
 
-def test_without_openpyxl_it_is_said(tmp_path, monkeypatch):
+def test_missing_openpyxl_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "openpyxl", None)
     (tmp_path / "t.xlsx").write_bytes(b"PK")
     with pytest.raises(TaskError, match=r"pip install 'hf-tlm\[excel\]'"):
         load_task(str(tmp_path / "t.xlsx"))
 
 
-def test_a_missing_column_is_looked_for_among_the_table_s_own():
+def test_error_on_a_missing_column_lists_the_columns():
     with pytest.raises(TaskError, match="no column 'label'; the columns are Body, queue, nr[.]"):
         load_task(Dataset.from_list(tickets(30)), text_columns="Body")
 
 
-def test_minus_one_is_said_to_be_no_label():
+def test_minus_one_counts_as_no_label():
     rows = Dataset.from_list([{"text": f"text {i}", "label": i % 3 - 1} for i in range(60)])
     with pytest.raises(
         TaskError, match="rows with no label; the first is row 0 .counted from 0; id 'row-0', null, blank or -1"
@@ -489,19 +489,19 @@ def test_minus_one_is_said_to_be_no_label():
         load_task(Dataset.from_list([{"text": f"text {i}", "label": i % 2 * 2 - 1} for i in range(60)]))
 
 
-def test_a_bad_row_is_named_by_its_number_in_the_table():
+def test_bad_row_is_named_by_its_number_in_the_table():
     rows = tickets(60)
     rows[41]["Body"] = None
     for options in ({}, {"id_column": "nr"}):
         with pytest.raises(TaskError, match=r"train: 1 of \d+ rows with null text; the first is row 41 "):
             load_task(Dataset.from_list(rows), **SHARES, **options)
-    # And where a part is held out of a train split.
+    # Also if validation texts are held out of a train split.
     splits = DatasetDict(train=Dataset.from_list(rows), test=Dataset.from_list(tickets(9, seed=1)))
     with pytest.raises(TaskError, match=r"train: 1 of \d+ rows with null text; the first is row 41 "):
         load_task(splits, **SHARES, validation_share=0.2)
 
 
-def test_of_a_frame_it_is_said_how_it_becomes_a_data_set():
+def test_frames_and_lists_are_refused_with_the_way_to_a_dataset():
     frame = pd.DataFrame(tickets(60))
     with pytest.raises(TaskError, match=r"received a DataFrame. Create a dataset with Dataset.from_pandas\(frame\)\.$"):
         load_task(frame, **SHARES)
@@ -520,7 +520,7 @@ def test_of_a_frame_it_is_said_how_it_becomes_a_data_set():
 
 
 @pytest.mark.parametrize("more", [{}, {"more": 1}], ids=["alike", "other_keys"])
-def test_a_field_of_an_object_is_a_column_with_a_dotted_name(tmp_path, more):
+def test_nested_field_is_a_column_with_a_dotted_name(tmp_path, more):
     rows = tickets(60)
     path = tmp_path / "nested.jsonl"
     nested = [
@@ -536,7 +536,7 @@ def test_a_field_of_an_object_is_a_column_with_a_dotted_name(tmp_path, more):
     assert some["text"][:] == [row["Body"] for row in rows] and some["id"][:2] == ["0", "1"]
     with pytest.raises(TaskError, match="no column 'ticket.boddy'; the columns are ticket"):
         load_task(str(path), **columns | {"text_columns": "ticket.boddy"})
-    # A chunk without a value of the field was one without the column.
+    # A chunk without any value of the field still has the column.
     write(path, [*nested, *({"ticket": {"body": None, "nr": i}} for i in range(60)), *nested])
     chunks = list(unlabelled_chunks(str(path), task.spec, drop_bad_rows=True, chunk=len(rows)))
     assert [len(chunk.rows) for chunk in chunks] == [len(rows)] * 2
@@ -545,7 +545,7 @@ def test_a_field_of_an_object_is_a_column_with_a_dotted_name(tmp_path, more):
 @pytest.mark.parametrize(
     "kind, way", [(list, r"Join each list into one text first, .*join"), (dict, "--text_column ticket.body")]
 )
-def test_texts_in_lists_and_objects_are_refused_with_the_way_out(tmp_path, kind, way):
+def test_texts_in_lists_or_objects_are_refused_with_a_remedy(tmp_path, kind, way):
     cells = [[f"one {i}", "two"] if kind is list else {"body": f"one {i}"} for i in range(40)]
     path = write(tmp_path / "cells.jsonl", [{"text": cell, "label": "ab"[i % 2]} for i, cell in enumerate(cells)])
     message = rf"of [0-9]+ rows with text that is a {kind.__name__}(.|\n)*--drop_bad_rows\. .*{way}"
@@ -556,7 +556,7 @@ def test_texts_in_lists_and_objects_are_refused_with_the_way_out(tmp_path, kind,
 
 
 @pytest.mark.parametrize("separator", [";", ",", "\t", "^"])
-def test_a_first_line_for_excel_declares_the_separator(tmp_path, separator):
+def test_excel_sep_line_declares_the_separator(tmp_path, separator):
     rows = tickets(60)
     lines = [separator.join(rows[0]), *(separator.join(map(str, row.values())) for row in rows)]
     path = tmp_path / "excel.csv"
@@ -572,7 +572,7 @@ def test_a_first_line_for_excel_declares_the_separator(tmp_path, separator):
 
 @pytest.mark.parametrize("packed", [".gz", ".zst"])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
-def test_a_compressed_table_is_the_same_task(tmp_path, suffix, packed):
+def test_compressed_table_gives_the_same_task(tmp_path, suffix, packed):
     path, rows = tmp_path / f"tickets{suffix}{packed}", tickets(60)
     plain = tmp_path / f"tickets{suffix}"
     write(plain, rows)
@@ -590,7 +590,7 @@ def test_a_compressed_table_is_the_same_task(tmp_path, suffix, packed):
 
 
 @pytest.mark.parametrize("name", ["a.csv.zip", "a.csv.bz2", "a.jsonl.xz", "a.parquet.gz", "a.conll.gz"])
-def test_other_compressed_files_are_refused_with_the_way_out(tmp_path, name):
+def test_other_compressed_files_are_refused_with_a_remedy(tmp_path, name):
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(TaskError, match=r"as \.gz and \.zst\. Unpack the file first \(gunzip, unzip"):
         load_task(str(tmp_path / name))
@@ -609,8 +609,8 @@ def test_other_compressed_files_are_refused_with_the_way_out(tmp_path, name):
         (".csv", "2026", None),
     ],
 )
-def test_dates_for_classes_are_told_of(tmp_path, caplog, suffix, label, said):
-    """What a spreadsheet makes of 1-2 and MAR1 was a class without a word."""
+def test_dates_as_classes_are_warned_about(tmp_path, caplog, suffix, label, said):
+    """A spreadsheet turns 1-2 and MAR1 into dates."""
     labels = ["a", label] * 20 if suffix != ".parquet" else [label, label + datetime.timedelta(1)] * 20
     frame = pd.DataFrame({"text": [f"text {i}" for i in range(40)], "label": labels})
     file = tmp_path / f"t{suffix}"
@@ -620,11 +620,11 @@ def test_dates_for_classes_are_told_of(tmp_path, caplog, suffix, label, said):
     else:
         frame.to_csv(file, index=False) if suffix == ".csv" else frame.to_parquet(file)
     assert load_task(str(file)).num_labels == 2
-    told = [message for message in caplog.messages if "dates or times" in message]
-    assert (len(told) == 1 and said in told[0]) if said else not told
+    warnings = [message for message in caplog.messages if "dates or times" in message]
+    assert (len(warnings) == 1 and said in warnings[0]) if said else not warnings
 
 
-def test_what_is_odd_about_labels_is_said_once(caplog):
+def test_warnings_about_labels_are_given_once(caplog):
     rows = [{"text": f"text {i}", "label": f"['{'aA'[i % 2]}{i // 4}']"} for i in range(80)]
     load_task(Dataset.from_list(rows))
     for said in ("look like lists", "differ only in case", "of them have only one or two"):

@@ -24,7 +24,7 @@ def validation(*rows, **options):
     return task.validation
 
 
-def test_one_answer_in_two_columns():
+def test_one_answer_may_be_in_two_columns():
     assert validation(question("東京"), question("May", id="r"), question(None, id="s"))[:] == {
         "id": ["q", "r", "s"],
         "context": [CONTEXT] * 3,
@@ -42,12 +42,12 @@ def test_one_answer_in_two_columns():
     ],
     ids=["lists", "dictionaries"],
 )
-def test_several_answers_in_one_column(answers):
+def test_several_answers_may_be_in_one_column(answers):
     row = {"id": "q", "context": CONTEXT, "question": "Where?", "answers": answers}
     assert validation(row)[0] == {**row, "answers": ["Paris", "“Paris”"], "starts": [15, 14]}
 
 
-def test_a_single_answer_need_be_no_list():
+def test_single_answer_needs_no_list():
     row = {"context": CONTEXT, "question": "Where?", "answers": {"text": "Paris", "answer_start": 15}}
     assert validation(row)["answers"][:] == [["Paris"]] and validation(row)["starts"][:] == [[15]]
     with pytest.raises(TaskError, match="an answer without an offset; .*offset '15'"):
@@ -55,8 +55,8 @@ def test_a_single_answer_need_be_no_list():
 
 
 @pytest.mark.parametrize("column", ["answer_start", "begin"])
-def test_offsets_of_a_csv_are_numbers(tmp_path, column):
-    """All fields of a csv are read as texts; null offsets are why others are written as floats."""
+def test_offsets_of_a_csv_become_numbers(tmp_path, column):
+    """All fields of a csv are read as texts; if some offsets are null, the others are written as floats."""
     for split, offsets in (("train", ["15", "30"]), ("dev", ["15.0", ""])):
         rows = [("context", "question", "answer_text", column)]
         rows += [(CONTEXT, f"{split} {n}?", CONTEXT[int(float(at)) :][:3] if at else "", at) for n, at in enumerate(offsets)]
@@ -67,7 +67,7 @@ def test_offsets_of_a_csv_are_numbers(tmp_path, column):
     assert task.train["starts"][:] == [[15], [30]] and task.validation["starts"][:] == [[15], []]
 
 
-def test_an_empty_list_is_no_answer_and_null_is_an_error():
+def test_empty_list_means_unanswerable_and_null_is_refused():
     rows = [
         {"id": n, "context": CONTEXT, "question": "Where?", "answers": a}
         for n, a in enumerate([{"text": [], "answer_start": []}, None])
@@ -102,7 +102,7 @@ def test_bad_rows_are_named_and_can_be_dropped(bad, message):
     assert validation(*rows, drop_bad_rows=True)["id"][:] == ["ok"]
 
 
-def test_different_numbers_of_answers_and_offsets():
+def test_different_numbers_of_answers_and_offsets_are_refused():
     with pytest.raises(TaskError, match="different numbers of answers and offsets.*2 answers, 1 offsets"):
         validation({**question(), "answer_text": ["Paris", "May"], "answer_start": [15]})
     blank = {"id": "q", "context": CONTEXT, "question": "?", "answers": {"text": [" "], "answer_start": [3]}}
@@ -110,12 +110,12 @@ def test_different_numbers_of_answers_and_offsets():
         validation(blank)
 
 
-def test_answers_that_are_numbers():
+def test_answers_that_are_numbers_become_texts():
     row = {"context": "In 1976 and 0.", "question": "When?", "answer_text": 1976, "answer_start": 3}
     assert validation(row, {**row, "answer_text": 0, "answer_start": 12})["answers"][:] == [["1976"], ["0"]]
 
 
-def test_a_test_split_without_answers_is_left_out(caplog):
+def test_test_split_without_answers_is_left_out(caplog):
     splits = {"train": GOOD, "validation": GOOD, "test": Dataset.from_list([question(None), question(None, id="r")])}
     task = task_from_datasets(SPEC, splits)
     assert task.test is None and "test split has no labels" in caplog.text
@@ -130,7 +130,7 @@ PARIS = {"id": "1", "question": "Where?", "answers": [{"text": "Paris", "answer_
 NOWHERE = {"id": "2", "question": "Why?", "answers": [], "is_impossible": True, "plausible_answers": PARIS["answers"]}
 
 
-def test_official_files_of_both_versions(tmp_path):
+def test_squad_files_of_both_versions_are_read(tmp_path):
     (tmp_path / "train-v2.0.json").write_text(squad_file({"version": "v2.0"}, PARIS | {"is_impossible": False}, NOWHERE))
     (tmp_path / "dev-v1.1.json").write_text(squad_file({}, PARIS | {"answers": PARIS["answers"] * 3}))
     task = load_task(str(tmp_path))
@@ -146,8 +146,7 @@ def test_official_files_of_both_versions(tmp_path):
     }
 
 
-def test_the_articles_alone_and_a_byte_order_mark(tmp_path):
-    """A list of them was a table without a column of texts; so was the object after a byte order mark."""
+def test_squad_articles_without_header_or_with_byte_order_mark_are_read(tmp_path):
     whole = json.loads(squad_file({"version": 1.1}, PARIS, NOWHERE))
     (tmp_path / "train.json").write_text(json.dumps(whole["data"]))
     (tmp_path / "dev.json").write_text(json.dumps(whole), encoding="utf-8-sig")
@@ -161,20 +160,20 @@ def test_the_articles_alone_and_a_byte_order_mark(tmp_path):
         load_task(str(tmp_path))
 
 
-def test_official_files_that_are_compressed(tmp_path):
+def test_compressed_squad_files_are_read(tmp_path):
     for split, questions in (("train", [PARIS, NOWHERE]), ("dev", [PARIS])):
         (tmp_path / f"{split}.json.gz").write_bytes(gzip.compress(squad_file({}, *questions).encode()))
     task = load_task(str(tmp_path))
     assert task.kind == "question_answering" and task.train["answers"][:] == [["Paris"], []]
 
 
-def test_an_official_file_that_is_not_whole(tmp_path):
+def test_incomplete_squad_file_is_refused(tmp_path):
     (tmp_path / "train.json").write_text(squad_file({}, PARIS, {"id": "2", "answers": []}))
     with pytest.raises(TaskError, match="train.json begins as a SQuAD file, but .* after 1 questions: 'question'"):
         load_task(str(tmp_path))
 
 
-def test_hub_and_official_file_give_the_same_task(tmp_path):
+def test_hub_dataset_and_squad_file_give_the_same_task(tmp_path):
     (tmp_path / "train.json").write_text(squad_file({}, PARIS, NOWHERE))
     (tmp_path / "dev.json").write_text(squad_file({}, PARIS))
     answers = [{"text": ["Paris"], "answer_start": [15]}, {"text": [], "answer_start": []}]

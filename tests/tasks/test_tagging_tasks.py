@@ -62,14 +62,14 @@ def test_bad_rows_are_named_and_can_be_dropped(bad, message):
     assert validation(*rows, drop_bad_rows=True).validation["id"][:] == ["ok"]
 
 
-def test_a_sentence_must_be_a_list_of_words():
+def test_sentence_must_be_a_list_of_words():
     with pytest.raises(
         TaskError, match="1 of 1 rows with a sentence that is no list of words; .*tokens 'The cat'.*\\n.*A row is"
     ):
         validation({"tokens": "The cat", "tags": ["DT", "NN"]})
 
 
-def test_a_single_tag_and_tags_that_are_no_spans():
+def test_single_tag_or_tags_without_spans_are_refused():
     one = Dataset.from_dict({"tokens": [["a", "b"]], "tags": [["_", "_"]]})
     with pytest.raises(TaskError, match="at least two tags; the training split has .*'_'.*--columns tags=name"):
         task_from_datasets(SPEC, {"train": one, "validation": one})
@@ -78,7 +78,7 @@ def test_a_single_tag_and_tags_that_are_no_spans():
         task_from_datasets(spans, {"train": GOOD, "validation": GOOD})
 
 
-# Files in columns.
+# Files with columns of words and tags.
 
 CONLL = """-DOCSTART- -X- -X- O
 
@@ -95,7 +95,7 @@ rejects VBZ B-VP O
 
 @pytest.mark.parametrize("suffix", [".conll", ".iob", ".txt"])
 @pytest.mark.parametrize("tab", [False, True])
-def test_columns_of_words_and_tags(tmp_path, suffix, tab):
+def test_column_files_of_words_and_tags_are_read(tmp_path, suffix, tab):
     for split in ("train", "dev"):
         (tmp_path / f"{split}{suffix}").write_text(CONLL.replace(" ", "\t") if tab else CONLL, encoding="utf-8")
     task = load_task(str(tmp_path), metric="span_f1")
@@ -118,7 +118,7 @@ CONLLU = """# sent_id = weblog-1
 """
 
 
-def test_universal_dependencies(tmp_path):
+def test_universal_dependencies_are_read(tmp_path):
     for split in ("train", "dev"):
         (tmp_path / f"en_ewt-ud-{split}.conllu").write_text(CONLLU)
     task = load_task(str(tmp_path))
@@ -136,7 +136,7 @@ def test_universal_dependencies(tmp_path):
         ("a B\n\udce9 O\n", {}, "train.conll is not UTF-8"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path, text, columns, message):
+def test_malformed_column_file_is_refused(tmp_path, text, columns, message):
     (tmp_path / "train.conll").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(TaskError, match=message):
         load_task(str(tmp_path), columns=columns)
@@ -150,8 +150,8 @@ WORDS = "EU\tB-ORG\nrejects\tO\n\nGerman\tB-MISC\ncalls\tO\n"
     ("head", "kind"),
     [("", None), ("", "tagging"), ("token\tner\n", None), ("word\tpos\n", "tagging"), ("text\ttag\n", None)],
 )
-def test_a_word_a_line_is_no_table(tmp_path, suffix, head, kind):
-    """With a header and without: a row of a table is a sentence."""
+def test_table_with_one_word_per_line_is_refused(tmp_path, suffix, head, kind):
+    """With and without a header: a row of a table must be a sentence."""
     for split in ("train", "dev"):
         text = (head + WORDS).replace("\t", "," if suffix == "csv" else "\t")
         (tmp_path / f"{split}.{suffix}").write_text(text)
@@ -161,7 +161,7 @@ def test_a_word_a_line_is_no_table(tmp_path, suffix, head, kind):
         load_task(str(tmp_path), kind=kind)
 
 
-def test_a_row_a_word_is_told_what_a_row_is(tmp_path):
+def test_row_per_word_is_refused_with_the_expected_layout(tmp_path):
     for split in ("train", "dev"):
         (tmp_path / f"{split}.tsv").write_text("tokens\ttags\n" + WORDS)
     with pytest.raises(
@@ -172,7 +172,7 @@ def test_a_row_a_word_is_told_what_a_row_is(tmp_path):
 
 
 @pytest.mark.parametrize("head", ["token\ttag\n", "Word\tPOS\n\n", "form\tchunk\tner\n"])
-def test_a_header_of_words_and_tags_is_no_word(tmp_path, head):
+def test_header_in_a_column_file_is_refused(tmp_path, head):
     lines = WORDS.replace("\t", "\tO\t") if head.count("\t") == 2 else WORDS
     (tmp_path / "train.conll").write_text(head + lines)
     with pytest.raises(TaskError, match="train.conll, line 1 names columns .*: expected a word and its tag on every line"):
@@ -182,7 +182,7 @@ def test_a_header_of_words_and_tags_is_no_word(tmp_path, head):
     assert load_task(str(tmp_path)).label_names == ("B-MISC", "B-ORG", "O")
 
 
-def test_a_table_beside_a_text_file_is_what_is_read(tmp_path):
+def test_table_wins_over_a_text_file_of_the_same_split(tmp_path):
     for split in ("train", "validation"):
         GOOD.to_json(tmp_path / f"{split}.jsonl")
         (tmp_path / f"{split}.txt").write_text("notes of mine\n")

@@ -45,7 +45,7 @@ RECORDS = [{"text": "good film", "label": "pos"}, {"text": "bad film", "label": 
 
 
 @pytest.mark.parametrize("option", ["config", "revision"])
-def test_options_of_the_hub_are_not_for_a_folder(tmp_path, option):
+def test_hub_options_are_refused_for_a_folder(tmp_path, option):
     for split in ("train", "validation"):
         write(tmp_path / "film" / f"{split}.jsonl", RECORDS)
     with pytest.raises(
@@ -54,14 +54,14 @@ def test_options_of_the_hub_are_not_for_a_folder(tmp_path, option):
         load_task(str(tmp_path / "film"), **{"config_name" if option == "config" else option: "x"})
 
 
-def test_two_revisions():
+def test_two_different_revisions_are_refused():
     with pytest.raises(TaskError, match="owner/name@v1 names the revision v1, but the option names v2"):
         load_task("owner/name@v1", revision="v2")
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json", ".csv"])
 @pytest.mark.parametrize("validation", ["validation", "valid", "dev"])
-def test_folder_of_each_file_type(tmp_path, suffix, validation):
+def test_folder_of_every_file_type_is_read(tmp_path, suffix, validation):
     for split in ("train", validation, "test"):
         write(tmp_path / "films" / f"{split}{suffix}", RECORDS)
     task = load_task(str(tmp_path / "films"))
@@ -83,7 +83,7 @@ def test_file_types_may_differ_between_splits_and_give_the_same_task(tmp_path):
     assert load_task(str(tmp_path / "a")).fingerprint == load_task(str(tmp_path / "b")).fingerprint
 
 
-def test_two_files_for_a_split(tmp_path):
+def test_two_files_for_a_split_are_refused(tmp_path):
     for name in ("train.csv", "validation.csv", "dev.csv"):
         write(tmp_path / name, RECORDS)
     with pytest.raises(TaskError, match="several files for validation: validation.csv, dev.csv. Keep one"):
@@ -91,18 +91,20 @@ def test_two_files_for_a_split(tmp_path):
 
 
 @pytest.mark.parametrize("name, split", [("val.csv", "validation"), ("Test.csv", "test"), ("testing.tsv", "test")])
-def test_a_file_that_was_meant_for_a_split_is_told(tmp_path, caplog, name, split):
-    """It was left out without a word; without validation texts training texts were to be held out."""
+def test_file_with_a_name_similar_to_a_split_is_warned_about(tmp_path, caplog, name, split):
+    """Otherwise it would be ignored silently, and validation texts held out of the training texts."""
     for other in ("train.csv", "test.csv" if split == "validation" else "dev.csv", "notes.md", "latest.csv", name):
         write(tmp_path / other, RECORDS)
     with nullcontext() if split == "test" else pytest.raises(TaskError, match="no validation examples"):
         assert "test" not in load_task(str(tmp_path)).splits
-    called = {"test": "test", "validation": "validation or valid or dev"}[split]
-    (told,) = [record.message for record in caplog.records if "is ignored" in record.message]
-    assert told.endswith(f": {name} in {tmp_path} is ignored. To use it as the {split} split, rename it to {called}.")
+    expected_name = {"test": "test", "validation": "validation or valid or dev"}[split]
+    (warning,) = [record.message for record in caplog.records if "is ignored" in record.message]
+    assert warning.endswith(
+        f": {name} in {tmp_path} is ignored. To use it as the {split} split, rename it to {expected_name}."
+    )
 
 
-def test_a_file_beside_what_is_it_compressed(tmp_path):
+def test_file_and_its_compressed_copy_are_refused(tmp_path):
     for name in ("train.csv", "dev.csv"):
         write(tmp_path / name, RECORDS)
     (tmp_path / "train.csv.gz").write_bytes(gzip.compress((tmp_path / "train.csv").read_bytes()))
@@ -123,13 +125,13 @@ def test_empty_file_is_named(tmp_path, suffix):
         load_task(str(tmp_path))
 
 
-def test_folder_with_glob_characters(tmp_path):
+def test_folder_with_glob_characters_is_read(tmp_path):
     for split in ("train", "validation"):
         write(tmp_path / "run[1]" / f"{split}.csv", RECORDS)
     assert len(load_task(str(tmp_path / "run[1]")).train) == 2
 
 
-def test_words_that_pandas_takes_for_null(tmp_path):
+def test_words_that_pandas_reads_as_null_are_kept(tmp_path):
     records = [{"text": "null", "label": "None"}, {"text": "NA", "label": "A"}]
     write(tmp_path / "train.csv", records)
     write(tmp_path / "validation.csv", records)
@@ -138,7 +140,7 @@ def test_words_that_pandas_takes_for_null(tmp_path):
     assert task.train["text"][:] == ["null", "NA"]
 
 
-def test_integer_labels_with_a_gap_in_csv(tmp_path):
+def test_missing_integer_label_in_csv_is_a_bad_row(tmp_path):
     write(tmp_path / "train.csv", [{"text": f"t{i}", "label": label} for i, label in enumerate([0, 1, ""])])
     write(tmp_path / "validation.csv", [{"text": f"t{i}", "label": i} for i in range(2)])
     with pytest.raises(TaskError, match="train: 1 of 3 rows with no label; the first is row 2"):
@@ -146,7 +148,7 @@ def test_integer_labels_with_a_gap_in_csv(tmp_path):
     assert load_task(str(tmp_path), drop_bad_rows=True).label_names == ("0", "1")
 
 
-def test_a_folder_named_like_a_registered_task_takes_its_metric(tmp_path, caplog):
+def test_folder_named_like_a_registered_task_has_its_metric(tmp_path, caplog):
     for split in ("train", "validation"):
         write(tmp_path / "chemprot" / f"{split}.jsonl", RECORDS)
     with caplog.at_level(logging.INFO, logger="hf_tlm"):
@@ -157,32 +159,32 @@ def test_a_folder_named_like_a_registered_task_takes_its_metric(tmp_path, caplog
     assert load_task(str(tmp_path / "chemprot"), metric="accuracy").metric == "accuracy"
 
 
-def test_registered_task_asks_the_hub_for_the_released_files(monkeypatch):
-    asked = {}
+def test_registered_task_loads_the_released_files_from_the_hub(monkeypatch):
+    request = {}
 
     def hub(path, name=None, **options):
-        asked.update(options, path=path, name=name)
+        request.update(options, path=path, name=name)
         return DatasetDict({split: rows([0, 1], id=["3", "4"]) for split in ("train", "validation", "test")})
 
     monkeypatch.setattr(reading, "load_dataset", hub)
     task = load_task("acl_arc", revision="v1")
-    assert asked["path"] == "yxchar/citation_intent-tlm"
-    assert asked["revision"] == "v1"
-    assert asked["data_files"] == {"train": "train.csv", "validation": "dev.csv", "test": "test.csv"}
+    assert request["path"] == "yxchar/citation_intent-tlm"
+    assert request["revision"] == "v1"
+    assert request["data_files"] == {"train": "train.csv", "validation": "dev.csv", "test": "test.csv"}
     assert task.name == "acl_arc"
     assert task.train["id"][:] == ["3", "4"]
 
 
-def test_hub_id_with_revision_and_config(monkeypatch):
-    asked = {}
+def test_hub_id_with_revision_and_config_is_loaded(monkeypatch):
+    request = {}
 
     def hub(path, name=None, **options):
-        asked.update(options, path=path, name=name)
+        request.update(options, path=path, name=name)
         return DatasetDict({"train": rows([0, 1]), "dev": rows([1, 0])})
 
     monkeypatch.setattr(reading, "load_dataset", hub)
     task = load_task("someone/films@abc", config_name="small")
-    assert (asked["path"], asked["name"], asked["revision"]) == ("someone/films", "small", "abc")
+    assert (request["path"], request["name"], request["revision"]) == ("someone/films", "small", "abc")
     assert (task.name, len(task.validation)) == ("films", 2)
 
 
@@ -196,7 +198,7 @@ def test_unknown_task_names_the_known_ones():
         load_task("chemport")
 
 
-def test_arguments_reach_the_task(tmp_path):
+def test_task_arguments_are_applied(tmp_path):
     records = [{"q1": "a", "q2": "b", "key": "k1", "y": "no"}, {"q1": "c", "q2": "d", "key": "k2", "y": "yes"}]
     for split in ("train", "validation"):
         write(tmp_path / f"{split}.jsonl", records)
@@ -221,14 +223,14 @@ def test_integer_labels_keep_their_numbers():
     assert task.validation["label"][:] == [10, 2]
 
 
-def test_digits_as_strings_are_names():
+def test_digits_as_strings_are_class_names():
     task = from_splits(rows(["1", "2", "10"]), rows(["10", "1"]))
     assert task.label_names == ("1", "10", "2")
     assert task.train["label"][:] == [0, 2, 1]
     assert task.validation["label"][:] == [1, 0]
 
 
-def test_booleans_are_names():
+def test_booleans_are_class_names():
     assert from_splits(rows([True, False])).label_names == ("False", "True")
 
 
@@ -251,7 +253,7 @@ def test_labels_are_matched_by_name_between_splits(train):
         ([0.0, 1.0, 2.5], "numbers such as 2.5"),  # 0.0 alone would be a class.
     ],
 )
-def test_labels_that_are_no_classes(labels, message):
+def test_labels_that_are_no_classes_are_refused(labels, message):
     with pytest.raises(TaskError, match=message):
         from_splits(rows(labels))
 
@@ -264,17 +266,17 @@ def test_labels_that_are_no_classes(labels, message):
         ([0, 1], "expected strings; received 0, of type int"),
     ],
 )
-def test_names_of_classes_are_texts_in_an_order(given, message):
+def test_label_names_must_be_a_list_of_strings(given, message):
     with pytest.raises(TaskError, match=f"^label_names: .*{message}"):
         load_task(rows([0, 1] * 20), label_names=given)
 
 
-def test_a_single_named_class():
+def test_single_named_class_is_refused():
     with pytest.raises(TaskError, match="at least two classes"):
         from_splits(class_label([0, 0], ["only"]))
 
 
-def test_an_unlabelled_test_split_is_left_out_with_a_warning(caplog):
+def test_unlabelled_test_split_is_left_out_with_a_warning(caplog):
     """GLUE's test labels on the Hub are all -1."""
     assert from_splits(rows([0, 1]), test=rows([-1, -1])).test is None
     assert "test split has no labels" in caplog.text
@@ -307,8 +309,8 @@ def test_bad_rows_are_all_listed_with_count_and_first():
         assert line in message
 
 
-def test_an_id_of_something_else_than_rows_is_told_of(caplog):
-    """A customer's number, say: rows are not bad for it, and dropping them loses texts."""
+def test_repeated_ids_suggest_another_id_column(caplog):
+    """For example a customer's number: the rows are not bad, and dropping them would lose texts."""
     rows = [{"text": f"text {i}", "label": "ab"[i % 2], "id": i // 2, "nr": i // 3} for i in range(60)]
     by_default = "If id does not identify rows, choose another --id_column, or rename it: a column id is used by default."
     given = "If nr does not identify rows, choose another --id_column, or remove the option."
@@ -342,19 +344,19 @@ def test_dropped_rows_stay_aligned_with_their_labels_and_are_counted(caplog):
     assert "left out" in caplog.text
 
 
-def test_nothing_left_after_dropping():
+def test_split_with_only_bad_rows_is_refused():
     with pytest.raises(TaskError, match="validation: every row is unusable"):
         from_splits(GOOD, BAD.select([1, 2]), drop_bad_rows=True)
 
 
-def test_a_blank_second_text_is_bad():
+def test_blank_second_text_is_a_bad_row():
     pairs = Dataset.from_dict({"a": ["x", "y"], "b": ["z", ""], "label": ["0", "1"]})
     with pytest.raises(TaskError, match="train: 1 of 2 rows with blank text"):
         from_splits(pairs, spec=TaskSpec(name="t", path="memory", text_columns=("a", "b")))
 
 
 @pytest.mark.parametrize("columns, told", [(("text",), True), (("text", "text_pair"), False)])
-def test_a_second_text_that_is_not_read_is_told_of(caplog, columns, told):
+def test_unused_second_text_column_is_reported(caplog, columns, told):
     pairs = Dataset.from_dict({"text": ["x", "y"], "text_pair": ["z", "w"], "label": ["0", "1"]})
     from_splits(pairs, spec=TaskSpec(name="t", path="memory", text_columns=columns))
     assert ("Pass --text_pair_column text_pair to use pairs" in caplog.text) == told
@@ -368,8 +370,8 @@ def test_repeated_texts_are_counted_not_dropped():
     assert report["test"]["texts_also_in_train"] == 1
 
 
-def test_a_repeated_pair_has_both_texts_again():
-    """Many pairs of a task have one first text: a premise and its hypotheses."""
+def test_repeated_pair_repeats_both_texts():
+    """Many pairs of a task share the first text, such as a premise with several hypotheses."""
     train = Dataset.from_dict({"a": ["x", "x", "x"], "b": ["1", "2", "2"], "label": ["0", "1", "0"]})
     test = Dataset.from_dict({"a": ["x", "x"], "b": ["1", "3"], "label": ["0", "1"]})
     task = from_splits(train, train, test, spec=TaskSpec(name="t", path="memory", text_columns=("a", "b")))
@@ -381,24 +383,24 @@ def test_a_repeated_pair_has_both_texts_again():
 
 
 @pytest.mark.parametrize("options", [{"text_columns": ("body",)}, {"label_column": "body"}, {"id_column": "body"}])
-def test_missing_column_lists_those_there_are(options):
+def test_error_on_a_missing_column_lists_the_columns(options):
     with pytest.raises(TaskError, match="no column 'body'; the columns are id, text, label"):
         from_splits(GOOD, spec=TaskSpec(name="t", path="memory", **options))
 
 
 @pytest.mark.parametrize(("have", "lack"), [("train", "validation"), ("validation", "train")])
-def test_train_and_validation_are_needed(have, lack):
+def test_train_and_validation_are_required(have, lack):
     with pytest.raises(TaskError, match=f"no {lack} examples.*splits found: {have}"):
         task_from_datasets(SPEC, {have: GOOD})
 
 
-def test_an_empty_training_split():
+def test_empty_training_split_is_refused():
     with pytest.raises(TaskError, match="no train examples"):
         from_splits(GOOD.select([]), GOOD)
 
 
-def test_metrics_of_tasks_by_name(tmp_path):
-    """Pairs hold for the registered tasks that they name, whatever folder they lie in, and for no other."""
+def test_metrics_can_be_given_by_task_name(tmp_path):
+    """Pairs apply to the registered tasks that they name, in any folder, and to no other task."""
     rows = [
         {"sentence1": f"a {n}", "sentence2": f"b {n}", "label": ("not_equivalent", "equivalent")[n % 2]} for n in range(4)
     ]
@@ -422,7 +424,7 @@ def test_metrics_of_tasks_by_name(tmp_path):
             metrics("glue_mrpc", wrong)
 
 
-def test_one_line_on_what_is_learned_from(tmp_path):
+def test_task_is_summarized_in_one_line(tmp_path):
     rows = [{"text": text, "label": label} for text, label in (("a", "x"), ("a", "x"), ("b", "y"), ("", "y"), ("c", None))]
     write(tmp_path / "train.jsonl", rows)
     write(tmp_path / "validation.jsonl", [{"text": "b", "label": "y"}, {"text": "d", "label": "x"}])

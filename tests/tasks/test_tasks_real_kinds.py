@@ -1,4 +1,4 @@
-"""Task folders of the data, as they are: kind, metrics, sizes and a few facts of each; see also test_tasks_real_data."""
+"""Real task folders of every kind: kind, metrics, sizes and a few facts; see also test_tasks_real_data."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,8 +21,8 @@ EXPECTED = {
 }
 
 
-def test_first_rows_of_the_largest(data_dir):
-    """Reading all 50,000 reviews takes longer than the other tasks together."""
+def test_first_rows_of_imdb_are_read(data_dir):
+    """Reading all 50,000 reviews would take longer than the other tests together."""
     splits = {}
     for split in ("train", "validation", "test"):
         batches = pq.ParquetFile(data_dir / "tasks" / "imdb" / f"{split}.parquet").iter_batches(50)
@@ -34,7 +34,7 @@ def test_first_rows_of_the_largest(data_dir):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_folder_needs_no_flags(data_dir, name):
+def test_real_folder_is_read_without_options(data_dir, name):
     kind, metrics, names, sizes = EXPECTED[name]
     task = load_task(str(data_dir / "tasks" / name))
     assert (task.kind, (task.metric, *task.spec.further_metrics)) == (kind, metrics)

@@ -1,4 +1,4 @@
-"""Regression, GLUE's names and columns, and how the kind of a task is found."""
+"""Regression, the names and columns of GLUE, and how the kind of a task is detected."""
 
 import json
 import math
@@ -37,12 +37,12 @@ def test_numbers_are_labels_of_regression():
     assert task.report["train"]["labels"] == {"least": -1.0, "mean": 1.5, "most": 5.0}
 
 
-def test_a_number_may_be_written_out():
+def test_number_may_be_a_string():
     rows = Dataset.from_dict({"text": ["a", "b"], "label": ["2.5", "3"]})
     assert regression(rows).validation["label"][:] == [2.5, 3.0]
 
 
-def test_labels_that_are_no_numbers():
+def test_labels_that_are_no_finite_numbers_are_bad_rows():
     rows = Dataset.from_dict({"text": list("abcd"), "label": ["1", "high", "nan", None]})
     with pytest.raises(TaskError, match="2 of 4 rows with a label that is no number; the first is row 1 .*'high'"):
         regression(rows)
@@ -55,7 +55,7 @@ def test_labels_that_are_no_numbers():
         regression(Dataset.from_dict({"text": ["a"], "label": ["1.000,50"]}))
 
 
-def test_numbers_without_a_kind_are_an_error_that_names_it(tmp_path):
+def test_numbers_as_classes_are_refused_with_the_option_for_regression(tmp_path):
     folder = write(tmp_path / "scores", [{"text": "a", "label": 0.5}, {"text": "b", "label": 1.0}])
     with pytest.raises(TaskError, match="numbers such as 0.5(?s:.*)--task_kind regression"):
         load_task(folder)
@@ -65,26 +65,28 @@ def test_numbers_without_a_kind_are_an_error_that_names_it(tmp_path):
 # GLUE.
 
 
-def glue(texts, labels, names):
+def glue_dataset(texts, labels, names):
     features = Features(
         {**{name: Value("string") for name in texts}, "label": ClassLabel(names=names), "idx": Value("int32")}
     )
     return Dataset.from_dict({**texts, "label": labels, "idx": list(range(len(labels)))}, features=features)
 
 
-def test_mnli_of_the_hub(monkeypatch):
-    asked = []
+def test_mnli_from_the_hub_has_matched_and_mismatched_splits(monkeypatch):
+    requests = []
 
     def hub(path, name=None, **options):
-        asked.append((path, name))
+        requests.append((path, name))
         names = list(TASKS["mnli"].classes)
         texts = {"premise": ["a", "b", "c"], "hypothesis": ["x", "y", "z"]}
         parts = {"validation_matched": [0, 1, 2], "validation_mismatched": [2, 1, 0], "test_matched": [-1, -1, -1]}
-        return DatasetDict({name: glue(texts, labels, names) for name, labels in {"train": [0, 1, 2], **parts}.items()})
+        return DatasetDict(
+            {name: glue_dataset(texts, labels, names) for name, labels in {"train": [0, 1, 2], **parts}.items()}
+        )
 
     monkeypatch.setattr(reading, "load_dataset", hub)
     matched, mismatched = load_task("mnli"), load_task("mnli_mm")
-    assert asked == [("nyu-mll/glue", "mnli")] * 2
+    assert requests == [("nyu-mll/glue", "mnli")] * 2
     assert matched.validation["label"][:] == [0, 1, 2] and mismatched.validation["label"][:] == [2, 1, 0]
     assert matched.train[0] == {"id": "train-0", "text": "a", "text_pair": "x", "label": 0}
     assert matched.label_names == ("entailment", "neutral", "contradiction")
@@ -93,8 +95,8 @@ def test_mnli_of_the_hub(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name, spec in TASKS.items() if spec.path == "nyu-mll/glue"])
-def test_a_local_copy_of_glue(tmp_path, name):
-    """Under GLUE's name, sentence1 and sentence2 are accepted for all: sentence2 is null for single sentences."""
+def test_local_copy_of_a_glue_task_is_read(tmp_path, name):
+    """Every GLUE task accepts the columns sentence1 and sentence2; sentence2 is null for single sentences."""
     spec = TASKS[name]
     pair = len(spec.text_columns) == 2
     labels = spec.classes or (0.0, 5.0)
@@ -110,7 +112,7 @@ def test_a_local_copy_of_glue(tmp_path, name):
     assert load_task(write(tmp_path / name, official)).train["text"][:] == [f"text {i}" for i in range(len(labels))]
 
 
-def test_metrics_of_glue():
+def test_glue_tasks_have_their_metrics():
     assert {name: (spec.metric, *spec.further_metrics) for name, spec in TASKS.items() if spec.path == "nyu-mll/glue"} == {
         "cola": ("matthews",),
         "sst2": ("accuracy",),
@@ -124,7 +126,7 @@ def test_metrics_of_glue():
     }
 
 
-def test_another_metric_of_the_task_keeps_the_first_as_a_further_one(tmp_path):
+def test_chosen_metric_of_a_task_keeps_its_other_metrics(tmp_path):
     records = [{"sentence1": "a", "sentence2": "b", "label": name} for name in TASKS["mrpc"].classes]
     folder = write(tmp_path / "mrpc", records)
     spec = load_task(folder, metric="accuracy").spec
@@ -133,14 +135,14 @@ def test_another_metric_of_the_task_keeps_the_first_as_a_further_one(tmp_path):
     assert (spec.metric, spec.further_metrics) == ("macro_f1", ())
 
 
-def test_f1_is_of_two_classes():
+def test_f1_needs_two_classes():
     spec = TaskSpec(name="t", path="memory", metric="f1")
     rows = Dataset.from_dict({"text": list("abc"), "label": list("xyz")})
     with pytest.raises(TaskError, match="f1 is for two classes; received 3"):
         task_from_datasets(spec, {"train": rows, "validation": rows})
 
 
-def test_classes_that_differ_in_spaces_and_those_without_a_name(tmp_path):
+def test_classes_that_differ_in_spaces_or_are_blank_are_refused(tmp_path):
     def write(split, *labels):
         rows = ({"text": f"the gene {label}", "label": label} for label in labels)
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -157,12 +159,12 @@ def test_classes_that_differ_in_spaces_and_those_without_a_name(tmp_path):
         load_task(str(tmp_path))
 
 
-def test_a_kind_that_is_asked_for_wins_over_the_registered_one(tmp_path):
+def test_given_kind_wins_over_the_registered_one(tmp_path):
     records = [{"sentence1": "a", "sentence2": "b", "label": label} for label in ("0.5", "1.5")]
     assert load_task(write(tmp_path / "mrpc", records), kind="regression").metric == "pearson"
 
 
-def test_tasks_that_are_only_local_say_so(tmp_path, monkeypatch):
+def test_task_that_is_not_on_the_hub_needs_a_local_folder(tmp_path, monkeypatch):
     with pytest.raises(TaskError, match="pos_ptb are not on the Hub: pass the path of a folder of that name"):
         load_task("pos_ptb")
     monkeypatch.chdir(tmp_path)
@@ -181,12 +183,12 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_columns_tell_the_kind(tmp_path, kind):
+def test_kind_is_detected_from_the_columns(tmp_path, kind):
     records = [{**KINDS[kind], **({"label": label} if kind == "classification" else {})} for label in ("no", "yes")]
     assert load_task(write(tmp_path / "folder", records)).kind == kind
 
 
-def test_named_columns_tell_the_kind_and_are_read(tmp_path):
+def test_kind_is_detected_from_columns_given_by_role(tmp_path):
     records = [{"passage": "p", "ask": "q", "choices": ["x", "y"], "right": 1}]
     pairs = ["context=passage", "question=ask", "options=choices", "label=right"]
     task = TaskArguments(task=write(tmp_path / "folder", records), columns=pairs).load()
@@ -194,7 +196,7 @@ def test_named_columns_tell_the_kind_and_are_read(tmp_path):
     assert task.train[0] == {"id": "train-0", "context": "p", "question": "q", "options": ["x", "y"], "label": 1}
 
 
-def test_the_command_line_takes_kinds_and_pairs(capsys):
+def test_command_line_accepts_kinds_and_columns(capsys):
     command = ["--task", "t", "--task_kind", "tagging", "--columns", "tokens=0", "tags=-1"]
     (args,) = parse(TaskArguments, recipe="finetune", description="", args=command)
     assert (args.task_kind, args.columns) == ("tagging", ["tokens=0", "tags=-1"])
@@ -203,12 +205,12 @@ def test_the_command_line_takes_kinds_and_pairs(capsys):
     assert "invalid choice: 'parsing'" in capsys.readouterr().err
 
 
-def test_pairs_of_roles_and_columns():
+def test_malformed_columns_option_is_refused():
     with pytest.raises(TaskError, match="role=column pairs.*received options, =x"):
         TaskArguments(task="squad", columns=["context=c", "options", "=x"]).load()
 
 
-def test_columns_of_another_kind(tmp_path):
+def test_column_options_of_another_kind_are_refused(tmp_path):
     folder = write(tmp_path / "folder", [{"tokens": ["a", "b"], "tags": ["X", "Y"]}])
     with pytest.raises(TaskError, match="--text_column and --label_column are for classification"):
         load_task(folder, kind="tagging", label_column="tags")
@@ -218,14 +220,14 @@ def test_columns_of_another_kind(tmp_path):
         load_task(folder, label_column="tags")
 
 
-def test_missing_columns_of_a_kind_name_the_option(tmp_path):
+def test_error_on_a_missing_column_names_the_option(tmp_path):
     folder = write(tmp_path / "folder", [{"tokens": ["a", "b"], "labels": ["X", "Y"]}])
     with pytest.raises(TaskError, match="train: no column 'tags'; the columns are tokens, labels. .*--columns tags=name"):
         load_task(folder, kind="tagging")
 
 
 @pytest.mark.parametrize("kind", ["regression", "tagging"])
-def test_fingerprints_of_other_kinds(kind):
+def test_fingerprint_of_regression_and_tagging_depends_on_labels(kind):
     spec = TaskSpec(name="t", path="memory", kind=kind)
     columns = {
         "regression": {"text": ["a", "b"], "label": [1.0, 2.0]},
@@ -244,8 +246,8 @@ def test_fingerprints_of_other_kinds(kind):
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_column_of_ids_for_labels_is_told_of(named, caplog):
-    """Whether it names its classes (`ClassLabel`) or not; classes of three texts, and a rare one beside them, are none."""
+def test_label_column_of_ids_is_warned_about(named, caplog):
+    """Also if it is a `ClassLabel`. Classes of three texts are accepted; a class with one text gets a warning."""
 
     def loaded(ids):
         rows = Dataset.from_dict({"text": [f"text {i}" for i in range(len(ids))], "customer": ids})
@@ -260,17 +262,17 @@ def test_a_column_of_ids_for_labels_is_told_of(named, caplog):
     assert "choose another --label_column; to learn numbers, pass --task_kind regression" in caplog.text
 
 
-def test_classes_that_differ_in_case_are_told_of(tmp_path, caplog):
+def test_classes_that_differ_only_in_case_are_warned_about(tmp_path, caplog):
     table = tmp_path / "table.csv"
     table.write_text("text,label\n" + "".join(f"text {i},{label}\n" for i, label in enumerate(["up", "Up", "down"] * 20)))
     assert load_task(str(table)).num_labels == 3
     assert "only in case are treated as different classes: 'Up' and 'up'." in caplog.text
 
 
-def test_a_text_of_several_labels_is_told_of(caplog):
+def test_texts_with_several_labels_are_warned_about(caplog):
     rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(10)]
     data = {"train": rows + [{"text": "text 0", "label": "b"}, {"text": "text 2", "label": "a"}], "validation": rows}
-    splits = {split: Dataset.from_list(of) for split, of in data.items()}
+    splits = {split: Dataset.from_list(split_rows) for split, split_rows in data.items()}
     load_task(splits)
     assert "texts with more than one label, of which a model can predict only one: train 1.\n" in caplog.text
     caplog.clear()

@@ -24,29 +24,29 @@ def rows(path, spec, **options):
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
-def test_chunks_of_texts_in_order_with_row_numbers(tmp_path, suffix):
+def test_texts_are_read_in_chunks_with_row_numbers_as_ids(tmp_path, suffix):
     path = write(tmp_path / f"new{suffix}", [{"text": f"text {i}", "other": i} for i in range(5)])
     chunks = list(unlabelled(path, TEXTS, chunk=2))
     assert [len(chunk) for chunk in chunks] == [2, 2, 1]
     assert [row for chunk in chunks for row in chunk] == [{"id": str(i), "text": f"text {i}"} for i in range(5)]
 
 
-def test_a_separator_that_is_not_detected(tmp_path):
+def test_separator_is_given(tmp_path):
     (tmp_path / "new.csv").write_text("text^number\nthe gene^007\n")
     assert [row["text"] for row in rows(str(tmp_path / "new.csv"), TEXTS, separator="^")] == ["the gene"]
 
 
-def test_the_source_s_ids_are_kept_and_labels_are_not_read(tmp_path):
+def test_ids_of_the_source_are_kept_and_labels_not_read(tmp_path):
     path = write(tmp_path / "new.jsonl", [{"id": "x", "a": "one", "b": "two", "label": "?"}])
     assert rows(path, PAIRS) == [{"id": "x", "text": "one", "text_pair": "two"}]
 
 
-def test_a_text_a_line(tmp_path):
+def test_text_file_has_one_text_per_line(tmp_path):
     (tmp_path / "new.txt").write_text("first\nsecond\n")
     assert [row["text"] for row in rows(str(tmp_path / "new.txt"), TEXTS)] == ["first", "second"]
 
 
-def test_questions(tmp_path):
+def test_questions_are_read_from_tables_and_squad_files(tmp_path):
     flat = write(tmp_path / "new.jsonl", [{"id": 7, "context": "c", "question": "q"}])
     official = tmp_path / "test-v2.0.json"
     paragraph = {"context": "c", "qas": [{"id": "7", "question": "q"}]}
@@ -54,7 +54,7 @@ def test_questions(tmp_path):
     assert rows(flat, QUESTIONS) == rows(str(official), QUESTIONS) == [{"id": "7", "context": "c", "question": "q"}]
 
 
-def test_options_and_words(tmp_path):
+def test_options_and_sentences_are_read(tmp_path):
     path = write(tmp_path / "new.parquet", [{"passage": "p", "question": "q", "options": ["x", "y"]}])
     assert rows(path, CHOICES) == [{"id": "0", "context": "p", "question": "q", "options": ["x", "y"]}]
     (tmp_path / "new.conll").write_text("The\ncat\n\nRuns\n")
@@ -63,15 +63,15 @@ def test_options_and_words(tmp_path):
     assert [len(chunk) for chunk in unlabelled(str(tmp_path / "new.conll"), TAGS, chunk=1)] == [1, 1]
 
 
-def test_sentences_without_an_id_have_their_number_in_the_source_s_columns_too(tmp_path):
-    """Predictions in JSON lines had the null of the source."""
+def test_missing_id_is_also_filled_in_the_source_columns(tmp_path):
+    """Otherwise predictions in JSON lines would have the null of the source."""
     (tmp_path / "new.conll").write_text("# sent_id = a\nThe\n\nRuns\n")
     found = [chunk.source["id"] for chunk in unlabelled_chunks(str(tmp_path / "new.conll"), TAGS, chunk=1)]
     assert found == [["a"], ["1"]]
 
 
-def test_what_is_predicted_on_need_not_have_the_training_s_ids(tmp_path):
-    """A text a line could not be predicted on by what was trained with --id_column."""
+def test_id_column_of_the_training_is_optional(tmp_path):
+    """A model trained with --id_column can predict on a file with one text per line."""
     spec = TaskSpec(name="t", path="memory", id_column="nr")
     (tmp_path / "new.txt").write_text("first\nsecond\n")
     assert [row["id"] for row in rows(str(tmp_path / "new.txt"), spec)] == ["0", "1"]
@@ -89,20 +89,20 @@ def test_what_is_predicted_on_need_not_have_the_training_s_ids(tmp_path):
         (TAGS, "no column 'tokens'; the columns are words. Rename"),
     ],
 )
-def test_a_column_that_is_not_there_is_told_with_what_a_prediction_can_be_told(tmp_path, spec, message):
-    """--columns and --task_kind, which were named, are options of a training alone."""
+def test_error_on_a_missing_column_does_not_name_training_options(tmp_path, spec, message):
+    """--columns and --task_kind are options of training only."""
     with pytest.raises(TaskError, match=f"{message} the columns of the file to their names in training.$"):
         rows(write(tmp_path / "new.jsonl", [{"words": ["a"]}]), spec)
 
 
-def test_words_in_conll_s_columns_for_a_model_of_a_table(tmp_path):
+def test_column_file_is_read_for_a_model_trained_on_a_table(tmp_path):
     (tmp_path / "new.txt").write_text("The DT\ncat NN\n")
     for columns, words in (({"tokens": "words"}, ["The", "cat"]), ({"tokens": "1"}, ["DT", "NN"])):
         spec = TaskSpec(name="t", path="memory", kind="tagging", columns=columns)
         assert [row["tokens"] for row in rows(str(tmp_path / "new.txt"), spec)] == [words]
 
 
-def test_questions_have_equally_many_options(tmp_path):
+def test_questions_must_have_equally_many_options(tmp_path):
     records = [{"passage": "p", "question": "q", "options": options} for options in (["x", "y", "z"], ["x", "y"])]
     path = write(tmp_path / "new.jsonl", records)
     with pytest.raises(TaskError, match="1 of 2 rows with another number of options than 3; the first is row 1 .*2 options"):
@@ -130,18 +130,18 @@ def test_bad_rows_are_named_by_their_number_in_the_file(tmp_path, caplog):
         ("absent.csv", None, "No file .*absent.csv"),
     ],
 )
-def test_files_that_cannot_be_predicted_on(tmp_path, name, text, message):
+def test_unusable_file_is_refused(tmp_path, name, text, message):
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(TaskError, match=message):
         rows(str(tmp_path / name), TEXTS)
 
 
-def test_the_test_split_of_a_hub_data_set(monkeypatch):
-    asked = []
+def test_test_split_of_a_hub_dataset_is_streamed(monkeypatch):
+    requests = []
 
     def hub(path, name=None, **options):
-        asked.append((path, name, options["revision"], options["streaming"]))
+        requests.append((path, name, options["revision"], options["streaming"]))
         splits = {"train": ["no"], "test": ["yes"]}
         return DatasetDict({split: Dataset.from_dict({"text": texts}) for split, texts in splits.items()})
 
@@ -149,4 +149,4 @@ def test_the_test_split_of_a_hub_data_set(monkeypatch):
     spec = TaskSpec(name="t", path="someone/films", config_name="small")
     assert [row["text"] for row in rows("someone/films@v1", spec)] == ["yes"]
     assert [row["text"] for row in rows("someone/else", spec)] == ["yes"]
-    assert asked == [("someone/films", "small", "v1", True), ("someone/else", None, None, True)]
+    assert requests == [("someone/films", "small", "v1", True), ("someone/else", None, None, True)]
