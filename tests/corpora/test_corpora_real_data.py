@@ -1,4 +1,4 @@
-"""The general corpus, as it is: see the README of the data folder."""
+"""The real general corpus: see the README of the data folder."""
 
 import time
 
@@ -11,7 +11,7 @@ ROWS["wikipedia"] = 136693
 
 
 @pytest.mark.slow
-def test_a_pass_over_the_corpus_gives_every_row_once_in_seconds(data_dir):
+def test_iteration_yields_every_row_once_within_a_minute(data_dir):
     corpus = load_corpus(str(data_dir / "corpus"))
     start = time.perf_counter()
     counts, ids = dict.fromkeys(ROWS, 0), set()
@@ -25,7 +25,7 @@ def test_a_pass_over_the_corpus_gives_every_row_once_in_seconds(data_dir):
     assert seconds < 60, "a few seconds on an idle machine"
 
 
-def test_part_of_it_as_a_dataset(data_dir, tmp_path):
+def test_one_file_is_converted_to_a_dataset(data_dir, tmp_path):
     corpus = load_corpus(str(data_dir / "corpus" / "tech_misc.parquet"))
     dataset = corpus.to_dataset(tmp_path)
     assert len(dataset) == ROWS["tech_misc"]

@@ -32,13 +32,13 @@ def test_passages_carry_the_documents_id_and_a_number():
     ]
 
 
-def test_to_dataset_holds_what_iteration_gives(tmp_path):
+def test_to_dataset_has_the_rows_of_iteration(tmp_path):
     documents = [{"id": str(i), "text": f"text {i}", "source": "s"} for i in range(2500)]
     corpus = corpus_of(documents)
     dataset = corpus.to_dataset(tmp_path)
     assert dataset.column_names == ["id", "text", "source"]
     assert dataset.to_list() == list(corpus)
-    assert dataset.cache_files  # Memory-mapped, not in memory.
+    assert dataset.cache_files  # It is memory-mapped.
 
 
 def test_to_dataset_reads_the_corpus_once_per_fingerprint(tmp_path):
@@ -53,18 +53,18 @@ def test_to_dataset_reads_the_corpus_once_per_fingerprint(tmp_path):
     assert len(passes) == 2
 
 
-def test_to_dataset_counts_what_it_skips(tmp_path):
+def test_to_dataset_counts_skipped_documents(tmp_path):
     corpus = corpus_of(DOCUMENTS)
     corpus.to_dataset(tmp_path)
     assert corpus.skipped == 2
 
 
-def test_a_corpus_without_passages(tmp_path):
+def test_corpus_without_passages_is_refused(tmp_path):
     with pytest.raises(CorpusError, match=r"c has no passages \(rows without text: 2\)"):
         corpus_of(DOCUMENTS[1:3]).to_dataset(tmp_path)
 
 
-def test_an_error_while_reading_reaches_the_user_and_leaves_no_half_cache(tmp_path):
+def test_error_while_reading_is_raised_and_leaves_no_partial_cache(tmp_path):
     def documents():
         yield DOCUMENTS[0]
         raise CorpusError("Cannot read shard-7")

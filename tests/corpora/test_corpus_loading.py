@@ -24,7 +24,7 @@ COMPRESS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().
 
 @pytest.mark.parametrize("compression", COMPRESS)
 @pytest.mark.parametrize("suffix", CONTENT)
-def test_file_types_and_compressions(tmp_path, suffix, compression):
+def test_every_file_type_and_compression_is_read(tmp_path, suffix, compression):
     path = tmp_path / f"part.{suffix}{compression}"
     path.write_bytes(COMPRESS[compression](CONTENT[suffix].encode()))
     sources = ["part", "part"] if suffix == "txt" else ["here", "there"]
@@ -34,7 +34,7 @@ def test_file_types_and_compressions(tmp_path, suffix, compression):
     ]
 
 
-def test_parquet(tmp_path):
+def test_parquet_is_read(tmp_path):
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "part.parquet")
     assert [row["id"] for row in load_corpus(str(tmp_path / "part.parquet"))] == ["part.parquet:0", "part.parquet:1"]
 
@@ -53,13 +53,13 @@ def ids(corpus):
     return [row["id"] for row in corpus]
 
 
-def test_a_folder_is_read_in_the_order_of_names_with_rows_counted_in_the_file(folder):
+def test_folder_is_read_in_order_of_names_with_row_numbers_as_ids(folder):
     corpus = load_corpus(str(folder))
     assert ids(corpus) == ["a.jsonl:0", "b.txt:0", "b.txt:2", "deep/a.jsonl:0"]
     assert corpus.skipped == 2
 
 
-def test_globs_lists_and_commas(folder):
+def test_globs_lists_and_comma_separated_paths_are_read(folder):
     assert ids(load_corpus(f"{folder}/**/*.jsonl")) == ["a.jsonl:0", "deep/a.jsonl:0"]
     several = [str(folder / "b.txt"), str(folder / "deep")]
     assert ids(load_corpus(several)) == ids(load_corpus(",".join(several))) == ["b.txt:0", "b.txt:2", "deep/a.jsonl:0"]
@@ -80,14 +80,14 @@ def test_relative_and_absolute_paths_mix_and_a_file_counts_once(folder, monkeypa
     assert ids(load_corpus(f"b.txt,{folder}/a.jsonl,{folder}/deep/../b.txt")) == ["a.jsonl:0", "b.txt:0", "b.txt:2"]
 
 
-def test_names_with_glob_characters(tmp_path):
+def test_paths_with_glob_characters_are_read(tmp_path):
     (tmp_path / "part[1]").mkdir()
     path = tmp_path / "part[1]" / "a[2].txt"
     path.write_text("text\n")
     assert len(list(load_corpus(str(path)))) == len(list(load_corpus(str(path.parent)))) == 1
 
 
-def test_an_empty_shard_holds_no_rows(folder):
+def test_empty_file_has_no_rows(folder):
     (folder / "aa.jsonl").touch()
     assert ids(load_corpus(str(folder)))[:2] == ["a.jsonl:0", "b.txt:0"]
 
@@ -105,7 +105,7 @@ def test_fingerprint_follows_content_names_and_settings(folder):
     assert fingerprint() == seen[-1]
 
 
-def test_columns(tmp_path):
+def test_columns_are_given_by_name(tmp_path):
     (tmp_path / "a.csv").write_text("body,key,origin\nsome text,k7,web\n")
     arguments = CorpusArguments(
         corpus=str(tmp_path / "a.csv"),
@@ -120,14 +120,14 @@ def test_columns(tmp_path):
     ]
 
 
-def test_a_null_source_is_the_files_name(tmp_path):
+def test_null_source_becomes_the_name_of_the_file(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "x", "source": null}\n{"text": "y", "source": "web"}\n')
     assert [row["source"] for row in load_corpus(str(tmp_path))] == ["a", "web"]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.zst"])
 @pytest.mark.parametrize("separator", [";", "\t", "|"])
-def test_the_separator_of_a_csv_is_found_as_that_of_a_task_is(tmp_path, name, separator):
+def test_separator_of_a_csv_is_detected(tmp_path, name, separator):
     lines = [separator.join(line) for line in (("key", "body"), ("k7", "some, text"), ("k8", "more, of, it"))]
     with fsspec.open(str(tmp_path / name), "wb", compression="infer") as file:
         file.write(("\ufeff" + "\r\n".join(lines)).encode())
@@ -135,14 +135,14 @@ def test_the_separator_of_a_csv_is_found_as_that_of_a_task_is(tmp_path, name, se
     assert [(row["id"], row["text"]) for row in corpus] == [("k7", "some, text"), ("k8", "more, of, it")]
 
 
-def test_words_that_pandas_takes_for_null(tmp_path):
+def test_words_that_pandas_reads_as_null_are_kept(tmp_path):
     (tmp_path / "a.csv").write_text('text\nnull\nNA\n""\n')
     corpus = load_corpus(str(tmp_path / "a.csv"))
     assert [row["text"] for row in corpus] == ["null", "NA"]
     assert corpus.skipped == 1
 
 
-def test_numbers_are_texts_and_lists_are_not(tmp_path):
+def test_numbers_become_texts_and_lists_are_refused(tmp_path):
     (tmp_path / "a.csv").write_text("text\n1984\n")
     assert [row["text"] for row in load_corpus(str(tmp_path / "a.csv"))] == ["1984"]
     (tmp_path / "b.jsonl").write_text('{"text": ["a", "b"]}\n')
@@ -153,8 +153,8 @@ def test_numbers_are_texts_and_lists_are_not(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "Dataset"])
-def test_fields_of_objects(tmp_path, suffix):
-    """They were no columns; a corpus in memory had one fingerprint for all of them."""
+def test_nested_fields_are_columns_with_dotted_names(tmp_path, suffix):
+    """The fingerprint of a corpus in memory depends on the chosen field."""
     rows = [
         {"page": {"text": "first text", "at": {"url": "u1"}}, "meta": {"from": "web"}},
         {"page": None, "meta": None},
@@ -185,19 +185,19 @@ def test_fields_of_objects(tmp_path, suffix):
         list(load_corpus(given, text_column="page"))
 
 
-def test_a_column_whose_name_has_a_dot_is_one(tmp_path):
+def test_column_with_a_dot_in_its_name_wins_over_a_nested_field(tmp_path):
     pq.write_table(pa.table({"page.text": ["whole"], "page": [{"text": "field"}]}), tmp_path / "a.parquet")
     assert [row["text"] for row in load_corpus(str(tmp_path / "a.parquet"), text_column="page.text")] == ["whole"]
 
 
-def test_missing_column_lists_those_there_are(folder):
+def test_error_on_a_missing_column_lists_the_columns(folder):
     with pytest.raises(
         CorpusError, match="b.txt: no column 'body'; the columns are text. Choose another --corpus_text_column"
     ):
         list(load_corpus(str(folder / "b.txt"), text_column="body"))
 
 
-def test_a_text_file_is_read_by_lines_paragraphs_or_as_one_document(tmp_path):
+def test_text_file_is_read_by_line_paragraph_or_document(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\n")
     read = {by: load_corpus(str(tmp_path), sample_by=by) for by in ("line", "paragraph", "document")}
     assert {by: [row["text"].strip() for row in corpus] for by, corpus in read.items()} == {
@@ -210,7 +210,7 @@ def test_a_text_file_is_read_by_lines_paragraphs_or_as_one_document(tmp_path):
 
 
 @pytest.mark.parametrize("by", ["line", "paragraph", "document"])
-def test_small_text_files_are_read_as_datasets_reads_them(tmp_path, monkeypatch, by):
+def test_small_text_files_are_read_like_datasets_does(tmp_path, monkeypatch, by):
     for number, text in enumerate(["a\r\nb\rc\n\n\nd", "\n", "\n\n\n", "a\n", "a\x0bb\u2028c\n\n", "\ufeffa\n \n\nb\n\n"]):
         (tmp_path / f"{number}.txt").write_bytes(text.encode())
     small = [(row["id"], row["text"]) for row in load_corpus(str(tmp_path), sample_by=by)]
@@ -218,7 +218,7 @@ def test_small_text_files_are_read_as_datasets_reads_them(tmp_path, monkeypatch,
     assert small == [(row["id"], row["text"]) for row in load_corpus(str(tmp_path), sample_by=by)]
 
 
-def test_a_folder_of_markdown_is_a_corpus_and_a_readme_beside_data_is_none(tmp_path):
+def test_markdown_is_read_unless_there_are_data_files(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "README.md").write_text("# Größe\n\nEin Satz\nüber zwei Zeilen.\n")
     (tmp_path / "deep" / "b.MD.gz").write_bytes(gzip.compress(b"one\n"))
@@ -229,7 +229,7 @@ def test_a_folder_of_markdown_is_a_corpus_and_a_readme_beside_data_is_none(tmp_p
     assert len(ids(load_corpus(f"{tmp_path}/*.md,{tmp_path}/a.md.txt"))) == 4
 
 
-def test_pages_beside_data_are_told_of_and_a_readme_beside_unknown_data_is_no_corpus(tmp_path, caplog):
+def test_ignored_markdown_beside_data_is_warned_about_except_a_readme(tmp_path, caplog):
     (tmp_path / "README.md").write_text("about the data\n")
     (tmp_path / "a.tsv").write_text("text\none\n")
     with pytest.raises(CorpusError, match="no file matches"):
@@ -240,7 +240,7 @@ def test_pages_beside_data_are_told_of_and_a_readme_beside_unknown_data_is_no_co
     assert ids(load_corpus(str(tmp_path))) == ["a.txt:0"] and "1 .md files" in caplog.text
 
 
-def test_how_text_files_are_read_is_refused_where_there_are_none(folder):
+def test_sample_by_is_refused_without_text_files(folder):
     with pytest.raises(CorpusError, match="sample_by paragraph: only for .txt and .md files; .* has none"):
         load_corpus(str(folder / "a.jsonl"), sample_by="paragraph")
     with pytest.raises(CorpusError, match="has none"):
@@ -252,7 +252,7 @@ def test_how_text_files_are_read_is_refused_where_there_are_none(folder):
 @pytest.mark.parametrize(
     ("second", "message"), [("k1", "row 1 .counted from 0.: a second 'k1'"), (None, "row 1 .counted from 0.: null")]
 )
-def test_ids_of_a_column_must_be_there_and_unique(second, message):
+def test_ids_of_a_column_must_be_present_and_unique(second, message):
     rows = Dataset.from_dict({"text": ["a", "b"], "key": ["k1", second]})
     with pytest.raises(CorpusError, match=message):
         list(load_corpus(rows, id_column="key"))
@@ -274,14 +274,14 @@ def test_ids_must_be_unique_over_all_files(tmp_path):
         ("bad.jsonl.zst", b"not zstandard"),
     ],
 )
-def test_an_unreadable_file_is_named(tmp_path, name, content):
+def test_unreadable_file_is_named(tmp_path, name, content):
     (tmp_path / "a.txt").write_text("good\n")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CorpusError, match=f"Cannot read .*{name}"):
         list(load_corpus(str(tmp_path)))
 
 
-def test_what_is_not_found_is_said_with_the_known_types(tmp_path, monkeypatch):
+def test_error_on_missing_files_lists_the_known_types(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for pattern in ("nothing", "./no/such", "*.parquet", str(tmp_path), "no/such.parquet"):
         with pytest.raises(CorpusError, match="no file matches.*parquet.*txt"):
@@ -291,8 +291,8 @@ def test_what_is_not_found_is_said_with_the_known_types(tmp_path, monkeypatch):
         load_corpus("a.bin")
 
 
-def test_a_name_beside_others_that_matches_nothing_is_an_error(folder, tmp_path):
-    """What is left would be a part of the corpus under the name of the whole."""
+def test_each_of_several_paths_must_match_a_file(folder, tmp_path):
+    """Otherwise a part of the corpus would be read under the name of the whole."""
     one = str(sorted(folder.iterdir())[0])
     (tmp_path / "empty").mkdir()
     for wrong in (str(folder / "p9.jsonl"), str(tmp_path / "typo" / "*.parquet"), str(tmp_path / "empty")):
@@ -302,12 +302,12 @@ def test_a_name_beside_others_that_matches_nothing_is_an_error(folder, tmp_path)
 
 
 @pytest.mark.parametrize("option", [{"revision": "v1"}, {"config_name": "en"}, {"split": "test"}])
-def test_options_of_the_hub_are_not_for_files(folder, option):
+def test_hub_options_are_refused_for_files(folder, option):
     with pytest.raises(CorpusError, match=f"{next(iter(option))} of the corpus: only for a dataset on the Hub"):
         load_corpus(str(folder), **option)
 
 
-def test_two_revisions():
+def test_two_different_revisions_are_refused():
     with pytest.raises(CorpusError, match="owner/name@v1 names the revision v1, but the option names v2"):
         load_corpus("owner/name@v1", revision="v2")
 
@@ -319,7 +319,7 @@ def test_max_words_is_checked_before_reading(folder, max_words):
     assert load_corpus(str(folder), max_words=0).fingerprint == load_corpus(str(folder)).fingerprint
 
 
-def test_in_memory():
+def test_dataset_in_memory_is_a_corpus():
     corpus = load_corpus(Dataset.from_list(ROWS))
     assert list(corpus) == [
         {"id": "row:0", "text": "first text", "source": "here"},
@@ -330,20 +330,20 @@ def test_in_memory():
 
 
 @pytest.mark.parametrize("format", ["torch", "numpy", "pandas", "arrow"])
-def test_a_formatted_data_set_is_the_same_corpus(format):
+def test_format_of_a_dataset_has_no_effect(format):
     rows = Dataset.from_list([{"number": 1, **ROWS[0]}, {"number": 2, **ROWS[1]}])
     plain, formatted = (load_corpus(each, id_column="number") for each in (rows, rows.with_format(format)))
     assert list(formatted) == list(plain) and formatted.fingerprint == plain.fingerprint
 
 
-def test_a_list_of_texts_is_no_list_of_files():
+def test_list_of_texts_is_refused_with_a_hint():
     with pytest.raises(CorpusError, match=r"If the list contains texts, use load_corpus\(Dataset.from_dict") as raised:
         load_corpus(["one text of many words", "and a second one " * 99])
     assert len(str(raised.value)) < 600
 
 
 class FakeHub:
-    """What `load_corpus` asks of the Hub, answered from memory."""
+    """Answers the requests of `load_corpus` to the Hub from memory."""
 
     def __init__(self, monkeypatch):
         self.sha, self.asked = "c0ffee", {}
@@ -359,7 +359,7 @@ class FakeHub:
         return Dataset.from_list(ROWS).to_iterable_dataset()
 
 
-def test_a_name_has_no_folder_above_the_working_folder(tmp_path, monkeypatch):
+def test_corpus_name_has_no_folders_above_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "work" / "data").mkdir(parents=True)
     (tmp_path / "work" / "texts.txt").write_text("a passage\n")
     (tmp_path / "work" / "data" / "texts.txt").write_text("a passage\n")
@@ -389,6 +389,6 @@ def test_hub_corpus_is_pinned_to_a_commit(monkeypatch):
     assert same.fingerprint == corpus.fingerprint != other.fingerprint
 
 
-def test_unreachable_hub():
+def test_unreachable_hub_is_reported():
     with pytest.raises(CorpusError, match="Cannot load the corpus 'someone/texts' from the Hub"):
         load_corpus("someone/texts")

@@ -1,4 +1,4 @@
-"""Parts of a corpus: read, cached and left out each on its own."""
+"""The parts of a corpus are read, cached and skipped separately."""
 
 import builtins
 import gzip
@@ -35,7 +35,7 @@ def texts(passages):
     return [passage["text"] for passage in passages]
 
 
-def test_parts_are_the_files(folder):
+def test_each_file_is_a_part(folder):
     corpus = load_corpus(str(folder))
     assert [(part.name, part.size) for part in corpus.parts] == [
         (name, (folder / name).stat().st_size) for name in ("a.txt", "b.jsonl", "c.parquet")
@@ -44,7 +44,7 @@ def test_parts_are_the_files(folder):
     assert len(Corpus("c", "f" * 16, lambda: iter([])).parts) == 1
 
 
-def test_a_part_does_not_depend_on_other_files(folder):
+def test_fingerprint_of_a_part_does_not_depend_on_other_files(folder):
     def fingerprints(**options):
         return {part.name: part.fingerprint for part in load_corpus(str(folder), **options).parts}
 
@@ -57,31 +57,31 @@ def test_a_part_does_not_depend_on_other_files(folder):
     assert len(set(every)) == len(every) == 12
 
 
-def test_a_corpus_that_gained_a_file_reads_only_that(folder, cache):
+def test_only_a_new_file_is_converted_again(folder, cache):
     load_corpus(str(folder)).to_dataset(cache)
-    there = {path: path.stat().st_ino for path in cache.glob("*/passages.arrow")}
+    before = {path: path.stat().st_ino for path in cache.glob("*/passages.arrow")}
     (folder / "aa.txt").write_text("new\n")
     dataset = load_corpus(str(folder)).to_dataset(cache)
     assert texts(dataset) == ["a0", "a2", "new", "b0", "c0", "c3"]
     files = {path: path.stat().st_ino for path in cache.glob("*/passages.arrow")}
-    assert there.items() < files.items() and len(files) == 4
+    assert before.items() < files.items() and len(files) == 4
 
 
-def test_the_dataset_holds_what_iteration_gives(folder, cache):
+def test_to_dataset_has_the_rows_of_iteration(folder, cache):
     for options in ({}, {"max_words": 1}):
         corpus = load_corpus(str(folder), **options)
         rows = list(corpus)
         assert corpus.skipped == 3
-        for _ in range(2):  # Converted, then from the cache.
+        for _ in range(2):  # Converted the first time, then read from the cache.
             corpus = load_corpus(str(folder), **options)
             dataset = corpus.to_dataset(cache)
             assert dataset.to_list() == rows
             assert corpus.skipped == 3
-        assert len(dataset.cache_files) == 3  # Memory-mapped, not in memory.
+        assert len(dataset.cache_files) == 3  # They are memory-mapped.
         assert [row for part in corpus.parts for row in part.to_dataset(cache)] == rows
 
 
-def test_parts_without_passages(folder, cache):
+def test_parts_without_passages_are_empty(folder, cache):
     (folder / "none.txt").touch()
     (folder / "blank.txt").write_text("\n\n")
     corpus = load_corpus(str(folder))
@@ -92,7 +92,7 @@ def test_parts_without_passages(folder, cache):
         load_corpus([str(folder / "none.txt"), str(folder / "blank.txt")]).to_dataset(cache)
 
 
-def test_a_part_of_files_travels_to_another_process(folder):
+def test_part_can_be_pickled(folder):
     part = pickle.loads(pickle.dumps(load_corpus(str(folder)).parts[0]))
     assert [row["id"] for batch in part.passages() for row in batch.to_pylist()] == ["a.txt:0", "a.txt:2"]
 
@@ -113,8 +113,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parquet_columns_of_every_type_are_read_as_datasets_reads_them(tmp_path, kind):
-    """The same documents or the same error as from Python objects, for texts, ids and sources."""
+def test_parquet_columns_of_every_type_are_read_like_datasets_does(tmp_path, kind):
+    """Texts, ids and sources give the same documents or the same error as Python objects."""
     path = tmp_path / "a.parquet"
     column = KINDS[kind]
     pq.write_table(pa.table({"text": column, "key": column, "more": ["m"] * 6, "source": column}), path)
@@ -136,7 +136,7 @@ def test_parquet_columns_of_every_type_are_read_as_datasets_reads_them(tmp_path,
         assert outcome(corpus.parts[0].documents) == outcome(as_python)
 
 
-def test_parquet_in_several_batches(tmp_path, cache):
+def test_parquet_is_read_in_several_batches(tmp_path, cache):
     table = pa.table({"more": [0] * 2500, "text": [f"text {i}" if i % 7 else None for i in range(2500)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=BATCH - 1)
     corpus = load_corpus(str(tmp_path / "a.parquet"))
@@ -169,7 +169,7 @@ def _cut_parquet(path):
 
 
 def _damage_parquet(path):
-    """The footer is whole, pages in the middle are not."""
+    """Write a file with an intact footer and damaged pages in the middle."""
     pq.write_table(pa.table({"text": [os.urandom(50).hex() for _ in range(5000)]}), path, row_group_size=2000)
     content = bytearray(path.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 2000] = bytes(2000)
@@ -194,7 +194,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_file_is_an_error_or_left_out_whole(folder, cache, caplog, name):
+def test_bad_file_is_an_error_or_skipped_completely(folder, cache, caplog, name):
     BAD[name](folder / name)
     strict, lenient = load_corpus(str(folder)), load_corpus(str(folder), skip_bad_files=True)
     assert strict.fingerprint == lenient.fingerprint
@@ -212,12 +212,12 @@ def test_a_bad_file_is_an_error_or_left_out_whole(folder, cache, caplog, name):
     assert len(os.listdir(cache)) == 3 and not [path for path in os.listdir(cache) if bad in path]
 
 
-def test_a_file_without_permission(folder, cache, monkeypatch):
+def test_file_without_permission_is_refused_or_skipped(folder, cache, monkeypatch):
     path = folder / "closed.txt"
     path.write_text("secret\n")
     real = builtins.open
 
-    def guarded(file, *args, **options):  # The tests may run as root, whom permissions do not stop.
+    def guarded(file, *args, **options):  # Permissions have no effect if the tests run as root.
         if os.fspath(file) == str(path) if isinstance(file, (str, os.PathLike)) else False:
             raise PermissionError(13, "Permission denied", str(path))
         return real(file, *args, **options)
@@ -232,14 +232,14 @@ def test_a_file_without_permission(folder, cache, monkeypatch):
     assert "secret" in texts(CorpusArguments(corpus=str(folder)).load().to_dataset(cache))
 
 
-def test_nothing_but_bad_files(tmp_path, cache):
+def test_corpus_of_only_bad_files_is_refused(tmp_path, cache):
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text('{"text": "x"}\n{"te')
     with pytest.raises(CorpusError, match=r"has no passages \(rows without text: 0, files left out: 2\)"):
         load_corpus(str(tmp_path / "*.jsonl"), skip_bad_files=True).to_dataset(cache)
 
 
-def test_a_cache_that_cannot_be_written_is_not_a_bad_file(folder, cache, monkeypatch):
+def test_unwritable_cache_is_not_taken_for_a_bad_file(folder, cache, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 

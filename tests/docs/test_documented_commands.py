@@ -1,6 +1,6 @@
-"""Every command on every page: it exists, takes these options with values like these, and its presets are there.
+"""Every command on every page exists and accepts its options and values, and its presets exist.
 
-Commands are parsed by the recipes' own parsers and not run; that the tutorials' run is another file's matter.
+Commands are parsed by the recipes' own parsers and not run; test_tutorials.py runs the tutorials.
 """
 
 import re
@@ -16,24 +16,24 @@ from make_reference import parser_of
 from support.documentation import blocks, inline_code, page_name, pages, shell_commands
 
 PAGES = pages()
-# What pages call beside our commands: looked at no further.
+# Other programs that pages call, which are not checked.
 OTHERS = {
     *("accelerate", "pip", "pytest", "python", "python3", "sphinx-build", "ruff", "mypy", "pre-commit", "tensorboard", "uv"),
     *("cat", "cd", "cp", "curl", "echo", "export", "head", "hf", "ls", "mkdir", "mv", "printf", "rm", "sbatch", "tail"),
     *("docker", "git", "npm", "run"),
 }
 OPTION = re.compile(r"--[a-z]\w*")
-# Of ours before a command or for accelerate, and of Slurm.
+# Options of hf-tlm that are not a command's own, of accelerate, and of Slurm.
 OPTIONS_OF_OTHERS = {"--help", "--help_all", "--version", "--num_processes", "--config_file"}
 OPTIONS_OF_OTHERS |= {"--gpu_ids", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port"}
 OPTIONS_OF_OTHERS |= {"--requeue", "--signal"}
 
 
-def of_ours(words):
-    """The command's name and its arguments where `words` call one of ours, else None."""
+def own_command(words):
+    """Return the name and the arguments of an hf-tlm command or recipe that `words` call, else None."""
     words = words[1:] if words[0] == "exec" else words
     program = words[0].rsplit("/", 1)[-1]
-    if program == "hf-tlm" and len(words) > 1 and re.match(r"[a-z]", words[1]):  # And not COMMAND.
+    if program == "hf-tlm" and len(words) > 1 and re.match(r"[a-z]", words[1]):  # Not the placeholder COMMAND.
         return words[1], words[2:]
     if program in ("python", "python3", "accelerate", "torchrun"):
         for place, word in enumerate(words):
@@ -45,9 +45,9 @@ def of_ours(words):
 
 
 def problem(name, arguments, capsys, whole=True):
-    """Why a command would refuse its command line, or None.
+    """Return why a command would refuse its command line, or None.
 
-    An ellipsis stands for whatever else it needs, and so does what is missing from one that is not `whole`.
+    An ellipsis stands for required options, and so does anything missing from a command that is not `whole`.
     """
     if name in ("presets", "completion"):
         return None
@@ -75,13 +75,13 @@ def problem(name, arguments, capsys, whole=True):
         except ConfigError as error:
             return str(error)
         except HfTlmError as error:
-            # Files of the reader's, a GPU and a cluster are not here; a command in a sentence is not all of it.
+            # The reader's files, a GPU and a cluster do not exist here; a command within a sentence may be incomplete.
             absent = any(said in str(error).lower() for said in ("there is no", "does not exist", "torch sees none here"))
             return None if not whole or absent else str(error)
 
 
 def commands_of(text):
-    """The commands of a page, and whether each is whole: of bash blocks, run or not, and of inline code."""
+    """Yield the commands of a page and whether each is complete: of bash blocks, and of inline code."""
     for block in blocks(text):
         if block.language in ("bash", "sh", "shell", "console"):
             yield from ((words, True) for words in shell_commands(block.text))
@@ -92,7 +92,7 @@ def commands_of(text):
 
 @pytest.fixture
 def in_clone(monkeypatch):
-    """Presets name files of a clone's top folder."""
+    """Change to the top folder of the clone, which presets name files relative to."""
     monkeypatch.chdir(ROOT)
 
 
@@ -101,7 +101,7 @@ def test_commands_are_accepted(page, capsys, in_clone):
     found = []
     for words, whole in commands_of(page.read_text(encoding="utf-8")):
         line = " ".join(words)
-        if ours := of_ours(words):
+        if ours := own_command(words):
             if wrong := problem(*ours, capsys, whole):
                 found.append(f"{line}\n    {wrong}")
         elif benchmark := next((word for word in words if re.fullmatch(r"benchmarks/\w+\.py", word)), None):
@@ -112,7 +112,7 @@ def test_commands_are_accepted(page, capsys, in_clone):
 
 
 def problems_of_benchmark(script, words):
-    """A benchmark's options are looked for in its source, and in that of what they share."""
+    """Return the options of a benchmark's command that its source, or their shared module, does not have."""
     if not (ROOT / script).is_file():
         return [f"there is no {script}"]
     shared = [ROOT / script, ROOT / "benchmarks" / "results_file.py"]
@@ -122,7 +122,7 @@ def problems_of_benchmark(script, words):
 
 @pytest.fixture(scope="module")
 def all_options():
-    """Every option of every command, the Trainer's among them, and of the benchmarks."""
+    """Every option of every command, including the Trainer's, and of the benchmarks."""
     found = set(OPTIONS_OF_OTHERS)
     for script in (ROOT / "benchmarks").glob("*.py"):
         found |= set(re.findall(r'"(--\w+)"', script.read_text(encoding="utf-8")))
@@ -138,8 +138,8 @@ def all_options():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_options_that_are_spoken_of_are_there(page, all_options):
-    """In prose and tables: `--rho1 3` is an option of some command."""
+def test_options_mentioned_in_text_exist(page, all_options):
+    """In prose and tables, `--rho1 3` must be an option of some command."""
     found = []
     for code in inline_code(page.read_text(encoding="utf-8")):
         if code.startswith("--") or re.match(r"(hf-tlm|python recipes)", code):
@@ -147,8 +147,8 @@ def test_options_that_are_spoken_of_are_there(page, all_options):
     assert not found
 
 
-def test_presets_that_are_spoken_of_are_there():
-    """Paths and names: `recipes/configs/tlm/coffee.yaml`, `tlm/coffee`."""
+def test_presets_mentioned_in_text_exist():
+    """As paths and as names: `recipes/configs/tlm/coffee.yaml`, `tlm/coffee`."""
     kinds = "|".join({name.partition("/")[0] for name in presets()})
     found = []
     for page in PAGES:
@@ -171,7 +171,7 @@ def test_presets_that_are_spoken_of_are_there():
         ("hf-tlm train --rho1 3 ...", None),
     ],
 )
-def test_what_is_wrong_with_a_command_is_said(line, wrong, capsys, in_clone):
+def test_problem_of_a_command_is_described(line, wrong, capsys, in_clone):
     (words,) = shell_commands(line)
-    said = problem(*of_ours(words), capsys)
-    assert wrong in said if wrong else said is None
+    found = problem(*own_command(words), capsys)
+    assert wrong in found if wrong else found is None

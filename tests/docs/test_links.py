@@ -1,4 +1,4 @@
-"""Links of all pages: files and anchors are there, addresses are well formed, and every page is found from the index."""
+"""Links of all pages: files and anchors exist, addresses are well formed, and index pages link every page."""
 
 import re
 from urllib.parse import unquote, urlsplit
@@ -11,7 +11,7 @@ PAGES = pages()
 
 
 def problems(page, text):
-    """What is wrong with a page's links, a line each."""
+    """Return the problems of a page's links, one line each."""
     found = []
     for target in links(text):
         if "://" in target:
@@ -29,11 +29,11 @@ def problems(page, text):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_links_lead_somewhere(page):
+def test_links_of_a_page_are_valid(page):
     assert not problems(page, page.read_text(encoding="utf-8"))
 
 
-def test_what_is_wrong_is_found(tmp_path):
+def test_broken_links_are_found(tmp_path):
     (tmp_path / "a.md").write_text("# One thing: `x`\n## One thing: `x`\n")
     text = "[a](a.md#one-thing-x) [b](a.md#one-thing-x-1) [c](a.md#two) ![d](d.png) [e](http://x.org) [f](https://x.org/a)"
     found = [line.split(": ")[0] for line in problems(tmp_path / "page.md", text)]
@@ -42,7 +42,7 @@ def test_what_is_wrong_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("section", [path.name for path in sorted(DOCS.iterdir()) if (path / "index.md").is_file()])
-def test_an_index_links_every_page_of_its_section(section):
+def test_index_links_every_page_of_its_section(section):
     index = DOCS / section / "index.md"
     linked = {(index.parent / target.partition("#")[0]).resolve() for target in links(index.read_text(encoding="utf-8"))}
     missing = {path.name for path in index.parent.glob("*.md") if path != index and path.resolve() not in linked}

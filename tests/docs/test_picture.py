@@ -1,15 +1,15 @@
-"""The picture of the method is what its script draws, and an SVG."""
+"""The picture of the method is the current output of its script, and a valid SVG."""
 
 from xml.etree import ElementTree
 
 from make_picture import HEIGHT, PICTURE, WIDTH, draw
 
 
-def test_it_is_what_the_script_draws():
+def test_picture_is_current():
     assert PICTURE.read_text(encoding="utf-8") == draw(), "run python docs/make_picture.py"
 
 
-def test_everything_is_within_the_picture():
+def test_shapes_are_within_the_picture():
     names = {"rect": ("x", "y", "width", "height"), "text": ("x", "y")}
     shapes = 0
     for element in ElementTree.fromstring(draw()).iter():

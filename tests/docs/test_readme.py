@@ -1,4 +1,4 @@
-"""README: short, with the two commands first, and Python that runs as it stands there."""
+"""README: short, beginning with the two commands, and with Python code that runs unchanged."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from support.toys import sentences
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_it_is_short():
+def test_readme_is_short():
     assert len(TEXT.split()) <= 1000
 
 
@@ -22,13 +22,13 @@ def test_the_first_shell_blocks_install_and_test():
     install = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
     assert first == f"{install} . && .venv/bin/python recipes/quickstart.py\n"
     assert second == f"{install} '.[test]' && .venv/bin/python -m pytest\n"
-    # As .ci/run takes it.
+    # .ci/run extracts the same command.
     program = (ROOT / ".ci" / "run").read_text(encoding="utf-8").partition("command=$(")[2].partition(")\n")[0]
     found = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert found == second
 
 
-def test_there_are_commands_for_ones_own_data():
+def test_third_shell_block_is_for_own_data():
     third = [block.text for block in blocks(TEXT) if block.language == "bash"][2]
     assert [words[:2] for words in shell_commands(third)] == [["hf-tlm", name] for name in ("baseline", "retrieve", "train")]
 
@@ -39,8 +39,8 @@ def test_every_command_is_in_the_table():
 
 
 @pytest.mark.slow
-def test_its_python_runs(tmp_path, monkeypatch, capfd):
-    """On a table of one's own, in a folder that has nothing else."""
+def test_python_code_runs(tmp_path, monkeypatch, capfd):
+    """On the user's own table, in a folder with nothing else."""
     Dataset.from_list([{"text": row["text"], "label": row["label"]} for row in sentences(120, 1)]).to_csv(
         tmp_path / "reviews.csv"
     )

@@ -1,4 +1,4 @@
-"""The reference is what the code says: its pages are as they would be made now, and formats name what is written."""
+"""The reference is generated from the code: pages are current, and the page on formats names every file and column."""
 
 import argparse
 
@@ -18,8 +18,7 @@ def test_pages_are_current():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_page_has_every_option(name, capsys):
-    """Of --help, as argparse prints it."""
+def test_page_of_a_command_has_every_option_of_its_help(name, capsys):
     command = read_command(name)
     with pytest.raises(SystemExit):
         parse(*command.classes, recipe=command.recipe, description="", args=["--help"])
@@ -30,7 +29,7 @@ def test_a_page_has_every_option(name, capsys):
     assert not [option for option in own if f"| `{option}`<br>" not in page]
 
 
-def test_a_stale_page_is_named(tmp_path):
+def test_outdated_pages_are_named(tmp_path):
     pages = {tmp_path / "a.md": "new\n", tmp_path / "b.md": "same\n", tmp_path / "c.md": "missing\n"}
     (tmp_path / "a.md").write_text("old\n")
     (tmp_path / "b.md").write_text("same\n")
@@ -39,23 +38,23 @@ def test_a_stale_page_is_named(tmp_path):
     assert outdated(pages, tmp_path) == ["a.md", "c.md", "d.md"]
 
 
-def test_generated_parts_are_filled_and_nothing_else():
+def test_only_generated_parts_of_a_page_are_replaced():
     page = "a\n<!-- generated: x -->\nold\n<!-- end -->\nb\n"
     assert filled(page, {"x": lambda: "new\n"}) == "a\n<!-- generated: x -->\n\nnew\n\n<!-- end -->\nb\n"
     assert filled(filled(page, {"x": lambda: "new"}), {"x": lambda: "new"}) == filled(page, {"x": lambda: "new"})
 
 
-def test_cells_show_what_was_written():
+def test_table_cells_are_escaped():
     assert plain("a|b *c* <d>\n e `*f*`") == "a\\|b \\*c\\* \\<d> e `*f*`"
 
 
-def test_formats_name_every_file_and_column():
+def test_page_on_formats_names_every_file_and_column():
     page = (REFERENCE / "file_formats.md").read_text(encoding="utf-8")
     names = [*COLUMNS, DATA_FILE, MANIFEST_FILE, CARD_FILE, REPORT_FILE, META_FILE, *FILES, *RECORDS]
     assert not [name for name in names if f"`{name}`" not in page]
 
 
-def test_a_line_of_an_option():
+def test_table_row_of_an_option():
     parser = argparse.ArgumentParser()
     several = parser.add_argument("--a", type=int, nargs="+", default=[1, 2], help="Some.")
     assert option_row(several) == ["`--a`<br>whole number ...", "`1 2`", "Some."]

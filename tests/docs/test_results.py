@@ -1,4 +1,4 @@
-"""Measured figures stand in docs/results alone, where they are what the records say."""
+"""Measured figures are only in docs/results, and agree with the records."""
 
 import re
 from dataclasses import replace
@@ -23,7 +23,7 @@ from make_results import (
 )
 from support.documentation import DOCS, page_name, pages, without_blocks
 
-# A score with its deviation, or how often or how fast something was.
+# A score with its deviation, a factor or a speed.
 MEASURED = re.compile(r"\d ± \d|\d+(\.\d+)? (times (as|the speed|faster|slower)|(passages|queries|tokens) (a|per) second)")
 
 
@@ -32,7 +32,7 @@ def test_pages_are_current():
 
 
 @pytest.mark.parametrize("page", pages(), ids=page_name)
-def test_measured_figures_are_results(page):
+def test_measured_figures_are_only_in_results(page):
     if page.is_relative_to(DOCS / "results"):
         return
     text = README_TABLE.sub("", page.read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def test_measured_figures_are_results(page):
     assert not (found := MEASURED.search(text)), f"{found[0]!r} belongs to a page of docs/results"
 
 
-def test_a_table_has_what_the_records_say(monkeypatch):
+def test_table_shows_the_scores_of_the_records(monkeypatch):
     rows = [
         {"task": "a", "arm": "linear", "metric": "f1", "seeds": 1, "finished": [0], "test": {"mean": 0.5, "std": None}},
         {"task": "a", "arm": "BM25", "metric": "f1", "seeds": 3, "finished": [0], "test": {"mean": 0.25, "std": None}},
@@ -63,7 +63,7 @@ def test_a_table_has_what_the_records_say(monkeypatch):
         Scores("short", columns, arms).to_text()
 
 
-def test_what_a_table_ends_with_is_folded(tmp_path, monkeypatch):
+def test_notes_below_a_table_are_folded(tmp_path, monkeypatch):
     (tmp_path / "a.md").write_text("| 1 |\n\nMade by `b c`. Scores.\n\n**Published**")
     monkeypatch.setattr(make_results, "RECORDS", tmp_path)
     about = "<details><summary>How it was made, and what its columns are</summary>\n\nMade by `b c`. Scores.\n\n</details>"
@@ -82,11 +82,11 @@ def test_what_a_table_ends_with_is_folded(tmp_path, monkeypatch):
         ("`13`, 13 x 13, [a](13.md)", []),
     ],
 )
-def test_figures_of_notes_are_in_the_tables(text, missing):
+def test_figures_of_notes_without_a_table_are_found(text, missing):
     assert unfounded(text, "| 12.34 ± 0.56 | 1234 |") == missing
 
 
-def test_a_figure_that_no_table_has_is_refused(tmp_path, monkeypatch):
+def test_page_with_a_figure_that_no_table_has_is_refused(tmp_path, monkeypatch):
     topic = replace(TOPICS[0], page="made_up")
     (tmp_path / "made_up.md").write_text("A score of 99.87.")
     monkeypatch.setattr(make_results, "NOTES", tmp_path)
@@ -94,7 +94,7 @@ def test_a_figure_that_no_table_has_is_refused(tmp_path, monkeypatch):
         page_text(topic)
 
 
-def test_a_paragraph_by_hand_links_the_records_of_its_own_figures(tmp_path):
+def test_figures_must_be_in_records_linked_by_their_paragraph(tmp_path):
     (tmp_path / "table.md").write_text("| 61.42 | 17.5 |")
     (tmp_path / "page.md").write_text("# Found\n\nIt has 88.1.\n\n## one\n\n| 52.4 |\n\n## two\n\n| 53.5 |\n")
     (tmp_path / "runs.jsonl").write_text('{"cost": 0.333, "test": {"values": [0.425, 31.5]}}\n')
@@ -108,11 +108,11 @@ def test_a_paragraph_by_hand_links_the_records_of_its_own_figures(tmp_path):
 
 
 @pytest.mark.parametrize("file", FINDINGS.values(), ids=lambda file: file.parent.name)
-def test_no_finding_is_said_to_have_no_record(file):
+def test_findings_do_not_claim_to_have_no_record(file):
     assert not re.search(r"not (kept|recorded)|without\s+a\s+record|no\s+record", file.read_text(encoding="utf-8"))
 
 
-def test_a_page_begins_with_its_answer(tmp_path, monkeypatch):
+def test_page_begins_with_its_answer(tmp_path, monkeypatch):
     assert all(f"| {make_results.answer(topic)} |" in make_results.index_text() for topic in TOPICS)
     (tmp_path / "plateau.md").write_text("It **depends**.\n")
     monkeypatch.setattr(make_results, "NOTES", tmp_path)
@@ -121,7 +121,7 @@ def test_a_page_begins_with_its_answer(tmp_path, monkeypatch):
 
 
 def test_findings_without_a_record_are_refused(tmp_path, monkeypatch):
-    """Those of the plateau, of which the page itself is no record."""
+    """The page of the plateau is not itself a record."""
     topic = next(topic for topic in TOPICS if topic.page == "plateau")
     file = tmp_path / "findings.md"
     file.write_text(FINDINGS["plateau.md"].read_text().replace("score 64.0 ±", "score 64.9 ±"))
@@ -130,7 +130,7 @@ def test_findings_without_a_record_are_refused(tmp_path, monkeypatch):
         page_text(topic)
 
 
-def test_sources_become_parts_of_a_page():
+def test_headings_and_links_of_sources_are_adapted():
     assert shifted("### a\n#### b\n") == "## a\n### b\n"
     assert part("x\n# One core, b\ny\n## z\n# Two\n", "One core") == "y\n## z"
     with pytest.raises(ValueError, match="no heading 'Three'"):
@@ -140,7 +140,7 @@ def test_sources_become_parts_of_a_page():
     )
 
 
-def test_a_source_without_any_heading_is_an_error():
+def test_source_without_a_heading_is_refused():
     with pytest.raises(ValueError, match=r"new\.md has no heading"):
         make_results.with_heading("| a |", "new.md")
     assert make_results.with_heading("## Its own", "new.md") == "## Its own"

@@ -1,4 +1,4 @@
-"""Every block of every tutorial runs, in the order of its page, in one empty folder, at the scale of its directives."""
+"""Every block of every tutorial runs, in order, in one empty folder, at the scale that its directives set."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ TUTORIALS = [path for path in sorted((DOCS / "tutorials").glob("*.md")) if path.
 
 @pytest.fixture
 def as_installed(tmp_path, monkeypatch):
-    """Our command and this Python first on the PATH, whatever is installed; the recipes beside the page's folder."""
+    """Put this clone's command and this Python first on the PATH; return an empty folder."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "hf-tlm").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hf_tlm.cli "$@"\n')
@@ -31,13 +31,13 @@ def as_installed(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", TUTORIALS, ids=page_name)
-def test_a_tutorial_runs(page, as_installed, request, monkeypatch, capfd):
+def test_tutorial_runs(page, as_installed, request, monkeypatch, capfd):
     if page.stem == "publish_and_load":
         request.getfixturevalue("hub")  # alice is logged in.
     run_page(page.read_text(encoding="utf-8"), as_installed, monkeypatch, capfd)
 
 
-def test_a_page_runs_in_its_order(as_installed, monkeypatch, capfd):
+def test_blocks_of_a_page_run_in_order(as_installed, monkeypatch, capfd):
     page = """
 <!-- test: replace 1000 -> 3 -->
 <!-- test: append > numbers -->
@@ -80,6 +80,6 @@ false
         ("```python\nassert 1 == 2, 'not equal'\n```\n", "not equal"),
     ],
 )
-def test_what_does_not_run_is_said(page, wrong, as_installed, monkeypatch, capfd):
+def test_failing_block_is_named(page, wrong, as_installed, monkeypatch, capfd):
     with pytest.raises(AssertionError, match=wrong):
         run_page(page, as_installed, monkeypatch, capfd)

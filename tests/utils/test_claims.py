@@ -1,4 +1,4 @@
-"""A claim is taken back where nothing worth keeping came of it, and at no other time."""
+"""A claim is withdrawn only if nothing worth keeping has come of it."""
 
 import json
 
@@ -18,8 +18,8 @@ def claimed(folder):
     return claim
 
 
-def refused(claim, *files, error=HfTlmError):
-    """End the claim's block in an error when some files are there."""
+def end_in_error(claim, *files, error=HfTlmError):
+    """End the claim's block in an error after some files were written."""
     with pytest.raises(error), claim:
         for name in files:
             (claim.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -27,57 +27,59 @@ def refused(claim, *files, error=HfTlmError):
         raise error
 
 
-def test_a_refused_run_leaves_nothing(tmp_path):
-    refused(claimed(tmp_path / "runs" / "one"), "tokenizer/vocab.txt", "points/a.lock", ".settings.json.1", "seed-0/.a/b")
+def test_refused_run_leaves_no_files(tmp_path):
+    end_in_error(
+        claimed(tmp_path / "runs" / "one"), "tokenizer/vocab.txt", "points/a.lock", ".settings.json.1", "seed-0/.a/b"
+    )
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_was_there_stays(tmp_path):
+def test_existing_folder_stays(tmp_path):
     (tmp_path / "one").mkdir()
-    refused(claimed(tmp_path / "one"))
+    end_in_error(claimed(tmp_path / "one"))
     assert (tmp_path / "one").is_dir() and not list((tmp_path / "one").iterdir())
 
 
-def test_other_runs_beside_it_stay(tmp_path):
+def test_other_runs_beside_the_claim_stay(tmp_path):
     claim = claimed(tmp_path / "runs" / "one")
     (tmp_path / "runs" / "two").mkdir()
-    refused(claim)
+    end_in_error(claim)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["two"]
 
 
 @pytest.mark.parametrize(
     "file", ["seed-0/checkpoint-1/trainer_state.json", "results.json", "notes.txt", "seed-0/settings.json"]
 )
-def test_what_is_worth_keeping_keeps_its_claim(tmp_path, file):
-    refused(claimed(tmp_path / "one"), file)
+def test_claim_stays_if_there_are_results_or_other_files(tmp_path, file):
+    end_in_error(claimed(tmp_path / "one"), file)
     assert (tmp_path / "one" / file).is_file() and (tmp_path / "one" / "settings.json").is_file()
 
 
-def test_a_link_out_of_the_folder_is_kept_and_not_followed(tmp_path):
+def test_link_out_of_the_folder_is_kept_and_not_followed(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.lock").write_text("x")
     claim = claimed(tmp_path / "one")
     (tmp_path / "one" / "link").symlink_to(tmp_path / "mine")
-    refused(claim)
+    end_in_error(claim)
     assert (tmp_path / "mine" / "a.lock").is_file() and (tmp_path / "one" / "settings.json").is_file()
 
 
-def test_others_at_work_keep_it(tmp_path):
+def test_claim_stays_while_another_process_works_in_it(tmp_path):
     claim = claimed(tmp_path / "one")
     with awaited(tmp_path / "one" / "point"):
-        refused(claim)
+        end_in_error(claim)
     assert (tmp_path / "one" / "settings.json").is_file()
 
 
 @pytest.mark.parametrize("new,error", [(True, KeyboardInterrupt), (True, SystemExit), (False, HfTlmError)])
-def test_an_interrupted_run_and_a_claim_of_before_stay(tmp_path, new, error):
+def test_claim_stays_after_interruption_or_if_it_is_older(tmp_path, new, error):
     claim = claimed(tmp_path / "one")
     claim.new = new
-    refused(claim, error=error)
+    end_in_error(claim, error=error)
     assert (tmp_path / "one" / "settings.json").is_file()
 
 
-def test_what_a_kill_left_of_the_claim_itself_is_no_other_run(tmp_path):
+def test_leftover_of_a_killed_claim_is_removed(tmp_path):
     folder = tmp_path / "one"
     folder.mkdir()
     (folder / f".settings.json.{'0' * 32}").write_text("{")
@@ -85,8 +87,8 @@ def test_what_a_kill_left_of_the_claim_itself_is_no_other_run(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["settings.json"]
 
 
-def test_a_run_of_a_checkpoint_whose_seal_counted_goes_on(tmp_path):
-    """Versions before seals were records counted `seal.json` among the files of a local model."""
+def test_run_that_recorded_the_seal_of_its_checkpoint_is_continued(tmp_path):
+    """Older versions counted `seal.json` among the files of a local model."""
     model, out = tmp_path / "checkpoint-2", tmp_path / "out"
     model.mkdir()
     for name in ("config.json", "seal.json"):

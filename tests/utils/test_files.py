@@ -8,7 +8,7 @@ from hf_tlm.errors import ArgumentsError, HfTlmError
 from hf_tlm.utils.files import atomic_directory, atomic_write, check_writable, sha256
 
 
-def test_directory_appears_whole(tmp_path):
+def test_directory_appears_complete(tmp_path):
     with atomic_directory(tmp_path / "a" / "out") as work:
         (work / "one").write_text("1")
         assert not (tmp_path / "a" / "out").exists()
@@ -16,21 +16,21 @@ def test_directory_appears_whole(tmp_path):
     assert os.listdir(tmp_path / "a") == ["out"]
 
 
-def test_what_could_not_be_written_is_told_before(tmp_path, monkeypatch):
-    """Root may write everywhere: without permission is a folder here of which the system says so."""
+def test_unwritable_folder_is_refused_before_work(tmp_path, monkeypatch):
+    """Root may write everywhere, so os.access is replaced for a folder without permission."""
     (tmp_path / "file").touch()
     for name in ("kept", "others"):
         (tmp_path / name / "inner").mkdir(parents=True)
     allowed = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: allowed(path, mode) and os.fspath(path) != str(tmp_path / "others"))
-    for folder, there in (("file", "file"), ("file/a/b", "file"), ("others", "others"), ("others/a/b", "others")):
+    for folder, blocking in (("file", "file"), ("file/a/b", "file"), ("others", "others"), ("others/a/b", "others")):
         for replaced in (True, False):
             if (folder, replaced) == ("others", True):
                 continue
             with pytest.raises(ArgumentsError) as found:
                 check_writable(tmp_path / folder, replaced=replaced)
-            said = f"--output_dir {tmp_path / folder}: {tmp_path / there} is not a writable folder. Choose another."
-            assert str(found.value) == said
+            message = f"--output_dir {tmp_path / folder}: {tmp_path / blocking} is not a writable folder. Choose another."
+            assert str(found.value) == message
     with pytest.raises(ArgumentsError, match=r"^--page: .*others is not a writable folder"):
         check_writable(tmp_path / "others/inner", "--page", replaced=True)
     with pytest.raises(ArgumentsError, match="File name too long"):
@@ -44,8 +44,8 @@ def test_what_could_not_be_written_is_told_before(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("umask,mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_whoever_may_read_a_directory_may_read_its_files(tmp_path, umask, mode):
-    """safetensors makes them the writer's alone; others on a cluster could not load the model."""
+def test_files_have_the_permissions_of_the_umask(tmp_path, umask, mode):
+    """safetensors creates files that only their owner can read; other users of a cluster could not load the model."""
     before = os.umask(umask)
     try:
         with atomic_directory(tmp_path / "out") as work:
@@ -58,16 +58,16 @@ def test_whoever_may_read_a_directory_may_read_its_files(tmp_path, umask, mode):
     assert found == [mode, mode | 0o100]
 
 
-def test_directory_is_replaced_whole(tmp_path):
+def test_directory_is_replaced_as_a_whole(tmp_path):
     for name in ("old", "new"):
         with atomic_directory(tmp_path / "out") as work:
             (work / name).write_text(name)
     assert os.listdir(tmp_path / "out") == ["new"] and os.listdir(tmp_path) == ["out"]
 
 
-def test_directory_is_replaced_where_folders_cannot_be_exchanged(tmp_path, monkeypatch):
+def test_directory_is_replaced_without_an_atomic_exchange(tmp_path, monkeypatch):
     monkeypatch.setattr("hf_tlm.utils.files._swap_folders", lambda first, second: False)
-    test_directory_is_replaced_whole(tmp_path)
+    test_directory_is_replaced_as_a_whole(tmp_path)
     rename = os.rename
 
     def full(source, target):
@@ -82,7 +82,7 @@ def test_directory_is_replaced_where_folders_cannot_be_exchanged(tmp_path, monke
 
 
 @pytest.mark.parametrize("error", [RuntimeError("bug"), KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_failure_leaves_the_old_directory(tmp_path, error):
+def test_failed_write_leaves_the_old_directory(tmp_path, error):
     with atomic_directory(tmp_path / "out") as work:
         (work / "old").write_text("old")
     expected = HfTlmError if isinstance(error, OSError) else type(error)
@@ -92,7 +92,7 @@ def test_failure_leaves_the_old_directory(tmp_path, error):
     assert os.listdir(tmp_path / "out") == ["old"] and os.listdir(tmp_path) == ["out"]
 
 
-def test_unwritable_place(tmp_path):
+def test_path_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     wrong = r"a file is where a folder is expected \(.*\): choose another folder"
     with pytest.raises(HfTlmError, match=wrong), atomic_directory(tmp_path / "file" / "out"):
@@ -106,7 +106,7 @@ def test_unwritable_place(tmp_path):
     "folder,problem",
     [("/", "a disk is mounted at it"), (".", "working directory is in it"), ("..", "working directory is in it")],
 )
-def test_a_folder_that_no_other_can_take_the_place_of(tmp_path, monkeypatch, folder, problem):
+def test_mount_point_or_working_directory_cannot_be_replaced(tmp_path, monkeypatch, folder, problem):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ArgumentsError, match=f"^--output_dir {folder}: .*{problem}.* Choose a folder in it.$"):
@@ -118,8 +118,8 @@ def test_a_folder_that_no_other_can_take_the_place_of(tmp_path, monkeypatch, fol
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_link_to_a_folder_stays(tmp_path, there):
-    """It may lead to a larger disk."""
+def test_link_to_a_folder_stays_a_link(tmp_path, there):
+    """It may point to a larger disk."""
     (tmp_path / "disk").mkdir()
     if there:
         with atomic_directory(tmp_path / "disk" / "run") as work:
@@ -132,14 +132,14 @@ def test_a_link_to_a_folder_stays(tmp_path, there):
     assert sorted(os.listdir(tmp_path)) == ["disk", "run"] and os.listdir(tmp_path / "disk") == ["run"]
 
 
-def test_write_and_digest(tmp_path):
+def test_atomic_write_replaces_a_file_and_sha256_is_correct(tmp_path):
     atomic_write(tmp_path / "x", "old")
     atomic_write(tmp_path / "x", "abc")
     assert os.listdir(tmp_path) == ["x"]
     assert sha256(tmp_path / "x") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-def test_a_folder_that_somebody_else_makes_meanwhile_is_replaced(tmp_path, monkeypatch):
+def test_folder_created_by_another_process_meanwhile_is_replaced(tmp_path, monkeypatch):
     rename, path = os.rename, tmp_path / "out"
 
     def after_another(source, target):

@@ -1,4 +1,4 @@
-"""Memory that was freed is not asked for again, counted by the pages that the system hands out."""
+"""Freed memory is kept and reused, measured by page faults and resident memory."""
 
 import platform
 import subprocess
@@ -46,8 +46,8 @@ with open("/proc/self/statm") as file:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc is told anything")
-def test_large_blocks_of_many_sizes_leave_no_holes():
-    """2.4 GB are taken and freed one after the other, each next one too large for what the last one left."""
+def test_large_blocks_of_growing_sizes_leave_no_holes():
+    """2.4 GB are allocated and freed in sequence, each block too large for the space of the one before."""
     megabytes = int(subprocess.run([sys.executable, "-c", HOLES], check=True, capture_output=True, text=True).stdout)
     empty = int(subprocess.run([sys.executable, "-c", HOLES.replace("190", "131")], check=True, capture_output=True).stdout)
     assert megabytes - empty < 100
@@ -73,8 +73,8 @@ print(whole - kept, kept - resident())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc is told anything")
-def test_what_was_kept_is_given_back_when_asked():
-    """Also from between blocks that are in use."""
+def test_kept_memory_is_returned_on_request():
+    """Also memory between blocks that are in use."""
     done = subprocess.run([sys.executable, "-c", GIVEN_BACK], check=True, capture_output=True, text=True)
     at_once, when_asked = map(int, done.stdout.split())
     assert at_once < 70 and when_asked > 560
@@ -83,8 +83,8 @@ def test_what_was_kept_is_given_back_when_asked():
 @pytest.mark.parametrize(
     "most,taken", [(2**31, [(-3, 2**27), (-1, 2**31 - 1)]), (2**25, [(-3, 2**25), (-1, 2**31 - 1)]), (0, [])]
 )
-def test_what_older_versions_refuse(monkeypatch, most, taken):
-    """Where no threshold is accepted nothing is fixed, so that it goes on growing by itself."""
+def test_thresholds_that_older_versions_of_glibc_accept(monkeypatch, most, taken):
+    """If no threshold is accepted, none is fixed, so that glibc still adapts it."""
     accepted = []
 
     class Libc:

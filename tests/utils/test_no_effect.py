@@ -1,4 +1,4 @@
-"""Options that change nothing beside others are refused; parsers see no difference."""
+"""Options without effect beside others are refused; parsers only see the type."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -37,7 +37,7 @@ class Toy:
         ),
     ],
 )
-def test_without_effect(values, message):
+def test_option_without_effect_is_refused(values, message):
     with pytest.raises(LookupError) as refusal:
         Toy(**values)
     assert str(refusal.value) == message
@@ -46,11 +46,11 @@ def test_without_effect(values, message):
 @pytest.mark.parametrize(
     "values", [{}, {"weight": 2.0}, {"on": False}, {"kind": "c", "words": ["x"], "both": 3}, {"kind": "d", "of_a": 1}]
 )
-def test_defaults_and_what_has_an_effect(values):
+def test_defaults_and_options_with_an_effect_are_accepted(values):
     toy = Toy(**values)
     assert all(getattr(toy, name) == value for name, value in values.items())
 
 
-def test_a_parser_sees_the_type_alone():
+def test_parser_sees_only_the_type():
     (toy,) = HfArgumentParser(Toy).parse_args_into_dataclasses(["--weight", "2", "--words", "y", "z"])
     assert (toy.weight, toy.words) == (2.0, ["y", "z"])

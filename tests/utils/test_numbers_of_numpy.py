@@ -1,4 +1,4 @@
-"""Numbers out of arrays and frames, and paths, as notebooks have them: what is kept of them is plain Python's."""
+"""Numbers from arrays and frames, and paths, as used in notebooks: they are converted to Python's types."""
 
 import json
 
@@ -20,7 +20,7 @@ QUIET = {"report_to": "none", "use_cpu": True}
 
 
 @pytest.mark.parametrize("seeds", [[*np.arange(2)], np.arange(2), range(2), (0, 1)], ids=repr)
-def test_options_are_pythons(seeds, tmp_path):
+def test_numpy_numbers_become_python_numbers(seeds, tmp_path):
     given = {"max_steps": np.int64(4), "rho2": np.float32(0.5), "seed": np.int32(1), "learning_rate": np.float64(0.1)}
     args = TlmArguments(output_dir=str(tmp_path), seeds=seeds, **given, **QUIET)
     plain = TlmArguments(output_dir=str(tmp_path), seeds=[0, 1], max_steps=4, rho2=0.5, seed=1, learning_rate=0.1, **QUIET)
@@ -28,12 +28,12 @@ def test_options_are_pythons(seeds, tmp_path):
     assert type(args.seed) is type(args.seeds[0]) is int
 
 
-def test_other_options():
+def test_numpy_numbers_become_python_numbers_in_other_options():
     assert type(ModelArguments(vocab_size=np.int64(100)).vocab_size) is int
     assert type(SelectionArguments(subset="s", fraction=np.float32(0.5)).fraction) is float
 
 
-def test_numbers_of_torch():
+def test_torch_numbers_become_python_numbers():
     args = TlmArguments(output_dir="unused", seeds=torch.arange(2), learning_rate=torch.tensor(0.5), **QUIET)
     assert (args.seeds, args.learning_rate) == ([0, 1], 0.5) and type(args.learning_rate) is float
     for weights in (torch.tensor([0.5, 2]), [torch.tensor(0.5), np.float32(2)], torch.nn.Parameter(torch.tensor([0.5, 2]))):
@@ -44,8 +44,8 @@ def test_numbers_of_torch():
         TaskLoss(class_weights=torch.tensor([1.0, -1.0]))
 
 
-def test_paths_are_texts(tmp_path):
-    """A run whose record has one in it would fail when it is written, after the training."""
+def test_paths_become_strings(tmp_path):
+    """A path in a run's record could not be written as JSON, and the run would fail after its training."""
     model = ModelArguments(model_config=tmp_path / "bert.json", tokenizer_name=tmp_path)
     assert (model.model_config, model.tokenizer_name) == (str(tmp_path / "bert.json"), str(tmp_path))
     args = TlmArguments(output_dir=tmp_path, teacher=[tmp_path / "a"], teacher_output=tmp_path / "b", **QUIET)
@@ -53,12 +53,12 @@ def test_paths_are_texts(tmp_path):
     json.dumps(settings(args))
 
 
-def test_a_number_is_no_list(tmp_path):
+def test_number_in_place_of_a_list_is_refused(tmp_path):
     with pytest.raises(ArgumentsError, match=r"^--seeds: expected a list; received 3. Give \[3\]\.$"):
         TlmArguments(output_dir=str(tmp_path), seeds=np.int64(3), **QUIET)
 
 
-def test_a_subset_says_how_it_was_made(tmp_path):
+def test_manifest_has_python_numbers(tmp_path):
     corpus = load_corpus(Dataset.from_list([{"text": row["text"]} for row in sentences(40, 9)]))
     options = {"top_k": np.int64(2), "settings": Bm25Settings(k1=np.float32(1), b=np.float32(0.5))}
     subset = retrieve(make_task(), corpus, cache_dir=str(tmp_path / "cache"), **options)

@@ -1,4 +1,4 @@
-"""The fields of a class whose module is never imported."""
+"""Reading the fields of a class without importing its module."""
 
 import dataclasses
 import sys
@@ -47,7 +47,7 @@ def package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["toy_outline.heavy.Train", "toy_outline.Exported"])
-def test_fields_are_those_of_the_source_and_of_bases_in_the_package(name):
+def test_fields_include_those_of_bases_in_the_package(name):
     cls = outline(name)
     assert (cls.__name__, cls.__doc__) == ("Train", "How it trains.")
     assert cls.extends == ("elsewhere.Heavy", "other.thing.Mixin")
@@ -61,12 +61,12 @@ def test_fields_are_those_of_the_source_and_of_bases_in_the_package(name):
     assert {name for name in sys.modules if name.startswith("toy_outline")} <= {"toy_outline", "toy_outline.light"}
 
 
-def test_what_is_no_class_of_the_package():
+def test_name_that_is_no_class_is_an_attribute_error():
     for name in ("toy_outline.heavy.Trian", "toy_outline.heavy.LONGEST", "toy_outline.base.Heavy", "toy_outline.Train"):
         with pytest.raises(AttributeError, match=name):
             outline(name)
 
 
-def test_a_default_that_needs_an_import_of_the_module_is_named():
+def test_default_that_needs_an_import_is_named():
     with pytest.raises(NameError, match=r"Helper, which a field of toy_outline\.heavy names"):
         outline("toy_outline.heavy.Odd")

@@ -1,4 +1,4 @@
-"""Seals of folders, on a few bytes."""
+"""Seals of folders, on files of a few bytes."""
 
 import os
 
@@ -17,7 +17,7 @@ def folder(tmp_path):
     return path
 
 
-def test_a_whole_folder(folder):
+def test_intact_folder_has_no_problem(folder):
     assert seal_problem(folder) is None and read_seal(folder)["step"] == 3
     (folder / "README.md").write_text("Later.")
     assert seal_problem(folder, "config.json") is None
@@ -39,11 +39,11 @@ def test_a_whole_folder(folder):
         (lambda path: (path / "seal.json").write_bytes(b"\xff"), "cannot be read: UnicodeDecodeError"),
     ],
 )
-def test_a_damaged_folder(folder, harm, problem):
+def test_damaged_folder_is_described(folder, harm, problem):
     harm(folder)
     assert problem in seal_problem(folder)
 
 
-def test_what_is_needed_and_what_is_not_there(folder, tmp_path):
+def test_missing_files_and_folders_are_named(folder, tmp_path):
     assert "model.safetensors is missing" in seal_problem(folder, "model.safetensors")
     assert "none is missing" in seal_problem(tmp_path / "none")

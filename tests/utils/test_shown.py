@@ -1,4 +1,4 @@
-"""Paths as records show them: none of them says where on the machine, or in whose folder, something lies."""
+"""Paths in records: they do not reveal folders of the machine or its user."""
 
 import os
 
@@ -9,7 +9,7 @@ from hf_tlm.utils.shown import figures, relative_name, shown_argument, shown_pat
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A user's folder `people/alice` with a working folder `work` in it, and data elsewhere."""
+    """A home folder `people/alice` with a working directory `work` in it, and data elsewhere."""
     for folder in ("people/alice/work/data", "people/alice/models", "mnt/My Data/bob/corpus"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path / "people" / "alice"))
@@ -17,7 +17,7 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_paths(machine):
+def test_paths_are_shortened(machine):
     assert shown_path(f"{machine}/people/alice/work/data/x.csv") == "data/x.csv"
     assert shown_path(f"{machine}/people/alice/models/bert") == "~/models/bert"
     assert os.path.expanduser("~/models/bert") == f"{machine}/people/alice/models/bert"
@@ -27,17 +27,17 @@ def test_paths(machine):
         assert shown_path(name) == name
 
 
-def test_a_relative_name_leads_nowhere_else():
+def test_relative_name_stays_within_its_folder():
     assert relative_name("runs/a b/seed-0") == "runs/a b/seed-0"
     names = ["~/x", "../x", ".../x", "/x", "x/", "x//y", "../../x", "x/../y", ".x", "~", "..", "/", "", "~bob/x", "x"]
-    made = [relative_name(name) for name in names]
-    assert len({*made, "x-0a"}) == len(names) + 1
-    for name in made:
+    relative_names = [relative_name(name) for name in names]
+    assert len({*relative_names, "x-0a"}) == len(names) + 1
+    for name in relative_names:
         assert name and all(part and not part.startswith((".", "~")) for part in name.split("/")), name
     assert relative_name(".../x", "/a/x") != relative_name(".../x", "/b/x")
 
 
-def test_the_root_is_no_working_folder(machine, monkeypatch):
+def test_root_as_the_working_directory_is_not_shown(machine, monkeypatch):
     monkeypatch.chdir("/")
     assert shown_path(f"{machine}/mnt/x/y") == ".../x/y"
 
@@ -55,7 +55,7 @@ def test_the_root_is_no_working_folder(machine, monkeypatch):
         ("1e-4", "1e-4"),
     ],
 )
-def test_arguments(machine, argument, shown):
+def test_paths_in_arguments_are_shortened(machine, argument, shown):
     assert shown_argument(argument.format(machine)) == shown.format(machine)
 
 
@@ -63,5 +63,5 @@ def test_arguments(machine, argument, shown):
     "value,digits,shown",
     [(0.344, 2, "0.34"), (1.26, 2, "1.3"), (99.6, 2, "100"), (132.975, 2, "133"), (1861.0, 3, "1,861"), (91.64, 3, "91.6")],
 )
-def test_figures(value, digits, shown):
+def test_figures_are_rounded_to_significant_digits(value, digits, shown):
     assert figures(value, digits) == shown

@@ -1,4 +1,4 @@
-"""SIGTERM: one message and status 143, the handler of before, and children that end."""
+"""SIGTERM: one message and status 143; the previous handler is restored, and child processes end."""
 
 import atexit
 import os
@@ -27,7 +27,7 @@ def sigterm():
         (lambda: (_ for _ in ()).throw(Terminated("Stopped by SIGTERM after step 3")), "Stopped by SIGTERM after step 3"),
     ],
 )
-def test_a_recipe_ends_with_a_message(capsys, main, message):
+def test_sigterm_ends_a_recipe_with_a_message(capsys, main, message):
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as end:
         run(main)
@@ -37,14 +37,14 @@ def test_a_recipe_ends_with_a_message(capsys, main, message):
 
 @pytest.fixture
 def ctrl_c():
-    """Python's own handler, though the tests run in the background, where Ctrl-C is ignored."""
+    """Set Python's own handler of Ctrl-C, which is ignored if the tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 class Finalized:
-    """Whose `__del__`, where Python drops what is raised, a signal comes in."""
+    """Sends a signal from `__del__`, where Python drops exceptions."""
 
     def __init__(self, number):
         self.number = number
@@ -55,7 +55,7 @@ class Finalized:
 
 
 @pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_one_is_not_lost_that_comes_while_an_object_goes(ctrl_c, capsys, number, status):
+def test_signal_during_finalization_of_an_object_is_not_lost(ctrl_c, capsys, number, status):
     def main():
         Finalized(number)
         time.sleep(10)
@@ -72,24 +72,24 @@ def test_ctrl_c_after_the_end_has_no_traceback(ctrl_c, monkeypatch):
     monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
     run(lambda: None)
     assert at_exit == [(signal.signal, signal.SIGINT, signal.SIG_DFL)]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # As in the background, where it stays so.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # In the background SIGINT stays ignored.
     run(lambda: None)
     assert len(at_exit) == 1
 
 
-def test_what_else_is_dropped_is_told_as_ever(capsys, monkeypatch):
-    told = []
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
+def test_other_unraisable_exceptions_are_still_reported(capsys, monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
 
     class Broken:
         def __del__(self):
             raise KeyError
 
     run(Broken)
-    assert [dropped.exc_type for dropped in told] == [KeyError]
+    assert [dropped.exc_type for dropped in reported] == [KeyError]
 
 
-def test_one_that_no_step_answers_goes_to_the_previous_handler():
+def test_signal_that_no_step_handles_goes_to_the_previous_handler():
     received, interruption = [], SigtermCallback()
     with on_sigterm(lambda: received.append(1)):
         with interruption.listening():
@@ -98,8 +98,8 @@ def test_one_that_no_step_answers_goes_to_the_previous_handler():
         assert received == [1]
 
 
-def in_a_fork(action):
-    """The exit status of a forked process, negative where a signal ended it."""
+def exit_status_of_fork(action):
+    """Run an action in a forked process; return its exit status, negative if a signal ended it."""
     child = os.fork()
     if child == 0:
         action()
@@ -107,25 +107,25 @@ def in_a_fork(action):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_second_one_ends_the_process_at_once_an_echo_of_the_first_does_not(monkeypatch):
+def test_second_sigterm_ends_the_process_unless_it_is_an_echo(monkeypatch):
     def twice():
         with SigtermCallback().listening():
             sigterm()
             sigterm()
             os._exit(7)
 
-    assert in_a_fork(twice) == 7
+    assert exit_status_of_fork(twice) == 7
     monkeypatch.setattr(callbacks, "ECHO_SECONDS", 0.0)
-    assert in_a_fork(twice) == -signal.SIGTERM
+    assert exit_status_of_fork(twice) == -signal.SIGTERM
 
 
-def test_forked_children_end():
+def test_sigterm_ends_forked_children():
     with on_sigterm(lambda: None):
         sigterm()
-        assert in_a_fork(sigterm) == -signal.SIGTERM
+        assert exit_status_of_fork(sigterm) == -signal.SIGTERM
 
 
-def test_in_another_thread_nothing_changes():
+def test_handler_is_not_changed_in_another_thread():
     before, seen = signal.getsignal(signal.SIGTERM), []
 
     def work():
@@ -138,8 +138,8 @@ def test_in_another_thread_nothing_changes():
     assert seen == [before]
 
 
-def test_a_process_ends_though_its_workers_ignore_it():
-    """Those that are left when it exits, as a DataLoader's are that stay."""
+def test_process_ends_although_its_workers_ignore_sigterm():
+    """Workers may be left when the process exits, such as persistent workers of a DataLoader."""
     code = (
         "import multiprocessing, time\n"
         "from hf_tlm.utils.process import ignore_sigterm\n"
@@ -151,8 +151,8 @@ def test_a_process_ends_though_its_workers_ignore_it():
     assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
 
 
-def test_a_process_ends_that_has_left_a_pool_open():
-    """Whose idle workers hold a lock that the pool's end waits for."""
+def test_process_with_an_open_pool_ends():
+    """The pool's idle workers hold a lock that closing it waits for."""
     code = (
         "import hf_tlm.utils.process, multiprocessing\n"
         "if __name__ == '__main__':\n"
