@@ -1,4 +1,4 @@
-"""Several models of one task as one: what they say averaged, in results, predictions and one ONNX graph."""
+"""Averages of several models of one task: in results, in predictions and in one ONNX graph."""
 
 import json
 import math
@@ -31,18 +31,18 @@ def run(tmp_path_factory, tokenizer):
     return folder / "out", result
 
 
-def lines(path):
+def read_lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def models(folder):
+def model_paths(folder):
     return [str(folder / f"seed-{seed}/model") for seed in SEEDS]
 
 
-def naive(folder, split):
-    """(probabilities, class) of each row by a plain mean."""
+def naive_average(folder, split):
+    """Return (mean probabilities, predicted class, label) of each row, by a plain mean."""
     found = []
-    for row in zip(*(lines(folder / f"seed-{seed}/predictions/{split}.jsonl") for seed in SEEDS), strict=True):
+    for row in zip(*(read_lines(folder / f"seed-{seed}/predictions/{split}.jsonl") for seed in SEEDS), strict=True):
         names = row[0]["probabilities"]
         mean = {name: math.fsum(one["probabilities"][name] for one in row) / len(row) for name in names}
         found.append((mean, max(mean, key=lambda name: mean[name]), row[0]["label"]))
@@ -54,20 +54,20 @@ def test_results_have_the_average_of_the_seeds(run):
     record = json.loads((folder / "results.json").read_text())["averaged"]
     assert record["n"] == 3
     for split in ("validation", "test"):
-        _, said, right = zip(*naive(folder, split), strict=True)
-        assert record[split]["macro_f1"] == pytest.approx(f1_score(right, said, average="macro"))
+        _, predicted, labels = zip(*naive_average(folder, split), strict=True)
+        assert record[split]["macro_f1"] == pytest.approx(f1_score(labels, predicted, average="macro"))
     (line,) = [line for line in result.to_text().splitlines() if line.startswith("averaged")]
     assert "macro_f1 validation" in line and f"test {100 * record['test']['macro_f1']:.2f}" in line and "all 3 seeds" in line
     assert "| test, the 3 seeds' models averaged |" in (folder / "README.md").read_text()
 
 
-def test_one_seed_has_no_average(tmp_path):
+def test_single_seed_or_missing_predictions_have_no_average(tmp_path):
     assert averaged_seeds(make_task(), tmp_path, [{"seed": 0}]) == {}
     assert averaged_seeds(make_task(), tmp_path, [{"seed": 0}, {"seed": 1}]) == {}, "their predictions are not here"
 
 
-def test_predictions_that_were_damaged_are_named(run, tmp_path):
-    """A traceback of json or of zip told no file, and one that lost whole lines in every seed was averaged."""
+def test_damaged_predictions_are_refused_with_their_file(run, tmp_path):
+    """JSON and zip errors named no file, and files that had lost complete lines in every seed were averaged."""
     seeds = []
     for seed in SEEDS[:2]:
         seeds.append(tmp_path / f"seed-{seed}")
@@ -98,27 +98,29 @@ def test_predictions_that_were_damaged_are_named(run, tmp_path):
         read_average(seeds[1:], "test")
 
 
-def test_values_are_averaged_too():
+def test_regression_values_are_averaged():
     assert average([[{"prediction": 1.0}], [{"prediction": 4.0}]]) == [{"prediction": 2.5}]
 
 
-def test_several_models_predict_as_one(run, tmp_path):
+def test_several_models_predict_their_average(run, tmp_path):
     folder, _ = run
     Dataset.from_list([{"text": row["text"]} for row in make_task().test]).to_json(tmp_path / "texts.jsonl")
-    found = lines(predict(models(folder), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU))
+    found = read_lines(predict(model_paths(folder), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU))
     assert len({row["prediction"] for row in found}) > 1
-    for one, (mean, said, _) in zip(found, naive(folder, "test"), strict=True):
-        assert one["probabilities"] == pytest.approx(mean, abs=1e-5) and one["prediction"] == said
+    for prediction, (mean, predicted, _) in zip(found, naive_average(folder, "test"), strict=True):
+        assert prediction["probabilities"] == pytest.approx(mean, abs=1e-5) and prediction["prediction"] == predicted
 
 
 @pytest.mark.slow
-def test_one_graph_of_several(run, one_registry, tmp_path):
+def test_several_models_export_to_one_graph(run, one_registry, tmp_path):
     folder, _ = run
     with pytest.raises(HfTlmError, match="Several models become one export, which has no default folder. Pass --output_dir"):
-        export_onnx(models(folder), dtypes=["fp32"])
-    made = export_onnx(models(folder), tmp_path / "out", task=make_task(), dtypes=["fp32", "int8", "fp16"], max_drop=100)
+        export_onnx(model_paths(folder), dtypes=["fp32"])
+    made = export_onnx(
+        model_paths(folder), tmp_path / "out", task=make_task(), dtypes=["fp32", "int8", "fp16"], max_drop=100
+    )
     record = json.loads((tmp_path / "out" / EXPORT_FILE).read_text())
-    weights = AutoModelForSequenceClassification.from_pretrained(models(folder)[0]).num_parameters()
+    weights = AutoModelForSequenceClassification.from_pretrained(model_paths(folder)[0]).num_parameters()
     assert record["models"] == [f"out/seed-{seed}/model" for seed in SEEDS] and record["parameters"] == 3 * weights
     files = {file["dtype"]: file for file in made.record["files"].values()}
     assert files["fp32"]["max_difference"] <= 1e-4 and files["int8"]["max_difference"] < 0.5
@@ -127,14 +129,16 @@ def test_one_graph_of_several(run, one_registry, tmp_path):
     Dataset.from_list([{"text": row["text"]} for row in make_task().test]).to_json(tmp_path / "texts.jsonl")
     with pytest.raises(HfTlmError, match="is an export, which needs onnxruntime. Pass --backend onnx"):
         predict(str(tmp_path / "out"), str(tmp_path / "texts.jsonl"), **CPU)
-    for dtype, apart in (("fp32", 1e-5), ("fp16", 1e-2), ("int8", 0.2)):
+    for dtype, tolerance in (("fp32", 1e-5), ("fp16", 1e-2), ("int8", 0.2)):
         options = {"backend": "onnx", "onnx_dtype": dtype, "num_threads": 1}
-        found = lines(predict(str(tmp_path / "out"), str(tmp_path / "texts.jsonl"), tmp_path / f"{dtype}.jsonl", **options))
-        for said, (mean, _, _) in zip(found, naive(folder, "test"), strict=True):
-            assert said["probabilities"] == pytest.approx(mean, abs=apart)
+        found = read_lines(
+            predict(str(tmp_path / "out"), str(tmp_path / "texts.jsonl"), tmp_path / f"{dtype}.jsonl", **options)
+        )
+        for predicted, (mean, _, _) in zip(found, naive_average(folder, "test"), strict=True):
+            assert predicted["probabilities"] == pytest.approx(mean, abs=tolerance)
 
 
-def test_names_of_models(run, tmp_path, monkeypatch):
+def test_single_model_in_a_list_and_limits_of_an_average(run, tmp_path, monkeypatch):
     folder, _ = run
     assert model_names(Path("a")) == ["a"] and model_names([Path("a"), "b"]) == ["a", "b"]
     with pytest.raises(HfTlmError, match="expected one or more models; received none"):
@@ -143,13 +147,13 @@ def test_names_of_models(run, tmp_path, monkeypatch):
     assert predict(folder, str(tmp_path / "texts.txt"), tmp_path / "out.txt", **CPU) == tmp_path / "out.txt"
     monkeypatch.setattr(
         "hf_tlm.models.onnx_graph.MAX_BYTES",
-        4 * sum(p.numel() for p in AutoModelForSequenceClassification.from_pretrained(models(folder)[0]).parameters()),
+        4 * sum(p.numel() for p in AutoModelForSequenceClassification.from_pretrained(model_paths(folder)[0]).parameters()),
     )
     with pytest.raises(HfTlmError, match="the weights of these models together need more. Pass fewer models"):
-        export_onnx(models(folder), tmp_path / "export", dtypes=["fp32"])
+        export_onnx(model_paths(folder), tmp_path / "export", dtypes=["fp32"])
 
 
-def test_what_has_no_average(run, tmp_path, tokenizer):
+def test_models_that_cannot_be_averaged_are_refused(run, tmp_path, tokenizer):
     folder, _ = run
     base = pretrained(tmp_path / "base", tokenizer, num_hidden_layers=1)
     rows = {split: rows.filter(lambda row: row["label"] < 2) for split, rows in make_task(train=24).splits.items()}
@@ -163,13 +167,13 @@ def test_what_has_no_average(run, tmp_path, tokenizer):
     with pytest.raises(
         HfTlmError, match=r"same kind of task, classes and columns: out/seed-0/model has classification, classes"
     ):
-        predict([models(folder)[0], str(tmp_path / "other")], str(texts), tmp_path / "out.txt", **CPU)
+        predict([model_paths(folder)[0], str(tmp_path / "other")], str(texts), tmp_path / "out.txt", **CPU)
     masked = pretrained(tmp_path / "masked", tokenizer, auto_class=AutoModelForMaskedLM)
     with pytest.raises(
         HfTlmError, match="Only models for classification and regression can be averaged; .*masked is a masked LM"
     ):
-        export_onnx([models(folder)[0], str(masked)], tmp_path / "out", dtypes=["fp32"])
+        export_onnx([model_paths(folder)[0], str(masked)], tmp_path / "out", dtypes=["fp32"])
     cut = tmp_path / "cut"
     go(cut, base, make_task(train=24), max_steps=1, max_length=16)
     with pytest.raises(HfTlmError, match="needs the same max_length; those of .*cut and out/seed-0/model differ"):
-        export_onnx([models(folder)[0], str(cut)], tmp_path / "out", dtypes=["fp32"])
+        export_onnx([model_paths(folder)[0], str(cut)], tmp_path / "out", dtypes=["fp32"])

@@ -1,4 +1,4 @@
-"""Baselines: the scores of scikit-learn's own pipeline, chosen on validation, and what is written of them."""
+"""Baselines: scores equal those of scikit-learn's pipeline, settings are chosen on validation, and results are cached."""
 
 import json
 from collections import Counter
@@ -26,20 +26,20 @@ def task():
     return make_task()
 
 
-def test_the_model_is_priced(task, tmp_path):
-    """By the files that keep it."""
+def test_linear_model_has_size_and_speed(task, tmp_path):
+    """The size is that of its saved files."""
     model = linear_model(task).model
-    found = linear_price(model, task)
+    price = linear_price(model, task)
     model.save(tmp_path)
-    assert found["megabytes"] == pytest.approx(sum(file.stat().st_size for file in tmp_path.iterdir()) / 1e6, abs=6e-4)
-    assert set(found["milliseconds"]) == {"32", "128"} and min(found["milliseconds"].values()) > 0
+    assert price["megabytes"] == pytest.approx(sum(file.stat().st_size for file in tmp_path.iterdir()) / 1e6, abs=6e-4)
+    assert set(price["milliseconds"]) == {"32", "128"} and min(price["milliseconds"].values()) > 0
     paired = replace(
         task, splits={name: rows.add_column("text_pair", rows["text"][:]) for name, rows in task.splits.items()}
     )
     assert set(linear_price(linear_model(paired).model, paired)["texts_per_second"]) == {"32", "128"}
 
 
-def test_the_majority_class(task):
+def test_majority_class(task):
     made = majority_class(task)
     (largest, _), *_ = Counter(task.train["label"][:]).most_common()
     assert made.settings == {"class": task.id2label[largest]} and made.name == "majority class"
@@ -48,8 +48,8 @@ def test_the_majority_class(task):
     assert set(made.scores) == {"validation", "test"} and set(made.predictions["test"].tolist()) == {largest}
 
 
-def test_the_linear_model_is_the_best_of_its_grid(task):
-    """Each point by scikit-learn's pipeline; the first best on validation is kept, and test has no part in it."""
+def test_linear_model_is_the_best_of_its_grid(task):
+    """Each point is computed by scikit-learn's pipeline; the first best on validation is kept, and test plays no part."""
     expected = {}
     for n in (1, 2, 3):
         for weight in (None, "balanced"):
@@ -69,7 +69,7 @@ def test_the_linear_model_is_the_best_of_its_grid(task):
     assert linear_model(other).settings == made.settings
 
 
-def test_punctuation_counts_and_trigrams_only_where_there_are_few_words(task, monkeypatch):
+def test_punctuation_is_a_feature_and_trigrams_need_few_words(task, monkeypatch):
     marks = [f"one [[ {name} ]] two" for name in "abc"]
     vectorizer = TfidfVectorizer(token_pattern=TOKENS).fit(marks)
     assert "[" in vectorizer.vocabulary_ and "]" in vectorizer.vocabulary_
@@ -77,8 +77,8 @@ def test_punctuation_counts_and_trigrams_only_where_there_are_few_words(task, mo
     assert [n for n, *_ in module._features(task)] == [1, 2]
 
 
-def test_texts_that_are_split_up_once_have_the_same_features(task):
-    """To the bit, as each length's own vectorizer makes them: what is chosen depends on it."""
+def test_features_equal_those_of_a_vectorizer_per_n(task):
+    """Bit for bit, although the texts are tokenised once: the chosen settings depend on it."""
     for n, fitted, matrices in module._features(task):
         vectorizer = tfidf(n).fit(task.train["text"])
         assert fitted["text"][0] == vectorizer.get_feature_names_out().tolist()
@@ -91,7 +91,7 @@ def test_texts_that_are_split_up_once_have_the_same_features(task):
                 assert np.array_equal(getattr(found, part), getattr(expected, part)), (n, split, part)
 
 
-def test_classes_of_one_size_are_not_weighed(task, monkeypatch):
+def test_balanced_classes_skip_class_weights(task, monkeypatch):
     tried = []
     monkeypatch.setattr(module, "LinearSVC", lambda **given: tried.append(given["class_weight"]) or LinearSVC(**given))
     labels = np.asarray(task.train["label"][:])
@@ -106,8 +106,8 @@ def test_classes_of_one_size_are_not_weighed(task, monkeypatch):
 
 
 @pytest.mark.parametrize("longest", [3, 2, 1])
-def test_of_many_classes_n_grams_are_chosen_last(task, monkeypatch, caplog, longest):
-    """C and weights for single words, then longer n-grams while they are better; of few classes all together."""
+def test_many_classes_choose_n_grams_last(task, monkeypatch, caplog, longest):
+    """C and weights are chosen with single words, then n-grams grow while they improve; few classes use the full grid."""
     tried, best = [], (module.C[1], "balanced")
     uneven = replace(task, splits={**task.splits, "train": task.train.select(range(1, len(task.train)))})
 
@@ -116,26 +116,26 @@ def test_of_many_classes_n_grams_are_chosen_last(task, monkeypatch, caplog, long
             n = 1 + max(0, len(tried) - 2 * len(module.C))
             return {task.metric: min(n, longest) + (tried[-1] == best), "accuracy": 0.5}
 
-    def made(**given):
+    def record_svc(**given):
         tried.append((given["C"], given["class_weight"]))
         return LinearSVC(**given)
 
-    monkeypatch.setattr(module, "LinearSVC", made)
+    monkeypatch.setattr(module, "LinearSVC", record_svc)
     linear_model(uneven)
     assert len(tried) == 3 * 2 * len(module.C) and not caplog.messages
     tried.clear()
     monkeypatch.setattr(module, "MOST_CLASSES_FOR_GRID", 2)
     monkeypatch.setattr(module, "load_metric", lambda name: Metric())
-    found = linear_model(uneven)
-    # One longer one tells that it is no better.
+    chosen = linear_model(uneven)
+    # One more n-gram length is tried to see that it is no better.
     assert len(tried) == 2 * len(module.C) + min(2, longest) and set(tried[2 * len(module.C) :]) == {best}
-    assert (found.settings["C"], found.settings["class_weight"]) == best
-    assert found.settings["n_grams"] == found.model.n_grams == longest
+    assert (chosen.settings["C"], chosen.settings["class_weight"]) == best
+    assert chosen.settings["n_grams"] == chosen.model.n_grams == longest
     assert [message for message in caplog.messages if "3 classes, more than 2: C and the class weights of its" in message]
 
 
-def test_texts_of_a_pair_are_told_apart(task):
-    """What the label depends on stands in one of two columns, among words that the other has too."""
+def test_columns_of_a_pair_have_separate_features(task):
+    """The label depends on a word in one of two columns that have the same words."""
 
     def pairs(rows):
         return rows.map(lambda row: {"text": f"{row['label']} no", "text_pair": f"{(row['label'] + 1) % 3} yes"})
@@ -146,7 +146,7 @@ def test_texts_of_a_pair_are_told_apart(task):
     assert made.settings["features"] == 2 * (3 + 1), "three digits and a word in each"
 
 
-def test_what_is_written(task, tmp_path):
+def test_saved_baseline_has_results_and_predictions(task, tmp_path):
     made = make_baselines(task)
     assert [one.name for one in made] == ["majority class", "linear"]
     made[1].save(tmp_path, task)
@@ -177,7 +177,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_what_is_to_beat_is_found_again(task, cache, monkeypatch):
+def test_baselines_to_beat_are_cached(task, cache, monkeypatch):
     found = module.to_beat(task)
     assert [one["name"] for one in found] == ["majority class", "linear"]
     assert found[1]["scores"] == linear_model(task).scores and set(found[1]["scores"]) == {"validation", "test"}
@@ -186,8 +186,8 @@ def test_what_is_to_beat_is_found_again(task, cache, monkeypatch):
     assert module.to_beat(task) == found
 
 
-def test_of_draws_the_mean_is_to_beat(task, cache, monkeypatch):
-    """Of the texts that each seed has; of no more draws than hold so many texts."""
+def test_samples_of_texts_have_the_mean_to_beat(task, cache, monkeypatch):
+    """Over the texts of each seed; only as many samples as together stay below the limit of texts."""
     draws = [replace(task, splits={**task.splits, "train": task.train.select(rows)}) for rows in (range(12), range(12, 30))]
     each = [linear_model(one).scores["test"][task.metric] for one in draws]
     found = {one["name"]: one for one in module.to_beat(task, draws)}
@@ -210,7 +210,7 @@ def test_of_draws_the_mean_is_to_beat(task, cache, monkeypatch):
         ),
     ],
 )
-def test_a_damaged_cache_is_made_again(task, cache, damage):
+def test_damaged_cache_is_rebuilt(task, cache, damage):
     found = module.to_beat(task)
     (file,) = cache.rglob("baselines-*.json")
     file.write_text(damage)
@@ -218,14 +218,14 @@ def test_a_damaged_cache_is_made_again(task, cache, damage):
     assert json.loads(file.read_text())["baselines"] == found
 
 
-def test_another_task_has_other_scores(task, cache):
+def test_other_tasks_are_cached_separately(task, cache):
     module.to_beat(task)
     module.to_beat(make_task(train=36))
     module.to_beat(replace(task, spec=replace(task.spec, metric="micro_f1")))
     assert len(list(cache.rglob("baselines-*.json"))) == 3
 
 
-def test_many_texts_have_no_linear_model_by_the_way(task, cache, monkeypatch):
+def test_many_texts_have_only_the_majority_class_to_beat(task, cache, monkeypatch):
     monkeypatch.setattr(module, "MOST_TEXTS", len(task.train) - 1)
     assert [one["name"] for one in module.to_beat(task)] == ["majority class"]
 
@@ -234,23 +234,23 @@ def test_other_kinds_have_nothing_to_beat(task, cache):
     assert module.to_beat(replace(task, spec=replace(task.spec, kind="regression", metric="pearson"))) == []
 
 
-def of(mean):
+def summary_of_mean(mean):
     return {split: {"macro_f1": {"mean": mean}} for split in ("validation", "test")}
 
 
-def test_the_line():
+def test_line_compares_the_run_with_the_baselines():
     found = [
         {"name": "majority class", "scores": {"validation": {"macro_f1": 0.2}, "test": {"macro_f1": 0.1}}},
         {"name": "linear", "scores": {"validation": {"macro_f1": 0.8}, "test": {"macro_f1": 0.7}}},
     ]
     line = "majority class 10.00, linear 70.00 (macro_f1 on test)"
-    assert to_beat_line(found, "macro_f1", of(0.71)) == line
-    assert to_beat_line(found, "macro_f1", of(0.69)) == f"{line}; the linear model is ahead"
-    assert to_beat_line(found, "macro_f1", of(0.70001)) == f"{line}; the linear model is as good"
-    assert to_beat_line(found, "macro_f1", of(float("nan"))) == line
-    on_validation = {"validation": of(0.9)["validation"]}
+    assert to_beat_line(found, "macro_f1", summary_of_mean(0.71)) == line
+    assert to_beat_line(found, "macro_f1", summary_of_mean(0.69)) == f"{line}; the linear model is ahead"
+    assert to_beat_line(found, "macro_f1", summary_of_mean(0.70001)) == f"{line}; the linear model is as good"
+    assert to_beat_line(found, "macro_f1", summary_of_mean(float("nan"))) == line
+    on_validation = {"validation": summary_of_mean(0.9)["validation"]}
     assert to_beat_line(found, "macro_f1", on_validation) == line.replace("test", "validation").replace(
         "10.00", "20.00"
     ).replace("70.00", "80.00")
-    assert to_beat_line([], "macro_f1", of(0.5)) is None
-    assert to_beat_line(found, "matthews_correlation", of(0.5)) is None
+    assert to_beat_line([], "macro_f1", summary_of_mean(0.5)) is None
+    assert to_beat_line(found, "matthews_correlation", summary_of_mean(0.5)) is None

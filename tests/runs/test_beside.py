@@ -1,4 +1,4 @@
-"""What a run's record and its last lines say of it beside the models without a network, and together with one."""
+"""A run's results compared with the baselines without a network, and averaged with the linear model."""
 
 import json
 from dataclasses import replace
@@ -24,28 +24,30 @@ def task(tmp_path, monkeypatch):
     return make_task()
 
 
-def run_of(task, folder, wrong):
-    """Predictions of seeds. wrong: seed -> rows of every split that it gets wrong."""
+def write_run_predictions(task, folder, wrong):
+    """Write the predictions of seeds. wrong: seed -> the rows of every split that it gets wrong."""
     for seed, rows in wrong.items():
         for split in ("validation", "test"):
             write_lines(folder / f"seed-{seed}" / "predictions" / f"{split}.jsonl", answers_of(task, split, rows))
     return folder, [{"seed": seed} for seed in wrong]
 
 
-def test_what_the_linear_model_says_is_kept(task, monkeypatch):
-    """As in the files that `hf-tlm baseline` leaves."""
-    said, made = linear_answers(task), linear_model(task)
-    assert list(said) == list(made.predictions) == ["validation", "test"]
-    for split, classes in made.predictions.items():
-        assert classes_of(task, said[split]) == classes.tolist()
-        assert said[split] == classified(made.model.logits(task.splits[split]), task.label_names)
+def test_linear_predictions_are_cached(task, monkeypatch):
+    """They equal the predictions that `hf-tlm baseline` writes."""
+    cached, linear = linear_answers(task), linear_model(task)
+    assert list(cached) == list(linear.predictions) == ["validation", "test"]
+    for split, classes in linear.predictions.items():
+        assert classes_of(task, cached[split]) == classes.tolist()
+        assert cached[split] == classified(linear.model.logits(task.splits[split]), task.label_names)
     monkeypatch.setattr("hf_tlm.runs.baselines.make_baselines", None)
-    assert linear_answers(task) == said and to_beat(task)
+    assert linear_answers(task) == cached and to_beat(task)
 
 
-def test_leads_of_a_run(task, tmp_path):
-    """Of both splits, over the linear model, of the mean over seeds."""
-    majority, linear = beside(task, *run_of(task, tmp_path / "run", {0: {0, 1}, 3: {2}}), to_beat(task))["baselines"]
+def test_lead_of_a_run_over_the_linear_model(task, tmp_path):
+    """On both splits, for the mean over seeds."""
+    majority, linear = beside(task, *write_run_predictions(task, tmp_path / "run", {0: {0, 1}, 3: {2}}), to_beat(task))[
+        "baselines"
+    ]
     assert [majority["name"], linear["name"]] == ["majority class", "linear"] and "lead" not in majority
     assert set(linear["lead"]) == {"validation", "test"}
     for split, lead in linear["lead"].items():
@@ -60,39 +62,40 @@ def test_leads_of_a_run(task, tmp_path):
     json.dumps(linear)
 
 
-def test_seeds_that_tell_no_classes_apart(task, tmp_path):
-    folder, records = run_of(task, tmp_path / "run", {0: {1}, 3: {2}})
+def test_seeds_that_predict_a_single_class_are_recorded(task, tmp_path):
+    folder, records = write_run_predictions(task, tmp_path / "run", {0: {1}, 3: {2}})
     assert of_one_class(task, folder, records) == {}
     path, name = predictions_file(folder / "seed-3", "validation"), task.label_names[1]
     write_lines(path, [{**json.loads(line), "prediction": name} for line in path.open()])
     assert of_one_class(task, folder, records) == {"one_class": {"3": name}}
     alike = replace(task, splits={**task.splits, "validation": task.validation.select([0])})
-    assert of_one_class(alike, *run_of(alike, tmp_path / "alike", {0: set()})) == {}
+    assert of_one_class(alike, *write_run_predictions(alike, tmp_path / "alike", {0: set()})) == {}
 
 
-def test_each_seed_averaged_with_the_linear_model(task, tmp_path):
-    folder, records = run_of(task, tmp_path / "run", {0: {0, 1, 2, 3}, 3: {4}})
-    found = beside(task, folder, records, to_beat(task))["with_linear"]
+def test_each_seed_is_averaged_with_the_linear_model(task, tmp_path):
+    folder, records = write_run_predictions(task, tmp_path / "run", {0: {0, 1, 2, 3}, 3: {4}})
+    with_linear = beside(task, folder, records, to_beat(task))["with_linear"]
     linear = linear_answers(task)
     for split in ("validation", "test"):
         labels, scores = np.array(task.splits[split]["label"][:]), []
         for seed in (0, 3):
-            own = [json.loads(line) for line in predictions_file(folder / f"seed-{seed}", split).open()]
+            predictions = [json.loads(line) for line in predictions_file(folder / f"seed-{seed}", split).open()]
             shares = [
                 [one["probabilities"][name] + other["probabilities"][name] for name in task.label_names]
-                for one, other in zip(own, linear[split], strict=True)
+                for one, other in zip(predictions, linear[split], strict=True)
             ]
             scores.append(f1_score(labels, np.argmax(shares, axis=1), average="macro"))
-        assert found[split]["macro_f1"]["values"] == pytest.approx(scores)
-        assert found[split]["macro_f1"]["mean"] == pytest.approx(np.mean(scores))
-    assert set(found["test"]) == {"macro_f1", "accuracy"}
-    one = beside(task, *run_of(task, tmp_path / "one", {0: {1}}), to_beat(task))["with_linear"]
+        assert with_linear[split]["macro_f1"]["values"] == pytest.approx(scores)
+        assert with_linear[split]["macro_f1"]["mean"] == pytest.approx(np.mean(scores))
+    assert set(with_linear["test"]) == {"macro_f1", "accuracy"}
+    one = beside(task, *write_run_predictions(task, tmp_path / "one", {0: {1}}), to_beat(task))["with_linear"]
     assert one["test"]["accuracy"]["std"] is None
 
 
-def test_what_is_not_there_is_not_compared(task, tmp_path, monkeypatch):
-    """A split that a seed has not predicted, or of other rows or classes; nothing else of the record changes."""
-    folder, records = run_of(task, tmp_path / "run", {0: {0}, 3: {2}})
+def test_splits_with_missing_or_other_predictions_are_not_compared(task, tmp_path, monkeypatch):
+    """A split that a seed has not predicted, or whose rows or classes differ, is left out; the record is otherwise the
+    same."""
+    folder, records = write_run_predictions(task, tmp_path / "run", {0: {0}, 3: {2}})
     (folder / "seed-3" / "predictions" / "test.jsonl").unlink()
     found = beside(task, folder, records, to_beat(task))
     assert list(found["baselines"][1]["lead"]) == ["validation"]
@@ -108,7 +111,7 @@ def test_without_a_linear_model_nothing_is_compared(task, tmp_path, monkeypatch)
     monkeypatch.setattr("hf_tlm.runs.baselines.MOST_TEXTS", len(task.train) - 1)
     found = to_beat(task)
     assert [one["name"] for one in found] == ["majority class"]
-    assert beside(task, *run_of(task, tmp_path / "run", {0: {0}}), found) == {"baselines": found}
+    assert beside(task, *write_run_predictions(task, tmp_path / "run", {0: {0}}), found) == {"baselines": found}
 
 
 @pytest.mark.parametrize(
@@ -132,10 +135,10 @@ def test_without_a_linear_model_nothing_is_compared(task, tmp_path, monkeypatch)
         ((0.0, -0.02, 0.2), 0.70, "; the linear model is as good"),
     ],
 )
-def test_the_last_line(lead, mean, said):
-    of_linear = {"name": "linear", "scores": {"test": {"macro_f1": 0.7}}}
+def test_last_line_compares_the_run_with_the_linear_model(lead, mean, said):
+    linear = {"name": "linear", "scores": {"test": {"macro_f1": 0.7}}}
     if lead is not None:
-        of_linear["lead"] = {"test": dict(zip(("difference", "low", "high"), lead, strict=True))}
-    found = [{"name": "majority class", "scores": {"test": {"macro_f1": 0.1}}}, of_linear]
+        linear["lead"] = {"test": dict(zip(("difference", "low", "high"), lead, strict=True))}
+    found = [{"name": "majority class", "scores": {"test": {"macro_f1": 0.1}}}, linear]
     line = to_beat_line(found, "macro_f1", {"test": {"macro_f1": {"mean": mean}}})
     assert line == f"majority class 10.00, linear 70.00 (macro_f1 on test){said}"

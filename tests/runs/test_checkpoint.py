@@ -1,4 +1,4 @@
-"""The scores of classifiers as they are: against predictions one text at a time, by name and by number of the classes."""
+"""Scores of existing classifiers, compared with predictions text by text; classes are matched by name or by index."""
 
 import json
 from pathlib import Path
@@ -35,16 +35,16 @@ def save(model, tokenizer, tmp_path):
 
 def expected(model, tokenizer, rows, names, max_length=128):
     """Macro-F1 and accuracy of `names[the largest logit]`."""
-    found = []
+    predicted = []
     for text in rows["text"]:
         inputs = tokenizer(text, truncation=True, max_length=max_length, return_tensors="pt")
         with torch.no_grad():
-            found.append(names[int(model(**inputs).logits.argmax())])
+            predicted.append(names[int(model(**inputs).logits.argmax())])
     truth = [["down", "none", "up"][label] for label in rows["label"]]
-    return {"macro_f1": f1_score(truth, found, average="macro"), "accuracy": accuracy_score(truth, found)}
+    return {"macro_f1": f1_score(truth, predicted, average="macro"), "accuracy": accuracy_score(truth, predicted)}
 
 
-def test_scores(model, save, tokenizer, task):
+def test_scores_equal_those_of_single_texts(model, save, tokenizer, task):
     scores = evaluate_checkpoint(save(NAMES), task, batch_size=5, device="cpu")
     assert set(scores) == {"validation", "test"}
     for split, found in scores.items():
@@ -55,13 +55,13 @@ def test_scores(model, save, tokenizer, task):
 
 
 @pytest.mark.parametrize("names", [["0", "1", "2"], ["LABEL_0", "LABEL_1", "LABEL_2"]])
-def test_classes_that_are_only_numbered(save, task, names):
+def test_numbered_classes_are_matched_by_index(save, task, names):
     by_number = evaluate_checkpoint(save(names), task, device="cpu")
     assert by_number == evaluate_checkpoint(save(["down", "none", "up"]), task, device="cpu")
     assert by_number != evaluate_checkpoint(save(NAMES), task, device="cpu")
 
 
-def test_classes_go_by_their_numbers_in_whatever_order_a_config_lists_them(save, task):
+def test_order_of_id2label_does_not_matter(save, task):
     expected = evaluate_checkpoint(save(NAMES), task, device="cpu")
     file = Path(save(NAMES)) / "config.json"
     config = json.loads(file.read_text())
@@ -70,7 +70,7 @@ def test_classes_go_by_their_numbers_in_whatever_order_a_config_lists_them(save,
     assert evaluate_checkpoint(str(file.parent), task, device="cpu") == expected
 
 
-def test_the_same_from_the_hub(hub, save, task, tmp_path):
+def test_checkpoint_of_the_hub_has_the_same_scores(hub, save, task, tmp_path):
     local = evaluate_checkpoint(save(NAMES), task, device="cpu")
     hub.put("alice/model", {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}, revision="v1")
     assert evaluate_checkpoint("alice/model@v1", task, device="cpu") == local
@@ -81,7 +81,7 @@ def test_other_classes_are_refused(save, task):
         evaluate_checkpoint(save(["up", "down", "left"]), task)
 
 
-def test_a_model_that_has_learned_no_task_is_refused(tokenizer, tmp_path, task):
+def test_model_without_a_classifier_is_refused(tokenizer, tmp_path, task):
     AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"])).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="lacks weights of a classifier .*classifier"):

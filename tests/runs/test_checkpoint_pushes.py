@@ -1,4 +1,4 @@
-"""--hub_strategy checkpoint: what is on the branch, that a run goes on from it elsewhere, and pushes that fail."""
+"""--hub_strategy checkpoint: the files on the branch, resuming from it on another machine, and failing pushes."""
 
 import json
 import threading
@@ -41,8 +41,8 @@ class Killed(Exception):
     pass
 
 
-def killed_after(monkeypatch, saves):
-    """Every push is finished before training goes on, and after so many saves the run ends."""
+def kill_after_saves(monkeypatch, saves):
+    """End the run after this many saves; every push is finished before training continues."""
     original, seen = CheckpointPushes.on_save, []
 
     def on_save(self, *args, **kwargs):
@@ -61,10 +61,10 @@ def without_time(record):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_the_hub(hub, tmp_path, task, subset, monkeypatch):
+def test_run_resumes_from_the_hub(hub, tmp_path, task, subset, monkeypatch):
     whole = go(tmp_path / "whole", task, subset)
     with monkeypatch.context() as patch:
-        killed_after(patch, 7)  # 2 saves of stage 1 and 3 of stage 2 with the first seed, 2 of the second
+        kill_after_saves(patch, 7)  # 2 saves of stage 1 and 3 of stage 2 with the first seed, 2 of the second
         with pytest.raises(Killed):
             go(tmp_path / "killed", task, subset, **PUSHING)
     files = hub.files("alice/toy", revision=BRANCH)
@@ -73,7 +73,7 @@ def test_a_run_goes_on_from_the_hub(hub, tmp_path, task, subset, monkeypatch):
     assert "seed-1/stage1/checkpoint-4/seal.json" in files and hub.repository("alice/toy").private
     assert not list((tmp_path / "killed").glob(".upload-*"))
 
-    # Elsewhere: another folder, and nothing but the branch.
+    # On another machine: another folder, with access only to the branch.
     continued = go(tmp_path / "elsewhere", task, subset, resume_from_checkpoint=f"alice/toy@{BRANCH}")
     assert without_time(continued.seeds) == without_time(whole.seeds)
     state = json.loads((tmp_path / "elsewhere/seed-1/stage1/trainer_state.json").read_text())
@@ -85,20 +85,20 @@ def test_a_run_goes_on_from_the_hub(hub, tmp_path, task, subset, monkeypatch):
     assert not hub.log
 
 
-def naming(files, places):
-    """The files, of those of a repository, that hold one of the texts in `places`."""
+def files_that_mention(files, paths):
+    """Return the files of a repository that contain one of `paths`."""
     found = set()
     for name, content in files.items():
         if name.endswith(".parquet"):  # Compressed.
             table = pq.read_table(pa.BufferReader(content))
             content = f"{table.to_pylist()} {table.schema.metadata}".encode()
-        found |= {name for place in places if str(place).encode() in content}
+        found |= {name for place in paths if str(place).encode() in content}
     return found
 
 
 @pytest.mark.slow
-def test_nothing_that_is_published_names_a_folder_of_this_machine(hub, tmp_path, task, corpus, monkeypatch, caplog):
-    """A task, a corpus, a config and a run in folders; models, checkpoints, a subset, and an adapter's checkpoints."""
+def test_published_files_contain_no_local_paths(hub, tmp_path, task, corpus, monkeypatch, caplog):
+    """The task, corpus, config and run are local folders; models, checkpoints, a subset and an adapter are published."""
     for name in ("train", "validation", "test"):
         split = getattr(task, name)
         split.to_json(str(tmp_path / "tickets" / f"{name}.jsonl"))
@@ -108,10 +108,10 @@ def test_nothing_that_is_published_names_a_folder_of_this_machine(hub, tmp_path,
     subset = retrieve(here, load_corpus(str(tmp_path / "texts" / "*.parquet")), top_k=5)
     subset.push_to_hub("alice/passages")
     options = {**SAVING, "seeds": [0], "stage2_max_steps": 4, **PUSHING}
-    killed_after(monkeypatch, 10**6)  # Every push is waited for.
+    kill_after_saves(monkeypatch, 10**6)  # Every push is waited for.
     args = TlmArguments(output_dir=str(tmp_path / "run"), teacher=["linear"], **options)
     run_tlm(here, subset, args, ModelArguments(model_config=str(tmp_path / "config.json"), vocab_size=120))
-    assert "no run writes files of these names" not in caplog.text  # teacher.json, which quotes passages, stays here.
+    assert "no run writes files of these names" not in caplog.text  # teacher.json, which quotes passages, is not published.
     half = [hub.files("alice/toy", revision=commit) for commit in hub.history("alice/toy", revision=BRANCH)]
     assert any("seed-0/stage2/checkpoint-4/trainer_state.json" in files for files in half)
     published = {f"{number}/{name}": text for number, files in enumerate(half) for name, text in files.items()}
@@ -124,11 +124,11 @@ def test_nothing_that_is_published_names_a_folder_of_this_machine(hub, tmp_path,
     assert any(name.endswith("checkpoint-2/adapter_config.json") for files in half for name in files)
     published |= {f"tuned/{number}/{name}": text for number, files in enumerate(half) for name, text in files.items()}
     published |= {f"tuned/{name}": text for name, text in hub.files("alice/tuned").items()}
-    assert naming(published, [tmp_path, Path.cwd(), Path.home()]) == set()
+    assert files_that_mention(published, [tmp_path, Path.cwd(), Path.home()]) == set()
 
 
 @pytest.mark.slow
-def test_pretraining_goes_on_from_the_hub(hub, tmp_path, corpus, monkeypatch):
+def test_pretraining_resumes_from_the_hub(hub, tmp_path, corpus, monkeypatch):
     fast = {name: value for name, value in SAVING.items() if not name.startswith(("rho", "stage2", "seeds"))}
 
     def pretrain(folder, **changes):
@@ -137,7 +137,7 @@ def test_pretraining_goes_on_from_the_hub(hub, tmp_path, corpus, monkeypatch):
 
     whole = pretrain(tmp_path / "whole")
     with monkeypatch.context() as patch:
-        killed_after(patch, 1)
+        kill_after_saves(patch, 1)
         with pytest.raises(Killed):
             pretrain(tmp_path / "killed", **PUSHING)
     files = hub.files("alice/toy", revision=BRANCH)
@@ -147,7 +147,7 @@ def test_pretraining_goes_on_from_the_hub(hub, tmp_path, corpus, monkeypatch):
 
 
 @pytest.mark.slow
-def test_pushes_that_fail_do_not_stop_training(hub, sleeps, tmp_path, task, caplog):
+def test_failing_pushes_do_not_stop_training(hub, sleeps, tmp_path, task, caplog):
     hub.fail(lambda method, path: f"/commit/{BRANCH}" in path, 500, times=10**6)
     with pytest.raises(HubError, match=f"none of its .* checkpoints could be pushed to alice/toy@{BRANCH}") as caught:
         go(tmp_path / "out", task, None, rho1=0, seeds=[0], **PUSHING)
@@ -157,7 +157,7 @@ def test_pushes_that_fail_do_not_stop_training(hub, sleeps, tmp_path, task, capl
     assert hub.files("alice/toy")["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
 
 
-def test_one_push_that_succeeds_is_enough(tmp_path):
+def test_one_successful_push_is_enough(tmp_path):
     args = SimpleNamespace(pushes_checkpoints=True, process_index=0)
     pushes = CheckpointPushes(tmp_path, args)
     pushes.uploads.errors.append(HubError("no"))
@@ -165,7 +165,7 @@ def test_one_push_that_succeeds_is_enough(tmp_path):
     pushes.check()
 
 
-def test_there_is_nothing_to_continue(hub, tmp_path, task):
+def test_repository_without_a_run_is_refused(hub, tmp_path, task):
     hub.put("alice/toy", {"config.json": "{}"})
     with pytest.raises(ProtocolError, match="alice/toy has no run to continue"):
         go(tmp_path / "out", task, None, rho1=0, resume_from_checkpoint="alice/toy")
@@ -173,7 +173,7 @@ def test_there_is_nothing_to_continue(hub, tmp_path, task):
     assert fetch_run(SimpleNamespace(resume_from_checkpoint="alice/toy", process_index=1, folder=tmp_path)) is None
 
 
-def test_of_a_folder_only_what_is_needed(tmp_path):
+def test_only_files_needed_to_resume_are_pushed(tmp_path):
     names = [
         *("settings.json", ".upload-x/settings.json", "runs/events", "seed-0/results.json", "seed-0/model/config.json"),
         *("seed-0/stage1/model/stage.json", "seed-1/stage1/model/stage.json", "seed-1/stage1/checkpoint-4/seal.json"),
@@ -190,7 +190,7 @@ def test_of_a_folder_only_what_is_needed(tmp_path):
     }
 
 
-def test_without_hard_links_files_are_copied(tmp_path, monkeypatch):
+def test_files_are_copied_where_hard_links_fail(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError("not here")
 
@@ -204,12 +204,12 @@ def test_without_hard_links_files_are_copied(tmp_path, monkeypatch):
     assert seen == ["{}"] and [path.name for path in tmp_path.iterdir()] == ["settings.json"]
 
 
-def test_of_waiting_uploads_the_newest_is_next(tmp_path):
-    started, go_on, seen = threading.Event(), threading.Event(), []
+def test_newest_waiting_upload_is_next(tmp_path):
+    started, resume, seen = threading.Event(), threading.Event(), []
 
     def upload(folder):
         started.set()
-        assert go_on.wait(30)
+        assert resume.wait(30)
         seen.append(folder.name)
         if folder.name == "0":
             raise ValueError("broken")
@@ -219,7 +219,7 @@ def test_of_waiting_uploads_the_newest_is_next(tmp_path):
         (tmp_path / str(number)).mkdir()
         uploads.submit(tmp_path / str(number))
         assert started.wait(30)
-    go_on.set()
+    resume.set()
     uploads.wait()
     assert seen == ["0", "3"] and uploads.succeeded == 1 and not list(tmp_path.iterdir())
     assert [str(error) for error in uploads.errors] == ["broken"]

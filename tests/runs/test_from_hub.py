@@ -1,4 +1,4 @@
-"""A run whose subset, checkpoint and score model are on the Hub: what is used, and what is recorded of it."""
+"""A run whose subset, checkpoint and score model are on the Hub: what is loaded, and what is recorded."""
 
 import json
 
@@ -16,7 +16,7 @@ from support.toys import FAST, TINY_CONFIGS
 
 @pytest.fixture
 def base(hub, tmp_path, tokenizer):
-    """The model at the tag v1; the branch has gone on to another."""
+    """The model at the tag v1; main has another model."""
     models = []
     for seed, revision in ((0, "v1"), (1, "main")):
         torch.manual_seed(seed)
@@ -28,9 +28,9 @@ def base(hub, tmp_path, tokenizer):
 
 
 @pytest.mark.slow
-def test_a_run(hub, tmp_path, task, corpus, base):
+def test_run_records_its_hub_sources(hub, tmp_path, task, corpus, base):
     commit = retrieve(task, corpus, top_k=2).push_to_hub("alice/passages", config="small").commit
-    # Without learning the model stays the one that was loaded.
+    # With learning rate 0 the model stays equal to the loaded one.
     still = {"max_steps": 2, "stage2_max_steps": 2, "learning_rate": 0.0, "stage2_learning_rate": 0.0}
     args = TlmArguments(output_dir=str(tmp_path / "out"), **{**FAST, **still})
     model_args = ModelArguments(model_name_or_path="alice/base@v1")
@@ -42,14 +42,14 @@ def test_a_run(hub, tmp_path, task, corpus, base):
     card = RepoCard((tmp_path / "out" / "README.md").read_text(encoding="utf-8"))
     assert card.data["base_model"] == "alice/base" and card.data["datasets"] in ("alice/passages", ["alice/passages"])
     assert commit in card.text
-    # What is on disk names no folder of the cache.
+    # No file names a folder of the cache.
     for path in (tmp_path / "out").rglob("*"):
         if path.is_file() and path.suffix in (".json", ".md"):
             assert "hub-cache" not in path.read_text(encoding="utf-8"), path
     assert json.loads((tmp_path / "out" / "config.json").read_text())["label2id"] == task.label2id
 
 
-def test_score_models_of_revisions(hub, tmp_path, task, corpus, base):
+def test_score_models_are_loaded_at_their_revisions(hub, tmp_path, task, corpus, base):
     args = ScoreModelArguments(output_dir="unused", report_to="none", use_cpu=True)
     subset = retrieve(task, corpus, top_k=2)
     models, tokenizer, described = score_models(task, subset, ["alice/base@v1", "alice/base"], args, ModelArguments())

@@ -1,4 +1,4 @@
-"""Grids of runs: what is chosen and reported, that a kill changes nothing, and that processes share; then a real one."""
+"""Grids of runs: how a point is chosen and reported, kills, and sharing among processes; finally with real runs."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from support.toys import make_task
 
 RATES, EPOCHS = [1e-5, 2e-5, 4e-5], [2, 3]
 GRID = {"learning_rate": RATES, "num_train_epochs": EPOCHS}
-# What a fake run scores on validation, by the point: the mean is highest at (2e-5, 3), the median at (4e-5, 2), the best
+# The validation scores of a fake run at each point: the mean is highest at (2e-5, 3), the median at (4e-5, 2), the best
 # at (1e-5, 2).
 SCORES = {
     (1e-5, 2): [0.1, 0.2, 0.99],
@@ -31,7 +31,7 @@ SCORES = {
 
 
 class FakeRun:
-    """As little of a `FinetuneRun` as a grid needs; takes `pause` seconds a seed, and logs what it does."""
+    """The parts of a `FinetuneRun` that a grid needs; it takes `pause` seconds per seed, and logs its calls."""
 
     def __init__(self, log, pause=0.0, fail=()):
         self.log, self.pause, self.fail = log, pause, fail
@@ -60,8 +60,8 @@ class FakeRun:
 
 def go(folder, values=GRID, select_by="median", seeds=(0, 1, 2), trials=None, base="none", task=None, **changes):
     args = FinetuneArguments(output_dir=str(folder), report_to="none", use_cpu=True, disable_tqdm=True, **changes)
-    asked = Grid(dict(values), list(seeds), select_by)
-    return run_grid(task or make_task(), CheckpointArguments(model_name_or_path=str(base)), args, asked, trials)
+    spec = Grid(dict(values), list(seeds), select_by)
+    return run_grid(task or make_task(), CheckpointArguments(model_name_or_path=str(base)), args, spec, trials)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def log(tmp_path):
 
 
 @pytest.mark.parametrize("select_by,point", [("median", (4e-5, 2)), ("mean", (2e-5, 3)), ("best", (1e-5, 2))])
-def test_the_figure_asked_for_chooses_and_only_the_chosen_is_tested(tmp_path, fake, select_by, point):
+def test_select_by_chooses_the_point_and_only_that_is_tested(tmp_path, fake, select_by, point):
     run = go(tmp_path / "out", select_by=select_by)
     chosen = f"learning_rate={point[0]},num_train_epochs={float(point[1])}"
     assert run.record["chosen"]["folder"] == f"points/{chosen}"
@@ -92,7 +92,7 @@ def test_the_figure_asked_for_chooses_and_only_the_chosen_is_tested(tmp_path, fa
     assert not list((tmp_path / "out").rglob("*.lock")) and not list(tmp_path.glob("*.lock"))
 
 
-def test_the_table(tmp_path, fake):
+def test_table_is_sorted_with_the_chosen_point_first(tmp_path, fake):
     go(tmp_path / "out")
     lines = (tmp_path / "out/results.md").read_text().splitlines()
     assert lines[0] == "# toy: a grid of 6" and "over seeds 0, 1, 2, in percent" in lines[2]
@@ -104,13 +104,13 @@ def test_the_table(tmp_path, fake):
 
 
 @pytest.mark.parametrize("figure,said", [("max", "maximum of 3 seeds, macro_f1 65.00"), ("mean", "no choice has seen:")])
-def test_what_is_said_of_the_chosen_point(tmp_path, fake, figure, said):
+def test_report_has_the_seed_figure_of_the_chosen_point(tmp_path, fake, figure, said):
     go(tmp_path / "out", seed_figure=figure)
     text = (tmp_path / "out/results.md").read_text()
     assert said in text and ("the run's figure" in text) == (figure != "mean")
 
 
-def test_a_finished_grid_is_not_repeated_and_may_grow(tmp_path, fake):
+def test_finished_grid_is_not_repeated_and_may_grow(tmp_path, fake):
     go(tmp_path / "out", {**GRID, "learning_rate": RATES[:2]})
     assert len(log(tmp_path)) == 5
     go(tmp_path / "out", {**GRID, "learning_rate": RATES[:2]})
@@ -124,7 +124,7 @@ def test_a_finished_grid_is_not_repeated_and_may_grow(tmp_path, fake):
 
 
 @pytest.mark.parametrize("name", ["config.json", "results.json", "seal.json"])
-def test_what_was_published_and_damaged_since_is_made_again(tmp_path, fake, caplog, name):
+def test_damaged_export_is_created_again(tmp_path, fake, caplog, name):
     grid = {"learning_rate": RATES[:1], "num_train_epochs": EPOCHS[:1]}
     go(tmp_path / "out", grid)
     before = {file: (tmp_path / "out" / file).read_bytes() for file in ("config.json", "results.json", "seal.json")}
@@ -135,8 +135,8 @@ def test_what_was_published_and_damaged_since_is_made_again(tmp_path, fake, capl
     assert len(log(tmp_path)) == 3, "the point itself is whole, and is tested once more"
 
 
-def test_a_kill_in_the_middle_of_publishing_leaves_nothing_that_says_it_is_done(tmp_path, fake, monkeypatch):
-    small, large = {**GRID, "learning_rate": RATES[:2]}, GRID  # The best point of each is another.
+def test_kill_during_the_export_leaves_it_unfinished(tmp_path, fake, monkeypatch):
+    small, large = {**GRID, "learning_rate": RATES[:2]}, GRID  # Their best points differ.
     go(tmp_path / "out", small)
     published = report(tmp_path / "out")
 
@@ -153,7 +153,7 @@ def test_a_kill_in_the_middle_of_publishing_leaves_nothing_that_says_it_is_done(
     assert report(tmp_path / "out") == published
 
 
-def test_failing_points_are_in_the_table_and_the_others_are_chosen_from(tmp_path, fake):
+def test_failing_points_are_reported_and_not_chosen(tmp_path, fake):
     fake.fail = [(4e-5, 2)]
     run = go(tmp_path / "out")
     assert run.record["chosen"]["values"] == {"learning_rate": 2e-5, "num_train_epochs": 3}
@@ -165,7 +165,7 @@ def test_failing_points_are_in_the_table_and_the_others_are_chosen_from(tmp_path
         go(tmp_path / "other")
     with pytest.raises(HfTlmError, match="^diverged at 4e-05$"):
         go(tmp_path / "third", {"learning_rate": [4e-5], "num_train_epochs": [2, 3]})
-    # Nothing is kept of them, so that other settings can have their folders.
+    # No settings are kept, so that the folders can be used with others.
     assert (tmp_path / "out/settings.json").is_file() and not (tmp_path / "other").exists()
     fake.fail = []
     assert go(tmp_path / "third", {"learning_rate": [2e-5], "num_train_epochs": [2]}, weight_decay=0.5)
@@ -180,7 +180,7 @@ def test_failing_points_are_in_the_table_and_the_others_are_chosen_from(tmp_path
         ({"layerwise_lr_decay": [0.9, 1.5]}, "layerwise_lr_decay: expected a number above 0 and at most 1; received 1.5"),
     ],
 )
-def test_values_that_cannot_be_points(tmp_path, fake, values, message):
+def test_invalid_grid_values_are_refused(tmp_path, fake, values, message):
     with pytest.raises(HfTlmError, match=message):
         go(tmp_path / "out", values)
     with pytest.raises(HfTlmError, match="Remove resume_from_checkpoint and hub_strategy"):
@@ -197,7 +197,7 @@ def test_values_that_cannot_be_points(tmp_path, fake, values, message):
         ({"doc_stride": [64, 32]}, {}, {}, "doc_stride .* has no effect on a classification task"),
     ],
 )
-def test_points_that_cannot_be_run_are_refused_before_the_first(tmp_path, fake, values, model, options, message):
+def test_invalid_points_are_refused_before_the_first_run(tmp_path, fake, values, model, options, message):
     with pytest.raises(HfTlmError, match=message):
         args = FinetuneArguments(output_dir=str(tmp_path / "out"), report_to="none", use_cpu=True, **options)
         run_grid(
@@ -207,7 +207,7 @@ def test_points_that_cannot_be_run_are_refused_before_the_first(tmp_path, fake, 
 
 
 def start(folder, log, pause):
-    """A process with fake runs. It is forked, as imports would take longer than all the rest."""
+    """Fork a process with fake runs: starting Python would take longer than all the rest."""
     child = os.fork()
     if child:
         return child
@@ -227,7 +227,7 @@ def report(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_two_processes_one_of_them_killed_come_to_the_same_table(tmp_path, fake):
+def test_two_processes_with_one_killed_give_the_same_table(tmp_path, fake):
     go(tmp_path / "whole")
     log = tmp_path / "shared-log"
     processes = [start(tmp_path / "cut", log, 0.12) for _ in range(2)]
@@ -244,8 +244,8 @@ def test_two_processes_one_of_them_killed_come_to_the_same_table(tmp_path, fake)
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_real_grid(tmp_path, tokenizer):
-    """On real runs: the chosen point's test scores are those of the same run without a grid."""
+def test_real_grid_equals_the_chosen_run_alone(tmp_path, tokenizer):
+    """The chosen point's test scores are those of the same run without a grid."""
     from hf_tlm.runs import finetune
     from support.tiny_checkpoints import FAST, pretrained
 
@@ -263,10 +263,10 @@ def test_a_real_grid(tmp_path, tokenizer):
     alone = finetune(make_task(), checkpoint, FinetuneArguments(**arguments))
     assert run.record["chosen"]["test"]["macro_f1"]["values"] == alone.summary["test"]["macro_f1"]["values"]
     for name in ("model.safetensors", "seed-3/predictions/test.jsonl"):
-        place = tmp_path / "out" / ("" if "seed" not in name else run.record["chosen"]["folder"])
-        assert (place / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+        folder = tmp_path / "out" / ("" if "seed" not in name else run.record["chosen"]["folder"])
+        assert (folder / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
     card = (tmp_path / "out/README.md").read_text()
     assert "test" in card.lower() and "model-index" in card
-    # Its end says of the chosen point what that run's own does.
-    said = [line for line in alone.to_text().splitlines() if line.startswith(("to beat ", "with linear "))]
-    assert len(said) == 2 and all(line in run.to_text().splitlines() for line in said)
+    # The last lines about the chosen point are those of that run.
+    last_lines = [line for line in alone.to_text().splitlines() if line.startswith(("to beat ", "with linear "))]
+    assert len(last_lines) == 2 and all(line in run.to_text().splitlines() for line in last_lines)

@@ -1,4 +1,4 @@
-"""Grids as they are written: files, text and mappings, typed values, names of points, and errors that help."""
+"""Reading grids: files, text and mappings, typed values, names of points, and errors."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from hf_tlm.config import ConfigError
 from hf_tlm.runs.grid_points import Grid, GridArguments, GridError, Range, point_name
 
 
-def test_points_are_every_combination_the_last_argument_fastest():
-    # 2e-5 is text to YAML.
+def test_points_are_all_combinations_with_the_last_argument_fastest():
+    # YAML reads 2e-5 as a string.
     grid = Grid.read("{learning_rate: [2e-5, 3e-5], total_batch_size: [16, '32'], lr_scheduler_type: linear}")
     assert grid.points() == [
         {"learning_rate": rate, "total_batch_size": size, "lr_scheduler_type": "linear"}
@@ -18,7 +18,7 @@ def test_points_are_every_combination_the_last_argument_fastest():
     assert (grid.seeds, grid.select_by) == (None, "median")
 
 
-def test_a_file_has_seeds_and_a_figure_which_the_command_line_replaces(tmp_path):
+def test_command_line_overrides_seeds_and_select_by_of_a_file(tmp_path):
     (tmp_path / "grid.yaml").write_text("grid: {num_train_epochs: [2, 3]}\nseeds: [5, 6]\nselect_by: mean\n")
     arguments = {"grid": str(tmp_path / "grid.yaml")}
     grid = GridArguments(**arguments).read()
@@ -28,7 +28,7 @@ def test_a_file_has_seeds_and_a_figure_which_the_command_line_replaces(tmp_path)
     assert GridArguments().read() is None
 
 
-def test_ranges_are_for_searches():
+def test_ranges_have_no_grid_points():
     grid = Grid({"learning_rate": {"min": "1e-5", "max": "1e-4", "log": True}, "num_train_epochs": [2, 3]})
     assert grid.values["learning_rate"] == Range(1e-5, 1e-4, True)
     with pytest.raises(GridError, match="learning_rate: the values of a range cannot be combined.*--optuna_trials"):
@@ -56,7 +56,7 @@ def test_ranges_are_for_searches():
         ("{learning_rate: [1", "is not YAML"),
     ],
 )
-def test_errors(content, message):
+def test_invalid_grids_are_refused(content, message):
     with pytest.raises((GridError, ConfigError), match=message.replace("{", r"\{")):
         Grid.read(content)
 
@@ -69,7 +69,7 @@ def test_options_without_a_grid_are_refused(arguments):
         GridArguments(grid="{}", optuna_trials=0)
 
 
-def test_names_of_points():
+def test_names_of_points_are_distinct_file_names():
     assert point_name({"learning_rate": 2e-5, "crf": True}) == "learning_rate=2e-05,crf=True"
     names = {point_name({"optim_args": text}) for text in ("a/b", "a b", "a-b", "x" * 400, "x" * 401)}
     assert len(names) == 5 and all("/" not in name and " " not in name and len(name) < 200 for name in names)

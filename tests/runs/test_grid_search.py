@@ -1,4 +1,4 @@
-"""Searches on tiny models: trials are drawn from the grid, kept and continued, and the best is run with every seed."""
+"""Searches on tiny models: trials are sampled from the grid, saved and resumed, and the best is run with every seed."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ SPACE = {
     "total_batch_size": [8, 12],
     "max_steps": {"min": 6, "max": 9},
 }
-# Some searches come with fake training: the higher the learning rate, the better.
+# In tests with fake training, a higher learning rate scores better.
 SEED = 5
 
 
@@ -30,15 +30,15 @@ def base(tmp_path_factory, tokenizer):
     return pretrained(tmp_path_factory.mktemp("base"), tokenizer)
 
 
-def parts(folder, base, **changes):
-    """The first three arguments of a search."""
+def search_arguments(folder, base, **changes):
+    """Return the first three arguments of a search."""
     args = FinetuneArguments(output_dir=str(folder), **{**FAST, **changes})
     return make_task(train=24, validation=12, test=12), CheckpointArguments(model_name_or_path=str(base)), args
 
 
 @pytest.fixture
 def fake(monkeypatch):
-    """The numbers of the trials that were trained. Number `stop` is killed, those in `fail` diverge."""
+    """Return the numbers of the trained trials and a plan: trial `stop` is killed, those in `fail` diverge."""
     seen, plan = [], {"stop": None, "fail": []}
 
     def train(self, *args, trial, **kwargs):
@@ -56,8 +56,8 @@ def fake(monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_trials_then_the_best_with_every_seed(tmp_path, base):
-    run = run_grid(*parts(tmp_path / "out", base), Grid(SPACE, [SEED, 6]), trials=2)
+def test_best_of_two_trials_is_run_with_every_seed(tmp_path, base):
+    run = run_grid(*search_arguments(tmp_path / "out", base), Grid(SPACE, [SEED, 6]), trials=2)
     trials = run.record["trials"]
     for trial in trials:
         assert 1e-3 <= trial["values"]["learning_rate"] <= 3e-2 and trial["values"]["total_batch_size"] in (8, 12)
@@ -66,7 +66,7 @@ def test_two_trials_then_the_best_with_every_seed(tmp_path, base):
     best = max(trials, key=lambda trial: trial["score"])
     (point,) = run.record["points"]
     assert point["values"] == best["values"] == run.record["chosen"]["values"]
-    # The best trial was what the run of the first seed is; the second seed is new.
+    # The best trial equals the run of the first seed; the second seed is trained.
     scores = point["validation"]["macro_f1"]["values"]
     assert len(scores) == 2 and scores[0] == pytest.approx(best["score"])
     assert f"2 trials of seed {SEED} (Optuna)" in run.to_text() and "test" in run.record["chosen"]
@@ -74,61 +74,61 @@ def test_two_trials_then_the_best_with_every_seed(tmp_path, base):
 
 
 @pytest.mark.slow
-def test_a_killed_search_goes_on_as_it_would_have(tmp_path, base, fake):
+def test_killed_search_resumes_with_the_same_trials(tmp_path, base, fake):
     import optuna
 
     seen, plan = fake
-    values, trials = whole = search.search(*parts(tmp_path / "whole", base), Grid(SPACE), 3, SEED)
+    values, trials = whole = search.search(*search_arguments(tmp_path / "whole", base), Grid(SPACE), 3, SEED)
     assert values == max(trials, key=lambda trial: trial["values"]["learning_rate"])["values"]
     assert len({trial["values"]["learning_rate"] for trial in trials}) == 3
     seen.clear()
     plan["stop"] = 1
     with pytest.raises(SystemExit):
-        search.search(*parts(tmp_path / "cut", base), Grid(SPACE), 3, SEED)
+        search.search(*search_arguments(tmp_path / "cut", base), Grid(SPACE), 3, SEED)
     study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path}/cut/trials/study.db")
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "RUNNING"]
-    assert search.search(*parts(tmp_path / "cut", base), Grid(SPACE), 3, SEED) == whole
-    assert search.search(*parts(tmp_path / "cut", base), Grid(SPACE), 3, SEED) == whole
+    assert search.search(*search_arguments(tmp_path / "cut", base), Grid(SPACE), 3, SEED) == whole
+    assert search.search(*search_arguments(tmp_path / "cut", base), Grid(SPACE), 3, SEED) == whole
     assert seen == [0, 1, 2, 3]
     with pytest.raises(GridError, match="contains a search with .* Choose another --output_dir"):
-        search.search(*parts(tmp_path / "cut", base), Grid({**SPACE, "total_batch_size": [8]}), 3, SEED)
+        search.search(*search_arguments(tmp_path / "cut", base), Grid({**SPACE, "total_batch_size": [8]}), 3, SEED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[: len(data) // 2], lambda data: b"<html>" * 4000])
-def test_a_damaged_study_is_named_and_its_trials_stay(tmp_path, base, fake, damage):
-    search.search(*parts(tmp_path, base), Grid(SPACE), 2, SEED)
+def test_damaged_study_is_refused_and_keeps_the_trials(tmp_path, base, fake, damage):
+    search.search(*search_arguments(tmp_path, base), Grid(SPACE), 2, SEED)
     study, trials = tmp_path / "trials/study.db", tmp_path / "trials/trials.json"
     before, data = trials.read_bytes(), study.read_bytes()
-    study.unlink()  # A new file: SQLite has the other one open.
+    study.unlink()  # Create a new file: SQLite has the other one open.
     study.write_bytes(damage(data))
     with pytest.raises(GridError, match="study.db is damaged: .* or delete .*trials to start a new search"):
-        search.search(*parts(tmp_path, base), Grid(SPACE), 3, SEED)
+        search.search(*search_arguments(tmp_path, base), Grid(SPACE), 3, SEED)
     assert trials.read_bytes() == before
 
 
 @pytest.mark.slow
-def test_a_damaged_list_of_trials_is_named(tmp_path, base, fake):
-    search.search(*parts(tmp_path, base), Grid(SPACE), 1, SEED)
+def test_damaged_list_of_trials_is_refused(tmp_path, base, fake):
+    search.search(*search_arguments(tmp_path, base), Grid(SPACE), 1, SEED)
     trials = tmp_path / "trials/trials.json"
     trials.write_text(json.dumps(json.loads(trials.read_text()) | {"trials": 1}))
     with pytest.raises(GridError, match="trials.json is damaged: it has no list of trials. .*delete that file"):
-        search.search(*parts(tmp_path, base), Grid(SPACE), 1, SEED)
+        search.search(*search_arguments(tmp_path, base), Grid(SPACE), 1, SEED)
 
 
 @pytest.mark.slow
-def test_trials_whose_training_fails_are_the_worst(tmp_path, base, fake):
+def test_failing_trials_rank_last(tmp_path, base, fake):
     _, plan = fake
     plan["fail"] = [0]
     with pytest.raises(GridError, match="Training failed in all 1 trials"):
-        search.search(*parts(tmp_path, base), Grid(SPACE), 1, SEED)
-    assert not list(tmp_path.rglob("study.db"))  # Another grid may have the folder.
-    values, trials = search.search(*parts(tmp_path, base), Grid(SPACE), 2, SEED)
+        search.search(*search_arguments(tmp_path, base), Grid(SPACE), 1, SEED)
+    assert not list(tmp_path.rglob("study.db"))  # The folder is free for another grid.
+    values, trials = search.search(*search_arguments(tmp_path, base), Grid(SPACE), 2, SEED)
     assert trials[0]["score"] is None and values == trials[1]["values"]
 
 
-def test_batches_of_a_trial_are_those_asked_for(tmp_path, base):
-    _, _, args = parts(tmp_path, base, per_device_train_batch_size=6)
+def test_sampled_batch_size_sets_gradient_accumulation(tmp_path, base):
+    _, _, args = search_arguments(tmp_path, base, per_device_train_batch_size=6)
 
     class Trial:
         def suggest_categorical(self, name, values):
@@ -138,21 +138,21 @@ def test_batches_of_a_trial_are_those_asked_for(tmp_path, base):
     assert drawn == {"total_batch_size": 12, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
 
 
-def test_what_cannot_be_searched(tmp_path, base, monkeypatch):
+def test_unsupported_searches_are_refused(tmp_path, base, monkeypatch):
     with pytest.raises(GridError, match="max_length cannot be searched, only learning_rate, "):
-        run_grid(*parts(tmp_path / "out", base), Grid({"max_length": [16, 32]}), trials=2)
+        run_grid(*search_arguments(tmp_path / "out", base), Grid({"max_length": [16, 32]}), trials=2)
     monkeypatch.setattr(search, "find_spec", lambda name: None)
     with pytest.raises(GridError, match=r"pip install 'hf-tlm\[search\]'"):
-        run_grid(*parts(tmp_path / "out", base), Grid(SPACE), trials=2)
+        run_grid(*search_arguments(tmp_path / "out", base), Grid(SPACE), trials=2)
     assert not (tmp_path / "out").exists()
 
 
-def test_what_no_trial_could_do_is_refused_before_the_first(tmp_path, base, fake):
-    task, checkpoint, args = parts(tmp_path / "out", base, optim="muon")
+def test_invalid_trial_options_are_refused_before_the_first_trial(tmp_path, base, fake):
+    task, checkpoint, args = search_arguments(tmp_path / "out", base, optim="muon")
     with pytest.raises(HfTlmError, match="optim muon is for complete matrices"):
         run_grid(task, replace(checkpoint, use_peft=True), args, Grid(SPACE), trials=2)
     with pytest.raises(HfTlmError, match="doc_stride .* has no effect on a classification task"):
-        run_grid(*parts(tmp_path / "out", base, doc_stride=32), Grid(SPACE), trials=2)
+        run_grid(*search_arguments(tmp_path / "out", base, doc_stride=32), Grid(SPACE), trials=2)
     with pytest.raises(HfTlmError, match="weight_decay: expected .*; received -1"):
-        run_grid(*parts(tmp_path / "out", base), Grid(SPACE | {"weight_decay": [0.1, -1]}), trials=2)
+        run_grid(*search_arguments(tmp_path / "out", base), Grid(SPACE | {"weight_decay": [0.1, -1]}), trials=2)
     assert not (tmp_path / "out").exists() and fake[0] == []

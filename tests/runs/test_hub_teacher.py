@@ -1,4 +1,4 @@
-"""A stranger's classifier of the Hub as a teacher, over a Hub on this machine: recorded, gone in the middle, refused."""
+"""A third-party classifier of the Hub as a teacher, with a local Hub: recorded, interrupted, refused."""
 
 import json
 
@@ -26,7 +26,7 @@ CARD = "---\nlicense: apache-2.0\n---\n# Large\n"
 
 @pytest.fixture
 def large(hub, tmp_path, tokenizer):
-    """Files of a stock classifier with the task's classes, which is `alice/large` at v1; main has gone on without one."""
+    """Files of a stock classifier with the task's classes, which is `alice/large` at v1; main has no classifier."""
     folder = pretrained(
         tmp_path / "large",
         tokenizer,
@@ -44,12 +44,12 @@ def ask(task, teacher, passages=PASSAGES, count=10):
     return ask_teacher(task, passages, args)
 
 
-def test_the_commit_and_the_licence_are_on_the_card(hub, large, tmp_path, tokenizer):
+def test_card_has_the_commit_and_the_licence(hub, large, tmp_path, tokenizer):
     commit = hub.history("alice/large", revision="v1")[0]
     run = go(tmp_path / "run", pretrained(tmp_path / "base", tokenizer), teacher="alice/large@v1")
     record = json.loads((tmp_path / "run" / "results.json").read_text())
-    (one,) = record["teacher"]["teachers"]
-    assert (one["name"], one["revision"], one["license"]) == ("alice/large", commit, "apache-2.0")
+    (entry,) = record["teacher"]["teachers"]
+    assert (entry["name"], entry["revision"], entry["license"]) == ("alice/large", commit, "apache-2.0")
     assert record["teacher"]["flops"] > 0 and run.details["arguments"]["teacher"] == "alice/large@v1"
     card = (tmp_path / "run" / "README.md").read_text()
     assert f"`alice/large` at revision `{commit}`: licence `apache-2.0`" in card
@@ -58,12 +58,12 @@ def test_the_commit_and_the_licence_are_on_the_card(hub, large, tmp_path, tokeni
     assert any(path.endswith("model.safetensors") for path in asked) and not any(path.endswith(".py") for path in asked)
     # The answers are those of the same model in a folder.
     task = make_task()
-    there, here = ask(task, "alice/large@v1"), ask(task, str(tmp_path / "large"))
-    assert (there.train == here.train).all() and (there.passages == here.passages).all()
+    from_hub, from_folder = ask(task, "alice/large@v1"), ask(task, str(tmp_path / "large"))
+    assert (from_hub.train == from_folder.train).all() and (from_hub.passages == from_folder.passages).all()
 
 
 @pytest.mark.parametrize("how", ["truncate", "reset", 503])
-def test_a_hub_that_is_gone_while_the_model_is_fetched(hub, large, sleeps, how, tmp_path):
+def test_failing_download_is_one_line_and_can_be_repeated(hub, large, sleeps, how, tmp_path):
     hub.fail(lambda method, path: path.endswith("model.safetensors"), how, times=100)
     with pytest.raises(HubError) as error:
         ask(make_task(), "alice/large@v1")
@@ -72,28 +72,28 @@ def test_a_hub_that_is_gone_while_the_model_is_fetched(hub, large, sleeps, how, 
     assert len(ask(make_task(), "alice/large@v1").rows) > 0
 
 
-def test_a_hub_that_is_gone_while_the_teacher_is_asked(hub, large, monkeypatch):
-    """What was said is kept, and the asking goes on from the Hub's cache."""
-    task, numbers, said = make_task(), models._numbers, []
+def test_interrupted_teacher_resumes_offline(hub, large, monkeypatch):
+    """The answers so far are kept, and the model is loaded from the Hub's cache."""
+    task, numbers, chunks = make_task(), models._numbers, []
     monkeypatch.setattr(models, "CHUNK", 16)
 
-    def killed(predictions, one):
-        said.append(len(predictions))
-        if len(said) == 5:
+    def interrupt_at_fifth(predictions, one):
+        chunks.append(len(predictions))
+        if len(chunks) == 5:
             raise KeyboardInterrupt
         return numbers(predictions, one)
 
-    monkeypatch.setattr(models, "_numbers", killed)
+    monkeypatch.setattr(models, "_numbers", interrupt_at_fifth)
     with pytest.raises(KeyboardInterrupt):
         ask(task, "alice/large@v1")
-    monkeypatch.setattr(models, "_numbers", lambda *given: said.append(0) or numbers(*given))
+    monkeypatch.setattr(models, "_numbers", lambda *given: chunks.append(0) or numbers(*given))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     hub.log.clear()
     ask(task, "alice/large@v1")
-    assert len(said) == 5 + (8 - 4) and not hub.log, "four of eight parts were there"
+    assert len(chunks) == 5 + (8 - 4) and not hub.log, "four of eight parts were there"
 
 
-def test_a_hub_without_the_model(hub, large):
+def test_missing_repository_or_revision_is_refused(hub, large):
     for name in ("alice/nothing", "alice/large@v9"):
         with pytest.raises(HubError) as error:
             ask(make_task(), name)
@@ -117,7 +117,7 @@ def test_pickles_and_code_are_refused(hub, large, tmp_path):
     assert not [path for _, path in hub.log if path.endswith(".py")]
 
 
-def test_names_of_a_stranger_are_text_where_they_are_shown(hub, large, tmp_path, tokenizer):
+def test_names_from_the_hub_are_escaped_in_page_and_card(hub, large, tmp_path, tokenizer):
     names = ["<img src=x onerror=alert(1)>", "</script><b>", "a|b`c"]
     task = make_task()
     splits = {name: rows.remove_columns("label") for name, rows in task.splits.items()}

@@ -1,4 +1,4 @@
-"""A linear model as something finished: what it says, its files, and predictions with it, alone and beside networks."""
+"""A linear model as a finished run: its logits, its files, and predictions with it, alone and averaged with networks."""
 
 import json
 import re
@@ -46,58 +46,61 @@ def folder(task, tmp_path_factory):
     return folder
 
 
-def named(splits, classes):
+def with_label_names(splits, classes):
     label = ClassLabel(names=list(classes))
     return task_from_datasets(
         TaskSpec(name="named", path="memory"), {split: rows.cast_column("label", label) for split, rows in splits.items()}
     )
 
 
-def lines(path):
+def read_lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def texts_of(task, path):
+def write_test_texts(task, path):
     columns = [column for column in task.test.column_names if column.startswith("text")]
     task.test.select_columns(columns).to_json(path)
     return str(path)
 
 
-def test_its_margins_are_those_of_scikit_learn(task, folder):
-    """Of a pipeline that is fitted with the settings that were chosen; the softmax of them over the temperature."""
-    made = linear_model(task)
-    n, c, weight = (made.settings[name] for name in ("n_grams", "C", "class_weight"))
+def test_logits_are_the_margins_of_scikit_learn(task, folder):
+    """Of a pipeline fitted with the chosen settings; the probabilities are the softmax of the margins over the
+    temperature."""
+    linear = linear_model(task)
+    n, c, weight = (linear.settings[name] for name in ("n_grams", "C", "class_weight"))
     pipeline = make_pipeline(tfidf(n), LinearSVC(C=c, class_weight=weight, random_state=0))
     pipeline.fit(task.train["text"][:], task.train["label"][:])
     expected = pipeline.decision_function(task.test["text"][:])
-    for model in (made.model, LinearModel.open(folder / "linear")):
+    for model in (linear.model, LinearModel.open(folder / "linear")):
         assert model.logits(task.test) * model.temperature == pytest.approx(expected, abs=1e-5)
-    assert np.array_equal(expected.argmax(1), made.predictions["test"])
-    shares = softmax(expected / made.model.temperature, axis=1)
-    for line, row, right in zip(lines(folder / "linear/predictions/test.jsonl"), shares, task.test["label"], strict=True):
+    assert np.array_equal(expected.argmax(1), linear.predictions["test"])
+    shares = softmax(expected / linear.model.temperature, axis=1)
+    for line, row, right in zip(
+        read_lines(folder / "linear/predictions/test.jsonl"), shares, task.test["label"], strict=True
+    ):
         assert list(line["probabilities"].values()) == pytest.approx(row, abs=2e-6)
         assert list(line["probabilities"]) == list(task.label_names) and line["label"] == task.id2label[right]
 
 
-def test_of_two_classes_one_row_is_kept(task, tmp_path):
+def test_two_classes_have_one_row_of_weights(task, tmp_path):
     rows = {split: rows.filter(lambda row: row["label"] < 2) for split, rows in task.splits.items()}
-    two = named(rows, task.label_names[:2])
-    made = linear_model(two)
-    made.save(tmp_path, two)
+    two = with_label_names(rows, task.label_names[:2])
+    linear = linear_model(two)
+    linear.save(tmp_path, two)
     model = LinearModel.open(tmp_path)
     assert model.weights.shape[0] == 1
     logits = model.logits(two.test)
-    assert np.array_equal(logits.argmax(1), made.predictions["test"]) and logits.sum(1) == pytest.approx(0)
+    assert np.array_equal(logits.argmax(1), linear.predictions["test"]) and logits.sum(1) == pytest.approx(0)
     pipeline = make_pipeline(
-        tfidf(made.settings["n_grams"]),
-        LinearSVC(C=made.settings["C"], class_weight=made.settings["class_weight"], random_state=0),
+        tfidf(linear.settings["n_grams"]),
+        LinearSVC(C=linear.settings["C"], class_weight=linear.settings["class_weight"], random_state=0),
     ).fit(two.train["text"][:], two.train["label"][:])
     margins = pipeline.decision_function(two.test["text"][:])
     assert (logits[:, 1] - logits[:, 0]) * model.temperature == pytest.approx(margins, abs=1e-5)
 
 
-def test_in_scripts_without_spaces_a_character_is_a_word(task, tmp_path):
-    """The class is a word of two characters within clauses that never come twice."""
+def test_scripts_without_spaces_are_split_into_characters(task, tmp_path):
+    """The class is a word of two characters within clauses that are all different."""
     rng = np.random.default_rng(0)
     words = ("好看", "难看", "一般")
 
@@ -109,7 +112,7 @@ def test_in_scripts_without_spaces_a_character_is_a_word(task, tmp_path):
         split: Dataset.from_dict({"text": [clause(i % 3) for i in range(90)], "label": [i % 3 for i in range(90)]})
         for split in ("train", "validation", "test")
     }
-    chinese = named(rows, ("good", "bad", "so so"))
+    chinese = with_label_names(rows, ("good", "bad", "so so"))
     made = linear_model(chinese)
     assert made.scores["test"]["accuracy"] > 0.9
     made.save(tmp_path, chinese)
@@ -118,8 +121,8 @@ def test_in_scripts_without_spaces_a_character_is_a_word(task, tmp_path):
     assert "by_character" not in (tmp_path / "other/linear.json").read_text()
 
 
-def test_other_texts_have_the_words_that_they_had():
-    """Those with a few characters of such a script, and those that somebody has put spaces into."""
+def test_other_texts_are_split_into_words():
+    """Also texts with a few characters of a script without spaces, and those whose words were separated by spaces."""
     clause = "今天天气很好"
     assert by_character(["plain words", clause]) and not by_character(["plain words " * 100, clause])
     assert not by_character(["今天 天气 很 好"] * 9) and clause in tfidf(1).fit([clause]).vocabulary_
@@ -127,13 +130,13 @@ def test_other_texts_have_the_words_that_they_had():
     assert all(re.findall(TOKENS, text) == re.findall(TOKENS_BY_CHARACTER, text) for text in texts)
 
 
-def test_a_class_without_training_texts_is_never_said(task):
+def test_class_without_training_texts_is_never_predicted(task):
     some = replace(task, splits={**task.splits, "train": task.train.filter(lambda row: row["label"] != 1)})
     shares = softmax(linear_model(some).model.logits(task.test), axis=1)
     assert shares[:, 1].max() == 0 and shares.sum(1) == pytest.approx(1)
 
 
-def test_the_temperature_is_the_likeliest():
+def test_temperature_maximizes_the_likelihood():
     rng = np.random.default_rng(0)
     margins, classes = rng.normal(size=(4000, 3)), np.array([0, 2, 5])
     chosen = [rng.choice(3, p=row) for row in softmax(margins / 0.4, axis=1)]
@@ -142,20 +145,20 @@ def test_the_temperature_is_the_likeliest():
     assert found == pytest.approx(0.4, rel=0.05)
     assert best_temperature(np.vstack([margins, margins[:5]]), classes, np.append(labels, [1] * 5)) == pytest.approx(found)
     assert best_temperature(margins[:0], classes, labels[:0]) == 1.0
-    # Few texts that are all told apart: of 24, by the margin 1, each is sure by 25 / 26.
+    # Few texts, all classified correctly: with 24 texts and the margin 1, the probability of each is 25 / 26.
     apart = np.tile(np.eye(3), (8, 1))
     found = best_temperature(apart, np.arange(3), np.tile(np.arange(3), 8))
     assert softmax(apart / found, axis=1).max(1) == pytest.approx(25 / 26, abs=1e-4)
     assert as_margins(np.array([3.0, -1.0])).tolist() == [[-1.5, 1.5], [0.5, -0.5]]
 
 
-def test_it_predicts(task, folder, tmp_path):
-    """The same as on the task's own test texts; by the folder above it too, and whatever the backend is."""
-    data = texts_of(task, tmp_path / "texts.jsonl")
-    expected = lines(folder / "linear/predictions/test.jsonl")
+def test_predictions_equal_those_of_training(task, folder, tmp_path):
+    """On the task's own test texts; also by the path of the parent folder, and with any backend."""
+    data = write_test_texts(task, tmp_path / "texts.jsonl")
+    expected = read_lines(folder / "linear/predictions/test.jsonl")
     for name, options in ((folder / "linear", CPU), (folder, CPU), (folder, {"backend": "onnx"})):
-        found = lines(predict(str(name), data, tmp_path / "out.jsonl", **options))
-        for one, other in zip(found, expected, strict=True):
+        predictions = read_lines(predict(str(name), data, tmp_path / "out.jsonl", **options))
+        for one, other in zip(predictions, expected, strict=True):
             assert one["prediction"] == other["prediction"] and one["probabilities"] == other["probabilities"]
     with pytest.raises(HfTlmError, match="a linear model reads complete texts. Remove it"):
         predict(str(folder), data, tmp_path / "out.jsonl", max_length=8)
@@ -163,8 +166,8 @@ def test_it_predicts(task, folder, tmp_path):
         export_onnx(str(folder), tmp_path / "export", dtypes=["fp32"])
 
 
-def test_of_pairs_both_texts_are_read(task, tmp_path):
-    """The first tells one class from the others, and the second those apart."""
+def test_both_texts_of_a_pair_are_read(task, tmp_path):
+    """The first text identifies one class, and the second distinguishes the other two."""
 
     def pairs(rows):
         return rows.map(
@@ -174,36 +177,37 @@ def test_of_pairs_both_texts_are_read(task, tmp_path):
     spec = replace(task.spec, text_columns=("text", "text_pair"))
     paired = replace(task, spec=spec, splits={split: pairs(rows) for split, rows in task.splits.items()})
     linear_model(paired).save(tmp_path / "run", paired)
-    found = lines(predict(str(tmp_path / "run"), texts_of(paired, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU))
-    assert [row["prediction"] for row in found] == [paired.id2label[label] for label in paired.test["label"]]
+    predictions = read_lines(
+        predict(str(tmp_path / "run"), write_test_texts(paired, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
+    )
+    assert [row["prediction"] for row in predictions] == [paired.id2label[label] for label in paired.test["label"]]
     with pytest.raises(ModelError, match="was trained on 2 columns of texts; received 1. Name"):
         predict(str(tmp_path / "run"), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", text_columns="text", **CPU)
 
 
 @pytest.mark.slow
-def test_beside_a_network(task, folder, tmp_path, tokenizer):
-    """The average of the two."""
+def test_linear_model_is_averaged_with_a_network(task, folder, tmp_path, tokenizer):
     base = pretrained(tmp_path / "base", tokenizer, num_hidden_layers=1)
     go(tmp_path / "run", base, make_task(train=24), num_train_epochs=4)
-    data = texts_of(task, tmp_path / "texts.jsonl")
-    found = lines(predict([str(tmp_path / "run"), str(folder)], data, tmp_path / "out.jsonl", **CPU))
-    network = lines(tmp_path / "run/seed-0/predictions/test.jsonl")
-    for one, *two in zip(found, network, lines(folder / "linear/predictions/test.jsonl"), strict=True):
+    data = write_test_texts(task, tmp_path / "texts.jsonl")
+    found = read_lines(predict([str(tmp_path / "run"), str(folder)], data, tmp_path / "out.jsonl", **CPU))
+    network = read_lines(tmp_path / "run/seed-0/predictions/test.jsonl")
+    for one, *two in zip(found, network, read_lines(folder / "linear/predictions/test.jsonl"), strict=True):
         mean = {name: (two[0]["probabilities"][name] + two[1]["probabilities"][name]) / 2 for name in task.label_names}
         assert one["probabilities"] == pytest.approx(mean, abs=1e-5)
     export_onnx(str(tmp_path / "run"), tmp_path / "export", dtypes=["fp32"])
-    other = lines(predict([tmp_path / "export", folder], data, tmp_path / "onnx.jsonl", backend="onnx"))
+    other = read_lines(predict([tmp_path / "export", folder], data, tmp_path / "onnx.jsonl", backend="onnx"))
     for one, same in zip(found, other, strict=True):
         assert one["probabilities"] == pytest.approx(same["probabilities"], abs=1e-4)
 
 
-def test_the_files_are_the_same_again(task, folder, tmp_path):
+def test_files_are_reproducible(task, folder, tmp_path):
     linear_model(task).save(tmp_path, task)
     for name in ("linear.json", "linear.safetensors", "finetuned.json", "predictions/test.jsonl"):
         assert (tmp_path / name).read_bytes() == (folder / "linear" / name).read_bytes()
 
 
-def _edit(**values):
+def _edit_settings(**values):
     def edit(folder):
         found = json.loads((folder / "linear.json").read_text())
         (folder / "linear.json").write_text(json.dumps({**found, **values}))
@@ -211,7 +215,7 @@ def _edit(**values):
     return edit
 
 
-def _tensors(change):
+def _edit_tensors(change):
     def edit(folder):
         from safetensors.numpy import load_file, save_file
 
@@ -222,8 +226,8 @@ def _tensors(change):
     return edit
 
 
-def _other_type(folder):
-    """Weights in a type that numpy lacks."""
+def _use_unsupported_dtype(folder):
+    """Save the weights in a type that numpy does not have."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -237,93 +241,95 @@ def _other_type(folder):
         (lambda folder: (folder / "linear.json").write_text("{"), "is not JSON"),
         (lambda folder: (folder / "linear.safetensors").unlink(), "cannot be read"),
         (lambda folder: (folder / "linear.safetensors").write_bytes(b"cut"), "cannot be read"),
-        (_edit(n_grams=9), "n_grams must be a whole number from 1 to 3"),
-        (_edit(temperature=0), "temperature must be"),
-        (_edit(terms={"text": ["a", "b"]}), "words do not match its weights"),
-        (_edit(terms={"words": ["a"]}), "words do not match its weights"),
-        (_edit(num_labels=2), "words do not match its weights"),
-        (_edit(num_labels=4), "Use both from the same run"),
-        (_tensors(lambda tensors: tensors.pop("biases")), "words do not match its weights"),
-        (_tensors(lambda tensors: tensors["weights"].fill(np.nan)), "words do not match its weights"),
-        (_tensors(lambda tensors: tensors["idf.text"].fill(3e38)), "words do not match its weights"),
-        (_tensors(lambda tensors: tensors.update(classes=np.array(3))), "words do not match its weights"),
+        (_edit_settings(n_grams=9), "n_grams must be a whole number from 1 to 3"),
+        (_edit_settings(temperature=0), "temperature must be"),
+        (_edit_settings(terms={"text": ["a", "b"]}), "words do not match its weights"),
+        (_edit_settings(terms={"words": ["a"]}), "words do not match its weights"),
+        (_edit_settings(num_labels=2), "words do not match its weights"),
+        (_edit_settings(num_labels=4), "Use both from the same run"),
+        (_edit_tensors(lambda tensors: tensors.pop("biases")), "words do not match its weights"),
+        (_edit_tensors(lambda tensors: tensors["weights"].fill(np.nan)), "words do not match its weights"),
+        (_edit_tensors(lambda tensors: tensors["idf.text"].fill(3e38)), "words do not match its weights"),
+        (_edit_tensors(lambda tensors: tensors.update(classes=np.array(3))), "words do not match its weights"),
         (
-            _tensors(lambda tensors: tensors.update(weights=tensors["weights"].astype(bool))),
+            _edit_tensors(lambda tensors: tensors.update(weights=tensors["weights"].astype(bool))),
             "words do not match its weights",
         ),
-        (_tensors(lambda tensors: tensors.update(biases=np.full(3, 1e308))), "words do not match its weights"),
-        (lambda folder: _other_type(folder), "cannot be read"),
+        (_edit_tensors(lambda tensors: tensors.update(biases=np.full(3, 1e308))), "words do not match its weights"),
+        (lambda folder: _use_unsupported_dtype(folder), "cannot be read"),
         (lambda folder: (folder / "finetuned.json").unlink(), "describes what the model was trained on"),
-        (_tensors(lambda tensors: tensors["classes"].fill(0)), "words do not match its weights"),
+        (_edit_tensors(lambda tensors: tensors["classes"].fill(0)), "words do not match its weights"),
         (
-            _tensors(lambda tensors: tensors.update(classes=tensors["classes"].astype(np.float64))),
+            _edit_tensors(lambda tensors: tensors.update(classes=tensors["classes"].astype(np.float64))),
             "do not match its weights",
         ),
     ],
 )
-def test_damaged_files_are_a_line(task, folder, tmp_path, damage, said):
+def test_damaged_files_are_refused(task, folder, tmp_path, damage, said):
     shutil.copytree(folder / "linear", tmp_path / "run")
-    (tmp_path / "run/seal.json").unlink()  # Whoever damages it on purpose.
+    (tmp_path / "run/seal.json").unlink()  # As if somebody damaged it on purpose.
     damage(tmp_path / "run")
     with pytest.raises(ModelError, match=said):
-        predict(str(tmp_path / "run"), texts_of(task, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
+        predict(str(tmp_path / "run"), write_test_texts(task, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_file_that_has_changed_is_seen(task, folder, tmp_path):
+def test_changed_file_is_refused(task, folder, tmp_path):
     shutil.copytree(folder / "linear", tmp_path / "run")
-    _edit(temperature=2.0)(tmp_path / "run")
+    _edit_settings(temperature=2.0)(tmp_path / "run")
     with pytest.raises(HfTlmError, match=r"linear.json has .* bytes and had|has changed since"):
-        predict(str(tmp_path / "run"), texts_of(task, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
+        predict(str(tmp_path / "run"), write_test_texts(task, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
 
 
-def test_two_models_of_other_classes_are_no_average(task, folder, tmp_path):
-    other = named(task.splits, ["x", "y", "z"])
+def test_models_of_different_classes_are_not_averaged(task, folder, tmp_path):
+    other = with_label_names(task.splits, ["x", "y", "z"])
     linear_model(other).save(tmp_path / "other", other)
     Dataset.from_dict({"text": ["the gene binds"]}).to_json(tmp_path / "texts.jsonl")
     with pytest.raises(HfTlmError, match="the same kind of task, classes and columns"):
         predict([str(folder), str(tmp_path / "other")], str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
 
 
-def test_a_run_with_a_baseline_in_its_folder_stays_the_run(task, folder, tmp_path, tokenizer):
+def test_run_with_a_baseline_in_its_folder_predicts_with_the_run(task, folder, tmp_path, tokenizer):
     go(tmp_path / "run", pretrained(tmp_path / "base", tokenizer, num_hidden_layers=1), make_task(train=24), max_steps=2)
     shutil.copytree(folder / "linear", tmp_path / "run/linear")
-    found = lines(predict(str(tmp_path / "run"), texts_of(task, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU))
-    for one, other in zip(found, lines(tmp_path / "run/seed-0/predictions/test.jsonl"), strict=True):
+    found = read_lines(
+        predict(str(tmp_path / "run"), write_test_texts(task, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
+    )
+    for one, other in zip(found, read_lines(tmp_path / "run/seed-0/predictions/test.jsonl"), strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
 
 
-def test_a_baseline_without_a_model_says_so(task, tmp_path):
+def test_baseline_without_a_model_is_refused(task, tmp_path):
     majority_class(task).save(tmp_path / "run", task)
     Dataset.from_dict({"text": ["the gene binds"]}).to_json(tmp_path / "texts.jsonl")
     with pytest.raises(ModelError, match="has the scores of a baseline but no model"):
         predict(str(tmp_path / "run"), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
 
 
-def test_a_very_long_word_is_kept(task, tmp_path):
+def test_very_long_word_is_kept(task, tmp_path):
     long = task.train.map(lambda row: {"text": f"{row['text']} {'acgt' * 5000}"})
     linear_model(replace(task, splits={**task.splits, "train": long})).save(tmp_path, task)
     assert max(map(len, LinearModel.open(tmp_path).terms["text"])) >= 20_000
 
 
-def test_saved_again_it_leaves_what_was_predicted_beside_it(task, tmp_path):
-    data = texts_of(task, tmp_path / "texts.jsonl")
+def test_saving_again_keeps_earlier_predictions(task, tmp_path):
+    data = write_test_texts(task, tmp_path / "texts.jsonl")
     for _ in range(2):
         linear_model(task).save(tmp_path / "run", task)
         assert predict(str(tmp_path / "run"), data, **CPU) == tmp_path / "run/predictions/texts.jsonl"
 
 
-def test_it_is_no_teacher(task, folder):
+def test_linear_model_folder_as_teacher_is_refused(task, folder):
     with pytest.raises(HfTlmError, match="Pass --teacher linear"):
         ModelTeacher(task, [str(folder)], {}, {})
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
-def test_rows_are_shared_among_processes(processes):
-    """Also where there are fewer."""
+def test_rows_are_divided_among_processes(processes):
+    """Also where there are fewer rows than processes."""
     for count in (1, 2, 4):
         rows, found = Dataset.from_dict({"text": [str(row) for row in range(count)]}), []
         for rank in range(processes):
-            one = SimpleNamespace(args=SimpleNamespace(process_index=rank, world_size=processes))
-            found += Predictor._share(one, rows)["text"][:]
+            process = SimpleNamespace(args=SimpleNamespace(process_index=rank, world_size=processes))
+            found += Predictor._share(process, rows)["text"][:]
         assert found == rows["text"][:]

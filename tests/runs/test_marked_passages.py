@@ -1,4 +1,4 @@
-"""Texts of a relation task made of passages: their sentences, with phrases marked as the task marks them."""
+"""Texts of a relation task created from passages: their sentences, with phrases marked as in the task."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def relations(count, seed):
-    """Texts that mark a drug and a gene, with what the one does to the other."""
+    """Return texts that mark a drug and a gene, labelled with the relation between them."""
     draw, rows = random.Random(seed), []
     for number in range(count):
         verb = draw.choice(list(VERBS))
@@ -60,7 +60,7 @@ def passages(count=40):
     return found
 
 
-def test_marks_that_passages_lack():
+def test_marks_without_passages():
     texts = [f"<< aspirin >> inhibits [[ cox {i} ]] -- it seems" for i in range(10)]
     assert marks_without_passages(texts, ["a passage -- without marks"] * 200) == ["<<", ">>", "[[", "]]"]
     assert marks_without_passages(texts, ["<< so >> [[ these ]] -- have"] * 5) == []
@@ -69,25 +69,25 @@ def test_marks_that_passages_lack():
     assert marks_without_passages(tagged, ["other [E2]"] * 9) == ["</e1>", "<e1>", "@GENE$", "[/E2]"]
 
 
-def test_sentences_are_marked_as_the_texts_are():
+def test_sentences_are_marked_like_the_task_texts():
     texts = [
         "The << aspirin >> in it inhibits [[ cox 2 ]] .",
         "So << it >> is, that [[ ras ]] is it .",
         "It is [[ zinc ]] , << ras >>.",
     ]
     phrases = MarkedPhrases(texts, read_marks(MARKS))
-    # "it" is marked in one of three sentences that have it, and is not looked for.
+    # "it" is marked in one of the three sentences that contain it, so it is ignored.
     assert phrases.kinds == {("aspirin",): {0}, ("cox", "2"): {1}, ("ras",): {0, 1}, ("zinc",): {1}}
     made = phrases.texts_of(["Long before that. Aspirin acts on Cox 2 well. Here ASPIRIN is it", "It is zinc and so on."])
     assert made == ["<< Aspirin >> acts on [[ Cox 2 ]] well."]
     assert set(phrases.texts_of(["Now ras is in aspirin."])) == {"Now [[ ras ]] is in << aspirin >>."}
-    # Of equal phrases one is not in relation to itself, and what is too long or short is no text of the task.
+    # A phrase is not in relation to itself, and sentences outside the lengths of the task's texts are skipped.
     assert phrases.texts_of(["With ras and Ras here."]) == []
     assert phrases.texts_of(["Aspirin, ras", "aspirin " + "and much else " * 9 + "with ras"]) == []
 
 
-def plain(texts, passages_):
-    """What can be made of passages, by plain search: (sentence, first phrase, second phrase) in small letters."""
+def plain_search(texts, passages_):
+    """Return all (sentence, first phrase, second phrase) in passages by plain search, in lower case."""
 
     def words(text):
         return " ".join(re.findall(r"\w+|[^\w\s]", text.lower()))
@@ -100,8 +100,8 @@ def plain(texts, passages_):
         return f" {phrase} " in f" {sentence} "
 
     def good(phrase):
-        there = {sentence for sentence in unmarked.values() if has(sentence, phrase)}
-        return 2 * len({sentence for _, other, sentence in marked if other == phrase}) >= len(there)
+        containing = {sentence for sentence in unmarked.values() if has(sentence, phrase)}
+        return 2 * len({sentence for _, other, sentence in marked if other == phrase}) >= len(containing)
 
     kinds = [{phrase for of, phrase, _ in marked if of == kind and good(phrase)} for kind in (0, 1)]
     lengths = [len(re.sub(r"<<|>>|\[\[|\]\]", "", text)) for text in texts]
@@ -115,13 +115,15 @@ def plain(texts, passages_):
     return found
 
 
-def test_all_sentences_are_found_and_no_others():
-    """Against a plain search, in texts whose phrases do not overlap each other."""
+def test_found_sentences_equal_those_of_a_plain_search():
+    """In texts whose phrases do not overlap."""
     texts = [row["text"].replace("acid", "salt") for row in relations(80, 3)]
-    given = [passage.replace("Acid", "Salt").replace("acid", "salt") for passage in passages(300)]
-    given = [passage.replace("Valproic Salt", "Valproate").replace("valproic salt", "valproate") for passage in given]
-    made = MarkedPhrases(texts, read_marks(MARKS)).texts_of(given)
-    possible = plain(texts, given)
+    texts_to_mark = [passage.replace("Acid", "Salt").replace("acid", "salt") for passage in passages(300)]
+    texts_to_mark = [
+        passage.replace("Valproic Salt", "Valproate").replace("valproic salt", "valproate") for passage in texts_to_mark
+    ]
+    made = MarkedPhrases(texts, read_marks(MARKS)).texts_of(texts_to_mark)
+    possible = plain_search(texts, texts_to_mark)
     found = set()
     for text in made:
         (first,), (second,) = re.findall("<< (.*?) >>", text), re.findall(r"\[\[ (.*?) \]\]", text)
@@ -131,7 +133,7 @@ def test_all_sentences_are_found_and_no_others():
     assert {sentence for sentence, *_ in found} == {sentence for sentence, *_ in possible}
 
 
-def test_two_ways_of_many_whatever_stands_beside():
+def test_two_markings_per_sentence_regardless_of_other_passages():
     texts = [f"<< {name} >> of [[ {other} ]]" for name, other in itertools.permutations(["ab", "cd", "ef", "gh"], 2)]
     texts.append("<< xx >> and of and of and of and of and of [[ yy ]]")
     phrases = MarkedPhrases(texts, read_marks(MARKS))
@@ -141,7 +143,7 @@ def test_two_ways_of_many_whatever_stands_beside():
     assert sorted(phrases.texts_of([*reversed(crowd), *crowd])) == sorted(made)
 
 
-def test_longest_phrases_first_and_tags_without_spaces():
+def test_longest_phrase_is_marked_and_tags_need_no_spaces():
     texts = ["the <e1>valproic acid</e1> hits <e2>ras</e2> now", "an <e1>acid</e1> hits <e2>p53</e2> now"]
     phrases = MarkedPhrases(texts, read_marks(["<e1>", "</e1>", "<e2>", "</e2>"]))
     assert phrases.texts_of(["So valproic acid hits ras"]) == ["So <e1>valproic acid</e1> hits <e2>ras</e2>"]
@@ -160,75 +162,75 @@ def test_longest_phrases_first_and_tags_without_spaces():
         ("< > [ ]", "<아스피린>은 [효소]를 억제한다", "아스피린은 효소를 억제해", "<아스피린>은 [효소]를 억제해"),
     ],
 )
-def test_marks_and_scripts(marks, text, sentence, expected):
-    """Marks that contain others, of one sign for both ends, of signs of patterns; words without spaces between them."""
+def test_marks_of_all_forms_and_scripts(marks, text, sentence, expected):
+    """Marks that contain others, equal marks at both ends, regex characters, and words without spaces between them."""
     phrases = MarkedPhrases([text], read_marks(marks.split()))
     phrases.shortest = 0
     assert phrases.texts_of([sentence]) == [expected] and len(phrases.kinds) == 2
 
 
-def test_a_phrase_within_another():
+def test_phrase_within_another():
     phrases = MarkedPhrases(["the <<big [[ras]]>> is now", "the <<zinc>> hits [[p53]] now"], read_marks(MARKS))
     assert phrases.kinds == {("big", "ras"): {0}, ("ras",): {1}, ("zinc",): {0}, ("p53",): {1}}
 
 
 @pytest.mark.parametrize("space", [" ", "  ", "\n", "\r\n"])
-def test_an_abbreviation_ends_no_sentence_whatever_space_follows(space):
+def test_abbreviation_does_not_end_a_sentence(space):
     phrases = MarkedPhrases(["<< zinc >> in it", "<< zinc >> in it, as all of these say"], read_marks(MARKS[:2]))
     assert phrases.texts_of([f"See zinc vs.{space}ras there. It is."]) == [f"See << zinc >> vs.{space}ras there."]
 
 
 @pytest.mark.parametrize("words", [["<<"], ["<<", ">>", "[["], ["<<", ">>", ">>", "<<"], ["$", "$", "$", "#"], ["<<", " "]])
-def test_marks_come_two_by_two(words):
+def test_marks_that_are_no_pairs_are_refused(words):
     with pytest.raises(ArgumentsError, match="teacher_marks: expected pairs of a mark before a phrase and a mark after it"):
         read_marks(words)
 
 
-def asked(task, texts, marks=MARKS, count=12, teacher="linear", **options):
+def ask_passages(task, texts, marks=MARKS, count=12, teacher="linear", **options):
     args = TlmArguments(
         output_dir="unused", **QUIET, teacher=teacher, teacher_passages=count, teacher_marks=marks, **options
     )
     return ask_teacher(task, Dataset.from_dict({"text": texts}), args)
 
 
-def test_a_teacher_is_asked_of_marked_sentences():
+def test_teacher_is_asked_about_marked_sentences():
     task, texts = relation_task(), passages()
-    made = asked(task, texts)
-    every = MarkedPhrases(task.train["text"][:], read_marks(MARKS)).texts_of(texts)
+    made = ask_passages(task, texts)
+    sentences = MarkedPhrases(task.train["text"][:], read_marks(MARKS)).texts_of(texts)
     model = _fitted(made.report["n_grams"], made.report["C"], task.train["text"][:], np.array(task.train["label"]), 3)
-    said = model(every)
+    probabilities = model(sentences)
     shares = np.bincount(task.train["label"][:]) / len(task.train)
-    rows = most_certain(said, shares, 12)
-    assert made.rows.tolist() == rows.tolist() and made.marked == [every[row] for row in rows]
-    np.testing.assert_allclose(made.passages, said[rows], atol=1e-5)
+    rows = most_certain(probabilities, shares, 12)
+    assert made.rows.tolist() == rows.tolist() and made.marked == [sentences[row] for row in rows]
+    np.testing.assert_allclose(made.passages, probabilities[rows], atol=1e-5)
     assert made.texts(Dataset.from_dict({"text": texts}))["text"][:] == made.marked
-    assert made.report["marks"] == MARKS and made.report["marked_sentences"] == len(every) > 12
+    assert made.report["marks"] == MARKS and made.report["marked_sentences"] == len(sentences) > 12
     assert made.report["marks_without_passages"] == [] and "12 marked sentences of passages: " in described(made.report)
     assert doubts({**made.report, "subset_by_class": {}}) == []
     first = MarkedPhrases(task.train["text"][:], read_marks(MARKS)).texts_of(texts[:15])
-    assert set(asked(task, texts, teacher_candidates=15).marked) <= set(first)
-    without = asked(task, texts, None)
+    assert set(ask_passages(task, texts, teacher_candidates=15).marked) <= set(first)
+    without = ask_passages(task, texts, None)
     assert without.marked is None and "--teacher_marks marks sentences of passages" in " ".join(doubts(without.report))
 
 
-def test_what_cannot_be_marked(tmp_path):
+def test_marks_that_cannot_be_used_are_refused(tmp_path):
     task, texts = relation_task(), passages()
     with pytest.raises(ArgumentsError, match="no training text has a phrase between {{ and }}"):
-        asked(task, texts, ["<<", ">>", "{{", "}}"])
+        ask_passages(task, texts, ["<<", ">>", "{{", "}}"])
     with pytest.raises(
         ArgumentsError, match="no sentence of the 1 passages contains a phrase of every kind that the task's texts mark"
     ):
-        asked(task, ["Nothing of that kind is here, is it."])
+        ask_passages(task, ["Nothing of that kind is here, is it."])
     with pytest.raises(ArgumentsError, match="teacher_marks uses sentences as long as the task's texts instead"):
-        asked(task, texts, teacher_passage_length="task")
+        ask_passages(task, texts, teacher_passage_length="task")
     with pytest.raises(ArgumentsError, match="expected pairs of a mark before a phrase and a mark after it"):
-        asked(task, texts, ["<<"])
+        ask_passages(task, texts, ["<<"])
     answers = tmp_path / "answers.csv"
     answers.write_text("text,down,none,up\na,1,0,0\n")
     with pytest.raises(
         ArgumentsError, match="teacher_marks asks about marked sentences, but a file has answers for unchanged"
     ):
-        asked(task, texts, teacher=str(answers))
+        ask_passages(task, texts, teacher=str(answers))
     args = TlmArguments(output_dir=str(tmp_path), **QUIET, teacher="linear", teacher_marks=MARKS, teacher_output="x")
     with pytest.raises(ArgumentsError, match="teacher_output saves answers for passages"):
         check_passage_options(task, True, args)
@@ -238,7 +240,7 @@ def test_what_cannot_be_marked(tmp_path):
 
 
 @pytest.mark.parametrize(("marks", "message"), [(["{{", "}}"], "no training text has"), (MARKS, "no sentence of the")])
-def test_a_run_that_teaches_itself_refuses_marks_before_its_first_round(tmp_path, corpus, marks, message):
+def test_self_taught_run_refuses_marks_before_its_first_round(tmp_path, corpus, marks, message):
     task = relation_task()
     args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST, teacher="self", teacher_marks=marks)
     (tmp_path / "model.json").write_text(json.dumps({"model_type": "bert", **tiny()}))
@@ -248,8 +250,8 @@ def test_a_run_that_teaches_itself_refuses_marks_before_its_first_round(tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_learns_from_marked_sentences(tmp_path, corpus):
-    """Record, card and examples say that these are sentences, and how they are marked."""
+def test_marked_sentences_are_recorded_in_results_and_card(tmp_path, corpus):
+    """Record, card and examples show that these are sentences, and how they are marked."""
     task = relation_task()
     subset = retrieve(task, corpus, top_k=4)
     rows = subset.dataset.remove_columns("text").add_column("text", passages(len(subset)))

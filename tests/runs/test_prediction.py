@@ -1,4 +1,4 @@
-"""Predictions for unlabelled data: those of the run, in every format, whole or not at all."""
+"""Predictions for unlabelled data: equal to those of the run, in every format, and all or nothing."""
 
 import csv
 import datetime
@@ -42,18 +42,18 @@ def unlabelled_file(tmp_path):
     return tmp_path / "texts.jsonl"
 
 
-def lines(path):
+def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_predictions_are_those_of_the_run(run, unlabelled_file, tmp_path, monkeypatch):
+def test_predictions_equal_those_of_the_run(run, unlabelled_file, tmp_path, monkeypatch):
     # In chunks of 10 rows.
 
     module = importlib.import_module("hf_tlm.runs.prediction")
     original = module.unlabelled_chunks
     monkeypatch.setattr(module, "unlabelled_chunks", lambda *args, **options: original(*args, chunk=10, **options))
     path = predict(str(run), str(unlabelled_file), tmp_path / "out.jsonl", **CPU)
-    found, expected = lines(path), lines(run / "seed-0/predictions/test.jsonl")
+    found, expected = read_lines(path), read_lines(run / "seed-0/predictions/test.jsonl")
     assert len(found) == 24
     for one, other in zip(found, expected, strict=True):
         assert "label" not in one and (one["id"], one["prediction"]) == (other["id"], other["prediction"])
@@ -61,14 +61,14 @@ def test_predictions_are_those_of_the_run(run, unlabelled_file, tmp_path, monkey
     assert predict(str(run), str(unlabelled_file), **CPU) == run / "predictions" / "texts.jsonl"
 
 
-def test_the_bar_ends_with_the_share_of_each_class(run, unlabelled_file, tmp_path, capsys):
+def test_progress_bar_ends_with_the_share_of_each_class(run, unlabelled_file, tmp_path, capsys):
     path = predict(str(run), str(unlabelled_file), tmp_path / "out.jsonl", **CPU)
-    counts = Counter(one["prediction"] for one in lines(path)).most_common()
-    said = ", ".join(f"{name} {count / 24:.0%}" for name, count in counts)
-    assert said in capsys.readouterr().err.replace("\r", "\n").splitlines()[-1]
+    counts = Counter(one["prediction"] for one in read_lines(path)).most_common()
+    shares = ", ".join(f"{name} {count / 24:.0%}" for name, count in counts)
+    assert shares in capsys.readouterr().err.replace("\r", "\n").splitlines()[-1]
 
 
-def test_random_states_are_left_as_they_are(run, unlabelled_file, tmp_path):
+def test_random_states_are_unchanged(run, unlabelled_file, tmp_path):
     drawn = []
     for predicts in (False, True):
         set_seed(5)
@@ -78,28 +78,28 @@ def test_random_states_are_left_as_they_are(run, unlabelled_file, tmp_path):
     assert drawn[0] == drawn[1]
 
 
-def test_nothing_is_left_of_a_file_that_fails(run, tmp_path):
+def test_failing_prediction_leaves_no_file(run, tmp_path):
     rows = [{"text": "the gene binds"}, {"text": " "}]
     Dataset.from_list(rows).to_json(tmp_path / "texts.jsonl")
     with pytest.raises(ValueError, match="blank text"):
         predict(str(run), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
     assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
     predict(str(run), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", drop_bad_rows=True, **CPU)
-    assert [line["id"] for line in lines(tmp_path / "out.jsonl")] == ["0"]
+    assert [line["id"] for line in read_lines(tmp_path / "out.jsonl")] == ["0"]
 
 
 @pytest.mark.parametrize("written", "^,\t")
-def test_the_task_s_separator_reads_data_that_have_it(run, tmp_path, task, written):
-    """After a training whose own table has a separator that is not detected."""
+def test_separator_of_the_task_also_reads_data_with_another(run, tmp_path, task, written):
+    """After a training whose table has a separator that is not detected."""
     (tmp_path / "in.csv").write_text(f"number{written}text\n007{written}the gene\n")
     predicting = PredictArguments(predict=str(tmp_path / "in.csv"), predict_output=str(tmp_path / "out.jsonl"))
     check_predictable(task, predicting, str(tmp_path / "run"), separator="^")
     args = FinetuneArguments(output_dir=str(run), use_cpu=True)
-    (line,) = lines(predict_after(args, predicting, separator="^"))
+    (line,) = read_lines(predict_after(args, predicting, separator="^"))
     assert (line["number"], line["text"]) == ("007", "the gene")
 
 
-def test_predictions_that_cannot_be_written_are_refused_before_models_load(run, unlabelled_file, tmp_path, monkeypatch):
+def test_unwritable_output_is_refused_before_models_load(run, unlabelled_file, tmp_path, monkeypatch):
     module = importlib.import_module("hf_tlm.runs.prediction")
     monkeypatch.setattr(module, "open_predictor", lambda *_, **__: pytest.fail("A model is loaded."))
     (tmp_path / "file").touch()
@@ -107,7 +107,7 @@ def test_predictions_that_cannot_be_written_are_refused_before_models_load(run, 
         predict(str(run), str(unlabelled_file), tmp_path / "file" / "out.csv", **CPU)
 
 
-def test_predictions_that_cannot_be_written_are_refused_before_the_training(unlabelled_file, tmp_path, task):
+def test_unwritable_output_is_refused_before_training(unlabelled_file, tmp_path, task):
     (tmp_path / "file").touch()
     predicting = PredictArguments(predict=str(unlabelled_file), predict_output=str(tmp_path / "file" / "out.csv"))
     with pytest.raises(ValueError, match="predict_output .*out.csv: .*file is not a writable folder"):
@@ -116,7 +116,7 @@ def test_predictions_that_cannot_be_written_are_refused_before_the_training(unla
     check_predictable(task, predicting, str(tmp_path / "run"))
 
 
-def test_what_cannot_predict(run, unlabelled_file, tmp_path):
+def test_unsupported_models_formats_and_outputs_are_refused(run, unlabelled_file, tmp_path):
     with pytest.raises(ValueError, match="contains no model to predict with"):
         predict(str(tmp_path), str(unlabelled_file), **CPU)
     with pytest.raises(ValueError, match="predict_format glue supports the tasks of GLUE"):
@@ -156,8 +156,8 @@ def test_glue_file(tmp_path):
     assert (tmp_path / "RTE.tsv").read_text() == ("index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tentailment\n")
 
 
-def table(folder, name, rows):
-    """A table in the format of the name."""
+def write_table(folder, name, rows):
+    """Write a table in the format of the file name."""
     path = folder / name
     found = Dataset.from_list(rows)
     {
@@ -171,10 +171,10 @@ def table(folder, name, rows):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "semicolons.csv", "a.tsv", "a.parquet", "a.xlsx"])
-def test_a_table_of_ones_own_is_not_replaced(tmp_path, name):
-    """Its labels were lost without a word; earlier predictions may go."""
+def test_table_without_predictions_is_not_overwritten(tmp_path, name):
+    """Its labels would be lost; earlier predictions may be overwritten."""
     spec, rows = TaskSpec(name="reviews", path=""), [{"text": "good, or; so", "label": "a"}, {"text": "bad", "label": "b"}]
-    path = table(tmp_path, name, rows)
+    path = write_table(tmp_path, name, rows)
     before = path.read_bytes()
     with pytest.raises(
         ArgumentsError, match="it is a table with the columns text, label, and would be lost. Choose another"
@@ -182,8 +182,8 @@ def test_a_table_of_ones_own_is_not_replaced(tmp_path, name):
         PredictionFile(path, None, spec)
     assert path.read_bytes() == before
     path.unlink()
-    table(tmp_path, name, [{"text": row["text"], "prediction": row["label"]} for row in rows])
-    for _ in range(2):  # Its own too.
+    write_table(tmp_path, name, [{"text": row["text"], "prediction": row["label"]} for row in rows])
+    for _ in range(2):  # It may overwrite its own output too.
         with PredictionFile(path, None, spec) as file:
             file.add(Dataset.from_list([{"id": 1}]), [{"prediction": "a", "probabilities": {"a": 1.0}}], {"text": ["good"]})
     path.write_bytes(b"")
@@ -193,8 +193,8 @@ def test_a_table_of_ones_own_is_not_replaced(tmp_path, name):
         PredictionFile(path, None, spec)
 
 
-def test_other_files_are_said_to_be_replaced(tmp_path, caplog):
-    """Predictions as lines look like any text; the table of another format, and GLUE's, are known."""
+def test_overwritten_files_are_logged(tmp_path, caplog):
+    """Text files may be anything; tables with another suffix and GLUE files are recognised as predictions."""
     (tmp_path / "a.txt").write_text("mine\n")
     PredictionFile(tmp_path / "a.txt", None, TaskSpec(name="reviews", path=""))
     assert "a.txt exists and will be replaced" in caplog.text
@@ -208,7 +208,7 @@ def test_other_files_are_said_to_be_replaced(tmp_path, caplog):
         PredictionFile(tmp_path, "glue", TaskSpec(name="glue_rte", path=""))
 
 
-def test_a_column_that_begins_late_is_refused_by_a_csv_and_kept_by_lines_of_json(tmp_path):
+def test_late_new_column_is_refused_in_csv_and_kept_in_jsonl(tmp_path):
     rows = Dataset.from_dict({"id": ["0"]})
 
     def write(name):
@@ -222,11 +222,11 @@ def test_a_column_that_begins_late_is_refused_by_a_csv_and_kept_by_lines_of_json
         write("out.csv")
     assert not (tmp_path / "out.csv").exists()
     write("out.jsonl")
-    assert [line.get("more") for line in lines(tmp_path / "out.jsonl")] == [None, 3]
+    assert [line.get("more") for line in read_lines(tmp_path / "out.jsonl")] == [None, 3]
 
 
-def table_of(path, *sources):
-    """What a file says whose rows came in chunks, with these columns of the input."""
+def write_and_read(path, *sources):
+    """Write predictions in one chunk per source, with its columns of the input, and return the file's columns."""
     with PredictionFile(path, None, TaskSpec(name="reviews", path="")) as file:
         for source in sources:
             found = {"prediction": "good", "probabilities": {"bad": 0.25, "good": 0.75}}
@@ -241,22 +241,22 @@ def table_of(path, *sources):
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.xlsx", "out.parquet"])
-def test_columns_of_several_files_of_predictions_keep_names_of_their_own(tmp_path, name):
-    given = {"prediction": ["second"], "input_prediction": ["first"], "text": ["one"]}
-    read = table_of(tmp_path / name, given)
+def test_repeated_prediction_columns_get_distinct_names(tmp_path, name):
+    source = {"prediction": ["second"], "input_prediction": ["first"], "text": ["one"]}
+    read = write_and_read(tmp_path / name, source)
     assert read["input_input_prediction"] == ["second"] and read["input_prediction"] == ["first"]
     assert read["prediction"] == ["good"] and read["text"] == ["one"]
 
 
 @pytest.mark.parametrize("name", ["out.xlsx", "out.parquet"])
-def test_a_column_of_several_types_is_of_texts_and_no_other_is(tmp_path, name):
-    within = table_of(tmp_path / name, {"x": [1, "n/a"], "y": [2, 3]})
-    between = table_of(tmp_path / name, {"x": [1], "y": [2]}, {"x": ["n/a"], "y": [3]})
+def test_column_of_mixed_types_becomes_text(tmp_path, name):
+    within = write_and_read(tmp_path / name, {"x": [1, "n/a"], "y": [2, 3]})
+    between = write_and_read(tmp_path / name, {"x": [1], "y": [2]}, {"x": ["n/a"], "y": [3]})
     assert within == between
     assert within["x"] == ["1", "n/a"] and within["y"] == [2, 3] and within["probability_bad"] == [0.25, 0.25]
 
 
-def test_values_of_a_spreadsheet_are_those_of_the_input(tmp_path):
+def test_excel_and_csv_keep_the_values_of_the_input(tmp_path):
     zone = datetime.timezone(datetime.timedelta(hours=2))
     given = {
         "when": [datetime.datetime(2020, 1, 31, 12, tzinfo=zone)],
@@ -265,26 +265,26 @@ def test_values_of_a_spreadsheet_are_those_of_the_input(tmp_path):
         "error": ["#N/A"],
         "list": [["a", 1]],
     }
-    read = table_of(tmp_path / "out.xlsx", given)
+    read = write_and_read(tmp_path / "out.xlsx", given)
     assert read["when"] == ["2020-01-31 12:00:00+02:00"] and read["for"] == ["1:00:00"] and read["list"] == ['["a", 1]']
     assert read["price"] == [1.5] and read["error"] == ["#N/A"]
-    read = table_of(tmp_path / "out.csv", given)
+    read = write_and_read(tmp_path / "out.csv", given)
     assert read["when"] == ["2020-01-31 12:00:00+02:00"] and read["for"] == ["1:00:00"] and read["list"] == ['["a", 1]']
     assert read["price"] == ["1.50"] and read["error"] == ["#N/A"]
 
 
-def test_texts_that_a_cell_of_excel_does_not_hold_are_told_of(tmp_path, caplog):
-    read = table_of(tmp_path / "out.xlsx", {"text": ["a" * 32_767, "b" * 32_768, "c" * 40_000]})
+def test_texts_too_long_for_excel_cells_are_warned_about(tmp_path, caplog):
+    read = write_and_read(tmp_path / "out.xlsx", {"text": ["a" * 32_767, "b" * 32_768, "c" * 40_000]})
     assert [len(text) for text in read["text"]] == [32_767] * 3
     cut = "longer texts are truncated: 2 in text. csv and parquet keep them complete."
     assert f"An Excel cell has at most 32,767 characters; {cut}" in caplog.text
     caplog.clear()
-    table_of(tmp_path / "out.csv", {"text": ["b" * 32_768]})
-    table_of(tmp_path / "whole.xlsx", {"text": ["a" * 32_767]})
+    write_and_read(tmp_path / "out.csv", {"text": ["b" * 32_768]})
+    write_and_read(tmp_path / "whole.xlsx", {"text": ["a" * 32_767]})
     assert not caplog.text
 
 
-def test_squad_files(tmp_path):
+def test_squad_predictions_and_null_odds(tmp_path):
     spec = TaskSpec(name="squad_small", path="", kind="question_answering")
     rows = Dataset.from_dict({"id": ["a", 'b"']})
     with PredictionFile(tmp_path / "dev.json", "squad", spec) as file:
@@ -297,19 +297,19 @@ def test_squad_files(tmp_path):
 
 
 @pytest.mark.parametrize(("separator", "mark"), [(";", "\ufeff"), ("\t", ""), (",", "\ufeff"), ("|", "")])
-def test_a_csv_is_written_as_the_input_was(run, tmp_path, separator, mark):
-    """As a spreadsheet in another language wrote it, and opens it."""
+def test_csv_keeps_the_separator_and_byte_order_mark_of_the_input(run, tmp_path, separator, mark):
+    """So that the spreadsheet program that wrote the input opens it."""
     table = [["number", "text"], ["007", "the gene; binds, here"], ["8", "größer | als"]]
     with (tmp_path / "in.csv").open("w", encoding="utf-8", newline="") as file:
         file.write(mark)
         csv.writer(file, delimiter=separator).writerows(table)
-    for given in (None, separator):
-        out = predict(str(run), str(tmp_path / "in.csv"), tmp_path / "out.csv", separator=given, **CPU)
+    for option in (None, separator):
+        out = predict(str(run), str(tmp_path / "in.csv"), tmp_path / "out.csv", separator=option, **CPU)
         written = out.read_bytes().decode()
         assert written.startswith(mark + "number") and written.count("\ufeff") == len(mark)
         first, *rows = csv.reader(written.removeprefix(mark).splitlines(), delimiter=separator)
         assert first[:3] == ["number", "text", "prediction"] and [row[:2] for row in rows] == table[1:]
     jsonl = predict(str(run), str(tmp_path / "in.csv"), tmp_path / "out.jsonl", **CPU)
-    assert [line["number"] for line in lines(jsonl)] == ["007", "8"]
+    assert [line["number"] for line in read_lines(jsonl)] == ["007", "8"]
     tsv = predict(str(run), str(tmp_path / "in.csv"), tmp_path / "out.tsv", **CPU).read_text()
     assert tsv.startswith("number\ttext\tprediction")

@@ -1,4 +1,4 @@
-"""Everything finished predicts: TLM, adapters, prompts, stock checkpoints; tables come back whole, in every format."""
+"""Prediction with runs of every kind and stock checkpoints; tables keep their columns in every format."""
 
 import csv
 import json
@@ -47,7 +47,7 @@ def table(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tlm(tmp_path_factory, table):
-    """A run of TLM on a table of one's own, with long texts cut at 12 tokens."""
+    """A TLM run on a table, with texts truncated to 12 tokens."""
     out = tmp_path_factory.mktemp("tlm") / "out"
     values = {key: value for key, value in TINY_CONFIGS["bert"].items() if key not in ("vocab_size", "num_labels")}
     (out.parent / "model.json").write_text(json.dumps({"model_type": "bert", **values}))
@@ -65,23 +65,23 @@ def tlm(tmp_path_factory, table):
     return out, task
 
 
-def test_a_run_of_tlm_predicts_what_it_predicted(tlm, table, tmp_path):
+def test_predictions_equal_those_of_the_run(tlm, table, tmp_path):
     out, task = tlm
     assert json.loads((out / "settings.json").read_text())["held_out"] == {"validation": 0.2, "test": 0.1}
     assert "held out of the task's table" in (out / "README.md").read_text()
-    found = lines(predict(str(out), str(table), tmp_path / "all.jsonl", **CPU))
-    assert [line["nr"] for line in found] == [f"{i:03}" for i in range(60)]  # As they are written: 007 is not 7.
-    by_text = {line["Body"]: line for line in found}
+    predictions = lines(predict(str(out), str(table), tmp_path / "all.jsonl", **CPU))
+    assert [line["nr"] for line in predictions] == [f"{i:03}" for i in range(60)]  # Not read as numbers.
+    by_text = {line["Body"]: line for line in predictions}
     for split in ("validation", "test"):
         ids = dict(zip(task.splits[split]["id"][:], task.splits[split]["text"][:], strict=True))
         for line in lines(out / f"seed-0/predictions/{split}.jsonl"):
-            one = by_text[ids[line["id"]]]
-            assert one["prediction"] == line["prediction"] and one["queue"] == line["label"]
-            assert one["probabilities"] == pytest.approx(line["probabilities"], abs=1e-5)
+            predicted = by_text[ids[line["id"]]]
+            assert predicted["prediction"] == line["prediction"] and predicted["queue"] == line["label"]
+            assert predicted["probabilities"] == pytest.approx(line["probabilities"], abs=1e-5)
     assert find_source(str(out)).arguments == {"max_length": 12}
 
 
-def test_a_folder_of_before_says_its_columns_on_the_command_line(tlm, table, tmp_path):
+def test_older_folder_needs_text_columns_on_the_command_line(tlm, table, tmp_path):
     old = tmp_path / "old"
     shutil.copytree(tlm[0] / "seed-0" / "model", old)
     (old / "finetuned.json").unlink()
@@ -97,7 +97,7 @@ def test_a_folder_of_before_says_its_columns_on_the_command_line(tlm, table, tmp
 
 @pytest.mark.parametrize("name", ["out.csv", "out.tsv", "out.parquet", "out.xlsx", "out.jsonl", "OUT.CSV"])
 @pytest.mark.parametrize("given", ["in.csv", "in.tsv", "in.jsonl", "in.parquet", "in.xlsx"])
-def test_tables_come_back_with_predictions_beside_their_columns(tlm, tmp_path, given, name):
+def test_tables_keep_their_columns_beside_the_predictions(tlm, tmp_path, given, name):
     if "xlsx" in given + name:
         pytest.importorskip("openpyxl")
     rows = [
@@ -135,7 +135,7 @@ def test_tables_come_back_with_predictions_beside_their_columns(tlm, tmp_path, g
     assert list(read["prediction"]) == [classes[best] for best in np.argmax(shares, axis=1)]
 
 
-def test_texts_a_line(tlm, tmp_path):
+def test_text_file_has_one_text_per_line(tlm, tmp_path):
     (tmp_path / "in.txt").write_text("the gene binds\nthe cell dies\n", encoding="utf-8")
     out = predict(str(tlm[0]), str(tmp_path / "in.txt"), tmp_path / "out.csv", **CPU)
     with out.open(encoding="utf-8", newline="") as file:
@@ -145,21 +145,21 @@ def test_texts_a_line(tlm, tmp_path):
     assert out.read_text().splitlines() == [row["prediction"] for row in rows]
 
 
-def test_columns_of_predictions_make_place(tlm, tmp_path):
+def test_existing_prediction_columns_are_renamed(tlm, tmp_path):
     once = predict(str(tlm[0]), _csv(tmp_path / "in.csv"), tmp_path / "once.csv", **CPU)
     twice = pd.read_csv(predict(str(tlm[0]), str(once), tmp_path / "twice.csv", **CPU))
     assert list(twice["input_prediction"]) == list(twice["prediction"]) == list(pd.read_csv(once)["prediction"])
     assert len(set(twice.columns)) == len(twice.columns)
 
 
-def test_dropped_rows_are_dropped_with_their_columns(tlm, tmp_path):
+def test_bad_rows_are_dropped_from_the_output_table(tlm, tmp_path):
     rows = tickets(5)
     rows[1]["Body"], rows[3]["Body"] = "", "  "
     out = predict(str(tlm[0]), _csv(tmp_path / "in.csv", rows), tmp_path / "out.csv", drop_bad_rows=True, **CPU)
     assert list(pd.read_csv(out, dtype=str)["nr"]) == ["000", "002", "004"]
 
 
-def test_places_that_are_taken(tlm, tmp_path):
+def test_output_over_the_input_or_the_run_is_refused(tlm, tmp_path):
     data = _csv(tmp_path / "in.csv")
     with pytest.raises(ArgumentsError, match="is the file to predict on"):
         predict(str(tlm[0]), data, data, **CPU)
@@ -174,7 +174,7 @@ def test_places_that_are_taken(tlm, tmp_path):
             predict(str(stock), data, stock / name, **CPU)
     with pytest.raises(ArgumentsError, match="must be one of .jsonl, .json, .csv"):
         predict(str(tlm[0]), data, tmp_path / "out.doc", **CPU)
-    for _ in range(2):  # The second takes the first one's place.
+    for _ in range(2):  # The second output replaces the first.
         assert predict(str(stock), data, stock / "out.csv", **CPU).is_file()
 
 
@@ -183,7 +183,7 @@ def _csv(path, rows=None):
     return str(path)
 
 
-def test_an_adapter(tmp_path, tokenizer):
+def test_adapter_predicts(tmp_path, tokenizer):
     base = pretrained(tmp_path / "base", tokenizer)
     go(tmp_path / "out", base, make_task(train=12), {"use_peft": True}, max_steps=1)
     rows = [{"text": row["text"]} for row in make_task().test]
@@ -195,7 +195,7 @@ def test_an_adapter(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("method", ["prompt", "finetune"])
-def test_a_few_shot_run(tmp_path, method):
+def test_few_shot_run_predicts(tmp_path, method):
     checkpoint, task = prompts.save(tmp_path / "lm", prompts.wordpiece()), make_task()
     run = prompts.go(tmp_path / "out", task, checkpoint, method=method, splits=2)
     pd.DataFrame([{"text": row["text"]} for row in task.test]).to_csv(tmp_path / "in.csv", index=False)
@@ -216,7 +216,7 @@ def stock(folder, tokenizer, auto_class, model_type="bert", **changes):
 
 
 @pytest.mark.parametrize("model_type", ["bert", "distilbert", "roberta"])
-def test_a_stock_classifier_says_what_the_pipeline_says(tmp_path, tokenizer, model_type):
+def test_stock_classifier_predicts_as_the_pipeline(tmp_path, tokenizer, model_type):
     names = {0: "good", 1: "bad", 2: "fine"}
     auto_class = AutoModelForSequenceClassification
     folder = stock(
@@ -231,7 +231,7 @@ def test_a_stock_classifier_says_what_the_pipeline_says(tmp_path, tokenizer, mod
         assert {one["label"]: pytest.approx(one["score"], abs=1e-5) for one in answer} == line["probabilities"]
 
 
-def test_stock_heads_of_other_tasks(tmp_path, tokenizer):
+def test_stock_heads_of_other_tasks_predict(tmp_path, tokenizer):
     tags = stock(tmp_path / "tags", tokenizer, AutoModelForTokenClassification)
     (tmp_path / "words.jsonl").write_text(json.dumps({"tokens": ["the", "gene"]}) + "\n")
     (line,) = lines(predict(tags, str(tmp_path / "words.jsonl"), tmp_path / "tags.jsonl", **CPU))
@@ -248,7 +248,7 @@ def test_stock_heads_of_other_tasks(tmp_path, tokenizer):
     assert isinstance(lines(predict(number, str(tmp_path / "t.txt"), tmp_path / "r.jsonl", **CPU))[0]["prediction"], float)
 
 
-def test_what_predicts_nothing(tmp_path, tokenizer):
+def test_models_that_cannot_predict_are_refused(tmp_path, tokenizer):
     (tmp_path / "t.txt").write_text("the gene\n")
     cases = {
         stock(tmp_path / "lm", tokenizer, AutoModelForMaskedLM): "has no task head .BertForMaskedLM.*Fine-tune it first",
@@ -266,7 +266,7 @@ def test_what_predicts_nothing(tmp_path, tokenizer):
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_a_head_that_is_not_there_is_not_random(tmp_path, tokenizer):
+def test_missing_head_is_not_replaced_by_a_random_one(tmp_path, tokenizer):
     folder = stock(tmp_path / "lm", tokenizer, AutoModelForMaskedLM)
     config = json.loads((tmp_path / "lm/config.json").read_text())
     (tmp_path / "lm/config.json").write_text(json.dumps({**config, "architectures": ["BertForSequenceClassification"]}))

@@ -1,4 +1,4 @@
-"""Pretraining on toy text: what is written, that it loads anywhere, resumes, and refuses what it cannot honour."""
+"""Pretraining on toy text: the files written, that stock classes load them, resuming, and options that are refused."""
 
 import json
 import math
@@ -59,7 +59,7 @@ def finished(tmp_path_factory, corpus):
     return go(folder, corpus)
 
 
-def test_whole_run(finished, corpus):
+def test_complete_run_is_recorded(finished, corpus):
     out, record = finished.output_dir, finished.record
     assert json.loads((out / "results.json").read_text()) == record
     assert {"config.json", "model.safetensors", "README.md", "settings.json", "training/trainer_state.json"} <= files(out)
@@ -76,8 +76,8 @@ def test_whole_run(finished, corpus):
     assert f"perplexity {math.exp(record['validation']['mlm_loss']):.4g}" in text and "6 steps, 1,536 tokens" in text
 
 
-def test_the_validation_loss_is_that_of_the_held_out_blocks_with_their_own_masks(finished, corpus):
-    """The stock model's loss, on masks that depend on nothing but the blocks' numbers."""
+def test_validation_loss_is_that_of_the_held_out_blocks(finished, corpus):
+    """The stock model's loss, with masks that depend only on the indices of the blocks."""
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(finished.output_dir), load_tokenizer(str(finished.output_dir))
     held = BlockShards(corpus, tokenizer, 32, shard_size=8, validation_share=0.2).validation(1000)
     assert len(held) == finished.record["validation_blocks"] > 8
@@ -104,13 +104,13 @@ for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
 """
 
 
-def loads(*pairs):
+def check_loads(*pairs):
     done = subprocess.run([sys.executable, "-c", PROGRAM, *map(str, pairs)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.slow
-def test_electra_and_ale(tmp_path, corpus, finished):
+def test_electra_and_ale_are_recorded_and_load(tmp_path, corpus, finished):
     electra = go(tmp_path / "electra", corpus, "electra", objective="electra", model_args=HALF)
     ale = go(tmp_path / "ale", corpus, "albert", objective="ale", model_args=HALF)
     shared = {"mlm_loss", "rtd_loss", "rtd_accuracy_original", "replaced_fraction", "generator_accuracy"}
@@ -121,14 +121,14 @@ def test_electra_and_ale(tmp_path, corpus, finished):
         card = (run.output_dir / "README.md").read_text()
         assert "at temperature 0.7; its loss plus 50 times" in card and 'subfolder="generator"' in card
     assert "called ALE" in card
-    loads(
+    check_loads(
         "AutoModelForMaskedLM", finished.output_dir,
         "AutoModelForPreTraining", electra.output_dir, "AutoModelForMaskedLM", electra.output_dir / "generator",
         "AutoModel", ale.output_dir, "AutoModelForMaskedLM", ale.output_dir / "generator",
     )  # fmt: skip
 
 
-def test_card(finished):
+def test_card_describes_the_run_and_its_code_works(finished):
     card = (finished.output_dir / "README.md").read_text()
     record = finished.record
     for text in (
@@ -154,7 +154,7 @@ def without_time(record):
 SAVING = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 3}
 
 
-def test_an_interrupted_run_continues_and_a_finished_one_is_loaded(tmp_path, corpus, monkeypatch):
+def test_interrupted_run_resumes_and_finished_one_is_loaded(tmp_path, corpus, monkeypatch):
     whole = go(tmp_path / "whole", corpus, **SAVING)
     original = pretraining.TlmTrainer.training_step
 
@@ -171,14 +171,14 @@ def test_an_interrupted_run_continues_and_a_finished_one_is_loaded(tmp_path, cor
     assert without_time(again.record) == without_time(whole.record)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert weights[0] == weights[1]
-    # Killed while the model was being published.
+    # Killed while the export was moved into the run's folder.
     for name in ("results.json", "config.json"):
         (tmp_path / "cut/export").mkdir(exist_ok=True)
         shutil.move(tmp_path / "cut" / name, tmp_path / "cut/export" / name)
     monkeypatch.setattr(pretraining, "_train", None)
     assert go(tmp_path / "cut", corpus, **SAVING).record == again.record
     assert not (tmp_path / "cut/export").exists() and (tmp_path / "cut/config.json").is_file()
-    # Killed while what was published was being removed.
+    # Killed while the files of the export were removed.
     seal = (tmp_path / "cut/seal.json").read_bytes()
     (tmp_path / "cut/export").mkdir()
     (tmp_path / "cut/export/vocab.txt").write_text("half of it")
@@ -203,7 +203,7 @@ def test_other_settings_in_the_same_folder_are_refused(finished, corpus):
         go(out, corpus, max_tokens=1e9)
 
 
-def test_sentences_and_no_evaluation(tmp_path, corpus):
+def test_blocks_of_sentences_without_evaluation(tmp_path, corpus):
     run = go(tmp_path, corpus, blocks={"blocks": "sentences", "validation_share": 0.0}, total_batch_size=4, packing="pack")
     assert run.record["validation"] == {} and run.record["cost"]["real_tokens"] < run.record["cost"]["tokens"]
     card = (tmp_path / "README.md").read_text()
@@ -212,7 +212,7 @@ def test_sentences_and_no_evaluation(tmp_path, corpus):
     )
 
 
-def test_spectral_start(tmp_path, corpus, finished):
+def test_spectral_initialization_is_recorded(tmp_path, corpus, finished):
     run = go(tmp_path, corpus, model_args={"embedding_init": "spectral"})
     assert (
         run.record["initialization"]["spectral"]["tokens_covered"] > 20
@@ -221,8 +221,8 @@ def test_spectral_start(tmp_path, corpus, finished):
     assert run.record["validation"] != finished.record["validation"]
 
 
-def test_with_muon(tmp_path, corpus):
-    """The second step moves every parameter of the stock model that comes out."""
+def test_muon_updates_every_parameter(tmp_path, corpus):
+    """The second step changes every parameter of the exported stock model."""
     options = {"optim": "muon", "muon_learning_rate": 2e-2, "lr_scheduler_type": "constant"}
     runs = [go(tmp_path / str(steps), corpus, max_steps=steps, **options) for steps in (1, 2)]
     first, second = (AutoModelForMaskedLM.from_pretrained(run.output_dir).state_dict() for run in runs)
@@ -230,14 +230,14 @@ def test_with_muon(tmp_path, corpus):
     assert [run.record["cost"]["steps"] for run in runs] == [1, 2]
 
 
-def test_from_a_checkpoint(tmp_path, corpus, finished):
+def test_pretraining_continues_from_a_checkpoint(tmp_path, corpus, finished):
     run = go(tmp_path, corpus, model_args={"model_name_or_path": str(finished.output_dir)})
     assert run.record["training"]["mlm_loss"] < finished.record["training"]["mlm_loss"]
     assert "trained further from" in (tmp_path / "README.md").read_text() and not (tmp_path / "tokenizer").exists()
 
 
-def test_a_checkpoint_that_the_run_does_not_fit(tmp_path, corpus, finished, monkeypatch):
-    """Said before any text is prepared."""
+def test_checkpoint_that_does_not_fit_the_run_is_refused(tmp_path, corpus, finished, monkeypatch):
+    """Before any text is prepared."""
     monkeypatch.setattr(pretraining, "BlockShards", None)
     base = {"model_name_or_path": str(finished.output_dir)}
     with pytest.raises(ModelError, match="max_length 41 is more than the 40 positions of .*Set --max_length to 40 or less"):
@@ -252,8 +252,8 @@ def test_a_checkpoint_that_the_run_does_not_fit(tmp_path, corpus, finished, monk
 
 
 @pytest.mark.slow
-def test_an_adapter(tmp_path, corpus, finished):
-    """It alone learns; merged in, it gives the stock model of the folder; by itself it goes on the base."""
+def test_adapter_is_trained_and_merged(tmp_path, corpus, finished):
+    """Only the adapter is trained; merged, it gives the stock model of the folder, and it loads on the base by itself."""
     base = str(finished.output_dir)
     model_args = {"model_name_or_path": base, "use_peft": True, "lora_r": 4}
     run = go(tmp_path / "out", corpus, model_args=model_args)
@@ -261,7 +261,7 @@ def test_an_adapter(tmp_path, corpus, finished):
     assert 0 < record["trained_parameters"] < 0.3 * record["parameters"]
     assert f"{record['trained_parameters']:,} trained" in run.to_text()
     assert "by a LoRA adapter (rank 4)" in (out / "README.md").read_text()
-    loads("AutoModelForMaskedLM", out)
+    check_loads("AutoModelForMaskedLM", out)
     merged, before = (AutoModelForMaskedLM.from_pretrained(path).eval() for path in (out, base))
     changed = {name for name, value in merged.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
     layers = ("query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense")
@@ -273,8 +273,8 @@ def test_an_adapter(tmp_path, corpus, finished):
     assert go(out, corpus, model_args=model_args).record == record
 
 
-def test_an_adapter_does_not_leave_a_masked_lm_head_random(tmp_path, corpus, finished):
-    """As sentence encoders come: the body alone."""
+def test_adapter_on_a_base_without_a_masked_lm_head_is_refused(tmp_path, corpus, finished):
+    """Sentence encoders are published as a body alone."""
     AutoModel.from_pretrained(finished.output_dir).save_pretrained(tmp_path / "body")
     load_tokenizer(str(finished.output_dir)).save_pretrained(tmp_path / "body")
     model_args = {"model_name_or_path": str(tmp_path / "body")}
@@ -287,8 +287,8 @@ def test_an_adapter_does_not_leave_a_masked_lm_head_random(tmp_path, corpus, fin
     assert go(tmp_path / "full", corpus, model_args=model_args).record["trained_parameters"] > 0
 
 
-def test_a_budget_in_flops(tmp_path, corpus, finished):
-    """Ends at the step that reaches it; the schedule ends there too."""
+def test_flops_budget_ends_training_and_schedule(tmp_path, corpus, finished):
+    """Training ends at the step that reaches the budget, and so does the learning rate schedule."""
     step = finished.record["cost"]["flops"] / 6
     run = go(tmp_path, corpus, max_steps=0, max_flops=3.5 * step, logging_steps=1)
     assert run.record["cost"]["steps"] == 4
@@ -297,13 +297,13 @@ def test_a_budget_in_flops(tmp_path, corpus, finished):
     assert rates == pytest.approx([1e-2 * (4 - done) / 4 for done in range(4)])
 
 
-def test_the_vocabulary_s_texts_are_a_sample_that_does_not_depend_on_order(tmp_path):
+def test_vocabulary_sample_does_not_depend_on_corpus_order(tmp_path):
     rows = [{"id": f"d{i}", "text": f"text {i}"} for i in range(300)]
     one = load_corpus(Dataset.from_list(rows), id_column="id")
     other = load_corpus(Dataset.from_list(rows[::-1]), id_column="id")
     few = _sample(one, 40, 0.3)
     assert few == _sample(other, 40, 0.3) and len(few) == 40 == len(set(few))
-    # All but those that are held out.
+    # All texts except the held-out ones.
     assert few == _sample(one, 1000, 0.3)[:40] and 150 < len(_sample(one, 1000, 0.3)) < 260
     numbers = [int(text.split()[1]) for text in few]
     assert min(numbers) < 60 and max(numbers) > 240
@@ -325,13 +325,13 @@ def test_the_vocabulary_s_texts_are_a_sample_that_does_not_depend_on_order(tmp_p
         ({"model_args": {"classifier_init": "linear"}}, "needs labelled texts, and pretraining has none"),
     ],
 )
-def test_errors(tmp_path, corpus, changes, message):
+def test_invalid_options_are_refused(tmp_path, corpus, changes, message):
     with pytest.raises(ArgumentsError, match=message):
         go(tmp_path / "out", corpus, **changes)
     assert not (tmp_path / "out").exists()
 
 
-def test_tokens_that_do_not_tell_where_words_begin_are_refused_before_any_work(tmp_path, corpus):
+def test_whole_word_masking_without_word_starts_is_refused(tmp_path, corpus):
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
     words = Tokenizer(models.WordLevel({token: number for number, token in enumerate([*names.values(), "gene"])}, "[UNK]"))
     PreTrainedTokenizerFast(tokenizer_object=words, **names).save_pretrained(tmp_path / "words")
@@ -350,8 +350,8 @@ def losses(folder):
 
 
 @pytest.mark.slow
-def test_streaming_is_the_same_run_after_an_interruption_and_with_workers(tmp_path, corpus, monkeypatch):
-    """Over the corpus's end, with dropout: bit-identical."""
+def test_streaming_is_identical_after_resuming_and_with_workers(tmp_path, corpus, monkeypatch):
+    """Bit for bit, past the corpus's end and with dropout."""
     options = {**SAVING, "logging_steps": 1, "max_steps": 10, "blocks": STREAMING}
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "one")
     whole = go(tmp_path / "whole", corpus, **options)
@@ -376,8 +376,8 @@ def test_streaming_is_the_same_run_after_an_interruption_and_with_workers(tmp_pa
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole") == losses(tmp_path / "workers")
 
 
-def test_streaming_begins_before_the_corpus_is_prepared(tmp_path, monkeypatch):
-    """And says nothing of a corpus whose end it has not seen."""
+def test_streaming_starts_before_the_corpus_is_prepared(tmp_path, monkeypatch):
+    """The record gives no totals of a corpus whose end was not reached."""
     read = []
 
     def documents():
@@ -402,7 +402,7 @@ def test_streaming_begins_before_the_corpus_is_prepared(tmp_path, monkeypatch):
         ({"blocks": STREAMING, "model_args": {"embedding_init": "spectral"}}, "embedding_init random"),
     ],
 )
-def test_what_cannot_be_streamed(tmp_path, corpus, changes, message):
+def test_options_that_streaming_does_not_support_are_refused(tmp_path, corpus, changes, message):
     with pytest.raises(ArgumentsError, match=f"streaming_blocks .*{message}"):
         go(tmp_path / "out", corpus, **changes)
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""What a prediction costs: what is counted, and where it is told."""
+"""The cost of a prediction: which files and times are counted, and how they are displayed."""
 
 import json
 
@@ -22,39 +22,39 @@ def folder(tmp_path, tokenizer):
     return tmp_path
 
 
-def test_megabytes_are_of_what_answers(folder):
+def test_megabytes_count_only_files_needed_to_predict(folder):
     names = ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"]
     assert megabytes(folder) == round(sum((folder / name).stat().st_size for name in names) / 1e6, 3)
     (folder / "training_args.bin").write_bytes(bytes(10**6))
     assert megabytes(folder) == price(folder)["megabytes"] < 1
 
 
-def test_lengths_that_a_model_takes_are_timed_and_nothing_else_changes(folder, monkeypatch):
+def test_supported_lengths_are_timed_without_side_effects(folder, monkeypatch):
     passes = []
 
-    def counted(model, batch, length):
+    def record_pass(model, batch, length):
         def run():
             assert torch.get_num_threads() == 1 and torch.is_inference_mode_enabled() and not model.training
             passes.append((batch, length))
 
         return run
 
-    monkeypatch.setattr(module, "_pass", counted)
+    monkeypatch.setattr(module, "_pass", record_pass)
     torch.set_num_threads(2)
     state = torch.random.get_rng_state()
-    found = price(folder)
+    measured = price(folder)
     assert torch.equal(torch.random.get_rng_state(), state) and torch.get_num_threads() == 2
     assert set(passes) == {(1, 32), (32, 32)} and passes.count((1, 32)) >= 2
-    assert list(found["milliseconds"]) == list(found["texts_per_second"]) == ["32"]
-    assert found["parameters"] == AutoModelForSequenceClassification.from_pretrained(folder).num_parameters()
+    assert list(measured["milliseconds"]) == list(measured["texts_per_second"]) == ["32"]
+    assert measured["parameters"] == AutoModelForSequenceClassification.from_pretrained(folder).num_parameters()
 
 
-def test_the_times_are_of_one_text_and_of_batches(folder):
+def test_single_texts_and_batches_are_timed(folder):
     found = price(folder)
     assert found["milliseconds"]["32"] > 0 and found["texts_per_second"]["32"] > 1000 / found["milliseconds"]["32"] / 4
 
 
-def test_what_has_no_time(folder, tmp_path, monkeypatch):
+def test_unsupported_models_are_not_timed(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_PARAMETERS", 10)
     assert price(folder)["milliseconds"] == {}
     BertForMultipleChoice(BertConfig(**SIZES)).save_pretrained(folder)
@@ -63,7 +63,7 @@ def test_what_has_no_time(folder, tmp_path, monkeypatch):
     assert set(price(folder)) == {"megabytes"}
 
 
-def test_a_line():
+def test_price_line():
     times = {"32": 0.344, "128": 1.26}
     assert price_line({"megabytes": 6.123, "milliseconds": times}) == (
         "6.12 MB; a text of 32 tokens 0.34 ms, of 128 tokens 1.3 ms on one core (torch, float32)"
@@ -75,8 +75,8 @@ def test_a_line():
     assert large == "1,421 MB; a text of 128 tokens 250 ms on one core (torch, float32)"
 
 
-def test_what_cannot_be_run_so_costs_a_run_nothing(folder, monkeypatch):
-    """Code of its own, which nobody is asked about, and a model that takes no random tokens."""
+def test_models_that_cannot_be_timed_do_not_fail_the_run(folder, monkeypatch):
+    """Models with custom code, for which nobody is asked, and models that refuse random tokens."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(
         json.dumps({**config, "model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}})
@@ -88,18 +88,18 @@ def test_what_cannot_be_run_so_costs_a_run_nothing(folder, monkeypatch):
     assert set(price(folder)) == {"megabytes"} and torch.get_num_threads() == 1
 
 
-def test_all_positions_are_taken(tmp_path):
+def test_length_equal_to_all_positions_is_timed(tmp_path):
     BertForSequenceClassification(BertConfig(**SIZES, max_position_embeddings=128)).save_pretrained(tmp_path)
     assert list(price(tmp_path)["milliseconds"]) == ["32", "128"]
 
 
-def test_batches_that_take_long_are_left_out(folder, monkeypatch):
+def test_slow_batches_are_not_timed(folder, monkeypatch):
     monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
     found = price(folder)
     assert found["milliseconds"]["32"] > 0 and found["texts_per_second"] == {}
 
 
-def test_a_graph_is_timed_on_one_thread_at_the_lengths_that_it_takes(monkeypatch):
+def test_onnx_graph_is_timed_on_one_thread_at_supported_lengths(monkeypatch):
     passes = []
 
     class Graph:

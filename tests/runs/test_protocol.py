@@ -1,4 +1,4 @@
-"""The whole protocol on toy data: what is written, that it loads anywhere, that it resumes, and that errors help."""
+"""The complete protocol on toy data: the files written, that stock classes load them, resuming, and errors."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def files(folder):
 
 
 @pytest.mark.slow
-def test_whole_run(tmp_path, task, subset):
+def test_complete_run_is_recorded(tmp_path, task, subset):
     out = tmp_path / "out"
     run = go(out, task, subset, seeds=[3, 4])
     results = json.loads((out / "results.json").read_text())
@@ -68,8 +68,8 @@ def test_whole_run(tmp_path, task, subset):
     assert set(results["baselines"][1]["lead"]) == {"validation", "test"}
     assert "95% interval" in run.to_text() and "in 95% of resamples of these texts" in (out / "README.md").read_text()
     together = results["with_linear"]["test"]["macro_f1"]
-    told = f"test {format_score(together)}: the averaged predictions of a seed's model and the linear"
-    assert together["n"] == 2 and told in run.to_text()
+    averaged_text = f"test {format_score(together)}: the averaged predictions of a seed's model and the linear"
+    assert together["n"] == 2 and averaged_text in run.to_text()
     assert f"| test, averaged with the linear model | {format_score(together)} |" in (out / "README.md").read_text()
     linear = 100 * results["baselines"][1]["scores"]["test"]["macro_f1"]
     assert f"| test, linear model on TF-IDF | {linear:.2f} |" in (out / "README.md").read_text()
@@ -84,7 +84,7 @@ def test_whole_run(tmp_path, task, subset):
     score = f1_score([line["label"] for line in lines], [line["prediction"] for line in lines], average="macro")
     assert score == pytest.approx(record["test"]["macro_f1"])
     assert all(sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-4) for line in lines)
-    # Texts were scored longest first; every row has the answer to its own.
+    # Texts were scored longest first, yet every row has its own text's prediction.
     lengths = [len(text.split()) for text in task.test["text"]]
     assert lengths != sorted(lengths, reverse=True)
     answers = pipeline("text-classification", str(out / "seed-3/model"), top_k=None)(task.test["text"][:])
@@ -116,7 +116,7 @@ assert pipeline("fill-mask", folder + "/mlm", **code)("the [MASK] binds")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["bert", "cocolm"])
-def test_the_result_works_where_hf_tlm_is_not_installed(tmp_path, task, subset, model_type):
+def test_result_works_without_hf_tlm(tmp_path, task, subset, model_type):
     go(tmp_path / "out", task, subset, {"model_config": config(model_type)})
     program = [sys.executable, "-c", PROGRAM, str(tmp_path / "out"), model_type]
     done = subprocess.run(program, capture_output=True, text=True)
@@ -126,7 +126,7 @@ def test_the_result_works_where_hf_tlm_is_not_installed(tmp_path, task, subset, 
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_not_repeated_and_an_interrupted_one_continues(tmp_path, task, subset, monkeypatch):
+def test_finished_run_is_not_repeated_and_interrupted_one_resumes(tmp_path, task, subset, monkeypatch):
     whole = go(tmp_path / "whole", task, subset, seeds=[0, 1])
     # Killed after the first stage of the second seed.
     cut = tmp_path / "cut"
@@ -177,8 +177,8 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, task, subset):
 
 
 @pytest.mark.slow
-def test_a_local_file_that_has_changed_is_another_run(tmp_path, task, subset):
-    """Of the seeds of one table one would have another architecture."""
+def test_changed_local_files_are_refused(tmp_path, task, subset):
+    """Otherwise one seed of a run would have another architecture."""
     file = tmp_path / "model.json"
     file.write_text(json.dumps(CONFIG))
     go(tmp_path / "out", task, subset, {"model_config": str(file)})
@@ -190,9 +190,9 @@ def test_a_local_file_that_has_changed_is_another_run(tmp_path, task, subset):
     go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
     (start / "README.md").write_text("A card of one's own.")
     go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
-    (start / "results.json").write_text("{}")  # As another start of that run writes it.
+    (start / "results.json").write_text("{}")  # As another start of that run would write it.
     go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
-    # A folder from before precision and files counted.
+    # A folder that was written before settings recorded precision and files.
     settings = json.loads((tmp_path / "further/settings.json").read_text())
     files, settings["arguments"]["bf16"] = settings.pop("files"), True
     (tmp_path / "further/settings.json").write_text(json.dumps(settings))
@@ -207,7 +207,7 @@ def test_a_local_file_that_has_changed_is_another_run(tmp_path, task, subset):
         go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
 
 
-def test_records_have_no_folders_of_the_machine_and_the_run_goes_on_from_any(tmp_path, subset, monkeypatch):
+def test_records_have_no_local_paths_and_resume_from_any_folder(tmp_path, subset, monkeypatch):
     data = tmp_path / "secret"
     data.mkdir()
     write_files(data)
@@ -220,12 +220,12 @@ def test_records_have_no_folders_of_the_machine_and_the_run_goes_on_from_any(tmp
     results = json.loads((out / "results.json").read_text())
     assert results["command"].startswith("train_tlm.py --task .../secret/task --model_config=.../secret/model.json")
     assert results["model"]["model_config"] == ".../secret/model.json"
-    monkeypatch.chdir(data)  # Where the same paths are shown as others.
+    monkeypatch.chdir(data)  # Where the same paths are displayed differently.
     before = (out / "seed-0" / "results.json").read_bytes()
-    for place in (str(data / "model.json"), "model.json"):
-        go(out, task, subset, {"model_config": place})
+    for path in (str(data / "model.json"), "model.json"):
+        go(out, task, subset, {"model_config": path})
     assert (out / "seed-0" / "results.json").read_bytes() == before
-    # What is published knows no places, and they are found again on this machine.
+    # Published files contain no local paths; on this machine they can still be resolved.
     assert not {name for name in published(out) if "places" in name}
     assert recorded_task(read_run(out)).fingerprint == task.fingerprint
     with pytest.raises(ArgumentsError, match="gone.csv.* The run in .*out is finished"):
@@ -238,20 +238,20 @@ def test_corpus_batches_need_a_subset(tmp_path, task):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_subset_of_other_splits_is_a_warning(tmp_path, task, subset, caplog):
-    """Its passages were compared with the held-out texts of those splits, not of these."""
+def test_subset_of_other_splits_is_warned_about(tmp_path, task, subset, caplog):
+    """Its passages were compared with the held-out texts of the other splits."""
     other = Task(task.spec, {**task.splits, "test": task.splits["test"].select(range(2))}, task.label_names)
     with caplog.at_level(logging.WARNING):
         go(tmp_path / "same", task, subset, max_steps=1, stage="1")
         assert "was retrieved for" not in caplog.text
         go(tmp_path / "other", other, subset, max_steps=1, stage="1")
-    said = f"retrieved for toy (fingerprint {task.fingerprint}), not for toy (fingerprint {other.fingerprint})"
-    assert caplog.text.count(said) == 1 and "validation and test texts may be among its passages" in caplog.text
+    warning = f"retrieved for toy (fingerprint {task.fingerprint}), not for toy (fingerprint {other.fingerprint})"
+    assert caplog.text.count(warning) == 1 and "validation and test texts may be among its passages" in caplog.text
 
 
 @pytest.mark.slow
-def test_a_start_that_is_refused_does_not_claim_the_folder(tmp_path, task, subset):
-    """What is mistyped or does not fit is corrected in the same folder."""
+def test_refused_start_leaves_no_folder(tmp_path, task, subset):
+    """A corrected command can use the same folder."""
     one = go(tmp_path / "one", task, subset, stage="1")
     with pytest.raises(TokenizerError, match="onne"):
         go(tmp_path / "two", task, None, stage="2", model={"model_name_or_path": str(tmp_path / "onne")})
@@ -265,7 +265,7 @@ def test_a_start_that_is_refused_does_not_claim_the_folder(tmp_path, task, subse
 
 
 @pytest.mark.slow
-def test_task_data_only_and_one_stage(tmp_path, task):
+def test_task_data_only_with_one_stage(tmp_path, task):
     run = go(tmp_path / "one", task, None, rho1=0, stage="1")
     assert set(run.seeds[0]["stages"]) == {"1"} and run.seeds[0]["cost"]["steps"] == 4
     run = go(tmp_path / "two", task, None, stage="2", model=None)
@@ -273,7 +273,7 @@ def test_task_data_only_and_one_stage(tmp_path, task):
 
 
 @pytest.mark.slow
-def test_stage_two_from_a_stage_one_folder(tmp_path, task, subset):
+def test_stage_two_starts_from_a_stage_one_folder(tmp_path, task, subset):
     go(tmp_path / "one", task, subset, stage="1")
     run = go(tmp_path / "two", task, None, stage="2", model={"model_name_or_path": str(tmp_path / "one")})
     both = go(tmp_path / "both", task, subset)
@@ -291,7 +291,7 @@ def test_reset_classifier_changes_stage_two_only(tmp_path, task, subset):
 
 
 @pytest.mark.slow
-def test_spectral_start_is_used_and_declared(tmp_path, task, subset):
+def test_spectral_initialization_is_used_and_recorded(tmp_path, task, subset):
     run = go(tmp_path / "out", task, subset, model={"embedding_init": "spectral", "spectral_scale": 0.5})
     plain = go(tmp_path / "plain", task, subset)
     assert run.details["initialization"]["spectral"]["scale"] == 0.5
@@ -309,16 +309,16 @@ def test_best_checkpoint_on_validation_is_kept(tmp_path, task, subset):
 
 
 @pytest.mark.slow
-def test_report_to_tensorboard(tmp_path, task, subset, monkeypatch):
+def test_both_stages_report_to_tensorboard(tmp_path, task, subset, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     go(tmp_path / "out", task, subset, report_to="tensorboard", logging_steps=1)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     logged = {"stage1": "train/corpus/mlm_loss", "stage2": "train/task/task_loss"}
-    for stage, own in logged.items():
+    for stage, loss_tag in logged.items():
         (folder,) = {file.parent for file in (tmp_path / "tb").rglob(f"{stage}/events*")}
         events = EventAccumulator(str(folder)).Reload()
-        assert {"train/loss", own, "train/flops"} <= set(events.Tags()["scalars"])
+        assert {"train/loss", loss_tag, "train/flops"} <= set(events.Tags()["scalars"])
 
 
 @pytest.mark.slow
@@ -337,9 +337,9 @@ def test_weights_are_finite_safetensors(tmp_path, task, subset):
     assert all(torch.isfinite(t).all() for t in load_file(tmp_path / "out" / "model.safetensors").values())
 
 
-def test_the_attention_asked_for_is_the_model_s(task, subset):
+def test_requested_attention_is_used(task, subset):
     args = TlmArguments(**FAST)
-    # With a faster dropout in it, see `hf_tlm.models.cpu_kernels`.
+    # SDPA with a faster dropout, see `hf_tlm.models.cpu_kernels`.
     for model_args, expected in (({}, "hf_tlm_sdpa"), ({"attn_implementation": "eager"}, "eager")):
         model_args = ModelArguments(model_config=CONFIG, vocab_size=120, **model_args)
         model = prepare(task, subset.dataset, args, model_args).make_model()
@@ -348,18 +348,18 @@ def test_the_attention_asked_for_is_the_model_s(task, subset):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mlm", "electra"])
-def test_a_stage_that_continues_has_the_attention_asked_for(tmp_path, task, subset, monkeypatch, objective):
-    """What stage 1 has left is loaded with it for stage 2."""
+def test_resumed_stage_uses_the_requested_attention(tmp_path, task, subset, monkeypatch, objective):
+    """The result of stage 1 is loaded for stage 2 with it."""
     model = {"attn_implementation": "eager", "model_config": config("bert" if objective == "mlm" else "electra")}
     go(tmp_path / "out", task, subset, model, objective=objective)
     shutil.rmtree(tmp_path / "out/seed-0/stage2")
     (tmp_path / "out/seed-0/results.json").unlink()
     from hf_tlm.training import stages
 
-    found, original = [], stages.TlmTrainer.train
-    monkeypatch.setattr(stages.TlmTrainer, "train", lambda self, **kw: (found.append(self.model), original(self, **kw))[1])
+    models, original = [], stages.TlmTrainer.train
+    monkeypatch.setattr(stages.TlmTrainer, "train", lambda self, **kw: (models.append(self.model), original(self, **kw))[1])
     go(tmp_path / "out", task, subset, model, objective=objective)
-    (trained,) = found
+    (trained,) = models
     configs = {module.config._attn_implementation for module in trained.modules() if hasattr(module, "config")}
     assert configs == {"eager"}
 
@@ -367,7 +367,7 @@ def test_a_stage_that_continues_has_the_attention_asked_for(tmp_path, task, subs
 STAGE_2 = {"stage2_max_length": 0, "stage2_dropout": 0.2, "stage2_classifier_pooling": "mean", "max_length": 16}
 
 
-def test_stage_2_at_its_own_settings(tmp_path, task, subset):
+def test_stage_2_uses_its_own_settings(tmp_path, task, subset):
     out = tmp_path / "out"
     model = {"model_config": config("modernbert")}
     run = go(out, task, subset, model, **STAGE_2)
@@ -382,7 +382,7 @@ def test_stage_2_at_its_own_settings(tmp_path, task, subset):
     assert "Texts of up to 32 tokens there" in card and "Dropout 0.2 there" in card and "the mean over all tokens" in card
     validation = [json.loads(line) for line in (out / "seed-0/predictions/validation.jsonl").read_text().splitlines()]
     assert ("one class    the model of seed 0" in run.to_text()) == (len({line["prediction"] for line in validation}) == 1)
-    # The stock class computes what was scored.
+    # The stock class computes the saved predictions.
     classify = pipeline("text-classification", str(out), top_k=None)
     lines = [json.loads(line) for line in (out / "seed-0/predictions/test.jsonl").read_text().splitlines()]
     for text, line in zip(task.test["text"][:4], lines, strict=False):
@@ -391,7 +391,7 @@ def test_stage_2_at_its_own_settings(tmp_path, task, subset):
 
 
 @pytest.mark.slow
-def test_stage_2_at_its_own_settings_resumes_bit_for_bit(tmp_path, task, subset, monkeypatch):
+def test_stage_2_with_its_own_settings_resumes_bit_for_bit(tmp_path, task, subset, monkeypatch):
     model = {"model_config": config("modernbert")}
     settings = STAGE_2 | {"save_strategy": "steps", "save_steps": 2}
     whole = go(tmp_path / "whole", task, subset, model, **settings)
@@ -417,7 +417,7 @@ def test_stage_2_at_its_own_settings_resumes_bit_for_bit(tmp_path, task, subset,
     assert whole.seeds
 
 
-def test_pooling_is_for_bodies_that_can(tmp_path, task, subset):
+def test_unsupported_pooling_and_length_are_refused(tmp_path, task, subset):
     with pytest.raises(
         ArgumentsError, match="stock classifier can pool .modernbert.; received 'mean' for a body of the type"
     ):
@@ -426,7 +426,7 @@ def test_pooling_is_for_bodies_that_can(tmp_path, task, subset):
         go(tmp_path / "other", task, subset, stage2_max_length=64)
 
 
-def test_a_folder_from_before_an_option_opens(tmp_path, task, subset):
+def test_folder_older_than_an_option_resumes(tmp_path, task, subset):
     go(tmp_path / "out", task, subset)
     path = tmp_path / "out" / "settings.json"
     settings = json.loads(path.read_text())

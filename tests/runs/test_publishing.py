@@ -1,4 +1,4 @@
-"""--push_to_hub of a run: checked before training, once, from the finished folder; and what happens when it fails."""
+"""--push_to_hub of a run: checked before training, pushed once from the finished folder, and failing pushes."""
 
 import json
 import sys
@@ -26,12 +26,12 @@ def go(folder, task, model=None, **changes):
     return run_tlm(task, None, args, ModelArguments(**{"model_config": CONFIG, "vocab_size": 120, **(model or {})}))
 
 
-def sent(hub):
+def requests_that_write(hub):
     return [path for method, path in hub.log if method != "GET"]
 
 
 @pytest.mark.slow
-def test_the_finished_folder_is_published_once(hub, tmp_path, task):
+def test_finished_folder_is_published_once(hub, tmp_path, task):
     run = go(tmp_path / "out", task, seeds=[0, 1])
     files = hub.files("alice/toy")
     for name in ("model.safetensors", "mlm/model.safetensors", "config.json", "tokenizer.json", "results.json"):
@@ -43,14 +43,14 @@ def test_the_finished_folder_is_published_once(hub, tmp_path, task):
     loaded = AutoModelForSequenceClassification.from_pretrained("alice/toy")
     assert set(loaded.config.label2id) == {"down", "none", "up"}
 
-    # The same command again trains nothing, and finds nothing new to publish; to another place it is published again.
+    # The same command again neither trains nor pushes; with another repository it pushes again.
     again = go(tmp_path / "out", task, seeds=[0, 1])
     assert again.push.commit is None and "already has this content" in again.to_text()
     again = go(tmp_path / "out", task, seeds=[0, 1], hub_model_id="alice/other", hub_private_repo=False, hub_revision="next")
     assert again.push.commit == hub.history("alice/other", revision="next")[0] and not hub.repository("alice/other").private
 
 
-def test_pretraining(hub, tmp_path):
+def test_pretrained_model_is_published(hub, tmp_path):
     args = {name: value for name, value in SHORT.items() if not name.startswith(("rho", "stage2"))}
     corpus = load_corpus(Dataset.from_list([{"text": row["text"] + "."} for row in sentences(60, seed=9)]))
     model_args = ModelArguments(model_config=CONFIG, vocab_size=120)
@@ -65,22 +65,22 @@ def test_pretraining(hub, tmp_path):
 @pytest.mark.parametrize(
     "problem,message", [("nobody", "Log in with `hf auth login`"), ("stranger", "cannot publish as 'bob'")]
 )
-def test_it_is_checked_before_anything_is_trained(hub, tmp_path, task, monkeypatch, problem, message):
+def test_access_is_checked_before_training(hub, tmp_path, task, monkeypatch, problem, message):
     if problem == "nobody":
         monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(HubError, match=message):
         go(tmp_path / "out", task, hub_model_id="alice/toy" if problem == "nobody" else "bob/toy")
-    assert not (tmp_path / "out").exists() and not sent(hub)
+    assert not (tmp_path / "out").exists() and not requests_that_write(hub)
 
 
-def test_an_adapter_to_a_model_of_this_machine_is_refused(hub, tmp_path, task):
+def test_adapter_of_a_local_base_model_is_refused(hub, tmp_path, task):
     with pytest.raises(ArgumentsError, match="need a base model on this machine"):
         go(tmp_path / "out", task, {"use_peft": True})
     assert not (tmp_path / "out").exists() and not hub.log
 
 
-def test_the_adapter_of_further_pretraining(hub, tmp_path):
-    """Published beside the merged model, it names its base by the repo id; to one of this machine it is refused."""
+def test_pretraining_adapter_is_published_with_its_base(hub, tmp_path):
+    """It is beside the merged model and names its base by the repository id; an adapter of a local base is refused."""
     corpus = load_corpus(Dataset.from_list([{"text": row["text"] + "."} for row in sentences(60, seed=9)]))
     args = {name: value for name, value in SHORT.items() if not name.startswith(("rho", "stage2", "hub"))}
 
@@ -99,9 +99,7 @@ def test_the_adapter_of_further_pretraining(hub, tmp_path):
     assert not [name for name, content in files.items() if str(tmp_path).encode() in content]
 
 
-def test_a_push_that_fails_leaves_the_run_and_says_how_to_publish_it(
-    hub, sleeps, tmp_path, task, caplog, capfd, monkeypatch
-):
+def test_failing_push_keeps_the_run_and_explains_how_to_publish(hub, sleeps, tmp_path, task, caplog, capfd, monkeypatch):
     token = hub.add_user("alice")
     monkeypatch.setattr(sys, "argv", ["train_tlm.py", "--hub_token", token, f"--hub_token={token}", "--hub-token", token])
     hub.fail(lambda method, path: "/commit/" in path, 500, times=100)
@@ -116,9 +114,9 @@ def test_a_push_that_fails_leaves_the_run_and_says_how_to_publish_it(
     hub.faults.clear()
     assert publish_model(tmp_path / "out", "alice/toy", token=token).commit
 
-    # The token is nowhere: in no file here or there, and in nothing that was said.
-    said = "".join(capfd.readouterr()) + caplog.text + message
-    assert token not in said
+    # The token is in no local or published file, and in no message.
+    output = "".join(capfd.readouterr()) + caplog.text + message
+    assert token not in output
     everything = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert not [data for data in [*everything, *hub.files("alice/toy").values()] if token.encode() in data]
 

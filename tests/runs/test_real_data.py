@@ -1,4 +1,4 @@
-"""The whole method on a real task and a slice of the real corpus, a few steps."""
+"""The complete method on a real task and a sample of the real corpus, for a few steps."""
 
 import pytest
 from datasets import Dataset
@@ -11,7 +11,7 @@ from hf_tlm.training import ModelArguments, TlmArguments
 
 
 @pytest.mark.slow
-def test_scierc(data_dir, tmp_path):
+def test_tlm_runs_on_scierc(data_dir, tmp_path):
     task = load_task(str(data_dir / "tasks" / "scierc"))
     rows = Dataset.from_parquet(str(data_dir / "corpus" / "cs_nlp.parquet"), cache_dir=str(tmp_path / "cache"))
     subset = retrieve(task, load_corpus(rows.select(range(2000))), top_k=1)

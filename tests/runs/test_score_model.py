@@ -1,4 +1,4 @@
-"""Score models: trained on the task, found again, or given as checkpoints."""
+"""Score models: trained on the task, loaded from the cache, or given as checkpoints."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ def subset(task, corpus):
     return retrieve(task, corpus, top_k=5)
 
 
-def test_the_defaults_are_those_of_the_released_script():
+def test_defaults_are_those_of_the_released_script():
     args = ScoreModelArguments(**QUIET)
     found = [
         args.rho1,
@@ -47,7 +47,7 @@ def test_the_defaults_are_those_of_the_released_script():
 
 
 @pytest.mark.slow
-def test_one_is_trained_on_the_task_and_found_again(task, subset, monkeypatch, tmp_path):
+def test_score_model_is_trained_once_and_cached(task, subset, monkeypatch, tmp_path):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     args, model_args = arguments(learning_rate=1e-2), ModelArguments(**MODEL)
     models, tokenizer, described = score_models(task, subset, ["scratch"], args, model_args)
@@ -65,15 +65,15 @@ def test_one_is_trained_on_the_task_and_found_again(task, subset, monkeypatch, t
     moved = [name for name, value in again.items() if not torch.equal(value, fresh[name])]
     assert {"classifier.weight", "mlm_head.cls.predictions.bias"} <= set(moved)
     assert len(tokenizer) == models[0].config.vocab_size
-    # Nothing is trained twice; other settings are another model.
+    # Nothing is trained twice; other settings give another model.
     monkeypatch.setattr(TlmTrainer, "train", None)
     assert train_score_model(task, subset, args, model_args) == folder
     with pytest.raises(TypeError):
         train_score_model(task, subset, arguments(learning_rate=1e-3), model_args)
 
 
-def test_one_is_no_run_of_another_task_and_has_nothing_to_beat(task, subset, monkeypatch, tmp_path, caplog):
-    """It is trained without the test split, as the subset's task is not; and a linear model took longer than it."""
+def test_score_model_has_no_subset_warning_and_no_baselines(task, subset, monkeypatch, tmp_path, caplog):
+    """It trains without the test split, unlike the subset's task; and a linear baseline took longer than the training."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     with caplog.at_level(logging.WARNING):
         folder = train_score_model(task, subset, arguments(max_steps=1), ModelArguments(**MODEL))
@@ -82,23 +82,23 @@ def test_one_is_no_run_of_another_task_and_has_nothing_to_beat(task, subset, mon
 
 
 @pytest.mark.parametrize("start", ["a config", "a checkpoint"])
-def test_a_layer_that_there_will_not_be_is_refused_before_training(task, subset, monkeypatch, tmp_path, tokenizer, start):
+def test_layer_that_the_model_lacks_is_refused_before_training(task, subset, monkeypatch, tmp_path, tokenizer, start):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(TlmTrainer, "train", None)
     base = AutoConfig.for_model(**CONFIG | {"num_hidden_layers": 3}, vocab_size=len(tokenizer))
     AutoModelForMaskedLM.from_config(base).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    # A config that is not read is there beside every checkpoint: it is the default.
+    # Beside a checkpoint there is always the default config, which is not read.
     model, layers = (MODEL, 2) if start == "a config" else ({"model_name_or_path": str(tmp_path / "base")}, 3)
     for layer in (layers + 1, -layers - 2):
         with pytest.raises(ArgumentsError, match=f"layer must be between -{layers + 1} and {layers} .*received {layer}"):
             score_models(task, subset, ["scratch"], arguments(), ModelArguments(**model), layer=layer)
-    with pytest.raises(TypeError):  # It would be trained.
+    with pytest.raises(TypeError):  # Training would start.
         score_models(task, subset, ["scratch"], arguments(), ModelArguments(**model), layer=layers)
 
 
-def test_a_local_file_counts_by_its_content(task, subset, monkeypatch, tmp_path):
-    """Trained again once the config at the same path is another."""
+def test_cache_depends_on_the_content_of_a_local_config(task, subset, monkeypatch, tmp_path):
+    """The model is trained again when the config at the same path has changed."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     file, args = tmp_path / "model.json", arguments()
     widths = []
@@ -109,24 +109,25 @@ def test_a_local_file_counts_by_its_content(task, subset, monkeypatch, tmp_path)
     assert widths == [32, 16]
 
 
-def test_a_teacher_counts_by_its_content(task, subset, monkeypatch, tmp_path):
-    """A score model that another content of the same file taught is another one."""
+def test_cache_depends_on_the_content_of_a_teacher_file(task, subset, monkeypatch, tmp_path):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr("hf_tlm.runs.score_model.run_tlm", lambda *_: None)
     file, folders = tmp_path / "said.jsonl", []
     for share in (0.5, 0.6):
-        said = {"down": share, "none": 1 - share, "up": 0.0}
-        file.write_text("".join(json.dumps({"text": text, **said}) + "\n" for text in dict.fromkeys(task.train["text"])))
+        probabilities = {"down": share, "none": 1 - share, "up": 0.0}
+        file.write_text(
+            "".join(json.dumps({"text": text, **probabilities}) + "\n" for text in dict.fromkeys(task.train["text"]))
+        )
         folders.append(train_score_model(task, subset, arguments(teacher=str(file)), ModelArguments(**MODEL)))
     assert folders[0] != folders[1]
 
 
-def test_a_checkpoint_needs_both_heads_and_the_labels(tmp_path, task, subset, tokenizer):
+def test_checkpoint_needs_both_heads_and_the_labels(tmp_path, task, subset, tokenizer):
     config = AutoConfig.for_model(**CONFIG, vocab_size=len(tokenizer), num_labels=3)
     whole = AutoModelForSequenceClassification.from_config(config)
     lm = AutoModelForMaskedLM.from_config(config)
 
-    def refused(classifier, lm, missing):
+    def check(classifier, lm, missing):
         folder = tmp_path / f"score-{len(list(tmp_path.iterdir()))}"
         (classifier or lm).save_pretrained(folder)
         if classifier and lm:
@@ -138,19 +139,19 @@ def test_a_checkpoint_needs_both_heads_and_the_labels(tmp_path, task, subset, to
             score_models(task, subset, [str(folder)], arguments(), ModelArguments())
 
     classes = f"a classifier for {', '.join(task.id2label.values())}"
-    refused(None, lm, classes)
-    refused(whole, None, "a masked-LM head")
-    refused(whole, lm, None)  # Labels without names are taken as they are.
+    check(None, lm, classes)
+    check(whole, None, "a masked-LM head")
+    check(whole, lm, None)  # Labels without names are accepted in their order.
     whole.config.id2label = dict(enumerate(reversed(task.id2label.values())))
-    refused(whole, lm, classes)
+    check(whole, lm, classes)
     whole.config.id2label = dict(task.id2label)
-    refused(whole, lm, None)
+    check(whole, lm, None)
     fewer = AutoConfig.for_model(**CONFIG, vocab_size=len(tokenizer), num_labels=2)
-    refused(AutoModelForSequenceClassification.from_config(fewer), lm, classes)
+    check(AutoModelForSequenceClassification.from_config(fewer), lm, classes)
 
 
-def test_checkpoints_of_a_run(tmp_path, task, subset, tokenizer):
-    """As the Trainer leaves them: the network with both heads, which no stock class has."""
+def test_trainer_checkpoints_are_score_models(tmp_path, task, subset, tokenizer):
+    """They contain the network with both heads, which no stock class has."""
     model = TlmModel.from_config(AutoConfig.for_model(**CONFIG, vocab_size=len(tokenizer), num_labels=3))
     settings = {**QUIET, "rho1": 0, "max_steps": 2, "save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-2}
     trainer = TlmTrainer(
@@ -161,8 +162,10 @@ def test_checkpoints_of_a_run(tmp_path, task, subset, tokenizer):
     )
     trainer.train()
     names = [str(tmp_path / f"checkpoint-{step}") for step in (1, 2)]
-    models, found, described = score_models(task, subset, names, arguments(), ModelArguments())
-    assert described == [f"{tmp_path.name}/checkpoint-1", f"{tmp_path.name}/checkpoint-2"] and len(found) == len(tokenizer)
+    models, loaded_tokenizer, described = score_models(task, subset, names, arguments(), ModelArguments())
+    assert described == [f"{tmp_path.name}/checkpoint-1", f"{tmp_path.name}/checkpoint-2"] and len(loaded_tokenizer) == len(
+        tokenizer
+    )
     first, second = (model.state_dict() for model in models)
     assert all(torch.equal(value, second[name]) for name, value in trainer.model.state_dict().items())
     assert not torch.equal(first["mlm_head.cls.predictions.bias"], second["mlm_head.cls.predictions.bias"])
@@ -174,11 +177,11 @@ def test_checkpoints_of_a_run(tmp_path, task, subset, tokenizer):
     shorter.save_pretrained(names[1])
     with pytest.raises(ArgumentsError, match="checkpoint-1 and .*checkpoint-2 have different tokens"):
         score_models(task, subset, names, arguments(), ModelArguments())
-    given = ModelArguments(tokenizer_name=names[0])
-    assert len(score_models(task, subset, names, arguments(), given)[1]) == len(tokenizer)
+    explicit = ModelArguments(tokenizer_name=names[0])
+    assert len(score_models(task, subset, names, arguments(), explicit)[1]) == len(tokenizer)
 
 
-def test_what_cannot_be(task, subset):
+def test_invalid_score_models_are_refused(task, subset):
     with pytest.raises(ArgumentsError, match="score_model: expected scratch or checkpoints; received both: scratch, other"):
         score_models(task, subset, ["scratch", "other"], arguments(), ModelArguments())
     for changes, model in (({"objective": "electra"}, {}), ({"seeds": [1, 2]}, {}), ({}, {"use_peft": True})):
@@ -190,8 +193,8 @@ def test_what_cannot_be(task, subset):
         score_models(task, subset, ["scratch"], arguments(), ModelArguments(), max_length=33)
 
 
-def test_one_that_cannot_classify_is_said(task, subset, monkeypatch, tmp_path, caplog):
-    """A model is trained here whatever it learns; the scores are put in its place."""
+def test_score_model_that_cannot_classify_is_warned_about(task, subset, monkeypatch, tmp_path, caplog):
+    """One model is trained; its recorded accuracy is then replaced."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     labels = task.validation["label"][:]
     largest = max(map(labels.count, labels)) / len(labels)
@@ -210,7 +213,7 @@ def test_one_that_cannot_classify_is_said(task, subset, monkeypatch, tmp_path, c
     assert not warned(largest + 0.11 * (1 - largest)) and not warned(1.0)
 
 
-def test_one_that_masks_otherwise_is_another_and_its_manifest_says_how(task, subset, monkeypatch, tmp_path):
+def test_masking_options_change_the_digest_and_are_recorded(task, subset, monkeypatch, tmp_path):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(module, "run_tlm", lambda *args: None)
     monkeypatch.setattr(module, "read_object", lambda file: {"seeds": [{"validation": {"accuracy": 1.0}}]})

@@ -19,12 +19,12 @@ def test_one_seed_has_no_deviation():
     assert summary["f1"]["std"] is None and format_score(summary["f1"]) == "50.00"
 
 
-def test_a_seed_that_diverged():
+def test_diverged_seed_gives_nan():
     summary = aggregate([{"loss": math.nan}, {"loss": 1.0}])["loss"]
     assert math.isnan(summary["mean"]) and math.isnan(summary["std"]) and summary["n"] == 2
 
 
-def test_table():
+def test_table_is_aligned():
     rows = [{"arm": "a", "f1": aggregate([{"x": 0.5}])["x"]}, {"arm": "longer", "f1": aggregate([{"x": 0.25}])["x"]}]
     assert format_table(rows, ["arm", "f1"]).splitlines() == [
         "| arm    | f1    |",
@@ -34,13 +34,13 @@ def test_table():
     ]
 
 
-def test_names_in_a_table_are_no_markup():
+def test_names_in_a_table_are_escaped():
     lines = format_table([{"arm": "a|b *c*\n[d](http://x)", "f1|": "1"}], ["arm", "f1|"]).splitlines()
     assert len(lines) == 3 and lines[0].endswith("| f1\\| |")
     assert lines[2].startswith(r"| a\|b \*c\* \[d\](http:")
 
 
-def test_a_notebook_shows_a_run_in_a_line():
+def test_repr_of_a_run_is_one_line():
     seeds = [{"seed": 0, "validation": {"f1": 0.5}}, {"seed": 1, "validation": {"f1": 0.7}}]
     summary = {"validation": aggregate([seed["validation"] for seed in seeds]), "test": aggregate([{"f1": 0.25}])}
     run = SeededRun(seeds, summary, {"metric": "f1"}, Path("runs/a"))

@@ -1,4 +1,5 @@
-"""Points shared by real processes: each is run once, nothing is lost with a process, and failures do not stop the rest."""
+"""Points shared by processes: each runs once, points of a killed process are taken over, and failures do not stop the
+rest."""
 
 import json
 import logging
@@ -14,7 +15,7 @@ from hf_tlm.utils import locks
 from support import warm
 
 NAMES = ["a", "b", "c", "d", "e", "f"]
-# Points are names; a finished one has a line of the process and the time. The point "hang" never ends.
+# Points are names; a finished point has a line with the process and the time. The point "hang" never ends.
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
@@ -61,7 +62,7 @@ def start(root, names, pause=0.0, processes=1):
 
 
 def work(root, names=NAMES, fail=(), ran=None):
-    """In this process; returns the names it ran, in order."""
+    """Run the points in this process; return the names it ran, in order."""
     ran = [] if ran is None else ran
 
     def run(name):
@@ -83,7 +84,7 @@ def wait_for(path):
 
 
 @pytest.mark.slow
-def test_two_processes_share(tmp_path):
+def test_two_processes_run_each_point_once(tmp_path):
     processes = [start(tmp_path, NAMES, pause=0.1, processes=2) for _ in range(2)]
     assert [warm.ended([process], 60) for process in processes] == [0, 0]
     lines = [(tmp_path / name / "done").read_text().splitlines() for name in NAMES]
@@ -113,14 +114,14 @@ def test_points_of_a_killed_process_are_taken_over(tmp_path, caplog):
     assert "hang was left unfinished by another process" in second
 
 
-def test_a_failing_point_does_not_stop_the_others(tmp_path):
+def test_failing_point_does_not_stop_the_others(tmp_path):
     with pytest.raises(PointsError, match="2 of 6 runs failed:\n  a: no a today\n  e: no e today\n") as error:
         work(tmp_path, fail=("a", "e"))
     assert set(error.value.failures) == {tmp_path / "a", tmp_path / "e"}
     assert work(tmp_path) == ["a", "e"]
 
 
-def test_the_first_failure_can_be_the_end(tmp_path):
+def test_first_failure_ends_the_run_without_keep_going(tmp_path):
     ran = []
 
     def run(name):
@@ -132,8 +133,8 @@ def test_the_first_failure_can_be_the_end(tmp_path):
     assert ran == ["a"]
 
 
-def test_a_point_begins_once_those_before_it_have_ended_well_or_not(tmp_path):
-    """And no later: nothing else is waited for."""
+def test_point_starts_once_its_predecessors_have_ended_or_failed(tmp_path):
+    """It waits for nothing else."""
     after = {"a": ["c"], "b": ["d"], "c": [], "d": []}
     ran = []
 
@@ -155,8 +156,9 @@ def test_a_point_begins_once_those_before_it_have_ended_well_or_not(tmp_path):
     assert ran == ["c", "a", "d", "b"]
 
 
-def test_what_others_work_on_holds_up_only_what_needs_it(tmp_path, caplog):
-    """Here another process has the lock of `slow`; `after slow` waits for it, and is not said to be another's."""
+def test_points_of_other_processes_delay_only_their_successors(tmp_path, caplog):
+    """Another process holds the lock of `slow`; `after slow` waits for it, and is not logged as another process's
+    point."""
     after = {"a/slow": [], "b/after slow": ["a/slow"], "c/free": []}
     ran, held = [], threading.Event()
 
@@ -184,7 +186,7 @@ def test_what_others_work_on_holds_up_only_what_needs_it(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, RuntimeError])
-def test_what_ends_the_work_leaves_its_point_free(tmp_path, stop):
+def test_interrupted_point_can_be_run_again(tmp_path, stop):
     def run(name):
         raise stop
 
@@ -193,14 +195,14 @@ def test_what_ends_the_work_leaves_its_point_free(tmp_path, stop):
     assert work(tmp_path, ["a"]) == ["a"]
 
 
-def test_a_point_finished_just_before_its_lock_was_had_is_not_run(tmp_path):
+def test_point_finished_just_before_it_was_locked_is_not_run(tmp_path):
     answers = iter([False, True])
     run_shared(["a"], lambda name: tmp_path / name, lambda name: next(answers), lambda name: pytest.fail("run again"))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_point_finished_just_before_its_lock_was_had_holds_up_nothing(tmp_path, caplog):
-    """What waits for it begins at once."""
+def test_point_finished_just_before_it_was_locked_delays_nothing(tmp_path, caplog):
+    """The point that waits for it starts at once."""
     answers, ran = iter([False, True, True]), []
 
     def done(name):
@@ -211,7 +213,7 @@ def test_a_point_finished_just_before_its_lock_was_had_holds_up_nothing(tmp_path
     assert ran == ["y"] and not caplog.records
 
 
-def test_whether_a_point_is_done_is_not_asked_while_something_holds_it_up(tmp_path):
+def test_waiting_points_are_not_checked_for_being_done(tmp_path):
     asked, ran = [], []
 
     def done(name):
@@ -222,7 +224,7 @@ def test_whether_a_point_is_done_is_not_asked_while_something_holds_it_up(tmp_pa
     assert ran == ["a", "b"] and asked.index("b") > asked.index("a") and asked[:2] == ["a", "a"]
 
 
-def test_a_lock_ends_with_its_block(tmp_path):
+def test_lock_is_released_at_the_end_of_its_block(tmp_path):
     with locks.try_lock(tmp_path / "a"):
         assert locks.try_lock(tmp_path / "a") is None
     with locks.awaited(tmp_path / "a"):
@@ -230,7 +232,7 @@ def test_a_lock_ends_with_its_block(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_without_locks_is_a_message(tmp_path):
+def test_path_that_cannot_be_locked_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         HfTlmError, match="Cannot lock .*file/a: a file is where a folder is expected .*: choose another folder"

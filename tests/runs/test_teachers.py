@@ -1,4 +1,4 @@
-"""Teachers of every kind: their answers, the passages they are sure of, and what a run makes of them."""
+"""Teachers of every kind: their predictions, how passages are chosen by confidence, and how a run learns from them."""
 
 import dataclasses
 import html
@@ -53,18 +53,18 @@ def cache(tmp_path, monkeypatch):
 PASSAGES = [row["text"] for row in sentences(40, 9)]
 
 
-def asked(task, passages, count=10, teacher="linear", **options):
-    """A teacher's answers on the task and passages (texts, or columns)."""
+def answers_of_teacher(task, passages, count=10, teacher="linear", **options):
+    """Return a teacher's answers on the task and passages (texts, or columns)."""
     if passages is not None:
         passages = Dataset.from_dict(passages if isinstance(passages, dict) else {"text": passages})
     args = TlmArguments(output_dir="unused", **QUIET, teacher=teacher, teacher_passages=count, **options)
     return ask_teacher(task, passages, args)
 
 
-def test_answers_are_those_of_a_model_that_has_not_seen_the_text(task):
-    made = asked(task, PASSAGES, 10)
+def test_training_texts_are_answered_by_models_fitted_without_them(task):
+    answers = answers_of_teacher(task, PASSAGES, 10)
     texts, labels = list(task.train["text"]), np.array(task.train["label"])
-    n, c = made.report["n_grams"], made.report["C"]
+    n, c = answers.report["n_grams"], answers.report["C"]
     folds, right = models._folds(texts, labels), 0
     assert sorted(row for _, test in folds for row in test.tolist()) == list(range(len(texts)))
     for train, test in folds:
@@ -73,25 +73,25 @@ def test_answers_are_those_of_a_model_that_has_not_seen_the_text(task):
         expected = model.predict_proba(features.transform([texts[i] for i in test]))
         right += (correct := expected.argmax(1) == labels[test]).sum()
         expected[~correct] = np.eye(3)[labels[test][~correct]]
-        np.testing.assert_allclose(made.train[test], expected, atol=2e-3)
-    np.testing.assert_allclose(made.train.sum(1), 1, atol=1e-5)
-    np.testing.assert_allclose(made.passages.sum(1), 1, atol=1e-5)
-    assert made.report["held_out_accuracy"] == round(right / len(labels), 4) > 0.5
-    assert (made.train.argmax(1) == labels).all()
+        np.testing.assert_allclose(answers.train[test], expected, atol=2e-3)
+    np.testing.assert_allclose(answers.train.sum(1), 1, atol=1e-5)
+    np.testing.assert_allclose(answers.passages.sum(1), 1, atol=1e-5)
+    assert answers.report["held_out_accuracy"] == round(right / len(labels), 4) > 0.5
+    assert (answers.train.argmax(1) == labels).all()
 
 
-def test_of_many_classes_single_words_are_counted_alone(task, monkeypatch, caplog):
-    before = asked(task, PASSAGES, 10)
+def test_many_classes_count_only_single_words(task, monkeypatch, caplog):
+    before = answers_of_teacher(task, PASSAGES, 10)
     monkeypatch.setattr(models, "MOST_CLASSES_FOR_PAIRS", 2)
-    made = asked(task, PASSAGES, 10)  # Not those of before, from the cache.
+    made = answers_of_teacher(task, PASSAGES, 10)  # Not the earlier answers from the cache.
     assert before.report["settings_tried"] == 2 * made.report["settings_tried"] == 8
     assert made.report["n_grams"] == 1
     assert "has 3 classes, more than 2: its linear teacher counts only single words" in caplog.text
 
 
-def test_a_mistaken_answer_is_the_label():
-    said = np.array([[0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
-    assert corrected(said, np.array([0, 1, 2])).tolist() == [[0.6, 0.3, 0.1], [0, 1, 0], [0.1, 0.2, 0.7]]
+def test_wrong_answer_becomes_the_label():
+    probabilities = np.array([[0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
+    assert corrected(probabilities, np.array([0, 1, 2])).tolist() == [[0.6, 0.3, 0.1], [0, 1, 0], [0.1, 0.2, 0.7]]
 
 
 def test_equal_texts_are_held_out_together():
@@ -100,16 +100,16 @@ def test_equal_texts_are_held_out_together():
         assert not {i // 2 for i in train.tolist()} & {i // 2 for i in test.tolist()}
 
 
-def test_a_class_that_a_part_has_not_seen_is_improbable_not_impossible():
+def test_class_missing_from_a_fold_is_improbable_not_impossible():
     rows = sentences(30) + [{"text": "a rare one", "label": "rare"}]
     data = {name: Dataset.from_list(rows) for name in ("train", "validation")}
-    made = asked(task_from_datasets(TaskSpec(name="rare", path="memory", metric="macro_f1"), data), [], 10)
-    assert made.train[-1].tolist() == [0, 0, 1, 0]  # Of which the teacher was sure that it is another.
+    made = answers_of_teacher(task_from_datasets(TaskSpec(name="rare", path="memory", metric="macro_f1"), data), [], 10)
+    assert made.train[-1].tolist() == [0, 0, 1, 0]  # The teacher was sure that it is of another class.
     assert 0 < made.train[made.train.max(1) < 1].min() < 1e-4
     assert len(made.rows) == 0 and "passages" not in made.report
 
 
-def test_the_most_certain_passages_of_each_class():
+def test_most_certain_passages_of_each_class_are_chosen():
     generator = np.random.default_rng(0)
     probabilities = generator.dirichlet([1, 1, 1], 200)
     shares = np.array([0.5, 0.3, 0.2])
@@ -122,25 +122,30 @@ def test_the_most_certain_passages_of_each_class():
     assert most_certain(probabilities[:3], shares, 1000).tolist() == [0, 1, 2]
 
 
-def test_only_the_first_passages_are_asked_of(task, runs, monkeypatch):
-    """What comes of them is as if there were no others, whoever teaches; the subset's other rows stay where they are."""
+def test_teacher_candidates_limits_the_passages_to_the_first(task, runs, monkeypatch):
+    """The answers are as if there were no other passages, with any teacher; row numbers remain those of the subset."""
     asked_of = []
     before = models._asked
 
-    def counting(predictor, one, rows, *others):
+    def count_rows(predictor, one, rows, *others):
         asked_of.append(len(rows))
         return before(predictor, one, rows, *others)
 
-    monkeypatch.setattr(models, "_asked", counting)
+    monkeypatch.setattr(models, "_asked", count_rows)
     for teacher in ("linear", str(runs[0])):
-        made, alone = asked(task, PASSAGES, 8, teacher, teacher_candidates=15), asked(task, PASSAGES[:15], 8, teacher)
+        made, alone = (
+            answers_of_teacher(task, PASSAGES, 8, teacher, teacher_candidates=15),
+            answers_of_teacher(task, PASSAGES[:15], 8, teacher),
+        )
         assert made.rows.max() < 15 and 0 < len(made.rows) < 12
         np.testing.assert_array_equal(made.rows, alone.rows)
         np.testing.assert_array_equal(made.passages, alone.passages)
         assert made.report["passages_by_class"] == alone.report["passages_by_class"]
         assert made.texts(Dataset.from_dict({"text": PASSAGES}))["text"][:] == [PASSAGES[row] for row in alone.rows]
-        assert asked(task, PASSAGES, 8, teacher).rows.max() >= 15
-        assert asked(task, PASSAGES[:10], 8, teacher, teacher_candidates=15).rows.max() < 10, "there are no more"
+        assert answers_of_teacher(task, PASSAGES, 8, teacher).rows.max() >= 15
+        assert answers_of_teacher(task, PASSAGES[:10], 8, teacher, teacher_candidates=15).rows.max() < 10, (
+            "there are no more"
+        )
     assert asked_of.count(15) == 1 and len(PASSAGES) in asked_of
 
 
@@ -151,8 +156,8 @@ def test_texts_are_repeated_until_passages_are_few_enough():
         assert times == 1 or passages / (passages + (times - 1) * texts) > share
 
 
-def test_rows_with_answers(task, tokenizer):
-    made = asked(task, PASSAGES, 12)
+def test_texts_and_passages_are_joined_with_their_answers(task, tokenizer):
+    made = answers_of_teacher(task, PASSAGES, 12)
     texts = tokenize(task.train, tokenizer, 32)
     passages = tokenize(made.texts(Dataset.from_dict({"text": PASSAGES})), tokenizer, 32)
     rows = made.answered(texts, passages, 0.15)
@@ -165,30 +170,30 @@ def test_rows_with_answers(task, tokenizer):
     assert class_weights(rows["label"][:], 3, 1.0) == pytest.approx(class_weights(texts["label"][:], 3, 1.0))
 
 
-def test_the_cache_is_used_and_made_again_when_damaged(task, cache, monkeypatch):
-    first = asked(task, PASSAGES, 10)
+def test_cache_is_used_and_rebuilt_when_damaged(task, cache, monkeypatch):
+    first = answers_of_teacher(task, PASSAGES, 10)
     calls, call = [], models.LinearTeacher.__call__
     monkeypatch.setattr(models.LinearTeacher, "__call__", lambda *args: calls.append(1) or call(*args))
-    again = asked(task, PASSAGES, 10)
+    again = answers_of_teacher(task, PASSAGES, 10)
     assert not calls and (again.train == first.train).all() and again.report == first.report
-    asked(task, PASSAGES, 11, teacher_trust="entropy")
+    answers_of_teacher(task, PASSAGES, 11, teacher_trust="entropy")
     assert not calls, "how many are taught, and which, is no question to the teacher"
-    asked(task, PASSAGES[1:], 10)
+    answers_of_teacher(task, PASSAGES[1:], 10)
     assert len(calls) == 1, "other passages are asked for"
     for damage in (b"", b"PK\x03\x04 not an archive"):
         for folder in cache.glob("teacher-*"):
             (folder / "answers.npz").write_bytes(damage)
-        healed = asked(task, PASSAGES, 10)
+        healed = answers_of_teacher(task, PASSAGES, 10)
         assert (healed.train == first.train).all() and (healed.rows == first.rows).all()
     assert len(calls) == 3
 
 
-def test_passages_in_chunks_are_passages_at_once(task, cache, monkeypatch):
-    whole = asked(task, PASSAGES, 10)
+def test_chunks_of_passages_give_the_same_answers(task, cache, monkeypatch):
+    whole = answers_of_teacher(task, PASSAGES, 10)
     for folder in cache.glob("teacher-*"):
         (folder / "seal.json").unlink()
     monkeypatch.setattr(models, "PASSAGES_TOGETHER", 7)
-    parts = asked(task, PASSAGES, 10)
+    parts = answers_of_teacher(task, PASSAGES, 10)
     assert parts.rows.tolist() == whole.rows.tolist()
     np.testing.assert_allclose(parts.passages, whole.passages, atol=1e-6)
 
@@ -197,14 +202,14 @@ def test_pairs_and_too_few_texts_are_refused(task):
     pairs = make_task()
     pairs.splits["train"] = pairs.train.add_column("text_pair", ["a"] * len(pairs.train))
     with pytest.raises(ArgumentsError, match="single texts; this task has pairs"):
-        asked(pairs, [], 0)
+        answers_of_teacher(pairs, [], 0)
     few = make_task(train=3)
     with pytest.raises(ArgumentsError, match="these 3 .3 different ones. are too few. Remove --teacher"):
-        asked(few, [], 0)
+        answers_of_teacher(few, [], 0)
     same = make_task()
     same.splits["train"] = same.train.remove_columns("text").add_column("text", ["the same"] * len(same.train))
     with pytest.raises(ArgumentsError, match="these 48 .1 different ones. are too few"):
-        asked(same, [], 0)
+        answers_of_teacher(same, [], 0)
 
 
 @pytest.mark.parametrize(
@@ -238,13 +243,13 @@ def test_pairs_and_too_few_texts_are_refused(task):
         ({"teacher": ["runs/a", "self"]}, "teacher self cannot be combined with others"),
     ],
 )
-def test_options(tmp_path, options, message):
+def test_invalid_teacher_options_are_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         TlmArguments(output_dir=str(tmp_path), **QUIET, **options)
 
 
 @pytest.mark.parametrize("none", [None, []])
-def test_null_is_no_teacher(tmp_path, none):
+def test_null_means_no_teacher(tmp_path, none):
     args = TlmArguments(output_dir=str(tmp_path), **QUIET, teacher=none)
     assert not args.taught and args.teacher == ["none"]
     with pytest.raises(ValueError, match="no effect without a teacher"):
@@ -267,7 +272,7 @@ def model_file(folder):
         {"stage2_teacher_passages": False},
     ],
 )
-def test_options_on_passages_need_passages(tmp_path, task, option):
+def test_passage_options_without_passages_are_refused(tmp_path, task, option):
     args = TlmArguments(output_dir=str(tmp_path / "run"), **{**FAST, "rho1": 0}, teacher="linear", **option)
     with pytest.raises(ArgumentsError, match=f"{next(iter(option))} .* has no effect without a subset"):
         run_tlm(task, None, args, model_file(tmp_path))
@@ -278,8 +283,8 @@ def test_options_on_passages_need_passages(tmp_path, task, option):
     check_passage_options(task, True, args)
 
 
-def test_where_answers_cannot_be_written(tmp_path, task, corpus):
-    """Said before anything is asked, and nothing is replaced that is no such subset."""
+def test_unusable_teacher_output_is_refused(tmp_path, task, corpus):
+    """Before the teacher is asked, and only a subset with answers may be replaced."""
     subset = retrieve(task, corpus, top_k=4)
     subset.save(tmp_path / "subset")
     (tmp_path / "other").mkdir()
@@ -297,8 +302,8 @@ def test_where_answers_cannot_be_written(tmp_path, task, corpus):
 
 
 @pytest.mark.slow
-def test_rounds(tmp_path, task, corpus):
-    """The second has the seeds of the first for its teacher; the best is the folder's; interrupted, they go on."""
+def test_second_round_is_taught_by_the_seeds_of_the_first(tmp_path, task, corpus):
+    """The best round becomes the run's result, and interrupted rounds resume."""
     model_args, subset = model_file(tmp_path), retrieve(task, corpus, top_k=4)
     options = {**FAST, "teacher": "linear", "teacher_passages": 20, "seeds": [0, 1], "save_strategy": "no"}
 
@@ -310,12 +315,12 @@ def test_rounds(tmp_path, task, corpus):
     run = rounds("run")
     record = json.loads((tmp_path / "run" / "results.json").read_text())
     first, second = (json.loads((tmp_path / "run" / f"round-{n}" / "results.json").read_text()) for n in (1, 2))
-    means = [one["summary"]["validation"]["macro_f1"]["mean"] for one in (first, second)]
-    assert [one["validation"] for one in record["rounds"]] == means
+    means = [round_record["summary"]["validation"]["macro_f1"]["mean"] for round_record in (first, second)]
+    assert [round_record["validation"] for round_record in record["rounds"]] == means
     best = (first, second)[record["round"] - 1]
     assert record["summary"] == best["summary"] and record["round"] == 1 + (means[1] > means[0])
     assert second["teacher"]["model"] == "the average of 2 models (round-1/seed-0/model, round-1/seed-1/model)"
-    assert [one["model"] for one in second["teacher"]["earlier"]] == ["logistic regression on TF-IDF"]
+    assert [round_record["model"] for round_record in second["teacher"]["earlier"]] == ["logistic regression on TF-IDF"]
     weights = tmp_path / "run" / f"round-{record['round']}" / "model.safetensors"
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights.read_bytes()
     assert f"round        {record['round']} is the best of 2 on validation" in run.to_text()
@@ -330,8 +335,8 @@ def test_rounds(tmp_path, task, corpus):
 
 
 @pytest.mark.slow
-def test_a_run_that_teaches_itself(tmp_path, task, corpus):
-    """Its first round is the untaught run to the last bit, whose seeds together teach the second."""
+def test_self_taught_run_repeats_the_untaught_run_first(tmp_path, task, corpus):
+    """The first round equals the untaught run bit for bit; its seeds together teach the second."""
     model_args, subset = model_file(tmp_path), retrieve(task, corpus, top_k=4)
     options = {**FAST, "seeds": [0, 1], "save_strategy": "no"}
     taught = {"teacher": "self", "teacher_passages": 0, "teacher_temperature": 2.0}
@@ -357,7 +362,7 @@ def test_a_run_that_teaches_itself(tmp_path, task, corpus):
     assert "The teacher" in report_page(read_run(tmp_path / "run" / "round-2"))
 
 
-def test_a_run_that_teaches_itself_has_two_rounds(tmp_path, task):
+def test_self_taught_run_has_two_rounds_by_default(tmp_path, task):
     args = TlmArguments(output_dir=str(tmp_path), **QUIET, teacher="self")
     assert args.teacher_rounds == 2 and args.taught and args.taught_by_itself
     assert TlmArguments(output_dir=str(tmp_path), **QUIET, teacher="self", teacher_rounds=3).teacher_rounds == 3
@@ -373,8 +378,8 @@ def test_a_run_that_teaches_itself_has_two_rounds(tmp_path, task):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2])
-def test_an_interrupted_run_continues_bit_for_bit(tmp_path, task, corpus, monkeypatch, stage):
-    """With dropout, in micro-batches, within either stage; the teacher is not asked again."""
+def test_interrupted_run_resumes_bit_for_bit(tmp_path, task, corpus, monkeypatch, stage):
+    """With dropout and micro-batches, within either stage; the teacher is not asked again."""
     model_args, subset, step = model_file(tmp_path), retrieve(task, corpus, top_k=4), TlmTrainer.training_step
     options = {**FAST, "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 4}
     options |= {"gradient_accumulation_steps": 2, "teacher": "linear", "teacher_temperature": 2.0, "teacher_passages": 20}
@@ -382,7 +387,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, task, corpus, monkey
     def run(folder):
         return run_tlm(task, subset, TlmArguments(output_dir=str(tmp_path / folder), **options), model_args)
 
-    def dies(self, *given, **named):
+    def interrupt(self, *given, **named):
         if self.state.global_step == 3 and f"stage{stage}" in str(self.args.output_dir):
             raise KeyboardInterrupt
         return step(self, *given, **named)
@@ -390,7 +395,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, task, corpus, monkey
     whole = run("whole")
     monkeypatch.setattr(models.LinearTeacher, "__call__", lambda *_: pytest.fail("its answers are in the cache"))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(TlmTrainer, "training_step", dies)
+        patch.setattr(TlmTrainer, "training_step", interrupt)
         run("run")
     assert [path.name for path in (tmp_path / f"run/seed-0/stage{stage}").glob("checkpoint-*")] == ["checkpoint-2"]
     again = run("run")
@@ -400,7 +405,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, task, corpus, monkey
 
 
 @pytest.mark.slow
-def test_a_run_learns_from_its_teacher_and_says_so(tmp_path, task, corpus, caplog):
+def test_teacher_is_recorded_in_results_card_and_report(tmp_path, task, corpus, caplog):
     subset = retrieve(task, corpus, top_k=4)
     args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST, teacher="linear", teacher_passages=20)
     with caplog.at_level(logging.INFO, "hf_tlm.runs.teachers.ask"):
@@ -442,24 +447,24 @@ def softmaxes(folder, texts):
     return torch.stack(rows).softmax(-1).numpy()
 
 
-def test_several_models_teach_their_average(task, runs):
-    made = asked(task, PASSAGES, 12, [str(folder) for folder in runs])
+def test_answers_of_several_models_are_averaged(task, runs):
+    answers = answers_of_teacher(task, PASSAGES, 12, [str(folder) for folder in runs])
     expected = sum(softmaxes(folder, PASSAGES) for folder in runs) / 2
-    assert made.rows.tolist() == most_certain(expected, np.bincount(task.train["label"][:]) / 48, 12).tolist()
-    np.testing.assert_allclose(made.passages, expected[made.rows], atol=1e-5)
-    own = sum(softmaxes(folder, task.train["text"]) for folder in runs) / 2
-    np.testing.assert_allclose(made.train, corrected(own, np.array(task.train["label"][:])), atol=1e-5)
+    assert answers.rows.tolist() == most_certain(expected, np.bincount(task.train["label"][:]) / 48, 12).tolist()
+    np.testing.assert_allclose(answers.passages, expected[answers.rows], atol=1e-5)
+    of_train = sum(softmaxes(folder, task.train["text"]) for folder in runs) / 2
+    np.testing.assert_allclose(answers.train, corrected(of_train, np.array(task.train["label"][:])), atol=1e-5)
     of_validation = sum(softmaxes(folder, task.validation["text"]) for folder in runs) / 2
     right = (of_validation.argmax(1) == task.validation["label"][:]).mean()
-    assert made.report["held_out"] == "validation texts" and made.report["held_out_accuracy"] == round(right, 4)
-    assert "the average of 2 models (out/seed-0/model, out/seed-1/model)" in made.report["model"]
-    assert made.report["flops"] > 0 and len(made.report["teachers"]) == 2
+    assert answers.report["held_out"] == "validation texts" and answers.report["held_out_accuracy"] == round(right, 4)
+    assert "the average of 2 models (out/seed-0/model, out/seed-1/model)" in answers.report["model"]
+    assert answers.report["flops"] > 0 and len(answers.report["teachers"]) == 2
     costs = [json.loads((folder.parent / "results.json").read_text())["cost"]["flops"] for folder in runs]
-    assert made.report["training"]["flops"] == sum(costs) > 0
+    assert answers.report["training"]["flops"] == sum(costs) > 0
 
 
-def test_the_teachers_of_a_teacher(task, runs, tmp_path):
-    """Are named with their licences and are on the bill once, whatever of the run is named as the teacher."""
+def test_teachers_of_a_teacher_are_recorded_with_licence_and_cost(task, runs, tmp_path):
+    """Each cost is counted once, whether the run, a seed or all seeds are named as the teacher."""
     run = shutil.copytree(runs[0].parent.parent, tmp_path / "run")
     path, seed = run / "results.json", run / "seed-0" / "model"
     first = {"model": "me/<b>", "teachers": [{"name": "me/<b>", "revision": "0f", "license": "mit"}], "flops": 3e20}
@@ -471,7 +476,7 @@ def test_the_teachers_of_a_teacher(task, runs, tmp_path):
     links = [{**first, "flops": 7e20, "seconds": 11.0}, earlier, {"model": "odd", "teachers": []}]
     seeds = [str(seed), str(run / "seed-1" / "model")]
     for names, counted in ((str(run), costs), (str(seed), costs[:1]), (seeds, costs)):
-        report = asked(task, PASSAGES, 10, names).report
+        report = answers_of_teacher(task, PASSAGES, 10, names).report
         assert report["earlier"] == links
         assert report["training"]["flops"] == pytest.approx(7e20 + sum(cost["flops"] for cost in counted), rel=1e-12)
         assert report["training"]["seconds"] == pytest.approx(11 + sum(cost["seconds"] for cost in counted))
@@ -482,34 +487,39 @@ def test_the_teachers_of_a_teacher(task, runs, tmp_path):
     assert "training it, with its own teachers, " in card and "7e+20 FLOPs" in card
     seeds = [{**one, "cost": {"flops": 10**400, "seconds": 1}} for one in json.loads(path.read_text())["seeds"]]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seeds": seeds}))
-    report = asked(task, PASSAGES, 10, str(run)).report
+    report = answers_of_teacher(task, PASSAGES, 10, str(run)).report
     assert report["earlier"] == links and "training" not in report, "what no float holds is no cost"
     path.unlink()
     (run / "teacher.json").write_text(json.dumps(taught))
-    assert asked(task, PASSAGES, 10, str(seed)).report["earlier"] == links, "the run of a finished seed is unfinished"
+    assert answers_of_teacher(task, PASSAGES, 10, str(seed)).report["earlier"] == links, (
+        "the run of a finished seed is unfinished"
+    )
 
 
-def test_other_names_of_classes(task, runs, tmp_path):
-    """In another order they are the same; other names need a mapping, of which several may be one class."""
+def test_other_class_names_need_a_mapping(task, runs, tmp_path):
+    """The same names in another order need none; several names may be mapped to one class."""
     model = AutoModelForSequenceClassification.from_pretrained(runs[0])
     model.config.id2label, model.config.label2id = {0: "lowers", 1: "nothing", 2: "raises"}, None
     other = tmp_path / "other"
     model.save_pretrained(other)
     AutoTokenizer.from_pretrained(runs[0]).save_pretrained(other)
     with pytest.raises(ArgumentsError, match="expected the same names. Pass --teacher_labels"):
-        asked(task, PASSAGES, 10, str(other))
+        answers_of_teacher(task, PASSAGES, 10, str(other))
     with pytest.raises(ArgumentsError, match="has no class 'up'"):
-        asked(task, PASSAGES, 10, str(other), teacher_labels=["up=up"])
+        answers_of_teacher(task, PASSAGES, 10, str(other), teacher_labels=["up=up"])
     with pytest.raises(ArgumentsError, match="received 'lowers'"):
-        asked(task, PASSAGES, 10, str(other), teacher_labels=["lowers"])
+        answers_of_teacher(task, PASSAGES, 10, str(other), teacher_labels=["lowers"])
     names = ["lowers=down", "nothing=none", "raises=up"]
-    made, same = asked(task, PASSAGES, 10, str(other), teacher_labels=names), asked(task, PASSAGES, 10, str(runs[0]))
+    made, same = (
+        answers_of_teacher(task, PASSAGES, 10, str(other), teacher_labels=names),
+        answers_of_teacher(task, PASSAGES, 10, str(runs[0])),
+    )
     np.testing.assert_allclose(made.passages, same.passages, atol=1e-5)
     made = class_matrix(["1", "2", "3"], ["good", "bad"], {"1": "bad", "2": "bad", "3": "good"}, "it")
     assert made.tolist() == [[0, 1], [0, 1], [1, 0]]
 
 
-def test_what_a_run_writes_again_is_no_content_of_it(runs, tmp_path):
+def test_digest_ignores_files_that_a_run_rewrites(runs, tmp_path):
     folder = shutil.copytree(runs[0], tmp_path / "again")
     digest = models._digest(folder)
     for name in ("teacher.json", ".places.json", "settings.json"):
@@ -519,39 +529,39 @@ def test_what_a_run_writes_again_is_no_content_of_it(runs, tmp_path):
     assert models._digest(folder) != digest
 
 
-def test_the_base_of_an_adapter_is_of_the_teacher(task, tokenizer, tmp_path):
+def test_base_of_an_adapter_is_part_of_the_teacher(task, tokenizer, tmp_path):
     base = pretrained(tmp_path / "base", tokenizer)
     go(tmp_path / "out", base, model={"use_peft": True}, max_steps=1)
-    before = asked(task, PASSAGES, 10, str(tmp_path / "out"))
+    before = answers_of_teacher(task, PASSAGES, 10, str(tmp_path / "out"))
     model = AutoModel.from_pretrained(base)
     model.embeddings.word_embeddings.weight.data.mul_(-1)
     model.save_pretrained(base)
-    after = asked(task, PASSAGES, 10, str(tmp_path / "out"))
+    after = answers_of_teacher(task, PASSAGES, 10, str(tmp_path / "out"))
     assert before.report["teachers"][0]["digest"] != after.report["teachers"][0]["digest"]
     assert before.rows.tolist() != after.rows.tolist() or (before.passages != after.passages).any()
     torch.save(model.state_dict(), base / "pytorch_model.bin")
     (base / "model.safetensors").unlink()
     with pytest.raises(ArgumentsError, match="The base of the adapter .* has no weights in the safetensors format"):
-        asked(task, PASSAGES, 10, str(tmp_path / "out"))
+        answers_of_teacher(task, PASSAGES, 10, str(tmp_path / "out"))
     base.rename(tmp_path / "moved")
     told = "The adapter in .*out needs the base model .*base, which does not exist. Restore it"
     with pytest.raises(ModelError, match=told):
-        asked(task, PASSAGES, 10, str(tmp_path / "out"))
+        answers_of_teacher(task, PASSAGES, 10, str(tmp_path / "out"))
     with pytest.raises(ModelError, match=told):
         load_finished(tmp_path / "out", AUTO_CLASS)
 
 
-def test_the_cache_has_answers_and_not_whose_they_are(task, runs, tmp_path):
-    asked(task, PASSAGES, 10, str(runs[0]))
+def test_name_and_licence_are_not_taken_from_the_cache(task, runs, tmp_path):
+    answers_of_teacher(task, PASSAGES, 10, str(runs[0]))
     copy = shutil.copytree(runs[0], tmp_path / "another")
     (copy / "README.md").write_text("---\nlicense: mit\n---\n")
     (copy / "seal.json").unlink(missing_ok=True)
-    report = asked(task, PASSAGES, 10, str(copy)).report
+    report = answers_of_teacher(task, PASSAGES, 10, str(copy)).report
     assert report["model"].endswith("/another") and report["teachers"][0]["license"] == "mit"
 
 
-def test_names_of_many_classes_are_in_the_digest(task, monkeypatch):
-    """Whose matrix NumPy prints in part."""
+def test_digest_covers_the_names_of_many_classes(task, monkeypatch):
+    """NumPy prints such a large matrix only in part."""
     names = [f"c{i}" for i in range(40)]
     swapped = [*names[:18], names[19], names[18], *names[20:]]
     matrices = [class_matrix(names, names, dict(zip(names, own, strict=True)), "it") for own in (names, swapped)]
@@ -565,40 +575,40 @@ def test_names_of_many_classes_are_in_the_digest(task, monkeypatch):
     assert digests[0] != digests[1]
 
 
-def test_an_asking_goes_on_where_it_was(task, runs, cache, monkeypatch):
+def test_interrupted_teacher_resumes(task, runs, cache, monkeypatch):
     monkeypatch.setattr(models, "CHUNK", 16)
-    whole = asked(task, PASSAGES, 10, str(runs[0]))
+    whole = answers_of_teacher(task, PASSAGES, 10, str(runs[0]))
     shutil.rmtree(cache)
-    said, numbers = [], models._numbers
+    chunks, numbers = [], models._numbers
 
-    def counted(predictions, one):
-        if len(said) == 4:
+    def fail_after_four(predictions, one):
+        if len(chunks) == 4:
             raise HfTlmError("the machine is gone")
-        said.append(len(predictions))
+        chunks.append(len(predictions))
         return numbers(predictions, one)
 
-    monkeypatch.setattr(models, "_numbers", counted)
+    monkeypatch.setattr(models, "_numbers", fail_after_four)
     with pytest.raises(HfTlmError, match="gone"):
-        asked(task, PASSAGES, 10, str(runs[0]))
+        answers_of_teacher(task, PASSAGES, 10, str(runs[0]))
     (parts,) = cache.glob("teacher-*.parts")
     files = sorted(parts.iterdir())
     files[0].write_bytes(b"cut off")
     with np.load(files[1]) as kept:
         part = dict(kept)
     np.savez(files[1], **{**part, "seconds": 1000.0})
-    monkeypatch.setattr(models, "_numbers", lambda *given: said.append(0) or numbers(*given))
-    again = asked(task, PASSAGES, 10, str(runs[0]))
-    assert len(files) == 4 and len(said) == 4 + 1 + 8 - 4, "one part was damaged, four of eight were missing"
+    monkeypatch.setattr(models, "_numbers", lambda *given: chunks.append(0) or numbers(*given))
+    again = answers_of_teacher(task, PASSAGES, 10, str(runs[0]))
+    assert len(files) == 4 and len(chunks) == 4 + 1 + 8 - 4, "one part was damaged, four of eight were missing"
     assert 1000 <= again.report["seconds"] < 1100, "what was asked before the interruption is on the bill"
     assert again.report["tokens"] == whole.report["tokens"] and again.report["flops"] == whole.report["flops"]
     assert (again.passages == whole.passages).all() and (again.train == whole.train).all() and not parts.exists()
 
 
-def test_a_teacher_is_asked_with_one_bar_for_each_split(task, runs, capfd, monkeypatch):
-    shown = sys.modules["datasets.utils.tqdm"]  # The package has a class of that name.
-    monkeypatch.setattr(shown, "HF_DATASETS_DISABLE_PROGRESS_BARS", None)
-    monkeypatch.setattr(shown, "_hf_datasets_progress_bars_disabled", False)
-    asked(task, PASSAGES, 10, str(runs[0]))
+def test_each_split_has_one_progress_bar(task, runs, capfd, monkeypatch):
+    tqdm_module = sys.modules["datasets.utils.tqdm"]  # The package also has a class of that name.
+    monkeypatch.setattr(tqdm_module, "HF_DATASETS_DISABLE_PROGRESS_BARS", None)
+    monkeypatch.setattr(tqdm_module, "_hf_datasets_progress_bars_disabled", False)
+    answers_of_teacher(task, PASSAGES, 10, str(runs[0]))
     bars = capfd.readouterr().err.replace("\r", "\n")
     assert all(
         f"Asking the teacher about {split}: 100%" in bars for split in ("validation texts", "training texts", "passages")
@@ -606,37 +616,37 @@ def test_a_teacher_is_asked_with_one_bar_for_each_split(task, runs, capfd, monke
     assert "Tokenising" not in bars and is_progress_bar_enabled()
 
 
-def test_models_that_cannot_teach(task, runs, tmp_path):
+def test_models_that_cannot_teach_are_refused(task, runs, tmp_path):
     with pytest.raises(ModelError, match="Model 'nowhere' not found"):
-        asked(task, PASSAGES, 10, "nowhere")
+        answers_of_teacher(task, PASSAGES, 10, "nowhere")
     pairs = make_task()
     pairs.splits["train"] = pairs.train.add_column("text_pair", ["a"] * len(pairs.train))
     with pytest.raises(ArgumentsError, match="was trained on single texts, but this task has pairs"):
-        asked(pairs, PASSAGES, 10, str(runs[0]))
+        answers_of_teacher(pairs, PASSAGES, 10, str(runs[0]))
     pickled = tmp_path / "pickled"
     shutil.copytree(runs[0], pickled)
     torch.save({}, pickled / "pytorch_model.bin")
     (pickled / "model.safetensors").unlink()
     (pickled / "seal.json").unlink(missing_ok=True)
     with pytest.raises(ArgumentsError, match="no weights in the safetensors format"):
-        asked(task, PASSAGES, 10, str(pickled))
-    for other in ("crf", "adapter_model"):  # Beside which the pickle would be read.
+        answers_of_teacher(task, PASSAGES, 10, str(pickled))
+    for other in ("crf", "adapter_model"):  # With such a file beside it, the pickle would be read.
         save_file({"other": torch.zeros(1)}, pickled / f"{other}.safetensors")
         with pytest.raises(ArgumentsError, match="no weights in the safetensors format"):
-            asked(task, PASSAGES, 10, str(pickled))
+            answers_of_teacher(task, PASSAGES, 10, str(pickled))
     diverged = shutil.copytree(runs[0], tmp_path / "diverged")
     model = AutoModelForSequenceClassification.from_pretrained(runs[0])
     model.classifier.weight.data.fill_(float("nan"))
     model.save_pretrained(diverged)
     for names in ([str(diverged)], [str(runs[0]), str(diverged)]):
         with pytest.raises(ArgumentsError, match="The teacher .*diverged cannot answer. .* not finite"):
-            asked(task, PASSAGES, 10, names)
+            answers_of_teacher(task, PASSAGES, 10, names)
     tags = dataclasses.replace(task, spec=TaskSpec(name="tags", path="", kind="tagging"))
     with pytest.raises(ArgumentsError, match="tags is a tagging task"):
-        asked(tags, None, 10, str(runs[0]))
+        answers_of_teacher(tags, None, 10, str(runs[0]))
 
 
-def test_a_subset_with_answers(task, corpus, runs, tmp_path):
+def test_subset_is_saved_with_the_answers(task, corpus, runs, tmp_path):
     subset = retrieve(task, corpus, top_k=4)
     args = TlmArguments(output_dir="unused", **QUIET, teacher=str(runs[0]), teacher_passages=12)
     teacher = ask_teacher(task, subset.dataset, args)
@@ -654,27 +664,28 @@ def test_a_subset_with_answers(task, corpus, runs, tmp_path):
     assert (again.passages == teacher.passages).all()
 
 
-def scored(task, subset, method, teacher, **options):
+def scores_of_teacher(task, subset, method, teacher, **options):
     args = ScoreModelArguments(output_dir="unused", report_to="none", use_cpu=True, teacher=teacher, **options)
     return teacher_scores(task, subset, method, args)
 
 
-def test_a_selection_by_confidence(task, corpus, tmp_path, monkeypatch, caplog):
-    """Of every class that the teacher sees as many, the surest ones: by a plain loop over what a training is told."""
+def test_selection_by_confidence(task, corpus, tmp_path, monkeypatch, caplog):
+    """Equals a plain loop over the answers; balanced, it has the most confident passages of every class in equal
+    number."""
     subset = retrieve(task, corpus, top_k=4)
-    told = asked(task, subset.dataset.to_dict(), len(subset) * 3)  # So many that all of them are taught.
+    answers = answers_of_teacher(task, subset.dataset.to_dict(), len(subset) * 3)  # Enough that all of them are chosen.
     monkeypatch.setattr(models.LinearTeacher, "__call__", lambda *_: pytest.fail("the answers are in the cache"))
-    assert told.rows.tolist() == list(range(len(subset)))
+    assert answers.rows.tolist() == list(range(len(subset)))
     for trust in ("confidence", "entropy"):
         idle = {"teacher_weight": 2.0, "teacher_candidates": 5000, "teacher_output": "answers"}
-        scores = scored(task, subset, "confidence", "linear", teacher_trust=trust, **idle)
-        of = {"confidence": lambda p: p.max(), "entropy": lambda p: (p * np.log(p)).sum()}[trust]
-        expected = [of(row) for row in told.passages.astype(float)]
+        scores = scores_of_teacher(task, subset, "confidence", "linear", teacher_trust=trust, **idle)
+        certainty = {"confidence": lambda p: p.max(), "entropy": lambda p: (p * np.log(p)).sum()}[trust]
+        expected = [certainty(row) for row in answers.passages.astype(float)]
         np.testing.assert_allclose(scores.values, expected, atol=1e-5)
         best = sorted(range(len(subset)), key=lambda row: -scores.values[row])
         smaller = select(task, subset, method="confidence", num_passages=9, scores=scores)
         assert smaller.dataset["id"][:] == [subset.dataset["id"][row] for row in sorted(best[:9])]
-        each = [[row for row in best if told.passages[row].argmax() == label][:3] for label in range(3)]
+        each = [[row for row in best if answers.passages[row].argmax() == label][:3] for label in range(3)]
         assert [len(rows) for rows in each] == [3, 3, 3]
         balanced = select(task, subset, method="confidence", num_passages=9, balance="class", scores=scores)
         assert balanced.dataset["id"][:] == [subset.dataset["id"][row] for row in sorted(sum(each, []))]
@@ -692,13 +703,15 @@ def test_a_selection_by_confidence(task, corpus, tmp_path, monkeypatch, caplog):
     assert "by how certain a teacher is of them (" in card and "The labels that the teacher has learned from" in card
 
 
-def test_a_selection_by_disagreement(task, corpus, runs):
+def test_selection_by_disagreement(task, corpus, runs):
     subset = retrieve(task, corpus, top_k=4)
-    scores = scored(task, subset, "disagreement", [str(folder) for folder in runs])
-    said = np.stack([softmaxes(folder, subset.dataset["text"][:]) for folder in runs]).astype(float)
-    mean = said.mean(0)
-    apart = np.array([np.mean([(p * np.log(p / mean[row])).sum() for p in said[:, row]]) for row in range(len(subset))])
-    np.testing.assert_allclose(scores.values, apart, atol=1e-5)
+    scores = scores_of_teacher(task, subset, "disagreement", [str(folder) for folder in runs])
+    probabilities = np.stack([softmaxes(folder, subset.dataset["text"][:]) for folder in runs]).astype(float)
+    mean = probabilities.mean(0)
+    divergences = np.array(
+        [np.mean([(p * np.log(p / mean[row])).sum() for p in probabilities[:, row]]) for row in range(len(subset))]
+    )
+    np.testing.assert_allclose(scores.values, divergences, atol=1e-5)
     assert scores.classes.tolist() == mean.argmax(1).tolist() and scores.about["teacher"]["flops"] > 0
     smaller = select(task, subset, method="disagreement", fraction=0.2, scores=scores)
     best = sorted(sorted(range(len(subset)), key=lambda row: -scores.values[row])[: round(0.2 * len(subset))])
@@ -707,29 +720,29 @@ def test_a_selection_by_disagreement(task, corpus, runs):
     assert "by how much teachers differ on them" in report and "teacher the average of 2 models (out/seed-0/model" in report
 
 
-def test_selections_that_no_teacher_can_make(task, corpus, runs, tmp_path):
+def test_selections_without_a_suitable_teacher_are_refused(task, corpus, runs, tmp_path):
     subset = retrieve(task, corpus, top_k=4)
     for none in ("none", "self"):
         with pytest.raises(ArgumentsError, match=f"Selection by confidence needs a --teacher .* received {none}"):
-            scored(task, subset, "confidence", none)
+            scores_of_teacher(task, subset, "confidence", none)
     for one in ("linear", str(runs[0])):
         with pytest.raises(ArgumentsError, match="Disagreement needs several teachers"):
-            scored(task, subset, "disagreement", one)
+            scores_of_teacher(task, subset, "disagreement", one)
     with pytest.raises(ArgumentsError, match="teacher_trust has no effect on disagreement"):
-        scored(task, subset, "disagreement", [str(folder) for folder in runs], teacher_trust="entropy")
+        scores_of_teacher(task, subset, "disagreement", [str(folder) for folder in runs], teacher_trust="entropy")
     pairs = {name: rows.add_column("text_pair", rows["text"][:]) for name, rows in task.splits.items()}
     with pytest.raises(ArgumentsError, match="(pairs|single texts)"):
-        scored(dataclasses.replace(task, splits=pairs), subset, "confidence", str(runs[0]))
+        scores_of_teacher(dataclasses.replace(task, splits=pairs), subset, "confidence", str(runs[0]))
     texts = subset.dataset["text"][:4]
-    answers = table(tmp_path / "a.csv", {"text": texts, **{name: BY_NAME[name][:4] for name in BY_NAME}})
-    scores = scored(task, subset, "confidence", answers)
+    answers = write_table(tmp_path / "a.csv", {"text": texts, **{name: BY_NAME[name][:4] for name in BY_NAME}})
+    scores = scores_of_teacher(task, subset, "confidence", answers)
     assert np.isfinite(scores.values).sum() == 4
     assert select(task, subset, method="confidence", num_passages=4, scores=scores).dataset["text"][:] == texts
     with pytest.raises(InfluenceError, match=f"5 passages were asked for, and 4 of {len(subset)} have a score"):
         select(task, subset, method="confidence", num_passages=5, scores=scores)
 
 
-def table(path, columns):
+def write_table(path, columns):
     rows = Dataset.from_dict(columns)
     {".csv": rows.to_csv, ".jsonl": rows.to_json, ".parquet": rows.to_parquet}[path.suffix](str(path))
     return str(path)
@@ -740,18 +753,18 @@ BY_NAME = dict(zip(("down", "none", "up"), SHARES.T.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_a_file_teaches(task, tmp_path, suffix):
+def test_file_of_answers_is_a_teacher(task, tmp_path, suffix):
     expected = SHARES / SHARES.sum(1, keepdims=True)
-    by_text = asked(task, PASSAGES, 30, table(tmp_path / f"a{suffix}", {"text": PASSAGES, **BY_NAME}))
+    by_text = answers_of_teacher(task, PASSAGES, 30, write_table(tmp_path / f"a{suffix}", {"text": PASSAGES, **BY_NAME}))
     np.testing.assert_allclose(by_text.passages, expected[by_text.rows], atol=1e-5)
     assert not by_text.train.any() and "held_out_accuracy" not in by_text.report
     ids = [f"p{i}" for i in range(40)]
     named = {"id": ids, **{f"probability_{name}": shares for name, shares in BY_NAME.items()}}
-    by_id = asked(task, {"id": ids, "text": PASSAGES}, 30, table(tmp_path / f"b{suffix}", named))
+    by_id = answers_of_teacher(task, {"id": ids, "text": PASSAGES}, 30, write_table(tmp_path / f"b{suffix}", named))
     np.testing.assert_allclose(by_id.passages, by_text.passages)
 
 
-def test_objects_of_other_classes_row_by_row_are_refused(task, tmp_path):
+def test_rows_with_different_classes_are_refused(task, tmp_path):
     objects = [dict(zip(BY_NAME, shares, strict=True)) for shares in SHARES.tolist()]
     for changed in ({"down": 0.5, "none": 0.5}, {**objects[3], "more": 0.0}):
         lines = [{"text": text, "probabilities": one} for text, one in zip(PASSAGES, objects, strict=True)]
@@ -759,31 +772,34 @@ def test_objects_of_other_classes_row_by_row_are_refused(task, tmp_path):
         path = tmp_path / f"{len(changed)}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         with pytest.raises(ArgumentsError, match="row 3 .counted from 0. has"):
-            asked(task, PASSAGES, 10, str(path))
+            answers_of_teacher(task, PASSAGES, 10, str(path))
 
 
 @pytest.mark.parametrize("written", ["{:03}", "{}"])
-def test_ids_of_a_csv_are_as_they_are_written(task, tmp_path, written):
-    """Of passages, also of a subset of before, whose csv was read with 7 for 007."""
-    path = table(tmp_path / "a.csv", {"id": [f"{i:03}" for i in range(40)], **BY_NAME})
-    made = asked(task, {"id": [written.format(i) for i in range(40)], "text": PASSAGES}, 30, path)
+def test_csv_ids_keep_leading_zeros(task, tmp_path, written):
+    """They also match the passages of an older subset, whose ids were read as numbers (7 for 007)."""
+    path = write_table(tmp_path / "a.csv", {"id": [f"{i:03}" for i in range(40)], **BY_NAME})
+    made = answers_of_teacher(task, {"id": [written.format(i) for i in range(40)], "text": PASSAGES}, 30, path)
     np.testing.assert_allclose(made.passages, (SHARES / SHARES.sum(1, keepdims=True))[made.rows], atol=1e-5)
     assert len(made.rows) > 20
 
 
-def test_an_id_of_a_passage_and_of_a_text_is_refused(task, tmp_path):
+def test_id_of_both_a_passage_and_a_text_is_refused(task, tmp_path):
     ids = [*task.train["id"][:1], *(f"p{i}" for i in range(39))]
-    path = table(tmp_path / "a.jsonl", {"id": ids, **BY_NAME})
+    path = write_table(tmp_path / "a.jsonl", {"id": ids, **BY_NAME})
     with pytest.raises(ArgumentsError, match=f"the id '{ids[0]}' is in train and in the passages"):
-        asked(task, {"id": ids, "text": PASSAGES}, 30, path)
+        answers_of_teacher(task, {"id": ids, "text": PASSAGES}, 30, path)
 
 
-def test_what_predict_writes_teaches(task, runs, tmp_path):
+def test_output_of_predict_is_a_teacher(task, runs, tmp_path):
     rows = [*task.train["text"], *task.validation["text"], *PASSAGES]
-    texts = table(tmp_path / "texts.jsonl", {"text": list(dict.fromkeys(rows))})
+    texts = write_table(tmp_path / "texts.jsonl", {"text": list(dict.fromkeys(rows))})
     for suffix in (".jsonl", ".csv", ".parquet"):
         written = predict(str(runs[0]), texts, tmp_path / f"answers{suffix}", use_cpu=True)
-        made, same = asked(task, PASSAGES, 10, str(written)), asked(task, PASSAGES, 10, str(runs[0]))
+        made, same = (
+            answers_of_teacher(task, PASSAGES, 10, str(written)),
+            answers_of_teacher(task, PASSAGES, 10, str(runs[0])),
+        )
         np.testing.assert_allclose(made.train, same.train, atol=1e-5)
         np.testing.assert_allclose(made.passages, same.passages, atol=1e-5)
         assert made.report["held_out_accuracy"] == same.report["held_out_accuracy"]
@@ -811,26 +827,26 @@ def test_what_predict_writes_teaches(task, runs, tmp_path):
         ({"text": [f"other {i}" for i in range(40)], **BY_NAME}, "for no training text and no passage"),
     ],
 )
-def test_files_that_cannot_teach(task, tmp_path, columns, message):
+def test_invalid_files_of_answers_are_refused(task, tmp_path, columns, message):
     with pytest.raises(ArgumentsError, match=message):
-        asked(task, PASSAGES, 10, table(tmp_path / "a.jsonl", columns))
+        answers_of_teacher(task, PASSAGES, 10, write_table(tmp_path / "a.jsonl", columns))
 
 
-def test_a_file_for_a_part_of_the_training_texts_is_refused(task, tmp_path):
+def test_file_with_only_some_training_texts_is_refused(task, tmp_path):
     rows = {"text": list(dict.fromkeys(task.train["text"]))[:10], **{name: BY_NAME[name][:10] for name in BY_NAME}}
     with pytest.raises(ArgumentsError, match="of the task's 48 training texts. Add answers for all"):
-        asked(task, PASSAGES, 10, table(tmp_path / "a.csv", rows))
+        answers_of_teacher(task, PASSAGES, 10, write_table(tmp_path / "a.csv", rows))
     with pytest.raises(ArgumentsError, match="teacher_passage_length task asks about parts of passages"):
-        asked(task, PASSAGES, 10, table(tmp_path / "a.csv", rows), teacher_passage_length="task")
+        answers_of_teacher(task, PASSAGES, 10, write_table(tmp_path / "a.csv", rows), teacher_passage_length="task")
 
 
 @pytest.mark.parametrize("name", ["answers.csv", "answers/teacher.jsonl"])
-def test_a_file_that_is_not_there_is_no_model_of_the_hub(task, name):
+def test_missing_file_is_not_looked_up_on_the_hub(task, name):
     with pytest.raises(ArgumentsError, match=f"teacher {name}: this file does not exist"):
-        asked(task, PASSAGES, 10, name)
+        answers_of_teacher(task, PASSAGES, 10, name)
 
 
-def test_passages_are_cut_to_lengths_of_the_task():
+def test_passages_are_cut_to_the_lengths_of_the_task_texts():
     texts = [" ".join(["word"] * count) for count in (3, 5, 5, 9)]
     passages = [f"a  passage of\nmany words, number {i}, and then some more of them" for i in range(200)]
     ends = task_lengths(texts, [*passages, "short"])
@@ -840,34 +856,36 @@ def test_passages_are_cut_to_lengths_of_the_task():
         assert passage.startswith(passage[:end]) and passage[:end].split()[-1] in passage.split()
 
 
-def test_passages_without_spaces_are_cut_to_as_many_letters():
+def test_passages_without_spaces_are_cut_by_characters():
     assert task_lengths(["今天北京很冷吗"], ["我们 昨天在北京看见了雪", "很冷"]).tolist() == [8, 2]
 
 
-def test_a_teacher_of_cut_passages_sees_what_the_pupil_sees(task):
+def test_teacher_and_student_see_the_same_cut_passages(task):
     long = [f"{text} and {text} and {text}" for text in PASSAGES]
-    made = asked(task, long, 12, teacher_passage_length="task")
+    made = answers_of_teacher(task, long, 12, teacher_passage_length="task")
     texts = made.texts(Dataset.from_dict({"text": long}))["text"][:]
     longest = max(len(text.split()) for text in task.train["text"])
     assert len(texts) == 12 and all(len(text.split()) <= longest for text in texts)
-    cut = asked(task, [text[:end] for text, end in zip(long, task_lengths(task.train["text"], long), strict=True)], 12)
+    cut = answers_of_teacher(
+        task, [text[:end] for text, end in zip(long, task_lengths(task.train["text"], long), strict=True)], 12
+    )
     assert made.rows.tolist() == cut.rows.tolist() and (made.passages == cut.passages).all()
 
 
-def test_trust_by_entropy():
-    said = np.array([[0.6, 0.4, 0.0], [0.62, 0.19, 0.19], [0.5, 0.5, 0.0]])
-    assert most_certain(said, np.array([1.0, 0, 0]), 1, "confidence").tolist() == [1]
-    assert most_certain(said, np.array([1.0, 0, 0]), 1, "entropy").tolist() == [0]
+def test_trust_by_entropy_or_confidence():
+    probabilities = np.array([[0.6, 0.4, 0.0], [0.62, 0.19, 0.19], [0.5, 0.5, 0.0]])
+    assert most_certain(probabilities, np.array([1.0, 0, 0]), 1, "confidence").tolist() == [1]
+    assert most_certain(probabilities, np.array([1.0, 0, 0]), 1, "entropy").tolist() == [0]
 
 
 @pytest.mark.parametrize("odd", [10**400, -1, "x"])
-def test_an_odd_cost_leaves_the_names(odd):
+def test_invalid_cost_is_dropped_from_the_lineage(odd):
     who = {"model": "it", "teachers": [{"name": "me/b", "revision": None, "license": "gpl-3.0"}]}
     assert lineage({**who, "flops": odd, "seconds": 1.0}) == [who]
 
 
-def test_doubts(tmp_path):
-    """Each where it is called for, and all of them in the report."""
+def test_doubts_about_a_teacher(tmp_path):
+    """Each doubt is raised only where it applies, and the report shows all of them."""
     good = {"held_out_accuracy": 0.9, "largest_class": 0.4, "class_shares": {"a": 0.5, "b": 0.5}}
     counts = {"passages_by_class": {"a": 3, "b": 3}, "subset_by_class": {"a": 40, "b": 60}}
     assert doubts({**good, **counts}) == []
@@ -895,7 +913,7 @@ def test_doubts(tmp_path):
     bad = {**marked, "model": "it", "held_out_accuracy": 0.41, "subset_by_class": {"a": 95, "b": 5}}
     (tmp_path / "teacher.json").write_text(json.dumps(bad))
     shown = teacher_and_subset.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
-    for left_out in ("model", "largest_class"):  # Of a stranger's file.
+    for left_out in ("model", "largest_class"):  # A file that the report did not write.
         (tmp_path / "teacher.json").write_text(json.dumps({k: v for k, v in bad.items() if k != left_out}))
         if left_out == "model":
             with pytest.raises(AnalysisError, match="model must be a text"):
@@ -909,8 +927,8 @@ def test_doubts(tmp_path):
     assert len(doubts(bad)) == 3 and [block.text for block in shown.blocks[1:4]] == doubts(bad)
 
 
-def test_the_report_has_examples_of_every_class(task):
-    made = asked(task, PASSAGES, 12)
+def test_report_has_examples_of_every_class(task):
+    made = answers_of_teacher(task, PASSAGES, 12)
     examples = made.report["examples"]
     assert set(examples) == {"down", "none", "up"} and sum(made.report["confidence_by_tenth"]) == 40
     for shown in examples.values():

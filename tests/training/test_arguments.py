@@ -69,15 +69,15 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"objective": "cocolm", "rtd_weight": 0.0}, "rtd_weight 0 leaves the copy head of clm full untrained"),
     ],
 )
-def test_refused(changes, message):
+def test_invalid_arguments_are_refused(changes, message):
     with pytest.raises(ArgumentsError, match=message):
         TlmArguments(**BASE, **changes)
 
 
 @pytest.mark.parametrize("name", ["bf16", "bf16_full_eval"])
-def test_half_precision_needs_hardware_or_leave(name, monkeypatch):
-    for there in ("is_torch_bf16_gpu_available", "is_torch_xla_available"):
-        monkeypatch.setattr(base_arguments, there, lambda: False)
+def test_bfloat16_needs_hardware_or_use_cpu(name, monkeypatch):
+    for check in ("is_torch_bf16_gpu_available", "is_torch_xla_available"):
+        monkeypatch.setattr(base_arguments, check, lambda: False)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
     with pytest.raises(ArgumentsError, match=f"{name} needs a GPU .*--{name} false.*--use_cpu true"):
@@ -86,37 +86,37 @@ def test_half_precision_needs_hardware_or_leave(name, monkeypatch):
 
 
 @pytest.mark.parametrize("has", ["avx512_bf16", "amx_bf16"])
-def test_a_processor_with_bfloat16_needs_no_leave(has, monkeypatch):
+def test_bfloat16_on_a_processor_that_supports_it(has, monkeypatch):
     monkeypatch.setattr(base_arguments, "is_torch_bf16_gpu_available", lambda: False)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
     args = TlmArguments(**{**BASE, "use_cpu": False}, bf16=True)
     assert args.use_cpu and args.bf16 and args.device.type == "cpu"
-    # A GPU without bfloat16 is not passed over without a word.
+    # A GPU without bfloat16 is not silently ignored.
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     with pytest.raises(ArgumentsError, match="bf16 needs a GPU"):
         TlmArguments(**{**BASE, "use_cpu": False}, bf16=True)
 
 
-def test_total_batch_size():
+def test_total_batch_size_sets_gradient_accumulation():
     args = TlmArguments(**BASE, total_batch_size=96, per_device_train_batch_size=32, stage2_total_batch_size=8)
-    one, two = (args.for_stage(stage, "out", 5, "accuracy") for stage in (1, 2))
-    assert (one.per_device_train_batch_size, one.gradient_accumulation_steps) == (32, 3)
-    assert (two.per_device_train_batch_size, two.gradient_accumulation_steps) == (8, 1)
+    stage1, stage2 = (args.for_stage(stage, "out", 5, "accuracy") for stage in (1, 2))
+    assert (stage1.per_device_train_batch_size, stage1.gradient_accumulation_steps) == (32, 3)
+    assert (stage2.per_device_train_batch_size, stage2.gradient_accumulation_steps) == (8, 1)
     with pytest.raises(ArgumentsError, match="not a multiple of per_device_train_batch_size 32"):
         TlmArguments(**BASE, total_batch_size=40, per_device_train_batch_size=32).for_stage(1, "out", 0, "accuracy")
     with pytest.raises(ArgumentsError, match="^--total_batch_size: expected .*; received 0"):
         TlmArguments(**BASE, total_batch_size=0).for_stage(1, "out", 0, "accuracy")
 
 
-def test_stage_two_takes_the_largest_micro_batch_that_fits():
-    """The default batch of stage 2, 32, with a micro-batch that was chosen for stage 1."""
+def test_stage_two_uses_the_largest_micro_batch_that_fits():
+    """The default batch of stage 2 is 32; the micro-batch size was chosen for stage 1."""
     for per_device, expected in ((24, (16, 2)), (5, (4, 8)), (64, (32, 1))):
         two = TlmArguments(**BASE, per_device_train_batch_size=per_device).for_stage(2, "out", 0, "accuracy")
         assert (two.per_device_train_batch_size, two.gradient_accumulation_steps) == expected
 
 
-def test_what_stage_two_refuses_is_refused_before_stage_one():
+def test_invalid_options_of_stage_two_are_refused_before_stage_one():
     check = partial(check_tlm, False, model_args=ModelArguments())
     check(TlmArguments(**BASE, rho1=0))
     for changes, message in (({"metric_for_best_model": "f1"}, "remove metric_for_best_model f1"),):
@@ -136,30 +136,35 @@ def test_several_gpus_need_a_process_each(monkeypatch):
         TlmArguments(**BASE)
 
 
-def test_the_order_of_texts_has_a_seed_of_its_own_if_it_is_given():
+def test_data_seed_sets_the_order_of_texts():
     assert TlmArguments(**BASE).for_stage(2, "out", 5, "accuracy").data_seed == 5
     two = TlmArguments(**BASE, data_seed=7).for_stage(2, "out", 5, "accuracy")
     assert (two.seed, two.data_seed) == (5, 7)
 
 
-def test_the_precision_of_accelerates_config_is_the_runs(monkeypatch):
-    """In its settings too, by which a folder is known again."""
-    plain, asked = TlmArguments(**BASE), TlmArguments(**BASE, bf16=True)
+def test_precision_of_the_accelerate_config_is_used(monkeypatch):
+    """It is also in the settings by which a folder is recognised."""
+    plain, explicit = TlmArguments(**BASE), TlmArguments(**BASE, bf16=True)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     launched = TlmArguments(**BASE)
-    assert (plain.bf16, asked.bf16, launched.bf16, launched.fp16) == (False, True, True, False)
-    assert settings(launched) == settings(asked) != settings(plain)
+    assert (plain.bf16, explicit.bf16, launched.bf16, launched.fp16) == (False, True, True, False)
+    assert settings(launched) == settings(explicit) != settings(plain)
 
 
-def test_texts_that_are_told_apart_count_where_a_loss_has_them():
-    def micro(**changes):
+def test_micro_batch_size_is_a_setting_with_contrastive_losses():
+    def texts_per_micro_batch(**changes):
         args = TlmArguments(**BASE, **{"objective": "cocolm", "total_batch_size": 32, **changes})
         return settings(args).get("texts_per_micro_batch")
 
     tokens = {"objective": "cocolm", "max_length": 32, "per_device_train_batch_size": 4}
     by_tokens = settings(TlmArguments(**BASE, **tokens, total_batch_tokens=256))
     assert by_tokens["tokens_per_micro_batch"] == 128 and "texts_per_micro_batch" not in by_tokens
-    assert [micro(), micro(per_device_train_batch_size=4), micro(scl=False), micro(objective="electra")] == [
+    assert [
+        texts_per_micro_batch(),
+        texts_per_micro_batch(per_device_train_batch_size=4),
+        texts_per_micro_batch(scl=False),
+        texts_per_micro_batch(objective="electra"),
+    ] == [
         32,
         4,
         None,
@@ -177,7 +182,7 @@ def test_texts_that_are_told_apart_count_where_a_loss_has_them():
         ("both", {"learning_rate": 5e-5, "stage2_max_steps": 9}, []),
     ],
 )
-def test_options_of_a_stage_that_is_not_run_are_named(stage, changes, idle, caplog):
+def test_options_of_a_stage_that_is_not_run_are_warned_about(stage, changes, idle, caplog):
     args = TlmArguments(**BASE, stage=stage, **changes)
     assert sorted(other_stage_options(args)) == sorted(idle)
     check_tlm(True, args, ModelArguments(model_config={"model_type": "bert"}))
@@ -195,8 +200,8 @@ def test_options_of_a_stage_that_is_not_run_are_named(stage, changes, idle, capl
         (TlmArguments, {"save_strategy": "no", "save_steps": 10, "stage": "2"}, None),
     ],
 )
-def test_save_steps_beside_no_saving_are_a_warning(cls, changes, said, caplog):
-    """A small preset has the one, and who gives the other thinks that checkpoints are kept."""
+def test_save_steps_without_saving_are_warned_about(cls, changes, said, caplog):
+    """A preset may set save_strategy no, and users who pass save_steps expect checkpoints."""
     tell_of_no_saving(cls(**BASE, **changes))
     assert re.search(said, caplog.text) if said else not caplog.text
 
@@ -213,19 +218,19 @@ def test_save_steps_beside_no_saving_are_a_warning(cls, changes, said, caplog):
         ),
     ],
 )
-def test_options_that_others_leave_without_effect(run, model, message):
+def test_options_without_effect_are_refused(run, model, message):
     with pytest.raises(ArgumentsError, match=message):
         check_model(TlmArguments(**BASE, **run), ModelArguments(**model))
 
 
-def test_a_batch_of_tokens_is_the_same_step_on_any_number_of_processes():
-    """Of texts a step has no fixed number then, and how many it would have depends on the processes."""
-    made = settings(TlmArguments(**BASE, total_batch_tokens=4096))
-    assert made["total_batch_tokens"] == 4096 and "texts_per_step" not in made
+def test_settings_with_token_batches_have_no_texts_per_step():
+    """The number of texts in a step is not fixed then, and would depend on the number of processes."""
+    values = settings(TlmArguments(**BASE, total_batch_tokens=4096))
+    assert values["total_batch_tokens"] == 4096 and "texts_per_step" not in values
     assert settings(TlmArguments(**BASE, total_batch_size=64))["texts_per_step"] == 64
 
 
-def test_stage_two_takes_its_own_values_and_leaves_the_original_alone():
+def test_stage_two_uses_its_own_values():
     args = TlmArguments(
         **BASE,
         rho1=7,
@@ -236,35 +241,35 @@ def test_stage_two_takes_its_own_values_and_leaves_the_original_alone():
         stage2_warmup_steps=4,
         stage2_eval_steps=2,
     )
-    two = args.for_stage(2, "out/stage2", 3, "micro_f1")
-    assert (two.learning_rate, two.max_steps, two.weight_decay, two.warmup_steps) == (3e-5, 11, 0.5, 4)
-    assert (two.rho1, two.mlm_probability, two.seed, two.data_seed) == (0, 0.0, 3, 3)
-    assert two.load_best_model_at_end and two.metric_for_best_model == "micro_f1" and two.eval_steps == 2
+    stage2 = args.for_stage(2, "out/stage2", 3, "micro_f1")
+    assert (stage2.learning_rate, stage2.max_steps, stage2.weight_decay, stage2.warmup_steps) == (3e-5, 11, 0.5, 4)
+    assert (stage2.rho1, stage2.mlm_probability, stage2.seed, stage2.data_seed) == (0, 0.0, 3, 3)
+    assert stage2.load_best_model_at_end and stage2.metric_for_best_model == "micro_f1" and stage2.eval_steps == 2
     assert (args.rho1, args.learning_rate, args.load_best_model_at_end) == (7, 1e-4, False)
 
 
 @pytest.mark.parametrize("schedule", [None, "linear", "cosine_with_min_lr"])
-def test_stage_two_may_have_a_schedule_of_its_own(schedule):
+def test_stage_two_may_have_its_own_schedule(schedule):
     args = TlmArguments(
         **BASE,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr": 1e-5},
         stage2_lr_scheduler_type=schedule,
     )
-    one, two = (args.for_stage(stage, "out", 3, "micro_f1") for stage in (1, 2))
+    stage1, stage2 = (args.for_stage(stage, "out", 3, "micro_f1") for stage in (1, 2))
     kept = ("cosine_with_min_lr", {"min_lr": 1e-5})
-    assert (one.lr_scheduler_type, one.lr_scheduler_kwargs) == kept
-    assert (two.lr_scheduler_type, two.lr_scheduler_kwargs) == (("linear", None) if schedule == "linear" else kept)
+    assert (stage1.lr_scheduler_type, stage1.lr_scheduler_kwargs) == kept
+    assert (stage2.lr_scheduler_type, stage2.lr_scheduler_kwargs) == (("linear", None) if schedule == "linear" else kept)
 
 
 @pytest.mark.parametrize(("rho2", "last", "share"), [(0.0, 0.1, 0.0), (1.0, 0.1, 0.1), (1.0, None, 0.3)])
-def test_stage_two_masks_as_stage_one_ended(rho2, last, share):
+def test_stage_two_masks_at_the_final_rate_of_stage_one(rho2, last, share):
     args = TlmArguments(**BASE, mlm_probability=0.3, mlm_probability_end=last, stage2_rho2=rho2)
     two = args.for_stage(2, "out/stage2", 3, "micro_f1")
     assert (two.mlm_probability, two.mlm_probability_end) == (share, None)
 
 
-def test_seeds():
+def test_seeds_default_to_the_seed():
     assert TlmArguments(**BASE, seed=4).run_seeds == [4]
     assert TlmArguments(**BASE, seeds=[2, 1]).run_seeds == [2, 1]
 
@@ -272,22 +277,22 @@ def test_seeds():
 @pytest.mark.parametrize(
     "option", [{"embedding_init": "spectral"}, {"attention_init": "neighbors"}, {"lm_head_init": "frequencies"}]
 )
-def test_first_weights_are_those_of_a_model_from_scratch(option):
+def test_initialization_of_a_checkpoint_is_refused(option):
     with pytest.raises(ArgumentsError, match=f"{' '.join(*option.items())} would replace learned weights of the checkpoint"):
         ModelArguments(**option, model_name_or_path="some/model")
 
 
-def test_the_norm_of_an_embedding_is_positive():
+def test_spectral_scale_must_be_positive():
     with pytest.raises(ArgumentsError, match="spectral_scale: expected .*; received 0"):
         ModelArguments(spectral_scale=0)
 
 
-def test_tokens_are_never_shown(tmp_path):
+def test_repr_hides_the_hub_token(tmp_path):
     args = TlmArguments(output_dir=str(tmp_path), report_to="none", hub_token="hf_secret")
     assert "hf_secret" not in repr(args) + str(args) and "rho1=3" in repr(args)
 
 
-def test_what_is_published_decides_how_its_repository_is_called():
+def test_models_and_datasets_have_separate_repository_options():
     args = {**BASE, "push_to_hub": True}
     assert TlmArguments(**args, hub_model_id="me/model").hub_strategy == "end"
     assert ScoreModelArguments(**args, hub_dataset_id="me/passages").hub_dataset_id == "me/passages"
@@ -308,7 +313,7 @@ def test_stages_never_push_and_hold_no_token():
     assert args.push_to_hub and args.hub_token == "hf_secret"
 
 
-def test_a_run_continues_from_a_repository_or_by_itself(tmp_path, monkeypatch):
+def test_run_resumes_from_a_repository_or_by_itself(tmp_path, monkeypatch):
     assert TlmArguments(**BASE, resume_from_checkpoint="true").resume_from_checkpoint is None
     args = TlmArguments(**BASE, resume_from_checkpoint="me/model@main-checkpoints")
     assert args.resume_from_checkpoint == "me/model@main-checkpoints"
@@ -323,7 +328,7 @@ def test_a_run_continues_from_a_repository_or_by_itself(tmp_path, monkeypatch):
         ScoreModelArguments(**BASE, resume_from_checkpoint="me/model@main-checkpoints")
 
 
-def test_records_beside_a_model_are_no_files_of_it(tmp_path):
+def test_local_files_of_a_model_exclude_records(tmp_path):
     for name in ("config.json", "settings.json", "results.json", "seal.json", ".places.json", "README.md"):
         (tmp_path / name).write_text("{}")
     ((file, _),) = local_files({"model_name_or_path": str(tmp_path)})["model_name_or_path"]
@@ -331,6 +336,6 @@ def test_records_beside_a_model_are_no_files_of_it(tmp_path):
 
 
 @pytest.mark.parametrize(("given", "stages"), [(1, (1,)), (2, (2,)), ("both", (1, 2))])
-def test_a_stage_may_be_a_number(given, stages):
+def test_stage_may_be_a_number(given, stages):
     args = TlmArguments(**BASE, stage=given)
     assert args.stages == stages and args.stage == str(given)

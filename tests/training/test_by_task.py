@@ -1,4 +1,4 @@
-"""What of stage 2 depends on the task's texts."""
+"""Settings of stage 2 that depend on the task's texts."""
 
 import pytest
 from datasets import Dataset
@@ -12,8 +12,8 @@ from support.toys import TINY_CONFIGS
 QUIET = {"report_to": "none", "use_cpu": True, "stage2_total_batch_size": 8}
 
 
-def settled(tmp_path, tokenizer, words, positions=None, **changes):
-    """`words`: how many each training text has; special tokens are two more."""
+def with_defaults_for(tmp_path, tokenizer, words, positions=None, **changes):
+    """Return the arguments for training texts with these numbers of words; special tokens add two."""
     rows = Dataset.from_list([{"text": " ".join(["the"] * count), "label": 0} for count in words])
     args = TlmArguments(output_dir=str(tmp_path), **QUIET, **changes)
     found = with_task_defaults(args, rows, tokenizer, positions)
@@ -21,29 +21,29 @@ def settled(tmp_path, tokenizer, words, positions=None, **changes):
     return found
 
 
-def test_the_tasks_own_length(tmp_path, tokenizer):
-    # 99 of 100 texts have at most 42 tokens; the longest are cut.
+def test_length_is_chosen_from_the_texts(tmp_path, tokenizer):
+    # 99 of 100 texts have at most 42 tokens; the longest are truncated.
     lengths = [10] * 300 + [40] * 97 + [200] * 3
-    assert settled(tmp_path, tokenizer, lengths, stage2_max_length=0).stage2_max_length == 64
-    assert settled(tmp_path, tokenizer, [30] * 10, stage2_max_length=0).stage2_max_length == 32
-    assert settled(tmp_path, tokenizer, [31] * 10, stage2_max_length=0).stage2_max_length == 64
-    assert settled(tmp_path, tokenizer, lengths, positions=40, stage2_max_length=0).stage2_max_length == 40
-    assert settled(tmp_path, tokenizer, [2000] * 10, stage2_max_length=0).stage2_max_length == 512
+    assert with_defaults_for(tmp_path, tokenizer, lengths, stage2_max_length=0).stage2_max_length == 64
+    assert with_defaults_for(tmp_path, tokenizer, [30] * 10, stage2_max_length=0).stage2_max_length == 32
+    assert with_defaults_for(tmp_path, tokenizer, [31] * 10, stage2_max_length=0).stage2_max_length == 64
+    assert with_defaults_for(tmp_path, tokenizer, lengths, positions=40, stage2_max_length=0).stage2_max_length == 40
+    assert with_defaults_for(tmp_path, tokenizer, [2000] * 10, stage2_max_length=0).stage2_max_length == 512
 
 
-def test_what_is_given_stays(tmp_path, tokenizer):
+def test_given_length_is_kept(tmp_path, tokenizer):
     for given in (None, 70):
-        found = settled(tmp_path, tokenizer, [10] * 10, stage2_max_length=given)
+        found = with_defaults_for(tmp_path, tokenizer, [10] * 10, stage2_max_length=given)
         assert found.stage2_max_length == given
     length = {stage: found.for_stage(stage, tmp_path, 0, "macro_f1").max_length for stage in (1, 2)}
     assert length == {1: 128, 2: 70}
 
 
 @pytest.mark.parametrize("epochs,texts,steps", [(2, 80, 30), (4, 80, -1), (3, 79, -1), (2.9, 80, 30)])
-def test_at_least_so_many_steps(tmp_path, tokenizer, epochs, texts, steps):
+def test_minimum_number_of_steps(tmp_path, tokenizer, epochs, texts, steps):
     """An epoch of 80 texts, or of 79, is ten steps of 8."""
     changes = {"stage2_num_train_epochs": epochs, "stage2_min_steps": 30}
-    assert settled(tmp_path, tokenizer, [5] * texts, **changes).stage2_max_steps == steps
+    assert with_defaults_for(tmp_path, tokenizer, [5] * texts, **changes).stage2_max_steps == steps
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_at_least_so_many_steps(tmp_path, tokenizer, epochs, texts, steps):
         ({"stage2_dropout": 1.0}, r"stage2_dropout: expected"),
     ],
 )
-def test_refused(tmp_path, values, message):
+def test_invalid_values_are_refused(tmp_path, values, message):
     with pytest.raises(ArgumentsError, match=message):
         TlmArguments(output_dir=str(tmp_path), **QUIET, **values)
 
@@ -69,7 +69,7 @@ MODEL = {"model_config": {"model_type": "modernbert", **TINY_CONFIGS["modernbert
 @pytest.mark.parametrize(
     "values,lengths",
     [
-        # What is wrong, or would cost something, in a stage that is not run.
+        # Options that would be wrong or costly, but belong to a stage that is not run.
         ({"stage": "2", "total_batch_size": 48, "per_device_train_batch_size": 32, "max_length": 32}, {2: 32}),
         ({"stage": "1", "stage2_max_length": 500, "max_length": 32}, {1: 32}),
         ({"stage": "1", "stage2_max_length": 0, "max_length": 32}, {1: 32}),
@@ -77,7 +77,7 @@ MODEL = {"model_config": {"model_type": "modernbert", **TINY_CONFIGS["modernbert
     ],
 )
 @pytest.mark.parametrize("embedding_init", ["random", "spectral"])
-def test_only_what_is_run_is_prepared(tmp_path, task, values, lengths, embedding_init):
+def test_only_stages_that_run_are_prepared(tmp_path, task, values, lengths, embedding_init):
     args = TlmArguments(output_dir=str(tmp_path), **QUIET, rho1=0, **values)
     body = {**MODEL["model_config"], "max_position_embeddings": 64}
     model_args = ModelArguments(model_config=body, vocab_size=100, embedding_init=embedding_init)
@@ -89,7 +89,7 @@ def test_only_what_is_run_is_prepared(tmp_path, task, values, lengths, embedding
     setup.make_model()
 
 
-def test_rdrop_of_nothing_is_refused_before_stage_1(tmp_path, task):
+def test_rdrop_without_dropout_is_refused_before_stage_1(tmp_path, task):
     def prepared(**values):
         args = TlmArguments(output_dir=str(tmp_path), **QUIET, rho1=0, max_length=32, **values)
         return prepare(task, None, args, ModelArguments(**MODEL))
@@ -106,7 +106,7 @@ def test_rdrop_of_nothing_is_refused_before_stage_1(tmp_path, task):
 
 
 @pytest.mark.parametrize("values, told", [({}, True), ({"corpus_max_length": 64}, False), ({"stage": "2"}, False)])
-def test_passages_that_are_cut_are_told_of(tmp_path, task, caplog, values, told):
+def test_truncated_passages_are_warned_about(tmp_path, task, caplog, values, told):
     corpus = Dataset.from_list([{"text": "a passage of some words " * 6}] * 8)
     args = TlmArguments(output_dir=str(tmp_path), **QUIET, **{"rho1": 1, "max_length": 16, **values})
     body = {**MODEL["model_config"], "max_position_embeddings": 64}
@@ -120,8 +120,8 @@ def test_passages_that_are_cut_are_told_of(tmp_path, task, caplog, values, told)
 @pytest.mark.parametrize(
     "values, told", [({}, True), ({"stage2_max_length": 64}, False), ({"stage": "1", "stage2_max_length": 64}, True)]
 )
-def test_texts_of_the_task_that_are_cut_are_told_of(tmp_path, caplog, values, told):
-    """By the longest of the stages that are run."""
+def test_truncated_task_texts_are_warned_about(tmp_path, caplog, values, told):
+    """With the longest max_length of the stages that run."""
     rows = [{"text": f"{label} text of some words " * 6, "label": label} for label in "ab" * 4]
     splits = {split: Dataset.from_list(rows) for split in ("train", "validation")}
     task = task_from_datasets(TaskSpec(name="long", path="memory"), splits)

@@ -1,4 +1,4 @@
-"""A disk that fails at any one operation of a checkpoint's save, or from it on: the checkpoint before it is whole."""
+"""Disk faults at every operation of a checkpoint's save: the previous checkpoint stays intact."""
 
 import errno
 import shutil
@@ -8,7 +8,7 @@ from hf_tlm.training.checkpoints import CheckpointError, last_complete_checkpoin
 from support.training_runs import trainer
 
 
-def test_a_checkpoint(tmp_path, data, tokenizer):
+def test_failing_save_keeps_the_previous_checkpoint(tmp_path, data, tokenizer):
     run = trainer(tmp_path, data, tokenizer, max_steps=1, save_strategy="steps", save_steps=1)
     run.train()
     before, after = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
@@ -17,7 +17,7 @@ def test_a_checkpoint(tmp_path, data, tokenizer):
     def save():
         run._save_checkpoint(run.model, None)
 
-    # The first save after a train() makes more than those that follow.
+    # The first save after train() has more operations than later ones.
     save()
     shutil.rmtree(after)
     with injected(Faults(tmp_path)) as counted:
@@ -26,7 +26,7 @@ def test_a_checkpoint(tmp_path, data, tokenizer):
     failed = 0
     for number in range(len(counted.seen)):
         shutil.rmtree(after)
-        # A full disk is one from here on; a broken one fails once.
+        # A full disk fails from this operation on; a broken one fails once.
         code, lasting = ((errno.ENOSPC, True), (errno.EIO, False))[number % 2]
         with injected(Faults(tmp_path, number, code, lasting)) as faults:
             try:

@@ -1,4 +1,4 @@
-"""Seals and the order in which older checkpoints go, on folders of a few bytes."""
+"""Seals, and the order in which older checkpoints are deleted, on folders of a few bytes."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from hf_tlm.training.checkpoints import (
 from hf_tlm.utils.seals import write_seal
 
 
-def make(folder, step, best=None, sealed=True):
-    """A checkpoint with a file in a subfolder, as FSDP has them."""
+def make_checkpoint(folder, step, best=None, sealed=True):
+    """Write a checkpoint with a file in a subfolder, as with FSDP."""
     path = folder / f"checkpoint-{step}"
     (path / "optimizer_0").mkdir(parents=True)
     (path / "optimizer_0" / "shard.distcp").write_bytes(b"moments")
@@ -45,8 +45,8 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("harm,message", DAMAGES.values(), ids=list(DAMAGES))
-def test_damage_is_found_named_and_passed_over(tmp_path, caplog, harm, message):
-    older, newer = make(tmp_path, 9), make(tmp_path, 10)
+def test_damaged_checkpoint_is_reported_and_skipped(tmp_path, caplog, harm, message):
+    older, newer = make_checkpoint(tmp_path, 9), make_checkpoint(tmp_path, 10)
     assert resume_problem(newer) is None and last_complete_checkpoint(tmp_path) == str(newer) == check_checkpoint(newer)
     assert not caplog.text
     harm(newer)
@@ -56,26 +56,26 @@ def test_damage_is_found_named_and_passed_over(tmp_path, caplog, harm, message):
         check_checkpoint(newer)
 
 
-def test_the_best_checkpoint_belongs_to_it(tmp_path):
-    """Also where the run's folder was moved: the state holds the best one's path of then."""
-    first, second = make(tmp_path, 2), make(tmp_path, 4, best=2)
+def test_checkpoint_needs_its_best_checkpoint(tmp_path):
+    """Also where the run's folder was moved: the state has the best checkpoint's old path."""
+    first, second = make_checkpoint(tmp_path, 2), make_checkpoint(tmp_path, 4, best=2)
     assert resume_problem(second) is None
     (first / "model.safetensors").write_bytes(b"Weights")
     assert "checkpoint-4 needs the best checkpoint so far" in resume_problem(second)
     assert last_complete_checkpoint(tmp_path) is None
 
 
-def test_its_seal_has_its_name(tmp_path):
-    """The best one saved, which need not be the best one evaluated; of other folders the names count too."""
-    make(tmp_path, 2), make(tmp_path, 4)
-    newest = make(tmp_path, 6, best=4, sealed=False)
+def test_seal_names_the_best_checkpoint(tmp_path):
+    """The best saved one, which need not be the best evaluated; only the folder's name counts."""
+    make_checkpoint(tmp_path, 2), make_checkpoint(tmp_path, 4)
+    newest = make_checkpoint(tmp_path, 6, best=4, sealed=False)
     write_seal(newest, step=6, world_size=1, resumable=True, best="/elsewhere/checkpoint-2")
     assert best_of(newest) == tmp_path / "checkpoint-2"
     rotate(newest, limit=1)
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-6"]
 
 
-def test_nothing_there(tmp_path):
+def test_missing_folder_has_no_checkpoint(tmp_path):
     assert last_complete_checkpoint(tmp_path / "none") is None
     with pytest.raises(CheckpointError, match="is missing"):
         check_checkpoint(tmp_path / "checkpoint-3")
@@ -91,16 +91,17 @@ def test_nothing_there(tmp_path):
         (2, {8: 4}, [4, 6, 8]),
         (1, {8: 4}, [4, 8]),
         (1, {8: 8}, [8]),
-        # The run could resume from checkpoint-6, if 8 were damaged, only together with the best model it knows.
+        # Should 8 be damaged, the run can resume from checkpoint-6 only together with the best checkpoint that 6 refers
+        # to.
         (2, {6: 2, 8: 8}, [2, 6, 8]),
     ],
 )
-def test_rotation(tmp_path, limit, best, left):
-    """After the save of step 8 of a run that passed over checkpoint-10, whose leftover goes, too."""
+def test_rotation_keeps_the_newest_and_the_best(tmp_path, limit, best, left):
+    """After the save of step 8 in a run that skipped a damaged checkpoint-10, which is deleted too."""
     for step in (2, 4, 6, 10):
-        make(tmp_path, step, best=best.get(step))
-    make(tmp_path, 7, sealed=False)
-    rotate(make(tmp_path, 8, best=best.get(8)), limit=limit)
+        make_checkpoint(tmp_path, step, best=best.get(step))
+    make_checkpoint(tmp_path, 7, sealed=False)
+    rotate(make_checkpoint(tmp_path, 8, best=best.get(8)), limit=limit)
     assert names(tmp_path) == [f"checkpoint-{step}" for step in left]
     if limit and best:
         assert all(resume_problem(tmp_path / name) is None for name in names(tmp_path) if name != "checkpoint-2")

@@ -1,4 +1,4 @@
-"""What people pass who know the Trainer: it works, or one sentence says what to pass."""
+"""Arguments that users of the Trainer may pass: they work, or the error says what to pass."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from support.toys import TINY_CONFIGS
 QUIET = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
 
 
-class Rows(torch.utils.data.Dataset):
+class TorchDataset(torch.utils.data.Dataset):
     def __len__(self):
         return 1
 
@@ -26,10 +26,10 @@ def config():
     return AutoConfig.for_model("bert", **TINY_CONFIGS["bert"])
 
 
-def made(tmp_path, data, tokenizer, model=None, args=None, rho1=0, **changes):
+def make_trainer(tmp_path, data, tokenizer, model=None, args=None, rho1=0, **changes):
     args = args or TlmArguments(output_dir=str(tmp_path), rho1=rho1, max_steps=2, **QUIET)
-    given = {"train_dataset": data["train"], "processing_class": tokenizer, **changes}
-    return TlmTrainer(model or TlmModel.from_config(config()), args, **given)
+    options = {"train_dataset": data["train"], "processing_class": tokenizer, **changes}
+    return TlmTrainer(model or TlmModel.from_config(config()), args, **options)
 
 
 def rows(length=3, **columns):
@@ -47,7 +47,10 @@ def rows(length=3, **columns):
         ({"model_init": lambda: None}, "model_init is not used"),
         ({"processing_class": None}, "processing_class: expected the tokenizer of the texts"),
         ({"data_collator": list}, "data_collator: TlmTrainer creates its own"),
-        ({"train_dataset": Rows()}, r"train_dataset: expected a datasets.Dataset.*received Rows.*hf_tlm.data.tokenize"),
+        (
+            {"train_dataset": TorchDataset()},
+            r"train_dataset: expected a datasets.Dataset.*received Rows.*hf_tlm.data.tokenize",
+        ),
         ({"train_dataset": Dataset.from_list([{"text": "a", "label": 0}])}, "received one with the columns text, label"),
         ({"corpus_dataset": Dataset.from_list([{"text": "a"}]), "rho1": 1}, "corpus_dataset: expected a datasets.Dataset"),
         ({"train_dataset": rows(label=0).to_iterable_dataset()}, "expected a datasets.Dataset.*received IterableDataset"),
@@ -73,7 +76,7 @@ def rows(length=3, **columns):
         ({"model": "small"}, "the tokenizer has [0-9]+ tokens, and the model has embeddings for 50"),
     ],
 )
-def test_a_sentence_says_what_to_pass(tmp_path, data, tokenizer, changes, message):
+def test_wrong_arguments_are_refused_with_advice(tmp_path, data, tokenizer, changes, message):
     if changes.get("args") == "plain":
         changes = {"args": TrainingArguments(output_dir=str(tmp_path), **QUIET)}
     if changes.get("model") == "stock":
@@ -81,10 +84,10 @@ def test_a_sentence_says_what_to_pass(tmp_path, data, tokenizer, changes, messag
     if changes.get("model") == "small":
         changes = {"model": TlmModel.from_config(AutoConfig.for_model("bert", **{**TINY_CONFIGS["bert"], "vocab_size": 50}))}
     with pytest.raises(ArgumentsError, match=message):
-        made(tmp_path, data, tokenizer, **changes)
+        make_trainer(tmp_path, data, tokenizer, **changes)
 
 
-def test_texts_longer_than_the_positions_are_refused_when_training_begins(tmp_path, data, tokenizer):
+def test_texts_longer_than_the_positions_are_refused(tmp_path, data, tokenizer):
     for name, changes in (
         ("train", {"train_dataset": rows(41, label=0)}),
         ("corpus", {"corpus_dataset": rows(41), "rho1": 1}),
@@ -92,21 +95,23 @@ def test_texts_longer_than_the_positions_are_refused_when_training_begins(tmp_pa
         with pytest.raises(
             ArgumentsError, match=f"{name}_dataset has a text of 41 tokens, .* has positions for 40. Tokenise"
         ):
-            made(tmp_path, data, tokenizer, **changes).train()
+            make_trainer(tmp_path, data, tokenizer, **changes).train()
 
 
-def test_an_empty_choice_of_objectives_is_the_default(tmp_path, data, tokenizer):
-    assert [*made(tmp_path, data, tokenizer, objectives={}).objectives] == [*made(tmp_path, data, tokenizer).objectives]
+def test_empty_objectives_mean_the_default(tmp_path, data, tokenizer):
+    assert [*make_trainer(tmp_path, data, tokenizer, objectives={}).objectives] == [
+        *make_trainer(tmp_path, data, tokenizer).objectives
+    ]
 
 
-def test_labels_are_those_of_the_rows_that_were_chosen(tmp_path, data, tokenizer):
+def test_only_labels_of_selected_rows_are_checked(tmp_path, data, tokenizer):
     found = Dataset.from_list([{"input_ids": [2, 5, 3], "label": label} for label in (0, 9)])
-    assert made(tmp_path, data, tokenizer, train_dataset=found.select([0]))
+    assert make_trainer(tmp_path, data, tokenizer, train_dataset=found.select([0]))
     with pytest.raises(ArgumentsError, match="received 9"):
-        made(tmp_path, data, tokenizer, train_dataset=found.select([1]))
+        make_trainer(tmp_path, data, tokenizer, train_dataset=found.select([1]))
 
 
-def test_a_checkpoint_is_not_loaded_by_halves():
+def test_from_pretrained_is_refused():
     with pytest.raises(ModelError, match=r"TlmModel.from_checkpoint\('runs/a', ...\)"):
         TlmModel.from_pretrained("runs/a")
 
@@ -115,36 +120,36 @@ def test_a_checkpoint_is_not_loaded_by_halves():
     "given, received",
     [((config(),), "a BertConfig alone"), ((config(), config()), "a BertConfig"), (("runs/a",), "a str alone")],
 )
-def test_a_model_is_not_made_of_a_config_alone(given, received):
+def test_constructor_with_a_config_is_refused(given, received):
     with pytest.raises(ModelError, match=f"two stock models.*; received {received}. .*TlmModel.from_config.config"):
         TlmModel(*given)
 
 
-def test_whole_floats_of_pandas_and_texts_without_a_class_are_labels(tmp_path, data, tokenizer):
+def test_whole_floats_and_ignored_labels_are_accepted(tmp_path, data, tokenizer):
     for labels in ([0.0, 2.0], [1, -100]):
         found = Dataset.from_list([{"input_ids": [2, 5, 3], "label": label} for label in labels])
-        assert made(tmp_path, data, tokenizer, train_dataset=found)
+        assert make_trainer(tmp_path, data, tokenizer, train_dataset=found)
 
 
-def test_without_a_model(tmp_path, data, tokenizer):
+def test_missing_model_is_refused(tmp_path, data, tokenizer):
     args = TlmArguments(output_dir=str(tmp_path), rho1=0, max_steps=2, **QUIET)
     with pytest.raises(ArgumentsError, match="model: expected a model; received none"):
         TlmTrainer(None, args, train_dataset=data["train"], processing_class=tokenizer)
 
 
-def test_the_old_name_of_the_tokenizer(tmp_path, data, tokenizer):
+def test_old_tokenizer_argument_is_refused(tmp_path, data, tokenizer):
     args = TlmArguments(output_dir=str(tmp_path), rho1=0, max_steps=2, **QUIET)
     for given in ({}, {"processing_class": tokenizer}):
         with pytest.raises(ArgumentsError, match="tokenizer: .* Pass processing_class=tokenizer"):
             TlmTrainer(TlmModel.from_config(config()), args, train_dataset=data["train"], tokenizer=tokenizer, **given)
 
 
-def test_a_search_is_refused_with_what_to_do(tmp_path, data, tokenizer):
+def test_hyperparameter_search_is_refused_with_advice(tmp_path, data, tokenizer):
     with pytest.raises(ArgumentsError, match="TlmTrainer does not call. Create a model and a TlmTrainer for each"):
-        made(tmp_path, data, tokenizer).hyperparameter_search(n_trials=2)
+        make_trainer(tmp_path, data, tokenizer).hyperparameter_search(n_trials=2)
 
 
-def test_what_is_left_out_is_named(tmp_path, data, tokenizer):
+def test_missing_arguments_are_named(tmp_path, data, tokenizer):
     args = TlmArguments(output_dir=str(tmp_path), rho1=0, max_steps=2, **QUIET)
     given = {"model": TlmModel.from_config(config()), "args": args, "train_dataset": data["train"]}
     given["processing_class"] = tokenizer
@@ -161,13 +166,13 @@ def test_what_is_left_out_is_named(tmp_path, data, tokenizer):
         TlmTrainer(**{**given, "args": args}).train()
 
 
-def test_what_is_right_is_taken(tmp_path, data, tokenizer):
-    assert made(tmp_path, data, tokenizer, data_collator=None).train_dataset is data["train"]
+def test_valid_arguments_are_accepted(tmp_path, data, tokenizer):
+    assert make_trainer(tmp_path, data, tokenizer, data_collator=None).train_dataset is data["train"]
 
 
-def test_a_frozen_model_is_evaluated_and_not_trained(tmp_path, data, tokenizer):
-    """As an InfluenceScorer leaves it."""
-    trainer = made(tmp_path, data, tokenizer, model=TlmModel.from_config(config()).requires_grad_(False))
+def test_frozen_model_can_be_evaluated_but_not_trained(tmp_path, data, tokenizer):
+    """An InfluenceScorer freezes its model."""
+    trainer = make_trainer(tmp_path, data, tokenizer, model=TlmModel.from_config(config()).requires_grad_(False))
     trainer.evaluate(data["train"])
     with pytest.raises(
         ArgumentsError, match=r"requires gradients, so nothing would be trained. .*model.requires_grad_\(True\)"

@@ -1,4 +1,4 @@
-"""First weights in a run: written into what an objective trains, learned like all others, exported as stock, declared."""
+"""Initialization in a run: written into every trained model, trained like other weights, exported as stock, recorded."""
 
 import pytest
 import torch
@@ -48,8 +48,8 @@ def bodies(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", BODIES)
-def test_what_is_written_is_learned(task, corpus, model_type):
-    """In every body that an objective trains; the same under the same seed; and every parameter moves."""
+def test_initial_weights_are_written_and_trained(task, corpus, model_type):
+    """They are in every body that an objective trains, equal under equal seeds, and every parameter is updated."""
     setup = setup_of(task, corpus, model_type)
     set_seed(3)
     model = setup.make_model()
@@ -59,7 +59,7 @@ def test_what_is_written_is_learned(task, corpus, model_type):
     for body in bodies(model):
         layers = layers_of(body)
         last = attention_weights(layers[-1], body.config.num_attention_heads)
-        if len(layers) > 1:  # The first one's heads begin at neighbours.
+        if len(layers) > 1:  # The heads of the first layer are initialized at neighbours.
             identity = torch.eye(len(last.value))
             torch.testing.assert_close(last.output @ last.value, identity, atol=1e-5, rtol=0)
         if (positions := position_embeddings(body)) is not None:
@@ -84,18 +84,18 @@ def test_what_is_written_is_learned(task, corpus, model_type):
     assert not [name for name, value in model.named_parameters() if torch.equal(value, before[name])]
 
 
-def test_each_option_alone_changes_what_it_says(task, corpus, tokenizer):
-    made = {}
+def test_each_option_changes_only_its_weights(task, corpus, tokenizer):
+    states = {}
     for option, value in {"none": None, **ALL}.items():
         options = {} if value is None else {option: value}
         plain = dict.fromkeys(ALL, "random") | {"weight_init": "config"}
         setup = setup_of(task, corpus, "bert", **{**plain, **options})
         set_seed(0)
-        made[option] = setup.make_model().state_dict()
+        states[option] = setup.make_model().state_dict()
         assert (setup.initialization is None) == (option in ("none", "weight_init"))
     changed = {
-        option: {name for name, value in made["none"].items() if not torch.equal(value, state[name])}
-        for option, state in made.items()
+        option: {name for name, value in states["none"].items() if not torch.equal(value, state[name])}
+        for option, state in states.items()
     }
     word = "bert.embeddings.word_embeddings.weight"
     assert changed["embedding_init"] == {word, "mlm_head.cls.predictions.decoder.weight"}
@@ -104,13 +104,13 @@ def test_each_option_alone_changes_what_it_says(task, corpus, tokenizer):
         "mlm_head.cls.predictions.bias",
         "mlm_head.cls.predictions.decoder.bias",
         "mlm_head.cls.predictions.transform.dense.weight",
-    } & set(made["none"])
+    } & set(states["none"])
     assert {name.split(".")[2] for name in changed["attention_init"] if name.startswith("bert.encoder")} == {"layer"}
     assert "bert.embeddings.position_embeddings.weight" in changed["attention_init"]
 
 
-def test_a_masked_lm_of_coco_lms_body(task, corpus):
-    """Beside the output embedding its head has a copy probability, which is no transform."""
+def test_masked_lm_with_the_body_of_coco_lm(task, corpus):
+    """Its head has a copy probability beside the output embedding, which is not a transform."""
     options = {name: value for name, value in QUIET.items() if name != "logging_steps"}
     args = TlmArguments(output_dir="unused", **options, max_length=32, rho1=1, max_steps=12)
     model_args = ModelArguments(model_config={**config("cocolm"), "copy_head": True}, vocab_size=120, **ALL)
@@ -120,8 +120,8 @@ def test_a_masked_lm_of_coco_lms_body(task, corpus):
     assert head["copy_head"].out_features == 1
 
 
-def test_a_frozen_auxiliary_model_stays(task, corpus, tmp_path):
-    """It has learned; and a masked-LM head that is not there cannot begin at frequencies."""
+def test_frozen_auxiliary_model_is_unchanged(task, corpus, tmp_path):
+    """It is already trained."""
     setup = setup_of(task, corpus, "electra")
     set_seed(0)
     model = setup.make_model()
@@ -134,13 +134,17 @@ def test_a_frozen_auxiliary_model_stays(task, corpus, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["bert", "modernbert", "electra"])
-def test_a_run_exports_stock_models_and_says_how_they_began(tmp_path, task, corpus, model_type):
+def test_run_exports_stock_models_and_records_the_initialization(tmp_path, task, corpus, model_type):
     subset = retrieve(task, corpus, top_k=5)
     args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST, objective=BODIES[model_type])
     size = {"auxiliary_size": 0.5} if model_type == "electra" else {}
     run = run_tlm(task, subset, args, ModelArguments(model_config=config(model_type), vocab_size=120, **ALL, **size))
-    began = run.details["initialization"]
-    assert began["spectral"]["tokens_covered"] > 20 and began["neighbors"][0] == [-1] and began["token_counts"] > 300
+    initialization = run.details["initialization"]
+    assert (
+        initialization["spectral"]["tokens_covered"] > 20
+        and initialization["neighbors"][0] == [-1]
+        and initialization["token_counts"] > 300
+    )
     card = (tmp_path / "run" / "README.md").read_text()
     for text in ("spectral warm start", "sqrt(768 / width)", "neighbouring tokens", "These are additions of hf_tlm"):
         assert text in card
@@ -152,8 +156,8 @@ def test_a_run_exports_stock_models_and_says_how_they_began(tmp_path, task, corp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mlm", "electra"])
-def test_a_run_that_begins_as_a_linear_model(tmp_path, monkeypatch, task, corpus, objective):
-    """Stage 2 begins with a classifier that scores what that model does; it is stock in the end, and declared."""
+def test_stage_2_starts_from_a_linear_classifier(tmp_path, monkeypatch, task, corpus, objective):
+    """The classifier gives the linear model's scores at the start of stage 2; the export is stock and describes it."""
     options = {"model_config": {**config("modernbert"), "classifier_pooling": "mean"}, "vocab_size": 120}
     options |= {
         "classifier_init": "linear",
@@ -164,8 +168,8 @@ def test_a_run_that_begins_as_a_linear_model(tmp_path, monkeypatch, task, corpus
     linear = setup.initialization.linear
     assert linear.evidence.shape == (len(setup.tokenizer), 2)
     set_seed(0)
-    made = setup.make_model()
-    classifier = made.main if objective == "electra" else made
+    built = setup.make_model()
+    classifier = built.main if objective == "electra" else built
     assert (classifier.classifier.weight[:, :2] != -classifier.classifier.weight[:, 2:4]).all()
     linear.write_to(classifier)
     assert torch.equal(classifier.classifier.weight[:, :2], -classifier.classifier.weight[:, 2:4])
@@ -173,17 +177,17 @@ def test_a_run_that_begins_as_a_linear_model(tmp_path, monkeypatch, task, corpus
     table = classifier.get_input_embeddings().weight
     torch.testing.assert_close(table.norm(dim=1), table.norm(dim=1).median().expand(len(table)), rtol=0.02, atol=0)
 
-    began = {}
+    at_start = {}
     write_to = LinearStart.write_to
 
     def spy(start, model):
         write_to(start, model)
-        began["stage 1 is done"] = (tmp_path / "run/seed-0/stage1/model").is_dir()
-        began["weights"] = model.classifier.weight.clone()
+        at_start["stage 1 is done"] = (tmp_path / "run/seed-0/stage1/model").is_dir()
+        at_start["weights"] = model.classifier.weight.clone()
 
     monkeypatch.setattr(LinearStart, "write_to", spy)
     run = run_tlm(task, retrieve(task, corpus, top_k=5), args, ModelArguments(**options))
-    assert began["stage 1 is done"] and torch.equal(began["weights"][:, :2], -began["weights"][:, 2:4])
+    assert at_start["stage 1 is done"] and torch.equal(at_start["weights"][:, :2], -at_start["weights"][:, 2:4])
     assert run.details["initialization"]["linear"] == linear.report and linear.report["dimensions"] == 2
     assert "a classifier that is a linear model" in (tmp_path / "run" / "README.md").read_text()
     stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run")
@@ -191,7 +195,7 @@ def test_a_run_that_begins_as_a_linear_model(tmp_path, monkeypatch, task, corpus
     assert stock.classifier.weight[:, 4:].any()
 
 
-def test_a_linear_start_without_a_mean_is_refused_before_any_work(tmp_path, task, corpus):
+def test_linear_start_without_mean_pooling_is_refused(tmp_path, task, corpus):
     args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST)
     model_args = ModelArguments(model_config=config("bert"), vocab_size=120, classifier_init="linear")
     with pytest.raises(ModelError, match="reads the mean over tokens.*received the type 'bert'"):
@@ -203,7 +207,7 @@ def test_a_linear_start_without_a_mean_is_refused_before_any_work(tmp_path, task
 
 @pytest.mark.parametrize("stage", ["2", "both"])
 @pytest.mark.parametrize("option", [{"stage2_reset_classifier": True}, {"stage2_classifier_pooling": "cls"}])
-def test_a_linear_start_that_stage_2_throws_away_is_refused(tmp_path, stage, option):
+def test_linear_start_that_stage_2_discards_is_refused(tmp_path, stage, option):
     args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST, stage=stage, **option)
     body = {**config("modernbert"), "classifier_pooling": "mean"}
     with pytest.raises(
@@ -212,7 +216,7 @@ def test_a_linear_start_that_stage_2_throws_away_is_refused(tmp_path, stage, opt
         check_tlm(True, args, ModelArguments(model_config=body, vocab_size=120, classifier_init="linear"))
 
 
-def test_a_linear_start_under_an_adapter_is_refused(tmp_path):
+def test_linear_start_with_an_adapter_is_refused(tmp_path):
     args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST)
     body = {**config("modernbert"), "classifier_pooling": "mean"}
     with pytest.raises(ArgumentsError, match="classifier_init linear does not work with use_peft"):
@@ -220,7 +224,7 @@ def test_a_linear_start_under_an_adapter_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["1", "2"])
-def test_a_single_stage_begins_as_a_linear_model(tmp_path, monkeypatch, caplog, task, corpus, stage):
+def test_single_stage_starts_from_a_linear_classifier(tmp_path, monkeypatch, caplog, task, corpus, stage):
     written = []
     monkeypatch.setattr(LinearStart, "write_to", lambda start, model: written.append(model))
     body = {**config("modernbert"), "classifier_pooling": "mean"}
@@ -231,7 +235,7 @@ def test_a_single_stage_begins_as_a_linear_model(tmp_path, monkeypatch, caplog, 
     assert caplog.text.count(f"Only stage {stage} is run") == 1
 
 
-def test_counts_are_of_the_texts_that_are_trained_on(task, corpus):
+def test_token_counts_are_those_of_the_training_texts(task, corpus):
     setup = setup_of(task, corpus, "bert")
     rows = [*setup.data[1].train["input_ids"], *setup.data[1].corpus["input_ids"]]
     expected = torch.bincount(torch.tensor([token for row in rows for token in row]), minlength=len(setup.tokenizer))
@@ -242,19 +246,19 @@ def test_counts_are_of_the_texts_that_are_trained_on(task, corpus):
 
 
 def test_position_codes_are_as_large_as_random_token_embeddings(task, corpus):
-    """Nothing is drowned by the codes where `neighbors` is alone: in the first layer's input both parts vary alike."""
+    """With `neighbors` alone both parts of the first layer's input have the same variance."""
     model = setup_of(task, corpus, "bert", embedding_init="random", weight_init="config").make_model()
     tokens, positions = model.get_input_embeddings().weight, position_embeddings(model.base_model).weight
     free = positions.any(dim=0)
-    a_number = tokens[5:, ~free].square().mean().sqrt()
-    assert positions[:, free].square().mean().sqrt().item() == pytest.approx(a_number.item(), rel=0.15)
+    token_scale = tokens[5:, ~free].square().mean().sqrt()
+    assert positions[:, free].square().mean().sqrt().item() == pytest.approx(token_scale.item(), rel=0.15)
 
 
 @pytest.mark.parametrize(
     "changes,refused",
     [({}, True), ({"objective": "cocolm", "clm": "rtd"}, True), ({"objective": "cocolm"}, False)],
 )
-def test_a_frozen_auxiliary_model_leaves_no_head_to_begin(changes, refused):
+def test_lm_head_init_with_a_frozen_auxiliary_model_is_refused(changes, refused):
     args = TlmArguments(output_dir="unused", **{"objective": "electra", **QUIET, **changes})
     model_args = ModelArguments(lm_head_init="frequencies", freeze_auxiliary=True, auxiliary_name_or_path="a/b")
     if refused:

@@ -1,4 +1,4 @@
-"""Muon: its step is the equation, it is given the matrices of the layers and nothing else, and runs with it are exact."""
+"""Muon: its step equals the equation, it is applied only to the layers' matrices, and runs resume exactly."""
 
 import math
 
@@ -22,8 +22,8 @@ def tiny(model_type, **changes):
     return AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type] | changes)
 
 
-def orthogonalised(g, dtype=torch.bfloat16):
-    """Five Newton-Schulz steps X <- a X + (b X X' + c (X X')^2) X on the wide side (Jordan et al. 2024)."""
+def orthogonalize(g, dtype=torch.bfloat16):
+    """Apply five Newton-Schulz steps X <- a X + (b X X' + c (X X')^2) X on the wide side (Jordan et al. 2024)."""
     x = g.to(dtype)
     if g.shape[0] > g.shape[1]:
         x = x.T
@@ -34,18 +34,18 @@ def orthogonalised(g, dtype=torch.bfloat16):
     return x.T if g.shape[0] > g.shape[1] else x
 
 
-def transcribed(w, gradients):
+def muon_steps(w, gradients):
     b = torch.zeros_like(w)
     for g in gradients:
         b = 0.95 * b + 0.05 * g
-        o = orthogonalised(0.05 * g + 0.95 * b, torch.float64)
+        o = orthogonalize(0.05 * g + 0.95 * b, torch.float64)
         w = w - RATE * DECAY * w - RATE * 0.2 * math.sqrt(max(w.shape)) * o
     return w
 
 
 @pytest.mark.parametrize("shape", [(48, 24), (24, 48), (32, 32)])
-def test_a_step_is_the_equation(shape):
-    """In float64 where torch has bfloat16, whose rounding is what may differ."""
+def test_step_equals_the_equation(shape):
+    """Computed in float64 where torch uses bfloat16, so they differ by its rounding."""
     torch.manual_seed(0)
     w, gradients = 0.1 * torch.randn(shape), torch.randn(3, *shape)
     parameter = nn.Parameter(w.clone())
@@ -53,15 +53,15 @@ def test_a_step_is_the_equation(shape):
     for gradient in gradients:
         parameter.grad = gradient.clone()
         optimizer.step()
-    expected = transcribed(w.double(), gradients.double()).float()
-    moved = (expected - w).norm()
-    assert (parameter.detach() - expected).norm() < 0.02 * moved
-    # As long as a step of AdamW.
+    expected = muon_steps(w.double(), gradients.double()).float()
+    distance = (expected - w).norm()
+    assert (parameter.detach() - expected).norm() < 0.02 * distance
+    # As large as a step of AdamW.
     size = (parameter.detach() - w).square().mean().sqrt().item() / (3 * RATE)
     assert 0.1 < size < 0.3
 
 
-def test_what_is_no_matrix_gets_adamw():
+def test_other_parameters_are_updated_by_adamw():
     torch.manual_seed(0)
     ours, theirs = (nn.Parameter(torch.arange(5.0)) for _ in range(2))
     matrix = nn.Parameter(torch.randn(4, 4))
@@ -80,11 +80,11 @@ def test_what_is_no_matrix_gets_adamw():
     assert torch.equal(matrix, still), "without a gradient it stays"
 
 
-def test_a_schedule_and_a_checkpoint_reach_both_parts():
+def test_schedule_and_state_dict_cover_both_kinds_of_groups():
     torch.manual_seed(0)
     start = [torch.randn(6, 4), torch.randn(4)]
 
-    def made():
+    def make_optimizer():
         parameters = [nn.Parameter(value.clone()) for value in start]
         groups = [{"params": parameters[1:]}, {"params": parameters[:1], "muon": True, "lr": 0.1}]
         optimizer = Muon(groups, lr=RATE)
@@ -98,11 +98,11 @@ def test_a_schedule_and_a_checkpoint_reach_both_parts():
             optimizer.step()
             schedule.step()
 
-    whole, cut = made(), made()
+    whole, cut = make_optimizer(), make_optimizer()
     go(*whole, range(6))
     assert [group["lr"] for group in whole[1].param_groups] == [RATE / 64, 0.1 / 64]
     go(*cut, range(3))
-    resumed = made()
+    resumed = make_optimizer()
     with torch.no_grad():
         for mine, theirs in zip(resumed[0], cut[0], strict=True):
             mine.copy_(theirs)
@@ -114,7 +114,7 @@ def test_a_schedule_and_a_checkpoint_reach_both_parts():
 
 
 @pytest.mark.parametrize("model_type", TINY_CONFIGS)
-def test_matrices_of_the_layers_and_nothing_else(model_type):
+def test_only_matrices_of_the_layers_use_muon(model_type):
     model = TlmModel.from_config(tiny(model_type))
     matrices = layer_matrices(model)
     for name, value in model.named_parameters():
@@ -150,14 +150,14 @@ def test_layers_without_matrices_are_refused(body, what):
         layer_matrices(model)
 
 
-def test_both_bodies_of_a_pair():
+def test_both_bodies_of_a_generator_discriminator_use_muon():
     config = tiny("electra")
     matrices = layer_matrices(GeneratorDiscriminator.from_config(config, generator_config(config, layers=1)))
     assert {name.split(".")[0] for name in matrices} == {"main", "auxiliary"}
 
 
-def test_in_the_trainer(tmp_path, data, tokenizer):
-    """Every parameter moves, each at its part's rate, and a resumed run is the uninterrupted one."""
+def test_trainer_with_muon_updates_all_parameters_and_resumes(tmp_path, data, tokenizer):
+    """Every parameter changes, with the learning rate of its group."""
     saving = {**OPTIONS, "config": {}, "save_strategy": "steps", "save_steps": 3, "layerwise_lr_decay": 0.5}
     run = trainer(tmp_path / "whole", data, tokenizer, **saving)
     before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
@@ -176,8 +176,8 @@ def test_in_the_trainer(tmp_path, data, tokenizer):
         assert torch.equal(value, run.model.state_dict()[name]), name
 
 
-def test_1x8_equals_8x1(tmp_path, data, tokenizer):
-    """The gradients are equal but for rounding; bfloat16's is the iterations'."""
+def test_accumulation_gives_the_same_losses(tmp_path, data, tokenizer):
+    """Gradients differ by rounding, which the iterations in bfloat16 amplify."""
     logs = []
     for size, accumulation in ((8, 1), (2, 4)):
         options = {**OPTIONS, "per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation}
@@ -188,18 +188,18 @@ def test_1x8_equals_8x1(tmp_path, data, tokenizer):
         assert ours == pytest.approx(expected, rel=5e-3)
 
 
-def test_two_processes_are_one(tmp_path, tokenizer, corpus_rows):
+def test_two_processes_equal_one(tmp_path, tokenizer, corpus_rows):
     two_are_one(tmp_path, tokenizer, corpus_rows, {"optim": "muon", "muon_learning_rate": 1e-2}, "grad_norm")
 
 
-def test_stages_have_rates_of_their_own():
+def test_stages_have_their_own_muon_learning_rates():
     args = TlmArguments(**QUIET, output_dir="unused", optim="muon", muon_learning_rate=0.02, stage2_muon_learning_rate=0.001)
     assert [args.for_stage(stage, "out", 0, "f1").muon_learning_rate for stage in (1, 2)] == [0.02, 0.001]
     assert args.optim == "muon"
 
 
-def test_fine_tuning(tmp_path, data, tokenizer):
-    """A masked LM of a run, fine-tuned with the optimizer that trained it."""
+def test_finetuning_with_muon(tmp_path, data, tokenizer):
+    """An exported model is fine-tuned."""
     model = TlmModel.from_config(tiny("bert", vocab_size=len(tokenizer)))
     export_stock(model, tokenizer, tmp_path / "model")
     quiet = {name: value for name, value in QUIET.items() if name not in ("save_strategy", "logging_steps")}
@@ -221,12 +221,12 @@ def test_fine_tuning(tmp_path, data, tokenizer):
         ({"optim": "muon", "optim_args": "momentum=0.9"}, "no optim_args; received 'momentum=0.9'"),
     ],
 )
-def test_refused_values(changes, message):
+def test_invalid_values_are_refused(changes, message):
     with pytest.raises(ArgumentsError, match=message):
         TlmArguments(**QUIET, output_dir="unused", **changes)
 
 
-def test_where_it_cannot_be(tmp_path, monkeypatch):
+def test_muon_with_adapters_or_fsdp_is_refused(tmp_path, monkeypatch):
     args = TlmArguments(**QUIET, output_dir="unused", optim="muon")
     with pytest.raises(ArgumentsError, match="use_peft trains low-rank factors"):
         check_model(args, ModelArguments(use_peft=True, model_name_or_path="x"))

@@ -21,8 +21,9 @@ def tiny(model_type, **changes):
     return AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type] | changes)
 
 
-def transcribed(w, gradients, corrected, weight_decay=DECAY, eps=EPS):
-    """Algorithm 2 of You et al. (2020), line by line; `corrected` as printed there, else as in the authors' code."""
+def lamb_steps(w, gradients, corrected, weight_decay=DECAY, eps=EPS):
+    """Return w after the steps of Algorithm 2 of You et al. (2020), line by line; `corrected` as printed there, else as
+    in the authors' code."""
     m = v = torch.zeros_like(w)
     for t, g in enumerate(gradients, 1):
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
@@ -32,7 +33,7 @@ def transcribed(w, gradients, corrected, weight_decay=DECAY, eps=EPS):
     return w
 
 
-def stepped(w, gradients, weight_decay=DECAY, eps=EPS, **group):
+def step_with_lamb(w, gradients, weight_decay=DECAY, eps=EPS, **group):
     parameter = nn.Parameter(w.clone())
     optimizer = Lamb([{"params": [parameter], **group}], lr=RATE, eps=eps, weight_decay=weight_decay)
     for gradient in gradients:
@@ -42,26 +43,27 @@ def stepped(w, gradients, weight_decay=DECAY, eps=EPS, **group):
 
 
 @pytest.mark.parametrize("foreach", [True, False])
-@pytest.mark.parametrize("scale", [0.02, 5.0])  # Norms of 0.5 and 120: the package would take 10 for the latter.
-def test_lamb_is_the_papers(scale, foreach):
+@pytest.mark.parametrize("scale", [0.02, 5.0])  # Norms of 0.5 and 120; the package would clamp the latter to 10.
+def test_lamb_equals_the_paper(scale, foreach):
     torch.manual_seed(0)
     w, gradients = scale * torch.randn(24, 24).double(), torch.randn(3, 24, 24).double()
-    # The package adds eps to the norm as well.
-    torch.testing.assert_close(stepped(w, gradients, foreach=foreach), transcribed(w, gradients, False), rtol=1e-6, atol=0)
-    # What the correction of the start at 0 changes is in the norm, but for decay and eps.
+    # The package also adds eps to the norm.
+    torch.testing.assert_close(
+        step_with_lamb(w, gradients, foreach=foreach), lamb_steps(w, gradients, False), rtol=1e-6, atol=0
+    )
+    # Without decay and eps the bias correction only changes the norm.
     without = {"weight_decay": 0.0, "eps": 1e-15}
-    ours = stepped(w, gradients, foreach=foreach, **without)
-    torch.testing.assert_close(ours, transcribed(w, gradients, True, **without), rtol=1e-9, atol=0)
+    ours = step_with_lamb(w, gradients, foreach=foreach, **without)
+    torch.testing.assert_close(ours, lamb_steps(w, gradients, True, **without), rtol=1e-9, atol=0)
 
 
-def test_lamb_with_ratio_one():
+def test_lamb_with_trust_ratio_one():
     w, gradient = torch.tensor([0.0, 0.0, 2.0]), torch.tensor([1.0, -2.0, 3.0])
     expected = w - RATE * 0.1 * gradient / (math.sqrt(0.001) * gradient.abs() + EPS)
-    torch.testing.assert_close(stepped(w, [gradient], weight_decay=0.0, adam=True), expected)
+    torch.testing.assert_close(step_with_lamb(w, [gradient], weight_decay=0.0, adam=True), expected)
 
 
-def test_lamb_in_the_trainer(tmp_path, data, tokenizer):
-    """Its values are the arguments'; a resumed run is the uninterrupted one."""
+def test_trainer_with_lamb_uses_the_arguments_and_resumes(tmp_path, data, tokenizer):
     options = {
         **{"rho1": 1, "max_steps": 6, "per_device_train_batch_size": 12, "config": {}, "optim": "lamb"},
         **{"adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-5, "weight_decay": 0.2},
@@ -86,7 +88,7 @@ def test_lamb_in_the_trainer(tmp_path, data, tokenizer):
         assert torch.equal(value, run.model.state_dict()[name]), name
 
 
-def test_what_lamb_cannot_do(monkeypatch):
+def test_lamb_with_optim_args_or_without_its_package_is_refused(monkeypatch):
     with pytest.raises(ArgumentsError, match="no optim_args; received 'x=1'"):
         TlmArguments(**QUIET, output_dir="unused", optim="lamb", optim_args="x=1")
     monkeypatch.setattr(module, "find_spec", lambda name: None)
@@ -98,8 +100,8 @@ def test_what_lamb_cannot_do(monkeypatch):
 
 
 @pytest.mark.parametrize("model_type", TINY_CONFIGS)
-def test_distances(model_type):
-    """Two layers; ALBERT's shared ones are one."""
+def test_distances_from_the_top_layer(model_type):
+    """With two layers, except for ALBERT's shared ones, which are one."""
     model = TlmModel.from_config(tiny(model_type))
     top = 1 if model_type == "albert" else 2
     body, seen = f"{model.base_model_prefix}.", set()
@@ -119,7 +121,7 @@ def test_distances(model_type):
 
 
 @pytest.mark.parametrize("model_type", TINY_CONFIGS)
-def test_groups_hold_every_parameter_once(model_type):
+def test_groups_contain_every_parameter_once(model_type):
     model = TlmModel.from_config(tiny(model_type))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decaying = {name for name in names.values() if "bias" not in name}
@@ -134,10 +136,10 @@ def test_groups_hold_every_parameter_once(model_type):
     assert groups[0]["lr"] == 1.0
 
 
-def test_two_bodies():
-    """A deep and a shallow one, each from its own top."""
+def test_distances_of_two_bodies():
+    """Each body's distances are from its own top."""
 
-    class Two(nn.Module):
+    class TwoBodies(nn.Module):
         def __init__(self):
             super().__init__()
             config = tiny("electra", num_hidden_layers=3)
@@ -148,7 +150,7 @@ def test_two_bodies():
             self.auxiliary.get_input_embeddings().weight = self.main.get_input_embeddings().weight
             self.rtd_head = nn.Linear(2, 1)
 
-    distances = distances_from_top(Two())
+    distances = distances_from_top(TwoBodies())
     assert distances["main.electra.encoder.layer.0.output.dense.weight"] == 3
     assert distances["main.electra.embeddings.word_embeddings.weight"] == 4
     assert distances["auxiliary.electra.encoder.layer.0.output.dense.weight"] == 1
@@ -157,7 +159,7 @@ def test_two_bodies():
     assert "auxiliary.electra.embeddings.word_embeddings.weight" not in distances, "shared: it has one place"
 
 
-def test_adapters_have_the_places_of_their_layers():
+def test_adapters_have_the_distances_of_their_layers():
     model = add_lora(TlmModel.from_config(tiny("bert")), LoraArguments(use_peft=True), "unused")
     groups = parameter_groups(model, (), learning_rate=1.0, weight_decay=0.0, layerwise_lr_decay=0.5)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -165,20 +167,20 @@ def test_adapters_have_the_places_of_their_layers():
     assert [group["lr"] for group in groups] == [1.0, 0.5, 0.25], "heads, and the adapters of two layers"
 
 
-def test_layerwise_decay_in_the_trainer(tmp_path, data, tokenizer):
-    """The schedule scales every group's rate, and it is the top's that is logged."""
+def test_trainer_with_layerwise_decay(tmp_path, data, tokenizer):
+    """The schedule scales every group's learning rate, and the top's is logged."""
     run = trainer(tmp_path, data, tokenizer, rho1=1, max_steps=2, layerwise_lr_decay=0.5, lr_scheduler_type="constant")
     before = weights(run)
     run.train()
     groups = run.optimizer.param_groups
     assert {group["lr"] for group in groups} == {1e-2, 5e-3, 2.5e-3, 1.25e-3}
     assert [row[0] for row in history(run, "learning_rate")] == [1e-2, 1e-2]
-    # Adam's first steps are as large as the learning rate, whatever the gradient.
+    # Adam's first steps are as large as the learning rate, regardless of the gradient.
     change = {name: (value - before[name]).abs().max().item() for name, value in run.model.state_dict().items()}
     assert change["bert.embeddings.word_embeddings.weight"] < 3e-3 < change["classifier.weight"]
 
 
-def test_the_stages_have_their_own_decay():
+def test_stages_have_their_own_layerwise_decay():
     args = TlmArguments(**QUIET, output_dir="unused", layerwise_lr_decay=0.9, stage2_layerwise_lr_decay=0.8)
     rates = [args.for_stage(stage, "out", 0, "accuracy").layerwise_lr_decay for stage in (1, 2)]
     assert rates == [0.9, 0.8]

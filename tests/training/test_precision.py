@@ -1,4 +1,4 @@
-"""bf16, torch.compile and oneDNN's float32 products with interleaved batches, grouped by length and packed."""
+"""bf16, torch.compile and oneDNN's float32 products, with interleaved, length-grouped and packed batches."""
 
 import math
 import shutil
@@ -14,7 +14,7 @@ from support.training_runs import NO_DROPOUT, OBJECTIVES, history, network, trai
 
 
 class _Graphs(TrainerCallback):
-    """How many graphs had been compiled after every step."""
+    """Count the compiled graphs after every step."""
 
     def __init__(self):
         self.counts = []
@@ -26,9 +26,9 @@ class _Graphs(TrainerCallback):
 @pytest.mark.slow
 @pytest.mark.parametrize("objective,packing", [("mlm", "group"), ("mlm", "pack"), ("electra", "pack"), ("cocolm", "pack")])
 def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer, objective, packing):
-    """Two streams; in every batch another number of masked tokens, and other lengths of texts or another number of rows."""
+    """With two streams; the number of masked tokens and the lengths or numbers of rows vary between batches."""
     options = {**OBJECTIVES[objective], "packing": packing, "rho1": 1, "max_steps": 12, "per_device_train_batch_size": 20}
-    options["config"] = {**NO_DROPOUT, "num_hidden_layers": 1}  # Layers are alike, and each is traced.
+    options["config"] = {**NO_DROPOUT, "num_hidden_layers": 1}  # Layers are the same, and each is traced.
     eager = trainer(tmp_path / "eager", data, tokenizer, **options)
     eager.train()
     torch._dynamo.reset()
@@ -39,14 +39,14 @@ def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer,
         data,
         tokenizer,
         torch_compile=True,
-        torch_compile_backend="eager",  # Tracing is what is tested, not a code generator.
+        torch_compile_backend="eager",  # The test is about tracing, not about code generation.
         callbacks=[graphs],
         **options,
     )
     compiled.train()
     names = ("loss", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "corpus/rtd_loss", "task/generator_accuracy")
     names += ("corpus/lm_loss", "corpus/scl_loss")
-    # Not to the last bit: compiled, the tokens that no loss reads are computed as well (see `encode_masked_positions`).
+    # Not bit for bit: compiled, the tokens that no loss needs are computed as well (see `encode_masked_positions`).
     for ours, expected in zip(history(compiled, *names), history(eager, *names), strict=True):
         assert ours == pytest.approx(expected, rel=1e-5)
     bodies = 1 if objective == "mlm" else 2
@@ -54,14 +54,14 @@ def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer,
     assert compiled.cost().measured_flops == eager.cost().measured_flops > 0
 
 
-def test_trainers_of_one_process_do_not_depend_on_each_other(tmp_path, data, tokenizer):
-    """Arguments of both precisions are made before either trains; others are made before the first is used again."""
+def test_trainers_of_one_process_are_independent(tmp_path, data, tokenizer):
+    """Arguments of both precisions exist before either trains; others are created before the first is used again."""
     options = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "max_steps": 1, "disable_tqdm": True}
     made = {bf16: TlmArguments(output_dir=str(tmp_path), bf16=bf16, rho1=0, **options) for bf16 in (True, False)}
     runs = {}
     for bf16, args in made.items():
-        given = {"train_dataset": data["train"], "eval_dataset": data["validation"], "processing_class": tokenizer}
-        runs[bf16] = TlmTrainer(network(args, tokenizer, "bert", NO_DROPOUT), args, **given)
+        datasets = {"train_dataset": data["train"], "eval_dataset": data["validation"], "processing_class": tokenizer}
+        runs[bf16] = TlmTrainer(network(args, tokenizer, "bert", NO_DROPOUT), args, **datasets)
         assert runs[bf16].accelerator.mixed_precision == ("bf16" if bf16 else "no")
         runs[bf16].train()
     scores = [runs[False].evaluate()["eval_loss"]]
@@ -75,8 +75,9 @@ def test_trainers_of_one_process_do_not_depend_on_each_other(tmp_path, data, tok
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
 @pytest.mark.parametrize("objective,recompute", [*((objective, False) for objective in OBJECTIVES), ("mlm", True)])
-def test_products_by_onednn(tmp_path, data, tokenizer, monkeypatch, objective, recompute):
-    """In training, unless gradient checkpointing makes activations again, and in evaluation; FLOPs are counted alike."""
+def test_onednn_products_give_the_same_losses(tmp_path, data, tokenizer, monkeypatch, objective, recompute):
+    """In training, unless gradient checkpointing recomputes activations, and in evaluation; the FLOPs are counted
+    equally."""
     options = {**OBJECTIVES[objective], "rho1": 1, "gradient_checkpointing": recompute}
     runs, product, made = [], cpu_kernels._product, []
     monkeypatch.setattr(cpu_kernels, "_product", lambda *tensors: (made.append(tensors), product(*tensors))[1])
@@ -94,8 +95,8 @@ def test_products_by_onednn(tmp_path, data, tokenizer, monkeypatch, objective, r
 
 
 @pytest.mark.slow
-def test_inductor(tmp_path, data, tokenizer):
-    """Compiled by the default backend: the losses of eager steps. Texts of one length, so that there is one shape."""
+def test_inductor_equals_eager(tmp_path, data, tokenizer):
+    """Texts have one length, so that there is one shape."""
     if shutil.which("g++") is None:
         pytest.skip("NO C++ COMPILER: torch.compile's code generator for CPUs needs g++. Install it to test what it makes.")
     corpus = data["corpus"].map(lambda row: {name: row[name][:8] for name in row})
@@ -116,8 +117,8 @@ def test_inductor(tmp_path, data, tokenizer):
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mlm", "electra", "cocolm"])
 @pytest.mark.parametrize("rho1,packing", [(0, "group"), (1, "pack")])
-def test_bfloat16(tmp_path, data, tokenizer, rho1, packing, objective):
-    """Losses as in float32 up to half precision; weights stay float32, and the output embedding tied."""
+def test_bfloat16_losses_are_close_to_float32(tmp_path, data, tokenizer, rho1, packing, objective):
+    """Weights stay float32, and the output embedding stays tied."""
     runs = {}
     for bf16 in (False, True):
         options = {**OBJECTIVES[objective], "packing": packing, "rho1": rho1, "bf16": bf16, "max_steps": 8}

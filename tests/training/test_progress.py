@@ -1,4 +1,4 @@
-"""What a training shows while it runs: a bar with a name, and short lines."""
+"""Progress output of a training: a named bar and short lines."""
 
 from types import SimpleNamespace
 
@@ -22,11 +22,11 @@ from support.training_runs import trainer
         ("runs/a/split-13/lr1e-05-batch2/model/seed-13", "Split 13, lr1e-05-batch2"),
     ],
 )
-def test_the_bars_name(folder, name):
+def test_name_of_the_bar(folder, name):
     assert bar_name(folder) == name
 
 
-def test_lines_hold_losses_scores_and_rates():
+def test_lines_have_losses_scores_and_rates():
     logs = {"loss": 3.21987, "grad_norm": 0.5, "learning_rate": 1e-4, "corpus/mlm_loss": 3.0, "tokens": 13516800}
     logs |= {"real_tokens": 9, "flops": 1e14, "measured_flops": 1e13, "seconds": 3.0, "flops_ratio": 1e-8, "epoch": 3.8}
     assert log_line(logs) == "loss 3.22  grad_norm 0.5  learning_rate 0.0001  corpus/mlm_loss 3"
@@ -36,7 +36,7 @@ def test_lines_hold_losses_scores_and_rates():
     assert log_line({"train_runtime": 1.0, "epoch": 1.0}) == ""
 
 
-def test_a_training_shows_them(tmp_path, data, tokenizer, capsys):
+def test_training_shows_bars_and_lines(tmp_path, data, tokenizer, capsys):
     run = trainer(tmp_path / "seed-7/stage1", data, tokenizer, disable_tqdm=False, rho1=1)
     run.train()
     run.predict(run.eval_dataset)
@@ -58,7 +58,7 @@ def test_without_bars_the_same_lines_are_printed(tmp_path, data, tokenizer, caps
     assert "step 1  loss " in shown and "{" not in shown and "tokens" not in shown
 
 
-def test_bars_have_their_names_when_they_are_first_drawn(capsys):
+def test_bars_are_named_when_first_drawn(capsys):
     args = SimpleNamespace(bf16=False, fp16=False, world_size=1, device=torch.device("cpu"))
     bars, state = ProgressLines("Seed 0, stage 1"), TrainerState(max_steps=2, is_world_process_zero=True)
     bars.on_train_begin(args, state, None, model=torch.nn.Linear(2, 1))
@@ -67,7 +67,7 @@ def test_bars_have_their_names_when_they_are_first_drawn(capsys):
     bars.on_train_end(args, state, None)
     bars.on_prediction_step(args, state, None, eval_dataloader=[1, 2])
     bars.on_predict(args, state, None, metrics={})
-    said = capsys.readouterr()
-    assert said.out == "Seed 0, stage 1: Linear on cpu in float32, 2 steps\n"
-    drawn = [line.partition(":")[0] for line in said.err.replace("\n", "\r").split("\r") if line.strip(" \x1b[A")]
+    output = capsys.readouterr()
+    assert output.out == "Seed 0, stage 1: Linear on cpu in float32, 2 steps\n"
+    drawn = [line.partition(":")[0] for line in output.err.replace("\n", "\r").split("\r") if line.strip(" \x1b[A")]
     assert set(drawn) == {"Seed 0, stage 1", "Evaluating", "Predicting"}

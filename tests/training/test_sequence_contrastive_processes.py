@@ -1,4 +1,4 @@
-"""Sequence contrastive learning on two processes equals one with the joined batch: loss, gradients, cosines."""
+"""Sequence contrastive learning on two processes equals one process with the joined batch: loss, gradients, cosines."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def vectors():
 
 
 def share(folder, sizes):
-    """One process's part of the batch: its loss, gradients and cosines."""
+    """Compute and save the loss, gradients and cosines of one process's share of the batch."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     start = sum(sizes[:rank])
@@ -33,7 +33,7 @@ def test_two_processes_equal_one_with_the_joined_batch(tmp_path, sizes):
     loss, *cosines = contrastive_loss(corrupted, cropped, 0.5)
     loss.backward()
     torch.testing.assert_close(sum(part[0] for part in parts), loss.detach(), rtol=1e-12, atol=0)
-    for place, whole in ((1, corrupted), (2, cropped)):
-        torch.testing.assert_close(torch.cat([part[place] for part in parts]), whole.grad, rtol=1e-10, atol=1e-14)
+    for index, whole in ((1, corrupted), (2, cropped)):
+        torch.testing.assert_close(torch.cat([part[index] for part in parts]), whole.grad, rtol=1e-10, atol=1e-14)
     for which, whole in enumerate(cosines):
         torch.testing.assert_close(sum(part[3][which] for part in parts), whole)

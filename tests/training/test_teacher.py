@@ -1,4 +1,4 @@
-"""A teacher's answers in training: beside the task loss, counted by their own number; without one nothing of it is there."""
+"""A teacher's answers in training: their loss is added to the task loss; without a teacher none of its code runs."""
 
 import json
 
@@ -26,7 +26,7 @@ def answered(data, tokenizer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"rho1": 1}, {"rho1": 0, "loss_normalization": "sum", "mlm_probability": 0.3}])
-def test_1x8_equals_8x1(tmp_path, answered, tokenizer, options):
+def test_accumulation_gives_the_same_weights(tmp_path, answered, tokenizer, options):
     weights = []
     for batch_size, accumulation in ((8, 1), (1, 8), (2, 4)):
         sizes = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
@@ -47,7 +47,7 @@ def test_1x8_equals_8x1(tmp_path, answered, tokenizer, options):
     torch.testing.assert_close(weights[0], weights[2], rtol=1e-4, atol=2e-5)
 
 
-def test_the_loss_is_the_sum_of_its_parts(tmp_path, answered, tokenizer):
+def test_loss_is_the_weighted_sum_of_its_parts(tmp_path, answered, tokenizer):
     run = trainer(
         tmp_path,
         answered,
@@ -62,9 +62,9 @@ def test_the_loss_is_the_sum_of_its_parts(tmp_path, answered, tokenizer):
     batch = next(iter(run.get_train_dataloader()))
     loss = run.compute_loss(run.model.train(), dict(batch))
     outputs = run.model(**{name: values for name, values in batch.items() if name != "teacher_probs"})
-    logs, own = outputs.logits.log_softmax(-1), batch["labels"] >= 0
-    assert 0 < own.sum() < len(own)
-    task_loss = -logs[own].gather(1, batch["labels"][own, None]).mean()
+    logs, labelled = outputs.logits.log_softmax(-1), batch["labels"] >= 0
+    assert 0 < labelled.sum() < len(labelled)
+    task_loss = -logs[labelled].gather(1, batch["labels"][labelled, None]).mean()
     known = batch["teacher_probs"].sum(-1) > 0
     assert 0 < known.sum() < len(known)
     softened = (batch["teacher_probs"][known].log() / 3).softmax(-1)
@@ -74,8 +74,8 @@ def test_the_loss_is_the_sum_of_its_parts(tmp_path, answered, tokenizer):
 
 
 @pytest.fixture
-def nobody_teaches(monkeypatch):
-    """Every part of a teacher fails."""
+def teacher_code_fails(monkeypatch):
+    """Make every part of a teacher fail."""
 
     def refuse(*args, **options):
         pytest.fail("a teacher was entered")
@@ -100,19 +100,19 @@ def untaught(folder, data, tokenizer, stage, **options):
 
 
 @pytest.mark.parametrize("normalization", ["mean", "sum", None])
-def test_without_a_teacher_training_is_a_plain_loop_to_the_bit(tmp_path, data, tokenizer, nobody_teaches, normalization):
-    """The paper's losses, clipping, AdamW and a schedule, on the same batches and nothing else: of stage 1, and of 2."""
+def test_training_without_a_teacher_equals_a_plain_loop(tmp_path, data, tokenizer, teacher_code_fails, normalization):
+    """Bit for bit, with the paper's losses, clipping, AdamW and a schedule on the same batches, in stage 1 and stage 2."""
     stage, options = 2, {}
     if normalization is not None:
         stage, options = 1, {"rho1": 1, "rho2": 3, "loss_normalization": normalization}
     run = untaught(tmp_path / "a", data, tokenizer, stage, **options)
     batches, compute = [], run.compute_loss
 
-    def kept(model, inputs, **named):
+    def record_batch(model, inputs, **named):
         batches.append({name: value.clone() for name, value in inputs.items()})
         return compute(model, inputs, **named)
 
-    run.compute_loss = kept
+    run.compute_loss = record_batch
     model = untaught(tmp_path / "b", data, tokenizer, stage, **options).model.train()
     run.train()
     assert len(batches) == 6 and not any("teacher" in name for batch in batches for name in batch)
@@ -122,7 +122,7 @@ def test_without_a_teacher_training_is_a_plain_loop_to_the_bit(tmp_path, data, t
     optimizer = torch.optim.AdamW(groups, lr=run.args.learning_rate, betas=(0.9, 0.999), eps=1e-8, fused=True)
     schedule = run.lr_scheduler.lr_lambdas[0]
     for step, batch in enumerate(batches):
-        with faster_kernels(torch.device("cpu")):  # As the Trainer computes where a processor is faster so.
+        with faster_kernels(torch.device("cpu")):  # The Trainer uses these kernels where they are faster on a processor.
             outputs = model(**batch)
             masked = (batch["mlm_labels"] != -100).sum() if "mlm_labels" in batch else None
             language = None if masked is None else outputs.mlm_loss / masked
@@ -143,8 +143,8 @@ def test_without_a_teacher_training_is_a_plain_loop_to_the_bit(tmp_path, data, t
         assert torch.equal(ours, plain), name
 
 
-def test_commands_enter_none_unasked(tmp_path, task, corpus, tokenizer, nobody_teaches):
-    """Nor is anything of one left: in records, cards, folders, or the texts that are trained on."""
+def test_commands_without_a_teacher_use_none(tmp_path, task, corpus, tokenizer, teacher_code_fails):
+    """Records, cards and folders contain nothing of a teacher."""
     subset = retrieve(task, corpus, top_k=4)
     values = {name: value for name, value in TINY_CONFIGS["bert"].items() if name not in ("vocab_size", "num_labels")}
     model_args = ModelArguments(model_config={"model_type": "bert", **values}, vocab_size=120)

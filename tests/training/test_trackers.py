@@ -1,4 +1,4 @@
-"""W&B, Trackio and TensorBoard: a run for every seed and stage, in a group; fake modules say what they were asked for."""
+"""W&B, Trackio and TensorBoard: a run for every seed and stage, in a group; fake modules record the calls."""
 
 import contextvars
 import importlib.util
@@ -29,7 +29,8 @@ class Config(dict):
 
 @pytest.fixture
 def fake(monkeypatch):
-    """`make("wandb")`: the package of that name, as far as transformers uses it, and the list of calls."""
+    """Return a function: make("wandb") fakes the parts of that package that transformers uses, and returns it and its
+    calls."""
 
     def make(name):
         module, calls = ModuleType(name), []
@@ -49,7 +50,7 @@ def fake(monkeypatch):
             calls.append(("log", module.run.name, values))
 
         module.init, module.finish, module.log = init, finish, log
-        module.termwarn = lambda *_, **__: None  # Where a run is named as its folder.
+        module.termwarn = lambda *_, **__: None  # Called where a run has the name of its folder.
         monkeypatch.setitem(sys.modules, name, module)
         if name == "wandb":
             errors = ModuleType("wandb.sdk.lib.config_util")
@@ -74,40 +75,46 @@ def go(folder, task, **options):
     run_tlm(task, None, TlmArguments(output_dir=str(folder), **args), ModelArguments(model_config=CONFIG, vocab_size=120))
 
 
-def asked(calls, what):
+def arguments_of(calls, what):
     return [call[1] for call in calls if call[0] == what]
 
 
-def test_wandb(fake, tmp_path, task):
+def test_wandb_has_a_run_for_every_seed_and_stage(fake, tmp_path, task):
     module, calls = fake("wandb")
     go(tmp_path / "out", task, report_to="wandb", run_name="toy")
-    begun = asked(calls, "init")
-    assert [options["name"] for options in begun] == NAMES and {options["group"] for options in begun} == {"toy"}
-    assert asked(calls, "finish") == NAMES[:-1] and module.run.name == NAMES[-1]  # W&B ends the last one with the process.
-    # Each has its own steps, and the test scores are the last stage's.
+    runs = arguments_of(calls, "init")
+    assert [options["name"] for options in runs] == NAMES and {options["group"] for options in runs} == {"toy"}
+    assert (
+        arguments_of(calls, "finish") == NAMES[:-1] and module.run.name == NAMES[-1]
+    )  # W&B ends the last run with the process.
+    # Each run has its own steps, and the test scores are in the last stage's.
     for name in NAMES:
         values = [call[2] for call in calls if call[:2] == ("log", name)]
         assert [logged["train/global_step"] for logged in values if "train/loss" in logged] == [1, 2], name
         assert any("test/macro_f1" in logged for logged in values) == name.endswith("stage2")
 
 
-def test_a_run_of_one_s_own_takes_all(fake, tmp_path, task, monkeypatch):
+def test_wandb_run_of_the_user_receives_everything(fake, tmp_path, task, monkeypatch):
     module, calls = fake("wandb")
     module.init(name="mine")
     go(tmp_path / "out", task, report_to="wandb", seeds=[0])
-    assert len(asked(calls, "init")) == 1 and not asked(calls, "finish") and {call[1] for call in calls[1:]} == {"mine"}
+    assert (
+        len(arguments_of(calls, "init")) == 1
+        and not arguments_of(calls, "finish")
+        and {call[1] for call in calls[1:]} == {"mine"}
+    )
 
 
-def test_trackio(fake, tmp_path, task, monkeypatch):
+def test_trackio_has_a_run_for_every_seed_and_stage(fake, tmp_path, task, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _, calls = fake("trackio")
     go("toy", task, report_to="trackio")
-    begun = asked(calls, "init")
-    assert list(dict.fromkeys(options["name"] for options in begun)) == NAMES
-    assert {options["group"] for options in begun} == {"toy"}
-    # One that is there by that name, of an earlier run, is not continued; what is evaluated after training is.
+    runs = arguments_of(calls, "init")
+    assert list(dict.fromkeys(options["name"] for options in runs)) == NAMES
+    assert {options["group"] for options in runs} == {"toy"}
+    # An earlier run with that name is not continued, but evaluation after training continues the run.
     for name in NAMES:
-        first, *later = [options["resume"] for options in begun if options["name"] == name]
+        first, *later = [options["resume"] for options in runs if options["name"] == name]
         assert first == "never" and set(later) == {"allow"}, name
     for name in NAMES:
         steps = [call[2]["train/global_step"] for call in calls if call[:2] == ("log", name) and "train/loss" in call[2]]
@@ -115,20 +122,20 @@ def test_trackio(fake, tmp_path, task, monkeypatch):
 
 
 def steps_by_run(calls):
-    """Of every run the steps whose loss was logged, in order."""
-    found = {}
+    """Return the steps whose loss was logged, in order, by run."""
+    steps = {}
     for _, name, values in (call for call in calls if call[0] == "log"):
-        found.setdefault(name, []).extend([values["train/global_step"]] if "train/loss" in values else [])
-    return found
+        steps.setdefault(name, []).extend([values["train/global_step"]] if "train/loss" in values else [])
+    return steps
 
 
 @pytest.mark.parametrize("tracker,run_name", [("wandb", "toy"), ("trackio", None)])
-def test_rounds_of_a_teacher(fake, tmp_path, task, tracker, run_name, monkeypatch):
+def test_rounds_of_a_teacher_are_separate_runs(fake, tmp_path, task, tracker, run_name, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _, calls = fake(tracker)
     options = {"teacher": "linear", "teacher_rounds": 2, "seeds": [0], "stage": "2", "run_name": run_name}
     go("toy", task, report_to=tracker, **options)
-    assert {options["group"] for options in asked(calls, "init")} == {"toy"}
+    assert {options["group"] for options in arguments_of(calls, "init")} == {"toy"}
     assert steps_by_run(calls) == {f"toy/round-{n}/seed-0/stage2": [1, 2] for n in (1, 2)}
 
 
@@ -139,7 +146,7 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.mark.parametrize("run_name", ["toy", None])
-def test_points_of_a_grid(fake, tmp_path, task, checkpoint, run_name, monkeypatch):
+def test_points_of_a_grid_are_separate_runs(fake, tmp_path, task, checkpoint, run_name, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _, calls = fake("wandb")
     values = {
@@ -152,20 +159,20 @@ def test_points_of_a_grid(fake, tmp_path, task, checkpoint, run_name, monkeypatc
     }
     args = FinetuneArguments(output_dir="toy", report_to="wandb", eval_strategy="no", select_by="last", **values)
     run_grid(task, checkpoint, args, Grid({"learning_rate": [1e-3, 2e-3]}, [0]))
-    assert {options["group"] for options in asked(calls, "init")} == {"toy"}
+    assert {options["group"] for options in arguments_of(calls, "init")} == {"toy"}
     names = [f"toy/points/{path.name}/seed-0" for path in Path("toy/points").iterdir() if path.is_dir()]
     assert len(names) == 2 and steps_by_run(calls) == dict.fromkeys(names, [1, 2])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
-def test_trials_of_a_search(fake, tmp_path, task, checkpoint, tracker):
+def test_trials_of_a_search_are_separate_runs(fake, tmp_path, task, checkpoint, tracker):
     _, calls = fake(tracker)
     values = {"max_steps": 2, "logging_steps": 1, "use_cpu": True, "max_length": 32, "disable_tqdm": True, "run_name": "toy"}
     folder = {"output_dir": str(tmp_path / "out"), "eval_strategy": "no", "select_by": "last"}
     args = FinetuneArguments(report_to=tracker, **folder, **values)
     run_grid(task, checkpoint, args, Grid({"learning_rate": [1e-3, 2e-3]}, [0]), trials=2)
-    assert {options["group"] for options in asked(calls, "init")} == {"toy"}
+    assert {options["group"] for options in arguments_of(calls, "init")} == {"toy"}
     steps = steps_by_run(calls)
     assert [name for name in steps if "/trials/" in name] == ["toy/trials/0", "toy/trials/1"]
     assert len(steps) == 3 and set(map(tuple, steps.values())) == {(1, 2)}
@@ -173,7 +180,7 @@ def test_trials_of_a_search(fake, tmp_path, task, checkpoint, tracker):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method,part", [("finetune", "model/seed-{}"), ("prompt", "training")])
-def test_points_of_few_shot(fake, tmp_path, task, checkpoint, method, part):
+def test_points_of_few_shot_are_separate_runs(fake, tmp_path, task, checkpoint, method, part):
     _, calls = fake("wandb")
     options = {**prompts.FAST, "learning_rates": [1e-3, 2e-3], "splits": 1}
     options |= {"max_steps": 2, "eval_steps": 2, "logging_steps": 1}
@@ -181,7 +188,7 @@ def test_points_of_few_shot(fake, tmp_path, task, checkpoint, method, part):
         options |= {"template": prompts.TEMPLATE, "label_words": prompts.LABEL_WORDS}
     options |= {"method": method, "report_to": "wandb", "run_name": "toy", "output_dir": str(tmp_path / "out")}
     run = run_few_shot(task, checkpoint, FewShotArguments(**options))
-    assert {options["group"] for options in asked(calls, "init")} == {"toy"}
+    assert {options["group"] for options in arguments_of(calls, "init")} == {"toy"}
     seeds, rates = [record["seed"] for record in run.splits], ("0.001", "0.002")
     names = [f"toy/split-{seed}/lr{rate}-batch4/{part.format(seed)}" for seed in seeds for rate in rates]
     tested = [f"toy/split-{seed}/model" for seed in seeds]
@@ -199,8 +206,8 @@ def test_other_processes_report_nothing(fake):
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_tensorboard(tmp_path, task, monkeypatch, elsewhere):
-    """Beside each training's checkpoints, or in a folder each of the one that the environment names."""
+def test_tensorboard_has_a_folder_for_every_seed_and_stage(tmp_path, task, monkeypatch, elsewhere):
+    """Beside each training's checkpoints, or in subfolders of the folder that the environment variable names."""
     if elsewhere:
         monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "boards"))
     go(tmp_path / "out", task, report_to="tensorboard", run_name="toy")
@@ -211,19 +218,19 @@ def test_tensorboard(tmp_path, task, monkeypatch, elsewhere):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
-def test_tensorboard_goes_on_with_a_run(tmp_path, task, monkeypatch):
-    """A training that was interrupted is one run there, as it is in the other trackers, and its name has no time."""
+def test_tensorboard_continues_an_interrupted_run(tmp_path, task, monkeypatch):
+    """An interrupted training is one run, as in the other trackers, and its name contains no time."""
     monkeypatch.chdir(tmp_path)
     options = {"report_to": "tensorboard", "seeds": [0], "save_strategy": "steps", "save_steps": 1}
     step = TlmTrainer.training_step
 
-    def dies(self, *given, **named):
+    def interrupt(self, *given, **named):
         if self.state.global_step == 1 and "stage2" in str(self.args.output_dir):
             raise KeyboardInterrupt
         return step(self, *given, **named)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(TlmTrainer, "training_step", dies)
+        patch.setattr(TlmTrainer, "training_step", interrupt)
         go("out", task, **options)
     go("out", task, **options)
     folders = {path.parent.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("events.out.*")}
@@ -231,15 +238,15 @@ def test_tensorboard_goes_on_with_a_run(tmp_path, task, monkeypatch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
-def test_tensorboard_stays_in_its_folder(tmp_path, monkeypatch):
-    """Wherever a run lies, and whatever it is called; two folders never share one."""
+def test_tensorboard_folders_are_distinct_and_inside_its_folder(tmp_path, monkeypatch):
+    """For every path and name of a run."""
     home, work, boards = tmp_path / "home", tmp_path / "home" / "work", tmp_path / "boards"
     work.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(boards))
     monkeypatch.chdir(work)
 
-    def logged(folder, run_name=None):
+    def logging_dir_of(folder, run_name=None):
         args = TlmArguments(output_dir=str(folder), run_name=run_name, **{**FAST, "report_to": "none"})
         args = args.for_stage(1, Path(folder) / "seed-0" / "stage1", 0, "accuracy")
         callback = TensorBoardCallback()
@@ -247,12 +254,19 @@ def test_tensorboard_stays_in_its_folder(tmp_path, monkeypatch):
         callbacks.track_by_training(SimpleNamespace(callback_handler=handler, args=args), args.run_group)
         return Path(callback.logging_dir)
 
-    assert logged("runs/x") == logged(work / "runs/x") == logged("./runs/x/") == boards / "runs/x/seed-0/stage1"
-    assert logged("runs/x", "toy") == boards / "toy/seed-0/stage1"
-    assert logged("../elsewhere/run") == logged(home / "elsewhere/run")
+    assert (
+        logging_dir_of("runs/x")
+        == logging_dir_of(work / "runs/x")
+        == logging_dir_of("./runs/x/")
+        == boards / "runs/x/seed-0/stage1"
+    )
+    assert logging_dir_of("runs/x", "toy") == boards / "toy/seed-0/stage1"
+    assert logging_dir_of("../elsewhere/run") == logging_dir_of(home / "elsewhere/run")
     folders = ["../elsewhere/run", "../../elsewhere/run", tmp_path / "a/q/run", tmp_path / "b/q/run", "~/q/run", ".", ".."]
-    found = [logged(folder) for folder in folders] + [logged("runs/x", name) for name in ("/x", "../x", "~/x", "x/../y")]
-    assert len(set(found)) == len(found)
-    for path in found:
+    logging_dirs = [logging_dir_of(folder) for folder in folders] + [
+        logging_dir_of("runs/x", name) for name in ("/x", "../x", "~/x", "x/../y")
+    ]
+    assert len(set(logging_dirs)) == len(logging_dirs)
+    for path in logging_dirs:
         parts = path.relative_to(boards).parts
         assert not any(part.startswith(("~", ".")) for part in parts) and parts[-2] == "seed-0", path

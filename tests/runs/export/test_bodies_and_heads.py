@@ -1,4 +1,4 @@
-"""Every body and every head that is trained here: the export gives torch's logits, and the same predictions of every row."""
+"""Exports of every supported body and head give torch's logits, and the same prediction for every row."""
 
 import json
 import os
@@ -22,7 +22,7 @@ UNLABELLED = {"tagging": ["tags"], "multiple_choice": ["label"], "question_answe
 
 
 def pairs_task(kind):
-    """Pairs of texts with a class, or a number."""
+    """Return a task of text pairs, with classes or values as labels."""
 
     def rows(count, seed):
         found = sentences(count, seed)
@@ -34,8 +34,8 @@ def pairs_task(kind):
     return task_from_datasets(spec, {"train": rows(24, 0), "validation": rows(12, 1)})
 
 
-def same_predictions(run, task, out, data, tmp_path, **changes):
-    """Export a run, and predict by both."""
+def export_and_compare(run, task, out, data, tmp_path, **changes):
+    """Export a run, and check that torch and ONNX give the same predictions."""
     before = files(run)
     made = export_onnx(str(run), out, task=task, **{**ALL, **changes})
     assert files(run) == before
@@ -51,20 +51,20 @@ def same_predictions(run, task, out, data, tmp_path, **changes):
 
 
 @pytest.mark.parametrize("family", ["roberta", "electra", "albert", "distilbert", "modernbert", "cocolm"])
-def test_bodies(family, tokenizer, tmp_path):
-    # Two layers where they are not alike, or share their weights; tracing takes most of the time, and each layer's is alike.
+def test_bodies_predict_as_in_torch(family, tokenizer, tmp_path):
+    # Two layers only where they differ or share weights: tracing takes most of the time, the same for each layer.
     layers = 2 if family in ("albert", "modernbert") else 1
     base = pretrained(tmp_path / "base", tokenizer, family, num_hidden_layers=layers)
     go(tmp_path / "run", base, make_task(train=24), max_steps=2)
     make_task().test.select_columns(["id", "text"]).to_json(tmp_path / "texts.jsonl")
-    made = same_predictions(tmp_path / "run", make_task(), tmp_path / "out", tmp_path / "texts.jsonl", tmp_path)
+    made = export_and_compare(tmp_path / "run", make_task(), tmp_path / "out", tmp_path / "texts.jsonl", tmp_path)
     typed = family not in ("distilbert", "modernbert", "cocolm")
     assert made.record["inputs"] == ["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])]
 
 
 @pytest.mark.parametrize("kind", ["tagging", "question_answering", "multiple_choice", "classification", "regression", "crf"])
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
-def test_heads(kind, family, tokenizer, tmp_path):
+def test_heads_predict_as_in_torch(kind, family, tokenizer, tmp_path):
     base = pretrained(tmp_path / "base", tokenizer, family, num_hidden_layers=1)
     crf, kind = kind == "crf", "tagging" if kind == "crf" else kind
     task = (
@@ -72,7 +72,7 @@ def test_heads(kind, family, tokenizer, tmp_path):
     )
     go(tmp_path / "run", base, task, max_steps=2, seeds=[0], crf=crf, doc_stride=4 if kind == "question_answering" else 128)
     task.validation.remove_columns(UNLABELLED.get(kind, ["label"])).to_json(tmp_path / "rows.jsonl")
-    made = same_predictions(tmp_path / "run", task, tmp_path / "out", tmp_path / "rows.jsonl", tmp_path)
+    made = export_and_compare(tmp_path / "run", task, tmp_path / "out", tmp_path / "rows.jsonl", tmp_path)
     assert made.record["kind"] == kind and (tmp_path / "out/crf.safetensors").exists() == crf
     card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
     assert ("best path through a CRF" in card) == crf and not (crf and "transformers.js" in card)
@@ -83,7 +83,7 @@ def test_heads(kind, family, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "albert", "distilbert", "modernbert", "cocolm"])
-def test_masked_language_models(family, tokenizer, tmp_path):
+def test_masked_lms_are_exported_without_a_task_head(family, tokenizer, tmp_path):
     folder = pretrained(tmp_path / "lm", tokenizer, family, transformers.AutoModelForMaskedLM, num_hidden_layers=1)
     made = export_onnx(str(folder), tmp_path / "out", task=make_task(), **ALL)
     assert made.record["kind"] == "fill_mask" and made.record["checked_on"]["metric"] == "masked_accuracy"
@@ -92,20 +92,20 @@ def test_masked_language_models(family, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("head", ["AutoModel", "AutoModelForMaskedLM"])
-def test_an_adapter_is_merged(head, tokenizer, tmp_path):
-    """And has the head of its task, whatever that of its base is."""
+def test_adapter_is_merged(head, tokenizer, tmp_path):
+    """The export has the head of the task, regardless of the base's head."""
     base = pretrained(tmp_path / "base", tokenizer, auto_class=getattr(transformers, head), num_hidden_layers=1)
     go(tmp_path / "run", base, make_task(train=24), max_steps=2, model={"use_peft": True})
     make_task().test.select_columns(["id", "text"]).to_json(tmp_path / "texts.jsonl")
-    same_predictions(tmp_path / "run", make_task(), tmp_path / "out", tmp_path / "texts.jsonl", tmp_path)
+    export_and_compare(tmp_path / "run", make_task(), tmp_path / "out", tmp_path / "texts.jsonl", tmp_path)
     assert not (tmp_path / "out/adapter_config.json").exists()
 
 
-def test_equal_weights_give_equal_bytes_and_other_opsets(tokenizer, tmp_path):
-    """Whatever the hashes of strings are, of which transformers' code has sets."""
+def test_export_is_reproducible_and_has_the_requested_opset(tokenizer, tmp_path):
+    """Regardless of the hashes of strings: transformers' code iterates over sets of them."""
     head = {"auto_class": transformers.AutoModelForSequenceClassification, "num_hidden_layers": 2}
     folder = pretrained(tmp_path / "model", tokenizer, "modernbert", **head)
-    # Hash seeds that give ModernBERT's types of layers in either order.
+    # Hash seeds for which ModernBERT's layer types come in either order.
     program = (
         "import sys; from hashlib import sha256; from transformers import AutoModelForSequenceClassification as Auto; "
         "from hf_tlm.models.onnx_graph import half, quantized, to_onnx; "
@@ -115,8 +115,8 @@ def test_equal_weights_give_equal_bytes_and_other_opsets(tokenizer, tmp_path):
     )
     found = []
     for seed in ("0", "1"):
-        given = {"env": {**os.environ, "PYTHONHASHSEED": seed}, "capture_output": True, "text": True, "check": True}
-        found.append(subprocess.run([sys.executable, "-c", program, str(folder)], **given).stdout.splitlines())
+        options = {"env": {**os.environ, "PYTHONHASHSEED": seed}, "capture_output": True, "text": True, "check": True}
+        found.append(subprocess.run([sys.executable, "-c", program, str(folder)], **options).stdout.splitlines())
     assert (
         found[0][0] == "['full_attention', 'sliding_attention']" and found[1][0] == "['sliding_attention', 'full_attention']"
     )

@@ -1,4 +1,4 @@
-"""benchmarks/deploy.py on a tiny run: every side answers in its own process, and the page and the picture are written."""
+"""benchmarks/deploy.py on a tiny run: every configuration is measured in a process of its own, and results are written."""
 
 import json
 
@@ -13,10 +13,10 @@ from support.toys import make_task, sentences, write_files
 
 
 @pytest.mark.slow
-def test_sides_and_scores(tokenizer, tmp_path):
+def test_deploy_benchmark_measures_all_configurations(tokenizer, tmp_path):
     base, run = pretrained(tmp_path / "base", tokenizer, num_hidden_layers=1, max_position_embeddings=128), tmp_path / "run"
     go(run, base, make_task(train=24), max_steps=3)
-    # An encoder of another size and other words.
+    # An encoder of another size and with another vocabulary.
     words = train_wordpiece([row["text"] for row in sentences(40, 7)], 150)
     larger = pretrained(tmp_path / "larger", words, num_hidden_layers=2, max_position_embeddings=128, vocab_size=150)
     write_files(tmp_path, train=5000)
@@ -45,11 +45,11 @@ def test_sides_and_scores(tokenizer, tmp_path):
         weights = AutoModelForSequenceClassification.from_pretrained(folder).state_dict()
         layers = [one for name, one in weights.items() if one.dim() == 2 and "embeddings" not in name]
         assert row["weights"] == sum(one.numel() for one in layers)
-    # Neither torch nor transformers is in a process of onnxruntime.
+    # A process with onnxruntime imports neither torch nor transformers.
     assert rows[1]["memory MB"] < rows[0]["memory MB"] / 2
-    for folder, three in (run, rows[:3]), (tmp_path / "encoder", rows[3:6]):
+    for folder, model_rows in (run, rows[:3]), (tmp_path / "encoder", rows[3:6]):
         parameters = AutoModelForSequenceClassification.from_pretrained(folder).num_parameters()
-        assert [row["parameters"] for row in three] == [parameters] * 3
+        assert [row["parameters"] for row in model_rows] == [parameters] * 3
     (score,) = found["scores"]["rows"]
     assert 0 <= score["int8"] <= 100 and score["logits within"] < 1e-4
     results = json.loads((tmp_path / "encoder/results.json").read_text())

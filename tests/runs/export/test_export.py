@@ -1,4 +1,4 @@
-"""Exports: torch's numbers, files whole or not at all, nothing changed in what is read, and no torch needed afterwards."""
+"""Exports: predictions equal torch's, files are complete or absent, the model stays unchanged, and torch is not needed."""
 
 import errno
 import json
@@ -44,25 +44,25 @@ def texts(tmp_path):
     return str(tmp_path / "texts.jsonl")
 
 
-def lines(path):
+def read_lines(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [quantized, half])
-def test_logging_and_the_places_of_modules_are_as_before(exported, make, monkeypatch):
+def test_conversion_leaves_logging_and_sys_path_unchanged(exported, make, monkeypatch):
     graph = onnx.load(exported.folder / "onnx/model.onnx")
     for name in [name for name in sys.modules if name.startswith(("onnxruntime.quantization", "onnxruntime.transformers"))]:
         monkeypatch.delitem(sys.modules, name)  # As in a process that exports for the first time.
     monkeypatch.setattr(logging.root, "handlers", [])
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if "onnxruntime" not in place])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if "onnxruntime" not in entry])
     before = list(sys.path)
     make(graph)
     assert logging.root.handlers == [] and sys.path == before
-    assert logging.root.isEnabledFor(logging.WARNING)  # A program's own warnings, too.
+    assert logging.root.isEnabledFor(logging.WARNING)  # The program's own warnings are also still logged.
 
 
-def test_what_is_written_and_said(exported):
+def test_export_writes_graphs_record_and_card(exported):
     folder, record = exported.folder, json.loads((exported.folder / "export.json").read_text())
     assert record == exported.record and "taught_by" not in record
     assert {
@@ -91,14 +91,14 @@ def test_what_is_written_and_said(exported):
         assert f" | {one:.2g} | " in card and f" | {batch:,.0f} | " in card
         memory = file["memory_megabytes"]
         assert 20 < memory < 400 and f"   memory {memory:.0f} MB" in line and f" | {batch:,.0f} | {memory:.0f} | " in card
-        del file["memory_megabytes"]  # Of an earlier version.
+        del file["memory_megabytes"]  # As written by an earlier version.
     assert "MB of memory" in card and "MB of memory" not in (earlier := onnx_card(record)) and "Memory is" not in earlier
     for file in (full, small):
-        del file["milliseconds"], file["texts_per_second"]  # Of one before that.
+        del file["milliseconds"], file["texts_per_second"]  # As written by the version before that.
     assert "ms, 32 tokens" in earlier and "ms, 32 tokens" not in onnx_card(record)
 
 
-def test_graphs_are_plain(exported):
+def test_graphs_use_only_standard_operators_and_contain_no_paths(exported):
     for name in exported.record["files"]:
         content = (exported.folder / name).read_bytes()
         made = onnx.load_from_string(content)
@@ -111,36 +111,36 @@ def test_graphs_are_plain(exported):
 
 
 @pytest.mark.parametrize("options", [{}, {"onnx_dtype": "int8", "num_threads": 1}])
-def test_predictions_are_those_of_torch(run, exported, texts, tmp_path, options):
-    by_torch = lines(predict(str(run), texts, tmp_path / "torch.jsonl", use_cpu=True))
-    by_onnx = lines(predict(str(exported.folder), texts, tmp_path / "onnx.jsonl", backend="onnx", **options))
+def test_predictions_equal_those_of_torch(run, exported, texts, tmp_path, options):
+    by_torch = read_lines(predict(str(run), texts, tmp_path / "torch.jsonl", use_cpu=True))
+    by_onnx = read_lines(predict(str(exported.folder), texts, tmp_path / "onnx.jsonl", backend="onnx", **options))
     assert len(by_onnx) == 24
-    for one, other in zip(by_onnx, by_torch, strict=True):
-        assert one["id"] == other["id"] and one["text"] == other["text"]
-        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=0.05 if options else 2e-6)
-        assert options or one["prediction"] == other["prediction"]
+    for row, other in zip(by_onnx, by_torch, strict=True):
+        assert row["id"] == other["id"] and row["text"] == other["text"]
+        assert row["probabilities"] == pytest.approx(other["probabilities"], abs=0.05 if options else 2e-6)
+        assert options or row["prediction"] == other["prediction"]
 
 
-def test_onnxruntime_and_tokenizers_alone(exported, run, texts, tmp_path):
-    """The program of the documentation, where torch, transformers and this package cannot be imported."""
+def test_documented_program_needs_only_onnxruntime_and_tokenizers(exported, run, texts, tmp_path):
+    """It runs where torch, transformers and this package cannot be imported."""
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how_to/onnxruntime_without_torch.md").read_text(), re.S)
     assert "exports/reviews" in program
     blocked = "import sys\nfor name in ('torch', 'transformers', 'datasets', 'hf_tlm'): sys.modules[name] = None\n"
-    given = [line["text"] for line in lines(texts)]
+    inputs = [line["text"] for line in read_lines(texts)]
     program = program.replace('"exports/reviews"', f"{str(exported.folder)!r}, 'model.onnx'")
-    program += f"\nprint(json.dumps(classify({given!r})))\nprint(json.dumps(classify([('a gene', 'it binds')])))"
+    program += f"\nprint(json.dumps(classify({inputs!r})))\nprint(json.dumps(classify([('a gene', 'it binds')])))"
     done = subprocess.run([sys.executable, "-c", blocked + program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     *_, alone, pairs = done.stdout.splitlines()
-    expected = lines(predict(str(run), texts, tmp_path / "torch.jsonl", use_cpu=True))
+    expected = read_lines(predict(str(run), texts, tmp_path / "torch.jsonl", use_cpu=True))
     for one, other in zip(json.loads(alone), expected, strict=True):
         assert one == pytest.approx(other["probabilities"], abs=2e-6)
     assert sum(json.loads(pairs)[0].values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("how", ["hf_tlm", "a process without it", "the documentation's program"])
-def test_onnxruntime_tells_nobody_what_it_runs(exported, tmp_path, how):
-    """Its wheels queue what they will send in the cache of whoever runs them, from the first session on."""
+def test_onnxruntime_telemetry_is_disabled(exported, tmp_path, how):
+    """Otherwise its wheels queue telemetry in the user's cache from the first session on."""
     graph, words = (str(exported.folder / name) for name in ("onnx/model.onnx", "tokenizer.json"))
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how_to/onnxruntime_without_torch.md").read_text(), re.S)
     command = {
@@ -159,7 +159,7 @@ def test_onnxruntime_tells_nobody_what_it_runs(exported, tmp_path, how):
     assert not [*tmp_path.rglob("Microsoft")]
 
 
-def test_what_loses_too_much_is_refused(run, graph, tmp_path, monkeypatch):
+def test_export_that_loses_too_much_is_refused(run, graph, tmp_path, monkeypatch):
     def wrong(model, **options):
         made = onnx.ModelProto()
         made.CopyFrom(model)
@@ -170,9 +170,9 @@ def test_what_loses_too_much_is_refused(run, graph, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "quantized", wrong)
     task, rows = make_task(), make_task().validation
     rows.select_columns("text").to_json(tmp_path / "rows.jsonl")
-    found = lines(predict(str(run), str(tmp_path / "rows.jsonl"), tmp_path / "found.jsonl", use_cpu=True))
+    found = read_lines(predict(str(run), str(tmp_path / "rows.jsonl"), tmp_path / "found.jsonl", use_cpu=True))
     (tmp_path / "found.jsonl").unlink()
-    labels = [task.label2id[line["prediction"]] for line in found]  # So that float32 has them all.
+    labels = [task.label2id[line["prediction"]] for line in found]  # So that float32 is correct for all.
     task.splits["validation"] = rows.remove_columns("label").add_column("label", labels)
     tries = "Try --keep_float head or --keep_float head embeddings or --dtypes fp32"
     with pytest.raises(
@@ -188,7 +188,7 @@ def test_what_loses_too_much_is_refused(run, graph, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_options_of_quantisation(graph):
+def test_quantization_options_change_the_weights(graph):
     def floats(made):
         return sum(np.prod(each.dims) for each in made.graph.initializer if each.data_type == TensorProto.FLOAT)
 
@@ -199,7 +199,7 @@ def test_options_of_quantisation(graph):
     assert floats(half(graph)) < 20
 
 
-def test_a_page_by_the_command(run, graph, texts, tmp_path, runtime, recipe):
+def test_command_writes_a_page(run, graph, texts, tmp_path, runtime, recipe):
     arguments = ["export", "--model_name_or_path", run, "--output_dir", tmp_path / "out", "--data", texts, "--max_drop", 100]
     page = ["--page", tmp_path / "page", "--page_runtime", runtime, "--page_texts", "the gene", "a cell"]
     assert f"page        {tmp_path / 'page'} (python -m http.server" in recipe(*arguments, *page)
@@ -210,7 +210,7 @@ def test_a_page_by_the_command(run, graph, texts, tmp_path, runtime, recipe):
     assert made["model/onnx/model_quantized.onnx"] == files(tmp_path / "out")["onnx/model_quantized.onnx"]
 
 
-def test_texts_in_a_column_of_another_name(run, graph, tmp_path, recipe):
+def test_texts_of_a_named_column_are_used_for_the_check(run, graph, tmp_path, recipe):
     Dataset.from_list([{"body": row["text"]} for row in make_task().test]).to_csv(tmp_path / "new.csv")
     arguments = ["export", "--model_name_or_path", run, "--output_dir", tmp_path / "out", "--data", tmp_path / "new.csv"]
     assert "new.csv (" in recipe(*arguments, "--text_column", "body", "--max_drop", 100)
@@ -220,7 +220,7 @@ def test_texts_in_a_column_of_another_name(run, graph, tmp_path, recipe):
         export_onnx(str(run), tmp_path / "other", text_columns="body", dtypes=["fp32"])
 
 
-def test_half_precision(run, graph, texts, tmp_path):
+def test_fp16_export(run, graph, texts, tmp_path):
     made = export_onnx(str(run), tmp_path / "out", data=texts, dtypes=["fp16"], **ANY)
     assert [*made.record["files"]] == ["onnx/model_fp16.onnx"] and not (made.folder / "onnx/model.onnx").exists()
     assert made.record["files"]["onnx/model_fp16.onnx"]["max_difference"] < 0.01
@@ -228,7 +228,7 @@ def test_half_precision(run, graph, texts, tmp_path):
         predict(str(made.folder), texts, tmp_path / "a.jsonl", backend="onnx")
 
 
-def test_an_export_again_takes_its_place(run, graph, texts, tmp_path, monkeypatch):
+def test_exporting_again_replaces_the_export(run, graph, texts, tmp_path, monkeypatch):
     memory = iter([100.0, 101.0])
     monkeypatch.setattr(module, "onnx_memory", lambda *args: next(memory))
     first = export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
@@ -238,15 +238,15 @@ def test_an_export_again_takes_its_place(run, graph, texts, tmp_path, monkeypatc
     export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
     again = files(tmp_path / "out")
     assert again.keys() == content.keys()
-    # Their times and their memory are of another minute.
+    # Measured times and memory differ.
     assert {name for name in again if again[name] != content[name]} <= {"export.json", "README.md", "seal.json"}
-    answered = predict(str(tmp_path / "out"), texts, backend="onnx")
+    predictions = predict(str(tmp_path / "out"), texts, backend="onnx")
     with pytest.raises(ArgumentsError, match=r"would be deleted with it \(predictions/texts.jsonl\). Move them"):
         export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
-    assert answered.is_file() and files(tmp_path / "out").keys() == {*content, "predictions/texts.jsonl"}
+    assert predictions.is_file() and files(tmp_path / "out").keys() == {*content, "predictions/texts.jsonl"}
 
 
-def test_a_full_disk_leaves_nothing(run, graph, tmp_path, monkeypatch):
+def test_full_disk_leaves_no_files(run, graph, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -256,14 +256,14 @@ def test_a_full_disk_leaves_nothing(run, graph, tmp_path, monkeypatch):
     assert not [*tmp_path.iterdir()]
 
 
-def test_an_export_is_not_exported(exported, tmp_path):
+def test_exporting_an_export_is_refused(exported, tmp_path):
     with pytest.raises(
         ModelError, match="is itself an export and has no weights. Pass the model from which it was exported"
     ):
         export_onnx(str(exported.folder), tmp_path / "out", dtypes=["fp32"])
 
 
-def test_refused_before_any_work(run, tmp_path, tokenizer, monkeypatch):
+def test_invalid_arguments_are_refused_before_any_work(run, tmp_path, tokenizer, monkeypatch):
     def refused(error, match, model=run, output=None, **options):
         with pytest.raises(error, match=match):
             export_onnx(str(model), output or tmp_path / "out", **options)
@@ -300,7 +300,7 @@ def test_refused_before_any_work(run, tmp_path, tokenizer, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_page_is_refused_before_any_work(run, tmp_path, monkeypatch):
+def test_invalid_page_is_refused_before_any_work(run, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "to_onnx", lambda *args, **options: pytest.fail("The export has begun."))
     out = tmp_path / "exports/out"
     for page in (run / "page", out, out / "page", out.parent):
@@ -318,8 +318,8 @@ def test_a_page_is_refused_before_any_work(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("dtypes, browser", [("fp32", "fp32"), ("int8", "q8"), ("fp16", "fp16"), ("fp32 int8", "q8")])
-def test_commands_of_the_card(exported, dtypes, browser):
-    """They name files that are there, and are left out where there is nothing to call."""
+def test_commands_of_the_card_match_the_files(exported, dtypes, browser):
+    """They name existing files, and are left out where they would not work."""
     (one, *_) = exported.record["files"].values()
     record = {**exported.record, "files": {ONNX_FILES[name]: {**one, "dtype": name} for name in dtypes.split()}}
     card = onnx_card(record)
@@ -333,8 +333,8 @@ def test_commands_of_the_card(exported, dtypes, browser):
         assert "transformers.js" not in other and "pipeline(" not in other and "predict --backend onnx" in other
 
 
-def test_card_of_several_models(exported):
-    """They are named, and what of them is averaged; times that one file lacks are blank."""
+def test_card_of_averaged_models(exported):
+    """It names them and what is averaged; measurements that a file lacks are blank."""
     (one, *_) = exported.record["files"].values()
     plain = {name: value for name, value in one.items() if name not in ("milliseconds", "texts_per_second")}
     del plain["memory_megabytes"]
@@ -349,8 +349,8 @@ def test_card_of_several_models(exported):
     assert "The models are" not in onnx_card(exported.record)
 
 
-def test_who_taught_is_on_the_card(run, graph, tmp_path):
-    """Of the run's model and of a seed's."""
+def test_teachers_are_on_the_card(run, graph, tmp_path):
+    """For the run's model and for a seed's."""
     taught = shutil.copytree(run, tmp_path / "run")
     one = {"name": "me/<b>", "revision": "0f", "license": "mit", "digest": "1"}
     teacher = {"model": "me/<b>", "teachers": [one], "earlier": [{"model": "linear", "flops": 0, "seconds": 2}]}
@@ -364,18 +364,18 @@ def test_who_taught_is_on_the_card(run, graph, tmp_path):
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5])
-def test_threads(exported, threads):
+def test_invalid_number_of_threads_is_refused(exported, threads):
     with pytest.raises(ModelError, match="num_threads"):
         OnnxModel(exported.folder, num_threads=threads)
 
 
-def test_another_task_is_refused(run, graph, tmp_path):
+def test_task_with_other_classes_is_refused(run, graph, tmp_path):
     task = make_task()
     with pytest.raises(ModelError, match="The model has the classes down, none, up; the classes of toy are a, b, c"):
         export_onnx(str(run), tmp_path / "out", task=type(task)(task.spec, task.splits, ("a", "b", "c")))
 
 
-def test_a_damaged_export_does_not_predict(exported, texts, tmp_path):
+def test_damaged_export_does_not_predict(exported, texts, tmp_path):
     folder = tmp_path / "copy"
     (folder / "onnx").mkdir(parents=True)
     for name, content in files(exported.folder).items():
@@ -388,30 +388,30 @@ def test_a_damaged_export_does_not_predict(exported, texts, tmp_path):
         predict(str(folder), texts, tmp_path / "a.jsonl", backend="onnx")
 
 
-def test_a_shorter_length_is_that_of_predictions(run, exported, graph, texts, tmp_path):
+def test_exported_max_length_is_used_for_predictions(run, exported, graph, texts, tmp_path):
     made = export_onnx(str(run), tmp_path / "out", dtypes=["fp32"], max_length=5)
     assert json.loads((made.folder / "finetuned.json").read_text())["arguments"]["max_length"] == 5
     assert (exported.folder / "finetuned.json").read_bytes() == (run / "finetuned.json").read_bytes()
-    found = lines(predict(str(made.folder), texts, tmp_path / "short.jsonl", backend="onnx"))
-    by_torch = lines(predict(str(run), texts, tmp_path / "torch.jsonl", use_cpu=True, max_length=5))
-    for one, other in zip(found, by_torch, strict=True):
+    predictions = read_lines(predict(str(made.folder), texts, tmp_path / "short.jsonl", backend="onnx"))
+    by_torch = read_lines(predict(str(run), texts, tmp_path / "torch.jsonl", use_cpu=True, max_length=5))
+    for one, other in zip(predictions, by_torch, strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=2e-6)
     with pytest.raises(ModelError, match=r"max_length 4,?000 is more than the \d+ positions of .*Set --max_length"):
         export_onnx(str(run), tmp_path / "long", dtypes=["fp32"], max_length=4000)
 
 
-def test_where_exports_go_by_default(tmp_path):
+def test_default_output_folder(tmp_path):
     for name in ("runs/reviews/mlm", "runs/reviews/training/checkpoint-500", "runs/plain"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "runs/reviews/settings.json").touch()
     names = {"reviews": "", "reviews-mlm": "mlm", "reviews-training-checkpoint-500": "training/checkpoint-500"}
     for name, inner in [*((name, f"reviews/{inner}") for name, inner in names.items()), ("plain", "plain")]:
         model = tmp_path / "runs" / inner
-        place = module._place([str(model)], [SimpleNamespace(folder=model)], None)
-        assert place == tmp_path / f"runs/{name}-onnx"
+        output_dir = module._place([str(model)], [SimpleNamespace(folder=model)], None)
+        assert output_dir == tmp_path / f"runs/{name}-onnx"
 
 
-def test_nan_is_refused(run, graph, texts, tmp_path, monkeypatch):
+def test_nan_differences_and_scores_are_refused(run, graph, texts, tmp_path, monkeypatch):
     nan, one = np.array([np.nan]), np.array([1.0])
     for outputs in ((one, nan), (nan, one)):
         assert np.isnan(exportable._apart(outputs, (one, one)))
@@ -426,8 +426,8 @@ def test_nan_is_refused(run, graph, texts, tmp_path, monkeypatch):
         export_onnx(str(run), tmp_path / "out", data=texts)
 
 
-def test_values_of_a_regression_agree_as_far_as_float32_holds_them():
-    """Of a house's price the last digit of float32 is more than 1e-4 is."""
+def test_regression_tolerance_follows_float32_precision():
+    """For house prices the last digit of float32 is larger than 1e-4."""
     prices, rounded = (np.array([[250_000.0], [3.0]], dtype=np.float32) for _ in range(2))
     rounded[0] = np.nextafter(rounded[0], np.inf)
     assert exportable._agreeing(rounded, prices, "regression") == pytest.approx(1 / 64)
@@ -436,7 +436,7 @@ def test_values_of_a_regression_agree_as_far_as_float32_holds_them():
             exportable._agreeing(found, prices, kind)
 
 
-def test_texts_too_short_for_a_mask(tokenizer):
+def test_texts_too_short_for_masking_are_refused(tokenizer):
     assert masked_rows(["the gene binds it"], tokenizer, 32).num_rows == 1
     with pytest.raises(ArgumentsError, match="none has the 4 tokens"):
         masked_rows(["the gene", "a cell"], tokenizer, 32)
@@ -445,7 +445,7 @@ def test_texts_too_short_for_a_mask(tokenizer):
 @pytest.mark.parametrize(
     "changes", [{"auto_map": {"AutoConfig": "code.Config"}, "model_type": "own"}, {"model_type": "nonesuch"}]
 )
-def test_a_strangers_config_runs_no_code(exported, texts, tmp_path, monkeypatch, changes):
+def test_config_with_custom_code_is_refused(exported, texts, tmp_path, monkeypatch, changes):
     folder = tmp_path / "copy"
     for name, content in files(exported.folder).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -458,7 +458,7 @@ def test_a_strangers_config_runs_no_code(exported, texts, tmp_path, monkeypatch,
         predict(str(folder), texts, tmp_path / "a.jsonl", backend="onnx")
 
 
-def test_a_strangers_graph_reads_no_file_elsewhere(tmp_path):
+def test_graph_with_external_data_is_refused(tmp_path):
     (tmp_path / "secret").write_bytes(np.ones(4, np.float32).tobytes())
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
     weight.external_data.add(key="location", value="../../secret")
@@ -478,8 +478,8 @@ def test_a_strangers_graph_reads_no_file_elsewhere(tmp_path):
         check_plain(made)
 
 
-class _Measured(exportable.TextCheck):
-    """Of so many answers, of which some change and (without those that come right) as many are lost."""
+class _FixedCheck(exportable.TextCheck):
+    """A check of so many predictions of which `changed` change and `lost` (net) become wrong."""
 
     def __init__(self, answers, changed, lost, kind="classification"):
         self.model = SimpleNamespace(kind_name=kind)
@@ -496,23 +496,23 @@ class _Measured(exportable.TextCheck):
         return self.score - self.lost / len(self.predictions)
 
 
-def test_one_answer_may_be_lost_where_it_is_worth_more_than_the_limit(caplog):
+def test_one_lost_prediction_is_accepted_if_worth_more_than_max_drop(caplog):
     int8 = {"per_channel": True, "keep_float": ()}
-    measured = _Measured(65, changed=3, lost=1).measure(None, "int8", 0.5, int8)
+    measured = _FixedCheck(65, changed=3, lost=1).measure(None, "int8", 0.5, int8)
     assert (measured["changed"], round(measured["drop"], 2)) == (3, 1.54)
     assert "loses 1.54 points of accuracy, more than --max_drop 0.5, but is kept: one answer of 65" in caplog.text
-    assert _Measured(65, changed=1, lost=1.2).measure(None, "int8", 0.5, int8)["changed"] == 1  # As macro F1 has it.
+    assert _FixedCheck(65, changed=1, lost=1.2).measure(None, "int8", 0.5, int8)["changed"] == 1  # As macro F1 may lose.
     caplog.clear()
-    assert _Measured(1000, changed=9, lost=5).measure(None, "int8", 0.5, int8)["changed"] == 9
+    assert _FixedCheck(1000, changed=9, lost=5).measure(None, "int8", 0.5, int8)["changed"] == 9
     assert not caplog.text
-    for refused, message in (
+    for check, message in (
         (
-            _Measured(65, changed=2, lost=2),
+            _FixedCheck(65, changed=2, lost=2),
             r"2 of 65 predictions change\), more than --max_drop 0.5 and 1.54 .one answer of 65.",
         ),
-        (_Measured(1000, changed=9, lost=6), r"9 of 1,000 predictions change\), more than --max_drop 0.5\. Try"),
-        (_Measured(65, changed=65, lost=1, kind="regression"), r"90.00 to 88.46, more than --max_drop 0.5\. Try"),
-        (_Measured(65, changed=0, lost=math.nan), "loses nan points"),
+        (_FixedCheck(1000, changed=9, lost=6), r"9 of 1,000 predictions change\), more than --max_drop 0.5\. Try"),
+        (_FixedCheck(65, changed=65, lost=1, kind="regression"), r"90.00 to 88.46, more than --max_drop 0.5\. Try"),
+        (_FixedCheck(65, changed=0, lost=math.nan), "loses nan points"),
     ):
         with pytest.raises(ModelError, match=message):
-            refused.measure(None, "int8", 0.5, int8)
+            check.measure(None, "int8", 0.5, int8)

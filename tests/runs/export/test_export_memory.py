@@ -1,4 +1,4 @@
-"""The memory of a process that predicts: what is in it, and what is lost where it cannot be measured."""
+"""Memory of a process that predicts: what is measured, and exports where it cannot be measured."""
 
 import io
 import json
@@ -15,9 +15,9 @@ from hf_tlm.runs.export import export as module
 
 
 def graph_of(folder, tokenizer, width):
-    """A graph of so many numbers for each of 120 words, of whose numbers in a batch the largest is the logits."""
-    place = folder / "onnx/model.onnx"
-    place.parent.mkdir(parents=True)
+    """Write a graph that embeds 120 tokens in `width` dimensions and outputs the largest number of a batch."""
+    path = folder / "onnx/model.onnx"
+    path.parent.mkdir(parents=True)
     tokenizer.save_pretrained(folder)
     vectors = onnx.numpy_helper.from_array(np.ones((120, width), np.float32), "vectors")
     graph = helper.make_graph(
@@ -30,7 +30,7 @@ def graph_of(folder, tokenizer, width):
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [])],
         [vectors],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), place)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
     return folder
 
 
@@ -39,8 +39,8 @@ def small(tmp_path, tokenizer):
     return graph_of(tmp_path / "small", tokenizer, 8)
 
 
-def test_more_activations_take_more(small, tmp_path, tokenizer):
-    """256 tokens by 60,000 numbers are 61 MB, and the 120 words 29."""
+def test_larger_activations_need_more_memory(small, tmp_path, tokenizer):
+    """256 tokens with 60,000 dimensions are 61 MB, and the table of 120 tokens is 29 MB."""
     wide = graph_of(tmp_path / "wide", tokenizer, 60_000)
     least = price.onnx_memory(small, "fp32", 128)
     long = price.onnx_memory(wide, "fp32", 128)
@@ -48,7 +48,7 @@ def test_more_activations_take_more(small, tmp_path, tokenizer):
     assert price.onnx_memory(wide, "fp32", None) == pytest.approx(long, abs=5), "128 tokens, if the model takes more"
 
 
-def test_nothing_else_is_in_the_process(small, tmp_path, monkeypatch, caplog):
+def test_measured_process_imports_only_onnxruntime(small, tmp_path, monkeypatch, caplog):
     (tmp_path / "others").mkdir()
     for name in ("torch", "transformers", "datasets", "hf_tlm"):
         (tmp_path / f"others/{name}.py").write_text("raise SystemExit('it is imported')")
@@ -68,7 +68,7 @@ def test_nothing_else_is_in_the_process(small, tmp_path, monkeypatch, caplog):
         ("", "could not convert string to float: ''"),
     ],
 )
-def test_a_process_that_fails_or_hangs(small, tmp_path, monkeypatch, caplog, program, why):
+def test_failing_or_hanging_process_measures_nothing(small, tmp_path, monkeypatch, caplog, program, why):
     (tmp_path / "program.py").write_text(program)
     monkeypatch.setattr(onnx_process, "__file__", str(tmp_path / "program.py"))
     monkeypatch.setattr(price, "MEMORY_SECONDS", 0.5 if "sleep" in program else 60)
@@ -77,7 +77,7 @@ def test_a_process_that_fails_or_hangs(small, tmp_path, monkeypatch, caplog, pro
     assert caplog.messages == [f"The memory of a prediction of fp32 is not measured: {why}"]
 
 
-def test_other_systems_have_no_figure(monkeypatch):
+def test_systems_without_vmhwm_are_not_measured(monkeypatch):
     monkeypatch.setattr("builtins.open", lambda *args, **options: io.StringIO("VmRSS: 20 kB\n"))
     with pytest.raises(OSError, match="has no VmHWM"):
         onnx_process.peak_megabytes()
@@ -85,7 +85,7 @@ def test_other_systems_have_no_figure(monkeypatch):
     assert onnx_process.peak_megabytes() == 2.048
 
 
-def test_an_export_loses_the_figure_alone(run, graph, tmp_path, monkeypatch):
+def test_export_without_a_measurement_is_otherwise_complete(run, graph, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "onnx_memory", price.onnx_memory)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     made = export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])

@@ -1,4 +1,4 @@
-"""The page in a real browser and from a plain server: Python's tokens and classes, and no request to anywhere else."""
+"""The page in a browser and from a plain server: the tokens and classes of Python, and no request to other servers."""
 
 import contextlib
 import html
@@ -131,7 +131,7 @@ result.textContent = JSON.stringify(seen);
 document.body.append(result);
 """
 
-# A model that fails at one text, and as much of a document as the page asks for.
+# A model that fails for one text, and the parts of a document that the page uses.
 BROKEN = """
 globalThis.asked = [];
 async function classify(text) {
@@ -165,28 +165,28 @@ console.log(JSON.stringify(asked));
 
 @contextlib.contextmanager
 def served(folder):
-    """A plain server of a folder: its address, and the paths that were asked for."""
-    asked = []
+    """Serve a folder; yield its address and the list of requested paths."""
+    requested = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *args):
             super().__init__(*args, directory=str(folder))
 
         def log_message(self, *args):
-            asked.append(self.path)
+            requested.append(self.path)
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", requested
     finally:
         server.shutdown()
         server.server_close()
 
 
 def browse(address, tmp_path, *flags):
-    """What the page wrote, and the console; no name but that of this machine leads anywhere."""
+    """Return what the page wrote, and the console output; no host except this machine can be reached."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=390,800", "--enable-logging=stderr", "--v=0"]
     options += ["--no-first-run", "--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}"]
     options += ["--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--virtual-time-budget=120000", *flags]
@@ -204,7 +204,7 @@ def page(exported, tmp_path):
 
 
 def cases(count):
-    """Texts of many scripts, some longer than the model takes, some of them pairs; the first 200 are classified."""
+    """Return texts of many scripts, some longer than max_length, some of them pairs; the first 200 are classified."""
     rng = random.Random(0)
     texts = [row["text"] for row in sentences(count, 3)]
     mixed = [rng.choice(["", " ", "  "]).join(rng.choices(PARTS, k=rng.randint(1, 40))) for _ in range(count)]
@@ -212,8 +212,8 @@ def cases(count):
     return singles + [[text, pair, False] for text, pair in zip(mixed, reversed(mixed), strict=True)]
 
 
-def driven(page, tmp_path, given):
-    (page / "cases.json").write_text(json.dumps(given))
+def run_in_browser(page, tmp_path, texts):
+    (page / "cases.json").write_text(json.dumps(texts))
     (page / "driver.html").write_text(DRIVER.format(imports=json.dumps({"imports": module._IMPORTS})), encoding="utf-8")
     with served(page) as (address, _):
         found, _ = browse(f"{address}/driver.html", tmp_path)
@@ -228,55 +228,55 @@ def ids_of(tokenizer, case):
 
 @pytest.mark.slow
 @in_a_browser
-def test_tokens_and_classes_are_those_of_python(page, exported, tmp_path):
-    given = cases(500)
-    found = driven(page, tmp_path, given)
+def test_tokens_and_classes_equal_those_of_python(page, exported, tmp_path):
+    inputs = cases(500)
+    results = run_in_browser(page, tmp_path, inputs)
     tokenizer = Tokenizer.from_file(str(exported.folder / "tokenizer.json"))
     tokenizer.enable_truncation(exported.record["max_length"])
     model = OnnxModel(exported.folder, "int8")
-    differ, cut = [], 0
-    for case, one in zip(given, found, strict=True):
+    differ, num_truncated = [], 0
+    for case, result in zip(inputs, results, strict=True):
         expected = ids_of(tokenizer, case)
-        cut += len(expected.ids) == exported.record["max_length"]
-        if one["input_ids"] != expected.ids or one["token_type_ids"] != expected.type_ids:
-            differ.append((case[:2], one["input_ids"], expected.ids))
+        num_truncated += len(expected.ids) == exported.record["max_length"]
+        if result["input_ids"] != expected.ids or result["token_type_ids"] != expected.type_ids:
+            differ.append((case[:2], result["input_ids"], expected.ids))
         if case[2]:
             batch = {"input_ids": [expected.ids], "attention_mask": [expected.attention_mask]}
             (logits,) = model({**batch, "token_type_ids": [expected.type_ids]})
             shares = np.exp(logits[0]) / np.exp(logits[0]).sum()
-            assert np.argmax(one["shares"]) == np.argmax(shares) and one["shares"] == pytest.approx(shares, abs=0.01)
-    assert not differ, f"{len(differ)} of {len(given)}: {differ[:3]}"
-    assert cut > 200 and len(given) > 1000
+            assert np.argmax(result["shares"]) == np.argmax(shares) and result["shares"] == pytest.approx(shares, abs=0.01)
+    assert not differ, f"{len(differ)} of {len(inputs)}: {differ[:3]}"
+    assert num_truncated > 200 and len(inputs) > 1000
 
 
 @pytest.mark.slow
 @in_a_browser
 @pytest.mark.parametrize("seeds", [[0], [0, 1]])
-def test_rotary_positions(tokenizer, tmp_path, seeds):
-    """ModernBERT's graph has an operator that the browser's runtime must know, with its optimiser and without."""
+def test_rotary_positions_give_the_probabilities_of_python(tokenizer, tmp_path, seeds):
+    """ModernBERT's graph has an operator that the browser's runtime must support, optimised or not."""
     base = pretrained(tmp_path / "base", tokenizer, "modernbert", num_hidden_layers=2)
     go(tmp_path / "run", base, make_task(train=24), max_steps=2, seeds=seeds)
     models = [str(tmp_path / f"run/seed-{seed}/model") for seed in seeds]
     made = export_onnx(models, tmp_path / "out", task=make_task(), max_drop=100)
     page = write_page(made.folder, tmp_path / "page", runtime=RUNTIME)
     assert json.loads((page / "page.json").read_text())["averaged"] == (len(seeds) > 1)
-    given = [[row["text"], None, True] for row in sentences(50, 4)]
+    inputs = [[row["text"], None, True] for row in sentences(50, 4)]
     texts = Tokenizer.from_file(str(made.folder / "tokenizer.json"))
     model = OnnxModel(made.folder, "int8")
-    for case, one in zip(given, driven(page, tmp_path, given), strict=True):
+    for case, one in zip(inputs, run_in_browser(page, tmp_path, inputs), strict=True):
         expected = texts.encode(case[0])
         (logits,) = model({"input_ids": [expected.ids], "attention_mask": [expected.attention_mask]})
         assert one["shares"] == pytest.approx(np.exp(logits[0]) / np.exp(logits[0]).sum(), abs=0.01)
 
 
-def normalized(kind):
-    """Tokenizers of single characters, with one of the normalizers that lower case, alone or among others."""
-    found = Tokenizer(models.WordLevel({"[UNK]": 0}, "[UNK]"))
-    found.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    found.normalizer = NORMALIZERS[kind]
-    letters = {letter for text in TEXTS for letter in found.normalizer.normalize_str(text)}
-    found.model = models.WordLevel({letter: at for at, letter in enumerate(["[UNK]", *sorted(letters)])}, "[UNK]")
-    return found
+def character_tokenizer(kind):
+    """Return a tokenizer of single characters with one of NORMALIZERS."""
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.normalizer = NORMALIZERS[kind]
+    letters = {letter for text in TEXTS for letter in tokenizer.normalizer.normalize_str(text)}
+    tokenizer.model = models.WordLevel({letter: at for at, letter in enumerate(["[UNK]", *sorted(letters)])}, "[UNK]")
+    return tokenizer
 
 
 NORMALIZERS = {
@@ -285,7 +285,7 @@ NORMALIZERS = {
     "bert, cased": normalizers.BertNormalizer(lowercase=False),
     "lowercase": normalizers.Lowercase(),
     "sequence": normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]),
-    # A mathematical sigma is the plain one after it.
+    # A mathematical sigma becomes a plain one.
     "compatible": normalizers.Sequence([normalizers.NFKC(), normalizers.Sequence([normalizers.Lowercase()])]),
     "none that lowers": normalizers.NFC(),
 }
@@ -295,7 +295,7 @@ TEXTS = [
     *("İSTANBUL IĞDIR ılık İi", "STRAẞE Straße GROẞ", "ǅ ǈ Ⅷ ⓐⒶ", "ﬃ ŉ ΐ"),
     *(" ".join(_DRAWN.choices(PARTS, k=_DRAWN.randint(1, 20))) for _ in range(1000)),
 ]
-# What transformers.js does with these normalizers, in its order; `clean` and CJK's spaces lower nothing.
+# The normalization of transformers.js, in its order; `clean` and spaces around CJK characters change no case.
 NORMALIZING = """
 import { readFileSync } from "node:fs";
 import { loweredAsInPython } from "./model.js";
@@ -320,8 +320,8 @@ console.log(JSON.stringify({ made, plain, ours, none: loweredAsInPython({ normal
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="THE PAGE'S SCRIPT IS NOT TESTED: it takes node on the PATH")
 @pytest.mark.parametrize("kind", NORMALIZERS)
-def test_a_capital_sigma_is_lowered_as_in_python(kind, tmp_path):
-    """At the end of a word JavaScript has a final sigma for it, and Python's tokenizers the common one."""
+def test_capital_sigma_is_lowercased_as_in_python(kind, tmp_path):
+    """At the end of a word JavaScript lowercases it to a final sigma, and Python's tokenizers to the common one."""
     package = tmp_path / "node_modules/@huggingface/transformers"
     package.mkdir(parents=True)
     names = ("AutoModelForSequenceClassification", "PreTrainedTokenizer", "Tensor", "softmax")
@@ -331,19 +331,19 @@ def test_a_capital_sigma_is_lowered_as_in_python(kind, tmp_path):
     (package / "package.json").write_text('{"type": "module", "exports": "./index.js"}')
     (tmp_path / "package.json").write_text('{"type": "module"}')
     shutil.copy(Path(module.__file__).parent / "templates/model.js", tmp_path)
-    tokenizer = normalized(kind)
+    tokenizer = character_tokenizer(kind)
     words = json.loads(tokenizer.to_str())
     (tmp_path / "cases.json").write_text(json.dumps([words, TEXTS]), encoding="utf-8")
     (tmp_path / "run.js").write_text(NORMALIZING)
     done = subprocess.run(["node", "run.js"], cwd=tmp_path, capture_output=True, check=True, encoding="utf-8")
     found = json.loads(done.stdout)
     assert found["none"] == {"normalizer": None} and {**found["made"], "normalizer": 0} == {**words, "normalizer": 0}
-    # To Python the tokenizer that the page makes of it is the same.
+    # In Python the converted tokenizer gives the same tokens.
     other = Tokenizer.from_str(json.dumps(found["made"]))
     for text in TEXTS:
         assert other.encode(text).ids == tokenizer.encode(text).ids
         assert other.normalizer.normalize_str(text) == tokenizer.normalizer.normalize_str(text)
-    # And JavaScript lowers every sigma as Python does.
+    # In JavaScript every sigma is lowercased as in Python.
     lowers = kind not in ("bert, cased", "none that lowers")
     assert any("ς" in one for one in found["plain"]) and (found["plain"] != found["ours"]) == lowers
     for text, ours in zip(TEXTS, found["ours"], strict=True):
@@ -356,57 +356,57 @@ def test_a_capital_sigma_is_lowered_as_in_python(kind, tmp_path):
 @pytest.mark.slow
 @in_a_browser
 @pytest.mark.parametrize("make", [wordpiece, byte_level])
-def test_other_tokenizers(make, page, tmp_path):
+def test_tokens_of_other_tokenizers_equal_those_of_python(make, page, tmp_path):
     tokenizer = make()._tokenizer
-    if make is byte_level:  # As RoBERTa's: two special tokens between the texts.
+    if make is byte_level:  # Like RoBERTa's: two special tokens between the texts.
         ids = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
         pair = "[CLS] $A [SEP] [SEP] $B [SEP]"
         tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=ids)
     tokenizer.no_truncation()
     tokenizer.save(str(page / "model/tokenizer.json"))
-    given = [[text, pair, False] for text, pair, _ in cases(300)]
-    found = driven(page, tmp_path, given)
+    inputs = [[text, pair, False] for text, pair, _ in cases(300)]
+    results = run_in_browser(page, tmp_path, inputs)
     tokenizer.enable_truncation(json.loads((page / "model/export.json").read_text())["max_length"])
-    expected = [ids_of(tokenizer, case).ids for case in given]
+    expected = [ids_of(tokenizer, case).ids for case in inputs]
     wrong = [
         (case, one["input_ids"], ids)
-        for case, one, ids in zip(given, found, expected, strict=True)
+        for case, one, ids in zip(inputs, results, expected, strict=True)
         if one["input_ids"] != ids
     ]
-    assert not wrong, f"{len(wrong)} of {len(given)}: {wrong[:3]}"
+    assert not wrong, f"{len(wrong)} of {len(inputs)}: {wrong[:3]}"
 
 
-def invite(page, elsewhere):
-    """Let a person use the page, who asks for a file of another server, too."""
-    (page / "person.js").write_text(PERSON.replace("ELSEWHERE", json.dumps(f"{elsewhere}/page/page.json")))
+def add_user_script(page, other_server):
+    """Add a script that uses the page like a person, and also requests a file from another server."""
+    (page / "person.js").write_text(PERSON.replace("ELSEWHERE", json.dumps(f"{other_server}/page/page.json")))
     index = (page / "index.html").read_text().replace("</body>", '<script type="module" src="person.js"></script></body>')
     (page / "index.html").write_text(index)
 
 
 @pytest.mark.slow
 @in_a_browser
-def test_a_model_on_the_hub(hub, exported, tmp_path):
-    """The page asks it for the model's files and nothing else, and can ask nobody else."""
+def test_page_loads_its_model_from_the_hub(hub, exported, tmp_path):
+    """The page requests only the model's files, and can reach no other server."""
     publish_model(exported.folder, "alice/toy", private=False)
     texts = ["the gene", "a cell"]
     page = write_page(exported.folder, tmp_path / "page", texts=texts, runtime=RUNTIME, model="alice/toy@main")
     hub.log.clear()
     with served(tmp_path) as (elsewhere, reached), served(page) as (address, _):
-        invite(page, elsewhere)
+        add_user_script(page, elsewhere)
         seen, console = browse(f"{address}/index.html", tmp_path)
     assert seen["ready"] == "true" and {row[0] for row in seen["typed"]} == {"down", "none", "up"}, console
     assert seen["elsewhere"] == "TypeError" and reached == []
-    there = f"{hub.url}/alice/toy/resolve/main/"
-    fetched = {name.removeprefix(there) for name in seen["resources"] if not name.startswith(f"{address}/")}
+    resolve_url = f"{hub.url}/alice/toy/resolve/main/"
+    fetched = {name.removeprefix(resolve_url) for name in seen["resources"] if not name.startswith(f"{address}/")}
     names = {"config.json", "export.json", "tokenizer.json", "tokenizer_config.json", "onnx/model_quantized.onnx"}
     assert fetched == names == {path.removeprefix("/alice/toy/resolve/main/") for method, path in hub.log if method == "GET"}
 
 
 @pytest.mark.slow
 @in_a_browser
-def test_a_person_at_the_page(page, exported, tmp_path):
+def test_typed_texts_and_examples_are_classified(page, exported, tmp_path):
     with served(tmp_path) as (elsewhere, reached), served(page) as (address, asked):
-        invite(page, elsewhere)
+        add_user_script(page, elsewhere)
         seen, console = browse(f"{address}/index.html", tmp_path)
         dark, _ = browse(f"{address}/index.html", tmp_path, "--blink-settings=preferredColorScheme=0")
     assert seen["ready"] == "true" and seen["title"] == exported.record["model"] and seen["empty"] == []
@@ -425,8 +425,8 @@ def test_a_person_at_the_page(page, exported, tmp_path):
 
 @pytest.mark.slow
 @in_a_browser
-def test_seconds_are_measured(page, tmp_path):
-    """benchmarks/page.py; how many they are depends on what else the machine does."""
+def test_page_benchmark_measures_seconds(page, tmp_path):
+    """benchmarks/page.py; the times depend on the load of the machine."""
     arguments = ["--page", page, "--visits", "1", "--results_dir", tmp_path / "results"]
     done = warm.recipe("benchmarks/page.py", arguments, limit=280)
     assert done.status == 0, done.stderr[-3000:]
@@ -436,10 +436,10 @@ def test_seconds_are_measured(page, tmp_path):
     assert at_once["MB"] < 5 and at_once["MB of runtime"] == pytest.approx(14.3, abs=0.1)
 
 
-def with_stubs(folder, *, pairs):
-    """What the page's own script shows of the texts of STUB, and what the model was asked."""
-    own = Path(module.__file__).parent / "templates/page.js"
-    shutil.copyfile(own, folder / "page.js")
+def run_in_node(folder, *, pairs):
+    """Return what the page's script displays for the texts of STUB, and the texts that the model received."""
+    script = Path(module.__file__).parent / "templates/page.js"
+    shutil.copyfile(script, folder / "page.js")
     (folder / "package.json").write_text('{"type": "module"}')
     (folder / "model.js").write_text(BROKEN.replace("PAIRS", json.dumps(pairs)))
     (folder / "main.js").write_text(STUB)
@@ -449,22 +449,22 @@ def with_stubs(folder, *, pairs):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="page.js runs in node")
-def test_one_text_of_a_pair_has_no_answer(tmp_path):
-    """An empty one is a text to Python, and none to transformers.js."""
-    *shown, asked = with_stubs(tmp_path, pairs=True)
+def test_incomplete_pair_is_not_classified(tmp_path):
+    """Python accepts an empty second text; transformers.js treats it as none."""
+    *shown, asked = run_in_node(tmp_path, pairs=True)
     assert shown == [["", 0], ["", 0]] and asked == ["a"]
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="page.js runs in node")
-def test_an_error_does_not_stop_the_page(tmp_path):
-    failed, after, asked = with_stubs(tmp_path, pairs=False)
-    assert sorted(asked) == ["a", "long", "short"]  # One for the runtime to compile itself, before anyone types.
+def test_error_does_not_stop_the_page(tmp_path):
+    failed, after, asked = run_in_node(tmp_path, pairs=False)
+    assert sorted(asked) == ["a", "long", "short"]  # The first compiles the runtime before anyone types.
     assert failed == ["This text cannot be classified: out of memory", 0]
     assert re.fullmatch(r"\d+\.\d ms", after[0]) and after[1] == 2
 
 
 @pytest.mark.parametrize("endpoint", ["https://huggingface.co", "https://hub.example.org"])
-def test_a_page_without_the_model(endpoint, exported, tmp_path, runtime, monkeypatch):
+def test_page_with_a_model_of_the_hub(endpoint, exported, tmp_path, runtime, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
     page = write_page(exported.folder, tmp_path / "page", runtime=runtime, model="me/toy@v1.0")
     assert not (page / "model").exists()
@@ -477,7 +477,7 @@ def test_a_page_without_the_model(endpoint, exported, tmp_path, runtime, monkeyp
             write_page(exported.folder, tmp_path / "other", runtime=runtime, model=name)
 
 
-def test_what_ci_fetches_is_what_a_page_is_made_of(tmp_path, monkeypatch):
+def test_runtime_downloaded_for_ci_can_be_used_for_a_page(tmp_path, monkeypatch):
     made = {name: package.encode() for package, names in module.RUNTIME.items() for name in names}
     monkeypatch.setattr(module, "read_runtime", lambda: made)
     monkeypatch.setattr("sys.argv", ["page_runtime.py", str(tmp_path)])
@@ -487,16 +487,16 @@ def test_what_ci_fetches_is_what_a_page_is_made_of(tmp_path, monkeypatch):
         assert module._of_folder(tmp_path, package, list(names)) == dict.fromkeys(names, package.encode())
 
 
-def test_a_skipped_browser_is_told_of(request):
-    said = []
+def test_skipped_browser_tests_are_in_the_terminal_summary(request):
+    written = []
     skipped = [SimpleNamespace(longrepr=("f.py", 1, f"Skipped: {in_a_browser.kwargs['reason']}"))] * 2
     skipped += [SimpleNamespace(longrepr=("f.py", 2, "Skipped: no zsh here"))]
-    reporter = SimpleNamespace(stats={"skipped": skipped}, write_line=lambda line, **style: said.append(line))
+    reporter = SimpleNamespace(stats={"skipped": skipped}, write_line=lambda line, **style: written.append(line))
     request.config.pluginmanager.get_plugin(str(Path(__file__).parents[2] / "conftest.py")).pytest_terminal_summary(reporter)
-    assert said == [in_a_browser.kwargs["reason"]]
+    assert written == [in_a_browser.kwargs["reason"]]
 
 
-def test_refused(exported, tmp_path, monkeypatch):
+def test_invalid_pages_are_refused(exported, tmp_path, monkeypatch):
     runtime = tmp_path / "npm"
     for package, names in module.RUNTIME.items():
         place = runtime / "node_modules" / package.rpartition("@")[0] / "dist"
@@ -538,7 +538,7 @@ def test_refused(exported, tmp_path, monkeypatch):
     assert (page / ".git").is_dir()
 
 
-def test_an_archive_of_npm_without_an_expected_file_is_refused(tmp_path, monkeypatch):
+def test_npm_archive_without_an_expected_file_is_refused(tmp_path, monkeypatch):
     npm = tmp_path / "npm"
     npm.write_text("#!/bin/sh\nmkdir -p package/dist\ntar -czf package.tgz package\n")
     npm.chmod(0o755)
@@ -548,7 +548,7 @@ def test_an_archive_of_npm_without_an_expected_file_is_refused(tmp_path, monkeyp
         module.read_runtime()
 
 
-def test_a_damaged_export_makes_no_page(exported, tmp_path, monkeypatch):
+def test_damaged_export_is_refused(exported, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "read_runtime", lambda folder: {})
     folder = shutil.copytree(exported.folder, tmp_path / "copy")
     graph = folder / "onnx" / "model.onnx"

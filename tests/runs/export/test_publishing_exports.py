@@ -1,4 +1,4 @@
-"""Exports and pages through the loopback Hub: what arrives, and that it predicts from there."""
+"""Exports and pages published to a loopback Hub: the files, and predictions with the published export."""
 
 import json
 import shutil
@@ -12,12 +12,12 @@ from support.tiny_checkpoints import files
 from support.toys import make_task
 
 
-def test_an_export(hub, exported, run, tmp_path):
+def test_published_export_predicts(hub, exported, run, tmp_path):
     publish_model(run, "alice/toy")
     publish_model(exported.folder, "alice/toy-onnx", license="mit")
-    there = hub.files("alice/toy-onnx")
-    assert {"onnx/model.onnx", "onnx/model_quantized.onnx", "export.json", "config.json", "finetuned.json"} <= set(there)
-    card = there["README.md"].decode()
+    published = hub.files("alice/toy-onnx")
+    assert {"onnx/model.onnx", "onnx/model_quantized.onnx", "export.json", "config.json", "finetuned.json"} <= set(published)
+    card = published["README.md"].decode()
     assert "license: mit" in card and 'pipeline("text-classification", "alice/toy-onnx", { dtype: "q8" })' in card
     make_task().test.select_columns(["id", "text"]).to_json(tmp_path / "texts.jsonl")
     found = []
@@ -27,7 +27,7 @@ def test_an_export(hub, exported, run, tmp_path):
     assert found[0] == found[1] and len(json.loads(found[0].splitlines()[0])["probabilities"]) == 3
 
 
-def test_beside_the_weights_of_its_model(hub, exported, run, tmp_path):
+def test_export_is_published_beside_the_weights_of_its_model(hub, exported, run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run/seal.json").unlink()
     config = json.loads((run / "config.json").read_text()) | {"auto_map": {"AutoModel": "modeling_own.Own"}}
@@ -36,20 +36,20 @@ def test_beside_the_weights_of_its_model(hub, exported, run, tmp_path):
     before = hub.files("alice/both")
     for _ in range(2):
         publish_model(exported.folder, "alice/both")
-        there = hub.files("alice/both")
-        assert {"model.safetensors", "onnx/model.onnx", "onnx/model_quantized.onnx", "export.json"} <= set(there)
-        assert {name: there[name] for name in before if name != "README.md"} == {
+        published = hub.files("alice/both")
+        assert {"model.safetensors", "onnx/model.onnx", "onnx/model_quantized.onnx", "export.json"} <= set(published)
+        assert {name: published[name] for name in before if name != "README.md"} == {
             name: content for name, content in before.items() if name != "README.md"
         }
-        assert "in ONNX" in there["README.md"].decode()
+        assert "in ONNX" in published["README.md"].decode()
     make_task().test.select_columns(["id", "text"]).to_json(tmp_path / "texts.jsonl")
     predict("alice/both", str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", backend="onnx")
-    # The graphs are of the old weights.
+    # The graphs were of the old weights, so they are removed.
     publish_model(tmp_path / "run", "alice/both")
     assert hub.files("alice/both") == before
 
 
-def test_a_damaged_export_is_not_published(hub, exported, tmp_path):
+def test_damaged_export_is_not_published(hub, exported, tmp_path):
     for name, content in files(exported.folder).items():
         (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "copy" / name).write_bytes(content[:-1] if name.endswith(".onnx") else content)
@@ -58,7 +58,7 @@ def test_a_damaged_export_is_not_published(hub, exported, tmp_path):
 
 
 def without_seal(folder, to):
-    """As it comes from the Hub, or where somebody edited it."""
+    """Copy a folder without its seal, as downloaded from the Hub or edited by hand."""
     shutil.copytree(folder, to)
     (to / "seal.json").unlink(missing_ok=True)
     return to
@@ -84,8 +84,8 @@ INT8 = "onnx/model_quantized.onnx"
         (lambda text: edit(text, model_type="electra"), "has model_type electra, but config.json next to it has bert"),
     ],
 )
-def test_a_damaged_record_is_not_published(hub, exported, tmp_path, harm, said):
-    """Without the seal of its folder nothing told, and graphs went out with the figures of others."""
+def test_damaged_record_is_not_published(hub, exported, tmp_path, harm, said):
+    """Without the folder's seal, graphs used to be published with the scores of others."""
     copy = without_seal(exported.folder, tmp_path / "copy")
     publish_model(copy, "alice/toy", dry_run=True)
     (copy / "export.json").write_text(harm((copy / "export.json").read_text()))
@@ -105,12 +105,12 @@ def edit_file(text, **changes):
     return json.dumps(record)
 
 
-def test_graphs_are_those_of_the_record(hub, exported, tmp_path, runtime):
+def test_graphs_must_match_the_record(hub, exported, tmp_path, runtime):
     copy = without_seal(exported.folder, tmp_path / "copy")
     (copy / INT8).unlink()
     with pytest.raises(HubError, match=f"export.json lists {INT8}, which does not exist. Export the model again"):
         publish_model(copy, "alice/toy", dry_run=True)
-    # A page takes one graph, which may be all that was fetched of a repository.
+    # A page needs one graph, which may be the only one that was downloaded.
     assert json.loads((write_page(copy, tmp_path / "one", runtime=runtime) / "page.json").read_text())["dtype"] == "fp32"
     page = write_page(exported.folder, tmp_path / "page", runtime=runtime)
     publish_space(page, "alice/page", dry_run=True)
@@ -119,16 +119,16 @@ def test_graphs_are_those_of_the_record(hub, exported, tmp_path, runtime):
         publish_space(page, "alice/page", dry_run=True)
 
 
-def test_a_space(hub, exported, tmp_path, runtime, recipe):
+def test_page_is_published_as_a_space(hub, exported, tmp_path, runtime, recipe):
     page = write_page(exported.folder, tmp_path / "page", title="tickets: what?", texts=["the gene"], runtime=runtime)
     (page / "notes.txt").write_text("mine")
     command = ["publish", "--space", page, "--repo_id", "alice/page", "--license", "mit"]
     assert "/spaces/alice/page); nothing was sent" in recipe(*command, "--dry_run") and not hub.repositories
     assert "Published alice/page as commit" in recipe(*command, "--private", "false")
-    there = hub.files("alice/page", "space")
-    card = there.pop("README.md").decode()
+    published = hub.files("alice/page", "space")
+    card = published.pop("README.md").decode()
     assert card.startswith("---\ntitle: 'tickets: what?'\nsdk: static\napp_file: index.html\n") and "license: mit" in card
-    assert there == {name: content for name, content in files(page).items() if name != "notes.txt"}
+    assert published == {name: content for name, content in files(page).items() if name != "notes.txt"}
     assert not hub.repository("alice/page", "space").private
     done = publish_space(page, "alice/page", license="mit")
     assert done.commit is None and done.url.endswith("/spaces/alice/page")

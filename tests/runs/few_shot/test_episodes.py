@@ -1,4 +1,4 @@
-"""Samples of examples: balanced, disjoint, reproducible; and the demonstrations drawn from them."""
+"""Samples of examples are balanced, disjoint and reproducible; demonstrations are sampled from them."""
 
 from collections import Counter
 
@@ -24,11 +24,11 @@ def test_episodes_are_balanced_disjoint_and_reproducible(task):
         assert not set(episode.train["id"]) & set(episode.validation["id"])
     assert first.train.to_list() == again.train.to_list() and first.validation.to_list() == again.validation.to_list()
     assert set(first.train["id"]) != set(other.train["id"])
-    # From the training split alone.
+    # All are from the training split.
     assert set(first.train["id"]) | set(first.validation["id"]) <= set(task.train["id"])
 
 
-def test_too_few_examples(task):
+def test_too_few_examples_are_refused(task):
     with pytest.raises(TaskError, match="16 training examples of class 'down'; k = 9 .* smaller --k, at most 8"):
         draw_episode(task, 9, 13)
     with pytest.raises(TaskError, match="at least 1; received 0"):
@@ -40,7 +40,7 @@ def test_too_few_examples(task):
         draw_episode(rare, 1, 13)
 
 
-def test_validation_is_scored_where_test_has_no_labels(task):
+def test_validation_is_scored_without_a_test_split(task):
     assert scored_split(task) == "test"
     del task.splits["test"]
     assert scored_split(task) == "validation"
@@ -50,7 +50,7 @@ def examples(count=12):
     return [([i],) for i in range(count)], [i % 3 for i in range(count)]
 
 
-def test_demonstrations_are_one_of_each_class():
+def test_demonstrations_have_one_example_of_each_class():
     texts, labels = examples()
     demonstrations = Demonstrations(texts, labels)
     seen = set()
@@ -64,7 +64,7 @@ def test_demonstrations_are_one_of_each_class():
         Demonstrations(*examples(5))
 
 
-def test_similar_examples_are_the_better_half_of_a_class():
+def test_demonstrations_are_from_the_most_similar_half_of_a_class():
     texts, labels = examples()
     demonstrations = Demonstrations(texts, labels)
     similarities = np.arange(12.0)
@@ -73,7 +73,7 @@ def test_similar_examples_are_the_better_half_of_a_class():
         generator = np.random.default_rng(seed)
         seen |= {text[0][0] for text, _ in demonstrations.draw(generator, similarities=similarities)}
     assert seen == {6, 7, 8, 9, 10, 11}
-    # Without the one that is asked about three of its class are left, and half of three is one.
+    # Without the queried example its class has three, and half of three is one.
     besides = {
         demonstrations.draw(np.random.default_rng(s), besides=11, similarities=similarities)[2][0][0][0] for s in range(20)
     }
@@ -91,8 +91,8 @@ def encoded(task, encoder):
     return encoder.encode(rows), rows["label"][:]
 
 
-def shown(encoder, row):
-    """The texts after the one that is asked about, as tuples of ids, by the template's end and the separators."""
+def demonstrations_of(encoder, row):
+    """Return the texts after the queried one as tuples of ids, split at the template's end and the separators."""
     ids, sep = row["input_ids"][1:], encoder.tokenizer.sep_token_id
     parts = [[]]
     for token in ids:
@@ -102,27 +102,27 @@ def shown(encoder, row):
     return [tuple(part[:-5]) for part in parts[1:-1]]  # It, was, word, full stop, [SEP]
 
 
-def test_training_never_shows_a_text_beside_itself_and_draws_anew(encoder, encoded):
+def test_training_inputs_resample_demonstrations_other_than_the_text(encoder, encoded):
     texts, labels = encoded
     inputs = TrainingInputs(encoder, texts, labels, 7, Demonstrations(texts, labels), length=60)
-    rows = [inputs[place] for place in range(60)]
+    rows = [inputs[index] for index in range(60)]
     beside = {}
     for row in rows:
         mask = row["mask_position"]
-        own = tuple(row["input_ids"][1 : mask - 2])
-        others = shown(encoder, row)
-        assert len(others) == 3 and own not in others
-        beside.setdefault(own, set()).add(tuple(others))
+        text = tuple(row["input_ids"][1 : mask - 2])
+        others = demonstrations_of(encoder, row)
+        assert len(others) == 3 and text not in others
+        beside.setdefault(text, set()).add(tuple(others))
     assert len(beside) == 12 and all(len(sets) > 1 for sets in beside.values())
-    # Every pass has every example once, in an order of its own.
+    # Every epoch has every example once, in a different order.
     orders = [[tuple(row["input_ids"][1 : row["mask_position"] - 2]) for row in rows[i : i + 12]] for i in (0, 12, 24)]
     assert all(len(set(order)) == 12 for order in orders) and orders[0] != orders[1] != orders[2]
-    # A place is a function of the seed alone.
+    # The input at an index depends only on the seed.
     assert inputs[41] == rows[41]
     assert TrainingInputs(encoder, texts, labels, 8, Demonstrations(texts, labels), length=60)[41] != rows[41]
 
 
-def test_evaluation_averages_sets_that_do_not_depend_on_the_neighbours(encoder, encoded):
+def test_evaluation_averages_sets_that_do_not_depend_on_other_rows(encoder, encoded):
     texts, labels = encoded
     demonstrations = Demonstrations(texts, labels)
     inputs = EvaluationInputs(encoder, texts[:5], labels[:5], 7, demonstrations, sets=3)
@@ -135,7 +135,7 @@ def test_evaluation_averages_sets_that_do_not_depend_on_the_neighbours(encoder, 
     assert averaged(logits, 3).tolist() == [[2.0, 3.0], [8.0, 9.0]]
 
 
-def test_embeddings_are_means_of_length_one(tmp_path, monkeypatch):
+def test_embeddings_are_means_of_unit_length(tmp_path, monkeypatch):
     tokenizer = wordpiece()
     masked_lm(tokenizer=tokenizer).bert.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The protocol on toy data: what is trained, chosen, tested and written; that it resumes; and that errors help."""
+"""The few-shot protocol on toy data: training, selection, testing and the files written; resuming; and errors."""
 
 import contextlib
 import json
@@ -36,8 +36,8 @@ def whole(checkpoint, tmp_path_factory):
     return go(out, make_task(), checkpoint, max_length=64, demonstrations=True, demonstration_sets=2), out
 
 
-def untimed(run):
-    """Its splits without what a prediction costs, which the clock says."""
+def splits_without_price(run):
+    """Return the run's splits without the measured cost of a prediction."""
     return [{name: value for name, value in split.items() if name != "price"} for split in run.splits]
 
 
@@ -46,13 +46,13 @@ def read(path):
 
 
 @pytest.mark.slow
-def test_a_run_chooses_on_validation_and_tests_once(whole, task):
+def test_points_are_chosen_on_validation_and_tested_once(whole, task):
     run, out = whole
     assert read(out / "results.json") == json.loads(json.dumps(run.to_dict()))
     assert run.splits[0]["price"]["milliseconds"]["32"] > 0 and "A prediction costs " in run.to_text()
     majority, linear = (100 * one["scores"]["test"]["macro_f1"] for one in run.details["baselines"])
-    said = f"To beat, from as many examples: majority class {majority:.2f}, linear {linear:.2f} (macro_f1 on test)"
-    assert said in (out / "results.md").read_text() and run.details["baselines"][1]["settings"] == {"draws": 2}
+    to_beat = f"To beat, from as many examples: majority class {majority:.2f}, linear {linear:.2f} (macro_f1 on test)"
+    assert to_beat in (out / "results.md").read_text() and run.details["baselines"][1]["settings"] == {"draws": 2}
     assert [record["seed"] for record in run.splits] == [13, 21]
     for record in run.splits:
         folder = out / f"split-{record['seed']}"
@@ -71,7 +71,7 @@ def test_a_run_chooses_on_validation_and_tests_once(whole, task):
             assert ours["probabilities"] == pytest.approx(line["probabilities"], abs=2e-6)
         card = (folder / "model" / "README.md").read_text(encoding="utf-8")
         assert f"seed {record['seed']};" in card and code_blocks(card, folder / "model") == 1
-        # Nothing is left of the others.
+        # Files of the other points are removed.
         assert {path.name for path in folder.glob("lr*/*")} == {"results.json", "seal.json"} and not list(
             out.rglob("checkpoint-*")
         )
@@ -84,16 +84,16 @@ def test_a_run_chooses_on_validation_and_tests_once(whole, task):
 
 
 @pytest.mark.slow
-def test_a_finished_run_trains_nothing_and_more_splits_extend_it(whole, task, checkpoint, tmp_path, monkeypatch):
+def test_finished_run_is_not_repeated_and_more_splits_extend_it(whole, task, checkpoint, tmp_path, monkeypatch):
     run, out = whole
     copy, trained = tmp_path / "out", []
     shutil.copytree(out, copy)
     train = Prompted.train
     monkeypatch.setattr(Prompted, "train", lambda self, point, *rest: trained.append(point) or train(self, point, *rest))
     options = {"max_length": 64, "demonstrations": True, "demonstration_sets": 2}
-    left = next(copy.glob("split-13/lr*")) / "model"
-    left.mkdir()  # By a kill after the test.
-    assert go(copy, task, checkpoint, **options).splits == run.splits and not trained and not left.exists()
+    leftover = next(copy.glob("split-13/lr*")) / "model"
+    leftover.mkdir()  # As after a kill at the end of testing.
+    assert go(copy, task, checkpoint, **options).splits == run.splits and not trained and not leftover.exists()
     longer = go(copy, task, checkpoint, splits=3, **options)
     assert longer.splits[:2] == run.splits and [point.split for point in trained] == [42, 42]
     with pytest.raises(ProtocolError, match="other settings .*max_steps"):
@@ -101,8 +101,8 @@ def test_a_finished_run_trains_nothing_and_more_splits_extend_it(whole, task, ch
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_ends_the_same(whole, task, checkpoint, tmp_path, monkeypatch):
-    """Stopped in the second training, after a checkpoint, and again before the first test."""
+def test_interrupted_run_resumes_to_the_same_result(whole, task, checkpoint, tmp_path, monkeypatch):
+    """Stopped in the second training after a checkpoint, and again before the first test."""
     run, _ = whole
     options = {"max_length": 64, "demonstrations": True, "demonstration_sets": 2, "splits": 1}
     step, steps = PromptTrainer.training_step, []
@@ -120,48 +120,48 @@ def test_an_interrupted_run_ends_the_same(whole, task, checkpoint, tmp_path, mon
     monkeypatch.setattr(Prompted, "score", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "out", task, checkpoint, **options)
-    # 4 steps, 2 and one that was stopped, and from the checkpoint of step 2 the other 2.
+    # 4 steps; 2 and an interrupted one; and 2 from the checkpoint of step 2.
     assert len(steps) == 4 + 3 + 2
     monkeypatch.undo()
-    assert untimed(go(tmp_path / "out", task, checkpoint, **options)) == untimed(run)[:1]
+    assert splits_without_price(go(tmp_path / "out", task, checkpoint, **options)) == splits_without_price(run)[:1]
 
 
-def test_a_split_that_another_process_tests_meanwhile_is_not_trained_again(
-    whole, task, checkpoint, tmp_path, monkeypatch, caplog
-):
-    """It has the points of one split, and tests that, and removes their models, before this process looks at them."""
-    (run, made), out, trained = whole, tmp_path / "out", []
+def test_split_finished_by_another_process_is_not_repeated(whole, task, checkpoint, tmp_path, monkeypatch, caplog):
+    """The other process holds the points of one split, tests it and removes the models before this one looks at them."""
+    (run, finished), out, trained = whole, tmp_path / "out", []
     out.mkdir()
-    shutil.copy(made / "settings.json", out)
+    shutil.copy(finished / "settings.json", out)
     finish = few_shot.finish
     with contextlib.ExitStack() as other:
-        for point in made.glob("split-13/lr*"):
-            other.enter_context(try_lock(out / point.relative_to(made)))
+        for point in finished.glob("split-13/lr*"):
+            other.enter_context(try_lock(out / point.relative_to(finished)))
 
         def finish_after(folder, *rest):
             finish(folder, *rest)
             trained.append(folder)
             if len(trained) == 2:
-                shutil.copytree(made / "split-13", out / "split-13", dirs_exist_ok=True)
+                shutil.copytree(finished / "split-13", out / "split-13", dirs_exist_ok=True)
                 other.close()
 
         monkeypatch.setattr(few_shot, "finish", finish_after)
         again = go(out, task, checkpoint, max_length=64, demonstrations=True, demonstration_sets=2)
-    assert untimed(again) == untimed(run) and len(trained) == 3 and "created again" not in caplog.text
+    assert (
+        splits_without_price(again) == splits_without_price(run) and len(trained) == 3 and "created again" not in caplog.text
+    )
     assert {folder.relative_to(out).parts[0] for folder in trained} == {"split-21"}
 
 
 @pytest.mark.slow
-def test_a_run_stopped_between_choosing_and_testing_as_models_were_moved(task, checkpoint, tmp_path, monkeypatch):
-    """Of before there were seals: the point's model is in the split's folder, which has no record yet."""
+def test_run_stopped_before_testing_in_the_old_layout_resumes(task, checkpoint, tmp_path, monkeypatch):
+    """Before seals existed: the chosen model is in the split's folder, which has no record yet."""
     run = go(tmp_path / "out", task, checkpoint, splits=1)
     for name in ("results.json", "seal.json", "lr*/seal.json"):
         for path in (tmp_path / "out/split-13").glob(name):
             path.unlink()
-    assert untimed(go(tmp_path / "out", task, checkpoint, splits=1)) == untimed(run)
+    assert splits_without_price(go(tmp_path / "out", task, checkpoint, splits=1)) == splits_without_price(run)
 
 
-def test_where_all_trainings_fail_nothing_is_left(task, checkpoint, tmp_path, monkeypatch):
+def test_folder_is_removed_when_all_trainings_fail(task, checkpoint, tmp_path, monkeypatch):
     train, failing = Prompted.train, [0]
 
     def failing_train(self, point, *rest):
@@ -180,10 +180,10 @@ def test_where_all_trainings_fail_nothing_is_left(task, checkpoint, tmp_path, mo
     assert (tmp_path / "out/settings.json").is_file()
 
 
-def test_accumulation_changes_nothing(task, checkpoint, tmp_path):
+def test_gradient_accumulation_gives_the_same_result(task, checkpoint, tmp_path):
     one = go(tmp_path / "one", task, checkpoint, splits=1, learning_rates=[1e-3])
     parts = go(tmp_path / "parts", task, checkpoint, splits=1, learning_rates=[1e-3], per_device_train_batch_size=2)
-    assert untimed(parts) == untimed(one)
+    assert splits_without_price(parts) == splits_without_price(one)
     models = [load_masked_lm(str(tmp_path / name / "split-13/model")).state_dict() for name in ("one", "parts")]
     start = load_masked_lm(checkpoint).state_dict()
     for name, value in models[0].items():
@@ -191,9 +191,9 @@ def test_accumulation_changes_nothing(task, checkpoint, tmp_path):
         assert not torch.equal(value, start[name]), f"{name} did not learn"
 
 
-def test_zero_shot_is_the_checkpoint_as_it_is(task, checkpoint, tmp_path):
+def test_zero_shot_equals_the_untrained_checkpoint(task, checkpoint, tmp_path):
     run = go(tmp_path / "out", task, checkpoint, method="zero_shot")
-    model = Prompted(task, CheckpointArguments(model_name_or_path=checkpoint), *_settings(tmp_path)).classifier(None)
+    model = Prompted(task, CheckpointArguments(model_name_or_path=checkpoint), *_prompt_settings(tmp_path)).classifier(None)
     right = [
         row["prediction"] == task.id2label[label]
         for row, label in zip(model.predict(task.test), task.test["label"], strict=True)
@@ -204,20 +204,20 @@ def test_zero_shot_is_the_checkpoint_as_it_is(task, checkpoint, tmp_path):
     assert [record["seed"] for record in shown.splits] == [13, 21]
 
 
-def _settings(tmp_path):
+def _prompt_settings(tmp_path):
     args = FewShotArguments(output_dir=str(tmp_path / "x"), method="zero_shot", max_length=32, use_cpu=True)
     return args, wordpiece(), prompt_for("toy", ["down", "none", "up"], TEMPLATE, LABEL_WORDS)
 
 
-def test_the_baseline_is_scored_without_a_word_of_pinned_memory(task, checkpoint, tmp_path, recwarn):
-    """torch warned of it for each split, between the figures."""
+def test_finetuning_does_not_warn_about_pinned_memory(task, checkpoint, tmp_path, recwarn):
+    """torch warned for each split, between the scores."""
     steps = {"splits": 1, "learning_rates": [1e-3], "max_steps": 1, "eval_steps": 1}
     go(tmp_path / "out", task, checkpoint, method="finetune", use_cpu=False, **steps)
     assert not [one for one in recwarn if "pin_memory" in str(one.message)]
 
 
 @pytest.mark.slow
-def test_the_baseline_learns_from_the_same_examples(task, checkpoint, tmp_path):
+def test_finetuning_learns_from_the_same_examples(task, checkpoint, tmp_path):
     run = go(tmp_path / "out", task, checkpoint, method="finetune", splits=1, learning_rates=[1e-3], weight_decay=0.02)
     prompted = go(tmp_path / "prompt", task, checkpoint, splits=1, learning_rates=[1e-3])
     for record, other in zip(run.splits, prompted.splits, strict=True):
@@ -233,8 +233,8 @@ def test_the_baseline_learns_from_the_same_examples(task, checkpoint, tmp_path):
         assert settings["warmup_steps"] == 0 and settings["max_length"] == 32
 
 
-def test_an_adapter_is_tested_as_what_was_trained(task, checkpoint, tmp_path):
-    """With `use_peft`: of the saved model, loaded as its card says, the predictions are those that were scored."""
+def test_saved_adapter_gives_the_scored_predictions(task, checkpoint, tmp_path):
+    """With `use_peft`, loading the saved model as its card describes."""
     values = {**FAST, "method": "finetune", "splits": 1, "learning_rates": [1e-2], "output_dir": str(tmp_path / "out")}
     start = CheckpointArguments(model_name_or_path=checkpoint, use_peft=True, lora_r=2)
     (record,) = run_few_shot(task, start, FewShotArguments(**values)).splits
@@ -252,12 +252,12 @@ def test_an_adapter_is_tested_as_what_was_trained(task, checkpoint, tmp_path):
     assert found == [line["prediction"] for line in lines]
 
 
-def test_a_checkpoint_in_half_precision_learns_in_float32(checkpoint, tmp_path):
+def test_half_precision_checkpoint_is_trained_in_float32(checkpoint, tmp_path):
     AutoModelForMaskedLM.from_pretrained(checkpoint, dtype=torch.bfloat16).save_pretrained(tmp_path)
     assert load_masked_lm(str(tmp_path)).dtype == torch.float32
 
 
-def test_a_similarity_model_chooses_demonstrations(task, checkpoint, tmp_path):
+def test_similarity_model_chooses_demonstrations(task, checkpoint, tmp_path):
     rows = draw_episode(task, 4, 13).train
     prompt = prompt_for("toy", task.label_names, TEMPLATE, LABEL_WORDS)
     settings = {"max_length": 64, "seed": 13, "examples": rows, "sets": 2}
@@ -273,7 +273,7 @@ def test_a_similarity_model_chooses_demonstrations(task, checkpoint, tmp_path):
     assert [inputs[i]["input_ids"] for i in range(48)] != [model.inputs(task.test)[i]["input_ids"] for i in range(48)]
 
 
-def test_pairs_and_a_byte_level_tokenizer(tmp_path):
+def test_pairs_with_a_byte_level_tokenizer(tmp_path):
     rows = [
         {"text": f"It was {'good' if i % 2 else 'bad'}.", "text_pair": "It was good.", "label": i % 2} for i in range(40)
     ]
@@ -324,7 +324,7 @@ def test_pairs_and_a_byte_level_tokenizer(tmp_path):
         ),
     ],
 )
-def test_errors_come_before_the_folder_is_touched(task, checkpoint, tmp_path, changes, error, message):
+def test_invalid_options_are_refused_before_the_folder_is_created(task, checkpoint, tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
         go(tmp_path / "out", task, checkpoint, **changes)
     assert not (tmp_path / "out").exists()
@@ -342,6 +342,6 @@ def test_other_kinds_of_tasks_and_adapters_are_refused(checkpoint, tmp_path, tas
         run_few_shot(task, model, args)
 
 
-def test_a_folder_without_a_prompt(checkpoint):
+def test_folder_without_a_prompt_is_refused(checkpoint):
     with pytest.raises(PromptError, match="has no prompt.json"):
         PromptClassifier.from_pretrained(checkpoint)

@@ -1,4 +1,4 @@
-"""The loss of a prompt against a plain transcription, for every family; which models have an LM head."""
+"""The loss of a prompt equals a plain transcription, for every model family; models without an LM head are refused."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def gradients(model):
 
 
 @pytest.mark.parametrize("model_type", [*TINY_CONFIGS, *OTHER])
-def test_loss_and_gradients_are_a_plain_transcriptions(model_type):
+def test_loss_and_gradients_equal_a_plain_transcription(model_type):
     if model_type in OTHER:
         set_seed(5)
         from transformers import AutoModelForMaskedLM
@@ -55,15 +55,15 @@ def test_loss_and_gradients_are_a_plain_transcriptions(model_type):
             torch.testing.assert_close(ours[name], expected, rtol=1e-4, atol=1e-7, msg=name)
 
 
-def test_only_masks_reach_the_head():
+def test_only_mask_positions_reach_the_head():
     model, seen = masked_lm(), []
     model.cls.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
     label_word_logits(model, WORD_IDS, IDS, (IDS > 0).long(), MASKS)
     assert seen == [(3, 1, 120)]
 
 
-def test_the_masked_lm_of_a_run(tmp_path):
-    """Our exports keep it in mlm/ beside the classifier; COCO-LM's is the one that corrects tokens."""
+def test_masked_lm_of_a_run_is_loaded(tmp_path):
+    """Exports have it in mlm/ beside the classifier; for COCO-LM it is the corrective LM."""
     model = masked_lm("cocolm", copy_head=True)
     values = {**TINY_CONFIGS["cocolm"], "copy_head": True}
     AutoModelForSequenceClassification.from_config(AutoConfig.for_model("cocolm", **values)).save_pretrained(tmp_path)
@@ -83,12 +83,12 @@ def test_the_masked_lm_of_a_run(tmp_path):
         ("roberta", AutoModel, "lm_head"),
     ],
 )
-def test_a_checkpoint_without_an_lm_head_is_refused(tmp_path, model_type, auto_class, missing):
+def test_checkpoint_without_an_lm_head_is_refused(tmp_path, model_type, auto_class, missing):
     auto_class.from_config(AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=f"no trained LM head .*{missing}.*--method finetune"):
         load_masked_lm(str(tmp_path))
 
 
-def test_what_is_no_model_is_refused(tmp_path):
+def test_missing_model_is_refused(tmp_path):
     with pytest.raises(ModelError, match="Cannot load a masked language model"):
         load_masked_lm(str(tmp_path / "nowhere"))

@@ -1,4 +1,4 @@
-"""The training of a prompt stops as every other: SIGTERM saves, and a loss that is not finite ends it before the weights."""
+"""Training a prompt stops like any other: SIGTERM saves a checkpoint, and a non-finite loss ends it before the update."""
 
 import json
 import math
@@ -31,21 +31,21 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture
 def before_step(monkeypatch):
-    """before_step(n, action): does something with the model in the n-th micro-batch, counted from 1 over all points; gives
-    the list of the steps' places, (folder, steps before it)."""
+    """Return a function before_step(n, action) that calls action(model) in the n-th micro-batch, counted from 1 over
+    all points; it returns the list of the micro-batches so far as (folder, steps before it)."""
     training_step = PromptTrainer.training_step
 
     def set_up(number, action):
-        places = []
+        steps = []
 
         def training_step_with_action(self, model, *args, **kwargs):
-            places.append((self.args.output_dir, self.state.global_step))
-            if len(places) == number:
+            steps.append((self.args.output_dir, self.state.global_step))
+            if len(steps) == number:
                 action(model)
             return training_step(self, model, *args, **kwargs)
 
         monkeypatch.setattr(PromptTrainer, "training_step", training_step_with_action)
-        return places
+        return steps
 
     return set_up
 
@@ -65,54 +65,54 @@ def test_sigterm_saves_and_the_run_continues(task, checkpoint, tmp_path, before_
     """In the second point, within its training and at its end."""
     whole = go(tmp_path / "whole", task, checkpoint, **SETTINGS)
     out, before = tmp_path / "out", signal.getsignal(signal.SIGTERM)
-    places = before_step(2 * (4 + step) - 1, sigterm)
+    steps = before_step(2 * (4 + step) - 1, sigterm)
     with pytest.raises(
         Terminated, match=f"Stopped by SIGTERM after step {step}; a checkpoint was saved. Run the same command"
     ) as caught:
         go(out, task, checkpoint, **SETTINGS)
     assert caught.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
-    assert len(places) == 2 * (4 + step), "the step was not finished, or others followed"
+    assert len(steps) == 2 * (4 + step), "the step was not finished, or others followed"
     assert (out / FIRST / "results.json").is_file() and not (out / SECOND / "results.json").exists()
     assert resume_problem(out / SECOND / f"training/checkpoint-{step}") is None
-    places.clear()
+    steps.clear()
     again = go(out, task, checkpoint, **SETTINGS)
-    # What a prediction costs is the clock's.
+    # The measured cost of a prediction differs.
     assert [one | {"price": None} for one in again.splits] == [one | {"price": None} for one in whole.splits]
-    assert places == [(str(out / SECOND / "training"), n) for n in range(step, 4) for _ in range(2)]
+    assert steps == [(str(out / SECOND / "training"), n) for n in range(step, 4) for _ in range(2)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["training_step", "prediction_step"])
-def test_workers_outlast_sigterm(task, checkpoint, tmp_path, monkeypatch, method):
-    """Clusters signal them too, and the step and an evaluation that is due need them to their end."""
-    original, told = getattr(PromptTrainer, method), []
+def test_workers_ignore_sigterm(task, checkpoint, tmp_path, monkeypatch, method):
+    """Clusters also signal the workers, which the current step and a due evaluation need until they end."""
+    original, workers = getattr(PromptTrainer, method), []
 
-    def telling(self, *args, **kwargs):
-        if not told:
-            told.extend(multiprocessing.active_children())
-            for worker in told:
+    def terminate_workers_once(self, *args, **kwargs):
+        if not workers:
+            workers.extend(multiprocessing.active_children())
+            for worker in workers:
                 worker.terminate()
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(PromptTrainer, method, telling)
+    monkeypatch.setattr(PromptTrainer, method, terminate_workers_once)
     settings = {**SETTINGS, "learning_rates": [1e-2], "per_device_eval_batch_size": 1, "dataloader_num_workers": 1}
     run = go(tmp_path / "out", task, checkpoint, **settings)
-    assert told and len(run.splits) == 1
+    assert workers and len(run.splits) == 1
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_its_point_alone(task, checkpoint, tmp_path, before_step):
+def test_nonfinite_loss_ends_only_its_point(task, checkpoint, tmp_path, before_step):
     """In the second micro-batch of the first point's third step."""
     out, models = tmp_path / "out", []
-    places = before_step(6, lambda model: (poison(model), models.append(model)))
+    steps = before_step(6, lambda model: (poison(model), models.append(model)))
     with pytest.raises(PointsError) as caught:
         go(out, task, checkpoint, **SETTINGS)
-    # Three steps of the first point, four of the other.
-    assert len(places) == 2 * (3 + 4) and (out / SECOND / "results.json").is_file()
+    # Three steps of the first point, four of the second.
+    assert len(steps) == 2 * (3 + 4) and (out / SECOND / "results.json").is_file()
     error, dump = caught.value.failures[out / FIRST], out / FIRST / "training/nonfinite-step-3"
     assert isinstance(error, NonFiniteLossError) and str(dump) in str(error)
     assert "The loss of step 3 is not finite. Stream: task; loss nan; learning rate 0.005. The optimizer" in str(error)
-    # The step was not taken: one row is poisoned, no parameter else.
+    # The step was not applied: one row is poisoned, and no other parameter.
     bad = [value for value in models[0].parameters() if not torch.isfinite(value).all()]
     assert len(bad) == 1 and bad[0] is models[0].get_input_embeddings().weight
 
@@ -122,8 +122,8 @@ def test_a_loss_that_is_not_finite_ends_its_point_alone(task, checkpoint, tmp_pa
     prompt = prompt_for("toy", task.label_names, TEMPLATE, LABEL_WORDS)
     classifier = PromptClassifier(load_masked_lm(checkpoint), wordpiece(), prompt, max_length=32, seed=13)
     inputs = classifier.training_inputs(draw_episode(task, 4, 13).train, 16)
-    for number, place in enumerate((8, 10)):
-        batch = classifier.collator([inputs[place], inputs[place + 1]])
+    for number, index in enumerate((8, 10)):
+        batch = classifier.collator([inputs[index], inputs[index + 1]])
         assert set(batch) == {name.split(".")[1] for name in tensors if name.startswith(f"{number}.")}
         for name, value in batch.items():
             assert torch.equal(value, tensors[f"{number}.{name}"]), name

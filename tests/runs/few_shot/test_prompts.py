@@ -1,4 +1,4 @@
-"""Templates and label words as data, label words as pieces, and texts cut to fit around a mask that stays."""
+"""Templates and label words, label words as single tokens, and truncation of texts that keeps the mask."""
 
 import random
 from types import SimpleNamespace
@@ -12,18 +12,18 @@ from hf_tlm.runs.few_shot.prompts import CHANGES, PromptEncoder, collate, kept_l
 from support.prompts import TEMPLATE, WORDS, byte_level, wordpiece
 
 
-def parts(template):
+def parts_of(template):
     return [(part.kind, part.value, part.space) for part in Prompt(template, {}).parts]
 
 
-def test_a_template_is_read_in_parts_that_know_the_space_before_them():
-    assert parts(" {text} It was {mask}.") == [
+def test_template_is_parsed_into_parts_with_leading_spaces():
+    assert parts_of(" {text} It was {mask}.") == [
         ("text", "", False),
         ("words", "It was", True),
         ("mask", "", True),
         ("words", ".", False),
     ]
-    assert parts("{mask}:{text:bare} {text_pair:lower}") == [
+    assert parts_of("{mask}:{text:bare} {text_pair:lower}") == [
         ("mask", "", False),
         ("words", ":", False),
         ("text", "bare", False),
@@ -31,7 +31,7 @@ def test_a_template_is_read_in_parts_that_know_the_space_before_them():
     ]
 
 
-def test_changes_of_texts():
+def test_text_changes_bare_and_lower():
     assert CHANGES["bare"]("It rains. ") == "It rains" and CHANGES["bare"]("Why?!") == "Why"
     assert CHANGES["lower"]("The Dog") == "the Dog" and CHANGES["lower"]("") == ""
 
@@ -48,12 +48,12 @@ def test_changes_of_texts():
         ("{text} {mask", "cannot be read"),
     ],
 )
-def test_templates_that_are_none(template, message):
+def test_invalid_templates_are_refused(template, message):
     with pytest.raises(PromptError, match=message):
         Prompt(template, {})
 
 
-def test_the_prompts_of_lm_bff():
+def test_built_in_prompts_are_those_of_lm_bff():
     """Table 1 of the paper: a task's words by class name."""
     words = {
         "sst2": {"positive": "great", "negative": "terrible"},
@@ -66,16 +66,16 @@ def test_the_prompts_of_lm_bff():
         "qqp": {"duplicate": "Yes", "not_duplicate": "No"},
     }
     assert {name: dict(PROMPTS[name].label_words) for name in words} == words
-    for name, own in words.items():
+    for name, classes in words.items():
         pairs = name not in ("sst2", "cola")
-        prompt = prompt_for(f"glue_{name}", sorted(own), pairs=pairs)
-        assert prompt.template == PROMPTS[name].template and list(prompt.label_words) == sorted(own)
-    # Classes that are numbered have GLUE's numbers.
+        prompt = prompt_for(f"glue_{name}", sorted(classes), pairs=pairs)
+        assert prompt.template == PROMPTS[name].template and list(prompt.label_words) == sorted(classes)
+    # Numbered classes have the order of GLUE.
     assert prompt_for("rte", ["0", "1"], pairs=True).label_words == {"0": "Yes", "1": "No"}
     assert prompt_for("sst2", ["0", "1"]).label_words == {"0": "terrible", "1": "great"}
 
 
-def test_ones_own_prompt():
+def test_custom_template_and_label_words():
     prompt = prompt_for("reviews", ["neg", "pos"], "{text} {mask}", ["pos=good", "neg=bad"])
     assert list(prompt.label_words.items()) == [("neg", "bad"), ("pos", "good")]
     assert prompt_for("sst2", ["negative", "positive"], "{text} {mask}!").label_words == PROMPTS["sst2"].label_words
@@ -94,12 +94,12 @@ def test_ones_own_prompt():
         (("sst2", ["bad", "good"]), "needs a label word for 'bad'"),
     ],
 )
-def test_prompts_that_do_not_fit(arguments, message):
+def test_prompts_that_do_not_fit_the_task_are_refused(arguments, message):
     with pytest.raises(PromptError, match=message):
         prompt_for(*arguments)
 
 
-def test_a_template_for_pairs_shows_both_texts():
+def test_template_for_pairs_must_have_both_texts():
     with pytest.raises(PromptError, match="as its rows are pairs"):
         prompt_for("rte", ["entailment", "not_entailment"], "{text} {mask}", pairs=True)
 
@@ -114,13 +114,13 @@ def tokenizer(request):
     return TOKENIZERS[request.param]
 
 
-def test_label_words_are_the_pieces_of_their_place(tokenizer):
+def test_label_words_have_the_leading_space_of_the_mask(tokenizer):
     pieces = tokenizer.convert_ids_to_tokens(label_word_ids(Prompt(TEMPLATE, WORDS), tokenizer))
     mark = "Ġ" if tokenizer is TOKENIZERS["byte_level"] else ""
     assert pieces == [f"{mark}bad", f"{mark}fine", f"{mark}good"]
 
 
-def test_a_place_without_a_space_is_another_piece():
+def test_label_word_without_a_leading_space_is_another_token():
     tokenizer, words = TOKENIZERS["byte_level"], {"up": "good"}
     assert tokenizer.convert_ids_to_tokens(label_word_ids(Prompt("{text} {mask}", words), tokenizer)) == ["Ġgood"]
     with pytest.raises(PromptError, match="'good' of class 'up' must be one piece .* received g ood"):
@@ -130,10 +130,10 @@ def test_a_place_without_a_space_is_another_piece():
 
 
 @pytest.mark.parametrize("word,advice", [("Goodly", "good"), ("GOOD", "good"), ("fines", "fine")])
-def test_words_of_several_pieces_are_refused_with_advice(word, advice):
+def test_label_words_of_several_tokens_are_refused_with_advice(word, advice):
     for tokenizer in TOKENIZERS.values():
         if tokenizer is TOKENIZERS["wordpiece"] and word == "GOOD":
-            assert label_word_ids(Prompt(TEMPLATE, {"up": word}), tokenizer)  # It is lower-cased.
+            assert label_word_ids(Prompt(TEMPLATE, {"up": word}), tokenizer)  # This tokenizer lower-cases it.
             continue
         with pytest.raises(PromptError, match=rf"label word {word!r} of class 'up' must be one piece") as refusal:
             label_word_ids(Prompt(TEMPLATE, {"up": word}), tokenizer)
@@ -143,14 +143,14 @@ def test_words_of_several_pieces_are_refused_with_advice(word, advice):
             assert label_word_ids(Prompt(TEMPLATE, {"up": other}), tokenizer)
 
 
-def test_unknown_words_and_equal_ones_are_refused():
+def test_unknown_and_equal_label_words_are_refused():
     with pytest.raises(PromptError, match="must be one piece"):
         label_word_ids(Prompt(TEMPLATE, {"up": "漢"}), TOKENIZERS["wordpiece"])
     with pytest.raises(PromptError, match="'a' and 'b' have the same label word"):
         label_word_ids(Prompt(TEMPLATE, {"a": "Yes", "b": "yes"}), TOKENIZERS["wordpiece"])
 
 
-def test_an_input_is_what_the_tokenizer_makes_of_the_filled_template(tokenizer):
+def test_input_equals_the_tokenized_filled_template(tokenizer):
     encoder = PromptEncoder(tokenizer, Prompt(PAIR, YES_NO), 64)
     rows = Dataset.from_list([{"text": "the enzyme blocks the gene.", "text_pair": "It binds the cell."}])
     (texts,) = encoder.encode(rows)
@@ -161,30 +161,30 @@ def test_an_input_is_what_the_tokenizer_makes_of_the_filled_template(tokenizer):
     assert filled["input_ids"][filled["mask_position"]] == tokenizer.mask_token_id
 
 
-def test_a_special_token_in_a_text_is_text(tokenizer):
+def test_special_tokens_in_a_text_are_plain_text(tokenizer):
     encoder = PromptEncoder(tokenizer, Prompt(TEMPLATE, WORDS), 64)
     rows = Dataset.from_list([{"text": f"{tokenizer.mask_token} {tokenizer.sep_token} the gene"}])
     filled = encoder.fill(encoder.encode(rows)[0])
     assert filled["input_ids"].count(tokenizer.mask_token_id) == filled["input_ids"].count(tokenizer.sep_token_id) == 1
 
 
-def test_the_longest_texts_are_cut():
+def test_longest_texts_are_truncated_first():
     assert kept_lengths([10, 3], 8) == [5, 3]
     assert kept_lengths([10, 9], 7) == [4, 3] or kept_lengths([10, 9], 7) == [3, 4]
     assert kept_lengths([0, 20, 5], 12) == [0, 7, 5]
     generator = random.Random(0)
     for _ in range(300):
         lengths = [generator.randint(0, 30) for _ in range(generator.randint(1, 8))]
-        room = generator.randint(len(lengths), 60)
-        kept = kept_lengths(lengths, room)
-        assert sum(kept) == min(room, sum(lengths)) and all(a <= b for a, b in zip(kept, lengths, strict=True))
+        capacity = generator.randint(len(lengths), 60)
+        kept = kept_lengths(lengths, capacity)
+        assert sum(kept) == min(capacity, sum(lengths)) and all(a <= b for a, b in zip(kept, lengths, strict=True))
         cut = [a for a, b in zip(kept, lengths, strict=True) if a < b]
         assert not cut or max(kept) - min(cut) <= 1, "what is cut is as long as the longest that is left"
 
 
 @pytest.mark.parametrize("shown", [0, 2])
-def test_truncation_keeps_mask_template_and_answers(tokenizer, shown):
-    """Whatever the lengths: one mask, where it is said to be, between the template's own words, and a full input."""
+def test_truncation_keeps_the_mask_template_and_label_words(tokenizer, shown):
+    """At any lengths the input has one mask at the stated position, between the template's words, and is full."""
     encoder = PromptEncoder(tokenizer, Prompt(PAIR, YES_NO), 40, examples=shown)
     lengths = [(1, 1), (1, 60), (60, 1), (60, 60), (3, 200)]
     rows = Dataset.from_list([{"text": "gene " * a, "text_pair": "cell " * b} for a, b in lengths])
@@ -203,11 +203,11 @@ def test_truncation_keeps_mask_template_and_answers(tokenizer, shown):
 
 @pytest.mark.parametrize("limits", [(None, None), (20, None), (None, 4), (7, 3)])
 @pytest.mark.parametrize("shown", [0, 2])
-def test_truncation_as_lm_bff_has_it(tokenizer, limits, shown):
-    """Its `tokenize_multipart_input`: each text cut at its limit, all in a row, and the end of all left out.
+def test_truncation_equals_that_of_lm_bff(tokenizer, limits, shown):
+    """As in its `tokenize_multipart_input`: each text is truncated at its limit, all are concatenated, and the end is
+    cut off.
 
-    Texts are numbered from the first of the row that is asked about to the last of the demonstrations, and number 0 has a
-    limit of its own.
+    Texts are numbered from the first of the queried row to the last of the demonstrations; number 0 has its own limit.
     """
     first, other = limits
     encoder = PromptEncoder(tokenizer, Prompt(PAIR, YES_NO), 40, shown, first, other, tail=True)
@@ -224,19 +224,19 @@ def test_truncation_as_lm_bff_has_it(tokenizer, limits, shown):
                 elif part.kind == "mask":
                     whole.append(answer)
                 else:
-                    place = int(part.kind == "text_pair")
-                    whole += row[place][: first if 2 * number + place == 0 else other]
+                    text_index = int(part.kind == "text_pair")
+                    whole += row[text_index][: first if 2 * number + text_index == 0 else other]
             whole += encoder._end
         filled = encoder.fill(texts, answered)
         assert filled["input_ids"] == whole[:40] and whole[filled["mask_position"]] == tokenizer.mask_token_id
-    # There its assertion fails: here of the text before the mask so much is left out that the mask stays, at the very end.
+    # LM-BFF's assertion fails here; this encoder truncates the text before the mask so that the mask is the last token.
     (long,) = encoder.encode(Dataset.from_list([{"text": "gene " * 90, "text_pair": "cell"}]))
     filled = encoder.fill(long, [(encoded[3], 1), (encoded[1], 0)][:shown])
     assert filled["input_ids"][filled["mask_position"]] == tokenizer.mask_token_id
     assert first is not None or filled["mask_position"] == 39 == len(filled["input_ids"]) - 1
 
 
-def test_limits_come_before_the_longest_are_cut(tokenizer):
+def test_limits_apply_before_the_longest_are_truncated(tokenizer):
     encoder = PromptEncoder(tokenizer, Prompt(PAIR, YES_NO), 40, 0, 5, None)
     (texts,) = encoder.encode(Dataset.from_list([{"text": "gene " * 30, "text_pair": "cell " * 30}]))
     ids = encoder.fill(texts)["input_ids"]
@@ -245,7 +245,7 @@ def test_limits_come_before_the_longest_are_cut(tokenizer):
     assert longest[1:15] == texts[0][:14], "without a limit both texts are cut to one length"
 
 
-def test_a_template_that_does_not_fit_is_refused(tokenizer):
+def test_template_longer_than_max_length_is_refused(tokenizer):
     PromptEncoder(tokenizer, Prompt(TEMPLATE, WORDS), 7)  # [CLS], a token of text, It was, mask, full stop, [SEP]
     with pytest.raises(PromptError, match="need 7. Raise --max_length"):
         PromptEncoder(tokenizer, Prompt(TEMPLATE, WORDS), 6)
@@ -253,7 +253,7 @@ def test_a_template_that_does_not_fit_is_refused(tokenizer):
         PromptEncoder(tokenizer, Prompt(TEMPLATE, WORDS), 24, examples=3)
 
 
-def test_the_batch():
+def test_batch_is_padded():
     rows = [
         {"input_ids": [2, 17, 40, 4, 9, 3], "mask_position": 3, "label": 1},
         {"input_ids": [2, 40, 4, 9, 3], "mask_position": 2, "label": 0},

@@ -1,4 +1,4 @@
-"""Rows in batches of similar length, and of no more tokens than one pass should have."""
+"""Evaluation batches have texts of similar length and a limited number of tokens."""
 
 from functools import partial
 
@@ -17,14 +17,14 @@ LENGTHS = (3, 17, 1, 40, 9, 9, 2, 30, 1, 5)
 def rows():
     kind, tokenizer, args = kind_module("classification"), TOKENIZERS["bert"](), arguments(max_length=64)
     texts = [" ".join(["gene"] * length) for length in LENGTHS]
-    found = EvaluationSet(kind, Dataset.from_dict({"text": texts}), tokenizer, args)
-    return found, partial(kind.collate, tokenizer)
+    evaluation_set = EvaluationSet(kind, Dataset.from_dict({"text": texts}), tokenizer, args)
+    return evaluation_set, partial(kind.collate, tokenizer)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
 @pytest.mark.parametrize("most_tokens", [1, 30, 100, 10_000, None])
-def test_every_row_once_and_in_its_place(rows, batch_size, most_tokens):
-    found, collate = rows
+def test_outputs_are_in_row_order_and_batches_are_full(rows, batch_size, most_tokens):
+    evaluation_set, collate = rows
     shapes = []
 
     def logits(batch):
@@ -32,17 +32,17 @@ def test_every_row_once_and_in_its_place(rows, batch_size, most_tokens):
         mask = batch["attention_mask"].numpy()
         return (np.stack([mask.sum(1), mask.sum(1) + 1], axis=1).astype(np.float32),)
 
-    outputs = found.outputs_of(logits, collate, batch_size, most_tokens)
-    assert outputs[:, 0].tolist() == feature_lengths(found.features).tolist()
+    outputs = evaluation_set.outputs_of(logits, collate, batch_size, most_tokens)
+    assert outputs[:, 0].tolist() == feature_lengths(evaluation_set.features).tolist()
     assert sum(texts for texts, _ in shapes) == len(LENGTHS)
     for texts, width in shapes:
         assert texts <= batch_size and (texts == 1 or most_tokens is None or texts * width <= most_tokens)
-    # No batch could have had the next one's first row too.
+    # No batch could have included the first row of the next.
     for (texts, width), _ in zip(shapes, shapes[1:], strict=False):
         assert texts == batch_size or (texts + 1) * width > most_tokens
 
 
-def test_what_a_session_should_have_goes_with_its_threads(monkeypatch, tmp_path):
+def test_token_limit_of_an_onnx_session_depends_on_its_threads(monkeypatch, tmp_path):
     import onnxruntime
 
     class Session:

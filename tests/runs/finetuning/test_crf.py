@@ -1,4 +1,4 @@
-"""The CRF against brute force over all sequences of tags."""
+"""The CRF compared with brute force over all sequences of tags."""
 
 import itertools
 import sys
@@ -26,7 +26,7 @@ def crf():
 
 
 def brute_force(crf, emissions):
-    """The score of every sequence of tags, as {tags: score}."""
+    """Return the score of every sequence of tags, as {tags: score}."""
     scores = {}
     for tags in itertools.product(range(TAGS), repeat=len(emissions)):
         score = crf.start_transitions[tags[0]] + crf.end_transitions[tags[-1]]
@@ -41,19 +41,19 @@ def tagger_of(crf):
     return tagger
 
 
-def test_log_likelihood_of_words_among_pieces(crf):
-    """Sentences of 1 to 5 words whose first pieces lie anywhere; one sentence has none and does not count."""
+def test_log_likelihood_equals_brute_force(crf):
+    """Sentences of 1 to 5 words whose first tokens are at random positions; a sentence without words does not count."""
     torch.manual_seed(2)
     logits = torch.randn(6, 9, TAGS, requires_grad=True)
     labels = torch.full((6, 9), -100)
     expected = []
     for sentence, words in enumerate([5, 1, 3, 0, 4, 2]):
-        places = torch.randperm(9)[:words].sort().values
-        labels[sentence, places] = torch.randint(TAGS, (words,))
+        positions = torch.randperm(9)[:words].sort().values
+        labels[sentence, positions] = torch.randint(TAGS, (words,))
         if words:
-            scores = brute_force(crf, logits[sentence, places])
+            scores = brute_force(crf, logits[sentence, positions])
             total = torch.logsumexp(torch.stack(list(scores.values())), dim=0)
-            expected.append(total - scores[tuple(labels[sentence, places].tolist())])
+            expected.append(total - scores[tuple(labels[sentence, positions].tolist())])
     loss = tagger_of(crf)._loss(logits, labels)
     assert loss.item() == pytest.approx(torch.stack(expected).mean().item(), abs=1e-5)
     inputs = [logits, *crf.parameters()]
@@ -63,7 +63,7 @@ def test_log_likelihood_of_words_among_pieces(crf):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-def test_best_tags_and_their_marginal_probabilities(crf):
+def test_best_tags_and_marginals_equal_brute_force(crf):
     torch.manual_seed(3)
     emissions, words = 2 * torch.randn(5, 5, TAGS), torch.zeros(5, 5, dtype=torch.bool)
     for sentence in range(5):
@@ -84,14 +84,14 @@ def test_best_tags_and_their_marginal_probabilities(crf):
     torch.testing.assert_close(totals, torch.ones_like(totals))
 
 
-def test_a_batch_without_a_labelled_word_has_no_loss(crf):
+def test_batch_without_labelled_words_has_zero_loss(crf):
     logits = torch.randn(2, 4, TAGS, requires_grad=True)
     loss = tagger_of(crf)._loss(logits, torch.full((2, 4), -100))
     loss.backward()
     assert loss.item() == 0 and logits.grad.abs().sum() == 0 and crf.transitions.grad is not None
 
 
-def test_words_move_to_the_left():
+def test_to_words_moves_first_tokens_to_the_left():
     labels = torch.tensor([[-100, 2, -100, 1], [-100, -100, 0, -100]])
     logits = torch.arange(16.0).view(2, 4, 2)
     emissions, tags, words = to_words(logits, labels)
@@ -99,7 +99,7 @@ def test_words_move_to_the_left():
     assert emissions[0].tolist() == [[2, 3], [6, 7]] and emissions[1, 0].tolist() == [12, 13]
 
 
-def test_saved_and_restored(crf, tmp_path):
+def test_crf_is_saved_and_restored(crf, tmp_path):
     tagger = tagger_of(crf)
     tagger.save_pretrained(tmp_path)
     assert set(load_file(tmp_path / CRF_FILE)) == {"start_transitions", "end_transitions", "transitions"}
@@ -115,7 +115,7 @@ def test_saved_and_restored(crf, tmp_path):
         tagging.restore(stock, tmp_path, arguments(crf=True))
 
 
-def test_without_pytorch_crf(monkeypatch):
+def test_crf_without_pytorch_crf_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchcrf", None)
     model = tiny_model("bert", tagging.AUTO_CLASS, num_labels=TAGS)
     assert tagging.wrap(model, arguments()) is model
@@ -123,7 +123,7 @@ def test_without_pytorch_crf(monkeypatch):
         tagging.wrap(model, arguments(crf=True))
 
 
-def test_the_wrapper_has_the_models_outputs():
+def test_wrapper_has_the_outputs_of_the_model():
     model = tiny_model("bert", tagging.AUTO_CLASS, num_labels=TAGS)
     tagger = tagging.wrap(model, arguments(crf=True))
     ids, mask = torch.arange(5, 13).view(2, 4), torch.ones(2, 4, dtype=torch.long)

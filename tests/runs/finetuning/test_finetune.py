@@ -1,4 +1,4 @@
-"""Fine-tuning of stock models: what is written, that everything learns, that it repeats and resumes exactly."""
+"""Fine-tuning of stock models: the files written, that all parameters learn, and exact repetition and resuming."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def whole(tmp_path_factory, base):
     return out, go(out, base, seeds=[3, 4], num_train_epochs=2)
 
 
-def test_what_a_run_leaves(whole):
+def test_run_writes_results_predictions_and_the_best_model(whole):
     out, run = whole
     task, results = make_task(), json.loads((out / "results.json").read_text())
     assert results == json.loads(json.dumps(run.to_dict()))
@@ -75,8 +75,8 @@ def test_what_a_run_leaves(whole):
 
 
 @pytest.mark.parametrize("figure,word,of", [("max", "maximum", max), ("median", "median", statistics.median)])
-def test_the_figure_of_several_seeds(whole, base, tmp_path, figure, word, of):
-    """ALE reports the maximum of its runs and COCO-LM the median, which then is called that wherever a figure is said."""
+def test_seed_figure_is_in_record_text_card_and_report(whole, base, tmp_path, figure, word, of):
+    """ALE reports the maximum of its runs and COCO-LM the median; the score is labelled accordingly everywhere."""
     shutil.copytree(whole[0], tmp_path / "out")
     run = go(tmp_path / "out", base, seeds=[3, 4], num_train_epochs=2, seed_figure=figure)
     results = json.loads((tmp_path / "out/results.json").read_text())
@@ -94,7 +94,7 @@ def test_the_figure_of_several_seeds(whole, base, tmp_path, figure, word, of):
     assert [row[4].text for row in table.rows if row[1].text == "test"][0] == value
 
 
-def test_the_pipeline_says_what_the_predictions_say(whole):
+def test_pipeline_gives_the_saved_predictions(whole):
     out, run = whole
     classify = pipeline("text-classification", model=str(out), top_k=None, device="cpu")
     lines = [json.loads(line) for line in (out / f"seed-{run.best['seed']}/predictions/test.jsonl").read_text().splitlines()]
@@ -103,7 +103,7 @@ def test_the_pipeline_says_what_the_predictions_say(whole):
         assert found[0]["label"] == line["prediction"]
 
 
-def test_the_same_seed_is_the_same_run_and_another_is_not(whole, base, tmp_path):
+def test_same_seed_gives_the_same_weights(whole, base, tmp_path):
     out, _ = whole
     go(tmp_path / "out", base, seeds=[3], num_train_epochs=2)
     same, other = (load_file(folder / "model/model.safetensors") for folder in (tmp_path / "out/seed-3", out / "seed-4"))
@@ -112,24 +112,24 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(whole, base, tmp_path)
     assert not torch.equal(same["classifier.weight"], other["classifier.weight"])
 
 
-def test_an_interrupted_run_continues_exactly(whole, base, tmp_path, monkeypatch):
+def test_interrupted_run_resumes_bit_for_bit(whole, base, tmp_path, monkeypatch):
     out, run = whole
     shutil.copytree(out / "seed-3", tmp_path / "out" / "seed-3")
     shutil.copy(out / "settings.json", tmp_path / "out")
     steps, original = [], FinetuneTrainer.training_step
 
-    def dies(self, *args, **kwargs):
+    def interrupt(self, *args, **kwargs):
         steps.append(self.state.global_step)
         if len(steps) == 9:
             raise KeyboardInterrupt
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(FinetuneTrainer, "training_step", dies)
+    monkeypatch.setattr(FinetuneTrainer, "training_step", interrupt)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "out", base, seeds=[3, 4], num_train_epochs=2)
     assert [path.name for path in (tmp_path / "out").rglob("checkpoint-*")] == ["checkpoint-6"]
     again = go(tmp_path / "out", base, seeds=[3, 4], num_train_epochs=2)
-    # The finished seed was not repeated; of the other only the second epoch was.
+    # The finished seed was not repeated; of the other only the second epoch was trained again.
     assert steps == [*range(9), *range(6, 12)]
     for name in ("history", "validation", "test"):
         assert again.seeds[1][name] == run.seeds[1][name]
@@ -138,7 +138,7 @@ def test_an_interrupted_run_continues_exactly(whole, base, tmp_path, monkeypatch
     assert (tmp_path / "out/seed-4/model/model.safetensors").read_bytes() == (
         out / "seed-4/model/model.safetensors"
     ).read_bytes()
-    # Nothing is left to do, but to remove what a kill leaves between the record of a seed and its checkpoints' end.
+    # Only checkpoints remain to be removed, as after a kill between a seed's record and the removal of its checkpoints.
     (tmp_path / "out/seed-4/checkpoint-12").mkdir()
     go(tmp_path / "out", base, seeds=[3, 4], num_train_epochs=2)
     assert len(steps) == 15 and not list((tmp_path / "out").rglob("checkpoint-*"))
@@ -146,8 +146,8 @@ def test_an_interrupted_run_continues_exactly(whole, base, tmp_path, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["bert", "xlnet", "electra", "albert", "modernbert", "cocolm", "roberta"])
-def test_everything_learns(model_type, tokenizer, tmp_path):
-    """Of bodies that have no head for the task, and of ELECTRA's discriminator."""
+def test_every_parameter_is_trained(model_type, tokenizer, tmp_path):
+    """For checkpoints without a head for the task, and for ELECTRA's discriminator."""
     auto = {"auto_class": AutoModelForPreTraining} if model_type == "electra" else {}
     folder = pretrained(tmp_path / "base", tokenizer, model_type, **auto)
     task, out = make_task(train=16, validation=6, test=6), tmp_path / "out"
@@ -157,7 +157,7 @@ def test_everything_learns(model_type, tokenizer, tmp_path):
     set_seed(0)
     before = load_model(task, checkpoint, config, args).state_dict()
     after = load_file(out / "model.safetensors")
-    unused = {"transformer.mask_emb"}  # XLNet's, of pretraining.
+    unused = {"transformer.mask_emb"}  # XLNet uses it only in pretraining.
     still = {name for name, value in after.items() if torch.equal(value, before[name])}
     assert still <= unused and run.seeds[0]["model_type"] == model_type
     classify = pipeline("text-classification", model=str(out), device="cpu", trust_remote_code=model_type == "cocolm")
@@ -190,7 +190,7 @@ def test_regression_of_pairs(base, tmp_path):
 
 
 def test_constant_predictions_score_zero(base, tmp_path):
-    """Of a model whose head is zero and does not learn: correlations are undefined."""
+    """The head is zero and does not learn, so correlations are undefined."""
     run = go(tmp_path / "out", base, regression_task([0.5] * 40), learning_rate=0.0, max_steps=1)
     assert run.seeds[0]["validation"]["pearson"] == 0.0
     run = go(tmp_path / "other", base, make_task(metric="matthews", train=12), learning_rate=0.0, max_steps=1)
@@ -200,14 +200,14 @@ def test_constant_predictions_score_zero(base, tmp_path):
 
 
 @pytest.mark.slow
-def test_last_is_the_end_of_training(whole, base, tmp_path):
+def test_select_by_last_needs_no_evaluation(whole, base, tmp_path):
     run = go(tmp_path / "out", base, num_train_epochs=2, select_by="last", eval_strategy="no", save_strategy="no")
     assert run.seeds[0]["history"] == []
     every = go(tmp_path / "every", base, max_steps=12, eval_strategy="steps", eval_steps=0.25)
     assert [entry["step"] for entry in every.seeds[0]["history"]] == [3, 6, 9, 12]
 
 
-def test_fractions():
+def test_train_fractions_are_stratified_nested_and_seeded():
     labels = [0] * 50 + [1] * 30 + [2] * 3
     rows = Dataset.from_dict({"label": labels})
     tenth, fifth = (draw_fraction(rows, share, 5, "classification") for share in (0.1, 0.2))
@@ -221,7 +221,7 @@ def test_fractions():
     assert np.bincount((drawn // 10).astype(int)).tolist() == [2] * 10
 
 
-def test_a_run_on_a_fraction_says_so(base, tmp_path):
+def test_train_fraction_is_recorded(base, tmp_path):
     run = go(tmp_path / "out", base, train_fraction=0.25, max_steps=1)
     ids = json.loads((tmp_path / "out/seed-0/train_ids.json").read_text())
     train = make_task().train
@@ -229,13 +229,13 @@ def test_a_run_on_a_fraction_says_so(base, tmp_path):
     assert run.seeds[0]["train_examples"] == len(ids) == 12
     card = (tmp_path / "out/README.md").read_text()
     assert "12 training examples (25% of the training split" in card
-    # The linear model learned from the same ones.
+    # The linear baseline learned from the same texts.
     same = replace(make_task(), splits={**make_task().splits, "train": train.filter(lambda row: row["id"] in ids)})
     linear = 100 * linear_model(same).scores["test"]["macro_f1"]
     assert f"linear {linear:.2f} (macro_f1 on test)" in run.to_text() and f"linear model on TF-IDF | {linear:.2f} |" in card
 
 
-def test_what_there_is_to_beat(base, tmp_path):
+def test_linear_baseline_is_in_text_and_card(base, tmp_path):
     run = go(tmp_path / "out", base, max_steps=1)
     results = json.loads((tmp_path / "out/results.json").read_text())
     linear = 100 * results["baselines"][1]["scores"]["test"]["macro_f1"]
@@ -244,14 +244,14 @@ def test_what_there_is_to_beat(base, tmp_path):
 
 
 @pytest.mark.parametrize("max_length, told", [(6, True), (32, False)])
-def test_texts_that_are_cut_are_told_of(base, tmp_path, caplog, max_length, told):
+def test_truncated_texts_are_warned_about(base, tmp_path, caplog, max_length, told):
     go(tmp_path / "out", base, max_steps=1, max_length=max_length)
     assert (
         "of the tokens of the task's training texts are cut off, as each text is truncated to 6 tokens" in caplog.text
     ) == told
 
 
-def test_another_number_of_texts_at_a_time_is_the_same_run(tokenizer, tmp_path):
+def test_micro_batch_size_does_not_change_the_run(tokenizer, tmp_path):
     folder = pretrained(tmp_path / "base", tokenizer, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     one = go(tmp_path / "one", folder, max_steps=4)
     four = go(tmp_path / "four", folder, max_steps=4, per_device_train_batch_size=3)
@@ -260,7 +260,7 @@ def test_another_number_of_texts_at_a_time_is_the_same_run(tokenizer, tmp_path):
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(base, tmp_path):
+def test_nonfinite_loss_ends_the_run(base, tmp_path):
     shutil.copytree(base, tmp_path / "base")
     weights = load_file(base / "model.safetensors")
     weights["embeddings.LayerNorm.weight"][:] = float("nan")
@@ -269,7 +269,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(base, tmp_path):
         go(tmp_path / "out", tmp_path / "base")
 
 
-def test_a_body_with_weights_missing_is_refused(base, tmp_path):
+def test_checkpoint_with_missing_weights_is_refused(base, tmp_path):
     shutil.copytree(base, tmp_path / "base")
     weights = load_file(base / "model.safetensors")
     save_file(
@@ -299,13 +299,13 @@ def test_a_body_with_weights_missing_is_refused(base, tmp_path):
         ({"layerwise_lr_decay": 1.5}, r"layerwise_lr_decay: expected"),
     ],
 )
-def test_bad_arguments(base, tmp_path, changes, message):
+def test_invalid_arguments_are_refused(base, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         go(tmp_path / "out", base, **changes)
     assert not (tmp_path / "out" / "seed-0").exists()
 
 
-def test_bad_checkpoints(base, tokenizer, tmp_path):
+def test_missing_checkpoint_and_too_small_vocabulary_are_refused(base, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="Cannot load a config from"):
         go(tmp_path / "out", tmp_path / "nothing")
     small = pretrained(tmp_path / "small", tokenizer, vocab_size=60)
@@ -313,7 +313,7 @@ def test_bad_checkpoints(base, tokenizer, tmp_path):
         go(tmp_path / "out", small)
 
 
-def test_a_checkpoint_in_half_precision_learns_in_float32(base, tmp_path):
+def test_half_precision_checkpoint_is_trained_in_float32(base, tmp_path):
     AutoModelForMaskedLM.from_pretrained(base, dtype=torch.float16).save_pretrained(tmp_path)
     load_tokenizer(str(base)).save_pretrained(tmp_path)
     task, args, checkpoint = make_task(), FinetuneArguments(**FAST), CheckpointArguments(model_name_or_path=str(tmp_path))
@@ -321,7 +321,7 @@ def test_a_checkpoint_in_half_precision_learns_in_float32(base, tmp_path):
     assert {value.dtype for value in model.parameters()} == {torch.float32}
 
 
-def test_the_order_of_examples_has_a_seed_of_its_own_if_it_is_given(base, tmp_path):
+def test_data_seed_sets_the_order_of_examples(base, tmp_path):
     task, tokenizer = make_task(train=24), load_tokenizer(str(base))
     batches = []
     for seeds in ({}, {"data_seed": 0}, {"data_seed": 1}):
@@ -334,7 +334,7 @@ def test_the_order_of_examples_has_a_seed_of_its_own_if_it_is_given(base, tmp_pa
     assert batches[0] == batches[1] != batches[2]
 
 
-def test_layers_learn_at_their_own_rates(base, tmp_path):
+def test_layerwise_learning_rate_decay(base, tmp_path):
     task, args = make_task(train=12), FinetuneArguments(**FAST, layerwise_lr_decay=0.5, select_by="last", eval_strategy="no")
     checkpoint = CheckpointArguments(model_name_or_path=str(base))
     config, tokenizer = load_pretrained(task, checkpoint, args.max_length)

@@ -1,4 +1,4 @@
-"""Checkpoints of a pretraining that goes on are fine-tuned as what it would export there; scores against its steps."""
+"""Fine-tuning intermediate pretraining checkpoints equals fine-tuning their exports; scores against pretraining steps."""
 
 import json
 import runpy
@@ -64,40 +64,40 @@ def pretrained(tmp_path_factory):
 
 
 def loaded(auto_class, folder):
-    """Three classes of a task, whose head begins at random under one seed."""
+    """Load a model for three classes, whose head is initialised at random with a fixed seed."""
     config = AutoConfig.from_pretrained(folder, num_labels=3)
     set_seed(5)
     return load_stock(auto_class, str(folder), config)
 
 
 @pytest.mark.parametrize("model_type", RUNS)
-def test_equals_the_export(pretrained, model_type):
+def test_checkpoint_loads_like_the_export(pretrained, model_type):
     folder = pretrained(model_type)
-    there, info = loaded(AutoModelForSequenceClassification, folder / "training" / "checkpoint-2")
+    from_checkpoint, info = loaded(AutoModelForSequenceClassification, folder / "training" / "checkpoint-2")
     expected, exported = loaded(AutoModelForSequenceClassification, folder)
-    assert type(there) is type(expected) and there.dtype == torch.float32
-    # ALE's export is a whole AlbertModel, whose pooler has learned nothing.
+    assert type(from_checkpoint) is type(expected) and from_checkpoint.dtype == torch.float32
+    # ALE's export is a complete AlbertModel, whose pooler was not trained.
     assert {name for name in info["missing_keys"] if model_type != "albert" or "pooler" not in name} == exported[
         "missing_keys"
     ]
     for name, value in expected.state_dict().items():
-        assert torch.equal(value, there.state_dict()[name]) or name in info["missing_keys"], name
+        assert torch.equal(value, from_checkpoint.state_dict()[name]) or name in info["missing_keys"], name
     earlier, _ = loaded(AutoModelForSequenceClassification, folder / "training" / "checkpoint-1")
     earlier = earlier.base_model.state_dict()
-    assert any(not torch.equal(value, earlier[name]) for name, value in there.base_model.state_dict().items())
+    assert any(not torch.equal(value, earlier[name]) for name, value in from_checkpoint.base_model.state_dict().items())
 
 
 @pytest.mark.parametrize("model_type", ["bert", "modernbert", "cocolm"])
-def test_the_heads_that_predict_tokens(pretrained, model_type):
+def test_checkpoint_loads_with_its_lm_head(pretrained, model_type):
     folder = pretrained(model_type)
-    there, info = loaded(AutoModelForMaskedLM, folder / "training" / "checkpoint-2")
+    from_checkpoint, info = loaded(AutoModelForMaskedLM, folder / "training" / "checkpoint-2")
     expected, _ = loaded(AutoModelForMaskedLM, folder)
     assert not info["missing_keys"]
-    assert all(torch.equal(value, there.state_dict()[name]) for name, value in expected.state_dict().items())
+    assert all(torch.equal(value, from_checkpoint.state_dict()[name]) for name, value in expected.state_dict().items())
 
 
-def test_scores_against_steps_by_one_command(pretrained, tmp_path, monkeypatch):
-    """Figure 3 of COCO-LM: one fine-tuning a checkpoint, and their curve."""
+def test_one_command_finetunes_all_checkpoints(pretrained, tmp_path, monkeypatch):
+    """As in Figure 3 of COCO-LM: one fine-tuning per checkpoint, and the curve of their scores."""
     training = pretrained("electra") / "training"
     write_files(tmp_path)
     command = ["--task", str(tmp_path / "task"), "--model_name_or_path", f"{training}/checkpoint-*", "--seeds", "0", "1"]
@@ -113,13 +113,13 @@ def test_scores_against_steps_by_one_command(pretrained, tmp_path, monkeypatch):
     curve = read_runs({"out": tmp_path / "out"})["out"].seeds[1].curve("eval_macro_f1")
     assert curve.x["steps"].tolist() == [1, 2] and (curve.x["flops"] > 0).all()
     assert curve.values.tolist() == [point["validation"]["macro_f1"]["values"][1] for point in record["points"]]
-    # The model at the top began at the better of the two.
+    # The top-level model started from the better of the two.
     chosen = record["chosen"]["values"]["model_name_or_path"]
     settings = json.loads((tmp_path / "out" / record["chosen"]["folder"] / "settings.json").read_text())
     assert settings["model"]["model_name_or_path"] == chosen
-    # No place of this machine is in what is recorded, nor in a folder's name.
+    # Neither the records nor the folder names contain a local path.
     assert str(training) not in json.dumps(record) and str(tmp_path)[1:].replace("/", "-") not in json.dumps(record)
-    # With --report the page has the curve, of three checkpoints or more.
+    # With --report the page has the curve, if there are three checkpoints or more.
     assert not curves(read_run(tmp_path / "out"))
     point = next(point for point in record["points"] if point["values"]["model_name_or_path"].endswith("checkpoint-2"))
     third = {**point, "values": {"model_name_or_path": "training/checkpoint-3"}}

@@ -1,4 +1,5 @@
-"""Question answering, multiple choice and tagging from end to end: all of it learns, and the folder does what was scored."""
+"""Question answering, multiple choice and tagging end to end: all parameters learn, and exports give the scored
+predictions."""
 
 import json
 import logging
@@ -30,7 +31,7 @@ MODULES = {"question_answering": question_answering, "multiple_choice": multiple
 
 @pytest.mark.parametrize("family", ["bert", "xlnet", "modernbert", "cocolm"])
 @pytest.mark.parametrize("kind", MODULES)
-def test_the_loss_of_a_batch_reaches_every_parameter(kind, family):
+def test_every_parameter_has_a_gradient(kind, family):
     module, tokenizer, args = MODULES[kind], TOKENIZERS[family](), arguments(max_length=40)
     rows = Dataset.from_list(rows_of(kind, 6))
     features = module.encode(rows, tokenizer, args)
@@ -41,7 +42,7 @@ def test_the_loss_of_a_batch_reaches_every_parameter(kind, family):
         batch = module.collate(tokenizer, list(features))
         model(**batch).loss.backward()
         still = {name for name, each in model.named_parameters() if each.grad is None or not each.grad.any()}
-        # XLNet has a vector of its own for its pretraining, and the same number for all places or options changes nothing.
+        # XLNet has an extra vector for pretraining, and adding one number to all positions or options changes nothing.
         free = ("mask_emb",) if kind == "tagging" else ("mask_emb", "qa_outputs.bias", "classifier.bias", "logits_proj.bias")
         assert {name for name in still if not name.endswith(free)} == set()
         model.zero_grad()
@@ -61,13 +62,13 @@ def trained(kind, base, out, **changes):
     return task, run.seeds[0], list(map(json.loads, lines))
 
 
-def test_question_answering(base, tmp_path):
+def test_question_answering_export_gives_the_scored_predictions(base, tmp_path):
     task, record, lines = trained("question_answering", base, tmp_path / "out", doc_stride=4)
     assert 0 < record["validation"]["squad_f1"] <= 1 and "no_answer_f1" in record["validation"]
     model = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     saved = json.loads((tmp_path / "out/finetuned.json").read_text())["arguments"]
-    # The threshold that validation chose goes with the model, and the exported weights give the same answers with it.
+    # The threshold chosen on validation is saved, and with it the exported weights give the same answers.
     assert isinstance(saved["null_threshold"], float)
     args = arguments(**saved)
     features = question_answering.encode(task.validation, tokenizer, args)
@@ -78,7 +79,7 @@ def test_question_answering(base, tmp_path):
     assert question_answering.score(task, again, task.validation) == record["validation"]
 
 
-def test_multiple_choice(base, tmp_path):
+def test_multiple_choice_export_gives_the_scored_predictions(base, tmp_path):
     task, record, lines = trained("multiple_choice", base, tmp_path / "out")
     right = sum(line["prediction"] == "ABCD"[row["label"]] for line, row in zip(lines, task.validation, strict=True))
     assert record["validation"]["accuracy"] == pytest.approx(right / 24)
@@ -91,7 +92,7 @@ def test_multiple_choice(base, tmp_path):
 
 
 @pytest.mark.parametrize("crf", [False, True])
-def test_tagging(crf, base, tmp_path):
+def test_tagging_export_gives_the_scored_predictions(crf, base, tmp_path):
     task, record, lines = trained("tagging", base, tmp_path / "out", crf=crf)
     assert record["validation"]["tag_accuracy"] > 0.5  # Three tags; the most frequent has 0.4.
     assert {line["tag"]: line["support"] for line in record["tables"]["validation"]["tags"]} == {
@@ -106,10 +107,10 @@ def test_tagging(crf, base, tmp_path):
     if not crf:
         assert found == lines[0]["prediction"] and not (tmp_path / "out" / CRF_FILE).exists()
         return
-    # The pipeline tags each word alone; the transitions are beside it.
+    # The pipeline tags each word independently; the CRF's transitions are in a file of their own.
     assert len(found) == 5
     start = load_file(tmp_path / "out" / CRF_FILE)["start_transitions"]
-    assert start.abs().max() > 0.1  # Where they began; the first word is always a determiner.
+    assert start.abs().max() > 0.1  # Larger than at initialisation; the first word is always a determiner.
     model = tagging.restore(tag.model, tmp_path / "out", arguments())
     features = tagging.encode(task.validation, tag.tokenizer, arguments())
     outputs = predict(model, features, partial(tagging.collate, tag.tokenizer))
@@ -117,13 +118,13 @@ def test_tagging(crf, base, tmp_path):
     assert [row["prediction"] for row in again] == [line["prediction"] for line in lines]
 
 
-def test_a_crf_has_no_label_smoothing(base, tmp_path):
+def test_label_smoothing_with_a_crf_is_refused(base, tmp_path):
     with pytest.raises(ValueError, match="label_smoothing_factor 0.1 smooths the loss of single tags"):
         trained("tagging", base, tmp_path / "out", crf=True, label_smoothing_factor=0.1)
 
 
 @pytest.mark.parametrize("kind", ["question_answering", "multiple_choice"])
-def test_a_checkpoint_of_a_classifier_has_another_head(kind, tokenizer, tmp_path):
+def test_classifier_checkpoint_gets_a_new_head(kind, tokenizer, tmp_path):
     head = {"auto_class": AutoModelForSequenceClassification, "id2label": {0: "low", 1: "middle", 2: "high"}}
     folder = pretrained(tmp_path / "base", tokenizer, **head, problem_type="single_label_classification")
     task = task_of(kind, rows_of(kind, 8), labels_of(kind))
@@ -131,7 +132,7 @@ def test_a_checkpoint_of_a_classifier_has_another_head(kind, tokenizer, tmp_path
     assert "middle" not in (tmp_path / "out/config.json").read_text()
 
 
-def test_numbers_are_learned_of_a_checkpoint_with_classes_without_a_warning(tokenizer, tmp_path, caplog, monkeypatch):
+def test_regression_from_a_classifier_checkpoint_does_not_warn(tokenizer, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     classes = {"id2label": {0: "low", 1: "middle", 2: "high"}, "problem_type": "single_label_classification"}
     folder = pretrained(tmp_path / "base", tokenizer, **classes)
@@ -144,8 +145,8 @@ def test_numbers_are_learned_of_a_checkpoint_with_classes_without_a_warning(toke
 
 
 @pytest.mark.parametrize(("family", "typed"), [("bert", True), ("xlnet", True), ("albert", True), ("modernbert", False)])
-def test_token_types_are_those_that_the_body_has(family, typed, tokenizer, tmp_path):
-    """In the folder that is left, too."""
+def test_token_types_match_the_model(family, typed, tokenizer, tmp_path):
+    """Also in the saved folder."""
     folder = pretrained(tmp_path / "base", tokenizer, family)
     task = task_of("tagging", rows_of("tagging", 8), TAGS)
     go(tmp_path / "out", folder, task, seeds=[0], max_steps=1)
@@ -153,8 +154,8 @@ def test_token_types_are_those_that_the_body_has(family, typed, tokenizer, tmp_p
     assert ("token_type_ids" in inputs) == typed and (not typed or max(inputs["token_type_ids"]) == 1)
 
 
-def real(data_dir, name, folder, train, validation):
-    """The first rows of a task."""
+def load_first_rows(data_dir, name, folder, train, validation):
+    """Load a task with only the first rows of its splits."""
     for split, count in (("train", train), ("validation", validation)):
         rows = pq.read_table(data_dir / "tasks" / name / f"{split}.parquet").slice(0, count)
         folder.mkdir(exist_ok=True)
@@ -177,17 +178,17 @@ def texts_of(task):
         ("pos_ewt", 160, "tag_accuracy", 0.1, {"max_length": 64, "crf": True}),
     ],
 )
-def test_real_tasks(name, train, metric, floor, changes, data_dir, tmp_path):
-    task = real(data_dir, name, tmp_path / name, train, 24)
+def test_real_tasks_are_learned(name, train, metric, floor, changes, data_dir, tmp_path):
+    task = load_first_rows(data_dir, name, tmp_path / name, train, 24)
     tokenizer = train_wordpiece(texts_of(task), 1500, max_length=128)
     base = pretrained(tmp_path / "base", tokenizer, vocab_size=1500, max_position_embeddings=128)
     record = go(tmp_path / "out", base, task, seeds=[0], **changes).seeds[0]
     assert floor < record["validation"][metric] <= 1
 
 
-def test_real_answers_are_found_in_their_windows(data_dir, tmp_path):
-    """Windows and labels lose nothing: no window cuts an answer without another that has it whole."""
-    task = real(data_dir, "squad_small", tmp_path / "squad_small", 40, 60)
+def test_windows_of_real_texts_keep_every_answer(data_dir, tmp_path):
+    """No window cuts an answer that no other window contains completely."""
+    task = load_first_rows(data_dir, "squad_small", tmp_path / "squad_small", 40, 60)
     tokenizer = train_wordpiece(texts_of(task), 1500, max_length=128)
     args = arguments(max_length=96, max_answer_length=60, doc_stride=40)
     features = question_answering.encode(task.validation, tokenizer, args)

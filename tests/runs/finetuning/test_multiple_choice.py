@@ -1,4 +1,4 @@
-"""Multiple choice: what is read for every option, and what comes out."""
+"""Multiple choice: the input of every option, predictions and scores."""
 
 from functools import partial
 
@@ -37,14 +37,14 @@ def tokenizers():
     return {family: TOKENIZERS[family]() for family in FAMILIES}
 
 
-def test_a_blank_is_replaced_by_the_option():
+def test_blank_is_replaced_by_the_option():
     assert mc.fill_in("The drug _ it, and _ helps.", r"\1 it") == r"The drug \1 it it, and \1 it helps."
     assert mc.fill_in("It ____ .", "is") == "It is ."
     assert mc.fill_in("What is it?", "A cell.") == "What is it? A cell."
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_context_is_cut_and_the_option_is_whole(family, tokenizers):
+def test_context_is_truncated_and_the_option_is_kept(family, tokenizers):
     tokenizer = tokenizers[family]
     features = mc.encode(Dataset.from_list(ROWS), tokenizer, arguments(max_length=40))
     assert features["example"][:] == [0, 1, 2] and features["labels"][:] == [1, 1, 3]
@@ -56,13 +56,14 @@ def test_the_context_is_cut_and_the_option_is_whole(family, tokenizers):
             inner = tokenizer(text, add_special_tokens=False)["input_ids"]
             if len(option) < 60:
                 whole = tokenizer(row["context"], text, truncation="only_first", max_length=40)["input_ids"]
-                assert ids == whole and any(ids[place : place + len(inner)] == inner for place in range(40))
+                assert ids == whole and any(ids[start : start + len(inner)] == inner for start in range(40))
             else:
-                assert sum(token in inner for token in ids) >= 36  # Nothing but the beginning of the option.
+                assert sum(token in inner for token in ids) >= 36  # Only the start of the option is left.
 
 
-def test_three_parts(tokenizers):
-    """ALE: [CLS] article [SEP] question [SEP] option [SEP], the blank as it is; only the article is cut."""
+def test_option_apart_has_three_segments(tokenizers):
+    """As in ALE: [CLS] article [SEP] question [SEP] option [SEP], with the blank unchanged; only the article is
+    truncated."""
     tokenizer = tokenizers["bert"]
     features = mc.encode(Dataset.from_list(ROWS[:2]), tokenizer, arguments(max_length=40, option_apart=True))
     for row, feature in zip(ROWS, features, strict=False):
@@ -76,14 +77,14 @@ def test_three_parts(tokenizers):
             assert types == [0] * (len(article) + 2) + [1] * (len(question) + len(choice) + 2)
 
 
-def test_three_parts_need_a_separator():
+def test_option_apart_needs_a_separator_token():
     tokenizer = TOKENIZERS["bert"]()
     tokenizer.sep_token = None
     with pytest.raises(HfTlmError, match="option_apart puts the tokenizer's sep_token between .* this tokenizer has none"):
         mc.encode(Dataset.from_list(ROWS), tokenizer, arguments(max_length=40, option_apart=True))
 
 
-def test_both_are_cut_where_the_option_alone_is_too_long(tokenizers):
+def test_too_long_option_and_context_are_both_truncated(tokenizers):
     row = {"context": CONTEXT * 8, "question": "_", "options": ["cell " * 60, "acid"]}
     long, _ = mc.encode(Dataset.from_list([row]), tokenizers["bert"], arguments(max_length=43))[0]["token_type_ids"]
     assert abs(sum(long) - 21) <= 1 and len(long) == 43
@@ -101,13 +102,13 @@ def test_tokenizers_in_pure_python_work(tokenizers, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_batches_and_predictions(family, tokenizers):
+def test_predictions_do_not_depend_on_the_batch(family, tokenizers):
     tokenizer, args, rows = tokenizers[family], arguments(max_length=40), Dataset.from_list(ROWS)
     features = mc.encode(rows, tokenizer, args)
     collate, model = partial(mc.collate, tokenizer), tiny_model(family, mc.AUTO_CLASS)
     batch = collate(list(features))
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (3, 4, 40) and batch["labels"].tolist() == [1, 1, 3]
-    # XLNet's logits are those of the last token: its padding is on the left.
+    # XLNet classifies by the last token, so its padding is on the left.
     assert (batch["attention_mask"][..., 0].min() == 0) == (family == "xlnet")
     alone, together = (predict(model, features, collate, size) for size in (1, 3))
     np.testing.assert_allclose(alone, together, atol=1e-5)
@@ -128,6 +129,6 @@ def test_scores_of_right_and_wrong_predictions():
     )
 
 
-def test_no_room():
+def test_too_short_max_length_is_refused():
     with pytest.raises(HfTlmError, match="max_length must leave room"):
         mc.encode(Dataset.from_list(ROWS), TOKENIZERS["bert"](), arguments(max_length=4))

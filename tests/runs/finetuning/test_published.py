@@ -1,4 +1,5 @@
-"""What a fine-tuned folder is to others, for every kind of task, with and without an adapter: card, predictions."""
+"""The published folder of a fine-tuned model, for every kind of task, with and without an adapter: card and
+predictions."""
 
 import json
 from pathlib import Path
@@ -33,7 +34,7 @@ def task_for(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("peft", [False, True], ids=["all", "lora"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_card_s_code_runs_and_predictions_are_the_run_s(kind, peft, base, tmp_path):
+def test_card_code_works_and_predictions_equal_those_of_the_run(kind, peft, base, tmp_path):
     task, out = task_for(kind), tmp_path / "out"
     model = {"use_peft": True, "lora_r": 2} if peft else {}
     record = go(out, base, task, model, max_steps=2).seeds[0]
@@ -47,7 +48,7 @@ def test_the_card_s_code_runs_and_predictions_are_the_run_s(kind, peft, base, tm
     assert found == [json.loads(line)["prediction"] for line in lines]
     if not peft:
         return
-    # An adapter, the head, and nothing else was trained, and all of them moved.
+    # Only an adapter and the head were trained, and all of their weights changed.
     assert json.loads((out / "adapter_config.json").read_text())["task_type"] == PEFT_TYPES.get(kind)
     weights = load_file(out / "adapter_model.safetensors")
     heads = ("classifier", "qa_outputs", "pooler")
@@ -57,14 +58,14 @@ def test_the_card_s_code_runs_and_predictions_are_the_run_s(kind, peft, base, tm
     set_seed(0)
     before = load_model(task, checkpoint, load_pretrained(task, checkpoint, args.max_length)[0], args).state_dict()
     saved = {name.replace(".default", "").replace(".modules_to_save", ""): value for name, value in before.items()}
-    # The bias of a head with one output is the same number for every option or place.
+    # The bias of a head with one output adds the same number to every option or position.
     same = [name for name, value in weights.items() if value.equal(saved[name]) and not name.endswith("bias")]
     assert same == []
 
 
 @pytest.mark.slow
-def test_an_adapter_goes_on_the_revision_that_it_was_trained_on(hub, tokenizer, tmp_path, monkeypatch):
-    """With a learning rate of 0 the body is the one at the tag v1; the branch has gone on to another."""
+def test_adapter_is_loaded_on_the_revision_it_was_trained_on(hub, tokenizer, tmp_path, monkeypatch):
+    """With a learning rate of 0 the model equals the base at the tag v1; main has another base."""
     for revision, spread in (("v1", 0.2), ("main", 0.5)):
         hub.put("alice/base", files(pretrained(tmp_path / revision, tokenizer, initializer_range=spread)), revision=revision)
     task, out = task_for("classification"), tmp_path / "out"
@@ -72,7 +73,7 @@ def test_an_adapter_goes_on_the_revision_that_it_was_trained_on(hub, tokenizer, 
     hub.put("alice/adapter", {name: content for name, content in files(out).items() if "/" not in name})
     task.validation.to_parquet(tmp_path / "rows.parquet")
     monkeypatch.chdir(tmp_path)
-    # Beside nothing: a folder alice/adapter here would be taken for the model the next time.
+    # Not in a local folder alice/adapter, which would be loaded instead of the Hub's model the next time.
     path = predict("alice/adapter", "rows.parquet", use_cpu=True)
     assert path.resolve() == tmp_path / "predictions" / "rows.jsonl" and not (tmp_path / "alice").exists()
     runs = (out / "seed-0/predictions/validation.jsonl").read_text().splitlines()
@@ -82,7 +83,7 @@ def test_an_adapter_goes_on_the_revision_that_it_was_trained_on(hub, tokenizer, 
     assert code_blocks(card, out) == 1 and '    revision="v1",\n' in card
 
 
-def test_the_card_of_a_regression(base, tmp_path):
+def test_card_of_a_regression(base, tmp_path):
     rows = make_task(train=12, validation=6).splits
     spec = TaskSpec(name="toy", path="memory", kind="regression")
     numbers = {name: split.map(lambda row, i: {"score": i / 4}, with_indices=True) for name, split in rows.items()}
@@ -93,7 +94,7 @@ def test_the_card_of_a_regression(base, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_published_model_predicts(hub, base, tmp_path, monkeypatch):
+def test_published_model_predicts(hub, base, tmp_path, monkeypatch):
     task, push = task_for("tagging"), {"push_to_hub": True, "hub_model_id": "alice/tagger"}
     task.validation.to_parquet(tmp_path / "rows.parquet")
     go(tmp_path / "out", base, task, max_steps=1, crf=True)
@@ -105,6 +106,6 @@ def test_a_published_model_predicts(hub, base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = predict("alice/tagger", str(tmp_path / "rows.parquet"), use_cpu=True)
     assert found == Path("predictions/rows.jsonl") and found.read_bytes() == local.read_bytes()
-    # Nobody could load an adapter whose base is on this machine.
+    # An adapter whose base is on this machine could not be loaded elsewhere.
     with pytest.raises(ValueError, match="would need a base model on this machine"):
         go(tmp_path / "adapter", base, task_for("classification"), {"use_peft": True}, max_steps=1, **push)

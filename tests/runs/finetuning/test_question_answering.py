@@ -1,4 +1,4 @@
-"""Question answering: windows, labels, exact search, thresholds, and texts that are hard to cut."""
+"""Question answering: windows, labels, exact span search, thresholds, and texts that are hard to split."""
 
 import time
 from functools import partial
@@ -27,7 +27,7 @@ def tokenizers():
 
 
 def row(context, *answers, question=QUESTION):
-    """The answers are where they first occur."""
+    """Return a row whose answers start where they first occur in the context."""
     return {
         "id": "1",
         "context": context,
@@ -48,8 +48,8 @@ ROWS = [
 ]
 
 
-def perfect(features, width):
-    """Logits that are 10 where features are labelled, and 0 elsewhere."""
+def perfect_logits(features, width):
+    """Return logits that are 10 at the labelled positions, and 0 elsewhere."""
     outputs = []
     for name in ("start_positions", "end_positions"):
         logits = np.zeros((len(features), width), dtype=np.float32)
@@ -59,7 +59,7 @@ def perfect(features, width):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_windows_hold_the_whole_context_and_labels_point_at_the_answer(family, tokenizers):
+def test_windows_cover_the_context_and_labels_point_at_the_answer(family, tokenizers):
     tokenizer, args = tokenizers[family], arguments(max_length=32)
     rows = Dataset.from_list(ROWS)
     features = qa.encode(rows, tokenizer, args)
@@ -75,8 +75,8 @@ def test_windows_hold_the_whole_context_and_labels_point_at_the_answer(family, t
             assert end == start
             continue
         labelled.add(feature["example"])
-        first, last = (feature[name][place - feature["first"]] for name, place in (("begins", start), ("ends", end)))
-        # Of "é" some tokenizers keep "e" alone.
+        first, last = (feature[name][position - feature["first"]] for name, position in (("begins", start), ("ends", end)))
+        # Some tokenizers keep only the "e" of "é".
         assert context[first:last].rstrip("\u0301\u0308") == example["answers"][0].rstrip("\u0301\u0308")
     assert labelled == {0, 1, 5, 6}
     windows = [feature for feature in features if feature["example"] == 0]
@@ -91,8 +91,8 @@ def test_windows_hold_the_whole_context_and_labels_point_at_the_answer(family, t
     assert parts[0] + [token for part in parts[1:] for token in part[8:]] == inner
 
 
-def test_windows_are_made_once_and_found_again(tokenizers, tmp_path, monkeypatch, caplog):
-    """More of them than there are rows was taken for damage: they were made twice by every run, with a warning."""
+def test_windows_are_cached(tokenizers, tmp_path, monkeypatch, caplog):
+    """A cache with more windows than rows was considered damaged, so every run created it again and warned."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     tokenizer, args = tokenizers["bert"], arguments(max_length=32)
     features = qa.encode(stored(Dataset.from_list(ROWS)), tokenizer, args)
@@ -101,7 +101,7 @@ def test_windows_are_made_once_and_found_again(tokenizers, tmp_path, monkeypatch
     assert qa.encode(stored(Dataset.from_list(ROWS)), tokenizer, args)[:] == features[:]
 
 
-def test_what_fits_is_what_the_tokenizer_makes_of_it(tokenizers):
+def test_short_input_equals_that_of_the_tokenizer(tokenizers):
     for tokenizer in tokenizers.values():
         feature = qa.encode(Dataset.from_list(ROWS[1:2]), tokenizer, arguments(max_length=128, max_query_length=64))[0]
         expected = tokenizer(QUESTION, ROWS[1]["context"])
@@ -109,7 +109,7 @@ def test_what_fits_is_what_the_tokenizer_makes_of_it(tokenizers):
         assert feature.get("token_type_ids") == expected.get("token_type_ids")
 
 
-def test_an_answer_across_the_border_of_a_window_is_in_no_window_that_cuts_it(tokenizers):
+def test_answer_cut_by_every_window_is_labelled_nowhere(tokenizers):
     rows = Dataset.from_list(
         [row("the gene . the cell ? " + FILLER * 6, FILLER.strip())]
     )  # Longer than the windows' overlap.
@@ -120,10 +120,10 @@ def test_an_answer_across_the_border_of_a_window_is_in_no_window_that_cuts_it(to
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_perfect_logits_have_a_perfect_score(family, tokenizers):
+def test_perfect_logits_score_one(family, tokenizers):
     rows, args = Dataset.from_list(ROWS), arguments(max_length=32, null_threshold=0.0)
     features = qa.encode(rows, tokenizers[family], args)
-    predictions = qa.decode(perfect(features, 32), features, rows, None, args)
+    predictions = qa.decode(perfect_logits(features, 32), features, rows, None, args)
     assert [prediction["prediction"] for prediction in predictions] == [
         *("alpha-2", "Zoë", "", "", "", "café\u0301", "Zu\u0308rich")
     ]
@@ -136,16 +136,16 @@ def test_perfect_logits_have_a_perfect_score(family, tokenizers):
         assert sum(shares) <= 1 + 1e-4 and len(prediction["n_best"]) <= 5
 
 
-def test_the_null_file_has_the_share_of_unanswerable_questions(tokenizers):
+def test_empty_answers_score_the_share_of_unanswerable_questions(tokenizers):
     rows, args = Dataset.from_list(ROWS), arguments(null_threshold=-1e9)
     features = qa.encode(rows, tokenizers["bert"], args)
-    predictions = qa.decode(perfect(features, 48), features, rows, None, args)
+    predictions = qa.decode(perfect_logits(features, 48), features, rows, None, args)
     assert {prediction["prediction"] for prediction in predictions} == {""}
     scores = qa.score(task_of("question_answering", ROWS), predictions, rows)
     assert scores["squad_f1"] == scores["exact_match"] == pytest.approx(3 / 7)
 
 
-def test_search_is_that_over_all_spans(tokenizers):
+def test_span_search_equals_brute_force(tokenizers):
     rows = Dataset.from_list([ROWS[0], ROWS[3], ROWS[1]])
     args = arguments(max_length=32, n_best=7, max_answer_length=5, null_threshold=0.5)
     features = qa.encode(rows, tokenizers["modernbert"], args)
@@ -161,11 +161,11 @@ def test_search_is_that_over_all_spans(tokenizers):
             null = min(null, start[feature["cls"]] + end[feature["cls"]])
             for i, begin in enumerate(feature["begins"]):
                 for j in range(i, min(i + 5, len(feature["ends"]))):
-                    place, last = feature["first"] + i, feature["first"] + j
+                    first, last = feature["first"] + i, feature["first"] + j
                     span = begin, feature["ends"][j]
                     solid = begin < feature["ends"][i] and feature["begins"][j] < span[1]
                     if solid:
-                        spans[span] = max(spans.get(span, -np.inf), start[place] + end[last])
+                        spans[span] = max(spans.get(span, -np.inf), start[first] + end[last])
         best = sorted(spans.items(), key=lambda item: -item[1])[:7]
         assert [answer["start"] for answer in prediction["n_best"]] == [begin for (begin, _), _ in best[:5]]
         if not best:
@@ -179,10 +179,10 @@ def test_search_is_that_over_all_spans(tokenizers):
         assert prediction["n_best"][0]["probability"] == pytest.approx(np.exp(best[0][1]) / total, abs=1e-5)
 
 
-def test_without_unanswerable_training_questions_there_is_always_an_answer(tokenizers):
+def test_always_answers_without_unanswerable_training_questions(tokenizers):
     rows, args = Dataset.from_list(ROWS[:2]), arguments()
     features = qa.encode(rows, tokenizers["bert"], args)
-    nothing = perfect(features, 48)
+    nothing = perfect_logits(features, 48)
     for logits in nothing:
         logits[:] = 0
         logits[:, 0] = 10  # [CLS]
@@ -192,19 +192,19 @@ def test_without_unanswerable_training_questions_there_is_always_an_answer(token
     assert all(prediction["prediction"] and "null_odds" not in prediction for prediction in predictions)
 
 
-def test_the_threshold_is_the_best_on_validation(tokenizers):
+def test_null_threshold_is_the_best_on_validation(tokenizers):
     rows, args = Dataset.from_list(ROWS[:3]), arguments(max_length=128)
     features = qa.encode(rows, tokenizers["bert"], args)
     assert len(features) == 3
-    start, end = perfect(features, 128)
+    start, end = perfect_logits(features, 128)
     # Odds of no answer: -11, -13 and (unanswerable) -9; a threshold of 0 would answer all.
     start[[0, 1, 2], 0] = [9, 7, 0]
     start[2, features[2]["first"]], end[2, features[2]["first"]] = 19, 0
     end[2, 0] = 10
     task = task_of("question_answering", ROWS[:3])
-    settled = qa.validation_choices(task, (start, end), features, rows, args)
-    assert settled["null_threshold"] == pytest.approx(-10)  # Between the last answer and the next question.
-    args.null_threshold = settled["null_threshold"]
+    chosen = qa.validation_choices(task, (start, end), features, rows, args)
+    assert chosen["null_threshold"] == pytest.approx(-10)  # Between the last answered and the first unanswerable question.
+    args.null_threshold = chosen["null_threshold"]
     predictions = qa.decode((start, end), features, rows, None, args)
     assert qa.score(task, predictions, rows)["squad_f1"] == 1
     args.null_threshold = 2.5
@@ -218,12 +218,12 @@ def test_very_long_contexts_and_questions(tokenizers):
     assert len(features) > 200
     question = tokenizers["bert"]("which receptor " * 50, add_special_tokens=False)["input_ids"][:12]
     assert features[0]["input_ids"][1:14] == [*question, tokenizers["bert"].sep_token_id]
-    predictions = qa.decode(perfect(features, 32), features, rows, None, args)
+    predictions = qa.decode(perfect_logits(features, 32), features, rows, None, args)
     assert [prediction["prediction"] for prediction in predictions] == ["alpha-2", "Zoë"]
     assert predictions[0]["n_best"][0]["start"] == long["starts"][0]
 
 
-def test_rows_without_labels(tokenizers):
+def test_rows_without_labels_have_no_positions(tokenizers):
     rows = Dataset.from_list(ROWS).remove_columns(["answers", "starts"])
     features = qa.encode(rows, tokenizers["bert"], arguments())
     assert "start_positions" not in features.column_names
@@ -233,7 +233,7 @@ def test_rows_without_labels(tokenizers):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_predictions_do_not_depend_on_the_batch(family, tokenizers):
-    """Padded on the right, XLNet too, so that a place in a feature is the same place in every batch."""
+    """Padding is on the right, also for XLNet, so that a position in a feature is the same in every batch."""
     tokenizer, args = tokenizers[family], arguments(max_length=32)
     rows = Dataset.from_list(ROWS)
     features = qa.encode(rows, tokenizer, args)
@@ -246,7 +246,7 @@ def test_predictions_do_not_depend_on_the_batch(family, tokenizers):
     assert texts[0] == texts[1] and len(set(texts[0])) > 2
 
 
-def test_bad_input(tokenizers, tmp_path):
+def test_too_short_max_length_and_slow_tokenizers_are_refused(tokenizers, tmp_path):
     rows = Dataset.from_list(ROWS)
     with pytest.raises(HfTlmError, match="max_length must leave room"):
         qa.encode(rows, tokenizers["bert"], arguments(max_length=4))
@@ -256,7 +256,7 @@ def test_bad_input(tokenizers, tmp_path):
 
 
 def test_ten_thousand_questions_decode_in_a_minute():
-    """1,000 of two windows each within a tenth of it."""
+    """1,000 questions of two windows each take a tenth of that."""
     windows, width, tokens = 2000, 384, 360
     begins = np.arange(tokens) * 5
     features = Dataset.from_dict(

@@ -1,4 +1,4 @@
-"""Tagging: first pieces, missing words, scores over all words, and the pipeline."""
+"""Tagging: labels on first tokens, words without tokens, scores over all words, and the pipeline."""
 
 import logging
 from functools import partial
@@ -41,7 +41,7 @@ def tokenizers():
     return {family: TOKENIZERS[family]() for family in FAMILIES}
 
 
-def perfect(features, num_tags, width):
+def perfect_logits(features, num_tags, width):
     logits = np.zeros((len(features), width, num_tags), dtype=np.float32)
     for row, labels in enumerate(features["labels"]):
         for place, label in enumerate(labels):
@@ -51,7 +51,7 @@ def perfect(features, num_tags, width):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_only_a_words_first_piece_is_labelled(family, tokenizers):
+def test_only_the_first_token_of_a_word_is_labelled(family, tokenizers):
     tokenizer = tokenizers[family]
     features = tagging.encode(Dataset.from_list(ROWS), tokenizer, arguments(max_length=100))
     for row, feature in zip(ROWS, features, strict=True):
@@ -68,7 +68,7 @@ def test_only_a_words_first_piece_is_labelled(family, tokenizers):
         assert sum(label != -100 for label in feature["labels"]) == sum(tag >= 0 for tag in row["tags"])
 
 
-def test_wordpiece_of_split_words_is_the_same(tokenizers):
+def test_wordpiece_input_equals_that_of_split_words(tokenizers):
     features = tagging.encode(Dataset.from_list(ROWS), tokenizers["bert"], arguments(max_length=100))
     for row, feature in zip(ROWS, features, strict=True):
         encoded = tokenizers["bert"](row["tokens"], is_split_into_words=True)
@@ -77,7 +77,7 @@ def test_wordpiece_of_split_words_is_the_same(tokenizers):
         assert feature["places"] == [words.index(word) for word in range(len(row["tokens"]))]
 
 
-def test_words_without_pieces(tokenizers, caplog):
+def test_words_without_tokens_have_no_prediction(tokenizers, caplog):
     with caplog.at_level(logging.WARNING):
         features = tagging.encode(Dataset.from_list(HARD), tokenizers["bert"], arguments(max_length=100))
     first, second = features["places"]
@@ -86,13 +86,13 @@ def test_words_without_pieces(tokenizers, caplog):
     assert "Of 10 words, 0 are beyond max_length 100, and 6 are empty after tokenization" in caplog.text
     task, rows = task_of("tagging", HARD, TAGS), Dataset.from_list(HARD)
     model = tiny_model("bert", tagging.AUTO_CLASS, id2label=dict(enumerate(TAGS)))
-    predictions = tagging.decode(perfect(features, 3, 30), features, rows, model, arguments())
+    predictions = tagging.decode(perfect_logits(features, 3, 30), features, rows, model, arguments())
     assert predictions[1] == {"prediction": [None, None], "probabilities": [None, None]}
     assert tagging.score(task, predictions, rows)["tag_accuracy"] == pytest.approx(4 / 10)
     assert tagging.tables(task, predictions, rows)["missing_words"] == [{"words": 10, "truncated": 0, "dropped": 6}]
 
 
-def test_words_beyond_max_length_are_errors(tokenizers, caplog):
+def test_words_beyond_max_length_count_as_wrong(tokenizers, caplog):
     with caplog.at_level(logging.WARNING):
         features = tagging.encode(Dataset.from_list(ROWS), tokenizers["bert"], arguments(max_length=9))
     assert max(map(len, features["input_ids"])) == 9
@@ -102,18 +102,18 @@ def test_words_beyond_max_length_are_errors(tokenizers, caplog):
     assert "are beyond max_length 9" in caplog.text
     rows, task = Dataset.from_list(ROWS), task_of("tagging", ROWS, TAGS)
     model = tiny_model("bert", tagging.AUTO_CLASS, id2label=dict(enumerate(TAGS)))
-    predictions = tagging.decode(perfect(features, 3, 9), features, rows, model, arguments())
+    predictions = tagging.decode(perfect_logits(features, 3, 9), features, rows, model, arguments())
     truncated = sum(prediction.get("truncated_words", 0) for prediction in predictions)
     assert predictions[1]["truncated_words"] == 11 - shown
-    # Every word that is seen is right, but the one whose tag training lacks.
+    # Every word within the limit is correct, except the one whose tag is not in training.
     assert tagging.score(task, predictions, rows)["tag_accuracy"] == pytest.approx((16 - truncated) / 17)
 
 
-def test_a_perfect_score_and_the_table(tokenizers):
+def test_scores_and_table_of_tags(tokenizers):
     rows = Dataset.from_list(ROWS[:2])
     features = tagging.encode(rows, tokenizers["modernbert"], arguments(max_length=100))
     model = tiny_model("bert", tagging.AUTO_CLASS, id2label=dict(enumerate(TAGS)))
-    predictions = tagging.decode(perfect(features, 3, 100), features, rows, model, arguments())
+    predictions = tagging.decode(perfect_logits(features, 3, 100), features, rows, model, arguments())
     task = task_of("tagging", ROWS, TAGS)
     assert tagging.score(task, predictions, rows) == {"tag_accuracy": 1}
     assert predictions[0]["probabilities"][0] == pytest.approx(np.exp(9) / (np.exp(9) + 2), abs=1e-5)
@@ -126,7 +126,7 @@ def test_a_perfect_score_and_the_table(tokenizers):
     assert table["tags"][2] == {"tag": "VBZ", "support": 3, "precision": 1, "recall": 2 / 3, "f1": 4 / 5}
 
 
-def test_a_tag_that_training_lacks_is_in_the_table_and_never_right():
+def test_unknown_tag_is_in_the_table_and_never_correct():
     rows, task = Dataset.from_list(ROWS[2:]), task_of("tagging", ROWS, TAGS)
     for predicted in ("NN", None):
         predictions = [{"prediction": [predicted], "probabilities": [1.0]}]
@@ -136,7 +136,7 @@ def test_a_tag_that_training_lacks_is_in_the_table_and_never_right():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_predictions_do_not_depend_on_the_batch_and_agree_with_the_pipeline(family, tokenizers, tmp_path):
+def test_predictions_agree_between_batch_sizes_and_with_the_pipeline(family, tokenizers, tmp_path):
     tokenizer, rows, args = tokenizers[family], Dataset.from_list(ROWS).remove_columns("tags"), arguments(max_length=100)
     features = tagging.encode(rows, tokenizer, args)
     assert "labels" not in features.column_names
@@ -148,7 +148,7 @@ def test_predictions_do_not_depend_on_the_batch_and_agree_with_the_pipeline(fami
     tokenizer.save_pretrained(tmp_path)
     tag = pipeline("token-classification", model=str(tmp_path), device="cpu", ignore_labels=[])
     for row, prediction, feature in zip(rows, decoded[1], features, strict=True):
-        # Special tokens are not in the pipeline's answer; one place before the first piece is for [CLS], or none.
+        # The pipeline's results have no special tokens; its index counts [CLS], where there is one.
         found = {entity["index"]: entity for entity in tag(" ".join(row["tokens"]))}
         for place, name, probability in zip(
             feature["places"], prediction["prediction"], prediction["probabilities"], strict=True
@@ -156,7 +156,7 @@ def test_predictions_do_not_depend_on_the_batch_and_agree_with_the_pipeline(fami
             assert found[place]["entity"] == name and found[place]["score"] == pytest.approx(probability, abs=1e-4)
 
 
-def test_with_a_crf_the_best_sequence_is_predicted(tokenizers):
+def test_crf_predicts_the_best_sequence(tokenizers):
     rows, args = Dataset.from_list(ROWS), arguments(max_length=100, crf=True)
     features = tagging.encode(rows, tokenizers["bert"], args)
     model = tagging.wrap(tiny_model("bert", tagging.AUTO_CLASS, id2label=dict(enumerate(TAGS))), args)
@@ -165,7 +165,7 @@ def test_with_a_crf_the_best_sequence_is_predicted(tokenizers):
             parameter.zero_()
         # A determiner after a noun is impossible.
         model.crf.transitions[1, 0] = -100
-    predictions = tagging.decode(perfect(features, 3, 30), features, rows, model, args)
+    predictions = tagging.decode(perfect_logits(features, 3, 30), features, rows, model, args)
     assert predictions[0]["prediction"] == [TAGS[tag] for tag in ROWS[0]["tags"]]
     assert "NN DT" not in " ".join(predictions[1]["prediction"])
     assert 0 < min(predictions[1]["probabilities"]) < max(predictions[1]["probabilities"]) <= 1
@@ -173,8 +173,8 @@ def test_with_a_crf_the_best_sequence_is_predicted(tokenizers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("crf", [False, True])
-def test_a_step_is_the_same_however_it_is_divided(tokenizers, tmp_path, crf):
-    """Sentences have one word to eleven, and one has no tag at all: a mean of micro-batches' means would be another."""
+def test_update_does_not_depend_on_the_micro_batch_size(tokenizers, tmp_path, crf):
+    """Sentences have 1 to 11 words, and one has no tag: averaging the means of micro-batches would differ."""
     if crf:
         pytest.importorskip("torchcrf")
     rows = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(2) for row in ROWS]
@@ -206,7 +206,7 @@ def test_a_step_is_the_same_however_it_is_divided(tokenizers, tmp_path, crf):
             torch.testing.assert_close(change, expected, rtol=1e-3, atol=1e-7)
 
 
-def test_bad_input(tokenizers, tmp_path):
+def test_too_short_max_length_and_slow_tokenizers_are_refused(tokenizers, tmp_path):
     with pytest.raises(HfTlmError, match="max_length must leave room"):
         tagging.encode(Dataset.from_list(ROWS), tokenizers["bert"], arguments(max_length=2))
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n")

@@ -1,4 +1,4 @@
-"""Runs that are chosen from first and scored on test afterwards come to what they come to at once."""
+"""Runs that skip testing at first and are tested later give the results of runs that test at once."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from support.toys import make_task
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind,crf,peft", [("classification", 0, 1), ("question_answering", 0, 0), ("tagging", 1, 0)])
-def test_scores_and_predictions_are_those_of_a_whole_run(kind, crf, peft, tmp_path, tokenizer):
+def test_testing_later_gives_the_same_scores_and_predictions(kind, crf, peft, tmp_path, tokenizer):
     task = make_task(12, 6, 5)
     if kind != "classification":
         task = task_of(kind, rows_of(kind, 6), labels_of(kind), train=rows_of(kind, 12))
@@ -32,14 +32,14 @@ def test_scores_and_predictions_are_those_of_a_whole_run(kind, crf, peft, tmp_pa
     later = go("later")
     assert (tmp_path / "later/seed-0/model").stat().st_ino == model, "it was trained again"
 
-    def lasting(record):
+    def without_cost(record):
         return {name: value for name, value in record.items() if name not in ("cost", "price")}
 
-    assert json.loads(json.dumps(lasting(later.seeds[0]))) == json.loads(json.dumps(lasting(whole.seeds[0])))
+    assert json.loads(json.dumps(without_cost(later.seeds[0]))) == json.loads(json.dumps(without_cost(whole.seeds[0])))
     assert later.summary == whole.summary
     for name in ("README.md", "results.json", "seed-0/predictions/test.jsonl"):
         assert (tmp_path / "later" / name).is_file()
     ours, theirs = (files(tmp_path / name / "seed-0/predictions") for name in ("later", "whole"))
-    if not peft:  # Whose weights are merged into the model's when it is loaded again, which rounds.
+    if not peft:  # Merging an adapter's weights into the model when it is loaded rounds.
         assert ours == theirs
     assert json.loads((tmp_path / "later/results.json").read_text())["summary"] == later.summary
