@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if STARTS_PROCESSES & set(vars(item.module)):
             item.add_marker(pytest.mark.flaky(reruns=1))
-    items.sort(key=lambda item: next((at for at, place in enumerate(LONG) if item.nodeid.startswith(place)), len(LONG)))
+    items.sort(key=lambda item: next((at for at, folder in enumerate(LONG) if item.nodeid.startswith(folder)), len(LONG)))
     # Every Trainer collects garbage: it need not look through all imported modules and collected tests each time.
     gc.collect()
     gc.freeze()

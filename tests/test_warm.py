@@ -23,8 +23,8 @@ TESTS = Path(__file__).resolve().parent
 
 def hub_settings():
     seen = (huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
-    places = (huggingface_hub.constants.HF_HUB_CACHE, str(datasets.config.HF_DATASETS_CACHE))
-    return repr((*seen, *places, *(os.environ.get(name) for name in VARIABLES)))
+    caches = (huggingface_hub.constants.HF_HUB_CACHE, str(datasets.config.HF_DATASETS_CACHE))
+    return repr((*seen, *caches, *(os.environ.get(name) for name in VARIABLES)))
 
 
 def print_hub_settings():
@@ -101,7 +101,7 @@ def print_state_of_pytest():
     hooks = [finder for finder in sys.meta_path if "pytest" in type(finder).__module__]
     shown = [entry for entry in warnings.filters if entry[0] == "always" and entry[2] is DeprecationWarning]
     open_now = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-    sockets = [place for place in open_now if "socket" in place]
+    sockets = [file for file in open_now if "socket" in file]
     print(hooks, faulthandler.is_enabled(), shown, logging.root.handlers, threading.active_count(), sockets)
 
 

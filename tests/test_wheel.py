@@ -51,9 +51,9 @@ def installed(tmp_path_factory):
     # Reuse the kernels that the clone has compiled from the same files, if any: compiling takes ten seconds, and other tests
     # check it.
     for file in (ROOT / "hf_tlm").rglob("*.nb[ic]"):
-        place = target / file.relative_to(ROOT)
-        place.parent.mkdir(exist_ok=True)
-        shutil.copy(file, place)
+        copied = target / file.relative_to(ROOT)
+        copied.parent.mkdir(exist_ok=True)
+        shutil.copy(file, copied)
         module = file.parent.parent / f"{file.name.partition('.')[0]}.py"
         assert (target / module.relative_to(ROOT)).read_bytes() == module.read_bytes()
         shutil.copystat(module, target / module.relative_to(ROOT))
@@ -67,8 +67,8 @@ def installed(tmp_path_factory):
 
 def test_every_command_has_help_and_presets_are_found(installed):
     command, folder, environment = installed
-    place = run([sys.executable, "-c", "import hf_tlm; print(hf_tlm.__file__)"], folder, environment)
-    assert Path(place.strip()) == command.parent.parent / "hf_tlm" / "__init__.py"
+    package_file = run([sys.executable, "-c", "import hf_tlm; print(hf_tlm.__file__)"], folder, environment)
+    assert Path(package_file.strip()) == command.parent.parent / "hf_tlm" / "__init__.py"
     assert run([command, "--version"], folder, environment).startswith("hf-tlm ")
     for name in COMMANDS:
         assert f"usage: hf-tlm {name} " in run([command, name, "--help"], folder, environment)
@@ -94,8 +94,8 @@ def test_retrieve_and_train_on_two_processes(installed):
     assert (folder / "bm25" / "report.md").is_file()
     train = ["train", "--config", "tlm/tiny", *data, "--subset", "bm25", "--output_dir", "tlm"]
     # Without --use_cpu, like a user who has no GPU.
-    place = TINY.index("--use_cpu")
-    train += ["--model_config", "models/bert_tiny", *TINY[:place], *TINY[place + 2 :], "--total_batch_size", "8"]
+    position = TINY.index("--use_cpu")
+    train += ["--model_config", "models/bert_tiny", *TINY[:position], *TINY[position + 2 :], "--total_batch_size", "8"]
     environment = {**environment, "CUDA_VISIBLE_DEVICES": ""}
     run([command, *train, "--num_processes", "2"], folder, environment)
     results = json.loads((folder / "tlm" / "results.json").read_text(encoding="utf-8"))

@@ -156,9 +156,9 @@ def test_one_failing_analysis_does_not_stop_the_others(tmp_path, task, monkeypat
 
 def test_output_folder_that_cannot_be_written_is_refused_first(tmp_path):
     (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file/out"):
-        given = ["--what", "words", "--task", tmp_path / "nowhere", "--output_dir", place]
-        fails(RECIPE, *given, message=f"words: --output_dir {place}: {tmp_path / 'file'} is not a writable folder")
+    for folder in (tmp_path / "file", tmp_path / "file/out"):
+        given = ["--what", "words", "--task", tmp_path / "nowhere", "--output_dir", folder]
+        fails(RECIPE, *given, message=f"words: --output_dir {folder}: {tmp_path / 'file'} is not a writable folder")
 
 
 def test_folder_without_a_model_is_refused(tmp_path):

@@ -208,7 +208,7 @@ def test_published_rows_occur_in_the_text_of_the_papers(data_dir):
 
 def test_figure_shows_own_and_published_points(runs):
     figure = cost_figure(compare(find_results({"x": runs})))
-    by_flops, own = figure.axes
+    by_flops, own_points = figure.axes
     assert by_flops.get_xscale() == "log" and "RoBERTa-Large" in by_flops.get_xlabel()
     assert by_flops.get_ylabel() == "scierc, test score (%)"
     published = [line for line in by_flops.lines if not line.get_label().startswith("_")]
@@ -216,7 +216,7 @@ def test_figure_shows_own_and_published_points(runs):
     filled = [line for line in by_flops.lines if line.get_label() == "_own"]
     assert len(filled) == 3 and all(line.get_markerfacecolor() != "none" for line in filled)
     assert "published" in figure.legends[0].get_title().get_text()
-    assert [label.get_text().partition("\n")[0] for label in own.get_yticklabels()] == ["a", "b", "c"]
+    assert [label.get_text().partition("\n")[0] for label in own_points.get_yticklabels()] == ["a", "b", "c"]
     single = cost_figure(compare([r for r in find_results({"x": runs}) if r.arm == "c"], published=False))
     assert len(single.axes) == 1 and not single.legends and single.axes[0].get_title() == "c (filled)"
 

@@ -85,7 +85,7 @@ def test_tied_maxima_must_all_be_of_the_kind():
     assert (head.adjacent, head.separators, head.kind) == (0, 0, "other")
     both = torch.zeros(1, 1, 20, 20)
     for row in range(20):
-        both[0, 0, row, [place for place in (row - 1, row + 1) if 0 <= place < 20]] = 0.5
+        both[0, 0, row, [column for column in (row - 1, row + 1) if 0 <= column < 20]] = 0.5
     head = head_of(both)
     assert (head.previous, head.next, head.adjacent, head.kind) == (1, 1, 20, "positional")
     ends = torch.zeros(1, 1, 20, 20)

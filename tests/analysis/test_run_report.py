@@ -142,7 +142,7 @@ def test_baselines_are_shown_with_the_lead_over_them(run, task, tmp_path):
     assert title not in page_of(tmp_path / "copy", tmp_path, task=task).tables
     for low, chance in ((0.01, ""), (-0.2, "; the difference may be chance of these texts")):
         lead = {"test": {"difference": 0.1, "low": low, "high": 0.3}, "validation": {"difference": "x"}}
-        with_lead = [{**one, "lead": lead} if one is baselines[0] else one for one in baselines]
+        with_lead = [{**baseline, "lead": lead} if baseline is baselines[0] else baseline for baseline in baselines]
         (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": with_lead}))
         rows = page_of(tmp_path / "copy", tmp_path, task=task).tables[title]
         assert rows[1:] == [["Macro-F1", "test", "+10.00", f"{100 * low:+.2f}", "+30.00"]]
@@ -589,14 +589,14 @@ def test_pages_of_grids_and_few_shot_splits(task, tmp_path):
             shares.append(100 * (lengths * found).sum() / lengths.sum())
         return "test {:.1f}% (in none: {:.1f}%)".format(*shares)
 
-    whole, own = rare(task.train["text"][:]), rare(task.train["text"][:2])
-    assert whole != own and whole in page.sections["run"]
+    rare_in_task, rare_in_split = rare(task.train["text"][:]), rare(task.train["text"][:2])
+    assert rare_in_task != rare_in_split and rare_in_task in page.sections["run"]
     note = "Which texts split 0 learned from: examples.json in its folder is not there or damaged"
     assert note in (tmp_path / "report.html").read_text(encoding="utf-8")
     write_json(tmp_path / "few" / "split-0" / "examples.json", {"train": task.train["id"][:2], "validation": []})
     write_json(tmp_path / "few" / "split-7" / "examples.json", {"train": task.train["id"][2:4], "validation": []})
     page = page_of(tmp_path / "few", tmp_path, task=task)
-    assert own in page.sections["run"]  # Rare words are counted in the examples of split 0 only.
+    assert rare_in_split in page.sections["run"]  # Rare words are counted in the examples of split 0 only.
     assert note not in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "are on the task's validation split: there is no test split with labels" in page.sections["scores"]
 

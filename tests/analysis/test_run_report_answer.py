@@ -136,9 +136,13 @@ def test_lead_of_regression_question_answering_and_tagging(tmp_path):
     truth, *predicted = np.random.default_rng(0).normal(size=(3, 40))
     rated = [
         predictions(
-            "regression", [{"id": at, "label": a, "prediction": b} for at, (a, b) in enumerate(zip(truth, one, strict=True))]
+            "regression",
+            [
+                {"id": at, "label": label, "prediction": number}
+                for at, (label, number) in enumerate(zip(truth, numbers, strict=True))
+            ],
         )
-        for one in predicted
+        for numbers in predicted
     ]
     expected = paired_bootstrap([scorer("spearman", truth, predicted[1])], [scorer("spearman", truth, predicted[0])], 40)
     assert lead_of(*rated, "spearman", np.arange(40)) == expected

@@ -31,7 +31,7 @@ def test_confusion_precision_and_f1_of_a_hand_computed_example():
     assert list(found.names) == ["b", "a", "never", "c"]
     assert found.counts.tolist() == [[2, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0]]
     assert np.diagonal(found.shares).tolist() == [1, 0.5, 0, 0] and found.support.tolist() == [2, 2, 0, 1]
-    rows = [Judged(str(at), truth, said, 0.0, None) for at, (truth, said) in enumerate(pairs)]
+    rows = [Judged(str(at), truth, predicted, 0.0, None) for at, (truth, predicted) in enumerate(pairs)]
     by_class = _precision_and_f1(Predictions("classification", "test", {0: rows}, ["b", "a", "never"]), found.names)
     assert np.array(by_class) == pytest.approx(np.array([[2 / 3, 0.8], [0.5, 0.5], [0, 0], [0, 0]]))
 
@@ -132,7 +132,7 @@ def test_axes_have_round_numbers():
     assert line_chart("t", "x", "y", {"a": [(1, float("inf"))]}) is None
     for flat in ([(3, 5.0)], [(3, 0.0), (4, 0.0)], [(1, 1e-9), (2, 2e-9)], [(1, 1e12), (1e9, 3e12)]):
         chart = line_chart("t", "x", "y", {"a": flat})
-        assert 2 <= len(chart.y_ticks) <= 12 and all(0 <= place <= 250 for place, _ in chart.y_ticks)
+        assert 2 <= len(chart.y_ticks) <= 12 and all(0 <= position <= 250 for position, _ in chart.y_ticks)
 
 
 @pytest.mark.parametrize(

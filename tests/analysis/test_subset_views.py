@@ -169,16 +169,16 @@ def test_overlap_per_query_needs_the_same_queries():
 
 
 def test_overlap_of_different_corpora_is_refused():
-    here, there = random_subset(0, 10), random_subset(0, 10, corpus={"name": "else", "fingerprint": "d", "size": 9})
+    of_toy, of_else = random_subset(0, 10), random_subset(0, 10, corpus={"name": "else", "fingerprint": "d", "size": 9})
     with pytest.raises(AnalysisError, match=r"a of toy \(fingerprint c\); b of else \(fingerprint d\)"):
-        subset_overlap({"a": here, "b": there})
+        subset_overlap({"a": of_toy, "b": of_else})
     unknown = random_subset(0, 10, corpus={"name": "index", "fingerprint": None, "size": 9})
     with pytest.raises(AnalysisError, match="fingerprint unknown"):
         subset_overlap({"a": unknown, "b": unknown})
     with pytest.raises(AnalysisError, match="at least two subsets; received 1"):
-        subset_overlap({"a": here})
+        subset_overlap({"a": of_toy})
     with pytest.raises(AnalysisError, match="'b' is empty"):
-        subset_overlap({"a": here, "b": subset_of([])})
+        subset_overlap({"a": of_toy, "b": subset_of([])})
 
 
 def test_source_shares_and_ratios_to_the_corpus():
@@ -221,8 +221,8 @@ def test_influence_is_summarized_by_bins_of_ranks():
 
 def test_equal_ranks_stay_in_one_bin():
     found = rank_against_influence(selection_of([1] * 6 + [2] * 3 + [9], list(range(10))), bins=10)
-    assert [(own.first, own.last, own.passages) for own in found.bins] == [(1, 1, 6), (2, 2, 3), (9, 9, 1)]
-    assert [own.passages for own in rank_against_influence(selection_of([1, 2, 3, 4], [1] * 4), bins=2).bins] == [2, 2]
+    assert [(item.first, item.last, item.passages) for item in found.bins] == [(1, 1, 6), (2, 2, 3), (9, 9, 1)]
+    assert [item.passages for item in rank_against_influence(selection_of([1, 2, 3, 4], [1] * 4), bins=2).bins] == [2, 2]
 
 
 def test_constant_or_missing_influence():

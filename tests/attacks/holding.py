@@ -17,12 +17,12 @@ def hold(folder, end):
 @contextlib.contextmanager
 def holder(folder):
     """Start another process that holds the folder's lock within the block."""
-    own, other = FORK.Pipe()
+    here, other = FORK.Pipe()
     process = FORK.Process(target=hold, args=(folder, other))
     process.start()
-    assert own.poll(60)
+    assert here.poll(60)
     try:
         yield process
     finally:
-        own.send("go")
+        here.send("go")
         process.join(60)

@@ -203,8 +203,8 @@ TABLE = pa.table({"text": [f"a text of a film {i}" for i in range(500)], "label"
 
 def flipped(data):
     """Change a letter in a page, which only its checksum shows."""
-    place = data.index(b"a text of a film 250")
-    return data[:place] + b"A" + data[place + 1 :]
+    position = data.index(b"a text of a film 250")
+    return data[:position] + b"A" + data[position + 1 :]
 
 
 PARQUET = {

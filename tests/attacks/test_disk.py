@@ -86,8 +86,8 @@ def test_other_errors_are_not_disk_problems(error):
 
 def test_message_about_a_cache_names_its_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    for place in (tmp_path / "cache" / "deep" / "file", tmp_path / "cache", tmp_path):
-        problem = disk_problem(OSError(errno.EROFS, "Read-only file system", str(place)))
+    for path in (tmp_path / "cache" / "deep" / "file", tmp_path / "cache", tmp_path):
+        problem = disk_problem(OSError(errno.EROFS, "Read-only file system", str(path)))
         assert problem.startswith(f"The cache {tmp_path / 'cache'} is read-only: set HF_HOME or HF_DATASETS_CACHE to a ")
     full = disk_problem(OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "cache")))
     assert full.startswith(f"The disk of {tmp_path / 'cache'} is full (") and "bytes free" in full

@@ -164,13 +164,13 @@ def test_faults_while_extending_an_index(tmp_path):
 def test_faults_while_caching_a_corpus(tmp_path, made_toys):
     corpus = load_corpus(str(made_toys.corpus))
     passages = corpus.to_dataset(tmp_path / "before")[:]
-    (made,) = (tmp_path / "before").iterdir()
+    (cached,) = (tmp_path / "before").iterdir()
 
     def check(folder):
         assert corpus.to_dataset(folder)[:] == passages
 
     attack_each(tmp_path, lambda folder: None, lambda folder: corpus.to_dataset(folder), check)
-    assert (tmp_path / "clean" / made.name).is_dir()
+    assert (tmp_path / "clean" / cached.name).is_dir()
 
 
 def test_faults_while_caching_blocks(tmp_path, made_toys, tokenizer):

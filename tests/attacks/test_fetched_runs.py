@@ -165,7 +165,7 @@ class Killed(Exception):
 def killed(tmp_path, task, monkeypatch):
     """A run that was killed after its first checkpoint, and a function that starts it again."""
 
-    def go():
+    def start_run():
         args = TlmArguments(
             output_dir=str(tmp_path / "out"), **{**FAST, "rho1": 0, "save_strategy": "steps", "save_steps": 2}
         )
@@ -178,19 +178,19 @@ def killed(tmp_path, task, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointPushes, "on_save", kill)
         with pytest.raises(Killed):
-            go()
+            start_run()
     ((_, checkpoint),) = checkpoints_in(tmp_path / "out/seed-0/stage1")
-    return checkpoint, go
+    return checkpoint, start_run
 
 
 def test_checkpoint_with_code_is_refused_without_running_it(killed, tmp_path):
     """The checkpoint is sealed, as its sender could do."""
-    checkpoint, go = killed
+    checkpoint, start_run = killed
     (checkpoint / "optimizer.pt").write_bytes(torch_pickled(tmp_path / "ran", tmp_path))
     (checkpoint / SEAL).unlink()
     write_seal(checkpoint, step=2, world_size=1, resumable=True)
     with pytest.raises(CheckpointError, match="contains more than tensors: .*open.* None of its code was run") as raised:
-        go()
+        start_run()
     assert "weights_only" not in str(raised.value) and not (tmp_path / "ran").exists()
 
 

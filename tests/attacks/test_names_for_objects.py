@@ -71,8 +71,8 @@ def functions_taking(argument, class_name):
     return {
         name: function
         for name, function in functions().items()
-        if argument in (taken := inspect.signature(function).parameters)
-        and str(taken[argument].annotation).partition(" ")[0] == class_name
+        if argument in (parameters := inspect.signature(function).parameters)
+        and str(parameters[argument].annotation).partition(" ")[0] == class_name
     }
 
 
@@ -115,7 +115,11 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("given", [None, "runs/bert", SimpleNamespace(learning_rate=1)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "given",
+    [None, "runs/bert", SimpleNamespace(learning_rate=1)],
+    ids=lambda each: type(each).__name__,
+)
 @pytest.mark.parametrize(("name", "argument"), OPTIONS)
 def test_options_of_another_class_are_refused(name, argument, given, tmp_path):
     """TrainingArguments, the name of a model, or options in the wrong order are refused before any work."""
@@ -123,17 +127,19 @@ def test_options_of_another_class_are_refused(name, argument, given, tmp_path):
         functions()[name],
         {"task": make_task(), "subset": object.__new__(Subset), "corpus": load_corpus(CORPUS)},
     )
-    taken = inspect.signature(function).parameters
-    classes = {one: getattr(importlib.import_module(CLASSES[kind]), kind) for one, kind in options_classes(taken).items()}
-    usual |= {one: object.__new__(cls) for one, cls in classes.items()}
-    usual = {one: value for one, value in usual.items() if one in taken} | {argument: given}
-    if "names" in taken:
+    parameters = inspect.signature(function).parameters
+    classes = {
+        each: getattr(importlib.import_module(CLASSES[kind]), kind) for each, kind in options_classes(parameters).items()
+    }
+    usual |= {each: object.__new__(cls) for each, cls in classes.items()}
+    usual = {each: value for each, value in usual.items() if each in parameters} | {argument: given}
+    if "names" in parameters:
         usual["names"] = ["scratch"]
     if "args" in usual and argument != "args":
         usual["args"].output_dir = str(tmp_path)
     with pytest.raises(ArgumentsError) as raised:
         function(**usual)
-    kind = options_classes(taken)[argument]
+    kind = options_classes(parameters)[argument]
     received = "none" if given is None else f"a {type(given).__name__}"
     assert str(raised.value) == f"{argument}: expected a {kind}; received {received}. Give {kind}(...)."
 
@@ -382,8 +388,8 @@ def test_aggregate_needs_scores_and_a_known_figure(scores, said):
     "given", [None, 7, ["runs/a"], SimpleNamespace(output_dir="runs/a")], ids=lambda one: type(one).__name__
 )
 def test_object_in_place_of_the_folder_of_a_run_is_refused(given):
-    made = r" Pass run.output_dir\." if isinstance(given, SimpleNamespace) else ""
-    with pytest.raises(AnalysisError, match=rf"^path: expected the folder of a run; received (none|a \w+)\.{made}$"):
+    hint = r" Pass run.output_dir\." if isinstance(given, SimpleNamespace) else ""
+    with pytest.raises(AnalysisError, match=rf"^path: expected the folder of a run; received (none|a \w+)\.{hint}$"):
         read_run(given)
 
 

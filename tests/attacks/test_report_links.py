@@ -18,14 +18,14 @@ LINKED = ["results.json", "settings.json", "seed-0/predictions/test.jsonl", "see
 
 @pytest.mark.parametrize("name", LINKED)
 def test_link_out_of_the_folder_is_refused(toys, run, tmp_path, name):
-    place, secret = run / name, tmp_path / "secret"
-    if place.exists():
-        place.rename(secret)
+    path, secret = run / name, tmp_path / "secret"
+    if path.exists():
+        path.rename(secret)
     else:
         secret.write_text("{}")
-    place.symlink_to(secret)
+    path.symlink_to(secret)
     outcome = attack("analyze", "--what", "report", "--run", run, "--output_dir", toys.out)
-    assert_refused(outcome, f"{place} is a link out of the run's folder")
+    assert_refused(outcome, f"{path} is a link out of the run's folder")
     assert not toys.out.exists()
 
 

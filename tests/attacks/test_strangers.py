@@ -124,7 +124,7 @@ def test_predicting_with_a_foreign_model_only_reads_it(hub, tokenizer, rows, add
     path = predict("mallory/model", "rows.jsonl", use_cpu=True)
     assert [json.loads(line)["prediction"] for line in path.read_text().splitlines()]
     assert {path.name for path in rows.parent.iterdir()} - before <= {"predictions", "hub-cache"}
-    assert {method for method, _ in hub.log} <= {"GET", "HEAD"} and all("mallory/model" in place for _, place in hub.log)
+    assert {method for method, _ in hub.log} <= {"GET", "HEAD"} and all("mallory/model" in url for _, url in hub.log)
     assert all(f"http://{host}:{port}" == hub.url for host, port in addresses)
 
 

@@ -26,11 +26,11 @@ def write_slowly(writer, path, end):
 
 def begin_writing(writer, path):
     """Start a process that is in the middle of writing a path; return it and the pipe that ends it."""
-    own, other = FORK.Pipe()
+    here, other = FORK.Pipe()
     process = FORK.Process(target=write_slowly, args=(writer, path, other))
     process.start()
-    assert own.poll(60) and own.recv() == "half"
-    return process, own
+    assert here.poll(60) and here.recv() == "half"
+    return process, here
 
 
 def write_completely(writer, path):

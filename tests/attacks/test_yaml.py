@@ -26,7 +26,7 @@ def options(tmp_path, content, *classes, args=()):
 @pytest.mark.parametrize(
     "content,expected",
     [
-        # No YAML, or not of ours.
+        # Invalid YAML, or YAML that is not accepted.
         ("a: [", "is not YAML that can be used"),
         ("\tlearning_rate: 1", "found character '\\t' that cannot start any token (line 1, column 1)"),
         ("learning_rate: 1\0", "special characters are not allowed: #x0000 at position 16"),

@@ -293,10 +293,10 @@ def test_error_on_missing_files_lists_the_known_types(tmp_path, monkeypatch):
 
 def test_each_of_several_paths_must_match_a_file(folder, tmp_path):
     """Otherwise a part of the corpus would be read under the name of the whole."""
-    one = str(sorted(folder.iterdir())[0])
+    existing = str(sorted(folder.iterdir())[0])
     (tmp_path / "empty").mkdir()
     for wrong in (str(folder / "p9.jsonl"), str(tmp_path / "typo" / "*.parquet"), str(tmp_path / "empty")):
-        for corpus in ([one, wrong], f"{wrong},{one}"):
+        for corpus in ([existing, wrong], f"{wrong},{existing}"):
             with pytest.raises(CorpusError, match=f"no file matches {re.escape(wrong)}, but other paths match"):
                 load_corpus(corpus)
 

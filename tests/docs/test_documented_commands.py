@@ -36,11 +36,11 @@ def own_command(words):
     if program == "hf-tlm" and len(words) > 1 and re.match(r"[a-z]", words[1]):  # Not the placeholder COMMAND.
         return words[1], words[2:]
     if program in ("python", "python3", "accelerate", "torchrun"):
-        for place, word in enumerate(words):
+        for position, word in enumerate(words):
             if script := re.fullmatch(r"(?:\S*/)?recipes/(\w+)\.py", word):
-                return command_of(script[1]) or script[1], words[place + 1 :]
-            if word == "hf_tlm.cli" and place + 1 < len(words):
-                return words[place + 1], words[place + 2 :]
+                return command_of(script[1]) or script[1], words[position + 1 :]
+            if word == "hf_tlm.cli" and position + 1 < len(words):
+                return words[position + 1], words[position + 2 :]
     return None
 
 
@@ -76,7 +76,7 @@ def problem(name, arguments, capsys, whole=True):
             return str(error)
         except HfTlmError as error:
             # The reader's files, a GPU and a cluster do not exist here; a command within a sentence may be incomplete.
-            absent = any(said in str(error).lower() for said in ("there is no", "does not exist", "torch sees none here"))
+            absent = any(part in str(error).lower() for part in ("there is no", "does not exist", "torch sees none here"))
             return None if not whole or absent else str(error)
 
 

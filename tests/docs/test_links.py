@@ -19,8 +19,8 @@ def problems(page, text):
             if parts.scheme != "https" or "." not in parts.netloc or re.search(r"[\s<>]", target):
                 found.append(f"{target}: expected https://host/path")
             continue
-        place, _, anchor = target.partition("#")
-        file = (page.parent / unquote(place)) if place else page
+        path, _, anchor = target.partition("#")
+        file = (page.parent / unquote(path)) if path else page
         if not file.exists():
             found.append(f"{target}: no such file")
         elif anchor and file.suffix == ".md" and anchor not in anchors(file.resolve()):

@@ -24,9 +24,9 @@ def test_page_of_a_command_has_every_option_of_its_help(name, capsys):
         parse(*command.classes, recipe=command.recipe, description="", args=["--help"])
     printed = [line.split()[0].rstrip(",") for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
     page = (REFERENCE / f"{name.replace('-', '_')}.md").read_text(encoding="utf-8")
-    own = [option for option in printed if option not in ("--help_all", "--config") and not option.startswith("--no_")]
-    assert len(own) > 3
-    assert not [option for option in own if f"| `{option}`<br>" not in page]
+    options = [option for option in printed if option not in ("--help_all", "--config") and not option.startswith("--no_")]
+    assert len(options) > 3
+    assert not [option for option in options if f"| `{option}`<br>" not in page]
 
 
 def test_outdated_pages_are_named(tmp_path):

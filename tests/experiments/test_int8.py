@@ -201,19 +201,19 @@ def test_equal_run_of_another_table_is_exported_once(work, finished, priced):
 
 def test_export_without_the_extra_is_refused_before_any_work(work, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    made = []
-    monkeypatch.setattr(MAKING, "make_step", lambda plan, step: made.append(step.name))
+    steps = []
+    monkeypatch.setattr(MAKING, "make_step", lambda plan, step: steps.append(step.name))
     plan = plan_of(work, tmp_path / "out", ["task only"])
     with pytest.raises(ModelError, match=r"Exporting needs the package onnxscript.*\[onnx\]"):
         reproduce(plan, export_int8=True)
-    assert made == [] and not (tmp_path / "out").exists()
+    assert steps == [] and not (tmp_path / "out").exists()
     # The option of the recipe is refused alike.
     options = ["--tasks_dir", work, "--tasks", "task", "--arms", "task only", "--output_dir", tmp_path / "out"]
     argv = ["recipes/reproduce.py", "--config", work / "options.yaml", *options, "--export_int8", "true"]
     monkeypatch.setattr(sys, "argv", list(map(str, argv)))
     with pytest.raises(ModelError, match="Exporting needs the package onnxscript"):
         runpy.run_path(str(ROOT / "recipes" / "reproduce.py"), run_name="recipe")["main"]()
-    assert made == [] and not (tmp_path / "out").exists()
+    assert steps == [] and not (tmp_path / "out").exists()
 
 
 def test_export_with_prepare_only_is_refused(work, tmp_path):

@@ -143,10 +143,10 @@ def test_steps_are_shared_and_ordered_by_their_inputs():
     assert names(plan.trainings) == expected and len(plan.phases) == 4
     everything = names((*plan.preparations, *plan.trainings))
     assert len(everything) == len(set(everything))
-    made = set()
+    finished = set()
     for phase in plan.phases:  # The inputs of a step belong to earlier phases.
-        assert all(set(step.inputs.values()) <= made for step in phase)
-        made |= set(names(phase))
+        assert all(set(step.inputs.values()) <= finished for step in phase)
+        finished |= set(names(phase))
 
 
 def test_baselines_run_once_with_the_metric_of_the_task():
@@ -181,9 +181,9 @@ def test_every_arm_has_the_same_tokenizer_and_budget():
 
 def test_arm_may_have_its_own_tokenizer():
     arms = ["BM25", {"name": "own", "subset": "BM25", "tokenizer": "own", "train_tlm": {"vocab_size": 9}}]
-    shared, own = plan_of_arms(arms).trainings
+    shared, own_tokenizer = plan_of_arms(arms).trainings
     assert shared.inputs == {"subset": "one/subsets/bm25", "tokenizer_name": "one/tokenizer"}
-    assert own.inputs == {"subset": "one/subsets/bm25"} and own.options["vocab_size"] == 9
+    assert own_tokenizer.inputs == {"subset": "one/subsets/bm25"} and own_tokenizer.options["vocab_size"] == 9
     alone = plan_of_arms(arms[1:])
     assert names(alone.preparations) == ["one/subsets/bm25"] and "tokenizer" not in alone.command(alone.trainings[0])
     with pytest.raises(ReproductionError, match="--tokenizer_name has no effect, because no arm uses a shared"):
@@ -467,13 +467,13 @@ def test_recorded_subsets_have_the_fingerprints_of_the_plan(monkeypatch):
 
 
 def test_table_without_a_budget_is_refused():
-    own = '{"name": "short", "subset": "none", "train_tlm": {"max_steps": 3}}'
+    arm_with_budget = '{"name": "short", "subset": "none", "train_tlm": {"max_steps": 3}}'
     cpu, coffee = str(CONFIGS / "cpu.yaml"), str(CONFIGS / CPU[0])
     with pytest.raises(ReproductionError, match="The length of stage 1 of the arm task only is not set.*tlm/coffee"):
         TableArguments(tasks=["x"]).check_budget([cpu])
     TableArguments(tasks=["x"]).check_budget([coffee, cpu])
     TableArguments(tasks=["x"], max_flops=1e12).check_budget([cpu])
-    TableArguments(tasks=["x"], arms=["linear", "pretrained", own]).check_budget([cpu])
+    TableArguments(tasks=["x"], arms=["linear", "pretrained", arm_with_budget]).check_budget([cpu])
 
 
 def test_unknown_option_of_a_recipe_is_refused():

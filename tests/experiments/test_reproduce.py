@@ -64,8 +64,8 @@ def work(tmp_path_factory):
 def plan_of_arms(work, output_dir, arms=ARMS, seeds=(0, 1), **options):
     arms = [Arm.read(arm if isinstance(arm, str) else json.dumps(arm)) for arm in arms]
     corpus = {"corpus": {"corpus": str(work / "corpus.parquet")}}
-    places = corpus | {"files": [str(work / "options.yaml")], "tasks_dir": str(work / "tasks")}
-    return make_plan([TaskEntry("scierc")], arms, seeds, output_dir, **{**places, **options})
+    options_of_work = corpus | {"files": [str(work / "options.yaml")], "tasks_dir": str(work / "tasks")}
+    return make_plan([TaskEntry("scierc")], arms, seeds, output_dir, **{**options_of_work, **options})
 
 
 @pytest.fixture(scope="module")
@@ -438,9 +438,9 @@ def test_folder_of_a_run_is_refused_for_a_table(work, tmp_path, faked):
 def test_preparations_run_first_and_checkpoints_are_removed(work, tmp_path, faked):
     plan = plan_of_arms(work, tmp_path / "out", ["random", "BM25", "BM25 20%"])
     reproduce(plan, prepare_only=True)
-    made = [f"scierc/{name}" for name in ("tokenizer", "subsets/bm25", "subsets/random", "subsets/bm25-rank-20")]
+    preparations = [f"scierc/{name}" for name in ("tokenizer", "subsets/bm25", "subsets/random", "subsets/bm25-rank-20")]
     arms = [f"tokenised scierc/{arm}/seed-0" for arm in ("random", "bm25", "bm25-20")]
-    assert faked == made + arms and not list((tmp_path / "out").rglob("*.lock"))
+    assert faked == preparations + arms and not list((tmp_path / "out").rglob("*.lock"))
     plan = plan_of_arms(work, tmp_path / "out", ["random", "BM25", "BM25 20%"], seeds=[0])
     for keep in (True, False):
         for step in plan.trainings:
@@ -475,8 +475,8 @@ def test_table_for_a_gpu_is_prepared_without_one(work, tmp_path, monkeypatch, ca
         reproduce(plan)
     with caplog.at_level(logging.WARNING):
         reproduce(plan, prepare_only=True)
-    made = sorted(path.parent.name for path in (tmp_path / "out/scierc/subsets").glob("*/manifest.json"))
-    assert made == ["bm25", "bm25-rank-20"] and tokenised == ["BM25", "BM25 20%"]
+    created = sorted(path.parent.name for path in (tmp_path / "out/scierc/subsets").glob("*/manifest.json"))
+    assert created == ["bm25", "bm25-rank-20"] and tokenised == ["BM25", "BM25 20%"]
     (message,) = [line for line in caplog.messages if "is left to the machine that trains" in line]
     assert message.startswith("scierc/subsets/iss-20 is left") and "bf16 needs a GPU" in message
     # The other machine runs this step, and the trainings that need it.
@@ -500,11 +500,11 @@ def test_teacher_of_another_table_is_used_from_its_folder(work, tmp_path, faked)
 
 
 def test_missing_model_of_a_teacher_is_named(work, tmp_path, faked, caplog):
-    places = {"seeds": [0], "records_dir": tmp_path / "records"}
-    reproduce(plan_of_arms(work, tmp_path / "there", ["BM25"], **places))
+    options = {"seeds": [0], "records_dir": tmp_path / "records"}
+    reproduce(plan_of_arms(work, tmp_path / "there", ["BM25"], **options))
     assert "will not be run" not in caplog.text
     arms = ["BM25", {"name": "pupil", "subset": "BM25", "teacher": "BM25"}, {"name": "other", "subset": "random"}]
-    table = reproduce(plan_of_arms(work, tmp_path / "here", arms, **places))
+    table = reproduce(plan_of_arms(work, tmp_path / "here", arms, **options))
     (failure,) = table.failures
     file = tmp_path / "records/runs/scierc.bm25.seed-0.json"
     reason = f"model of scierc/bm25/seed-0, which is recorded as finished, but is not in {tmp_path / 'here'}"
@@ -515,7 +515,7 @@ def test_missing_model_of_a_teacher_is_named(work, tmp_path, faked, caplog):
     assert first.startswith("scierc/pupil/seed-0 will not be run. The run needs the ") and reason in first
     file.unlink()
     caplog.clear()
-    assert not reproduce(plan_of_arms(work, tmp_path / "here", arms, **places)).failures
+    assert not reproduce(plan_of_arms(work, tmp_path / "here", arms, **options)).failures
     assert "will not be run" not in caplog.text
 
 
@@ -542,13 +542,13 @@ def test_damaged_tokenizer_is_reported_and_created_again(work, tmp_path, caplog)
     plan = plan_of_arms(work, tmp_path / "out", ["task only"], seeds=[0])
     reproduce(plan, prepare_only=True)
     file = tmp_path / "out/scierc/tokenizer/tokenizer.json"
-    made = file.read_bytes()
-    file.write_bytes(made.replace(b'"a"', b'"b"', 1))
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b'"a"', b'"b"', 1))
     seals._check.cache_clear()  # A process checks a folder only once.
     with pytest.raises(SealError, match="tokenizer.json has changed .* run its command again"):
         load_tokenizer(str(file.parent))
     reproduce(plan, prepare_only=True)
-    assert file.read_bytes() == made and "tokenizer.json has changed since it was saved" in caplog.text
+    assert file.read_bytes() == content and "tokenizer.json has changed since it was saved" in caplog.text
     (file.parent / "seal.json").unlink()  # Older versions wrote no seals.
     caplog.clear()
     reproduce(plan, prepare_only=True)
@@ -581,13 +581,13 @@ def test_damaged_subset_is_reported_and_created_again(work, prepared, tmp_path, 
     out = tmp_path / "out"
     shutil.copytree(prepared, out)
     plan, folder = plan_of_arms(work, out, ["BM25", "BM25 50%"], seeds=[0]), out / "scierc/subsets" / name
-    made = files_of(folder)
+    content = files_of(folder)
     (folder / "analysis").mkdir()  # Written by `hf-tlm analyze`.
     (folder / "analysis/figure.csv").write_text("a")
     harm(folder)
     reproduce(plan, prepare_only=True)
     assert re.search(f"{said}.*. It will be created again.", caplog.text) and f"Making scierc/subsets/{name}." in caplog.text
-    assert "failed" not in caplog.text and files_of(folder) == made and caplog.text.count("Making") == 1
+    assert "failed" not in caplog.text and files_of(folder) == content and caplog.text.count("Making") == 1
     caplog.clear()
     reproduce(plan, prepare_only=True)
     assert "Making" not in caplog.text
@@ -623,20 +623,22 @@ def test_records_suffice_without_the_folders(work, tmp_path, faked):
     """On another machine only the records exist: no run is repeated, and only subsets that are still needed are
     created.
     """
-    places = {"records_dir": tmp_path / "records", "table_name": "main"}
+    options = {"records_dir": tmp_path / "records", "table_name": "main"}
     arms = ["random", "BM25", "BM25 20%"]
-    table = reproduce(plan_of_arms(work, tmp_path / "out", arms, seeds=[0], **places))
+    table = reproduce(plan_of_arms(work, tmp_path / "out", arms, seeds=[0], **options))
     assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["main.json", "main.md", "preparations", "runs"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["scierc"]
     del faked[:]
     shutil.rmtree(tmp_path / "out")
-    again = reproduce(plan_of_arms(work, tmp_path / "out", arms, seeds=[0], **places))
+    again = reproduce(plan_of_arms(work, tmp_path / "out", arms, seeds=[0], **options))
     assert faked == [] and again.to_text() == table.to_text() and not (tmp_path / "out").exists()
     (tmp_path / "records/runs/scierc.bm25-20.seed-0.json").unlink()
-    again = reproduce(plan_of_arms(work, tmp_path / "out", arms, seeds=[0], **places))
+    again = reproduce(plan_of_arms(work, tmp_path / "out", arms, seeds=[0], **options))
     created = ["tokenizer", "subsets/bm25", "subsets/bm25-rank-20", "bm25-20/seed-0"]
     assert faked == [f"scierc/{name}" for name in created]
-    first, second = ([{**row, "subset_seconds": None} for row in one.to_dict()["rows"]] for one in (table, again))
+    first, second = (
+        [{**row, "subset_seconds": None} for row in each_table.to_dict()["rows"]] for each_table in (table, again)
+    )
     assert first == second  # Only the time to create the subset differs.
 
 
@@ -716,7 +718,7 @@ def test_average_of_seeds_combines_their_predictions(work, tmp_path):
     arms = ["task only", {"name": "together", "average": "task only"}]
     out = tmp_path / "out"
     rows = {row.arm: row for row in reproduce(plan_of_arms(work, out, arms)).rows}
-    one, both = rows["task only"], rows["together"].runs[0]
+    single, both = rows["task only"], rows["together"].runs[0]
     files = [out / f"scierc/task-only/seed-{seed}/seed-{seed}/predictions/test.jsonl" for seed in (0, 1)]
     predictions = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     right = [
@@ -724,8 +726,8 @@ def test_average_of_seeds_combines_their_predictions(work, tmp_path):
         for a, b in zip(*predictions, strict=True)
     ]
     assert both["test"]["accuracy"] == sum(right) / len(right)
-    assert both["averaged"] == 2 and both["cost"]["flops"] == sum(run["cost"]["flops"] for run in one.runs)
-    assert both["price"]["megabytes"] == sum(run["price"]["megabytes"] for run in one.runs)
+    assert both["averaged"] == 2 and both["cost"]["flops"] == sum(run["cost"]["flops"] for run in single.runs)
+    assert both["price"]["megabytes"] == sum(run["price"]["megabytes"] for run in single.runs)
     # With a third seed there is another average, as if the table had had three seeds from the start.
     again = {row.arm: row for row in reproduce(plan_of_arms(work, out, arms, seeds=(0, 1, 2))).rows}["together"]
     assert again.runs[0]["averaged"] == 3 and again.finished == "all 3"
@@ -741,7 +743,7 @@ def test_leads_over_the_linear_model_come_from_recorded_answers(work, tmp_path, 
     answers = {name: [run["answers"] for run in row.runs] for name, row in rows.items()}
     labels = [int(label) for label in answers["linear"][0]["labels"].split()]
     scorers = {
-        name: [scorer("macro_f1", labels, [int(one) for one in answer["predictions"].split()]) for answer in several]
+        name: [scorer("macro_f1", labels, [int(index) for index in answer["predictions"].split()]) for answer in several]
         for name, several in answers.items()
     }
     every = np.arange(len(labels))

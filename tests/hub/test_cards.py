@@ -320,7 +320,7 @@ def test_card_of_a_prompted_model():
     data = ModelCard(card).data.to_dict()
     assert data["base_model"] == "them/lm" and data["pipeline_tag"] == "fill-mask" and "hf_tlm" in data["tags"]
     (result,) = data["model-index"][0]["results"]
-    assert result["dataset"]["split"] == "validation" and [one["value"] for one in result["metrics"]] == [0.52, 0.52]
+    assert result["dataset"]["split"] == "validation" and [metric["value"] for metric in result["metrics"]] == [0.52, 0.52]
     assert (
         "- `good` for the class `p|s`" in card and "`{text} It was {mask}.`" in card and "| test | 52.00 | 52.00 |" in card
     )
@@ -425,8 +425,12 @@ def test_local_file_is_not_named_as_a_dataset_of_the_hub():
 
 def test_base_model_is_named_without_its_local_folders(tmp_path):
     (tmp_path / "runs" / "base").mkdir(parents=True)
-    here = str(tmp_path / "runs" / "base")
-    assert hub_name(here) is None and displayed_name(here) == "runs/base" and displayed_name(here + "/") == "runs/base"
+    local_model = str(tmp_path / "runs" / "base")
+    assert (
+        hub_name(local_model) is None
+        and displayed_name(local_model) == "runs/base"
+        and displayed_name(local_model + "/") == "runs/base"
+    )
     assert hub_name("me/base@v1") == "me/base" and displayed_name("me/base@v1") == "me/base@v1"
     assert hub_name("bert-base-uncased") == "bert-base-uncased" and hub_name(None) is displayed_name(None) is None
     for inside in ("training/checkpoint-50", "seed-0/stage1/checkpoint-50", "round-1/seed-3/training/checkpoint-7"):
@@ -440,7 +444,7 @@ def test_base_model_is_named_without_its_local_folders(tmp_path):
         assert displayed_name(bare) == "training/checkpoint-50"
     assert displayed_name("/checkpoint-50") == "checkpoint-50"
     assert hub_name("a/b/c") is None and hub_name("./base") is None
-    card = tlm_card({**RUN, "model": {**RUN["model"], "model_name_or_path": here}}, 1)
+    card = tlm_card({**RUN, "model": {**RUN["model"], "model_name_or_path": local_model}}, 1)
     assert "trained further from `runs/base`" in card and str(tmp_path) not in card and "base_model" not in card
     card = tlm_card({**RUN, "model": {**RUN["model"], "model_name_or_path": "me/base@v1"}}, 1)
     assert ModelCard(card).data.base_model == "me/base"

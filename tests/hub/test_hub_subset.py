@@ -77,12 +77,12 @@ class TestNamedSubsets:
         assert set(pushed.pushed) == {
             "README.md", "large/README.md", "large/manifest.json", "large/report.md", "large/train-00000-of-00001.parquet"
         }  # fmt: skip
-        for config, made in (("small", subset), ("large", other_subset)):
+        for config, original in (("small", subset), ("large", other_subset)):
             found = Subset.from_hub("alice/passages", config=config)
-            assert rows(found) == rows(made) and found.manifest["hub"]["config"] == config
+            assert rows(found) == rows(original) and found.manifest["hub"]["config"] == config
             loaded = load_dataset("alice/passages", config, split="train")
-            assert loaded.to_list() == rows(made) and loaded.features == made.dataset.features
-            assert list(load_dataset("alice/passages", config, split="train", streaming=True)) == rows(made)
+            assert loaded.to_list() == rows(original) and loaded.features == original.dataset.features
+            assert list(load_dataset("alice/passages", config, split="train", streaming=True)) == rows(original)
         assert rows(Subset.open("alice/passages:large@v1")) == rows(other_subset)
         card = files(hub)["README.md"].decode()
         data = metadata(card)

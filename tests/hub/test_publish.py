@@ -156,15 +156,15 @@ def test_hub_arguments_of_recipes_that_create_a_subset(hub, subset, tmp_path, mo
         SubsetHubArguments(hub_dataset_id="alice/passages", hub_revision="next")
     with pytest.raises(HubError, match="--hub_private_repo and --hub_token have no effect"):
         SubsetHubArguments(hub_private_repo=True, hub_token="hf_x")
-    place = {"hub_private_repo": False, "hub_revision": "next"}
-    args = SubsetHubArguments(True, "alice/passages", **place)
+    options = {"hub_private_repo": False, "hub_revision": "next"}
+    args = SubsetHubArguments(True, "alice/passages", **options)
     args.check()
     assert args.publish(tmp_path / "subset").repo.revision == "next"
     assert not hub.repository("alice/passages", "dataset").private
     with pytest.raises(HubError, match="cannot publish as 'bob'"):
         SubsetHubArguments(True, "bob/passages").check()
     token = "hf_a_token_that_nobody_has"
-    args = SubsetHubArguments(True, "alice/passages", hub_token=token, **place)
+    args = SubsetHubArguments(True, "alice/passages", hub_token=token, **options)
     assert token not in repr(args)
     with pytest.raises(HubError) as caught:
         args.publish(tmp_path / "subset")

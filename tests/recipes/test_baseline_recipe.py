@@ -36,8 +36,8 @@ def test_unwritable_output_is_refused_before_the_task_is_read(work, tmp_path, re
     """Otherwise the error would come after all fitting."""
     (tmp_path / "file").touch()
     corpus = ("--corpus", work / "nowhere") if recipe == "retrieve" else ()
-    for place in (tmp_path / "file", tmp_path / "file" / "out"):
-        given = ("--task", work / "nowhere", *corpus, "--output_dir", place)
+    for folder in (tmp_path / "file", tmp_path / "file" / "out"):
+        given = ("--task", work / "nowhere", *corpus, "--output_dir", folder)
         fails(f"recipes/{recipe}.py", *given, message=f"{tmp_path / 'file'} is not a writable folder")
 
 

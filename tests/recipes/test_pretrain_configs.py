@@ -197,5 +197,5 @@ def test_files_parse_on_top_of_base(name, tmp_path):
     optim = values.get("optim", "adamw_torch_fused")
     assert (args.objective, args.optim, args.max_steps) == (values["objective"], optim, values["max_steps"])
     assert (model_args.model_config, args.warmup_steps) == (values["model_config"], values["warmup_steps"])
-    one = args.for_trainer(tmp_path, 0)
-    assert one.per_device_train_batch_size * one.gradient_accumulation_steps == values["total_batch_size"]
+    trainer_args = args.for_trainer(tmp_path, 0)
+    assert trainer_args.per_device_train_batch_size * trainer_args.gradient_accumulation_steps == values["total_batch_size"]

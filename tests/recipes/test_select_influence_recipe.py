@@ -19,7 +19,7 @@ def test_influence_on_two_processes_equals_one_and_is_trained_on(work, subset):
     common = ["recipes/select_influence.py", "--task", work / "task", "--subset", subset, *SCORE, "--fraction", "0.3"]
     # With two processes: the score model is trained first, and both read the files that one has written.
     scratch = ["--model_config", work / "model.json", "--report", "--output_dir", work / "iss"]
-    models = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tlm"  # Other tests may have left theirs.
+    models = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tlm"  # Other tests may have left score models.
     before = set(models.glob("score_model-*"))
     text = run_recipe(*common, *scratch, processes=2)
     assert "influence" in (work / "iss/analysis/report.html").read_text(encoding="utf-8")
@@ -84,8 +84,8 @@ def test_dsir_selects_a_number_of_passages(work, subset):
 
 
 def test_teacher_without_effect_is_warned_about(work, subset, tmp_path, caplog):
-    asked = ["--method", "random", "--num_passages", "7000", "--teacher", "linear", "--output_dir", tmp_path / "out"]
-    fails("recipes/select_influence.py", "--task", work / "task", "--subset", subset, *asked, message="7,000")
+    options = ["--method", "random", "--num_passages", "7000", "--teacher", "linear", "--output_dir", tmp_path / "out"]
+    fails("recipes/select_influence.py", "--task", work / "task", "--subset", subset, *options, message="7,000")
     assert "These options have no effect with method random: teacher linear." in caplog.text
 
 

@@ -141,9 +141,9 @@ def test_own_table_from_retrieval_to_predictions(work, tmp_path):
         found = list(csv.DictReader(file, delimiter=";"))
     assert [row["number"] for row in found] == [f"{i:04}" for i in range(len(rows))]
     first = _rows(tmp_path / "run/predictions/tickets.jsonl")
-    for one, other in zip(found, first, strict=True):
-        for name, share in other["probabilities"].items():
-            assert float(one[f"probability_{name}"]) == pytest.approx(share, abs=1e-5)
+    for row_of_predict, row_of_run in zip(found, first, strict=True):
+        for name, share in row_of_run["probabilities"].items():
+            assert float(row_of_predict[f"probability_{name}"]) == pytest.approx(share, abs=1e-5)
 
 
 def _rows(path):
@@ -192,9 +192,9 @@ def test_quickstart_benchmark_averages_seeds(work, tmp_path):
     assert len(rows) == len(tables[0]) == 7 and all(row["seeds"] == 2 for row in rows)
     scores = [table[3]["test accuracy"]["mean"] for table in tables]
     assert rows[3]["test accuracy"].startswith(f"{50 * sum(scores):.2f} ± ") and rows[3]["arm"] == "task only"
-    made = [(tmp_path / f"out/seed-{seed}/table.json").stat().st_mtime_ns for seed in (0, 1)]
+    times = [(tmp_path / f"out/seed-{seed}/table.json").stat().st_mtime_ns for seed in (0, 1)]
     run_benchmark("benchmarks/quickstart.py", *given)
-    assert made == [(tmp_path / f"out/seed-{seed}/table.json").stat().st_mtime_ns for seed in (0, 1)]
+    assert times == [(tmp_path / f"out/seed-{seed}/table.json").stat().st_mtime_ns for seed in (0, 1)]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def search(tmp_path_factory):
     return search
 
 
-def exact(query, documents, top_k, settings):
+def reference_hits(query, documents, top_k, settings):
     scores, shares = reference(query, documents, settings.variant, settings.k1, settings.b, settings.used_delta)
     scores = scores.astype(np.float32)
     order = sorted(np.flatnonzero(shares), key=lambda document: (-scores[document], document))[:top_k]
@@ -104,7 +104,7 @@ def test_every_engine_and_variant_equals_the_exhaustive_reference(backend, varia
         results = list(search(queries, documents, top_k, backend=backend, settings=settings))
         assert len(results) == len(queries)
         for query, found in zip(queries, results, strict=True):
-            expected, scores = exact(query, documents, top_k, settings)
+            expected, scores = reference_hits(query, documents, top_k, settings)
             assert_same_up_to_ties(found, expected, scores)
             # The order within ties is fixed too: the same documents at the same ranks.
             np.testing.assert_array_equal(found[0], expected)

@@ -55,8 +55,8 @@ def test_duplicates_equal_a_comparison_of_every_pair():
         base = [f"w{i}" for i in rng.integers(0, 500, 120)]
         for changes in (0, 1, 2, 40, 120):
             text = list(base)
-            for place in rng.choice(len(base), changes, replace=False):
-                text[place] = f"w{rng.integers(0, 500)}"
+            for position in rng.choice(len(base), changes, replace=False):
+                text[position] = f"w{rng.integers(0, 500)}"
             texts.append(" ".join(text))
     texts = [texts[i] for i in rng.permutation(len(texts))]
     expected = plain_duplicates(texts, 0.8, 5)

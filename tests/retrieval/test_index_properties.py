@@ -300,14 +300,14 @@ def test_equal_documents_are_all_hits(variant, tmp_path, small_tiles):
 def test_single_matching_passage_is_found_at_any_position(tmp_path, small_tiles):
     # The sample for the threshold may miss the passage, or contain nothing else.
     small_tiles(16, 8)
-    for place in (0, 15, 16, 100, 299):
+    for position in (0, 15, 16, 100, 299):
         documents = [["aa", f"x{i}", f"y{i}"] for i in range(300)]
-        documents[place] = ["needle", "aa", "aa"]
-        index = build(tmp_path / str(place), documents, [f"{i:03}" for i in range(300)])
+        documents[position] = ["needle", "aa", "aa"]
+        index = build(tmp_path / str(position), documents, [f"{i:03}" for i in range(300)])
         for top_k in (1, 2, 50, 400):
             needle, both = search(index, [["needle"], ["needle", "aa"]], top_k)
-            assert needle[0].tolist() == [place]
-            assert both[0][0] == place and len(both[0]) == min(top_k, 300)
+            assert needle[0].tolist() == [position]
+            assert both[0][0] == position and len(both[0]) == min(top_k, 300)
 
 
 @pytest.mark.slow
@@ -367,8 +367,8 @@ def test_terms_and_document_frequencies(tmp_path, small_tiles):
     vocabulary, frequencies = index.terms()
     expected = Counter(term for document in documents for term in set(document))
     assert dict(zip(vocabulary, frequencies.tolist(), strict=True)) == expected
-    asked = ["w1", "absent", "w799", "", "w", "w1w1w1w1w1", "\u00e9\u00e9"]
-    assert index.document_frequencies(asked).tolist() == [expected.get(term, 0) for term in asked]
+    terms = ["w1", "absent", "w799", "", "w", "w1w1w1w1w1", "\u00e9\u00e9"]
+    assert index.document_frequencies(terms).tolist() == [expected.get(term, 0) for term in terms]
     assert index.document_frequencies([]).tolist() == []
     assert frequencies.dtype == index.document_frequencies(["w1"]).dtype == np.int64
 

@@ -41,10 +41,10 @@ def make_subset(rows, **manifest):
     columns = {name: [row[name] for row in rows] for name in COLUMNS}
     counts = {"passages": 12345, "union": len(rows), "queries": 5, "empty_queries": 1, "first_empty_queries": ["q2"],
               "queries_without_hits": 1, "first_queries_without_hits": ["q4"]}  # fmt: skip
-    made = {"retriever": "bm25s", "corpus": {"name": "toy_corpus", "fingerprint": "c", "size": 12345},
+    defaults = {"retriever": "bm25s", "corpus": {"name": "toy_corpus", "fingerprint": "c", "size": 12345},
             "task": {"name": "toy", "fingerprint": "t", "split": "train"}, "query_mode": "text", "top_k": 3,
             "top_k_requested": 3, "variant": "lucene", "k1": 1.2, "b": 0.75, "delta": None, "stopwords": "en"}  # fmt: skip
-    manifest = {**made, **manifest, "counts": {**counts, **manifest.get("counts", {})}}
+    manifest = {**defaults, **manifest, "counts": {**counts, **manifest.get("counts", {})}}
     return Subset(Dataset.from_dict(columns, features=features), manifest)
 
 
@@ -125,11 +125,11 @@ def test_report_of_a_random_subset_leaves_out_queries_and_ranks(random_subset, m
 
 def test_report_of_a_subset_with_few_records(subset, make_task):
     """A subset of another engine or an older version has no BM25 settings, and no counts except passages."""
-    made = {name: subset.manifest[name] for name in ("corpus", "task")} | {
+    minimal = {name: subset.manifest[name] for name in ("corpus", "task")} | {
         "retriever": "elasticsearch",
         "query_mode": "text",
     }
-    bare = Subset(subset.dataset, {**made, "counts": {"passages": 10}})
+    bare = Subset(subset.dataset, {**minimal, "counts": {"passages": 10}})
     report = retrieval_report(bare, make_task(), 1)
     assert "Settings: retriever elasticsearch, query mode text." in report and "| 3 | 5 | 100.0% |" in report
     assert "queries |" not in section(report, "Counts") and "None" not in report and "not looked for" in report

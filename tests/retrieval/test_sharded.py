@@ -134,8 +134,8 @@ def test_killed_run_is_continued(tmp_path):
 def test_script_from_standard_input_is_refused(tmp_path):
     """Other processes cannot import what it defines."""
     write_parts(tmp_path / "corpus", random_texts(20), 2)
-    places = {"corpus": str(tmp_path / "corpus"), "work": str(tmp_path / "work")}
-    program = textwrap.dedent(DRIVER.format(tests=str(Path(__file__).parents[1]), **places))
+    paths = {"corpus": str(tmp_path / "corpus"), "work": str(tmp_path / "work")}
+    program = textwrap.dedent(DRIVER.format(tests=str(Path(__file__).parents[1]), **paths))
     ended = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1 and "must be a file (not standard input), with its code under `if __name__" in ended.stderr
 
@@ -192,7 +192,7 @@ def test_killed_worker_is_an_error(tmp_path, monkeypatch):
     corpus = load_corpus(Dataset.from_dict(rows_of(random_texts(60))), id_column="id")
     arguments = {"work_dir": tmp_path / "work", "num_shards": 2, "workers": 2}
     with monkeypatch.context() as patch:
-        patch.setattr("hf_tlm.retrieval.sharded.steps.IndexShard.__reduce__", killing, raising=False)
+        patch.setattr("hf_tlm.retrieval.sharded.steps.IndexShard.__reduce__", kill_on_unpickling, raising=False)
         with pytest.raises(RetrievalError, match=r"shard \d was killed by signal 9.*more shards or fewer workers"):
             retrieve_sharded(["word1"], corpus, 5, **arguments)
     assert len(retrieve_sharded(["word1"], corpus, 5, **arguments).passages) == 5
@@ -205,7 +205,7 @@ def kill_this_process(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killing(step):
+def kill_on_unpickling(step):
     return kill_this_process, ()
 
 

@@ -101,7 +101,7 @@ def shell_commands(text: str) -> list[list[str]]:
             while words and re.match(r"[A-Z_]+=", words[0]):
                 words.pop(0)
             if words:
-                found.append([one for word in words for one in _expanded(word)])
+                found.append([expanded for word in words for expanded in _expanded(word)])
             words = []
     return found
 
@@ -111,7 +111,11 @@ def _expanded(word: str) -> list[str]:
     match = re.search(r"\{([^{}\s\"':]*,[^{}\s\"':]*)\}", word)
     if match is None:
         return [word]
-    return [one for part in match[1].split(",") for one in _expanded(word[: match.start()] + part + word[match.end() :])]
+    return [
+        expanded
+        for part in match[1].split(",")
+        for expanded in _expanded(word[: match.start()] + part + word[match.end() :])
+    ]
 
 
 def inline_code(text: str) -> list[str]:

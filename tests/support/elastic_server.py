@@ -222,12 +222,12 @@ class ElasticServer:
     def answer(self, method, path, query, body, kind):
         """Return the JSON response to a request."""
         assert set(query) <= PARAMETERS, query
-        place = path.strip("/").split("/")
-        if place == [""]:
+        parts = path.strip("/").split("/")
+        if parts == [""]:
             return self.info()
-        if (method, place[1:]) == ("PUT", []):
-            return self.create(place[0], json.loads(body))
-        names = self.aliases.get(place[0], [place[0]])
+        if (method, parts[1:]) == ("PUT", []):
+            return self.create(parts[0], json.loads(body))
+        names = self.aliases.get(parts[0], [parts[0]])
         for name in names:
             if name not in self.indices:
                 raise Failure(404, "index_not_found_exception", f"no such index [{name}]", index=name)
@@ -245,7 +245,7 @@ class ElasticServer:
             ("POST", "_search"): lambda: self.search(names, lines),
             ("POST", "_mget"): lambda: self.mget(names, lines, query["_source_includes"].split(",")),
         }
-        found = routes.get((method, "/".join(place[1:])))
+        found = routes.get((method, "/".join(parts[1:])))
         if found is None:
             raise Failure(400, "illegal_argument_exception", f"no handler for [{method} {path}]")
         return found()

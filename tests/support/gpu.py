@@ -35,11 +35,11 @@ def on_both(model, loss_of, batch):
     """Return (loss, gradients by name) on the CPU, then on the device, all moved to the CPU."""
     found = []
     for device in (torch.device("cpu"), DEVICE):
-        own = deepcopy(model).to(device)
-        loss = loss_of(own, {name: values.to(device) for name, values in batch.items()})
+        moved = deepcopy(model).to(device)
+        loss = loss_of(moved, {name: values.to(device) for name, values in batch.items()})
         assert loss.device.type == device.type
         loss.backward()
-        found.append((loss.item(), {name: p.grad.cpu() for name, p in own.named_parameters() if p.grad is not None}))
+        found.append((loss.item(), {name: p.grad.cpu() for name, p in moved.named_parameters() if p.grad is not None}))
     return found
 
 

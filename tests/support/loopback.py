@@ -541,8 +541,8 @@ class Handler(BaseHTTPRequestHandler):
         ignored = files[".gitignore"].data.decode() if ".gitignore" in files else ""
         ignored = (given.get("gitIgnore") or ignored).split()
         for file in given["files"]:
-            path, there = file["path"], files.get(file["path"])
-            oid = there and (there.sha256 if there.large else there.oid)
+            path, existing = file["path"], files.get(file["path"])
+            oid = existing and (existing.sha256 if existing.large else existing.oid)
             mode = "lfs" if is_large(path) else "regular"
             ignore = any(fnmatch(path, pattern) for pattern in ignored)
             chosen.append({"path": path, "uploadMode": mode, "shouldIgnore": ignore, "oid": oid})

@@ -24,7 +24,7 @@ def make_run(
     by_split = scores if isinstance(next(iter(scores.values())), dict) else dict.fromkeys(splits, scores)
     seeds = [
         {"seed": seed, "cost": {"steps": 10, "flops": flops}}
-        | {split: {"accuracy": 0.5, metric: of[seed]} for split, of in by_split.items()}
+        | {split: {"accuracy": 0.5, metric: by_seed[seed]} for split, by_seed in by_split.items()}
         for seed in next(iter(by_split.values()))
     ]
     content = {

@@ -54,7 +54,7 @@ def passages(count=7, seed=1):
         ids = [CLS, *rng.integers(5, 80, 0 if number == 3 else rng.integers(4, 20)).tolist(), SEP]
         if number == 5:
             ids[2] = PAD
-        types = [int(place > len(ids) // 2) for place in range(len(ids))]
+        types = [int(position > len(ids) // 2) for position in range(len(ids))]
         rows.append({"id": f"passage {number}", "input_ids": ids, "token_type_ids": types})
     return Dataset.from_list(rows)
 
@@ -68,7 +68,7 @@ def task_texts(count=5, seed=2, labels=(0, 1, 2)):
         ids = [CLS, *rng.integers(5, 80, rng.integers(3, 12)).tolist(), SEP]
         if number == 1:
             ids[2] = PAD
-        types = [int(place > len(ids) // 2) for place in range(len(ids))]
+        types = [int(position > len(ids) // 2) for position in range(len(ids))]
         rows.append({"input_ids": ids, "token_type_ids": types, "label": labels[number % len(labels)]})
     return Dataset.from_list(rows)
 

@@ -49,10 +49,10 @@ def shapes(config):
 def weights(shapes):
     """Return weights that look random, are the same on every machine, and are as large as a trained model's."""
     state = {}
-    for place, (name, shape) in enumerate(shapes.items()):
+    for index, (name, shape) in enumerate(shapes.items()):
         count = torch.Size(shape).numel()
         # Fractional parts of multiples of the golden ratio; the index is squared so that neighbours do not differ by a step.
-        spread = (torch.arange(1, count + 1, dtype=torch.float64).square() * 0.6180339887498949 + place * 0.7320508).frac()
+        spread = (torch.arange(1, count + 1, dtype=torch.float64).square() * 0.6180339887498949 + index * 0.7320508).frac()
         scale = 2.0 if "relative" in name else 1.5 / shape[-1] ** 0.5 if len(shape) > 1 and "embed" not in name else 0.3
         state[name] = ((spread - 0.5) * 2 * scale + (1.0 if name.endswith("LayerNorm.weight") else 0.0)).float()
         state[name] = state[name].reshape(shape)

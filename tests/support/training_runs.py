@@ -403,9 +403,9 @@ def pair(folder, tokenizer_folder, corpus_rows, case, *details):
 def taught(data, tokenizer):
     """Return the trainers' data with a teacher's answers: some texts have none, and passages are added."""
     generator, task = np.random.default_rng(0), make_task()
-    train, said = (generator.dirichlet([1, 1, 1], count).astype(np.float32) for count in (48, 30))
+    train, passage_answers = (generator.dirichlet([1, 1, 1], count).astype(np.float32) for count in (48, 30))
     train[::5] = 0
     passages = Dataset.from_dict({"text": [row["text"] for row in sentences(30, 9)]})
-    made = Teacher(train, np.arange(30), np.full(30, 1000), said, {})
+    teacher = Teacher(train, np.arange(30), np.full(30, 1000), passage_answers, {})
     texts = tokenize(task.train, tokenizer, 32)
-    return {**data, "train": made.answered(texts, tokenize(made.texts(passages), tokenizer, 32), 0.5)}
+    return {**data, "train": teacher.answered(texts, tokenize(teacher.texts(passages), tokenizer, 32), 0.5)}

@@ -202,8 +202,8 @@ def test_dict_of_datasets_gives_the_splits():
         DatasetDict(train=Dataset.from_list(tickets(30)), dev=Dataset.from_list(tickets(9))), name="mine", **SHARES
     )
     assert (task.name, list(task.splits), task.held_out) == ("mine", ["train", "validation"], {})
-    one = load_task(DatasetDict(all=Dataset.from_list(tickets(60))), **SHARES)
-    assert set(one.splits) == {"train", "validation", "test"}
+    single = load_task(DatasetDict(all=Dataset.from_list(tickets(60))), **SHARES)
+    assert set(single.splits) == {"train", "validation", "test"}
     parts = {"first": Dataset.from_list(tickets(30)), "second": Dataset.from_list(tickets(9))}
     with pytest.raises(
         TaskError, match=r"expected the splits train, validation \(valid, dev\) and test, .*; received first, second\."
@@ -389,10 +389,13 @@ def test_multi_label_data_are_refused():
 
 def test_bytes_are_neither_classes_nor_texts():
     rows = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(40)]
-    for column, said in (("label", "a label in 'label' is bytes, such as b'a', not a class"), ("text", "that is a bytes")):
+    for column, message in (
+        ("label", "a label in 'label' is bytes, such as b'a', not a class"),
+        ("text", "that is a bytes"),
+    ):
         coded = Dataset.from_list([{**row, column: row[column].encode()} for row in rows])
         with pytest.raises(
-            TaskError, match=rf"(?s){said}.*Convert the column to texts first, for instance with frame.name..str.decode"
+            TaskError, match=rf"(?s){message}.*Convert the column to texts first, for instance with frame.name..str.decode"
         ):
             load_task(coded)
 
@@ -627,5 +630,5 @@ def test_dates_as_classes_are_warned_about(tmp_path, caplog, suffix, label, said
 def test_warnings_about_labels_are_given_once(caplog):
     rows = [{"text": f"text {i}", "label": f"['{'aA'[i % 2]}{i // 4}']"} for i in range(80)]
     load_task(Dataset.from_list(rows))
-    for said in ("look like lists", "differ only in case", "of them have only one or two"):
-        assert sum(said in message for message in caplog.messages) == 1, caplog.messages
+    for warning in ("look like lists", "differ only in case", "of them have only one or two"):
+        assert sum(warning in message for message in caplog.messages) == 1, caplog.messages

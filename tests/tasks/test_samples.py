@@ -144,10 +144,10 @@ def test_regression_sample_does_not_depend_on_the_order_of_equal_labels():
 
 
 def test_equal_texts_of_two_classes_are_sampled_in_any_order():
-    groups, places = np.array([0, 1] * 6), np.repeat([0.5, 0.1, 0.9, 0.3, 0.7, 0.2], 2)
+    groups, positions = np.array([0, 1] * 6), np.repeat([0.5, 0.1, 0.9, 0.3, 0.7, 0.2], 2)
     for size in range(2, 13):
-        other = 11 - sample(groups[::-1], places[::-1], size)
-        assert sample(groups, places, size).tolist() == sorted(other), size
+        other = 11 - sample(groups[::-1], positions[::-1], size)
+        assert sample(groups, positions, size).tolist() == sorted(other), size
 
 
 def test_sample_is_reported_and_used_by_the_linear_model():

@@ -70,9 +70,9 @@ def test_sentence_must_be_a_list_of_words():
 
 
 def test_single_tag_or_tags_without_spans_are_refused():
-    one = Dataset.from_dict({"tokens": [["a", "b"]], "tags": [["_", "_"]]})
+    single_tag = Dataset.from_dict({"tokens": [["a", "b"]], "tags": [["_", "_"]]})
     with pytest.raises(TaskError, match="at least two tags; the training split has .*'_'.*--columns tags=name"):
-        task_from_datasets(SPEC, {"train": one, "validation": one})
+        task_from_datasets(SPEC, {"train": single_tag, "validation": single_tag})
     spans = TaskSpec(name="t", path="memory", kind="tagging", further_metrics=("span_f1",))
     with pytest.raises(TaskError, match="span_f1 needs IOB2 tags .*received 'DT'"):
         task_from_datasets(spans, {"train": GOOD, "validation": GOOD})

@@ -414,8 +414,8 @@ def test_metrics_can_be_given_by_task_name(tmp_path):
 
     assert metrics("glue_mrpc", None) == metrics("glue_mrpc", "stsb=spearman") == ("f1", ("accuracy",))
     assert metrics("glue_mrpc", "mrpc=accuracy stsb=spearman") == ("accuracy", ("f1",))
-    own = {"text_column": "sentence1", "text_pair_column": "sentence2"}
-    assert metrics("mine", "mrpc=accuracy", **own) == metrics("mine", None, **own)
+    columns = {"text_column": "sentence1", "text_pair_column": "sentence2"}
+    assert metrics("mine", "mrpc=accuracy", **columns) == metrics("mine", None, **columns)
     for wrong, message in (
         ("mrpc=nothing", "received mrpc=nothing"),
         ("none=accuracy", r"registered tasks \(.*\); received none"),
